@@ -260,7 +260,7 @@ def test_another_number_of_calls_is_named_and_explains_nothing() -> None:
         assert (finding.status, finding.delta, finding.residual) == ("unexplained", delta, delta)
         (cause,) = [c for c in finding.causes if c.amount]
         assert (cause.kind, cause.accepted) == ("call_count", False)
-        assert cause.note == "analytic runs the module 1 times, dynamic 2 times, at the same cost per call"
+        assert cause.note == "analytic runs the module 1 time, dynamic 2 times, at the same cost per call"
     whole = d.finding("prefill#flops")
     assert whole is not None
     assert (whole.status, whole.residual) == ("unexplained", -960)

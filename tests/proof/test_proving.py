@@ -7,7 +7,8 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+from unittest import mock
 
 import pytest
 
@@ -53,6 +54,17 @@ def in_this_process(pieces: Sequence[Piece[Provable]], kept: object, processes: 
     return [(p.phase, p.id, carried_out(p)) for p in pieces if p.id == "identity: text"]
 
 
+CONTRADICTIONS: Final[list[tuple[tuple[str, ...], Callable[[Any], Any], str]]] = [
+    (("settings", "samples"), lambda _: 3000, "coverage.samples"),
+    (("settings", "chosen", "sides"), lambda _: "8-64", "coverage.sizes"),
+    (("settings", "config"), lambda text: json.dumps({**json.loads(text), "image_token": 7}), "target.config_hash"),
+    (("verdict",), lambda _: "incomplete", "verdict"),
+    (("claims",), lambda claims: [*claims, claims[0]], "claims"),
+    (("coverage", "tried_sizes"), lambda sizes: sizes[1:], "coverage.tried_sizes"),
+]
+"""What is changed in a certificate, and where it is found to contradict itself."""
+
+
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Result]:
     """``costproof prove`` of a tiny model, with one identity."""
@@ -71,6 +83,18 @@ def test_a_planted_mistake_is_refuted_with_its_term(
     assert files(tmp_path / "out") == ["certificate.html", "certificate.json", "certificate.md"]
     again = quick("--verify", "out/certificate.json")
     assert (again.code, again.stdout) == (0, "proved; the certificate holds\n")
+
+    with mock.patch.object(proving, "_carry_out", side_effect=AssertionError("it is proved before it is looked at")):
+        for keys, value, place in CONTRADICTIONS:
+            made = json.loads((tmp_path / "out" / "certificate.json").read_text())
+            inside = made
+            for key in keys[:-1]:
+                inside = inside[key]
+            inside[keys[-1]] = value(inside[keys[-1]])
+            (tmp_path / "c.json").write_text(json.dumps(made))
+            refused = quick("--verify", "c.json")
+            assert (refused.code, refused.stdout) == (2, "")
+            assert f"$.{place}" in refused.stderr
 
     # A step attends to the past alone, not to its own token.
     with planted(Attention, lambda layer: layer if layer.past == 0 else replace(layer, past=layer.past - 1)):

@@ -287,7 +287,7 @@ def test_contradictions_are_told() -> None:
     wrong = replace(graph, call_counts={**graph.call_counts, "tower": 3})
     assert problems(wrong) == ["tower is called 3 times by the counts, 2 by the events"]
     lost = replace(graph, edges={**graph.edges, "(root)->tower": 1})
-    assert problems(lost) == ["(root) calls tower 1 times by the edges, 2 by the events"]
+    assert problems(lost) == ["(root) calls tower 1 time by the edges, 2 by the events"]
 
 
 def test_events_that_were_cut_off_are_no_contradiction() -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from costproof.ledger.metrics import Metric
+from costproof.ledger.plural import plural
 from costproof.ledger.schema import FileKind
 from costproof.ledger.shown import Shown
 from costproof.ledger.workload import TargetInfo, Workload
@@ -193,9 +194,8 @@ class ClaimsReport(Shown):
 
     def __repr__(self) -> str:
         """One line: ``judgements`` has the verdicts."""
-        return (
-            f"ClaimsReport({self.target.name} at {self.workload.name}: {self.verdict}, {len(self.judgements)} claims)"
-        )
+        of = f"{self.target.name} at {self.workload.name}"
+        return f"ClaimsReport({of}: {self.verdict}, {plural(len(self.judgements), 'claim')})"
 
 
 CLAIMS: Final = FileKind(name="costproof/claims", version=(2, 3), type=ClaimsReport)

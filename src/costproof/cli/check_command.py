@@ -55,6 +55,5 @@ def check(
 
         print_claims(Console(highlight=False, emoji=False), found)
     else:
-        text = variant("claims", kind, output).text(found)
-        emit(text, output)
+        emit(variant("claims", kind, output).text(found), output)
     return EXIT_OK if found.verdict in ("right", "explained") else EXIT_FINDINGS

@@ -10,7 +10,7 @@ import click
 from costproof import api
 from costproof.cli.kinds import FILE, Choice
 from costproof.cli.options import options
-from costproof.cli.output import emit, on_screen, print_summary
+from costproof.cli.output import emit, on_screen, print_summary, screen
 from costproof.ledger.errors import BadInput
 from costproof.reports.outputs import variants
 
@@ -48,5 +48,5 @@ def compare(captures: tuple[Path, ...], kind: str | None, output: Path | None) -
         print_summary(found)
     else:
         ending = output.suffix.removeprefix(".") if output is not None else ""
-        emit(found.render(_FORMATS.get(kind or ending, _FORMATS["text"])), output)
+        emit(found.render(_FORMATS.get(kind or ending, _FORMATS["text"]), screen(output)), output)
     return found.exit_code

@@ -9,7 +9,7 @@ import click
 from costproof import api
 from costproof.cli.kinds import STAGE, TARGET, Whole, Words
 from costproof.cli.options import format_option, of_run, options
-from costproof.cli.output import check_apart, emit
+from costproof.cli.output import check_apart, emit, screen
 from costproof.cli.progress import progress as shown
 from costproof.cli.target_command import TargetCommand
 from costproof.reports.escape import visible
@@ -58,7 +58,11 @@ def counters(
     check_apart(output)
     with shown(progress) as say:
         found = api.counters(run, stages=stages, own=own, seconds=timeout, memory_gib=memory, progress=say)
-    emit(variant("counters", kind, output).text(found), output, inputs=[Path(o) for o in own if "=" not in o])
+    emit(
+        variant("counters", kind, output).text(found, screen(output)),
+        output,
+        inputs=[Path(o) for o in own if "=" not in o],
+    )
     for why in found.compared.incomplete:
         click.echo(f"incomplete: {visible(why)}", err=True)
     return found.exit_code

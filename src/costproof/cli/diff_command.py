@@ -10,7 +10,7 @@ import click
 from costproof import api
 from costproof.cli.kinds import FILE, SIDE
 from costproof.cli.options import format_option, options
-from costproof.cli.output import emit, on_screen
+from costproof.cli.output import emit, on_screen, screen
 from costproof.reports.outputs import variant
 
 
@@ -49,5 +49,5 @@ def diff(
         print_diff(Console(highlight=False, emoji=False), found)
     else:
         files = [p for p in (Path(base), Path(head)) if p.exists()]
-        emit(variant("diff", kind, output).text(found), output, inputs=files)
+        emit(variant("diff", kind, output).text(found, screen(output)), output, inputs=files)
     return found.exit_code

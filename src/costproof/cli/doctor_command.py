@@ -5,7 +5,8 @@ from __future__ import annotations
 import click
 
 from costproof import api
-from costproof.reports.escape import visible
+from costproof.cli.output import screen, tell
+from costproof.reports.screen import aligned
 
 
 @click.command()
@@ -16,20 +17,18 @@ def doctor() -> int:
     process of its own. Exit code 3 if a package that the core needs is missing, or one is too old.
     """
     found = api.doctor()
-    for package, version, use in found.packages:
-        click.echo(f"{package:<14}{version:<16}{use}".rstrip())
+    width = screen()
+    lines = aligned(None, found.packages, 2, width, prose=True)
     for group in (found.sources, found.others):
-        click.echo("")
-        for name, said in group.items():
-            click.echo(visible(f"{name + ':':<10}{said}"))
-    if found.extras:
-        click.echo("\nextras:")
+        lines += ["", *aligned(None, [(f"{name}:", said) for name, said in group.items()], width=width, prose=True)]
+    extras = []
     for extra in found.extras:
-        click.echo(f"  {extra.name:<10}" + ", ".join(f"{n} {v or 'missing'}" for n, v in extra.packages.items()))
-        if extra.add:
-            click.echo(f"  {'':<10}to add: {extra.add}")
-    click.echo("\nplug-ins:" + ("" if found.plugins else " none"))
+        extras.append((f"  {extra.name}", ", ".join(f"{n} {v or 'missing'}" for n, v in extra.packages.items())))
+        extras += [("", f"to add: {extra.add}")] if extra.add else []
+    lines += ["", "extras:", *aligned(None, extras, width=width, prose=True)] if extras else []
+    lines += ["", "plug-ins:" + ("" if found.plugins else " none")]
     for plugin in found.plugins:
         state = f"cannot be loaded: {plugin.problem}" if plugin.problem else "loads"
-        click.echo(visible(f"  {plugin.group}: {plugin.name} = {plugin.place} ({plugin.owner}): {state}"))
+        lines.append(f"  {plugin.group}: {plugin.name} = {plugin.place} ({plugin.owner}): {state}")
+    tell(*lines)
     return found.exit_code

@@ -10,7 +10,7 @@ import click
 from costproof import api
 from costproof.cli.kinds import FILE, STAGE, TARGET, Choice, Name
 from costproof.cli.options import asked, options
-from costproof.cli.output import emit, note
+from costproof.cli.output import emit, note, screen
 from costproof.cli.target_command import TargetCommand
 from costproof.ledger.capture import CAPTURE, Capture
 from costproof.ledger.errors import BadInput
@@ -100,7 +100,11 @@ def explain(
         if unrolled and kind not in _PICTURES:
             raise BadInput("only a picture is unrolled", where="--unrolled", expected="-f " + " or ".join(_PICTURES))
         found = api.operators(asked(target, None, choices), stage, module=module)
-        drawn = api.operator_graph(found, kind, unrolled=unrolled) if kind in _PICTURES else listing_text(found)
+        drawn = (
+            api.operator_graph(found, kind, unrolled=unrolled)
+            if kind in _PICTURES
+            else listing_text(found, screen(output))
+        )
         emit(drawn, output)
         return 0
     if choices["rules"]:
@@ -114,14 +118,14 @@ def explain(
             raise BadInput("a peak is of a whole stage of a run that was captured", where="--metric", got=metric,
                            fix="--capture FILE alone, of one made with --peaks; or costproof peaks TARGET")  # fmt: skip
         peaks = peaks_in(api.read(capture), stage)
-        emit(variant("peaks", kind, output).text(peaks), output)
+        emit(variant("peaks", kind, output).text(peaks, screen(output)), output)
         return peaks.exit_code
     if capture is not None and graph is not None and not any(choices.values()):
         # A capture holds its own formulas and workload: explain the run that was captured.
         broken = api.explain(graph, stage, module=module, metric=metric)
     else:
         broken = api.explain(asked(target, None, choices), stage, module=module, metric=metric, graph=graph)
-    emit(variant("explain", kind, output).text(broken), output)
+    emit(variant("explain", kind, output).text(broken, screen(output)), output)
     return 0
 
 

@@ -10,7 +10,7 @@ import click
 from costproof import api
 from costproof.cli.kinds import DEVICE, FILE, SIDE
 from costproof.cli.options import format_option, options
-from costproof.cli.output import emit
+from costproof.cli.output import emit, screen
 from costproof.reports.outputs import variant
 
 
@@ -38,5 +38,9 @@ def fits(
     The exit code is 0 if it fits, 1 if it does not, and 3 if it is not known.
     """
     found = api.fits(target, on=device, memory=memory, config=config, **trust)
-    emit(variant("fits", kind, output).text(found), output, inputs=[p for p in (Path(target),) if p.exists()])
+    emit(
+        variant("fits", kind, output).text(found, screen(output)),
+        output,
+        inputs=[p for p in (Path(target),) if p.exists()],
+    )
     return found.exit_code

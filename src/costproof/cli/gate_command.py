@@ -11,7 +11,7 @@ import click
 from costproof import api
 from costproof.cli.kinds import FILE, SIDE, Choice
 from costproof.cli.options import options
-from costproof.cli.output import check_apart, emit
+from costproof.cli.output import check_apart, emit, screen
 from costproof.ledger.errors import BadInput
 from costproof.reports.outputs import variant, variants
 
@@ -61,5 +61,5 @@ def gate(
     found = api.gate(base, head, policy=policy, config=config, base_config=base_config, today=day, **trust)
     for path in outputs:
         emit(variant("gate", None, path).text(found), path)
-    emit(variant("gate", kind).text(found), None)
+    emit(variant("gate", kind).text(found, screen()), None)
     return found.exit_code

@@ -10,7 +10,7 @@ import click
 from costproof import api
 from costproof.cli.kinds import DEVICE, Choice
 from costproof.cli.options import format_option, options
-from costproof.cli.output import emit
+from costproof.cli.output import emit, screen
 from costproof.ledger.errors import BadInput
 from costproof.reports.outputs import variant
 
@@ -32,5 +32,5 @@ def machine(name: str | None, measure: bool, run: Literal["cpu", "cuda"], kind: 
             "missing argument 'NAME'", where="costproof machine", fix="costproof machines lists them; or --measure"
         )
     found = api.measure_machine(run, name=name or "here") if measure else api.machine(name or "")
-    emit(variant("device", kind, output).text(found), output)
+    emit(variant("device", kind, output).text(found, screen(output)), output)
     return 0

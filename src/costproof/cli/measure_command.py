@@ -9,7 +9,7 @@ import click
 from costproof import api
 from costproof.cli.kinds import DEVICE, TARGET
 from costproof.cli.options import format_option, of_run, options
-from costproof.cli.output import check_apart, emit
+from costproof.cli.output import check_apart, emit, screen
 from costproof.cli.progress import progress as shown
 from costproof.cli.target_command import TargetCommand
 from costproof.reports.escape import visible
@@ -55,7 +55,7 @@ def measure(
     check_apart(output)
     with shown(progress) as say:
         found = api.measure(run, on=device, math=math, predict=predict, progress=say)
-    emit(variant("measure", kind, output).text(found), output)
+    emit(variant("measure", kind, output).text(found, screen(output)), output)
     for row in found.rows:
         if row.wrong:
             click.echo(f"{visible(row.run)} {visible(row.stage)}: {visible(row.wrong)}", err=True)

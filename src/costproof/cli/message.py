@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from costproof.ledger.errors import CostproofError, Problems
+from costproof.ledger.plural import plural
 from costproof.reports.escape import visible
 
 
@@ -11,7 +12,7 @@ def message(error: CostproofError) -> str:
     if not isinstance(error, Problems):
         return "error: " + "\n".join(_block(error))
     count = len(error.problems)
-    lines = [f"error: {visible(error.what)} ({count} problem{'s' if count != 1 else ''})"]
+    lines = [f"error: {visible(error.what)} ({plural(count, 'problem')})"]
     for problem in error.problems:
         first, *rest = _block(problem)
         lines += [f"- {first}", *("  " + line for line in rest)]

@@ -8,8 +8,9 @@ import click
 
 from costproof import api
 from costproof.cli.kinds import FILE
-from costproof.cli.output import rows
+from costproof.cli.output import emit, rows, screen
 from costproof.ledger.errors import EXIT_INCOMPLETE, EXIT_OK
+from costproof.ledger.plural import plural
 from costproof.reports.coverage import coverage_text
 
 
@@ -26,9 +27,9 @@ def ops(glob: str, capture: Path | None) -> int:
     if capture is None:
         known = api.ops(glob)
         owners = ("" if r.owner.startswith("costproof.") else f" (from {r.owner})" for r in known)
-        click.echo(rows((r.operator, r.summary + o) for r, o in zip(known, owners, strict=True)), nl=False)
-        click.echo(f"{len(known)} operators")
+        named = [(r.operator, r.summary + o) for r, o in zip(known, owners, strict=True)]
+        emit(rows(named, screen()) + f"{plural(len(known), 'operator')}\n", None)
         return EXIT_OK
     made = api.read(capture)
-    click.echo(coverage_text(made, glob), nl=False)
+    emit(coverage_text(made, glob, screen()), None)
     return EXIT_INCOMPLETE if any(x.unknown_ops for x in made.ledgers) else EXIT_OK

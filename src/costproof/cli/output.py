@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -13,6 +14,7 @@ import click
 from costproof.ledger.errors import BadInput
 from costproof.ledger.writing import meant, refused, replaced, through, write_named
 from costproof.reports.escape import visible
+from costproof.reports.screen import aligned, filled
 from costproof.reports.summary import print_summary as typeset
 
 if TYPE_CHECKING:
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 
 _OUTPUT: Final = ("output", "outputs")
 """Names of parameters that are outputs."""
+_NARROWEST: Final = 40
+"""Columns of a terminal at least, whatever it says."""
 _READ: Final = ("capture.json", "callgraph.json", "config.json")
 """What is read of a folder that a line names."""
 
@@ -102,16 +106,26 @@ def wrote(path: Path) -> None:
     note(f"Wrote {path}")
 
 
-def rows(pairs: Iterable[tuple[str, str]]) -> str:
-    """Two columns."""
-    found = list(pairs)
-    width = max((len(a) for a, _ in found), default=0)
-    return "".join(f"{a:<{width}}  {b}\n" for a, b in found)
+def rows(pairs: Iterable[tuple[str, str]], width: int | None) -> str:
+    """Return two columns, a name and what it means."""
+    return filled(aligned(None, list(pairs), width=width, prose=True), width)
 
 
 def terminal() -> bool:
     """Whether a person reads stdout on a terminal."""
     return sys.stdout.isatty()
+
+
+def screen(output: Path | None = None) -> int | None:
+    """Return the columns of the terminal; ``None`` where no person reads the answer on one."""
+    if (output is not None and str(output) != "-") or not terminal():
+        return None
+    return max(get_terminal_size().columns, _NARROWEST)
+
+
+def tell(*lines: str) -> None:
+    """Print lines of a report on stdout, broken where they are wider than the terminal."""
+    emit(filled(lines, screen()), None)
 
 
 def on_screen(*asked: object) -> bool:
@@ -122,7 +136,7 @@ def on_screen(*asked: object) -> bool:
 def print_summary(found: Report) -> None:
     """The table, as wide and as colourful as stdout allows."""
     if not terminal():
-        click.echo(found.render("summary"), nl=False)
+        emit(found.render("summary"), None)
         return
     from rich.console import Console
 

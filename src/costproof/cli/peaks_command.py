@@ -9,7 +9,7 @@ import click
 from costproof import api
 from costproof.cli.kinds import TARGET
 from costproof.cli.options import format_option, of_run, options
-from costproof.cli.output import check_apart, emit
+from costproof.cli.output import check_apart, emit, screen
 from costproof.cli.progress import progress as shown
 from costproof.cli.target_command import TargetCommand
 from costproof.reports.outputs import variant
@@ -32,5 +32,5 @@ def peaks(run: api.RunRequest, kind: str | None, output: Path | None, progress: 
     check_apart(output)
     with shown(progress) as say:
         found = api.peaks(run, progress=say)
-    emit(variant("peaks", kind, output).text(found), output)
+    emit(variant("peaks", kind, output).text(found, screen(output)), output)
     return found.exit_code

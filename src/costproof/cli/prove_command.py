@@ -10,10 +10,11 @@ import click
 from costproof import api
 from costproof.cli.kinds import FILE, TARGET, Whole
 from costproof.cli.options import of_run, options
-from costproof.cli.output import wrote
+from costproof.cli.output import tell, wrote
 from costproof.cli.progress import progress as shown
 from costproof.cli.target_command import TargetCommand
 from costproof.ledger.errors import BadInput
+from costproof.ledger.plural import plural
 from costproof.reports.outputs import variants
 
 if TYPE_CHECKING:
@@ -59,20 +60,19 @@ def _again(certificate: Path, rules: tuple[Path, ...], jobs: int | None, progres
         raise BadInput("--verify takes everything from the certificate", where=", ".join(clash), fix="leave it out")
     with shown(progress) as say:
         again = api.verify(certificate, rules=rules, jobs=jobs, progress=say)
-    for line in (*again.versions, *again.differences):
-        click.echo(line)
+    tell(*again.versions, *again.differences)
     holds = "does not hold" if again.differences else "holds"
-    click.echo(f"{again.certificate.verdict}; the certificate {holds}")
+    tell(f"{again.certificate.verdict}; the certificate {holds}")
     return again.exit_code
 
 
 def _told(made: Certificate) -> None:
     rows = sum(made.coverage.rows.values())
-    click.echo(
-        f"{made.verdict}: {len(made.claims):,} claims, {rows:,} quantities compared, "
-        f"{len(made.coverage.sizes)} sizes, {made.coverage.samples:,} configurations"
+    tell(
+        f"{made.verdict}: {plural(len(made.claims), 'claim')}, {plural(rows, 'quantity', 'quantities')} compared, "
+        f"{plural(len(made.coverage.sizes), 'size')}, {plural(made.coverage.samples, 'configuration')}"
     )
     for example, *_ in made.mistakes()[:3]:
-        click.echo(f"  {example.stage}/{example.module} {example.kind} {example.metric}: {example.difference}")
+        tell(f"  {example.stage}/{example.module} {example.kind} {example.metric}: {example.difference}")
     for reason in made.missing[:3]:
-        click.echo(f"  not carried out: {reason}")
+        tell(f"  not carried out: {reason}")

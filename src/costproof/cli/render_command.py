@@ -9,7 +9,7 @@ import click
 from costproof import api
 from costproof.cli.kinds import DEVICE, FILE, Name
 from costproof.cli.options import options
-from costproof.cli.output import emit, on_screen, print_summary, rows
+from costproof.cli.output import emit, on_screen, print_summary, rows, screen
 from costproof.ledger.errors import EXIT_OK, BadInput
 from costproof.reports.outputs import OUTPUTS, REGISTRY, formats
 
@@ -39,7 +39,7 @@ from costproof.reports.outputs import OUTPUTS, REGISTRY, formats
 @click.option("--list", "listing", is_flag=True, help="List the formats.")
 def render(capture: Path | None, name: str | None, output: Path | None, device: str | None, listing: bool) -> int:
     if listing:
-        emit(rows(formats().items()), output)
+        emit(rows(formats().items(), screen(output)), output)
         return EXIT_OK
     if capture is None or name is None:
         missing = "CAPTURE" if capture is None else "-f FORMAT"
@@ -59,5 +59,5 @@ def render(capture: Path | None, name: str | None, output: Path | None, device: 
     if name == "summary" and on_screen(output):
         print_summary(found)
     else:
-        emit(found.render(name), output)
+        emit(found.render(name, screen(output)), output)
     return found.exit_code if chosen.states_verdict else EXIT_OK

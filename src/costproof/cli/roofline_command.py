@@ -10,7 +10,7 @@ import click
 from costproof import api
 from costproof.cli.kinds import DEVICE, FILE, SIDE, Choice
 from costproof.cli.options import format_option, options
-from costproof.cli.output import emit
+from costproof.cli.output import emit, screen
 from costproof.ledger.sources import ALL_SOURCES
 from costproof.reports.outputs import variant
 
@@ -59,5 +59,5 @@ def roofline(
     """
     found = api.roofline(target, on=device, config=config, math=math, source=source, routing=routing, **trust)
     inputs = [p for p in (Path(target), Path(routing)) if p.exists()]
-    emit(variant("roofline", kind, output).text(found), output, inputs=inputs)
+    emit(variant("roofline", kind, output).text(found, screen(output)), output, inputs=inputs)
     return found.exit_code

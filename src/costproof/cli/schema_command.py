@@ -9,7 +9,7 @@ import click
 from costproof import api
 from costproof.cli.kinds import Name
 from costproof.cli.options import options
-from costproof.cli.output import emit, rows
+from costproof.cli.output import emit, rows, screen
 from costproof.ledger.files import json_text
 
 
@@ -22,7 +22,7 @@ from costproof.ledger.files import json_text
 @options("output")
 def schema(name: str | None, output: Path | None) -> int:
     if name is None:
-        emit(rows(api.schemas().items()), output)
+        emit(rows(api.schemas().items(), screen(output)), output)
     else:
         emit(json_text(api.schema(name)), output)
     return 0

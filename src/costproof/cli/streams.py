@@ -17,6 +17,7 @@ from typing import Any, Final
 from costproof import foreign
 from costproof.cli.entry import end_now
 from costproof.ledger.ending import ENDING
+from costproof.ledger.plural import plural
 
 _PATIENCE: Final = 2.0
 """Seconds that an interrupted command may take to end."""
@@ -99,7 +100,7 @@ class Advice:
             if not many:
                 return ""
             first = next(iter(self._said))[:_SHOWN]
-            return f"note: libraries gave {many:,} warning{'s' if many > 1 else ''}, -v shows them; the first: {first}"
+            return f"note: libraries gave {plural(many, 'warning')}, -v shows them; the first: {first}"
 
 
 ADVICE: Final = Advice()

@@ -11,12 +11,13 @@ import click
 from costproof import api
 from costproof.cli.kinds import FILE, STAGE, TARGET, Varied, Whole, Words
 from costproof.cli.options import options
-from costproof.cli.output import check_apart, note, wrote
+from costproof.cli.output import check_apart, note, tell, wrote
 from costproof.cli.progress import progress as shown
 from costproof.cli.target_command import TargetCommand
 from costproof.ledger.environment import installed
 from costproof.ledger.errors import EXIT_INCOMPLETE, EXIT_OK, BadInput
 from costproof.ledger.metrics import EVERY_METRIC
+from costproof.ledger.plural import plural, verb
 from costproof.ledger.writing import through
 from costproof.reports.escape import visible
 
@@ -94,8 +95,9 @@ def sweep(
     )
     if dry_run:
         tally = made.count()
-        click.echo(f"{tally.points:,} points, {tally.rows:,} of them are models; each row has {len(made.titles)} costs")
-        _said(tally, click.echo)
+        models = f"{tally.rows:,} of them {verb(tally.rows, 'is a model', 'are models')}"
+        tell(f"{plural(tally.points, 'point')}, {models}; each row has {plural(len(made.titles), 'cost')}")
+        _said(tally, tell)
         return EXIT_OK
     code = EXIT_OK
     if output is not None:
@@ -121,9 +123,7 @@ def _validated(found: Iterable[Counted]) -> int:
     """What the graphs say; the exit code is the worst."""
     codes = [EXIT_OK]
     for one in found:
-        click.echo(visible(f"{one.verdict}: {_point(one.point)}"))
-        for line in one.wrong:
-            click.echo(visible(f"  {line}"))
+        tell(f"{one.verdict}: {_point(one.point)}", *(f"  {line}" for line in one.wrong))
         codes.append(one.exit_code)
     return EXIT_INCOMPLETE if EXIT_INCOMPLETE in codes else max(codes)
 
@@ -145,7 +145,7 @@ def _said(tally: Tally, say: Any) -> int:
     for reason, one in list(tally.refused.items())[:_EXAMPLES]:
         say(visible(f"refused {one['count']:,}: {reason}; such as {_point(one['example'])}: {one['says']}"))
     if len(tally.refused) > _EXAMPLES:
-        say(f"and {len(tally.refused) - _EXAMPLES} more reasons")
+        say(f"and {plural(len(tally.refused) - _EXAMPLES, 'more reason')}")
     return EXIT_OK if tally.rows else EXIT_INCOMPLETE
 
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import click
 
 from costproof import api
 from costproof.cli.kinds import TARGET
+from costproof.cli.output import screen, tell
 from costproof.foreign import skip
 from costproof.ledger.errors import BadInput
+from costproof.reports.screen import aligned
+
+_INDENT: Final = 2
 
 
 @click.command()
@@ -22,13 +28,14 @@ def workloads(target: str | None) -> int:
                 raise
             skip(error)  # of a plug-in: the others are listed
             continue
-        width = max((len(w.name) for w in known), default=0)
         kinds = list(dict.fromkeys(k for w in known for k in w.tokens))
-        click.echo(f"{name}, tokens:")
-        click.echo(f"  {'name':<{width}}" + "".join(f"  {k:>6}" for k in kinds) + "  meaning")
-        for w in known:
-            tokens = "".join(f"  {w.tokens.get(k, 0):>6}" for k in kinds)
-            click.echo(f"  {w.name:<{width}}{tokens}  {w.what}" + (" (the default)" if w.default else ""))
+        table = [
+            (w.name, *(str(w.tokens.get(k, 0)) for k in kinds), w.what + (" (the default)" if w.default else ""))
+            for w in known
+        ]
         changed = ", ".join("--" + s.name.replace("_", "-") for s in settings)
-        click.echo(f"  Every setting can be changed: {changed}")
+        width = None if (columns := screen()) is None else columns - _INDENT
+        lines = aligned(("name", *kinds, "meaning"), table, width=width, prose=True)
+        lines.append(f"Every setting can be changed: {changed}")
+        tell(f"{name}, tokens:", *(" " * _INDENT + line for line in lines))
     return 0

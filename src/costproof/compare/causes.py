@@ -17,6 +17,7 @@ from costproof.compare.identity import at, unrounded
 from costproof.compare.kinds import kind_of
 from costproof.ledger.metrics import BYTES, STAGE_WIDE
 from costproof.ledger.node import exact_sum
+from costproof.ledger.plural import plural
 from costproof.ledger.workload import FLOAT_BYTES
 
 
@@ -147,7 +148,8 @@ def other_calls(pair: Side, ctx: Context) -> str | None:
     a, b = calls.get(pair.source), calls.get(pair.other)
     if pair.row.metric in STAGE_WIDE or not a or not b or a == b or pair.value * b != pair.target * a:
         return None
-    return f"{pair.source} runs the module {a} times, {pair.other} {b} times, at the same cost per call"
+    ours, theirs = plural(a, "time"), plural(b, "time")
+    return f"{pair.source} runs the module {ours}, {pair.other} {theirs}, at the same cost per call"
 
 
 def _looped(side: Side, ctx: Context) -> Adjustment | None:

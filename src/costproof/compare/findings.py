@@ -9,6 +9,7 @@ from costproof.ledger.conventions import Conventions
 from costproof.ledger.counter import CounterInfo
 from costproof.ledger.errors import BadInput, did_you_mean
 from costproof.ledger.node import UnknownOp
+from costproof.ledger.plural import plural
 from costproof.ledger.schema import FileKind
 from costproof.ledger.workload import TargetInfo, Workload
 
@@ -242,9 +243,8 @@ class Discrepancy:
 
     def __repr__(self) -> str:
         """One line: a notebook must not print thousands of findings."""
-        return (
-            f"Discrepancy({self.target.name} at {self.workload.name}: {self.verdict}, {len(self.findings):,} findings)"
-        )
+        of = f"{self.target.name} at {self.workload.name}"
+        return f"Discrepancy({of}: {self.verdict}, {plural(len(self.findings), 'finding')})"
 
     def select(self, *, level: Level | None = None, status: Status | None = None) -> tuple[Finding, ...]:
         """The findings of a level and a status (``None``: of any)."""

@@ -10,6 +10,7 @@ from costproof.ledger.capture import FAILED, Capture
 from costproof.ledger.errors import EXIT_FINDINGS, EXIT_INCOMPLETE, EXIT_OK
 from costproof.ledger.metrics import PROVEN
 from costproof.ledger.node import NO_RULE, exact_sum, known_part, rule_wanted, unknown_clause
+from costproof.ledger.plural import plural, verb
 from costproof.ledger.sources import ALL_SOURCES
 
 _EXIT: Final[dict[Verdict, int]] = {
@@ -105,23 +106,23 @@ def verdict_sentence(d: Discrepancy) -> str:
     compared = [f for f in modules if f.status in ("exact", "explained", "unexplained")]
     sources = [s for s in ALL_SOURCES if s in d.coverage]
     who = " and ".join(", ".join(sources).rsplit(", ", 1))
-    whole = f"{sum(f.count for f in compared):,} quantities"
+    whole = plural(sum(f.count for f in compared), "quantity", "quantities")
     unexplained = [f for f in compared if f.status == "unexplained"]
     explained = [f for f in compared if f.status == "explained"]
     wrong, named = sum(f.count for f in unexplained), sum(f.count for f in explained)
     worst = _worst(unexplained)
+    differ = verb(wrong, "differs", "differ")
     if d.verdict == "incomplete":
         more = f" and {len(d.incomplete) - 1} more" if len(d.incomplete) > 1 else ""
-        differing = f" Of {whole} compared, {wrong:,} differ without an accepted cause{worst}." if wrong else ""
+        differing = f" Of {whole} compared, {wrong:,} {differ} without an accepted cause{worst}." if wrong else ""
         return f"Incomplete: {d.incomplete[0]}{more}.{differing}"
     if d.verdict == "unexplained":
-        verb = "differs" if wrong == 1 else "differ"
-        return f"Unexplained: of {whole} compared, {wrong:,} {verb} without an accepted cause{worst}."
+        return f"Unexplained: of {whole} compared, {wrong:,} {differ} without an accepted cause{worst}."
     if d.verdict == "explained":
         kinds = sorted({c.kind.replace("_", " ") for f in explained for c in f.causes if c.accepted and c.amount})
         return (
             f"Explained: {who} agree to the integer on all but {named:,} of {whole}; "
-            f"{'that one has' if named == 1 else 'those have'} "
+            f"{verb(named, 'that one has', 'those have')} "
             f"a named cause ({', '.join(kinds)}) and residual 0."
         )
     return f"Exact: {who} agree to the integer on all {whole}."

@@ -19,6 +19,7 @@ from costproof.ledger.evaluate import evaluate, shared_values
 from costproof.ledger.metrics import EVERY_METRIC, STAGE_WIDE, Metric
 from costproof.ledger.node import CostNode, Ledger, exact_sum, total
 from costproof.ledger.peaks import CallPeaks, Peak
+from costproof.ledger.plural import plural
 from costproof.ledger.run import TracedRun
 from costproof.ledger.seconds import check_time
 from costproof.ledger.symbols import parse, terms
@@ -59,7 +60,7 @@ def _problems(capture: Capture) -> Iterator[BadInput]:
     for k, call in enumerate(capture.invocations):
         if call.stage not in capture.target.stages or not 1 <= call.calls < _LARGEST:
             expected = "calls of one of " + (", ".join(capture.target.stages) or "no stage")
-            got = f"{call.calls} calls of {call.stage}"
+            got = f"{plural(call.calls, 'call')} of {call.stage}"
             yield BadInput("not an invocation of this target", where=f"$.invocations[{k}]", expected=expected, got=got)
     yield from _too_large(capture)
     cache: dict[tuple[str, str, str], int | BadInput] = {}

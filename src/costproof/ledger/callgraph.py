@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from costproof.ledger.errors import BadInput
+from costproof.ledger.plural import plural
 
 Plain = int | float | str | bool | None
 """A value that JSON has a word for."""
@@ -92,7 +93,7 @@ class CallGraph:
 
     def __repr__(self) -> str:
         """One line: a notebook must not print thousands of modules."""
-        return f"CallGraph({len(self.call_counts):,} modules, {sum(self.call_counts.values()):,} calls)"
+        return f"CallGraph({plural(len(self.call_counts), 'module')}, {plural(sum(self.call_counts.values()), 'call')})"
 
 
 def check_levels(graph: CallGraph, where: str) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
+from costproof.ledger.plural import plural
+
 EXIT_OK: Final = 0
 EXIT_FINDINGS: Final = 1
 EXIT_BAD_INPUT: Final = 2
@@ -78,7 +80,7 @@ class Problems(BadInput):
         self.args = (what, self.problems)  # errors come from other processes too, made again of these
 
     def __str__(self) -> str:
-        head = f"{self.what} ({len(self.problems)} problem{'s' if len(self.problems) != 1 else ''})"
+        head = f"{self.what} ({plural(len(self.problems), 'problem')})"
         body = "\n".join(str(p) for p in self.problems)
         tail = f"\n  fix:      {self.fix}" if self.fix else ""
         return f"{head}\n{body}{tail}"

@@ -12,6 +12,7 @@ from typing import Final
 
 from costproof.ledger.errors import BadInput, did_you_mean, no_such
 from costproof.ledger.metrics import EVERY_METRIC, STAGE_WIDE, Metric
+from costproof.ledger.plural import plural
 from costproof.ledger.shown import Shown
 
 
@@ -79,9 +80,9 @@ def unknown_clause(ops: Sequence[UnknownOp]) -> str:
     """``2 calls in layers.0.mlp, at most 32,768 FLOP``, of unknown calls of one operator."""
     calls = sum(o.count for o in ops)
     modules = list(dict.fromkeys(o.module or "(root)" for o in ops))
-    more = f" and {len(modules) - _SHOWN} more modules" if len(modules) > _SHOWN else ""
+    more = f" and {plural(len(modules) - _SHOWN, 'more module')}" if len(modules) > _SHOWN else ""
     bound = exact_sum(o.bound_flops for o in ops)
-    return f"{calls:,} call{'s' if calls != 1 else ''} in {', '.join(modules[:_SHOWN])}{more}, {at_most(bound)}"
+    return f"{plural(calls, 'call')} in {', '.join(modules[:_SHOWN])}{more}, {at_most(bound)}"
 
 
 def at_most(bound: int | None) -> str:
@@ -118,7 +119,7 @@ class Ledger(Shown):
 
     def __repr__(self) -> str:
         """One line: a notebook must not print a thousand nodes."""
-        return f"Ledger({self.source}: {len(self.nodes):,} nodes, {len(self.stages)} stages)"
+        return f"Ledger({self.source}: {plural(len(self.nodes), 'node')}, {plural(len(self.stages), 'stage')})"
 
     def without(self, left: Collection[Metric]) -> Ledger:
         """The same where the source does not give these metrics."""

@@ -13,6 +13,7 @@ from typing import Final, Literal
 
 from costproof.ledger.conventions import Conventions
 from costproof.ledger.errors import EXIT_INCOMPLETE, EXIT_OK
+from costproof.ledger.plural import plural
 from costproof.ledger.schema import FileKind
 from costproof.ledger.workload import TargetInfo, Workload
 
@@ -144,7 +145,7 @@ class Peaks:
 
     def __repr__(self) -> str:
         """One line: a notebook must not print every tensor."""
-        return f"Peaks({self.target.name} at {self.workload.name}: {len(self.calls)} calls)"
+        return f"Peaks({self.target.name} at {self.workload.name}: {plural(len(self.calls), 'call')})"
 
 
 PEAKS: Final = FileKind(name="costproof/peaks", version=(1, 4), type=Peaks)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from costproof.ledger.errors import BadInput, CostproofError, Problems, first_line
 from costproof.ledger.files import read_json
+from costproof.ledger.plural import plural
 from costproof.ledger.progress import Progress
 
 if TYPE_CHECKING:
@@ -145,8 +146,8 @@ def load(found: Plan, model: nn.Module, progress: Progress) -> tuple[str, ...]:
                         view.copy_(part)
                     dtypes[_name(data.dtype), _name(parameters[placement.targets[0]].dtype)] += 1
                     done += 1
-    notes = [f"checkpoint: {total:,} tensors from {len(found.shards)} file{'s' if len(found.shards) != 1 else ''}"]
-    notes += [f"{n:,} tensors converted from {a} to {b}" for (a, b), n in sorted(dtypes.items()) if a != b]
+    notes = [f"checkpoint: {plural(total, 'tensor')} from {plural(len(found.shards), 'file')}"]
+    notes += [f"{plural(n, 'tensor')} converted from {a} to {b}" for (a, b), n in sorted(dtypes.items()) if a != b]
     notes += [f"loaded by nobody, for no code runs it: {name}" for name in found.never_run]
     if found.beyond:
         notes.append(f"{found.beyond:,} tensors of layers that were cut off stay on disk")
@@ -252,7 +253,9 @@ def shards(folder: Path, problems: list[CostproofError]) -> dict[Path, set[str] 
             fix="download the shards as well, not the pointers to them; --weights random needs none",
         )
     for shard in [s for s in found if not s.is_file()]:
-        problems.append(BadInput("a shard is missing", where=str(shard), expected=f"{len(found[shard] or ())} tensors"))
+        problems.append(
+            BadInput("a shard is missing", where=str(shard), expected=plural(len(found[shard] or ()), "tensor"))
+        )
         del found[shard]
     return dict(sorted(found.items()))
 

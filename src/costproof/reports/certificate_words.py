@@ -8,9 +8,10 @@ from typing import Final
 import sympy
 
 from costproof.compare.proof.certificate import Certificate, Counterexample
+from costproof.ledger.plural import plural
 from costproof.ledger.symbols import factored, parse, text
 from costproof.reports.blocks import Block, Code, Grid, Items, Prose, listed
-from costproof.reports.numbers import plural, some
+from costproof.reports.numbers import some
 
 SENTENCE: Final = {
     "proved": "Proved: every formula equals the graph, over the domain below.",
@@ -76,7 +77,8 @@ def _claimed(c: Certificate) -> list[Block]:
         metrics = ", ".join(sorted({x.metric for x in claims}))
         rows.append((stage, method, str(len(claims)), str(len({x.version for x in claims})), metrics))
     formulas = len({x.version for x in c.claims})
-    said = f"{len(c.claims):,} claims, {formulas:,} different formulas, with their versions in certificate.json."
+    counts = f"{plural(len(c.claims), 'claim')}, {plural(formulas, 'different formula')}"
+    said = f"{counts}, with their versions in certificate.json."
     grid = Grid(("Stage", "Method", "Claims", "Formulas", "Metrics"), "llrrl", tuple(rows))
     return [grid, f"Each claim is one quantity of one pattern of modules: {said}"]
 
@@ -130,7 +132,7 @@ def _domain(c: Certificate) -> Iterator[Prose]:
     yield (
         "Configuration: ",
         Code(c.target.config_hash),
-        f" for the identities; {cover.samples:,} random ones beside it.",
+        f" for the identities; {plural(cover.samples, 'random one')} beside it.",
     )
     yield f"Quantities compared: {', '.join(f'{n:,} in {phase}' for phase, n in sorted(cover.rows.items()))}."
 

@@ -6,7 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from costproof.claims import ClaimsReport, Judgement
-from costproof.reports.escape import visible
+from costproof.reports.screen import say, typeset
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -16,29 +16,24 @@ _STYLES: Final = {"right": "green", "explained": "green"}
 
 def print_claims(console: Console, report: ClaimsReport) -> None:
     """One row per claim: what is claimed, the truth, the verdict and what leads from one to the other."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
     from rich.text import Text
 
-    title = report.title or f"Claims on {report.target.name}"
-    console.print(Text(visible(title), style="bold"), soft_wrap=True)
-    grid = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for name, justify in (("Claim", "left"), ("Claimed", "right"), ("Truth", "right"), ("Verdict", "left")):
-        grid.add_column(name, justify=justify, overflow="fold")  # type: ignore[arg-type]
-    grid.add_column("Because", overflow="fold", ratio=1)
-    for j in report.judgements:
-        grid.add_row(
-            Text(visible(f"{j.id} {j.metric}")),
-            Text(visible(j.claimed)),
+    say(console, report.title or f"Claims on {report.target.name}", "bold")
+    rows = [
+        (
+            f"{j.id} {j.metric}",
+            j.claimed,
             f"{j.truth:,}",
-            Text(j.status, style=_STYLES.get(j.status, "bold red")),
-            Text(visible(_because(j))),
+            Text(j.status, _STYLES.get(j.status, "bold red")),
+            _because(j),
         )
-    console.print(grid)
+        for j in report.judgements
+    ]
+    typeset(console, ("Claim", "Claimed", "Truth", "Verdict", "Because"), "lrrll", rows, prose=True)
     said = ", ".join(f"{n} {word}" for word, n in Counter(map(_word, report.judgements)).items())
-    console.print(Text(f"{report.verdict}: {said}", style=_STYLES.get(report.verdict, "bold red")), soft_wrap=True)
-    console.print(Text(visible(f"Workload {report.workload.name}; truth: {report.truth}.")), soft_wrap=True)
-    console.print(Text("-f md tells how each claim comes about."), soft_wrap=True)
+    say(console, f"{report.verdict}: {said}", _STYLES.get(report.verdict, "bold red"))
+    say(console, f"Workload {report.workload.name}; truth: {report.truth}.")
+    say(console, "-f md tells how each claim comes about.")
 
 
 def _word(j: Judgement) -> str:

@@ -9,8 +9,9 @@ from typing import Final, get_args
 from costproof.claims import ClaimsReport, Judgement
 from costproof.claims.explaining import CHANCE
 from costproof.claims.types import Lengths, Place, Reading, Status
+from costproof.ledger.plural import plural
 from costproof.reports.blocks import Block, Code, Grid, Prose, listed, pieces
-from costproof.reports.numbers import cut, plural
+from costproof.reports.numbers import cut
 
 HEAD: Final = ("claim", "metric", "claimed", "truth", "claim − truth", "verdict")
 _MOST_CAUSES: Final = 4

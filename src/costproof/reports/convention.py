@@ -20,7 +20,8 @@ def convention_rows(static: StaticCompute) -> list[tuple[str, ...]]:
     """Cells under :data:`HEAD`, the total last; empty where the convention was not counted."""
     if not any(metric in said for said in static.sources.values() for metric in FVCORE):
         return []
-    named = [*((s.id, s.sources) for s in static.stages), ("total", static.sources)]
+    named = [(s.id, s.sources) for s in static.stages]
+    named += [] if static.one_stage else [("total", static.sources)]
     return [
         (name, *(exact(sources.get(side, {}).get(metric)) for metric in FVCORE for side in _SIDES))
         for name, sources in named

@@ -8,10 +8,12 @@ from typing import Final
 
 from costproof.claims.types import TOTAL
 from costproof.compare.findings import CounterComparison, CounterFinding
+from costproof.ledger.plural import plural
 from costproof.reports.counters import CounterReport, OwnNumber
 from costproof.reports.describe import model_line, workload_line
 from costproof.reports.escape import visible
-from costproof.reports.numbers import aligned, exact, human, share
+from costproof.reports.numbers import exact, human, share
+from costproof.reports.screen import aligned, filled
 
 NONE: Final = "—"
 HEAD: Final = (
@@ -91,7 +93,7 @@ def _own_row(number: OwnNumber) -> Row:
     said = [f"{exact(j.residual)} stays unexplained"] if j.residual else []
     said += [j.note] if j.note else []
     if len(j.explanations) > 1:
-        said.append(f"{len(j.explanations) - 1} more sets of causes fit as well")
+        said.append(f"{plural(len(j.explanations) - 1, 'more set of causes fits', 'more sets of causes fit')} as well")
     return Row(
         (
             number.name,
@@ -138,20 +140,20 @@ def printed(report: CounterReport) -> Iterable[str]:
     )
 
 
-def counters_text(report: CounterReport) -> str:
+def counters_text(report: CounterReport, width: int | None = None) -> str:
     """All tables as plain text, for the console."""
     lines = [
-        f"{visible(report.target.name)} at {visible(report.workload.name)}: third-party counters beside the truth",
-        f"model: {visible(model_line(report.target))}",
-        f"workload: {visible(workload_line(report.workload))}",
+        f"{report.target.name} at {report.workload.name}: third-party counters beside the truth",
+        f"model: {model_line(report.target)}",
+        f"workload: {workload_line(report.workload)}",
         "",
     ]
     for title, rows, shown in groups(report):
-        lines += [title, *aligned(HEAD, [tuple(map(visible, r.cells)) for r in rows], 3)]
-        lines += [f"  {r.name}: {visible(r.remark)}" for r in rows if r.remark]
-        lines += [f"  {r.name}: {amount:+,}  {visible(why)}" for r in rows if shown for amount, _, why, _ in r.causes]
+        lines += [title, *aligned(HEAD, [tuple(map(visible, r.cells)) for r in rows], 3, width)]
+        lines += [f"  {r.name}: {r.remark}" for r in rows if r.remark]
+        lines += [f"  {r.name}: {amount:+,}  {why}" for r in rows if shown for amount, _, why, _ in r.causes]
         lines.append("")
     if report.spent:
-        lines += ["Time and memory", *aligned(SPENT, spent(report), 2), ""]
+        lines += ["Time and memory", *aligned(SPENT, spent(report), 2, width), ""]
     lines += [*report.compared.remarks, *printed(report)]
-    return "\n".join(lines).rstrip() + "\n"
+    return filled(lines, width).rstrip("\n") + "\n"

@@ -7,27 +7,29 @@ from math import inf
 
 from costproof.ledger.capture import Capture
 from costproof.ledger.node import CostNode, Ledger, at_most, exact_sum, total
+from costproof.ledger.plural import plural
 from costproof.reports.escape import visible
-from costproof.reports.numbers import aligned, exact, share
+from costproof.reports.numbers import exact, share
+from costproof.reports.screen import aligned, filled
 
 
-def coverage_text(capture: Capture, glob: str = "*") -> str:
+def coverage_text(capture: Capture, glob: str = "*", width: int | None = None) -> str:
     """One table per source: operator kind, modules, FLOPs, share, vector FLOPs; then what is unknown."""
     lines: list[str] = []
     for ledger in capture.ledgers:
         if "flops" in ledger.metrics:
-            lines += [*_table(ledger, glob), ""]
+            lines += [*_table(ledger, glob, width), ""]
     unknown = [(x.source, op) for x in capture.ledgers for op in x.unknown_ops if fnmatchcase(op.op, glob)]
     for source, op in unknown:
         lines.append(
-            f"no rule: {source} {visible(op.op)} in {op.stage} {visible(op.module)}, {op.count} calls, "
+            f"no rule: {source} {visible(op.op)} in {op.stage} {visible(op.module)}, {plural(op.count, 'call')}, "
             f"{at_most(op.bound_flops)} ({visible(op.why)})"
         )
     lines += [] if unknown else ["Every operator that computes has a rule."]
-    return "\n".join(lines) + "\n"
+    return filled(lines, width)
 
 
-def _table(ledger: Ledger, glob: str) -> list[str]:
+def _table(ledger: Ledger, glob: str, width: int | None) -> list[str]:
     kinds: dict[str, list[CostNode]] = {}
     for n in ledger.nodes:
         if n.kind and fnmatchcase(n.kind, glob):
@@ -40,4 +42,4 @@ def _table(ledger: Ledger, glob: str) -> list[str]:
         (visible(k), exact(len({n.module for n in kinds[k]})), exact(flops), share(flops, whole), exact(vector))
         for k, (flops, vector) in ordered
     ]
-    return aligned((ledger.source, "modules", "FLOPs", "share", "vector FLOPs"), rows)
+    return aligned((ledger.source, "modules", "FLOPs", "share", "vector FLOPs"), rows, width=width)

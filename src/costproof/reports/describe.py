@@ -7,6 +7,7 @@ from dataclasses import fields
 from typing import Final
 
 from costproof.ledger.conventions import Conventions
+from costproof.ledger.plural import plural
 from costproof.ledger.run import RANDOM, RunRecord
 from costproof.ledger.workload import TargetInfo, Workload
 from costproof.reports.escape import code, markdown, table
@@ -38,7 +39,7 @@ MEANING: Final[dict[tuple[str, str], str]] = {
 def workload_line(workload: Workload) -> str:
     """The workload in one line: what the target says of its own settings, text and new tokens, batch, dtype."""
     text = f"{workload.text_tokens} text tokens" if workload.text_tokens or workload.new_tokens else ""
-    new = f"{workload.new_tokens} new token{'s' if workload.new_tokens != 1 else ''}" if workload.new_tokens else ""
+    new = plural(workload.new_tokens, "new token") if workload.new_tokens else ""
     # The shapes of a module's own arguments say all that is known of a batch.
     batch = "" if workload.arguments and not text else f"batch {workload.batch}"
     parts = [workload.what, text, new, batch, workload.dtype]

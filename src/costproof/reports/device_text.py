@@ -7,15 +7,16 @@ from typing import Final
 
 from costproof.estimate.hardware import FIGURES, Device, Figure, Peak
 from costproof.reports.escape import visible
-from costproof.reports.numbers import aligned, exact, human
+from costproof.reports.numbers import exact, human
+from costproof.reports.screen import aligned, filled
 
 _HEAD: Final = ("name", "device", "dense bfloat16", "bandwidth", "memory", "sources")
 UNKNOWN: Final = "not known"
 
 
-def devices_text(devices: Iterable[Device]) -> str:
+def devices_text(devices: Iterable[Device], width: int | None = None) -> str:
     """A line for each device."""
-    return "\n".join(aligned(_HEAD, [_line(d) for d in devices], left=2)) + "\n"
+    return filled(aligned(_HEAD, [_line(d) for d in devices], 2, width, keys=1), width)
 
 
 def _line(device: Device) -> tuple[str, ...]:
@@ -32,9 +33,9 @@ def _short(figure: Figure | None, unit: str) -> str:
     return UNKNOWN if figure is None else human(figure.value, unit, places=3)
 
 
-def device_text(device: Device) -> str:
+def device_text(device: Device, width: int | None = None) -> str:
     """One device: its figures, each with what is quoted for it, and its sources."""
-    return "\n".join(visible(line) for line in _lines(device)) + "\n"
+    return filled(_lines(device), width)
 
 
 def _lines(device: Device) -> Iterator[str]:

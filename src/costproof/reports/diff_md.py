@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 from costproof.ledger.metrics import EVERY_METRIC
+from costproof.ledger.plural import plural
 from costproof.ledger.workload import Plain
 from costproof.reports.describe import versions_line
 from costproof.reports.diff_words import (
@@ -23,7 +24,7 @@ from costproof.reports.diff_words import (
     value,
 )
 from costproof.reports.escape import code, details, markdown, table, unbroken
-from costproof.reports.numbers import cut, exact, plural, some
+from costproof.reports.numbers import cut, exact, some
 
 if TYPE_CHECKING:
     from costproof.compare.diff.types import Diff, Quantity, RowDiff, Side, SourceDiff
@@ -134,7 +135,8 @@ def _sections(found: Diff) -> Iterator[tuple[str, list[str]]]:
 
 
 def _of_metric(found: Diff, metric: str) -> list[tuple[str, Quantity]]:
-    return [("total", found.totals[metric]), *((s.id, s.totals[metric]) for s in found.stages)]
+    total = [("total", found.totals[metric])] if len(found.stages) != 1 else []
+    return [*total, *((s.id, s.totals[metric]) for s in found.stages)]
 
 
 def _terms(found: Diff, metric: str) -> list[tuple[str, ...]]:
@@ -150,7 +152,8 @@ def _terms(found: Diff, metric: str) -> list[tuple[str, ...]]:
 
 
 def _sums(part: SourceDiff) -> list[tuple[str, ...]]:
-    stages = (*((s.id, s.totals) for s in part.stages), ("total", part.totals))
+    stages = [(s.id, s.totals) for s in part.stages]
+    stages += [("total", part.totals)] if len(stages) != 1 else []
     return [
         (markdown(stage), metric, *_numbers(q))
         for stage, totals in stages

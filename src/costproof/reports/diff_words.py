@@ -9,8 +9,9 @@ from typing import Final
 from costproof.compare.diff.types import CODE, FORMULAS, IMPLEMENTATION, LIBRARIES, UNNAMED, Change, Diff, Quantity
 from costproof.ledger.baseline import PEAK_SOURCE
 from costproof.ledger.metrics import EVERY_METRIC, PEAK_METRICS, STAGE_WIDE, Metric
+from costproof.ledger.plural import plural, verb
 from costproof.ledger.workload import Plain
-from costproof.reports.numbers import cut, human, plural, share, some
+from costproof.reports.numbers import cut, human, share, some
 
 MAX_ROWS: Final = 15
 """Rows of the first table."""
@@ -119,13 +120,14 @@ def lines(found: Diff) -> Iterator[Line]:
     """
     first = headline(found)
     stages = [(s.id, s.totals) for s in found.stages]
+    whole = [("total", found.totals)] if len(stages) != 1 else []
     others = [m for m in found.totals if m != first]
     peaks = found.by_source[PEAK_SOURCE].totals if PEAK_SOURCE in found.others else {}
     every = (
-        *((name, first, totals) for name, totals in (*stages, ("total", found.totals))),
-        *(("total", m, found.totals) for m in others),
+        *((name, first, totals) for name, totals in (*stages, *whole)),
+        *((name, m, totals) for m in others for name, totals in whole or stages),
         *(("total", m, peaks) for m in peaks),
-        *((name, m, totals) for m in others for name, totals in stages),
+        *((name, m, totals) for m in others if whole for name, totals in stages),
     )
     for name, metric, totals in every:
         q = totals[metric]
@@ -156,11 +158,10 @@ def told(found: Diff) -> Iterator[tuple[str, str]]:
     for name, amount_of in sorted(q.shares.items(), key=lambda item: (-abs(item[1]), item[0]))[:MAX_TOLD]:
         keys = players.get(name, ())
         what = ", ".join(f"{k} {values[k]}" for k in keys if k in values) or _named(name)
-        verb = "add" if amount_of > 0 else "take"
-        verb += "s" if len(keys) < 2 else ""
+        does = verb(max(len(keys), 1), *(("adds", "add") if amount_of > 0 else ("takes", "take")))
         part = percent(amount_of, q.base)
         told_of = "; ".join(filter(None, (part, _mostly(found, metric, name, amount_of))))
-        said = f"{verb} {amount(abs(amount_of), metric)}" + (f" ({told_of})" if told_of else "")
+        said = f"{does} {amount(abs(amount_of), metric)}" + (f" ({told_of})" if told_of else "")
         joint = amount_of - alone.get(name, 0)
         meets = [t for t in q.terms if name in t.keys and len(t.keys) > 1]
         if joint and meets:

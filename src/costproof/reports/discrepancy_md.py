@@ -10,10 +10,11 @@ from costproof.compare.align import order
 from costproof.compare.verdict import next_step
 from costproof.ledger.metrics import METRICS
 from costproof.ledger.node import at_most
+from costproof.ledger.plural import plural, verb
 from costproof.reports.counters_md import counters_section
 from costproof.reports.describe import foot, head, run_line
 from costproof.reports.escape import code, details, markdown, table
-from costproof.reports.numbers import cut, exact, plural, some
+from costproof.reports.numbers import cut, exact, some
 from costproof.reports.verdicts import open_findings, tally
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def discrepancy_md(report: Report) -> str:
 
 
 def _overview(found: Discrepancy) -> list[str]:
-    sums = [f for f in found.findings if f.level in ("total", "stage") and f.metric in _HEADLINE]
+    sums = [f for f in found.findings if f.level in _levels(found) and f.metric in _HEADLINE]
     metrics = {m: i for i, m in enumerate(_HEADLINE)}
     stages = {s: i for i, s in enumerate(found.target.stages)}
     sums.sort(key=lambda f: (metrics[f.metric], stages.get(f.stage, len(stages)), f.id))
@@ -79,6 +80,11 @@ def _overview(found: Discrepancy) -> list[str]:
     head = ("Metric", "Stage", *map(markdown, sources), "Delta", "Residual", "Status")
     more = f" The first {MAX_ROWS} of {len(sums)} sums; all are below." if len(sums) > MAX_ROWS else ""
     return [*table(head, "ll" + "r" * len(sources) + "rrl", rows), "", f"{tally(found)}.{more}"]
+
+
+def _levels(found: Discrepancy) -> tuple[str, ...]:
+    """Return the levels of sums; those of the only stage are the totals."""
+    return ("stage",) if len(found.target.stages) == 1 else ("total", "stage")
 
 
 def _row(f: Finding, sources: list[str]) -> tuple[str, ...]:
@@ -213,8 +219,8 @@ def _judges(found: Discrepancy) -> list[str]:
     by_rules = [title.title for name, title in METRICS.items() if name not in ("flops", "calls")]
     compared = (
         f"{plural(judges.agreed, 'count')} of operators in the run, {exact(judges.flops)} FLOPs in all, "
-        f"{'is' if judges.agreed == 1 else 'are'} the same by torch's own formulas at the dispatcher; "
-        f"{plural(differing, 'other')} {'differs' if differing == 1 else 'differ'}."
+        f"{verb(judges.agreed)} the same by torch's own formulas at the dispatcher; "
+        f"{plural(differing, 'other')} {verb(differing, 'differs', 'differ')}."
     )
     body = [
         *([compared, ""] if judges.agreed or differing else []),
@@ -260,7 +266,7 @@ def _picked(found: Discrepancy) -> list[Finding]:
     """Open findings, then explained differences, each by size; then the sums of FLOPs."""
     bad = open_findings(found)
     named = [f for f in found.findings if f.delta and f.status == "explained"]
-    sums = [f for f in found.findings if f.level in ("total", "stage") and f.metric == "flops"]
+    sums = [f for f in found.findings if f.level in _levels(found) and f.metric == "flops"]
     ranked = [*bad, *sorted(named, key=lambda f: (-abs(f.delta or 0), f.id)), *sums]
     return list({f.id: f for f in ranked}.values())
 

@@ -5,17 +5,19 @@ from __future__ import annotations
 from textwrap import indent, wrap
 from typing import Final
 
+from costproof.ledger.plural import plural
 from costproof.reports.describe import head, model_line, workload_line
 from costproof.reports.escape import code, details, markdown, table, visible
 from costproof.reports.explain import ExplainedCall, Explanation, Match, Part
-from costproof.reports.numbers import exact, human, plural
+from costproof.reports.numbers import exact, human
 from costproof.reports.quantities import EXPLAINED
+from costproof.reports.screen import folded
 
 _WIDTH: Final = 110
 _LABELS: Final = 3
 
 
-def explain_text(found: Explanation) -> str:
+def explain_text(found: Explanation, width: int | None = None) -> str:
     """The explanation; every number in it is an exact integer."""
     unit = EXPLAINED[found.metric].unit
     lines = [
@@ -34,13 +36,13 @@ def explain_text(found: Explanation) -> str:
         lines += ["", *_call(call, unit)]
     if found.symbols:
         lines += ["", "Symbols"]
-        width = max(map(len, found.symbols))
-        lines += [f"  {visible(s):<{width}}  {visible(meaning)}" for s, meaning in found.symbols.items()]
+        longest = max(map(len, found.symbols))
+        lines += [f"  {visible(s):<{longest}}  {visible(meaning)}" for s, meaning in found.symbols.items()]
     for name, doc in found.docs.items():
         lines += ["", f"{visible(name)}: {visible(doc.title)}"]
         lines += [indent(visible(line), "  ").rstrip() for line in doc.derivation.splitlines()]
         lines += [f"  source: {visible(doc.source)}"] if doc.source else []
-    return "\n".join(line.rstrip() for line in lines) + "\n"
+    return "".join(f"{part.rstrip()}\n" for line in lines for part in folded(line, width))
 
 
 def _call(call: ExplainedCall, unit: str) -> list[str]:

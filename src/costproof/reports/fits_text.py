@@ -5,21 +5,22 @@ from __future__ import annotations
 from typing import Final
 
 from costproof.estimate.memory import Fits, Held, Limit
-from costproof.reports.escape import code, markdown, table, visible
-from costproof.reports.numbers import aligned, exact, human
+from costproof.reports.escape import code, markdown, table
+from costproof.reports.numbers import exact, human
+from costproof.reports.screen import aligned, filled
 
 HEAD: Final = ("Held", "Bytes", "")
 STAGES: Final = ("Stage", "Added to the cache", "Activations, at most")
 PEAKS: Final = ("Peak, arguments apart", "Peaks of all its calls")
 ACTIVATIONS: Final = (
-    "The bound of activations keeps every tensor that crosses the border of a module, in one call of each stage, and\n"
+    "The bound of activations keeps every tensor that crosses the border of a module, in one call of each stage, and "
     "beside it all that the operators of one layer of each kind take and make."
 )
 UNBOUNDED: Final = "Only formulas bound activations, and here are none: a capture with --peaks says what is held."
 PEAKS_AT_ONCE: Final = "the peaks of all stages at once"
 WITH_PEAKS: Final = (
-    "A peak is what a stage as written holds at once, temporaries and its cache among it, by a run on a CPU.\n"
-    "A run holds the weights and the largest peak at least, arguments of the stage apart, and at most the weights and\n"
+    "A peak is what a stage as written holds at once, temporaries and its cache among it, by a run on a CPU. "
+    "A run holds the weights and the largest peak at least, arguments of the stage apart, and at most the weights and "
     "all peaks."
 )
 SOME_PEAKS: Final = "Some peaks are not known: the largest of the others is held for certain, and bounds nothing."
@@ -34,15 +35,17 @@ SHEET: Final = (
 )
 
 
-def fits_text(found: Fits) -> str:
+def fits_text(found: Fits, width: int | None = None) -> str:
     """For the console."""
-    lines = [found.name, verdict(found), "", *aligned(HEAD, _held(found)), "", *aligned(_head(found), _stages(found))]
-    lines += ["", *_says(found).split("\n")]
+    lines = [found.name, verdict(found), "", *aligned(HEAD, _held(found), width=width), ""]
+    if rows := _stages(found):
+        lines += [*aligned(_head(found), rows, width=width), ""]
+    lines += [*_says(found).split("\n")]
     if found.limits:
         lines += ["", "Limits, solved and evaluated on both sides:"]
         limits = (limit(x, found.memory_bytes) for x in found.limits)
         lines += [line for says, sides in limits for line in (f"  {says}", f"      {sides}")]
-    return "\n".join(visible(line) for line in lines) + "\n"
+    return filled(lines, width)
 
 
 def fits_md(found: Fits) -> str:
@@ -50,7 +53,8 @@ def fits_md(found: Fits) -> str:
     lines = [f"# {markdown(found.name)}", "", markdown(verdict(found)), "", *table(HEAD, "lrr", _held(found)), ""]
     head = _head(found)
     stages = [(code(s), *rest) for s, *rest in _stages(found)]
-    lines += [*table(head, "l" + "r" * (len(head) - 1), stages), "", _says(found)]
+    lines += [*table(head, "l" + "r" * (len(head) - 1), stages), ""] if stages else []
+    lines += [_says(found)]
     if found.limits:
         lines += [
             "",
@@ -80,6 +84,7 @@ def verdict(found: Fits) -> str:
 
 def _held(found: Fits) -> list[tuple[str, ...]]:
     peaks = (
+        ("largest peak of a stage, arguments apart", found.peak_bytes),
         ("weights and largest peak", found.least_bytes),
         ("weights and all peaks", found.most_bytes),
     )
@@ -89,7 +94,6 @@ def _held(found: Fits) -> list[tuple[str, ...]]:
         ("weights and cache", found.certain_bytes),
         ("activations, at most", found.activations_bytes),
         ("all of these", found.bound_bytes),
-        ("largest peak of a stage, arguments apart", found.peak_bytes),
         *(() if found.peak_bytes is None else peaks),
         ("memory", found.memory_bytes),
     )
@@ -110,11 +114,16 @@ def _says(found: Fits) -> str:
 
 
 def _stages(found: Fits) -> list[tuple[str, ...]]:
-    return [
-        (s.id, exact(s.cache_bytes), exact(s.activations_bytes))
-        + (() if found.peak_bytes is None else (exact(s.peak_bytes), exact(s.peaks_bytes)))
-        for s in found.stages
-    ]
+    """Return rows of the stages; none where the only one holds what is held in all."""
+    return (
+        []
+        if len(found.stages) == 1
+        else [
+            (s.id, exact(s.cache_bytes), exact(s.activations_bytes))
+            + (() if found.peak_bytes is None else (exact(s.peak_bytes), exact(s.peaks_bytes)))
+            for s in found.stages
+        ]
+    )
 
 
 def limit(x: Limit, room: int) -> tuple[str, str]:

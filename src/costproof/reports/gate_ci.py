@@ -11,9 +11,9 @@ from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
 from costproof.compare.gate.types import Gate
 from costproof.ledger.environment import VERSION
+from costproof.ledger.plural import plural
 from costproof.reports.escape import visible
 from costproof.reports.gate_words import Line, idle_text, lines, sentence
-from costproof.reports.numbers import plural
 
 MOST: Final = 10
 """Annotations of a kind that GitHub shows for one step."""

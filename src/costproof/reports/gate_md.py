@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Final
 
 from costproof.compare.gate.types import Gate
+from costproof.ledger.plural import plural
 from costproof.reports.diff_words import change
 from costproof.reports.escape import code, details, markdown, table, unbroken
 from costproof.reports.gate_words import HEAD, LEFT, Line, changes, idle, lines, reasons, sentence, whys
-from costproof.reports.numbers import cut, plural, some
+from costproof.reports.numbers import cut, some
 
 BUDGET: Final = 60_000
 """Bytes of the text: a comment on GitHub may have 65,536 characters, a job's summary 1,024 k."""

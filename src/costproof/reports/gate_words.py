@@ -8,8 +8,9 @@ from typing import Final
 
 from costproof.compare.gate.types import AllowanceUse, Check, Gate, Status
 from costproof.ledger.metrics import EVERY_METRIC
+from costproof.ledger.plural import plural, verb
 from costproof.reports.diff_words import amount, percent, signed
-from costproof.reports.numbers import cut, plural, some
+from costproof.reports.numbers import cut, some
 
 HEAD: Final = ("Result", "Place", "Metric", "Δ %", "Δ", "Limit", "Base", "Head")
 """What is said first is what a telephone shows."""
@@ -79,7 +80,7 @@ def sentence(found: Gate) -> str:
         return f"Over the limit in {len(over):,} of {plural(len(every), 'check')}; {worst}."
     why = reasons(found)
     more = f" and {plural(len(why) - 1, 'more reason')}" if len(why) > 1 else ""
-    also = f" {len(over):,} of {plural(len(every), 'check')} are over the limit." if over else ""
+    also = f" {len(over):,} of {plural(len(every), 'check')} {verb(len(over))} over the limit." if over else ""
     return f"Incomplete, so it does not pass: {cut(why[0], _REASON)}{more}.{also}"
 
 

@@ -9,18 +9,20 @@ from typing import Final
 
 from costproof.ledger.listing import Line, Listing
 from costproof.ledger.node import exact_sum
+from costproof.ledger.plural import plural
 from costproof.reports.escape import visible
 from costproof.reports.graph.names import pattern
-from costproof.reports.numbers import exact, plural, share
+from costproof.reports.numbers import exact, share
+from costproof.reports.screen import filled
 
 _LAYER: Final = re.compile(r"(.*?\.\d+)(?:\.|$)")
 _READS: Final = 60
 """Letters of the arguments of an operator."""
 
 
-def listing_text(found: Sequence[Listing]) -> str:
+def listing_text(found: Sequence[Listing], width: int | None = None) -> str:
     """Lines of ``%node = operator(arguments) -> shapes``, with exact FLOPs, their share of all, and bytes."""
-    return "\n\n".join("\n".join(line.rstrip() for line in _listing(one)) for one in found) + "\n"
+    return "\n".join(filled(_listing(one), width) for one in found)
 
 
 def _listing(found: Listing) -> Iterator[str]:

@@ -8,10 +8,12 @@ from typing import Final
 
 from costproof.estimate.measured import Measurement, OperatorRow, PartRow, Row
 from costproof.estimate.split import Split
-from costproof.reports.escape import code, markdown, table, visible
-from costproof.reports.numbers import aligned, human, plural, share
+from costproof.ledger.plural import plural
+from costproof.reports.escape import code, markdown, table
+from costproof.reports.numbers import human, share
 from costproof.reports.profile_md import seconds
 from costproof.reports.roofline_words import decimal, duration
+from costproof.reports.screen import aligned, filled
 
 SAYS: Final = (
     "Measured = the sum of the other columns, to the last digit. Floor: the products at the peak, or inputs, weights, "
@@ -49,16 +51,16 @@ MAX_PARTS: Final = 25
 _NANO: Final = 10**9
 
 
-def measure_text(found: Measurement) -> str:
+def measure_text(found: Measurement, width: int | None = None) -> str:
     """For the console."""
     heads, parts = _heads(found)
-    lines = [found.name, _roof(found), "", *aligned(heads, [_stage(r) for r in found.rows], left=2), ""]
-    lines += [*aligned(parts, [_parts(r) for r in found.rows], left=2), "", *_says(found)]
-    lines += [*aligned(_parted(found), _model(found), left=3), *_more(len(found.parts), MAX_PARTS, "part"), ""]
-    lines += [*aligned(OPERATORS, _operators(found), left=4), *_more(len(found.operators), MAX_OPERATORS, "operator")]
+    lines = [found.name, _roof(found), "", *aligned(heads, [_stage(r) for r in found.rows], 2, width), ""]
+    lines += [*aligned(parts, [_parts(r) for r in found.rows], 2, width), "", *_says(found)]
+    lines += [*aligned(_parted(found), _model(found), 3, width), *_more(len(found.parts), MAX_PARTS, "part"), ""]
+    lines += [*aligned(OPERATORS, _operators(found), 4, width), *_more(len(found.operators), MAX_OPERATORS, "operator")]
     lines += [f"WRONG: {wrong}" for wrong in _wrong(found)]
     lines += [f"NOT MADE: {o.run} {o.stage} {o.operator} {_shapes(o)}: {o.why}" for o in found.operators if o.why]
-    return "\n".join(visible(line) for line in lines) + "\n"
+    return filled(lines, width)
 
 
 def measure_md(found: Measurement) -> str:

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from costproof.ledger.metrics import METRICS, Metric
 from costproof.reports.describe import model_line, workload_line
-from costproof.reports.escape import visible
 from costproof.reports.html.tree import Formulas, Rows
-from costproof.reports.numbers import aligned, exact, human, share
+from costproof.reports.numbers import exact, human, share
+from costproof.reports.screen import aligned, filled
 
 if TYPE_CHECKING:
     from costproof.reports.report import Report
@@ -19,7 +19,7 @@ SHORT: Final = 12
 LEGEND: Final = "Each row has everything inside the module; x says how many equal modules a row stands for."
 
 
-def modules_text(found: Report) -> str:
+def modules_text(found: Report, width: int | None = None) -> str:
     """Every module, stage by stage."""
     rows = Rows(found, Formulas(), {}).rows
     static = found.figures
@@ -27,11 +27,11 @@ def modules_text(found: Report) -> str:
         f"{static.target.name}, {static.workload.name}: {workload_line(static.workload)}",
         model_line(static.target),
     ]
-    lines = [*head, "", *_table(found, rows, rows), "", LEGEND, found.sentence]
-    return "".join(visible(line) + "\n" for line in lines)
+    lines = [*head, "", *_table(rows, rows, width), "", LEGEND, found.sentence]
+    return filled(lines, width)
 
 
-def short_table(found: Report) -> list[str]:
+def short_table(found: Report, width: int) -> list[str]:
     """The outermost modules of a model of one stage, and those in them as far as they are few; empty for others."""
     if len(found.capture.target.stages) != 1:
         return []
@@ -42,11 +42,11 @@ def short_table(found: Report) -> list[str]:
     for depth in (2, 1):
         some = [row for row, level in zip(rows, levels, strict=True) if 0 < level <= depth]
         if 1 < len(some) <= SHORT:
-            return _table(found, rows, some)
+            return _table(rows, some, width)
     return []
 
 
-def _table(found: Report, rows: list[dict[str, Any]], some: list[dict[str, Any]]) -> list[str]:
+def _table(rows: list[dict[str, Any]], some: list[dict[str, Any]], width: int | None) -> list[str]:
     tops = {row["stage"]: row for row in rows if row["parent"] is None}
     wholes = {stage: _first(top["sum"].get("flops", 0)) for stage, top in tops.items()}
     least = min((_level(rows, row) for row in some), default=0)
@@ -59,7 +59,7 @@ def _table(found: Report, rows: list[dict[str, Any]], some: list[dict[str, Any]]
             _shown(row, "params"), _shown(row, "flops"),
             share(_first(flops), wholes[row["stage"]]) if flops != 0 else "", row["status"],
         ))  # fmt: skip
-    return aligned(HEAD, cells, left=2)
+    return aligned(HEAD, cells, 2, width)
 
 
 def _level(rows: list[dict[str, Any]], row: dict[str, Any]) -> int:

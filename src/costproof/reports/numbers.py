@@ -61,11 +61,6 @@ def share(part: int | Fraction | None, whole: int | Fraction | None) -> str:
     return f"{tenths // 10:,}.{tenths % 10} %"
 
 
-def plural(count: int, one: str, many: str | None = None) -> str:
-    """``1 finding``, ``2 findings``."""
-    return f"{count:,} {one if count == 1 else many or one + 's'}"
-
-
 def some(names: Sequence[str], most: int) -> str:
     """The first names, and how many more there are: ``a, b and 3 more``."""
     more = len(names) - most
@@ -75,15 +70,3 @@ def some(names: Sequence[str], most: int) -> str:
 def cut(text: str, most: int) -> str:
     """The text, or its beginning where it is longer than ``most`` characters."""
     return text if len(text) <= most else text[: most - 1] + "…"
-
-
-def aligned(head: tuple[str, ...], rows: Sequence[tuple[str, ...]], left: int = 1) -> list[str]:
-    """A table of plain text; the first ``left`` columns are words, the others numbers."""
-    grid = [head, *rows]
-    widths = [max(map(len, column)) for column in zip(*grid, strict=True)]
-
-    def line(cells: tuple[str, ...]) -> str:
-        padded = (c.ljust(w) if i < left else c.rjust(w) for i, (c, w) in enumerate(zip(cells, widths, strict=True)))
-        return "  ".join(padded).rstrip()
-
-    return [line(cells) for cells in grid]

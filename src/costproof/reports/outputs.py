@@ -81,15 +81,15 @@ OUTPUTS: Final[tuple[Output, ...]] = (
     ),
     Output(
         "summary", "summary.txt", "the table that the report command prints",
-        lambda r: r, _at("reports.summary:summary_text"), states_verdict=True,
+        lambda r: r, _at("reports.summary:summary_text"), states_verdict=True, for_screens=True,
     ),
     Output(
         "modules", "modules.txt", "what each module costs, equal layers in one row, for the console",
-        lambda r: r, _at("reports.modules_text:modules_text"), states_verdict=True,
+        lambda r: r, _at("reports.modules_text:modules_text"), states_verdict=True, for_screens=True,
     ),
     Output(
         "counters-text", "counters.txt", "third-party counters beside the truth, for the console",
-        _COUNTERS, _at("reports.counters_table:counters_text"),
+        _COUNTERS, _at("reports.counters_table:counters_text"), for_screens=True,
     ),
     Output(
         "counters-md", "counters.md", "third-party counters beside the truth, for people",
@@ -117,7 +117,7 @@ OUTPUTS: Final[tuple[Output, ...]] = (
     ),
     Output(
         "explain-text", "explain.txt", "the formulas of a stage with numbers put in, for the console",
-        write=_at("reports.explain_texts:explain_text"),
+        write=_at("reports.explain_texts:explain_text"), for_screens=True,
     ),
     Output(
         "explain-md", "explain.md", "the formulas of a stage with numbers put in, for people",
@@ -155,11 +155,11 @@ OUTPUTS: Final[tuple[Output, ...]] = (
     ),
     Output(
         "diff-text", "diff.txt", "what a change does to the cost, for the console",
-        write=_at("reports.diff_table:diff_text"),
+        write=_at("reports.diff_table:diff_text"), for_screens=True,
     ),
     Output(
         "gate-text", "gate.txt", "whether a change may pass, for the console",
-        write=_at("reports.gate_table:gate_text"),
+        write=_at("reports.gate_table:gate_text"), for_screens=True,
     ),
     Output(
         "gate-md", "gate.md", "whether a change may pass, short enough for a comment",
@@ -185,7 +185,7 @@ OUTPUTS: Final[tuple[Output, ...]] = (
     ),
     Output(
         "roofline-text", "roofline.txt", "what a run takes at least on a device, for the console",
-        write=_at("reports.roofline_texts:roofline_text"),
+        write=_at("reports.roofline_texts:roofline_text"), for_screens=True,
     ),
     Output(
         "roofline-md", "roofline.md", "what a run takes at least on a device, for people",
@@ -205,7 +205,7 @@ OUTPUTS: Final[tuple[Output, ...]] = (
     ),
     Output(
         "measure-text", "measured.txt", "measured times beside their bounds, for the console",
-        write=_at("reports.measure_texts:measure_text"),
+        write=_at("reports.measure_texts:measure_text"), for_screens=True,
     ),
     Output(
         "measure-md", "measured.md", "measured times beside their bounds, for people",
@@ -217,7 +217,7 @@ OUTPUTS: Final[tuple[Output, ...]] = (
     ),
     Output(
         "fits-text", "fits.txt", "whether a run fits into a memory, for the console",
-        write=_at("reports.fits_text:fits_text"),
+        write=_at("reports.fits_text:fits_text"), for_screens=True,
     ),
     Output(
         "fits-md", "fits.md", "whether a run fits into a memory, for people",
@@ -227,7 +227,8 @@ OUTPUTS: Final[tuple[Output, ...]] = (
         "fits-json", "fits.json", "whether a run fits into a memory, for programs", kind=_at("estimate.memory:FITS"),
     ),
     Output(
-        "peaks-text", "peaks.txt", "what is alive at peaks, for consoles", write=_at("reports.peaks_text:peaks_text"),
+        "peaks-text", "peaks.txt", "what is alive at peaks, for consoles",
+        write=_at("reports.peaks_text:peaks_text"), for_screens=True,
     ),
     Output(
         "peaks-md", "peaks.md", "what is alive at peaks, for people", write=_at("reports.peaks_text:peaks_md"),
@@ -242,7 +243,7 @@ OUTPUTS: Final[tuple[Output, ...]] = (
     ),
     Output(
         "device-text", "device.txt", "a device and its sources, for the console",
-        write=_at("reports.device_text:device_text"),
+        write=_at("reports.device_text:device_text"), for_screens=True,
     ),
     Output(
         "device-json", "device.json", "a device and its sources, for programs", kind=_at("estimate.hardware:DEVICE"),

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Final
 
 from costproof.ledger.peaks import CallPeaks, GapPart, LiveTensor, Peak, Peaks
-from costproof.reports.escape import code, details, markdown, table, visible
-from costproof.reports.numbers import aligned, exact, some
+from costproof.ledger.plural import plural
+from costproof.reports.escape import code, details, markdown, table
+from costproof.reports.numbers import exact, some
+from costproof.reports.screen import aligned, filled
 
 HEAD: Final = ("Stage", "Call", "Part", "Graph peak", "Eager peak", "Gap", "Residual")
 GAP: Final = ("Why", "Tensor", "Held by", "Bytes")
@@ -26,22 +28,22 @@ _WHY: Final = {
 }
 
 
-def peaks_text(found: Peaks) -> str:
+def peaks_text(found: Peaks, width: int | None = None) -> str:
     """For the console."""
-    lines = [title(found), *MEANING.split("\n"), "", *aligned(HEAD, [_row(c) for c in found.calls], 3)]
+    lines = [title(found), *MEANING.split("\n"), "", *aligned(HEAD, [_row(c) for c in found.calls], 3, width)]
     for call in found.calls:
         if call.gap:
-            lines += ["", f"{name(call)}: eager less graph", *aligned(GAP, gap(call), 3)]
+            lines += ["", f"{name(call)}: eager less graph", *aligned(GAP, gap(call), 3, width)]
         for which, peak in _peaks(call):
             rows = alive(peak)
             lines += ["", f"{name(call)}: alive at {which}, {at(peak)}"]
-            lines += aligned(ALIVE, sorted(rows, key=lambda r: -_bytes(r))[:MOST_ROWS], 4)
+            lines += aligned(ALIVE, sorted(rows, key=lambda r: -_bytes(r))[:MOST_ROWS], 4, width)
             if len(rows) > MOST_ROWS:
-                lines.append(f"and {len(rows) - MOST_ROWS} smaller ones")
+                lines.append(f"and {plural(len(rows) - MOST_ROWS, 'smaller one')}")
         if call.form:
             lines += ["", f"{name(call)}: {FORM}: {call.form}{where(call)}"]
         lines += [f"{name(call)}: {note}" for note in call.notes]
-    return "\n".join(visible(line) for line in lines) + "\n"
+    return filled(lines, width)
 
 
 def _peaks(call: CallPeaks) -> list[tuple[str, Peak]]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from typing import Final, TypeVar
 
+from costproof.ledger.plural import plural
 from costproof.ledger.profile import Measured, Profile, Timing
 from costproof.reports.absent import Absent
 from costproof.reports.describe import head, versions_line
 from costproof.reports.escape import code, details, markdown, table
-from costproof.reports.numbers import human, plural, share
+from costproof.reports.numbers import human, share
 
 T = TypeVar("T")
 ROWS: Final = 15

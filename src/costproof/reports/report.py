@@ -87,8 +87,11 @@ class Report(Shown):
 
         return exit_code(self.discrepancy)
 
-    def render(self, name: str) -> str:
+    def render(self, name: str, width: int | None = None) -> str:
         """The text of an output, such as ``static-md``; ``costproof render --list`` names them all.
+
+        Args:
+            width: columns of the screen that it is read on; ``None`` is a file.
 
         Raises:
             BadInput: there is no such output.
@@ -97,7 +100,7 @@ class Report(Shown):
         output = REGISTRY.load(name)
         assert output.data is not None
         with limited(SECONDS, "the capture takes too long to render", where=name):
-            return output.text(output.data(self))
+            return output.text(output.data(self), width)
 
     def stages(self) -> pd.DataFrame:
         """One row per stage."""

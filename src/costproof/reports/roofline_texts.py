@@ -7,27 +7,31 @@ from io import StringIO
 from typing import Final
 
 from costproof.estimate.roofline import Bound, Roofline
+from costproof.ledger.plural import plural
 from costproof.reports import roofline_words as words
-from costproof.reports.escape import code, markdown, table, visible
-from costproof.reports.numbers import aligned
+from costproof.reports.escape import code, markdown, table
+from costproof.reports.screen import aligned, filled
 
 COLUMNS: Final = (
     "level", "stage", "part", "flops", "bytes", "intensity", "compute_s", "memory_s", "seconds", "bound",
 )  # fmt: skip
 
 
-def roofline_text(found: Roofline) -> str:
+def roofline_text(found: Roofline, width: int | None = None) -> str:
     """For the console."""
     lines = [found.name, words.roof(found), *words.instead(found), words.BOUND, ""]
-    lines += [*aligned(words.STAGES, words.stages(found)), "", words.MODULES, words.floor(found)]
+    lines += [*aligned(words.STAGES, words.stages(found), width=width), "", words.MODULES, words.floor(found)]
     lines += [*words.experts(found), ""]
-    lines += [*aligned(words.PARTS, words.parts(found), left=2)]
+    lines += [*aligned(words.PARTS, words.parts(found), 2, width)]
     more = len(found.parts) - words.MAX_PARTS
-    lines += ([f"and {more} more parts; -f csv and -f json have them"] if more > 0 else []) + ["", words.waiting(found)]
+    lines += ([f"and {plural(more, 'more part')}; -f csv and -f json have them"] if more > 0 else []) + [
+        "",
+        words.waiting(found),
+    ]
     if found.borders:
         lines += ["", "Borders, solved and evaluated on both sides:"]
         lines += [line for says, sides in map(words.border, found.borders) for line in (f"  {says}", f"      {sides}")]
-    return "\n".join(visible(line) for line in lines) + "\n"
+    return filled(lines, width)
 
 
 def roofline_md(found: Roofline) -> str:

@@ -7,6 +7,7 @@ from typing import Final
 
 from costproof.estimate.roofline import Border, BorderPoint, Bound, PartBound, Rational, Roofline, StageBound
 from costproof.estimate.routing import Touched
+from costproof.ledger.plural import plural
 from costproof.reports.numbers import exact, human, share
 
 BOUND: Final = "A bound by the device's own figures, not a prediction: what runs takes longer."
@@ -87,7 +88,7 @@ def experts(found: Roofline) -> list[str]:
 
 
 def _experts(stage: str, part: str, layers: list[Touched]) -> str:
-    first, many = layers[0], f"{len(layers)} layer{'s' if len(layers) > 1 else ''}"
+    first, many = layers[0], plural(len(layers), "layer")
     said = list(dict.fromkeys(x.touched for x in layers))
     shown = said[0] if len(said) == 1 else f"{min(said, key=Fraction)} to {max(said, key=Fraction)}"
     of = f"of {first.experts} experts, {first.top_k} for each of {exact(first.tokens)} tokens a call"

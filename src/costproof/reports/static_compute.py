@@ -12,6 +12,7 @@ from costproof.ledger.errors import Bug
 from costproof.ledger.metrics import EVERY_METRIC, METRICS, STAGE_WIDE, Metric
 from costproof.ledger.node import Ledger, exact_sum
 from costproof.ledger.peaks import by_stage
+from costproof.ledger.plural import plural
 from costproof.ledger.schema import FileKind
 from costproof.ledger.whole import WholeModel
 from costproof.ledger.workload import Invocation, TargetInfo, TensorSpec, Workload
@@ -96,9 +97,15 @@ class StaticCompute:
     """Where the formulas come from: ``analytic``, or ``derived``, read off the exported graph where there are no
     formulas of ours; empty where there are none at all."""
 
+    @property
+    def one_stage(self) -> bool:
+        """Whether the sums of the only stage are the totals, so that nothing needs both."""
+        totals = (self.totals, self.totals_at_least, self.sources)
+        return [(s.costs, s.at_least, s.sources) for s in self.stages] == [totals]
+
     def __repr__(self) -> str:
         """One line: ``frame`` has the table."""
-        return f"StaticCompute({self.target.name} at {self.workload.name}: {len(self.stages)} stages)"
+        return f"StaticCompute({self.target.name} at {self.workload.name}: {plural(len(self.stages), 'stage')})"
 
 
 STATIC_COMPUTE: Final = FileKind(name="costproof/static_compute", version=(3, 0), type=StaticCompute)

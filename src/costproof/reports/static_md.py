@@ -60,11 +60,13 @@ def _overview(static: StaticCompute) -> list[str]:
     sums = (bounded(static.totals.get(name), low.get(name), unit) for name, _, unit in columns)
     ran = [at for at, s in enumerate(static.stages) if s.costs.get("calls") != 0]
     most = (human(largest(sizes[title][at] for at in ran), "B") for title in titles)
-    rows.append(("**total**", "", *sums, *most))
+    if not static.one_stage:
+        rows.append(("**total**", "", *sums, *most))
     head = ("Stage", "Share of FLOPs", *(title for _, title, _ in columns), *titles)
     note = (
-        "k = 1000, for bytes too. Parameters of a module that works in two stages count once in the total."
-        " `?` is unknown or disputed, `≥` is the part that is known."
+        "k = 1000, for bytes too."
+        + ("" if static.one_stage else " Parameters of a module that works in two stages count once in the total.")
+        + " `?` is unknown or disputed, `≥` is the part that is known."
         " Activations written are a sum over the stage, not what is alive at once"
         + (": those are the peaks, of which the total is the largest." if peaked else ".")
     )
@@ -85,10 +87,11 @@ def _given(static: StaticCompute) -> set[str]:
 
 
 def _exact(static: StaticCompute) -> list[str]:
-    head = ("Quantity", *(markdown(s.id) for s in static.stages), "total")
+    total = [] if static.one_stage else [static.totals]
+    head = ("Quantity", *(markdown(s.id) for s in static.stages), *("total" for _ in total))
     given = _given(static)
     rows = [
-        (shown.title, *(exact(s.costs[name]) for s in static.stages), exact(static.totals.get(name)))
+        (shown.title, *(exact(s.costs[name]) for s in static.stages), *(exact(t.get(name)) for t in total))
         for name, shown in SHOWN.items()
         if shown.title and name in given
     ]

@@ -6,7 +6,8 @@ from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from costproof.ledger.metrics import PROVEN
-from costproof.reports.numbers import plural, some
+from costproof.ledger.plural import plural
+from costproof.reports.numbers import some
 
 if TYPE_CHECKING:
     from costproof.compare.findings import Discrepancy, Finding

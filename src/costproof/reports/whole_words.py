@@ -39,7 +39,7 @@ def whole_rows(whole: WholeModel, *, digits: bool) -> tuple[tuple[str, ...], lis
             name,
             *(exact(costs.get(m)) if digits else bounded(costs.get(m), None, UNITS.get(i.unit, "")) for m, i in shown),
         )
-        for name, costs in (*whole.stages.items(), ("total", whole.totals))
+        for name, costs in (*whole.stages.items(), *([("total", whole.totals)] if len(whole.stages) != 1 else []))
     ]
     return ("Stage", *(i.column for _, i in shown)), rows
 

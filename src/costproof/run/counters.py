@@ -16,6 +16,7 @@ from costproof.ledger.counter import CounterCall, CounterRecord, Spent
 from costproof.ledger.errors import BadInput
 from costproof.ledger.extras import advice, require
 from costproof.ledger.node import exact_sum
+from costproof.ledger.plural import plural
 from costproof.ledger.progress import Progress, silent
 from costproof.ledger.workload import Workload
 from costproof.models.registry import mistakes_of
@@ -171,7 +172,7 @@ def checked(
     return (
         tuple(replace(c, error=c.error or wrong.get((c.stage, c.invocation))) for c in truth),
         (
-            f"The truth equals the closed formulas in {equal} of {len(parts)} invocations.",
+            f"The truth equals the closed formulas in {equal:,} of {plural(len(parts), 'invocation')}.",
             *(f"{stage} is not counted here: {why}." for stage, why in left_out(model).items()),
         ),
     )

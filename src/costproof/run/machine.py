@@ -21,11 +21,12 @@ from costproof.graph.rules.registry import RULES
 from costproof.ledger.environment import VERSION, installed
 from costproof.ledger.errors import EXIT_INCOMPLETE, EXIT_OK, CostproofError, first_line
 from costproof.ledger.extras import advice, extras, packages_of
+from costproof.ledger.plural import plural
 from costproof.models import flash_attention
 from costproof.models.flash_attention import COMPILED, FLASH, WITHOUT_CUDA
 from costproof.models.registry import TARGETS
 from costproof.plugins import Registry
-from costproof.reports.numbers import human, plural
+from costproof.reports.numbers import human
 from costproof.reports.outputs import REGISTRY
 from costproof.tracers.counters.registry import COUNTERS, not_installed
 from costproof.tracers.export_cache import folder
@@ -250,4 +251,4 @@ def cuda_line(devices: Path = Path("/dev")) -> str:
     if sys.platform != "linux":
         return "unknown until --run cuda"
     count = sum(1 for d in devices.glob("nvidia[0-9]*") if d.name.removeprefix("nvidia").isdecimal())
-    return f"{count} device{'s' if count != 1 else ''}; checked at --run cuda" if count else "no: no device here"
+    return f"{plural(count, 'device')}; checked at --run cuda" if count else "no: no device here"

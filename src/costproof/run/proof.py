@@ -29,7 +29,7 @@ from costproof.run import proof_tasks
 from costproof.run.alone import alone_with
 from costproof.run.kept_answers import Kept
 from costproof.run.prepare import loaded
-from costproof.run.proof_certificate import assemble
+from costproof.run.proof_certificate import assemble, domain
 from costproof.run.request import RunRequest, request
 from costproof.tracers.ready import libraries
 
@@ -37,6 +37,7 @@ SAMPLES: Final = 64
 SEED: Final = 1
 MOST_SAMPLES: Final = 10_000
 """Of a certificate that is repeated: who wrote it may want the reader's machine to be busy."""
+_SHOWN: Final = 120
 RUN_STEPS: Final = (3, 2, 5, 12, 4, 7, 2, 9)
 """Decode steps of the runs of a proof. A cost that is a straight line in the past is in N a polynomial of degree 2,
 which three values settle; one step is in every draw."""
@@ -158,26 +159,48 @@ def verify(
         BadInput: the file is not a certificate, or about a target that is not known here.
     """
     old = read_certificate(Path(certificate))
-    name, settings = old.target.name, old.settings
-    if not 0 <= settings.samples <= MOST_SAMPLES:
-        raise BadInput("too many configurations to repeat", where="$.settings.samples", got=settings.samples,
-                       expected=f"0 to {MOST_SAMPLES:,}")  # fmt: skip
     with alone_with(rules):
-        factory = TARGETS.load(name)
-        if not isinstance(factory, Proves):
-            raise BadInput("this target cannot be made of a certificate", where="$.target.name", got=name)
-        try:
-            target = factory.from_normalised(settings.config)
-            proof = with_runs(target.proof(settings.samples, settings.seed, **settings.chosen))
-        except (ValueError, KeyError, TypeError) as error:
-            raise BadInput("the certificate's configuration is damaged", where="$.settings", got=error) from error
-        new = carried_out(target, proof, jobs=jobs, progress=progress)
+        new = carried_out(*repeatable(old), jobs=jobs, progress=progress)
     before, now = old.environment, new.environment
     every = dict.fromkeys((*now, *({RULES} & before.keys())))
     versions = (
         f"{k}: {before.get(k)} in the certificate, {now.get(k)} now" for k in every if before.get(k) != now.get(k)
     )
     return Verification(new, tuple(versions), differences(old, new))
+
+
+def repeatable(old: Certificate) -> tuple[WithProof, Proof]:
+    """Return the target of a certificate and its proof; nothing is traced.
+
+    Raises:
+        BadInput: the target is not known here, or the settings are damaged, or those of another proof than the one that
+            the certificate is about.
+    """
+    name, settings = old.target.name, old.settings
+    if not 0 <= settings.samples <= MOST_SAMPLES:
+        raise BadInput("too many configurations to repeat", where="$.settings.samples", got=settings.samples,
+                       expected=f"0 to {MOST_SAMPLES:,}")  # fmt: skip
+    factory = TARGETS.load(name)
+    if not isinstance(factory, Proves):
+        raise BadInput("this target cannot be made of a certificate", where="$.target.name", got=name)
+    try:
+        target = factory.from_normalised(settings.config)
+        proof = with_runs(target.proof(settings.samples, settings.seed, **settings.chosen))
+    except (ValueError, KeyError, TypeError) as error:
+        raise BadInput("the certificate's configuration is damaged", where="$.settings", got=error) from error
+    info = target.info()
+    stated = {"target.config_hash": (old.target.config_hash, info.config_hash)}
+    stated |= {f"coverage.{k}": (getattr(old.coverage, k), v) for k, v in domain(proof).items()}
+    for place, (said, made) in stated.items():
+        if said != made:
+            raise BadInput(
+                "the settings are of another proof than the certificate",
+                where=f"$.{place}",
+                expected=str(made)[:_SHOWN],
+                got=str(said)[:_SHOWN],
+                fix=f"costproof prove {name} makes a certificate anew",
+            )
+    return target, proof
 
 
 def _carry_out(

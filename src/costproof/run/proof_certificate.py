@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from costproof.compare.proof.bound import bound, degrees
-from costproof.compare.proof.certificate import Certificate, Claim, Counterexample, Coverage, Seen, Verdict
+from costproof.compare.proof.certificate import Certificate, Claim, Counterexample, Coverage, Seen, verdict_of
 from costproof.compare.proof.judge import Answer
 from costproof.graph.rules.files import versions_in_force
 from costproof.ledger.environment import environment
@@ -49,27 +49,20 @@ def assemble(answers: Sequence[tuple[str, str, Answer | str]], target: WithFormu
             right.setdefault((*claim.key, claim.at_config), []).append((name.partition(": ")[2], claim))
         wrong += answer.counterexamples
         left_out |= dict.fromkeys(answer.conditions)
-    verdict: Verdict = "refuted" if wrong else "incomplete" if missing else "proved"
     info, samples = target.info(), proof.settings.samples
     return Certificate(
         conventions=target.conventions(proof.usual),
         target=info,
         environment=environment() | versions_in_force(),
-        verdict=verdict,
+        verdict=verdict_of(wrong, missing),
         settings=proof.settings,
         coverage=Coverage(
-            sizes=proof.sizes,
+            **domain(proof),
             symbolic_sizes=tuple(sorted(set.intersection(*symbolic.values()) if symbolic else ())),
-            tried_sizes=proof.tried_sizes,
-            workloads=proof.workloads,
             runs=tuple(name.partition(": ")[2] for phase, name, _ in answers if phase == "identities"),
-            samples=samples,
+            seen=seen(proof),
             rows=dict(rows),
             rows_by_stage=dict(by_stage),
-            drawn=dict(proof.ranges),
-            choices=dict(proof.choices),
-            not_varied=proof.not_varied,
-            seen=seen(proof),
         ),
         bounds=tuple(
             bound(s, degrees(formulas[s], proof.independent), proof.ranges, samples)
@@ -84,7 +77,20 @@ def assemble(answers: Sequence[tuple[str, str, Answer | str]], target: WithFormu
     )
 
 
-_NOT_OF_A_RUN: Final = ("name", "what", "inputs")
+def domain(proof: Proof) -> dict[str, Any]:
+    """Return what a certificate says of a proof's domain, which its settings decide before anything is traced."""
+    return {
+        "sizes": proof.sizes,
+        "tried_sizes": proof.tried_sizes,
+        "workloads": proof.workloads,
+        "samples": proof.settings.samples,
+        "drawn": dict(proof.ranges),
+        "choices": dict(proof.choices),
+        "not_varied": proof.not_varied,
+    }
+
+
+_NOT_OF_A_RUN: Final = ("name", "what", "inputs", "arguments")
 
 
 def seen(proof: Proof) -> dict[str, Seen]:

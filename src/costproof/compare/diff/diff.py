@@ -27,6 +27,7 @@ from costproof.compare.diff.units import MAC, in_flops
 from costproof.ledger.baseline import PEAK_SOURCE, Baseline, Folded
 from costproof.ledger.errors import BadInput, Incomplete
 from costproof.ledger.metrics import EVERY_METRIC, PEAK_METRICS, TRAFFIC, UNFUSED, Metric
+from costproof.ledger.plural import plural
 from costproof.ledger.sources import ALL_SOURCES
 
 Place = tuple[str, Metric]
@@ -89,7 +90,7 @@ def diff(base: Baseline, head: Baseline, levers: Levers | None = None) -> Diff:
     for source, part in found.items():
         unknown = [r for r in part.rows if r.delta is None]
         if unknown:
-            more = f" and {len(unknown) - 1} more rows" if len(unknown) > 1 else ""
+            more = f" and {plural(len(unknown) - 1, 'more row')}" if len(unknown) > 1 else ""
             incomplete.append(f"the {source} source does not know {unknown[0].metric} of {unknown[0].id}{more}")
     return Diff(
         base=side_of(base),

@@ -8,6 +8,7 @@ from typing import Final, Literal
 from costproof.compare.diff.attribution import Player, Term
 from costproof.ledger.errors import EXIT_INCOMPLETE, EXIT_OK
 from costproof.ledger.metrics import Metric
+from costproof.ledger.plural import plural
 from costproof.ledger.schema import FileKind
 from costproof.ledger.shown import Shown
 from costproof.ledger.workload import Plain
@@ -175,7 +176,7 @@ class Diff(Shown):
 
     def __repr__(self) -> str:
         """One line."""
-        return f"Diff({self.base.name} -> {self.head.name}: {self.verdict}, {len(self.rows):,} rows changed)"
+        return f"Diff({self.base.name} -> {self.head.name}: {self.verdict}, {plural(len(self.rows), 'row')} changed)"
 
 
 DIFF: Final = FileKind(name="costproof/diff", version=(1, 1), type=Diff)

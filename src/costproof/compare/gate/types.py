@@ -8,6 +8,7 @@ from typing import Final, Literal
 from costproof.compare.diff.types import Changes, Side
 from costproof.ledger.errors import EXIT_FINDINGS, EXIT_INCOMPLETE, EXIT_OK
 from costproof.ledger.metrics import Metric
+from costproof.ledger.plural import plural
 from costproof.ledger.schema import FileKind
 from costproof.ledger.shown import Shown
 
@@ -91,7 +92,7 @@ class Gate(Shown):
 
     def __repr__(self) -> str:
         """One line."""
-        return f"Gate({self.base.name} -> {self.head.name}: {self.verdict}, {len(self.checks):,} checks)"
+        return f"Gate({self.base.name} -> {self.head.name}: {self.verdict}, {plural(len(self.checks), 'check')})"
 
 
 GATE: Final = FileKind(name="costproof/gate", version=(1, 0), type=Gate)

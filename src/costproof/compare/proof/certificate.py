@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -10,8 +11,9 @@ from typing import Any, Final, Literal
 from costproof.compare.proof.bound import Bound
 from costproof.ledger.capture import SymbolDoc
 from costproof.ledger.conventions import Conventions
-from costproof.ledger.errors import BadInput
+from costproof.ledger.errors import BadInput, CostproofError, Problems
 from costproof.ledger.metrics import Metric
+from costproof.ledger.plural import plural
 from costproof.ledger.schema import FileKind, load
 from costproof.ledger.shown import Shown
 from costproof.ledger.workload import TargetInfo
@@ -143,7 +145,7 @@ class Certificate(Shown):
 
     def __repr__(self) -> str:
         """One line."""
-        return f"Certificate({self.target.name}: {self.verdict}, {len(self.claims)} claims)"
+        return f"Certificate({self.target.name}: {self.verdict}, {plural(len(self.claims), 'claim')})"
 
     def mistakes(self) -> tuple[tuple[Counterexample, ...], ...]:
         """The counterexamples of each quantity, the most telling one first."""
@@ -166,11 +168,31 @@ def read_certificate(path: Path) -> Certificate:
 
     Raises:
         BadInput: the file is not a certificate of a version that this costproof reads.
+        Problems: it contradicts itself.
     """
     found = load(path, CERTIFICATE, make_again="costproof prove TARGET -o DIR")
     if not found.coverage.rows and found.verdict == "proved":
         raise BadInput("a certificate that compared nothing proves nothing", where="$.coverage.rows", got="{}")
+    if problems := [*_contradictions(found)]:
+        raise Problems("the certificate contradicts itself", problems)
     return found
+
+
+def _contradictions(found: Certificate) -> Iterator[CostproofError]:
+    verdict = verdict_of(found.counterexamples, found.missing)
+    if found.verdict != verdict:
+        yield BadInput("the verdict is another one", where="$.verdict", expected=verdict, got=found.verdict)
+    if found.coverage.samples != found.settings.samples:
+        yield BadInput("the configurations drawn are not those of the settings", where="$.coverage.samples",
+                       expected=found.settings.samples, got=found.coverage.samples)  # fmt: skip
+    keys = Counter(claim.key for claim in found.claims)
+    if twice := next((key for key, times in keys.items() if times > 1), None):
+        yield BadInput("a claim is made twice", where="$.claims", got="/".join(twice))
+
+
+def verdict_of(wrong: Sequence[Counterexample], missing: Sequence[str]) -> Verdict:
+    """Return how a proof ended that found these counterexamples and could not carry out these pieces."""
+    return "refuted" if wrong else "incomplete" if missing else "proved"
 
 
 def differences(old: Certificate, new: Certificate) -> tuple[str, ...]:

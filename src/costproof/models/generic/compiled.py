@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from costproof.ledger.errors import first_line
+from costproof.ledger.plural import plural
 
 
 def is_compiled(module: nn.Module) -> bool:
@@ -53,8 +54,8 @@ def graphs(
         return f"torch.compile: the graphs of this call are not known: {first_line(error)}"
     breaks = [why for why in made if why]
     if not breaks:
-        return f"torch.compile makes {len(made)} graph{'s' if len(made) != 1 else ''} of this call, without a break"
-    what = f"{len(made)} graphs of this call, {len(breaks)} break{'s' if len(breaks) != 1 else ''}"
+        return f"torch.compile makes {plural(len(made), 'graph')} of this call, without a break"
+    what = f"{plural(len(made), 'graph')} of this call, {plural(len(breaks), 'break')}"
     return f"torch.compile makes {what}: {'; '.join(dict.fromkeys(breaks))}"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
+from costproof.ledger.plural import plural
 from costproof.ledger.workload import Input, Workload
 from costproof.models.encoding.images import SIZE
 
@@ -26,4 +27,4 @@ def with_images(workload: Workload, count: int, side: int = 0) -> Workload:
         return replace(workload, inputs={}, what="text only")
     size = f" of {side} x {side}" if side else ""
     inputs: dict[str, Input] = {IMAGES: count, **({SIZE: side} if side else {})}
-    return replace(workload, inputs=inputs, what=f"{count} image{'s' * (count > 1)}{size} in each prompt")
+    return replace(workload, inputs=inputs, what=f"{plural(count, 'image')}{size} in each prompt")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Final
 
+from costproof.ledger.plural import plural
 from costproof.reports.graph.layout import Layout, Pair
 from costproof.reports.graph.picture import Edge
-from costproof.reports.numbers import plural
 
 LANE: Final = 10
 """Pixels between arrows that lead back beside all boxes."""

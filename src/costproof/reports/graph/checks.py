@@ -6,6 +6,7 @@ from collections import Counter
 
 from costproof.ledger.callgraph import CallGraph
 from costproof.ledger.capture import Capture
+from costproof.ledger.plural import plural
 from costproof.reports.graph.structure import arrows, ended
 
 
@@ -26,12 +27,12 @@ def problems(graph: CallGraph) -> list[str]:
     for (a, b), n in arrows(graph.edges, {*graph.call_counts, *graph.module_types}).items():
         incoming[b] += n
         if entered and (nested[a, b] > n if partly else nested[a, b] != n):
-            said.append(f"{a} calls {b} {n} times by the edges, {nested[a, b]} by the events")
+            said.append(f"{a} calls {b} {plural(n, 'time')} by the edges, {nested[a, b]} by the events")
     for path, count in graph.call_counts.items():
         if incoming[path] > count:
-            said.append(f"{path} is called {count} times by the counts, {incoming[path]} by the edges")
+            said.append(f"{path} is called {plural(count, 'time')} by the counts, {incoming[path]} by the edges")
         if entered and (entered[path] > count if partly else entered[path] != count):
-            said.append(f"{path} is called {count} times by the counts, {entered[path]} by the events")
+            said.append(f"{path} is called {plural(count, 'time')} by the counts, {entered[path]} by the events")
     return said
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from costproof.ledger.plural import plural
 from costproof.reports.graph.names import plain, shorten
 from costproof.reports.graph.picture import GraphView, Node
-from costproof.reports.numbers import plural
 
 MAX_NODES: Final = 100
 MAX_EDGES: Final = 400

@@ -10,10 +10,11 @@ from typing import Final
 from costproof.ledger.errors import BadInput
 from costproof.ledger.listing import Line, Listing
 from costproof.ledger.node import exact_sum
+from costproof.ledger.plural import plural
 from costproof.reports.graph.names import pattern, plain
 from costproof.reports.graph.picture import Edge, GraphView, Node
 from costproof.reports.listing_text import form, layers
-from costproof.reports.numbers import exact, human, plural, some
+from costproof.reports.numbers import exact, human, some
 
 MOST: Final = 2_000
 """Boxes of a picture: beyond, neither a viewer nor a reader follows, and placing them takes minutes."""

@@ -6,8 +6,9 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Final
 
+from costproof.ledger.plural import plural
 from costproof.reports.graph.names import natural, plain
-from costproof.reports.numbers import exact, human, plural, share, some
+from costproof.reports.numbers import exact, human, share, some
 
 _ORDER: Final = 12
 """Paths that a tooltip names."""

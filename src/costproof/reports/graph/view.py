@@ -13,6 +13,7 @@ from urllib.parse import quote
 from costproof.ledger.callgraph import CallGraph, TensorAt
 from costproof.ledger.capture import Capture
 from costproof.ledger.errors import BadInput
+from costproof.ledger.plural import plural, verb
 from costproof.reports.absent import callgraph_of
 from costproof.reports.callgraph_json import CallGraphFile, Drawable
 from costproof.reports.describe import model_line, workload_line
@@ -59,7 +60,9 @@ def graph_view(drawn: Drawable, choice: Choice | None = None) -> GraphView:
     shown = {i for i, depth in depths.items() if depth <= deepest}
     left = depths.keys() - shown
     hidden = Counter(e.source for e in grouped.calls if e.target in left)
-    deeper = [f"{len(left)} families of modules lie deeper than depth {deepest} and are left out"] if left else []
+    many = plural(len(left), "family", "families")
+    lie, are = verb(len(left), "lies", "lie"), verb(len(left))
+    deeper = [f"{many} of modules {lie} deeper than depth {deepest} and {are} left out"] if left else []
     contradictions = [*problems(graph), *(mark_problems(drawn) if isinstance(drawn, Capture) else ())]
     return GraphView(
         title=_title(drawn, chosen),

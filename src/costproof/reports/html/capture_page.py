@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from costproof.ledger.metrics import METRICS, STAGE_WIDE, Metric
+from costproof.ledger.plural import plural, verb
 from costproof.ledger.symbols import FUNCTIONS
 from costproof.reports.absent import Absent
 from costproof.reports.describe import run_line
@@ -33,7 +34,7 @@ from costproof.reports.html.parts import (
 )
 from costproof.reports.html.roof import roof_part, time_chip, time_metric
 from costproof.reports.html.tree import Formulas, Rows
-from costproof.reports.numbers import bounded, exact, plural, share
+from costproof.reports.numbers import bounded, exact, share
 from costproof.reports.quantities import UNITS
 from costproof.reports.static_md import DERIVED
 from costproof.reports.values import ledgers
@@ -134,7 +135,8 @@ def _metric(found: Report, metric: Metric) -> Html:
     ]
     said = {f.stage: str(f.status) for f in compared.findings if f.level in ("stage", "total") and f.metric == metric}
     parts = [(s.id, s.costs, s.at_least, s.sources) for s in static.stages]
-    parts.append(("total", static.totals, static.totals_at_least, static.sources))
+    if not static.one_stage:
+        parts.append(("total", static.totals, static.totals_at_least, static.sources))
     rows = []
     for i, (name, costs, low, given) in enumerate(parts):
         last = i == len(static.stages)
@@ -182,7 +184,7 @@ def _findings(numbers: dict[str, int], title: str, found: list[Any], *, closed: 
         return None
     shown = [finding(numbers[f.id], f) for f in found[:MOST_FINDINGS]]
     more = len(found) - len(shown)
-    rest = h("p", f"{more:,} more are in discrepancy.json.") if more > 0 else None
+    rest = h("p", f"{more:,} more {verb(more)} in discrepancy.json.") if more > 0 else None
     body = (h("ul", shown, class_="findings"), rest)
     if closed:
         return h("details", h("summary", title), *body, class_="findings")

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from costproof.compare.diff.types import Diff, Quantity, RowDiff
 from costproof.ledger.metrics import EVERY_METRIC, Metric
+from costproof.ledger.plural import plural, verb
 from costproof.reports.describe import versions_line
 from costproof.reports.diff_words import amount, change, headline, percent, sentence, signed, told
 from costproof.reports.html.document import Html, h, joined, page, table
@@ -21,7 +22,7 @@ from costproof.reports.html.parts import (
     sifted,
     swatch,
 )
-from costproof.reports.numbers import exact, plural
+from costproof.reports.numbers import exact
 
 
 def diff_page(found: Diff) -> str:
@@ -96,13 +97,10 @@ def _metric(found: Diff, metric: Metric) -> Html:
         for name, whole in (("Base", found.totals[metric].base), ("Head", found.totals[metric].head))
     ]  # fmt: skip
     rows = [(h("span", swatch(i), name), *_numbers(q, metric)) for i, (name, q) in enumerate(stages)]
-    rows.append((h("b", "total"), *_numbers(found.totals[metric], metric)))
+    total = [("total", found.totals[metric])] if len(stages) != 1 else []
+    rows += [(h("b", name), *_numbers(q, metric)) for name, q in total]
     note = found.not_comparable.get(metric)
-    terms = [
-        (stage, f"{t.amount:+,}", " with ".join(t.keys))
-        for stage, q in (*stages, ("total", found.totals[metric]))
-        for t in q.terms
-    ]
+    terms = [(stage, f"{t.amount:+,}", " with ".join(t.keys)) for stage, q in (*stages, *total) for t in q.terms]
     return h(
         "div",
         h("h3", info.title),
@@ -125,7 +123,7 @@ def _numbers(q: Quantity | RowDiff, metric: Metric) -> tuple[str, ...]:
 
 def _cut(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Html:
     more = len(rows) - MOST
-    return joined(table(head, rows[:MOST]), h("p", f"{more:,} more are in the JSON.") if more > 0 else None)
+    return joined(table(head, rows[:MOST]), h("p", f"{more:,} more {verb(more)} in the JSON.") if more > 0 else None)
 
 
 def _rows(found: Diff, most: int = MOST) -> Iterator[Html]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from costproof.compare.gate.types import Gate
+from costproof.ledger.plural import plural
 from costproof.reports.blocks import Items
 from costproof.reports.describe import versions_line
 from costproof.reports.diff_words import change
@@ -12,7 +13,6 @@ from costproof.reports.gate_words import HEAD, Line, idle, lines, reasons, sente
 from costproof.reports.html.document import Html, h, page, table
 from costproof.reports.html.parts import MOST, Item, blocks, folded, head, number, sifted, status
 from costproof.reports.html.parts import reasons as listed
-from costproof.reports.numbers import plural
 
 
 def gate_page(found: Gate) -> str:

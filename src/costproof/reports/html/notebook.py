@@ -14,6 +14,7 @@ from costproof.compare.gate.types import Gate
 from costproof.compare.proof.certificate import Certificate
 from costproof.ledger.metrics import METRICS
 from costproof.ledger.node import Ledger
+from costproof.ledger.plural import plural
 from costproof.reports.certificate_words import SENTENCE
 from costproof.reports.claims_words import sentence as claims_sentence
 from costproof.reports.counters import CounterReport
@@ -31,7 +32,7 @@ from costproof.reports.html.document import Html, h, joined, part, table
 from costproof.reports.html.explanation import explanation_body, explanation_head
 from costproof.reports.html.gate_page import gate_body
 from costproof.reports.html.parts import MOST_IN_A_CELL, about, verdict_line
-from costproof.reports.numbers import exact, plural
+from costproof.reports.numbers import exact
 from costproof.reports.report import Report
 
 _TAG: Final = re.compile(r"<[^>]*>")
@@ -139,7 +140,8 @@ def _ledger(found: Ledger) -> Iterable[Html | None]:
     metrics = [m for m in METRICS if m in found.metrics]
     yield h("p", h("b", f"Ledger of {found.source}"), f": {plural(len(found.nodes), 'cost node')}", class_="title")
     rows = [(stage, *(exact(found.stage_total(stage, m)) for m in metrics)) for stage in found.stages]
-    rows.append(("total", *(exact(found.total(m)) for m in metrics)))
+    if len(found.stages) != 1:
+        rows.append(("total", *(exact(found.total(m)) for m in metrics)))
     yield table(("Stage", *(METRICS[m].title for m in metrics)), rows)
     lacking = [f"{op.op} in {op.stage}" for op in found.unknown_ops]
     yield h("p", f"Operators without a cost rule: {', '.join(lacking)}.") if lacking else None

@@ -10,10 +10,11 @@ from urllib.parse import quote
 
 from costproof.compare.patterns import expand
 from costproof.ledger.metrics import Metric
+from costproof.ledger.plural import plural, verb
 from costproof.reports.blocks import Block, Code, Grid, Items, Prose, pieces
 from costproof.reports.describe import MEANING, model_line, versions_line, workload_line
 from costproof.reports.html.document import Html, h, joined, line, table
-from costproof.reports.numbers import exact, plural, some
+from costproof.reports.numbers import exact, some
 
 if TYPE_CHECKING:
     from costproof.compare.findings import Finding
@@ -143,14 +144,15 @@ def sifted(
         )
         for item in items[:most]
     ]
-    more = f"{len(items) - most:,} more are in {file}." if len(items) > most else ""
+    more = f"{len(items) - most:,} more {verb(len(items) - most)} in {file}." if len(items) > most else ""
     said = h("p", more, class_="said", role="status", data_more=more)
     shown, rest = bodies[:AT_ONCE], bodies[AT_ONCE:]
     made = h(
         "div", h("table", h("thead", line("th", head, align)), *shown, aria_label=f"{name}s"), class_="wide", tabindex=0
     )
     # What a template holds is not in the document: the script takes rows out of it.
-    kept = (h("noscript", h("p", f"{len(rest):,} more need scripts.")), h("template", *rest)) if rest else ()
+    needs = f"{len(rest):,} more {verb(len(rest), 'needs', 'need')} scripts."
+    kept = (h("noscript", h("p", needs)), h("template", *rest)) if rest else ()
     return h("div", h("div", said, class_="tools"), made, *kept, class_="sift", data_name=name, data_step=AT_ONCE)
 
 

@@ -67,7 +67,7 @@ def time_metric(found: Roofline, order: Sequence[str]) -> Html:
             *(duration(t) for t in (s.modules.compute_s, s.modules.memory_s)),
             s.modules.bound or "?",
         )
-        for s in (*found.stages, found.run)
+        for s in (*found.stages, *([found.run] if len(found.stages) != 1 else []))
     ]
     seconds = {s.id: s.modules.seconds for s in found.stages}
     known = [(name, Fraction(seconds[name] or 0) if name in seconds else None) for name in order]

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Final
 
 from costproof.ledger.peaks import CallPeaks, Peak
+from costproof.ledger.plural import plural
 from costproof.reports.escape import visible
-from costproof.reports.numbers import human, plural
+from costproof.reports.numbers import human
 from costproof.reports.plots.bars import Bar, Piece, bars
 
 _NAMED: Final = 6

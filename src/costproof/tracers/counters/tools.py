@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from costproof.ledger.counter import UNATTRIBUTED
+from costproof.ledger.plural import plural
 from costproof.tracers.counters.patched import BESIDE
 from costproof.tracers.counters.protocol import Counted, Row, counted
 from costproof.tracers.counters.surroundings import Positional, bias_part, inner_path, jit_on_meta, paths_of
@@ -45,7 +46,7 @@ def fvcore(model: Positional, args: tuple[Tensor, ...]) -> Counted:
     finally:
         logging.disable(before)
     figures = {path: {kind: int(v) for kind, v in operators.items()} for path, operators in modules.items()}
-    notes = tuple(f"says it skipped {name} ({calls} calls)" for name, calls in sorted(skipped.items()))
+    notes = tuple(f"says it skipped {name} ({plural(calls, 'call')})" for name, calls in sorted(skipped.items()))
     return counted(total, own(figures), notes)
 
 
@@ -74,7 +75,7 @@ def torchlens(model: Positional, args: tuple[Tensor, ...]) -> Counted:
         name = str(record.func_name)
         rows += [Row(module, f"{name}, {BESIDE}", beside), Row(module, name, figure - beside)]
     unknown = {str(op) for op in getattr(trace, "unknown_flop_ops", None) or ()}
-    notes = (f"says it has no figure for {len(unknown)} kinds of operators",) if unknown else ()
+    notes = (f"says it has no figure for {plural(len(unknown), 'kind')} of operators",) if unknown else ()
     return counted(int(trace.total_flops_forward), rows, notes)
 
 
