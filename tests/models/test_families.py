@@ -33,6 +33,7 @@ from costproof.models.mixtral.target import Mixtral
 from costproof.models.qwen2.target import Qwen2
 from costproof.models.qwen3.target import Qwen3
 from costproof.models.qwen3_moe.target import Qwen3Moe
+from costproof.models.registry import load_target
 from costproof.reports.summary import summary_text
 from costproof.run.formulas import analytic_ledger
 from costproof.run.proof_tasks import carried_out
@@ -288,3 +289,17 @@ def test_prepared_masks_and_caches_give_what_the_model_gives_with_its_own(attent
     with torch.no_grad():
         own = native.forward(model, input_ids=ids).logits
     torch.testing.assert_close(torch.cat(logits, dim=1), own)
+
+
+@pytest.mark.parametrize(
+    ("family", "asked", "kept", "words"),
+    [
+        ("gemma3", 2, 6, "6 of 26 (2 asked: one of each kind of layer)"),  # five with a window, then one without
+        ("gpt-oss", 1, 2, "2 of 36 (1 asked: one of each kind of layer)"),
+        ("deepseek-v3", 2, 4, "4 of 61 (2 asked: one of each kind of layer)"),  # three dense, then experts
+        ("llama", 1, 1, "1 of 32"),
+    ],
+)
+def test_a_cut_keeps_one_layer_of_each_kind_and_says_so(family: str, asked: int, kept: int, words: str) -> None:
+    cut: Any = load_target(family).with_options(RunOptions(layers=asked))
+    assert (cut.config.layers, cut.info().cut) == (kept, {"decoder layers": words})

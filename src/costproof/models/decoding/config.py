@@ -12,14 +12,9 @@ from random import Random
 from typing import Any, ClassVar, Final, Self
 
 from costproof.ledger.errors import BadInput, CostproofError
-from costproof.models import native
-from costproof.models.native import NativeConfig, activation, yes_or_no
+from costproof.models.native import NativeConfig, activation, check_type, yes_or_no
 from costproof.models.section import Section, renamed, shown
 
-WAIVED: Final = {
-    **native.WAIVED,
-    **dict.fromkeys(("rms_norm_eps", "rope_theta", "pretraining_tp"), "decides no cost"),
-}
 SIZES: Final = {
     "hidden": "hidden_size",
     "intermediate": "intermediate_size",
@@ -88,6 +83,10 @@ class TextConfig(NativeConfig):
         """For every layer how many keys a query sees, or 0 for all; empty: no layer has a window."""
         return ()
 
+    def layer_kinds(self) -> tuple[tuple[int, bool], ...]:
+        """For every layer its window, or 0, and whether it has a mixture of experts."""
+        return tuple((window, False) for window in self.windows() or (0,) * self.layers)
+
     def native(self) -> dict[str, Any]:
         """Keyword arguments for the configuration class of transformers."""
         yes = {self.keys[f]: number if getattr(self, f) else None for f, number in self.numbers.items()}
@@ -100,9 +99,9 @@ class TextConfig(NativeConfig):
         Widths and numbers of layers must be there; another key that is left out has the class's own default.
         """
         top = Section(data, "$", problems)
-        top.waive({**WAIVED, **cls.beside})
+        top.waive(cls.beside)
         top.fixed("architectures", [cls.architecture], None, why="no formulas for this class", default=None)
-        top.fixed("model_type", cls.model_type, why="this is the configuration of another model")
+        check_type(top, cls.model_type)
         rotation(top)
         sizes, usual = cls.sizes(top), cls.left_out
         flags: dict[str, Any] = {f: cls.flag(top, f) for f in cls.flags()}
