@@ -21,6 +21,7 @@ from costproof.models.decoding.base import CausalTarget
 from costproof.models.decoding.config import SIZES as REQUIRED
 from costproof.models.decoding.config import WindowedConfig, shortest
 from costproof.models.deepseek_v2.target import DeepseekV2
+from costproof.models.deepseek_v3.config import DeepseekV3Config
 from costproof.models.deepseek_v3.target import DeepseekV3
 from costproof.models.gemma.target import Gemma
 from costproof.models.gemma2.target import Gemma2
@@ -209,6 +210,8 @@ def test_a_key_that_is_left_out_means_what_it_means_to_the_class(family: type[Ca
     config, problems = type(family.default().config), list[CostproofError]()
     sizes = {key: 64 if field == "hidden" else 32 for field, key in config.keys.items() if field in REQUIRED}
     bare = CONFIG_MAPPING[config.model_type]().to_dict()
+    if config is DeepseekV3Config:  # whose class has 128 heads of keys where a file names none, of values too
+        sizes |= {"num_key_value_heads": 32}
     # Where the class itself has no number of experts that a token passes, a file must have one.
     sizes |= {key: 6 for field, key in config.keys.items() if field == "top_k" and bare[key] is None}
     found = config.read({"model_type": config.model_type, **sizes}, problems)

@@ -8,10 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import CONFIG_MAPPING
+import torch
+from transformers import CONFIG_MAPPING, AutoConfig
 
 from costproof.ledger.errors import BadInput, CostproofError, Problems
 from costproof.ledger.workload import FURTHER_TOKENS, NO_CLASS, OWN_CODE, UNREAD
+from costproof.models.deepseek_v3.config import DeepseekV3Config
+from costproof.models.generic.huggingface import auto_class
+from costproof.models.llama.config import LlamaConfig
 from costproof.models.native import NativeConfig
 from costproof.models.registry import TARGETS, load_target
 from costproof.models.target import Target
@@ -142,3 +146,95 @@ def test_a_type_without_a_class_is_that_of_its_architecture(tmp_path: Path) -> N
         assert told.name == name
         assert told.waived["$.model_type"] == NO_CLASS
         assert "; counted as the type of its architecture: model_type" in model_line(told)
+
+
+def _refused_by_transformers(kind: str, data: dict[str, Any], *, built: bool) -> bool:
+    """Whether AutoConfig refuses a configuration, or its model cannot be built on meta."""
+    try:
+        config = AutoConfig.for_model(kind, **data)
+        if built:
+            with torch.device("meta"):
+                auto_class(type(config))._from_config(config)
+    except Exception:  # whatever a class raises
+        return True
+    return False
+
+
+@pytest.mark.parametrize("config", _families(), ids=lambda c: c.model_type)
+def test_what_transformers_refuses_is_refused(config: NativeConfig, thorough: bool) -> None:
+    """Every key of the class, null and left out, at the published configuration."""
+    kind = CONFIG_MAPPING[config.model_type]
+    built, own = kind(**config.native()).to_dict(), {f.name for f in fields(kind)} - {"architectures", "id2label"}
+    base = {key: value for key, value in built.items() if key in own}
+    accepted = []
+    for key in base:
+        for data in ({**base, key: None}, {k: v for k, v in base.items() if k != key}):
+            problems: list[CostproofError] = []
+            type(config).read({"model_type": config.model_type, **data}, problems)
+            if not problems and _refused_by_transformers(config.model_type, data, built=thorough):
+                accepted.append((key, key in data))
+    assert accepted == []
+
+
+ROPE: dict[str, Any] = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+
+
+@pytest.mark.parametrize(
+    ("scaling", "where"),
+    [
+        ({"type": "linear"}, "factor"),
+        ({"type": "linear", "factor": None}, "factor"),
+        ({"type": "linear", "factor": "2"}, "factor"),
+        ({"type": "linear", "factor": 2.0, "partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ({"type": "yarn"}, "factor"),
+        ({"rope_type": "llama3", "factor": 8.0, "high_freq_factor": 4.0}, "low_freq_factor"),
+        ({**ROPE, "partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ({"type": "linear", "factor": 2}, None),
+        ({"type": "yarn", "factor": None}, None),
+        ({"rope_type": "default", "partial_rotary_factor": 0.5}, None),
+        (ROPE, None),
+    ],
+)
+def test_rotations_that_no_model_has(scaling: dict[str, Any], where: str | None) -> None:
+    """Each is held against a run of the class on meta: one that cannot be built, or run, is refused."""
+    problems: list[CostproofError] = []
+    LlamaConfig.read({**LLAMA, "rope_scaling": scaling}, problems)
+    assert [getattr(p, "where", None) for p in problems] == ([f"$.rope_scaling.{where}"] if where else [])
+    try:
+        config = AutoConfig.for_model(**{**LLAMA, "rope_scaling": scaling})
+        with torch.device("meta"), torch.no_grad():
+            auto_class(type(config))._from_config(config)(torch.zeros(1, 4, dtype=torch.long))
+    except Exception:
+        assert where is not None
+    else:
+        assert where is None
+
+
+def test_heads_of_keys_and_values_that_latent_attention_lacks() -> None:
+    """The class of DeepSeek-V3 takes 128 where a file names none: 4 heads would get 4 // 128 copies of each key."""
+    latent = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "vocab_size": 64, "n_group": 1,
+              "topk_group": 1, "n_routed_experts": 8, "num_experts_per_tok": 2}  # fmt: skip
+    for heads, given, refused in ((4, {}, True), (128, {}, False), (4, {"num_key_value_heads": None}, False)):
+        problems: list[CostproofError] = []
+        DeepseekV3Config.read({"model_type": "deepseek_v3", **latent, "num_attention_heads": heads, **given}, problems)
+        assert [getattr(p, "where", None) for p in problems] == ["$.num_key_value_heads"] * refused
+
+
+@pytest.mark.parametrize(
+    ("positions", "scaling", "longest"),
+    [
+        (32768, {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}, 131072),  # Qwen2.5
+        (32768, {"rope_type": "yarn", "factor": 4.0}, 131072),
+        (163840, {"type": "yarn", "factor": 40, "original_max_position_embeddings": 4096}, 163840),  # DeepSeek-V3
+        (131072, {**ROPE, "original_max_position_embeddings": 8192}, 131072),  # Llama 3.1: 8 x 8,192 is less
+        (4096, {"type": "linear", "factor": 4.0}, 4096),  # files with it name the longer context
+        (4096, {"type": "yarn", "factor": None}, 4096),
+    ],
+)
+def test_the_context_that_a_scaled_rotation_makes(positions: int, scaling: Any, longest: int, tmp_path: Path) -> None:
+    for base in (LLAMA, PHI3 | {"model_type": "olmo2", "architectures": ["Olmo2ForCausalLM"]}):
+        target = _target(tmp_path, {**base, "max_position_embeddings": positions, "rope_scaling": scaling})
+        target.check(target.workload(seq_len=longest - 1, new_tokens=1))
+        with pytest.raises(BadInput) as caught:
+            target.check(target.workload(seq_len=longest, new_tokens=1))
+        assert f"at most {longest} tokens" in str(caught.value) + str(getattr(caught.value, "problems", ""))

@@ -15,6 +15,7 @@ from typing import Any, Final
 from costproof.ledger.errors import NOT_GIVEN, BadInput, CostproofError, did_you_mean
 from costproof.ledger.workload import UNREAD
 from costproof.models import keys
+from costproof.models.not_null import NOT_NULL
 
 LARGEST: Final = 2**31 - 1
 """Sizes above this are typing errors: no tensor dimension of a real model comes near it."""
@@ -193,6 +194,10 @@ class Section:
                 self.misplaced(key, below)
             else:
                 waived.append((f"{self.path}.{key}", UNREAD))
+        told = {problem.where for problem in self.problems}
+        for key in sorted(NOT_NULL.get(kind, frozenset()) & {k for k, value in self.data.items() if value is None}):
+            if f"{self.path}.{key}" not in told:
+                self.problem("transformers refuses null here", key, expected="a value, or no such key", got="null")
         for child in self.children:
             waived += child.finish(strict=strict)
         return tuple(sorted(waived))

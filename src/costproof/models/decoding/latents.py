@@ -117,7 +117,7 @@ class LatentConfig(MixtureConfig):
         """The sizes of every decoder; all heads have keys and values of their own."""
         found = top.sizes({field: cls.keys[field] for field in SIZES})
         why = "latent attention has keys and values for every head"
-        top.fixed("num_key_value_heads", found["heads"], None, why=why)
+        top.fixed("num_key_value_heads", found["heads"], None, why=why, default=cls.left_out.get("num_key_value_heads"))
         # The class of transformers sets it to the width of the rotated part.
         top.waive({"head_dim": "the class does not read it"})
         return {**found, "kv_heads": found["heads"], "head_dim": 0}

@@ -10,6 +10,7 @@ from costproof.ledger.attributes import attribute, has_attribute
 from costproof.ledger.errors import BadInput
 from costproof.ledger.workload import FLOAT_BYTES, Invocation, TensorSpec, Workload
 from costproof.models.caches import caches_of
+from costproof.models.decoding.config import longest_context
 from costproof.models.decoding.decoder import text_config
 from costproof.models.decoding.exports import contexts
 from costproof.models.encoding.names import STAGE, place
@@ -175,4 +176,8 @@ def longest(model: nn.Module) -> int | None:
     config = attribute(model, "config", None)
     text = text_config(model) if has_attribute(config, "get_text_config") else config
     most = attribute(text, "max_position_embeddings", None)
-    return most if isinstance(most, int) and most > 0 else None
+    if not isinstance(most, int) or most <= 0:
+        return None
+    scaling = attribute(text, "rope_parameters", None)
+    nested = [s for s in scaling.values() if isinstance(s, dict)] if isinstance(scaling, dict) else []
+    return longest_context(most, nested or [scaling])
