@@ -147,7 +147,6 @@ def test_the_published_file_is_the_default() -> None:
         ({**V3, "topk_group": 5}, "$.topk_group"),
         ({**V3, "qk_rope_head_dim": 5}, "$.qk_rope_head_dim"),
         ({**V3, "num_experts_per_tok": 9}, "$.num_experts_per_tok"),
-        ({**V3, "index_topk": 2048}, "$.index_topk"),
         ({**V3, "head_dim": 13}, "$.head_dim"),
         ({**V2, "mlp_bias": True}, "$.mlp_bias"),
         ({**V2, "topk_method": "noaux_tc"}, "$.topk_method"),

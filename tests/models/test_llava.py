@@ -172,7 +172,7 @@ def test_published_files_leave_out_what_the_classes_know(tmp_path: Path) -> None
         ({"image_token_index": 64}, "$.image_token_index"),
         ({"vision_config": {**VISION, "hidden_size": 33}}, "$.vision_config.num_attention_heads"),
         ({"vision_config": {**VISION, "model_type": "siglip_vision_model"}}, "$.vision_config.model_type"),
-        ({"text_config": {**TEXT, "wrong": 1}}, "$.text_config.wrong"),
+        ({"text_config": {**TEXT, "tie_word_embedding": True}}, "$.text_config.tie_word_embedding"),
         ({"text_config": 3}, "$.text_config"),
     ],
 )

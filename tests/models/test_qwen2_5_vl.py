@@ -171,9 +171,9 @@ def test_the_decoder_in_a_section_of_its_own(tmp_path: Path) -> None:
         ({"rope_scaling": {"type": "dynamic", "mrope_section": [2, 1, 1]}}, "$.rope_scaling"),
         ({"vision_config": {**VISION, "window_size": 13}}, "$.vision_config.window_size"),
         ({"vision_config": {**VISION, "num_heads": 8}}, "$.vision_config.num_heads"),
-        ({"vision_config": {**VISION, "wrong": 1}}, "$.vision_config.wrong"),
+        ({"vision_config": {**VISION, "tokens_per_secon": 1}}, "$.vision_config.tokens_per_secon"),
         ({"image_token_id": 64}, "$.image_token_index"),
-        ({"wrong": 1}, "$.wrong"),
+        ({"tie_word_embedding": True}, "$.tie_word_embedding"),
     ],
 )
 def test_a_file_that_the_formulas_do_not_describe(changes: dict[str, Any], where: str, tmp_path: Path) -> None:

@@ -104,6 +104,19 @@ class ModuleKind:
     count: int
 
 
+UNREAD: Final = "nothing reads it"
+FURTHER_TOKENS: Final = "layers that predict further tokens (MTP) are not part of the class"
+OWN_CODE: Final = "transformers has the class: the code that it names does not run"
+NO_CLASS: Final = "transformers has no such type: that of the architecture is counted"
+LOUD: Final = {
+    UNREAD: "keys that nothing reads",
+    FURTHER_TOKENS: "not counted, layers that predict further tokens (MTP)",
+    OWN_CODE: "own code not run, transformers has the class",
+    NO_CLASS: "counted as the type of its architecture",
+}
+"""Reasons of ``TargetInfo.waived`` that every text states -> in which words, before the keys."""
+
+
 @dataclass(frozen=True, slots=True)
 class TargetInfo:
     """The counted model, as data."""

@@ -57,6 +57,8 @@ class Configured(ABC, Generic[C]):
     """The configuration before it was cut; ``None`` if it was not."""
     published: C | None = None
     """What differences are told from; ``None``: the family's own."""
+    is_known: bool = True
+    """Whether differences are told: a file of a model that nobody listed may be published as it is."""
     stages: ClassVar[tuple[str, ...]]
 
     @abstractmethod
@@ -93,7 +95,9 @@ class Configured(ABC, Generic[C]):
             stages=self.stages,
             waived=dict(self.config.waived),
             cut=dict(self.cut),
-            changed=changes(self.whole or self.config, self.published or type(self.config)()),
+            changed=changes(self.whole or self.config, self.published or type(self.config)())
+            if self.is_known
+            else None,
             config=keys_of(self.config),
         )
 

@@ -44,6 +44,10 @@ class MixtureConfig(WindowedConfig):
         """For every layer whether it has a mixture of experts."""
         return (True,) * self.layers
 
+    def layer_kinds(self) -> tuple[tuple[int, bool], ...]:
+        """For every layer its window, or 0, and whether it has a mixture of experts."""
+        return tuple((w, m) for (w, _), m in zip(WindowedConfig.layer_kinds(self), self.routed(), strict=True))
+
     def symbols(self) -> dict[str, int]:
         """Values of the configuration's symbols, as the formulas name them."""
         found = WindowedConfig.symbols(self)
@@ -80,6 +84,8 @@ def experts_of(top: Section, usual: MixtureConfig, *others: str) -> dict[str, An
     """
     top.fixed("output_router_logits", False, why="the formulas do not describe the loss that is made of these")
     other = next((key for key in others if key in top.data), None)
+    if other is not None and (own := usual.keys["experts"]) in top.data:
+        top.fixed(own, top.data[other], why="the class has one number of experts under both keys")
     experts = number_of(top, usual, "experts") if other is None else top.integer(other)
     return {"experts": experts, "top_k": number_of(top, usual, "top_k")}
 

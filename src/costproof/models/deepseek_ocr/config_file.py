@@ -39,7 +39,7 @@ def parse_config(data: object, *, where: str) -> OcrConfig:
         )
     top = Section(data, "$", [])
     config = vendor_config.read_vendor(top) if vendor else native_config.read_native(top)
-    config = replace(config, waived=top.finish())
+    config = replace(config, waived=top.finish(strict=True))
     problems = top.problems or contradictions(config, (vendor_config if vendor else native_config).PATHS)
     if problems:
         raise Problems(f"the configuration {where} cannot be used", problems)

@@ -110,9 +110,9 @@ class DeepseekOcr(OcrTarget):
         decoder. Widths, experts and tables stay as they are.
         """
         text, sam, clip = self.config.text, self.config.sam, self.config.clip
-        why = f": the {text.dense_layers} dense and at least one with experts"
-        cut = layers_cut("decoder", layers, min(text.dense_layers + 1, text.layers), text.layers, why)
-        if not cut:
+        layers, words = layers_cut("decoder", layers, min(text.dense_layers + 1, text.layers), text.layers)
+        cut = {"decoder layers": words}
+        if not words:
             return self.config, {}
         windowed = [i for i in range(sam.layers) if i not in sam.global_layers]
         kept = max([min(kind) + 1 for kind in (sam.global_layers, windowed) if kind], default=sam.layers)

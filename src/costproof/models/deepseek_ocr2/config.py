@@ -152,7 +152,7 @@ class Ocr2Config(NativeConfig):
             text=read_text(text, "deepseek_ocr2_text", CLASS_TEXT),
             image_token=top.integer("image_token_id", cls().image_token, least=0),
         )
-        waived = top.finish()
+        waived = top.finish(strict=True)
         problems += [] if problems else config.contradictions()
         return cls(config.sam, config.encoder, config.text, config.image_token, waived)
 

@@ -40,7 +40,16 @@ class Dinov2Config(VisionConfig):
     beside: ClassVar = {
         "layerscale_value": "decides no cost",
         **dict.fromkeys(
-            ("out_features", "out_indices", "stage_names", "apply_layernorm", "reshape_hidden_states"), "of a backbone"
+            (
+                "out_features",
+                "out_indices",
+                "stage_names",
+                "apply_layernorm",
+                "reshape_hidden_states",
+                "_out_features",
+                "_out_indices",
+            ),
+            "of a backbone",
         ),
     }
 

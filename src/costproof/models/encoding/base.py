@@ -121,7 +121,8 @@ class EncoderTarget(Native[C]):
 
     def first_layers(self, layers: int) -> tuple[C, dict[str, str]]:
         """The first layers of the encoder, all else as it was."""
-        return replace(self.config, layers=layers), layers_cut("encoder", layers, 1, self.config.layers)
+        kept, cut = layers_cut("encoder", layers, 1, self.config.layers)
+        return replace(self.config, layers=kept), {"encoder layers": cut} if cut else {}
 
     def workload(self, preset: str | None = None, **given: Any) -> Workload:
         """A preset with changes."""

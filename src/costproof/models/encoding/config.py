@@ -4,18 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, Final, Self
+from typing import Any, ClassVar, Self
 
 from costproof.ledger.errors import BadInput, CostproofError
-from costproof.models import native
-from costproof.models.native import NativeConfig, activation, yes_or_no
+from costproof.models.native import NativeConfig, activation, check_type, yes_or_no
 from costproof.models.section import LARGEST, MOST_LAYERS, Section, renamed, shown
-
-WAIVED: Final = {
-    **native.WAIVED,
-    **dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob", "problem_type"), "of training alone"),
-    **dict.fromkeys(("layer_norm_eps", "label2id"), "decides no cost"),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +68,8 @@ class EncoderConfig(NativeConfig):
     def read(cls, data: object, problems: list[CostproofError]) -> Self:
         """An encoder in the value of a file."""
         top = Section(data, "$", problems)
-        top.waive({**WAIVED, **cls.beside})
-        top.fixed("model_type", cls.model_type, why="this is the configuration of another model")
+        top.waive(cls.beside)
+        check_type(top, cls.model_type)
         read: dict[str, Any] = {f.name: cls.field(top, f.name, f.type) for f in fields(cls) if f.name in cls.keys}
         config = cls(**read, **cls.kind(top), **cls.others(top, read))
         config = replace(config, waived=top.finish())

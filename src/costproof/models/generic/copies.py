@@ -13,6 +13,7 @@ from types import CellType, CodeType, FunctionType, MappingProxyType, MethodType
 from typing import TYPE_CHECKING, Any, Final
 from unittest import mock
 
+from costproof.ledger.attributes import attribute
 from costproof.ledger.errors import Incomplete, first_line
 from costproof.models.generic.alike import alike
 from costproof.models.memory import FEWER, size_of
@@ -124,7 +125,7 @@ def with_ones(module: nn.Module) -> nn.Module:
     made = with_tensors(module, ones)
     with torch.no_grad():
         for model in made.modules():
-            for part in model.modules() if callable(getattr(model, "_init_weights", None)) else ():
+            for part in model.modules() if callable(attribute(model, "_init_weights", None)) else ():
                 if any(_decides(b) for b in part._buffers.values() if b is not None):
                     model._init_weights(part)  # type: ignore[operator]
     return made
@@ -195,7 +196,7 @@ def _held(value: Any, seen: set[int] | None = None) -> Iterator[torch.Tensor]:
     else:
         seen.add(id(value))
         parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
-        for part in (*parts, *getattr(value, "__dict__", {}).values()):
+        for part in (*parts, *attribute(value, "__dict__", {}).values()):
             yield from _held(part, seen)
 
 
@@ -282,7 +283,7 @@ def _is_part(value: Any, memo: dict[int, Any]) -> bool:
     """Whether it is a part of what was copied, or a method of one."""
     if isinstance(value, partial):
         return any(_is_part(v, memo) for v in (value.func, *value.args, *value.keywords.values()))
-    return id(getattr(value, "__self__", value) if isinstance(value, MethodType) else value) in memo
+    return id(attribute(value, "__self__", value) if isinstance(value, MethodType) else value) in memo
 
 
 def _tensors(module: nn.Module) -> Iterator[torch.Tensor]:

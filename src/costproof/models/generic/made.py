@@ -22,6 +22,8 @@ class Made:
     """Keyword arguments of a forward, where they come with it."""
     notes: tuple[str, ...] = ()
     """What was chosen while it was made."""
+    waived: Mapping[str, str] = field(default_factory=dict)
+    """Keys of its configuration that decide no cost, with the reason."""
 
 
 class Maker(Hashable, Protocol):

@@ -80,6 +80,7 @@ class GenericTarget:
             fingerprint_of(self.maker),
             numbers,
             self._stages(made),
+            dict(made.waived),
             cut=dict(self.cut.cut) if self.cut else {},
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, get_args
 
+from costproof.ledger.attributes import attribute
 from costproof.ledger.errors import BadInput
 from costproof.ledger.workload import Attention, Dtype, Workload
 from costproof.models.generic.kept import TARGET_LENGTH
@@ -52,7 +53,7 @@ def dtype_of(module: nn.Module) -> Dtype:
 
 def attention_of(module: nn.Module) -> Attention:
     """What a model of transformers runs, without having been told."""
-    config = getattr(module, "config", None)
+    config = attribute(module, "config", None)
     # A configuration that was told nothing belongs to a model that has nothing to choose from.
-    name = getattr(config, "_attn_implementation", "sdpa") or "eager"
+    name = attribute(config, "_attn_implementation", "sdpa") or "eager"
     return name if name in get_args(Attention) else "sdpa"  # type: ignore[return-value]

@@ -158,7 +158,8 @@ class ImageTextTarget(Native[C]):
     def first_layers(self, layers: int) -> tuple[C, dict[str, str]]:
         """The first layers of the decoder, and of the tower as many; all else as it was."""
         vision, text = self.config.vision, self.config.text
-        cut = layers_cut("decoder", layers, 1, text.layers)
+        _, words = layers_cut("decoder", layers, 1, text.layers)
+        cut = {"decoder layers": words} if words else {}
         seen = min(max(layers, self.least_layers()), vision.layers)
         if seen < vision.layers:
             cut |= {"vision layers": f"{seen} of {vision.layers}"}

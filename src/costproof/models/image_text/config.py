@@ -8,10 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Final, Self, TypeVar
 
 from costproof.ledger.errors import BadInput, CostproofError
-from costproof.models import native
 from costproof.models.decoding.config import TextConfig
 from costproof.models.encoding.config import EncoderConfig
-from costproof.models.native import NativeConfig
+from costproof.models.native import NativeConfig, check_type
 from costproof.models.section import Section, shown
 
 VISION: Final = "vision_config"
@@ -56,9 +55,9 @@ class ImageTextConfig(NativeConfig):
     def read(cls, data: object, problems: list[CostproofError]) -> Self:
         """A model in the value of a file."""
         top = Section(data, "$", problems)
-        top.waive({**native.WAIVED, **cls.beside})
+        top.waive(cls.beside)
         top.fixed("architectures", [cls.architecture], None, why="no formulas for this class", default=None)
-        top.fixed("model_type", cls.model_type, why="this is the configuration of another model")
+        check_type(top, cls.model_type)
         config = cls.parts(top)
         own = top.finish()
         config = replace(config, waived=(*config.waived, *own))
@@ -104,6 +103,8 @@ def part(top: Section, key: str, kind: type[P], given: object) -> tuple[P, tuple
     made = kind.read(data, own)
     top.problems += [_within(key, problem) for problem in own] if isinstance(given, dict) else []
     path = f"$.{key}" if key else "$"
+    if key:
+        top.below.append((path, {name for f, name in kind.keys.items()}, data))
     return replace(made, waived=()), tuple((path + place[1:], why) for place, why in made.waived)
 
 

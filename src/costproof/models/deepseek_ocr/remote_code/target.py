@@ -74,8 +74,8 @@ class RemoteCodeOcr(OcrTarget):
         """The first layers of the decoder; the towers stay whole."""
         text = self.config.text
         least = min(text.dense_layers + 1, text.layers)
-        cut = layers_cut("decoder", layers, least, text.layers, "; the towers' layers stand in the code")
-        return replace(self.config, text=replace(text, layers=layers)), cut
+        kept, cut = layers_cut("decoder", layers, least, text.layers)
+        return replace(self.config, text=replace(text, layers=kept)), {"decoder layers": cut} if cut else {}
 
     def workload(self, preset: str | None = None, **given: Any) -> Workload:
         """A preset with changes; attention, experts and logits are the code's own."""
