@@ -28,7 +28,7 @@ formulas give, because its stage does not run at this workload."""
 
 Verdict = Literal["exact", "explained", "unexplained", "incomplete"]
 
-Level = Literal["module", "stage", "total", "trace", "judge"]
+Level = Literal["module", "stage", "total", "trace", "judge", "source"]
 
 CauseKind = Literal[
     "convention",
@@ -45,6 +45,7 @@ CauseKind = Literal[
     "source_disagreement",
     "trace_difference",
     "judge_difference",
+    "silent_source",
 ]
 
 CAUSES: Final[dict[CauseKind, str]] = {
@@ -62,8 +63,9 @@ CAUSES: Final[dict[CauseKind, str]] = {
     "source_disagreement": "two sources that should see the same work do not",
     "trace_difference": "the two dynamic tracers do not see the same calls",
     "judge_difference": "torch's own formulas count the same run otherwise",
+    "silent_source": "a source does not give a metric that it is on record to give for this target",
 }
-"""Every kind of cause with its meaning. The last five name a defect, so they explain nothing away."""
+"""Every kind of cause with its meaning. The last six name a defect, so they explain nothing away."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +138,15 @@ class Coverage:
     stages: tuple[str, ...]
     metrics: tuple[str, ...]
     notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class GivenBy:
+    """The quantities that exactly these sources give."""
+
+    sources: tuple[str, ...]
+    quantities: int
+    """One per module, operator kind and metric, of modules; those of one source are compared with nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +250,8 @@ class Discrepancy:
     """What the second judge confirms; ``None`` in files of before it."""
     counters: CounterComparison | None = None
     """Third-party counters, if the capture has any."""
+    given_by: tuple[GivenBy, ...] = ()
+    """How many quantities which sources give, the most sources first; empty in files of before it."""
 
     def __repr__(self) -> str:
         """One line: a notebook must not print thousands of findings."""
@@ -264,4 +277,4 @@ class Discrepancy:
         return known[finding_id]
 
 
-DISCREPANCY: Final = FileKind(name="costproof/discrepancy", version=(2, 3), type=Discrepancy)
+DISCREPANCY: Final = FileKind(name="costproof/discrepancy", version=(2, 4), type=Discrepancy)

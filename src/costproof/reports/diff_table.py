@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from costproof.ledger.metrics import EVERY_METRIC
-from costproof.reports.diff_words import MAX_ROWS, amount, apart, change, lines, percent, sentence, signed, told
+from costproof.reports.diff_words import MAX_ROWS, amount, apart, change, gaps, lines, percent, sentence, signed, told
 from costproof.reports.escape import visible
 from costproof.reports.uncoloured import uncoloured
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from costproof.compare.diff.types import Diff
 
-_STYLES: Final = {"same": "green", "changed": "bold", "incomplete": "bold yellow"}
+_STYLES: Final = {"same": "green", "changed": "bold", "silent": "bold red", "incomplete": "bold yellow"}
 
 
 def print_diff(console: Console, found: Diff) -> None:
@@ -45,7 +45,7 @@ def print_diff(console: Console, found: Diff) -> None:
             grid.add_row(Text(visible(x.stage)), EVERY_METRIC[x.metric].title, *numbers, percent(q.delta, q.base))
         console.print(grid)
     say(sentence(found), _STYLES[found.verdict])
-    for reason in found.incomplete[1:]:
+    for reason in gaps(found)[1:]:
         say("  " + reason, "yellow")
     for what, does in told(found):
         say(f"  {what} {does}")
