@@ -76,10 +76,11 @@ class LatentConfig(MixtureConfig):
         "num_nextn_predict_layers": "modules that predict further tokens are not part of the class",
         "num_mtp_layers": "modules that predict further tokens are not part of the class",
     }
+    not_drawn: ClassVar[Mapping[str, str]] = dict.fromkeys(("window", "pattern"), "the class has no windows")
     patterns: ClassVar[tuple[str, ...]] = ("f",)
     ranges: ClassVar[Mapping[str, range]] = {
         "text_topk": range(1, 9),
-        "text_moe_eighths": range(1, 41),
+        "text_moe_rows": range(1, 41),
         "text_shared": range(1, 9),
         "text_router_groups": range(1, 7),
         "text_group": range(8, 17),
