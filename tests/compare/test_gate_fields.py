@@ -78,6 +78,7 @@ SAME: Final[dict[str, tuple[Change, str]]] = {
     "Capture.whole": (itself(whole=None), "follows from the counted layers; a cut model is seen"),
     "Capture.modules": (itself(modules={"a": (ModuleKind("Linear", {}, {}, 1),)}), "a change of the model is judged"),
     "Capture.recorded": (itself(recorded={"static": ("flops",)}), "compare judges it"),
+    "Ledger.sizes": (ledgers(sizes={"sam[global]": {"n": 2}}), "compare judges them"),
     "Conventions.vector": (of("conventions", vector="none"), "the toy has no vector FLOPs to limit"),
     "TargetInfo.config_hash": (of("target", config_hash="f" * 12), "a change of the model is judged"),
     "TargetInfo.symbols": (of("target", symbols={"sam_hidden": 5}), "a change of the model is judged"),

@@ -12,6 +12,7 @@ from costproof.compare.reached import expert_findings, uneven_experts
 from costproof.compare.totals import sums
 from costproof.compare.verdict import coverage, gaps, given_by, verdict_of
 from costproof.ledger.capture import Capture
+from costproof.ledger.workload import Invocation
 
 
 def compare(capture: Capture) -> Discrepancy:
@@ -24,7 +25,7 @@ def compare(capture: Capture) -> Discrepancy:
     modules = module_findings(rows, ctx)
     judges, disputed = second_judge(capture)
     of_experts = (*expert_findings(capture), *uneven_experts(capture))
-    of_sources = (*trace_findings(capture), *silent_findings(capture))
+    of_sources = (*trace_findings(capture), *size_findings(capture), *silent_findings(capture))
     findings = (*sums(capture, modules), *modules, *of_experts, *of_sources, *disputed)
     incomplete = gaps(capture, findings)
     return Discrepancy(
@@ -88,3 +89,38 @@ def silent_findings(capture: Capture) -> list[Finding]:
         for metric in capture.recorded.get(ledger.source, ())
         if metric not in ledger.metrics
     ]
+
+
+def size_findings(capture: Capture) -> list[Finding]:
+    """Return one finding for each size of a call that is another one in the shapes of what goes into a graph.
+
+    The costs of all sources in symbols are evaluated at the sizes of the calls, so no cost shows that these are wrong.
+    """
+    return [
+        Finding(
+            id=f"{call.stage}[{call.id}]#{symbol}",
+            level="source",
+            stage=call.stage,
+            invocation=call.id,
+            module="",
+            kind="",
+            metric="calls",
+            status="unexplained",
+            values={},
+            delta=None,
+            causes=(Cause("input_sizes", 0, (symbol,), accepted=False, note=CAUSES["input_sizes"]),),
+            residual=None,
+            evidence=(_other_size(call, symbol, size, ledger.source),),
+        )
+        for ledger in capture.ledgers
+        for call in capture.invocations
+        for symbol, size in ledger.sizes.get(f"{call.stage}[{call.id}]", {}).items()
+        if call.symbols.get(symbol, size) != size
+    ]
+
+
+def _other_size(call: Invocation, symbol: str, size: int, source: str) -> str:
+    return (
+        f"{symbol} of {call.stage}[{call.id}] is {call.symbols[symbol]:,} where costs are evaluated, "
+        f"{size:,} in the inputs of the {source} source"
+    )

@@ -46,6 +46,7 @@ CauseKind = Literal[
     "trace_difference",
     "judge_difference",
     "silent_source",
+    "input_sizes",
 ]
 
 CAUSES: Final[dict[CauseKind, str]] = {
@@ -64,8 +65,9 @@ CAUSES: Final[dict[CauseKind, str]] = {
     "trace_difference": "the two dynamic tracers do not see the same calls",
     "judge_difference": "torch's own formulas count the same run otherwise",
     "silent_source": "a source does not give a metric that it is on record to give for this target",
+    "input_sizes": "what goes into a graph has other sizes than those that the costs are evaluated at",
 }
-"""Every kind of cause with its meaning. The last six name a defect, so they explain nothing away."""
+"""Every kind of cause with its meaning. The last seven name a defect, so they explain nothing away."""
 
 
 @dataclass(frozen=True, slots=True)
