@@ -116,6 +116,8 @@ class Ledger(Shown):
     conventions: dict[str, str] = field(default_factory=dict)
     """Where this source departs from the conventions of the capture: ``{"unit": "mac"}``. The comparer
     brings such numbers together; nothing else may explain a difference as one of convention."""
+    sizes: dict[str, dict[str, int]] = field(default_factory=dict)
+    """``stage[invocation]`` -> symbol -> its value by the shapes of what goes in, which no formula has a part in."""
 
     def __repr__(self) -> str:
         """One line: a notebook must not print a thousand nodes."""

@@ -23,6 +23,8 @@ class Config(ABC):
     __dataclass_fields__: ClassVar[dict[str, Any]]
     waived: tuple[tuple[str, str], ...]
     """Keys that were read and deliberately not used, with the reason."""
+    not_drawn: ClassVar[Mapping[str, str]] = {}
+    """Fields that no draw of a proof varies, those of parts by their path, with the reason."""
 
     @abstractmethod
     def symbols(self) -> dict[str, int]:

@@ -15,6 +15,7 @@ from costproof.reports.diff_words import (
     Line,
     amount,
     apart,
+    gaps,
     headline,
     lines,
     percent,
@@ -43,8 +44,8 @@ def diff_md(found: Diff) -> str:
         return f"✅ {markdown(sentence(found))}\n"
     names = dict.fromkeys(code(cut(side.name, _NAME)) for side in (found.base, found.head))
     text = [f"## What a change costs: {' → '.join(names)}", "", f"**{markdown(sentence(found))}**", ""]
-    if found.incomplete:
-        text += [*(f"- {markdown(cut(w, 300))}" for w in found.incomplete[:_REASONS]), ""]
+    if why := gaps(found):
+        text += [*(f"- {markdown(cut(w, 300))}" for w in why[:_REASONS]), ""]
     text += [*_overview(found), *_told(found), *_changes(found)]
     text += [line for x in apart(found) for line in (f"{x[:1].upper()}{x[1:]}.", "")]
     left: list[str] = []

@@ -17,6 +17,7 @@ from costproof.ledger.node import CostNode, Ledger, bearing, total
 from costproof.ledger.profile import Profile
 from costproof.ledger.progress import Progress, silent
 from costproof.ledger.sources import ALL_SOURCES
+from costproof.models.recorded import recorded
 from costproof.models.serving import lacking, options_of
 from costproof.models.target import MayBeHere, Runnable, WithCheckpoint, WithFormulas, WithModules, WithValues
 from costproof.plugins import at
@@ -100,6 +101,7 @@ def _counted(run: Prepared, progress: Progress) -> Report:
         judge=dynamic.judge if dynamic else None,
         lacking=missing,
         modules=target.module_kinds() if isinstance(target, WithModules) else {},
+        recorded={s: metrics for s, metrics in recorded(target, workload).items() if s in ledgers},
     )
     if dynamic is None or dynamic.measured is None:
         return Report(capture)

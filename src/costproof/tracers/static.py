@@ -29,6 +29,7 @@ from costproof.tracers.export_cache import kept_export
 from costproof.tracers.exported import Exported
 from costproof.tracers.exported_sizes import resized, with_numbers
 from costproof.tracers.guards import broken_at
+from costproof.tracers.input_sizes import input_sizes
 from costproof.tracers.paths import Paths
 from costproof.tracers.readonly import uncollected
 
@@ -56,7 +57,8 @@ def static_ledger(target: Exportable, workload: Workload, progress: Progress = s
     model = target.build(workload)
     covered = tuple(s for s in target.info().stages if s not in left_out(target))
     values = {(i.stage, i.id): i.symbols for i in target.invocations(workload)}
-    return exported_ledger(target, workload, model, target.export_jobs(model, workload), covered, values, progress)
+    found = exported_ledger(target, workload, model, target.export_jobs(model, workload), covered, values, progress)
+    return replace(found, sizes=input_sizes(target, model, workload))
 
 
 def exported_ledger(

@@ -26,7 +26,7 @@ from costproof.compare.diff.types import (
 from costproof.compare.diff.units import MAC, in_flops
 from costproof.ledger.baseline import PEAK_SOURCE, Baseline, Folded
 from costproof.ledger.errors import BadInput, Incomplete
-from costproof.ledger.metrics import EVERY_METRIC, PEAK_METRICS, TRAFFIC, UNFUSED, Metric
+from costproof.ledger.metrics import EVERY_METRIC, METRICS, PEAK_METRICS, TRAFFIC, UNFUSED, Metric
 from costproof.ledger.plural import plural
 from costproof.ledger.sources import ALL_SOURCES
 
@@ -86,7 +86,10 @@ def diff(base: Baseline, head: Baseline, levers: Levers | None = None) -> Diff:
     first = next((s for s, part in found.items() if part.rows), sources[0])
     others = [s for s in found if s != first]
     apart = {s: not_comparable(base, head, s) for s in found}
-    incomplete = list(dict.fromkeys(f"{m}: {why}" for hidden in apart.values() for m, why in hidden.items()))
+    one_sided = silences(base, head, sources)
+    silent = () if changed.implementation.changed else tuple(one_sided.values())
+    hidden = {(s, m): f"{m}: {why}" for s, found_ in apart.items() for m, why in found_.items()}
+    incomplete = list(dict.fromkeys(why for place, why in hidden.items() if not silent or place not in one_sided))
     for source, part in found.items():
         unknown = [r for r in part.rows if r.delta is None]
         if unknown:
@@ -112,7 +115,23 @@ def diff(base: Baseline, head: Baseline, levers: Levers | None = None) -> Diff:
         not_comparable=apart[first] | _one_sided_peaks(base, head),
         incomplete=tuple(incomplete),
         complete=not incomplete,
+        silent=silent,
     )
+
+
+def silences(base: Baseline, head: Baseline, sources: Iterable[str]) -> dict[tuple[str, Metric], str]:
+    """Return what a source gives on one side only: (source, metric) -> a sentence.
+
+    Args:
+        sources: those of both sides.
+    """
+    found = {}
+    for source in sources:
+        sides = [side.sources[source].metrics for side in (base, head)]
+        for metric in (m for m in METRICS if (m in sides[0]) != (m in sides[1])):
+            gave, not_ = ("base", "head") if metric in sides[0] else ("head", "base")
+            found[source, metric] = f"{source} gives {metric} in the {gave} and not in the {not_}"
+    return found
 
 
 def side_of(side: Baseline) -> Side:

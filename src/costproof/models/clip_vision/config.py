@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from costproof.models.encoding.config import EncoderConfig, VisionConfig
+from costproof.models.encoding.config import NO_CLASSIFIER, EncoderConfig, VisionConfig
 from costproof.models.section import Section
 
 PROJECTED = "CLIPVisionModelWithProjection"
@@ -26,6 +26,7 @@ class ClipVisionConfig(VisionConfig):
     pooled: int = 0
     """Width of the projected vector; 0: the class has no projection."""
 
+    not_drawn: ClassVar = NO_CLASSIFIER
     model_type: ClassVar[str] = "clip_vision_model"
     architectures: ClassVar = {"CLIPVisionModel": False, PROJECTED: False}
     beside: ClassVar = {

@@ -72,10 +72,11 @@ class LatentConfig(MixtureConfig):
         "qk_head_dim": "the class works it out of its parts",
         "quantization_config": "weights are counted in the dtype of the run",
     }
+    not_drawn: ClassVar[Mapping[str, str]] = dict.fromkeys(("window", "pattern"), "the class has no windows")
     patterns: ClassVar[tuple[str, ...]] = ("f",)
     ranges: ClassVar[Mapping[str, range]] = {
         "text_topk": range(1, 9),
-        "text_moe_eighths": range(1, 41),
+        "text_moe_rows": range(1, 41),
         "text_shared": range(1, 9),
         "text_router_groups": range(1, 7),
         "text_group": range(8, 17),

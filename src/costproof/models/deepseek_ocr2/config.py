@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Final, Self
 
 from costproof.ledger.errors import CostproofError
-from costproof.models.deepseek_ocr.config import SAM_KEYS, TEXT_KEYS, SamConfig, TextConfig
+from costproof.models.deepseek_ocr.config import NOT_DRAWN, SAM_KEYS, TEXT_KEYS, SamConfig, TextConfig
 from costproof.models.deepseek_ocr.consistency import contradictions
 from costproof.models.deepseek_ocr.native_config import WAIVED, read_sam, read_text
 from costproof.models.native import NativeConfig
@@ -84,6 +84,7 @@ class Ocr2Config(NativeConfig):
     waived: tuple[tuple[str, str], ...] = field(default=(), compare=False)
     """Keys of the file that were read and not used, with the reason."""
 
+    not_drawn: ClassVar = NOT_DRAWN
     model_type: ClassVar[str] = "deepseek_ocr2"
     architecture: ClassVar[str] = "DeepseekOcr2ForConditionalGeneration"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from costproof.models.encoding.config import EncoderConfig, VisionConfig
+from costproof.models.encoding.config import ONE_CLASS, EncoderConfig, VisionConfig
 from costproof.models.section import Section
 
 
@@ -27,6 +27,7 @@ class Dinov2Config(VisionConfig):
     qkv_bias: bool = True
     mask_token: bool = True
 
+    not_drawn: ClassVar = ONE_CLASS
     model_type: ClassVar[str] = "dinov2"
     architectures: ClassVar = {"Dinov2Model": False}
     keys: ClassVar = {

@@ -11,6 +11,11 @@ from costproof.models.native import NativeConfig, activation, check_type, yes_or
 from costproof.models.section import LARGEST, MOST_LAYERS, Section, renamed, shown
 
 
+NO_CLASSIFIER: Final = {"labels": "the class has no classifier"}
+ONE_CLASS: Final = {"architecture": "the formulas describe one class", **NO_CLASSIFIER}
+"""Fields that no draw of a proof varies, for a family of one class."""
+
+
 @dataclass(frozen=True, slots=True)
 class EncoderConfig(NativeConfig):
     """Sizes that every such encoder has, and which class of transformers it is."""

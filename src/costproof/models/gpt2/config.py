@@ -39,6 +39,7 @@ class Gpt2Config(TextConfig):
         "tied": "tie_word_embeddings",
         "activation": "activation_function",
     }
+    ranges: ClassVar = {"text_positions": range(128, 228)}
     follows: ClassVar = {"text_head_dim": "text_share"}
     left_out: ClassVar = {"n_positions": 1024, "tie_word_embeddings": True, "activation_function": "gelu_new"}
     beside: ClassVar = {

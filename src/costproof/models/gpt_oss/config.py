@@ -53,4 +53,4 @@ class GptOssConfig(MixtureConfig):
     @classmethod
     def random(cls, sizes: Mapping[str, int], rng: Random) -> dict[str, Any]:
         """The fields of a random configuration that are not drawn as for every decoder."""
-        return {**MixtureConfig.random(sizes, rng), "activation": "silu"}
+        return {**MixtureConfig.random(sizes, rng)}

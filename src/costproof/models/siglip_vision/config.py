@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from costproof.models.encoding.config import EncoderConfig, VisionConfig
+from costproof.models.encoding.config import ONE_CLASS, EncoderConfig, VisionConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +20,7 @@ class SiglipVisionConfig(VisionConfig):
     architecture: str = "SiglipVisionModel"
     pooled: bool = True
 
+    not_drawn: ClassVar = ONE_CLASS
     model_type: ClassVar[str] = "siglip_vision_model"
     architectures: ClassVar = {"SiglipVisionModel": False}
     keys: ClassVar = {**VisionConfig.keys, "pooled": "vision_use_head"}

@@ -8,7 +8,7 @@ from costproof.compare.diff.types import Diff, Quantity, RowDiff
 from costproof.ledger.metrics import EVERY_METRIC, Metric
 from costproof.ledger.plural import plural, verb
 from costproof.reports.describe import versions_line
-from costproof.reports.diff_words import amount, change, headline, percent, sentence, signed, told
+from costproof.reports.diff_words import amount, change, gaps, headline, percent, sentence, signed, told
 from costproof.reports.html.document import Html, h, joined, page, table
 from costproof.reports.html.parts import (
     MOST,
@@ -36,7 +36,7 @@ def diff_page(found: Diff) -> str:
         f"{found.base.name} → {found.head.name}",
         head(" → ".join(names), found.verdict, sentence(found), about),
         (
-            reasons("Incomplete", found.incomplete),
+            reasons("Not compared", gaps(found)),
             _told(found),
             _changes(found),
             h(
@@ -55,7 +55,7 @@ def diff_page(found: Diff) -> str:
 
 def diff_cell(found: Diff) -> Iterator[Html | None]:
     """What a notebook shows of it: every metric but the headline folded."""
-    yield reasons("Incomplete", found.incomplete)
+    yield reasons("Not compared", gaps(found))
     yield _told(found)
     yield _changes(found)
     first = headline(found)

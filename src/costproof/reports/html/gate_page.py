@@ -26,7 +26,7 @@ def gate_page(found: Gate) -> str:
 
 def gate_body(found: Gate, most: int = MOST) -> Iterator[Html]:
     """Why it is incomplete, every check, allowances to take out, inputs that changed."""
-    yield listed("Incomplete", reasons(found)) or Html()
+    yield listed("Incomplete" if found.verdict == "incomplete" else "Findings", reasons(found)) or Html()
     items = [_item(line) for line in lines(found, "unknown", "over", "allowed", "passed")]
     table_ = sifted((*HEAD, "Source"), items, name="check", align="lllrrlrrl", most=most)
     yield h("section", h("h2", "Checks"), table_, id="checks")
