@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from costproof.graph.account import account, appended, placer
+from costproof.graph.account import account, appended, of_run, placer
 from costproof.graph.costed import Costed, costed
 from costproof.graph.dataflow import data_edges
 from costproof.graph.fvcore_macs import fvcore_nodes
@@ -137,11 +137,14 @@ def dynamic_ledger(
     owned = tally.owned(works_in, owners)
     ledger = Ledger(
         source="dynamic",
-        nodes=with_owners((*nodes, *group_parameters(owned, groups_of(runs[0]), runs[0].positions)), owners),
+        nodes=with_owners(
+            of_run((*nodes, *group_parameters(owned, groups_of(runs[0]), runs[0].positions)), workload.dtype), owners
+        ),
         metrics=graph_metrics(target.options),
         stages=target.info().stages,
         unknown_ops=tally.missing(),
         notes=tuple(notes),
+        bounds=True,
     )
     if stray := {n.stage for n in ledger.nodes} - set(ledger.stages):
         raise Incomplete(

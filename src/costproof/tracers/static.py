@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from costproof.graph.account import account, cache_nodes
+from costproof.graph.account import account, cache_nodes, of_run
 from costproof.graph.costed import Costed, costed
 from costproof.graph.fvcore_macs import fvcore_nodes
 from costproof.graph.merge import merge_nodes
@@ -121,7 +121,8 @@ def exported_ledger(
         conventions=departs,
     )
     found = evaluate_ledger(symbolic, {k: dict(v) for k, v in values.items()}, target.info().symbols)
-    return replace(found, nodes=tuple(_floor_as_number(found.nodes, jobs)))
+    nodes = of_run(_floor_as_number(found.nodes, jobs), workload.dtype)
+    return replace(found, nodes=nodes, bounds=True)
 
 
 def _floor_as_number(nodes: Iterable[CostNode], jobs: Iterable[ExportJob]) -> Iterator[CostNode]:
