@@ -48,8 +48,9 @@ class Attention:
 
     No kernel need compute what a ``causal`` mask hides, and the floor of a time leaves it out. Of n new queries the
     j-th sees past + j keys, which leaves n past + n (n + 1) / 2 scores of n (past + n): n (n - 1) / 2 are hidden. In a
-    window of w keys it sees min(w, past + j): without a past r (r + 1) / 2 + w (n - r) scores of n^2, r = min(w, n);
-    behind a full window w n of n (w - 1 + n), so n (n - 1) are hidden. Of another mask ``hidden`` says how many.
+    window of w <= n + 1 keys, without a past, it sees min(w, j): w (w + 1) / 2 + w (n - w) scores of n^2, which hides
+    n^2 - n w + w (w - 1) / 2; behind a full window w n of n (w - 1 + n), so n (n - 1) are hidden.
+    Of another mask ``hidden`` says how many.
 
     Where a sequence is cut into blocks that attend each to itself, there are batch x heads x ``seen`` scores, the
     sum of the squares of the blocks' lengths.
@@ -154,8 +155,7 @@ class Attention:
             return n * (n - 1) / 2
         if self.past != 0:
             return n * (n - 1)
-        r = sympy.Min(w, n)
-        return n**2 - r * (r + 1) / 2 - w * (n - r)
+        return n**2 - n * w + w * (w - 1) / 2
 
     def _between(self, scores: Size, query_elements: Size) -> Size:
         """Elements that its operators move among themselves beside those of the cache."""

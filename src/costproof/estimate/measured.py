@@ -30,7 +30,7 @@ from costproof.ledger.schema import FileKind
 from costproof.ledger.workload import TargetInfo, Workload
 
 _NANO: Final = 10**9
-CONVENTION: Final = "the convention of the floor (work that this run leaves out)"
+CONVENTION: Final = "the convention of the floor"
 NO_EXPERTS: Final[Mapping[str, int]] = {}
 Place = tuple[str, str, str]
 """Run, stage, invocation; or run, stage, module."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import Final
 
@@ -37,19 +37,21 @@ class Accounted:
     unknown: tuple[UnknownOp, ...]
 
 
-def account(costed: Costed, place: Place, inside: Collection[str] = ()) -> Accounted:
+def account(costed: Costed, place: Place, inside: Collection[str] = (), run_dtype: str | None = None) -> Accounted:
     """Sum the costs of a graph by stage, invocation, module and operator kind.
 
-    Kind nodes carry ``flops`` and ``vector_flops``, and what bounds know of the former: the dtype that they are
-    multiplied in, and those that may be left out (:data:`~costproof.ledger.metrics.OF_BOUNDS`). Nodes with an empty kind carry ``calls``,
-    ``weight_read_bytes``, ``input_bytes``, ``output_bytes``, ``kv_read_bytes`` and ``unfused_bytes``; that of the root
-    has the ``floor_bytes`` of each stage and invocation. Zeros are left out, and so are calls that run no operator, of
-    ``Identity`` for one: an export has none of them. Numbers stand in ``costs``; for a graph with symbolic shapes every
-    quantity also stands in ``exprs``, and what is not constant only there.
+    Kind nodes carry ``flops`` and ``vector_flops``, and what bounds know of the former: another dtype that they are
+    multiplied in, and those that may be left out (:data:`~costproof.ledger.metrics.OF_BOUNDS`). Nodes with an empty
+    kind carry ``calls``, ``weight_read_bytes``, ``input_bytes``, ``output_bytes``, ``kv_read_bytes`` and
+    ``unfused_bytes``; that of the root has the ``floor_bytes`` of each stage and invocation. Zeros are left out, and so
+    are calls that run no operator, of ``Identity`` for one: an export has none of them. Numbers stand in ``costs``; for
+    a graph with symbolic shapes every quantity also stands in ``exprs``, and what is not constant only there.
     Parameters and the cache are not a matter of operators and not counted here.
 
     Args:
         inside: what passes between two graphs of one stage, as of :func:`~costproof.graph.reuse.floors`.
+
+        run_dtype: that of the run, in which FLOPs are of which no other is said; ``None``: bounds know nothing.
 
     Raises:
         Incomplete: an operator of the scaffolding computes.
@@ -64,7 +66,7 @@ def account(costed: Costed, place: Place, inside: Collection[str] = ()) -> Accou
             if size != 0:
                 sums.setdefault(key, {}).setdefault(metric, []).append(size)
 
-    left_out = skippable(costed)
+    left_out = {} if run_dtype is None else skippable(costed)
     for i, (op, cost) in enumerate(zip(graph.ops, costed.costs, strict=True)):
         here = located(op.module, op.call)
         if isinstance(cost, UnknownCost):
@@ -75,8 +77,9 @@ def account(costed: Costed, place: Place, inside: Collection[str] = ()) -> Accou
             if here is None:
                 raise _stray(op)
             key = (*here, op.module, source_kind(op.name))
-            add(key, {"flops": cost.flops, "vector_flops": cost.vector, f"{multiplied_in(op)}_flops": cost.flops})
-            add(key, {SKIPPABLE: left_out.get(i, 0)})
+            add(key, {"flops": cost.flops, "vector_flops": cost.vector, SKIPPABLE: left_out.get(i, 0)})
+            if run_dtype is not None and (dtype := multiplied_in(op)) != run_dtype:
+                add(key, {f"{dtype}_flops": cost.flops})
             labels.setdefault(key, []).append(op.label)
     working = graph.working()
     for call in graph.calls:
@@ -122,19 +125,6 @@ def multiplied_in(op: OpCall) -> str:
         found.append(op.attrs[AUTOCAST])
     known = [dtype for dtype in ARITHMETIC if dtype in found]
     return known[-1] if known and len(known) == len({*found}) else ARITHMETIC[-1]
-
-
-def of_run(nodes: Iterable[CostNode], dtype: str) -> tuple[CostNode, ...]:
-    """Return the nodes without what goes without saying: FLOPs in the dtype of the run."""
-    own = f"{dtype}_flops"
-
-    def told(node: CostNode) -> CostNode:
-        if own not in node.costs and own not in node.exprs:
-            return node
-        costs = {m: c for m, c in node.costs.items() if m != own}
-        return replace(node, costs=costs, exprs={m: e for m, e in node.exprs.items() if m != own})
-
-    return tuple(map(told, nodes))
 
 
 def _stray(op: OpCall) -> Incomplete:

@@ -113,7 +113,7 @@ def floor(found: Roofline) -> str:
 def left_out(found: Roofline) -> list[str]:
     """What of the headline is not in the times, and which way of latent attention."""
     said = [LEFT_OUT] if found.run.full is not None else []
-    return said + [LATENTS[found.conventions.mla]] if found.conventions.mla in LATENTS else said
+    return [*said, LATENTS[found.conventions.mla]] if found.conventions.mla in LATENTS else said
 
 
 def _earned(found: Roofline) -> bool:

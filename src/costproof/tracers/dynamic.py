@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from costproof.graph.account import account, appended, of_run, placer
+from costproof.graph.account import account, appended, placer
 from costproof.graph.costed import Costed, costed
 from costproof.graph.dataflow import data_edges
 from costproof.graph.fvcore_macs import fvcore_nodes
@@ -100,7 +100,7 @@ def dynamic_ledger(
                     found = trace_run(run, all_calls=all_calls)
                 traced, hooks = found.forward, found.hooks
                 work = costed(traced.graph)
-                nodes, missing = run_nodes(traced, work, hooks, target.options.convention)
+                nodes, missing = run_nodes(traced, work, hooks, workload.dtype, target.options.convention)
                 tally.add(work, nodes, missing, run.context)
             judged.append((run.context, hooks.judged.placed(hooks.run)))
             alone += hooks.judged.without_formula(hooks.run)
@@ -137,9 +137,7 @@ def dynamic_ledger(
     owned = tally.owned(works_in, owners)
     ledger = Ledger(
         source="dynamic",
-        nodes=with_owners(
-            of_run((*nodes, *group_parameters(owned, groups_of(runs[0]), runs[0].positions)), workload.dtype), owners
-        ),
+        nodes=with_owners((*nodes, *group_parameters(owned, groups_of(runs[0]), runs[0].positions)), owners),
         metrics=graph_metrics(target.options),
         stages=target.info().stages,
         unknown_ops=tally.missing(),
@@ -184,11 +182,11 @@ def groups_of(run: Run) -> Groups:
 
 
 def run_nodes(
-    traced: Forward, work: Costed, hooks: Hooked, convention: Convention | None = None
+    traced: Forward, work: Costed, hooks: Hooked, dtype: str, convention: Convention | None = None
 ) -> tuple[tuple[CostNode, ...], tuple[UnknownOp, ...]]:
     """Nodes of one traced run; the growth of the cache comes from the hooks."""
     run, place = hooks.run, placer(hooks.run.locate, traced.graph.calls)
-    found = account(work, place)
+    found = account(work, place, run_dtype=dtype)
     beside = fvcore_nodes(traced.graph, place) if convention else ()
     grown = [
         node

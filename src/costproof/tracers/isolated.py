@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from costproof.graph.account import account, cache_nodes, of_run
+from costproof.graph.account import account, cache_nodes
 from costproof.graph.costed import Costed, costed
 from costproof.graph.fvcore_macs import fvcore_nodes
 from costproof.graph.merge import merge_nodes
@@ -69,12 +69,11 @@ def isolated_ledger(target: Staged, workload: Workload, progress: Progress = sil
     owned = tally.owned(lambda path: target.stages_of(path, workload), owners)
     ledger = Ledger(
         source="isolated",
-        nodes=with_owners(of_run((*nodes, *owned), workload.dtype), owners),
+        nodes=with_owners((*nodes, *owned), owners),
         metrics=graph_metrics(options_of(target)),
         stages=target.info().stages,
         unknown_ops=tally.missing(),
         notes=(*notes, *bent),
-        bounds=True,
     )
     return unfused_where_told(ledger, target, workload)
 

@@ -49,15 +49,21 @@ def sdpa(op: OpCall) -> OpCost:
     """(.., H_q, S_q, D) x (.., H_kv, S_k, D) x (.., H_kv, S_k, D_v); H_kv may divide H_q."""
     query, key, value = _qkv(op)
     masked = _mask(op) is not None
-    leading, queries, keys = result(op).shape[:-2], query.shape[-2], key.shape[-2]
-    cost = attention_cost(prod((*leading, queries, keys)), query.shape[-1], value.shape[-1], masked=masked)
-    if masked:
-        return replace(cost, skippable=cost.flops)
-    causal = attr(op, "is_causal", default=False)
-    if causal is False or causal == 0:
-        return cost
+    leading = result(op).shape[:-2]
+    cost = attention_cost(
+        prod((*leading, query.shape[-2], key.shape[-2])), query.shape[-1], value.shape[-1], masked=masked
+    )
+    return replace(cost, skippable=_hidden(op, cost, masked=masked))
+
+
+def _hidden(op: OpCall, cost: OpCost, *, masked: bool) -> Size:
+    """Return the FLOPs of the scores that a mask may hide, or that a flag hides."""
+    if masked or attr(op, "is_causal", default=False) in (False, 0):
+        return cost.flops if masked else 0
+    query, key, value = _qkv(op)
+    queries, keys, width = query.shape[-2], key.shape[-2], total((query.shape[-1], value.shape[-1]))
     hidden = total((prod((queries, keys)), prod((-1, seen_from_start(queries, keys)))))
-    return replace(cost, skippable=prod((2, *leading, hidden, total((query.shape[-1], value.shape[-1])))))
+    return prod((2, *result(op).shape[:-2], hidden, width))
 
 
 def seen_from_start(queries: Size, keys: Size) -> Size:
