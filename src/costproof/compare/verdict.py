@@ -127,8 +127,8 @@ def verdict_sentence(d: Discrepancy) -> str:
     differ = verb(wrong, "differs", "differ")
     if d.verdict == "incomplete":
         more = f" and {len(d.incomplete) - 1} more" if len(d.incomplete) > 1 else ""
-        differing = f" Of {whole} compared, {wrong:,} {differ} without an accepted cause{worst}{shares}." if wrong else ""
-        return f"Incomplete: {d.incomplete[0]}{more}.{differing}"
+        differing = f" Of {whole} compared, {wrong:,} {differ} without an accepted cause{worst}{shares}."
+        return f"Incomplete: {d.incomplete[0]}{more}.{differing if wrong else ''}"
     if d.verdict == "unexplained":
         return f"Unexplained: of {whole} compared, {wrong:,} {differ} without an accepted cause{worst}{shares}."
     if d.verdict == "explained":

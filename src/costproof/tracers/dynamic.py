@@ -102,7 +102,7 @@ def dynamic_ledger(
                     found = trace_run(run, all_calls=all_calls)
                 traced, hooks = found.forward, found.hooks
                 work = costed(traced.graph)
-                nodes, missing = run_nodes(traced, work, hooks, target.options.convention)
+                nodes, missing = run_nodes(traced, work, hooks, workload.dtype, target.options.convention)
                 tally.add(work, nodes, missing, run.context)
             judged.append((run.context, hooks.judged.placed(hooks.run)))
             alone += hooks.judged.without_formula(hooks.run)
@@ -144,6 +144,7 @@ def dynamic_ledger(
         stages=target.info().stages,
         unknown_ops=tally.missing(),
         notes=tuple(notes),
+        bounds=True,
     )
     if stray := {n.stage for n in ledger.nodes} - set(ledger.stages):
         raise Incomplete(
@@ -184,11 +185,11 @@ def groups_of(run: Run) -> Groups:
 
 
 def run_nodes(
-    traced: Forward, work: Costed, hooks: Hooked, convention: Convention | None = None
+    traced: Forward, work: Costed, hooks: Hooked, dtype: str, convention: Convention | None = None
 ) -> tuple[tuple[CostNode, ...], tuple[UnknownOp, ...]]:
     """Nodes of one traced run; the growth of the cache comes from the hooks."""
     run, place = hooks.run, placer(hooks.run.locate, traced.graph.calls)
-    found = account(work, place)
+    found = account(work, place, run_dtype=dtype)
     beside = fvcore_nodes(traced.graph, place) if convention else ()
     grown = [
         node

@@ -95,7 +95,9 @@ def exported_ledger(
         progress(f"export {job.id}", i, len(jobs))
         try:
             with uncollected():
-                one = one_export(job, values, export or kept_export, beside=beside, fixed=not whole)
+                one = one_export(
+                    job, values, export or kept_export, beside=beside, fixed=not whole, dtype=workload.dtype
+                )
         except Incomplete as error:
             if whole:
                 raise
@@ -125,7 +127,7 @@ def exported_ledger(
         conventions=departs,
     )
     found = evaluate_ledger(symbolic, {k: dict(v) for k, v in values.items()}, target.info().symbols)
-    return replace(found, nodes=tuple(_floor_as_number(found.nodes, jobs)))
+    return replace(found, nodes=tuple(_floor_as_number(found.nodes, jobs)), bounds=True)
 
 
 def _floor_as_number(nodes: Iterable[CostNode], jobs: Iterable[ExportJob]) -> Iterator[CostNode]:
@@ -150,13 +152,14 @@ class OneExport:
 
 
 def one_export(
-    job: ExportJob, values: Values, export: Callable[[ExportJob], Exported], *, beside: bool, fixed: bool
+    job: ExportJob, values: Values, export: Callable[[ExportJob], Exported], *, beside: bool, fixed: bool, dtype: str
 ) -> OneExport:
     """The costs of one job in symbols; where it has no such export, at the sizes of each of its invocations.
 
     Args:
         beside: another tool's convention is counted beside.
         fixed: it may be exported without symbols.
+        dtype: that of the run.
 
     Raises:
         Incomplete: it cannot be exported at all.
@@ -171,7 +174,7 @@ def one_export(
             if broken := broken_at(exported, [p for i in job.invocations for p in points(job, values[job.stage, i])]):
                 raise Incomplete("at these sizes the model takes another way than its graph in symbols", got=broken)
         notes.update(dict.fromkeys(f"export {job.id}: {note}" for note in exported.notes))
-        found, missing = job_nodes(exported, work)
+        found, missing = job_nodes(exported, work, dtype)
         if beside:
             found += convention_nodes(exported, values)
         tally.add(work, found, unknown_ops(exported, work, missing, values), context)
@@ -226,10 +229,10 @@ def step_contexts(known: Mapping[str, int]) -> list[int]:
     return [known[str(CONTEXT)] + i for i in watched_steps(known[str(STEPS)])]
 
 
-def job_nodes(exported: Exported, work: Costed) -> tuple[list[CostNode], tuple[UnknownOp, ...]]:
+def job_nodes(exported: Exported, work: Costed, dtype: str) -> tuple[list[CostNode], tuple[UnknownOp, ...]]:
     """Nodes of one export, for each invocation that it describes; decode summed over the steps."""
     job = exported.job
-    found = account(work, job.place, job.inside)
+    found = account(work, job.place, job.inside, dtype)
     grown = cache_nodes(job.place, exported.graph, exported.cache_inputs)
     nodes = merge_nodes((*found.nodes, *grown))
     if job.repeated:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, get_args
 
 from costproof.ledger.attributes import attribute
@@ -45,9 +46,12 @@ def case_of(made: Made, workload: Workload) -> Case:
 
 
 def dtype_of(module: nn.Module) -> Dtype:
-    """The dtype of a module's parameters, as far as a workload can say it."""
-    found = (str(p.dtype).removeprefix("torch.") for p in module.parameters() if p.is_floating_point())
-    name = next(found, "float32")
+    """The dtype of most elements of a module's parameters, as far as a workload can say it."""
+    elements = Counter[str]()
+    for p in module.parameters():
+        if p.is_floating_point():
+            elements[str(p.dtype).removeprefix("torch.")] += p.numel()
+    name = max(elements, key=lambda dtype: elements[dtype], default="float32")
     return name if name in get_args(Dtype) else "float32"  # type: ignore[return-value]
 
 
