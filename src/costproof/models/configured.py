@@ -12,8 +12,9 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 from costproof.ledger.conventions import Conventions
 from costproof.ledger.errors import BadInput, CostproofError, Problems
 from costproof.ledger.run import RunOptions
-from costproof.ledger.workload import TargetInfo, Workload
+from costproof.ledger.workload import Dtype, TargetInfo, Workload
 from costproof.models.changing import changes, keys_of, with_keys
+from costproof.models.stored import Stored
 
 
 class Config(ABC):
@@ -57,6 +58,8 @@ class Configured(ABC, Generic[C]):
     """The configuration before it was cut; ``None`` if it was not."""
     published: C | None = None
     """What differences are told from; ``None``: the family's own."""
+    stored: Stored = Stored()
+    """How the checkpoint of ``config`` stores its weights."""
     stages: ClassVar[tuple[str, ...]]
 
     @abstractmethod
@@ -95,7 +98,13 @@ class Configured(ABC, Generic[C]):
             cut=dict(self.cut),
             changed=changes(self.whole or self.config, self.published or type(self.config)()),
             config=keys_of(self.config),
+            quantised=dict(self.stored.quantised),
         )
+
+    @property
+    def dtype(self) -> Dtype:
+        """The dtype of a run unless another is asked for: what the configuration names, or bfloat16."""
+        return self.stored.dtype or "bfloat16"
 
     def with_options(self, options: RunOptions) -> Self:
         """The same model, run in another way; with ``layers``, cut as :meth:`first_layers` says."""
@@ -106,6 +115,10 @@ class Configured(ABC, Generic[C]):
             raise BadInput("the model is cut already", where="--layers", got=options.layers)
         small, cut = self.first_layers(options.layers)
         return replace(self, config=small, options=options, cut=tuple(cut.items()), whole=self.config)
+
+    def uncut(self) -> Self:
+        """The model with all its layers."""
+        return replace(self, config=self.whole or self.config, options=RunOptions(), cut=(), whole=None)
 
     def conventions(self, workload: Workload) -> Conventions:
         """The conventions of all numbers made for this workload."""

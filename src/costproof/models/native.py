@@ -13,6 +13,7 @@ from costproof.ledger.errors import CostproofError, Problems
 from costproof.ledger.files import read_configuration
 from costproof.models.configured import Config, Configured
 from costproof.models.section import Section
+from costproof.models.stored import Stored, stored, without, without_dtype
 
 WAIVED: Final = {
     **dict.fromkeys(("_name_or_path", "transformers_version", "auto_map"), "says where it is from"),
@@ -49,8 +50,13 @@ class NativeConfig(Config):
         Raises:
             Problems: every key that is missing, unknown, out of range, or contradicts another.
         """
+        return cls.of(read_configuration(path), path)
+
+    @classmethod
+    def of(cls, data: object, path: Path) -> Self:
+        """:meth:`load` of a file that is already read."""
         problems: list[CostproofError] = []
-        config = cls.read(read_configuration(path), problems)
+        config = cls.read(without_dtype(without(data)), problems)
         if problems:
             raise Problems(f"the configuration {path} cannot be used", problems)
         return config
@@ -65,17 +71,20 @@ class Native(Configured[C]):
 
     model_types: ClassVar[tuple[str, ...]]
     """The types of configurations that the family reads."""
+    released: ClassVar[Stored] = Stored()
+    """How the published checkpoint of the default configuration stores its weights."""
 
     @classmethod
     def default(cls) -> Self:
         """The published configuration."""
-        return cls()  # type: ignore[call-arg]
+        return cls(stored=cls.released)  # type: ignore[call-arg]
 
     @classmethod
     def from_file(cls, path: Path) -> Self:
         """The configuration in a ``config.json``."""
         usual = cls.default()
-        return replace(usual, config=type(usual.config).load(path))
+        data = read_configuration(path)
+        return replace(usual, config=type(usual.config).of(data, path), stored=stored(data, path))
 
     @classmethod
     def from_normalised(cls, text: str) -> Self:

@@ -72,7 +72,6 @@ class LatentConfig(MixtureConfig):
         "routed_scaling_factor": "decides no cost",
         "qk_head_dim": "the class works it out of its parts",
         "ep_size": "says how experts are spread over devices",
-        "quantization_config": "weights are counted in the dtype of the run",
         "num_nextn_predict_layers": "modules that predict further tokens are not part of the class",
         "num_mtp_layers": "modules that predict further tokens are not part of the class",
     }

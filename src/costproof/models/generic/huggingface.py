@@ -19,6 +19,7 @@ from costproof.ledger.workload import Attention, Dtype
 from costproof.models.generic.bounded import bounded, check_depth, check_keys
 from costproof.models.generic.cutting import CutModel, Edits, edited, first_layers
 from costproof.models.generic.made import Made
+from costproof.models.stored import Stored, stored, without
 
 if TYPE_CHECKING:
     from torch import nn
@@ -52,6 +53,8 @@ class HuggingFace:
     """Folder of the Python code that ``auto_map`` names, which may run."""
     edits: Edits = ()
     """Values of the configuration that were changed to cut the model."""
+    stored: Stored = Stored()
+    """How the checkpoint stores its weights."""
 
     @cached_property
     def data(self) -> dict[str, Any]:
@@ -195,7 +198,7 @@ class HuggingFace:
         if attention is not None:
             config._attn_implementation = attention
         with torch.device("meta"), bounded(self.data, self.where):
-            made: nn.Module = build(config, dtype=getattr(torch, dtype or "bfloat16"))
+            made: nn.Module = build(config, dtype=getattr(torch, dtype or self.stored.dtype or "bfloat16"))
         return made.eval()
 
     def _chosen(self) -> tuple[Any, str, tuple[str, ...]]:
@@ -250,7 +253,7 @@ def huggingface(place: str, path: Path | None, *, trusted: bool) -> HuggingFace:
     data = read_config(path)
     file = _file(path)
     if not data.get("auto_map"):
-        return HuggingFace(json.dumps(data), str(file))
+        return HuggingFace(json.dumps(without(data)), str(file), stored=stored(data, file))
     if not trusted:
         raise BadInput(
             "the configuration names code of its own",
@@ -267,7 +270,7 @@ def huggingface(place: str, path: Path | None, *, trusted: bool) -> HuggingFace:
                 got=str(place)[:80],
                 fix="put the code beside the configuration, and leave out what stands before --",
             )
-    return HuggingFace(json.dumps(data), str(file), str(file.parent))
+    return HuggingFace(json.dumps(without(data)), str(file), str(file.parent), stored=stored(data, file))
 
 
 def _as_built(value: Any) -> Any:
