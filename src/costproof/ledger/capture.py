@@ -72,7 +72,7 @@ class Capture:
     peaks: tuple[CallPeaks, ...] = ()
     """Peaks of live activations of every call of a stage; empty unless they were asked for."""
     whole: WholeModel | None = None
-    """What the whole model costs where its first layers alone were counted; ``None``: not cut, or formulas say it."""
+    """What the whole model costs where its first layers alone were counted; ``None``: it was not cut."""
     modules: ModuleKinds = field(default_factory=dict)
     """Of a target without formulas, its modules by place."""
 
@@ -118,7 +118,7 @@ FAILED: Final = "failed: "
 SECONDS: Final = 60
 """Of the processor, to read one; that of a model with 61 layers takes three."""
 
-CAPTURE: Final = FileKind(name="costproof/capture", version=(3, 0), type=Capture)
+CAPTURE: Final = FileKind(name="costproof/capture", version=(3, 1), type=Capture)
 
 
 def read_capture(path: Path) -> Capture:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from costproof.compare.verdict import next_step
+from costproof.ledger.counted import counted_line
 from costproof.ledger.sources import ALL_SOURCES
 from costproof.reports.convention import HEAD, LOUD, convention_rows
 from costproof.reports.describe import model_line, workload_line
@@ -13,7 +14,7 @@ from costproof.reports.modules_text import short_table
 from costproof.reports.numbers import aligned, bounded, exact, human, plural
 from costproof.reports.uncoloured import uncoloured
 from costproof.reports.verdicts import GOOD, open_findings, stage_words
-from costproof.reports.whole_words import TITLE, how, not_known, whole_rows
+from costproof.reports.whole_words import how, not_known, whole_rows, whole_title
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -39,8 +40,9 @@ def print_summary(console: Console, report: Report) -> None:
         console.print(Text(visible(text), style=style), soft_wrap=True)
 
     static, compared = report.figures, report.discrepancy
-    say(f"{static.target.name}, {static.workload.name}: {workload_line(static.workload)}", "bold")
+    say(f"{static.target.title}, {static.workload.name}: {workload_line(static.workload)}", "bold")
     say(model_line(static.target))
+    say(counted_line(static.target, static.workload))
     grid = _grid(report, digits=True)
     fits = Measurement.get(console, console.options.update(max_width=1000), grid).maximum <= console.width
     console.print(grid if fits else _grid(report, digits=False))
@@ -57,7 +59,7 @@ def print_summary(console: Console, report: Report) -> None:
     say("Not counted: " + "; ".join(what for what, _ in report.capture.not_counted) + ".")
     if (whole := report.capture.whole) is not None:
         console.print()
-        say(f"{TITLE}:", "bold")
+        say(f"{whole_title(whole)}:", "bold")
         for text in (*aligned(*whole_rows(whole, digits=False)), *how(whole), *not_known(whole)):
             say("  " + text)
     if rows := convention_rows(static):

@@ -16,7 +16,7 @@ from costproof.ledger.node import CostNode
 from costproof.run.along import Along, Sum, Term, grows
 from costproof.run.devices import machine
 from costproof.run.routing import routed
-from costproof.run.side_files import Given
+from costproof.run.side_files import Given, check_whole
 from costproof.run.sides import check_counted, read_side
 
 ATTENTION: Final = "attention"
@@ -59,6 +59,7 @@ def roofline(
     check_counted(rules, trust_remote_code, target)
     read = read_side(target, config, rules=rules, trust_remote_code=trust_remote_code)
     side = read.baseline
+    check_whole(side)
     name, folded = counted(side, source)
     dtype = math or side.workload.dtype
     of = roof(device, dtype, convolutions=math is None and _convolves(folded))
