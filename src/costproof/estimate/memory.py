@@ -101,7 +101,7 @@ class Fits:
     @property
     def name(self) -> str:
         """``TARGET at WORKLOAD``, and the device."""
-        return f"{self.target.name} at {self.workload.name}" + (f" on {self.device.name}" if self.device else "")
+        return f"{self.target.title} at {self.workload.name}" + (f" on {self.device.name}" if self.device else "")
 
     @property
     def certain_bytes(self) -> int | None:
@@ -135,7 +135,12 @@ class Fits:
 
     @property
     def verdict(self) -> Verdict:
-        """``does not fit``: the least is more; ``fits``: the most is not; what a runtime takes for itself apart."""
+        """``does not fit``: the least is more; ``fits``: the most is not; what a runtime takes for itself apart.
+
+        Of a quantised checkpoint the bytes are not known.
+        """
+        if self.target.quantised:
+            return "not known"
         if self.least_bytes is not None and self.least_bytes > self.memory_bytes:
             return "does not fit"
         return "fits" if self.most_bytes is not None and self.most_bytes <= self.memory_bytes else "not known"
@@ -146,7 +151,7 @@ class Fits:
         return _EXIT[self.verdict]
 
 
-FITS: Final = FileKind(name="costproof/fits", version=(3, 1), type=Fits)
+FITS: Final = FileKind(name="costproof/fits", version=(3, 2), type=Fits)
 
 
 def size(text: str, where: str) -> int:

@@ -112,10 +112,10 @@ class Baseline:
     @property
     def name(self) -> str:
         """``TARGET at WORKLOAD``."""
-        return f"{self.target.name} at {self.workload.name}"
+        return f"{self.target.title} at {self.workload.name}"
 
 
-BASELINE: Final = FileKind(name="costproof/baseline", version=(2, 0), type=Baseline)
+BASELINE: Final = FileKind(name="costproof/baseline", version=(2, 1), type=Baseline)
 
 
 _AGAIN: Final = "costproof capture TARGET -f baseline -o FILE; make baselines writes those of the built-in targets"

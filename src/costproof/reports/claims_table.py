@@ -6,6 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from costproof.claims import ClaimsReport, Judgement
+from costproof.ledger.counted import counted_line
 from costproof.reports.escape import visible
 
 if TYPE_CHECKING:
@@ -20,8 +21,9 @@ def print_claims(console: Console, report: ClaimsReport) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    title = report.title or f"Claims on {report.target.name}"
+    title = report.title or f"Claims on {report.target.title}"
     console.print(Text(visible(title), style="bold"), soft_wrap=True)
+    console.print(Text(visible(counted_line(report.target, report.workload))), soft_wrap=True)
     grid = Table(box=SIMPLE_HEAD, pad_edge=False)
     for name, justify in (("Claim", "left"), ("Claimed", "right"), ("Truth", "right"), ("Verdict", "left")):
         grid.add_column(name, justify=justify, overflow="fold")  # type: ignore[arg-type]

@@ -8,6 +8,7 @@ from typing import Final
 
 from costproof.claims.types import TOTAL
 from costproof.compare.findings import CounterComparison, CounterFinding
+from costproof.ledger.counted import counted_line
 from costproof.reports.counters import CounterReport, OwnNumber
 from costproof.reports.describe import model_line, workload_line
 from costproof.reports.escape import visible
@@ -141,9 +142,10 @@ def printed(report: CounterReport) -> Iterable[str]:
 def counters_text(report: CounterReport) -> str:
     """All tables as plain text, for the console."""
     lines = [
-        f"{visible(report.target.name)} at {visible(report.workload.name)}: third-party counters beside the truth",
+        f"{visible(report.target.title)} at {visible(report.workload.name)}: third-party counters beside the truth",
         f"model: {visible(model_line(report.target))}",
         f"workload: {visible(workload_line(report.workload))}",
+        visible(counted_line(report.target, report.workload)),
         "",
     ]
     for title, rows, shown in groups(report):

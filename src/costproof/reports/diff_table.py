@@ -27,6 +27,8 @@ def print_diff(console: Console, found: Diff) -> None:
         console.print(Text(visible(text), style=style), soft_wrap=True)
 
     say(" → ".join(dict.fromkeys((found.base.name, found.head.name))), "bold")
+    for line in dict.fromkeys((found.base.counted, found.head.counted)):
+        say(line)
     every = list(lines(found))
     if every:
         grid = Table(box=SIMPLE_HEAD, pad_edge=False)

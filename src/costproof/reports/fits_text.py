@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from costproof.estimate.memory import Fits, Held, Limit
+from costproof.ledger.counted import counted_line, quantised
 from costproof.reports.escape import code, markdown, table, visible
 from costproof.reports.numbers import aligned, exact, human
 
@@ -36,7 +37,15 @@ SHEET: Final = (
 
 def fits_text(found: Fits) -> str:
     """For the console."""
-    lines = [found.name, verdict(found), "", *aligned(HEAD, _held(found)), "", *aligned(_head(found), _stages(found))]
+    lines = [
+        found.name,
+        counted_line(found.target, found.workload),
+        verdict(found),
+        "",
+        *aligned(HEAD, _held(found)),
+        "",
+        *aligned(_head(found), _stages(found)),
+    ]
     lines += ["", *_says(found).split("\n")]
     if found.limits:
         lines += ["", "Limits, solved and evaluated on both sides:"]
@@ -47,7 +56,8 @@ def fits_text(found: Fits) -> str:
 
 def fits_md(found: Fits) -> str:
     """For people."""
-    lines = [f"# {markdown(found.name)}", "", markdown(verdict(found)), "", *table(HEAD, "lrr", _held(found)), ""]
+    lines = [f"# {markdown(found.name)}", "", markdown(counted_line(found.target, found.workload)), ""]
+    lines += [markdown(verdict(found)), "", *table(HEAD, "lrr", _held(found)), ""]
     head = _head(found)
     stages = [(code(s), *rest) for s, *rest in _stages(found)]
     lines += [*table(head, "l" + "r" * (len(head) - 1), stages), "", _says(found)]
@@ -65,6 +75,8 @@ def verdict(found: Fits) -> str:
     """What can be said, and why."""
     room = f"{exact(found.memory_bytes)} B"
     peaked = found.peaks_bytes is not None
+    if reason := quantised(found.target, found.workload):
+        return f"Not known whether it fits into {room}: {reason}."
     if found.verdict == "does not fit":
         alone = found.certain_bytes is not None and found.certain_bytes > found.memory_bytes
         return f"Does not fit into {room}: weights and {'cache' if alone else 'the largest peak'} alone are more."

@@ -14,7 +14,8 @@ def gate_text(found: Gate) -> str:
     """The verdict, the checks that did not simply pass, and allowances to take out."""
     shown = lines(found, "unknown", "over", "allowed")
     rows = [tuple(map(visible, x.cells)) for x in shown[:_ROWS]]
-    text = [visible(sentence(found)), *(f"  {visible(why)}" for why in reasons(found)[1:_ROWS])]
+    text = [visible(sentence(found)), *map(visible, dict.fromkeys((found.base.counted, found.head.counted)))]
+    text += [*(f"  {visible(why)}" for why in reasons(found)[1:_ROWS])]
     if rows:
         text += ["", *aligned(HEAD, rows, left=LEFT), ""]
         text += [visible(f"{places}: {why}") for places, why in whys(shown[:_ROWS])]

@@ -75,7 +75,10 @@ def instead(found: Roofline) -> list[str]:
 
 def floor(found: Roofline) -> str:
     """What the floor holds."""
-    return FLOOR.format(experts=ROUTING.get(found.routing, "min(E, tokens x k)"))
+    said = FLOOR.format(experts=ROUTING.get(found.routing, "min(E, tokens x k)"))
+    return (
+        f"No bound of the quantised checkpoint, whose bytes are not known. {said}" if found.target.quantised else said
+    )
 
 
 def experts(found: Roofline) -> list[str]:

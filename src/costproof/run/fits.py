@@ -19,7 +19,7 @@ from costproof.ledger.workload import FLOAT_BYTES
 from costproof.run.activations import activations
 from costproof.run.along import Along, Found, OfCalls, Sum, Term
 from costproof.run.devices import machine
-from costproof.run.side_files import Given
+from costproof.run.side_files import Given, check_whole
 from costproof.run.sides import check_counted, read_side
 from costproof.run.written_scores import written_scores
 
@@ -57,6 +57,7 @@ def fits(
     check_counted(rules, trust_remote_code, target)
     read = read_side(target, config, rules=rules, trust_remote_code=trust_remote_code)
     side = read.baseline
+    check_whole(side)
     name, folded = counted(side, needed=NEEDED)
     along = {} if read.target is None else {s: Along(side, read.target, s) for s in SETTINGS}
     element = FLOAT_BYTES[side.workload.dtype]
@@ -76,7 +77,9 @@ def fits(
         activations_bytes=exact_sum(s.activations_bytes for s in stages),
         peak_bytes=max((s.peak_bytes for s in stages if s.peak_bytes is not None), default=None),
         stages=tuple(stages),
-        limits=() if weights is None else tuple(_limits(along, weights, room, kept, read.peaks)),
+        limits=()
+        if weights is None or side.target.quantised
+        else tuple(_limits(along, weights, room, kept, read.peaks)),
     )  # fmt: skip
 
 

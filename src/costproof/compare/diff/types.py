@@ -50,6 +50,8 @@ class Side:
     config_hash: str
     sources: tuple[str, ...]
     environment: dict[str, str]
+    counted: str = ""
+    """What its numbers leave out: dtype, attention, cut, keys that were not used, a format that is not counted."""
 
     @property
     def name(self) -> str:
@@ -145,7 +147,7 @@ class Diff(Shown):
     incomplete: tuple[str, ...]
     """Why not all of the cost is compared."""
     complete: bool
-    format_version: Literal["1.1"] = "1.1"
+    format_version: Literal["1.2"] = "1.2"
 
     @property
     def verdict(self) -> str:
@@ -178,4 +180,4 @@ class Diff(Shown):
         return f"Diff({self.base.name} -> {self.head.name}: {self.verdict}, {len(self.rows):,} rows changed)"
 
 
-DIFF: Final = FileKind(name="costproof/diff", version=(1, 1), type=Diff)
+DIFF: Final = FileKind(name="costproof/diff", version=(1, 2), type=Diff)

@@ -94,4 +94,4 @@ class Gate(Shown):
         return f"Gate({self.base.name} -> {self.head.name}: {self.verdict}, {len(self.checks):,} checks)"
 
 
-GATE: Final = FileKind(name="costproof/gate", version=(1, 0), type=Gate)
+GATE: Final = FileKind(name="costproof/gate", version=(1, 1), type=Gate)
