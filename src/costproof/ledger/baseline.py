@@ -104,6 +104,8 @@ class Baseline:
     """Stage and call -> how often, with which inputs, at which sizes."""
     modules: ModuleKinds = field(default_factory=dict)
     """As of a capture."""
+    buffer_bytes: int | None = None
+    """As of a capture."""
 
     def __repr__(self) -> str:
         """One line."""
@@ -180,6 +182,7 @@ def baseline_of(capture: Capture) -> Baseline:
         sources={x.source: fold(x, roles) for x in capture.ledgers} | of_peaks(by_stage(capture.peaks)),
         calls=calls_of(capture.invocations),
         modules=capture.modules,
+        buffer_bytes=capture.buffer_bytes,
     )
 
 

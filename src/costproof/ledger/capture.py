@@ -75,6 +75,8 @@ class Capture:
     """What the whole model costs where its first layers alone were counted; ``None``: it was not cut."""
     modules: ModuleKinds = field(default_factory=dict)
     """Of a target without formulas, its modules by place."""
+    buffer_bytes: int | None = None
+    """Bytes of all registered buffers of the model, persistent or not, each once; ``None``: not known."""
 
     def __repr__(self) -> str:
         """One line: a notebook must not print thousands of nodes."""

@@ -46,6 +46,10 @@ class Stored:
     """What the configuration names; ``None``: nothing, or what no run has."""
 
 
+PLAIN: Final = Stored()
+"""Of a checkpoint of which nothing is known."""
+
+
 def stored(data: object, path: Path | None) -> Stored:
     """Return what a configuration and the files beside it say.
 

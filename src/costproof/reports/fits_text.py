@@ -26,9 +26,9 @@ WITH_PEAKS: Final = (
 SOME_PEAKS: Final = "Some peaks are not known: the largest of the others is held for certain, and bounds nothing."
 RUNTIME: Final = "What a runtime takes for itself is in none of these numbers."
 _HELD: Final[dict[Held, str]] = {
-    "weights and cache": "weights and cache",
-    "weights and graph peak": "weights and the largest graph peak, arguments apart,",
-    "weights, cache and bound": "weights, cache and the bound of activations",
+    "weights and cache": "weights, buffers and cache",
+    "weights and graph peak": "weights, buffers and the largest graph peak, arguments apart,",
+    "weights, cache and bound": "weights, buffers, cache and the bound of activations",
 }
 SHEET: Final = (
     "The memory is that of the device file; a device may report some percent more or less: --memory SIZE takes that."
@@ -82,6 +82,8 @@ def verdict(found: Fits) -> str:
         return f"Does not fit into {room}: weights and {'cache' if alone else 'the largest peak'} alone are more."
     if found.verdict == "fits":
         return f"Fits into {room} with {PEAKS_AT_ONCE if peaked else 'the most that activations take'}."
+    if found.buffers_bytes is None and found.certain_bytes is not None:
+        return f"Not known whether it fits into {room}: weights and cache do, and nothing says what the buffers take."
     if found.most_bytes is None and found.certain_bytes is not None:
         return f"Not known whether it fits into {room}: weights and cache do, and nothing bounds the activations."
     if found.most_bytes is None:
@@ -92,13 +94,14 @@ def verdict(found: Fits) -> str:
 
 def _held(found: Fits) -> list[tuple[str, ...]]:
     peaks = (
-        ("weights and largest peak", found.least_bytes),
-        ("weights and all peaks", found.most_bytes),
+        ("weights, buffers and largest peak", found.least_bytes),
+        ("weights, buffers and all peaks", found.most_bytes),
     )
     named = (
         ("weights", found.weights_bytes),
+        ("buffers", found.buffers_bytes),
         ("cache when the run ends", found.cache_bytes),
-        ("weights and cache", found.certain_bytes),
+        ("weights, buffers and cache", found.certain_bytes),
         ("activations, at most", found.activations_bytes),
         ("all of these", found.bound_bytes),
         ("largest peak of a stage, arguments apart", found.peak_bytes),

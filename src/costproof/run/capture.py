@@ -18,7 +18,7 @@ from costproof.ledger.profile import Profile
 from costproof.ledger.progress import Progress, silent
 from costproof.ledger.sources import ALL_SOURCES
 from costproof.models.serving import lacking, options_of
-from costproof.models.target import MayBeHere, Runnable, WithCheckpoint, WithFormulas, WithModules
+from costproof.models.target import MayBeHere, Runnable, WithBuffers, WithCheckpoint, WithFormulas, WithModules
 from costproof.plugins import at
 from costproof.reports.report import Report
 from costproof.run.alone import alone
@@ -94,6 +94,7 @@ def _counted(run: Prepared, progress: Progress) -> Report:
         judge=dynamic.judge if dynamic else None,
         lacking=missing,
         modules=target.module_kinds() if isinstance(target, WithModules) else {},
+        buffer_bytes=target.buffer_bytes(workload) if isinstance(target, WithBuffers) else None,
     )
     if dynamic is None or dynamic.measured is None:
         return Report(capture)

@@ -19,7 +19,7 @@ from costproof.ledger.workload import Attention, Dtype
 from costproof.models.generic.bounded import bounded, check_depth, check_keys
 from costproof.models.generic.cutting import CutModel, Edits, edited, first_layers
 from costproof.models.generic.made import Made
-from costproof.models.stored import Stored, stored, without
+from costproof.models.stored import PLAIN, Stored, stored, without
 
 if TYPE_CHECKING:
     from torch import nn
@@ -53,7 +53,7 @@ class HuggingFace:
     """Folder of the Python code that ``auto_map`` names, which may run."""
     edits: Edits = ()
     """Values of the configuration that were changed to cut the model."""
-    stored: Stored = Stored()
+    stored: Stored = PLAIN
     """How the checkpoint stores its weights."""
 
     @cached_property

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from costproof.ledger.workload import Attention, Dtype
 from costproof.models.generic.cutting import CutModel
-from costproof.models.stored import Stored
+from costproof.models.stored import PLAIN, Stored
 
 if TYPE_CHECKING:
     from torch import nn
@@ -99,7 +99,7 @@ class Given:
     numbers: Mapping[str, int] = field(default_factory=dict)
     chooses: frozenset[str] = frozenset()
     notes: tuple[str, ...] = ()
-    stored: Stored = Stored()
+    stored: Stored = PLAIN
 
     def make(self, dtype: Dtype | None, attention: Attention | None) -> Made:
         """The module itself."""

@@ -85,6 +85,11 @@ class GenericTarget:
             dtypes=() if "dtype" in self.maker.chooses else dtypes_of(made.module),
         )
 
+    def buffer_bytes(self, workload: Workload) -> int | None:
+        """Return the bytes of all registered buffers."""
+        module = made_of(self.maker, workload.dtype, workload.attention).module
+        return sum(buffer.numel() * buffer.element_size() for buffer in module.buffers())
+
     def module_kinds(self) -> ModuleKinds:
         """The modules of the model, by place."""
         return module_kinds(made_of(self.maker, None, None).module)
