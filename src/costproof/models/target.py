@@ -113,6 +113,15 @@ class WithFormulas(Target, Protocol):
 
 
 @runtime_checkable
+class Uncut(WithFormulas, Protocol):
+    """A target that closed formulas describe, and that can be had with all its layers again."""
+
+    def uncut(self) -> WithFormulas:
+        """Return the model with all its layers."""
+        ...
+
+
+@runtime_checkable
 class WithKeys(WithFormulas, Protocol):
     """A target that closed formulas describe, whatever its configuration."""
 

@@ -15,9 +15,8 @@ from costproof.ledger.run import RunOptions
 from costproof.ledger.sources import ALL_SOURCES
 from costproof.ledger.whole import WholeModel
 from costproof.ledger.workload import Workload
-from costproof.models.configured import Configured
 from costproof.models.stretch import Stretch
-from costproof.models.target import Stretched, WithFormulas
+from costproof.models.target import Stretched, Uncut, WithFormulas
 from costproof.reports.values import gives, value
 from costproof.run.formulas import analytic_ledger
 from costproof.run.prepare import Prepared
@@ -42,8 +41,8 @@ def whole_model(
         capture: of the first layers.
         count: counts another target in the same way.
     """
-    if isinstance(run.target, Configured) and run.target.cut:
-        return _by_formulas(run.target.uncut(), run.workload) if isinstance(run.target, WithFormulas) else None
+    if isinstance(run.target, Uncut):
+        return _by_formulas(run.target.uncut(), run.workload) if run.target.info().cut else None
     if not isinstance(run.target, Stretched) or (found := run.target.stretched()) is None:
         return None
     stretch, deeper, more = found
