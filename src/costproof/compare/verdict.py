@@ -8,6 +8,7 @@ from typing import Final
 
 from costproof.compare.findings import Coverage, Discrepancy, Finding, GivenBy, Verdict
 from costproof.ledger.capture import FAILED, Capture
+from costproof.ledger.counted import quantised
 from costproof.ledger.errors import EXIT_FINDINGS, EXIT_INCOMPLETE, EXIT_OK
 from costproof.ledger.metrics import PROVEN
 from costproof.ledger.node import NO_RULE, exact_sum, known_part, rule_wanted, unknown_clause
@@ -47,6 +48,8 @@ def gaps(capture: Capture, findings: Sequence[Finding]) -> tuple[str, ...]:
             said = f"has no rule ({clause})" if why == NO_RULE else f"is not counted ({clause}): {why}"
             found.append(f"{ledger.source}: operator {name} {said}")
     sources = {x.source for x in capture.ledgers}
+    if said := quantised(capture.target, capture.workload):
+        found.append(said)
     if len(sources & set(ALL_SOURCES)) < 2:
         found.append(f"only {', '.join(sorted(sources))} counted: a proof needs two of {', '.join(ALL_SOURCES)}")
         found += (f"{source}: {why}" for source, why in capture.lacking.items())

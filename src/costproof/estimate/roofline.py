@@ -155,12 +155,12 @@ class Roofline:
     @property
     def name(self) -> str:
         """``TARGET at WORKLOAD on DEVICE``."""
-        return f"{self.target.name} at {self.workload.name} on {self.device.name}"
+        return f"{self.target.title} at {self.workload.name} on {self.device.name}"
 
     @property
     def exit_code(self) -> int:
-        """3 if something that the run does is not known."""
-        return EXIT_INCOMPLETE if self.run.modules.seconds is None else EXIT_OK
+        """3 if something that the run does is not known, or its checkpoint is quantised."""
+        return EXIT_INCOMPLETE if self.run.modules.seconds is None or self.target.quantised else EXIT_OK
 
 
 ROOFLINE: Final = FileKind(name="costproof/roofline", version=(1, 4), type=Roofline)

@@ -106,6 +106,8 @@ class Baseline:
     """Stage and call -> how often, with which inputs, at which sizes."""
     modules: ModuleKinds = field(default_factory=dict)
     """As of a capture."""
+    buffer_bytes: int | None = None
+    """As of a capture."""
 
     def __repr__(self) -> str:
         """One line."""
@@ -114,10 +116,10 @@ class Baseline:
     @property
     def name(self) -> str:
         """``TARGET at WORKLOAD``."""
-        return f"{self.target.name} at {self.workload.name}"
+        return f"{self.target.title} at {self.workload.name}"
 
 
-BASELINE: Final = FileKind(name="costproof/baseline", version=(2, 0), type=Baseline)
+BASELINE: Final = FileKind(name="costproof/baseline", version=(2, 1), type=Baseline)
 
 
 _AGAIN: Final = "costproof capture TARGET -f baseline -o FILE; make baselines writes those of the built-in targets"
@@ -182,6 +184,7 @@ def baseline_of(capture: Capture) -> Baseline:
         sources={x.source: fold(x, roles) for x in capture.ledgers} | of_peaks(by_stage(capture.peaks)),
         calls=calls_of(capture.invocations),
         modules=capture.modules,
+        buffer_bytes=capture.buffer_bytes,
     )
 
 

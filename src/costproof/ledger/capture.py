@@ -73,11 +73,13 @@ class Capture:
     peaks: tuple[CallPeaks, ...] = ()
     """Peaks of live activations of every call of a stage; empty unless they were asked for."""
     whole: WholeModel | None = None
-    """What the whole model costs where its first layers alone were counted; ``None``: not cut, or formulas say it."""
+    """What the whole model costs where its first layers alone were counted; ``None``: it was not cut."""
     modules: ModuleKinds = field(default_factory=dict)
     """Of a target without formulas, its modules by place."""
     recorded: dict[str, tuple[Metric, ...]] = field(default_factory=dict)
     """Source -> the metrics that it is on record to give for this target in such a run; empty: there is no record."""
+    buffer_bytes: int | None = None
+    """Bytes of all registered buffers of the model, persistent or not, each once; ``None``: not known."""
 
     def __repr__(self) -> str:
         """One line: a notebook must not print thousands of nodes."""

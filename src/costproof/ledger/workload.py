@@ -137,6 +137,18 @@ class TargetInfo:
     """Where the configuration is not the published one: ``text.topk`` -> ``8, published 6``; ``None``: not known."""
     config: dict[str, Plain] | None = None
     """All that decides a cost, by key: ``text.topk`` -> 6, what a file left out filled in; ``None``: not known."""
+    quantised: dict[str, str] = field(default_factory=dict)
+    """What the checkpoint stores in a format that is not counted: ``weights`` or ``cache`` -> the format.
+
+    Their bytes are counted as if all were in the dtype of the run.
+    """
+    dtypes: tuple[str, ...] = ()
+    """Those of the parameters of a module that has its own; empty: they are in the dtype of the run."""
+
+    @property
+    def title(self) -> str:
+        """The name, and how much of the model was counted where it was cut: ``llama, decoder layers 2 of 32``."""
+        return ", ".join((self.name, *(f"{part} {of}" for part, of in sorted(self.cut.items()))))
 
 
 ModuleKinds = dict[str, tuple[ModuleKind, ...]]

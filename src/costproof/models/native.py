@@ -17,6 +17,7 @@ from costproof.ledger.workload import NO_CLASS
 from costproof.models.changing import put
 from costproof.models.configured import Config, Configured
 from costproof.models.section import Section
+from costproof.models.stored import Stored, stored, without, without_dtype
 
 
 class NativeConfig(Config):
@@ -42,8 +43,13 @@ class NativeConfig(Config):
         Raises:
             Problems: every key that is missing, unknown, out of range, or contradicts another.
         """
+        return cls.of(read_configuration(path), path)
+
+    @classmethod
+    def of(cls, data: object, path: Path) -> Self:
+        """:meth:`load` of a file that is already read."""
         problems: list[CostproofError] = []
-        config = cls.read(read_configuration(path), problems)
+        config = cls.read(without_dtype(without(data)), problems)
         if problems:
             raise Problems(f"the configuration {path} cannot be used", problems)
         return config
@@ -78,19 +84,23 @@ class Native(Configured[C]):
 
     model_types: ClassVar[tuple[str, ...]]
     """The types of configurations that the family reads."""
+    released: ClassVar[Stored] = Stored()
+    """How the published checkpoint of the default configuration stores its weights."""
 
     @classmethod
     def default(cls) -> Self:
         """The published configuration."""
-        return cls()  # type: ignore[call-arg]
+        return cls(stored=cls.released)  # type: ignore[call-arg]
 
     @classmethod
     def from_file(cls, path: Path) -> Self:
         """The configuration in a ``config.json``, told from the published one that it is, if it is one."""
         usual = cls.default()
-        config = type(usual.config).load(path)
+        data = read_configuration(path)
+        config = type(usual.config).of(data, path)
         published = next((p for p in usual.every_published() if p.normalised() == config.normalised()), None)
-        return replace(usual, config=config, published=published, is_known=published is not None)
+        known = published is not None
+        return replace(usual, config=config, published=published, is_known=known, stored=stored(data, path))
 
     def every_published(self) -> tuple[C, ...]:
         """Return the published configuration of the family, and those of known models of it."""

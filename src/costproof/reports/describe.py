@@ -7,6 +7,7 @@ from dataclasses import fields
 from typing import Final
 
 from costproof.ledger.conventions import Conventions
+from costproof.ledger.counted import counted_line
 from costproof.ledger.plural import plural
 from costproof.ledger.run import RANDOM, RunRecord
 from costproof.ledger.workload import LOUD, TargetInfo, Workload
@@ -79,6 +80,7 @@ def head(title: str, sentence: str, target: TargetInfo, workload: Workload) -> l
         "",
         f"- Model {code(target.name)}: {markdown(model_line(target))}",
         f"- Workload {code(workload.name)}: {markdown(workload_line(workload))}",
+        f"- {markdown(counted_line(target, workload))}",
         "",
     ]
 

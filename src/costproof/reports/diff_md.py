@@ -40,10 +40,12 @@ _TERMS: Final = 40
 
 def diff_md(found: Diff) -> str:
     """The report; one line where nothing changed."""
+    counted = [markdown(line) for line in dict.fromkeys((found.base.counted, found.head.counted))]
     if found.verdict == "same":
-        return f"✅ {markdown(sentence(found))}\n"
+        return f"✅ {markdown(sentence(found))} {' '.join(counted)}\n"
     names = dict.fromkeys(code(cut(side.name, _NAME)) for side in (found.base, found.head))
     text = [f"## What a change costs: {' → '.join(names)}", "", f"**{markdown(sentence(found))}**", ""]
+    text += [line for one in counted for line in (one, "")]
     if why := gaps(found):
         text += [*(f"- {markdown(cut(w, 300))}" for w in why[:_REASONS]), ""]
     text += [*_overview(found), *_told(found), *_changes(found)]

@@ -25,6 +25,8 @@ def print_diff(console: Console, found: Diff) -> None:
         say(console, text, style)
 
     tell(" → ".join(dict.fromkeys((found.base.name, found.head.name))), "bold")
+    for line in dict.fromkeys((found.base.counted, found.head.counted)):
+        tell(line)
     every = list(lines(found))
     if every:
         rows = []

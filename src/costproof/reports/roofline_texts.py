@@ -7,6 +7,7 @@ from io import StringIO
 from typing import Final
 
 from costproof.estimate.roofline import Bound, Roofline
+from costproof.ledger.counted import counted_line
 from costproof.ledger.plural import plural
 from costproof.reports import roofline_words as words
 from costproof.reports.escape import code, markdown, table
@@ -19,7 +20,8 @@ COLUMNS: Final = (
 
 def roofline_text(found: Roofline, width: int | None = None) -> str:
     """For the console."""
-    lines = [found.name, words.roof(found), *words.instead(found), words.BOUND, ""]
+    lines = [found.name, counted_line(found.target, found.workload), words.roof(found)]
+    lines += [*words.instead(found), words.BOUND, ""]
     lines += [*aligned(words.STAGES, words.stages(found), width=width), "", words.modules(found), words.floor(found)]
     lines += [*words.left_out(found), *words.experts(found), ""]
     lines += [*aligned(words.PARTS, words.parts(found), 2, width)]
@@ -36,7 +38,8 @@ def roofline_text(found: Roofline, width: int | None = None) -> str:
 
 def roofline_md(found: Roofline) -> str:
     """For people."""
-    lines = [f"# Roofline: {markdown(found.name)}", "", markdown(words.roof(found)), ""]
+    lines = [f"# Roofline: {markdown(found.name)}", "", markdown(counted_line(found.target, found.workload)), ""]
+    lines += [markdown(words.roof(found)), ""]
     lines += [*map(markdown, words.instead(found)), words.BOUND, ""]
     stages = [(code(s), *rest) for s, *rest in words.stages(found)]
     lines += [*table(words.STAGES, "lrrrrrrlrrr", stages), "", words.modules(found), words.floor(found), ""]

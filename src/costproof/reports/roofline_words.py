@@ -106,6 +106,8 @@ def modules(found: Roofline) -> str:
 def floor(found: Roofline) -> str:
     """What the floor holds, and whether it is a bound."""
     what = FLOOR.format(experts=ROUTING.get(found.routing, "min(E, tokens x k)"))
+    if found.target.quantised:
+        return f"No bound of the quantised checkpoint, whose bytes are not known. Floor: {what}"
     if _earned(found):
         return f"Floor: nothing is faster that computes the same result, whatever it fuses: {what}"
     return f"Floor{_by(found)} {what}"

@@ -19,7 +19,15 @@ from costproof.ledger.progress import Progress, silent
 from costproof.ledger.sources import ALL_SOURCES
 from costproof.models.recorded import recorded
 from costproof.models.serving import lacking, options_of
-from costproof.models.target import MayBeHere, Runnable, WithCheckpoint, WithFormulas, WithModules, WithValues
+from costproof.models.target import (
+    MayBeHere,
+    Runnable,
+    WithBuffers,
+    WithCheckpoint,
+    WithFormulas,
+    WithModules,
+    WithValues,
+)
 from costproof.plugins import at
 from costproof.reports.report import Report
 from costproof.run.alone import alone
@@ -102,6 +110,7 @@ def _counted(run: Prepared, progress: Progress) -> Report:
         lacking=missing,
         modules=target.module_kinds() if isinstance(target, WithModules) else {},
         recorded={s: metrics for s, metrics in recorded(target, workload).items() if s in ledgers},
+        buffer_bytes=target.buffer_bytes(workload) if isinstance(target, WithBuffers) else None,
     )
     if dynamic is None or dynamic.measured is None:
         return Report(capture)

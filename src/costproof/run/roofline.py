@@ -17,7 +17,7 @@ from costproof.ledger.node import CostNode
 from costproof.run.along import Along, Sum, Term, grows
 from costproof.run.devices import machine
 from costproof.run.routing import routed
-from costproof.run.side_files import Given
+from costproof.run.side_files import Given, check_whole
 from costproof.run.sides import check_counted, read_side
 
 ATTENTION: Final = "attention"
@@ -60,6 +60,7 @@ def roofline(
     check_counted(rules, trust_remote_code, target)
     read = read_side(target, config, rules=rules, trust_remote_code=trust_remote_code)
     side = read.baseline
+    check_whole(side)
     name, folded = counted(side, source)
     arithmetic, dtype = arithmetic_of(folded, side.workload.dtype, math)
     of = roof(device, dtype)

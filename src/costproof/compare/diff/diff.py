@@ -25,6 +25,7 @@ from costproof.compare.diff.types import (
 )
 from costproof.compare.diff.units import MAC, in_flops
 from costproof.ledger.baseline import PEAK_SOURCE, Baseline, Folded
+from costproof.ledger.counted import counted_line, quantised, unknown_bytes
 from costproof.ledger.errors import BadInput, Incomplete
 from costproof.ledger.metrics import EVERY_METRIC, METRICS, PEAK_METRICS, TRAFFIC, UNFUSED, Metric
 from costproof.ledger.plural import plural
@@ -95,6 +96,10 @@ def diff(base: Baseline, head: Baseline, levers: Levers | None = None) -> Diff:
         if unknown:
             more = f" and {plural(len(unknown) - 1, 'more row')}" if len(unknown) > 1 else ""
             incomplete.append(f"the {source} source does not know {unknown[0].metric} of {unknown[0].id}{more}")
+    for name, side in (("base", base), ("head", head)):
+        told = {m for folded in side.sources.values() for m in folded.metrics}
+        if told & unknown_bytes(side.target):
+            incomplete.append(f"{name}: {quantised(side.target, side.workload)}")
     return Diff(
         base=side_of(base),
         head=side_of(head),
@@ -138,7 +143,14 @@ def side_of(side: Baseline) -> Side:
     target, workload = side.target, side.workload
     sources = tuple(side.sources)
     return Side(
-        target.name, target.implementation, workload.name, workload.what, target.config_hash, sources, side.environment
+        target.title,
+        target.implementation,
+        workload.name,
+        workload.what,
+        target.config_hash,
+        sources,
+        side.environment,
+        counted_line(target, workload),
     )
 
 

@@ -51,6 +51,8 @@ class Side:
     config_hash: str
     sources: tuple[str, ...]
     environment: dict[str, str]
+    counted: str = ""
+    """What its numbers leave out: dtype, attention, cut, keys that were not used, a format that is not counted."""
 
     @property
     def name(self) -> str:

@@ -16,6 +16,7 @@ from costproof.compare.gate.allowing import Credits
 from costproof.compare.gate.policy import WILD, Allowance, Limit, Place, Policy
 from costproof.compare.gate.types import AllowanceUse, Check, Gate, State, Status
 from costproof.ledger.baseline import Baseline, Folded, Row
+from costproof.ledger.counted import quantised, unknown_bytes
 from costproof.ledger.environment import COUNTING, FORMULAS, RULES
 from costproof.ledger.errors import BadInput, CostproofError, Problems, did_you_mean
 from costproof.ledger.metrics import Metric
@@ -66,6 +67,9 @@ def judge(base: Baseline, head: Baseline, policy: Policy, today: date) -> Gate:
             incomplete.append(f"the limit in line {limit.place.line} checks nothing: {limit.place} is nowhere")
         if policy.inputs == "same" and (role := limit.place.role) and any(pair.lost(limit.place) for pair in giving):
             incomplete.append(f"the head has no {role}, which the limit in line {limit.place.line} is about")
+    for name, of in (("base", base), ("head", head)):
+        if unknown_bytes(of.target) & {c.metric for c in checks}:
+            incomplete.append(f"{name}: {quantised(of.target, of.workload)}")
     used = {line for c in checks for line in c.allowed_by}
     statuses = {c.status for c in checks}
     same_work = policy.inputs == "same" or not (changed.workload.changed or changed.implementation.changed)

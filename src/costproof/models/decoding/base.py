@@ -116,7 +116,7 @@ class CausalTarget(Native[C]):
         named = {p.name: p for p in self.presets()}
         usual = next(p.name for p in named.values() if p.default)
         name = common.known_preset(preset or usual, named)
-        plain = Workload(name, named[name].tokens["text"], attention=self.attentions[0])
+        plain = Workload(name, named[name].tokens["text"], dtype=self.dtype, attention=self.attentions[0])
         problems: list[CostproofError] = []
         length = given.pop("seq_len", None)
         if length is not None:

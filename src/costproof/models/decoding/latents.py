@@ -70,7 +70,6 @@ class LatentConfig(MixtureConfig):
         **BESIDE,
         "routed_scaling_factor": "decides no cost",
         "qk_head_dim": "the class works it out of its parts",
-        "quantization_config": "weights are counted in the dtype of the run",
     }
     not_drawn: ClassVar[Mapping[str, str]] = dict.fromkeys(("window", "pattern"), "the class has no windows")
     patterns: ClassVar[tuple[str, ...]] = ("f",)
@@ -91,6 +90,10 @@ class LatentConfig(MixtureConfig):
         "text_experts": "text_router_groups*text_group",
         **{f"text_{name}": f"2*text_{name}_halves" for name in ("kv_rank", "nope", "rope")},
     }
+
+    def buffer_bytes(self, element: int) -> int | None:
+        """Frequencies of the rotation, of the part of a head that turns."""
+        return 4 * self.rope
 
     def __post_init__(self) -> None:
         """Every head has keys and values of its own."""

@@ -91,7 +91,7 @@ class DeepseekOcr2(Native[Ocr2Config]):
 
     def workload(self, preset: str | None = None, **settings: Any) -> Workload:
         """A preset with changes."""
-        return make_workload(preset or MODES.usual, config=self.config, modes=MODES, **settings)
+        return make_workload(preset or MODES.usual, config=self.config, modes=MODES, usual=self.dtype, **settings)
 
     def problems(self, workload: Workload) -> list[CostproofError]:
         """Everything that keeps the model from running a workload."""

@@ -128,7 +128,8 @@ class EncoderTarget(Native[C]):
         """A preset with changes."""
         named = {p.name: p for p in self.presets()}
         default = next(p.name for p in named.values() if p.default)
-        plain = replace(self.usual(common.known_preset(preset or default, named)), attention=self.attentions[0])
+        usual = self.usual(common.known_preset(preset or default, named))
+        plain = replace(usual, dtype=self.dtype, attention=self.attentions[0])
         problems: list[CostproofError] = []
         started = self.with_own(plain, given, problems)
         made = common.changed(started, given, self.settings(), problems)

@@ -19,6 +19,7 @@ from costproof.ledger.errors import BadInput, first_line
 from costproof.ledger.workload import Attention, Dtype
 from costproof.models.generic.described import check_parts
 from costproof.models.generic.made import Made
+from costproof.models.stored import Stored
 
 if TYPE_CHECKING:
     from torch import nn
@@ -56,6 +57,11 @@ class Factory:
     def chooses(self) -> frozenset[str]:
         """None: it makes what it makes."""
         return frozenset()
+
+    @property
+    def stored(self) -> Stored:
+        """As the module itself has them."""
+        return Stored()
 
     def make(self, dtype: Dtype | None, attention: Attention | None) -> Made:
         """Run the function.

@@ -23,6 +23,7 @@ from costproof.models.generic.made import Made
 from costproof.models.generic.unasked import unasked
 from costproof.models.generic.unused import unused
 from costproof.models.native import type_of_class
+from costproof.models.stored import PLAIN, Stored, stored, without
 
 if TYPE_CHECKING:
     from torch import nn
@@ -58,6 +59,8 @@ class HuggingFace:
     """Folder of the Python code that ``auto_map`` names, which may run."""
     edits: Edits = ()
     """Values of the configuration that were changed to cut the model."""
+    stored: Stored = PLAIN
+    """How the checkpoint stores its weights."""
 
     @cached_property
     def data(self) -> dict[str, Any]:
@@ -210,7 +213,7 @@ class HuggingFace:
         if attention is not None:
             config._attn_implementation = attention
         with torch.device("meta"), bounded(self.data, self.where):
-            made: nn.Module = build(config, dtype=getattr(torch, dtype or "bfloat16"))
+            made: nn.Module = build(config, dtype=getattr(torch, dtype or self.stored.dtype or "bfloat16"))
         return made.eval()
 
     def _chosen(self) -> tuple[Any, str, tuple[str, ...]]:
@@ -265,11 +268,11 @@ def huggingface(place: str, path: Path | None, *, trusted: bool) -> HuggingFace:
     data = read_config(path)
     file = _file(path)
     if not data.get("auto_map"):
-        return HuggingFace(json.dumps(data), str(file))
+        return HuggingFace(json.dumps(without(data)), str(file), stored=stored(data, file))
     has_class, files = _has_class(data), _files_of(data)
     missing = sorted(name for name in files if not (file.parent / name).is_file())
     if has_class and (missing or not trusted):
-        return HuggingFace(json.dumps(data), str(file))
+        return HuggingFace(json.dumps(without(data)), str(file), stored=stored(data, file))
     if not trusted:
         raise BadInput(
             "the configuration names code of its own, and transformers has no class for it",
@@ -294,7 +297,7 @@ def huggingface(place: str, path: Path | None, *, trusted: bool) -> HuggingFace:
             where=f"$.auto_map in {file}",
             expected=f"a file {missing[0]} beside it",
         )
-    return HuggingFace(json.dumps(data), str(file), str(file.parent))
+    return HuggingFace(json.dumps(without(data)), str(file), str(file.parent), stored=stored(data, file))
 
 
 def _has_class(data: Mapping[str, Any]) -> bool:

@@ -36,7 +36,7 @@ from costproof.models.generic.made import Cuttable, Given, Made, Maker
 from costproof.models.generic.makers import Case
 from costproof.models.generic.stages import Cached, Plan, Whole, longest
 from costproof.models.generic.towers import NONE, Towers
-from costproof.models.generic.usual import attention_of, case_of, dtype_of, side_of, too_short
+from costproof.models.generic.usual import attention_of, case_of, dtype_of, dtypes_of, side_of, too_short
 from costproof.models.jobs import Built, ExportJob, Run
 from costproof.models.stretch import Stretch
 from costproof.models.target import NamedWorkload, Setting
@@ -82,7 +82,14 @@ class GenericTarget:
             self._stages(made),
             dict(made.waived),
             cut=dict(self.cut.cut) if self.cut else {},
+            quantised=dict(self.maker.stored.quantised),
+            dtypes=() if "dtype" in self.maker.chooses else dtypes_of(made.module),
         )
+
+    def buffer_bytes(self, workload: Workload) -> int | None:
+        """Return the bytes of all registered buffers."""
+        module = made_of(self.maker, workload.dtype, workload.attention).module
+        return sum(buffer.numel() * buffer.element_size() for buffer in module.buffers())
 
     def module_kinds(self) -> ModuleKinds:
         """The modules of the model, by place."""

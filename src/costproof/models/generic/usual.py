@@ -55,6 +55,11 @@ def dtype_of(module: nn.Module) -> Dtype:
     return name if name in get_args(Dtype) else "float32"  # type: ignore[return-value]
 
 
+def dtypes_of(module: nn.Module) -> tuple[str, ...]:
+    """The dtypes of a module's parameters."""
+    return tuple(sorted({str(p.dtype).removeprefix("torch.") for p in module.parameters()}))
+
+
 def attention_of(module: nn.Module) -> Attention:
     """What a model of transformers runs, without having been told."""
     config = attribute(module, "config", None)

@@ -41,7 +41,6 @@ class GptOssConfig(MixtureConfig):
         **BESIDE,
         **dict.fromkeys(("swiglu_alpha", "swiglu_limit"), "decides no cost"),
         **dict.fromkeys(("experts_per_token", "initial_context_length"), "the class does not read it"),
-        "quantization_config": "weights are counted in the dtype of the run",
     }
 
     @classmethod

@@ -185,7 +185,7 @@ class ImageTextTarget(Native[C]):
         named = {p.name: p for p in PRESETS}
         chosen = named[common.known_preset(preset or PRESETS[0].name, named)]
         problems: list[CostproofError] = []
-        plain = with_images(Workload(chosen.name, chosen.tokens["text"]), int(chosen.default))
+        plain = with_images(Workload(chosen.name, chosen.tokens["text"], dtype=self.dtype), int(chosen.default))
         plain = self.with_own(plain, {}, problems)
         started = self.with_own(plain, given, problems)
         length = given.pop("seq_len", None)

@@ -82,7 +82,7 @@ class T5(Native[T5Config]):
         """A preset with changes."""
         named = {p.name: p for p in PRESETS}
         name = common.known_preset(preset or PRESETS[0].name, named)
-        plain = Workload(name, named[name].tokens["text"], _ANSWERS[name])
+        plain = Workload(name, named[name].tokens["text"], _ANSWERS[name], dtype=self.dtype)
         problems: list[CostproofError] = []
         length = given.pop("seq_len", None)
         started = plain if length is None else replace(plain, text_tokens=length)

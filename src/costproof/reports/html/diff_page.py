@@ -31,6 +31,7 @@ def diff_page(found: Diff) -> str:
     metrics = _metrics(found)
     about = [f"{n}: {s.target} ({s.implementation}, configuration {s.config_hash}), workload {s.workload}"
              + (f": {s.what}" if s.what else "") for n, s in (("Base", found.base), ("Head", found.head))]  # fmt: skip
+    about += dict.fromkeys((found.base.counted, found.head.counted))
     made = (("Base", found.base), ("Head", found.head))
     return page(
         f"{found.base.name} → {found.head.name}",

@@ -21,7 +21,17 @@ def gate_page(found: Gate) -> str:
     foot = h("footer", (h("p", f"{side.name} made with {versions_line(side.environment)}.")
                         for side in (found.base, found.head)))  # fmt: skip
     title = f"Cost gate: {names}"
-    return page(title, head(title, found.verdict, sentence(found), [f"Policy: {found.policy}"]), gate_body(found), foot)
+    return page(
+        title,
+        head(
+            title,
+            found.verdict,
+            sentence(found),
+            [*dict.fromkeys((found.base.counted, found.head.counted)), f"Policy: {found.policy}"],
+        ),
+        gate_body(found),
+        foot,
+    )
 
 
 def gate_body(found: Gate, most: int = MOST) -> Iterator[Html]:
