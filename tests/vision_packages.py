@@ -12,6 +12,7 @@ import re
 import subprocess
 import sys
 import warnings
+from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -101,4 +102,7 @@ def counted(module: Any, *args: Any, **kwargs: Any) -> int:
 if __name__ == "__main__":
     warnings.filterwarnings("ignore")
     importable()
-    {"page": page, "whole-page": partial(page, whole=True), "reference": reference}[sys.argv[1]]()
+    answers: dict[str, Callable[[], None]] = {
+        "page": page, "whole-page": partial(page, whole=True), "reference": reference,
+    }  # fmt: skip
+    answers[sys.argv[1]]()
