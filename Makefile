@@ -13,7 +13,7 @@ OUT    := out/deepseek-ocr
 CERTIFIED := deepseek-ocr llama-3.1-8b qwen3-30b-a3b deepseek-v3 vit-l-16
 
 .DEFAULT_GOAL := help
-.PHONY: help vendor-env browser docs report test test-thorough lint types imports wheel unit test-versions baselines certificates bench gpu-check clean
+.PHONY: help vendor-env browser docs report test test-thorough lint types imports wheel unit test-versions baselines recorded certificates bench gpu-check clean
 
 help:  ## Show this text
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -115,6 +115,9 @@ test-versions:  ## The same commands under the oldest, the pinned and the newest
 
 baselines: $(VENV)/dev  ## Write baselines/ anew, after a change of numbers that is meant
 	$(BIN)/python -m tests.baselines
+
+recorded: $(VENV)/dev  ## Write the record of which metrics each source gives of every family anew
+	$(BIN)/python -m tests.recorded
 
 certificates: $(VENV)/dev  ## Prove five models anew, ten minutes: docs/certificates
 	for name in $(CERTIFIED); do \

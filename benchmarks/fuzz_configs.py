@@ -2,10 +2,11 @@
 
 ``python -m benchmarks.fuzz_configs`` takes the configurations of a folder (``--configs``) and small ones of model types
 of transformers, and changes one to four places of each copy: a value (of another type, null, negative, zero, huge,
-nested), a key (removed, renamed, taken from another configuration), a part (repeated, moved, nested in itself). Each
-copy is read as ``costproof report hf:FILE`` reads it: the target is found, with a family its workload is checked and
-its formulas are evaluated, without one its configuration is read by transformers. A share of those without a family
-(``--built``) is also built on meta and its workload checked; only those are made of small configurations.
+nested), a key (removed, renamed, taken from another configuration), a part (repeated, moved, nested in itself, of
+another type, with code or arguments of its own). Each copy is read as ``costproof report hf:FILE`` reads it: the target
+is found, with a family its workload is checked and its formulas are evaluated, without one its configuration is read by
+transformers. A share of those without a family (``--built``) is also built on meta and its workload checked; only those
+are made of small configurations.
 
 Each must end in a result or one of our errors, within 10 s of the processor and 1 GiB above what the process had.
 Exit 1 otherwise.
@@ -53,7 +54,8 @@ FACTOR: Final = 16
 SMALL: Final = (
     "opt", "bart", "bloom", "falcon", "mamba", "whisper", "clip", "detr", "swin", "resnet", "wav2vec2", "t5gemma",
     "phi3", "qwen2_moe", "jamba", "llama4_text", "gemma3_text", "segformer", "deberta-v2", "albert", "git", "blip",
-    "timesformer", "patchtst", "convnext", "funnel", "longformer", "reformer", "xlnet", "roformer",
+    "timm_wrapper", "llava", "qwen2_audio", "timesformer", "patchtst", "convnext", "funnel", "longformer", "reformer",
+    "xlnet", "roformer",
 )  # fmt: skip
 """Model types without formulas, and some whose keys are odd."""
 VALUES: Final[tuple[Any, ...]] = (
@@ -74,6 +76,19 @@ KEYS: Final = (
     "num_attention_heads", "num_key_value_heads", "sub_configs", "base_config_key", "attribute_map", "to_dict",
     "__class__", "", "backbone_config", "backbone", "encoder", "decoder", "depths", "max_position_embeddings",
 )  # fmt: skip
+
+
+PARTS: Final = ("text_config", "vision_config", "audio_config", "backbone_config", "encoder", "decoder")
+CODE: Final[tuple[Any, ...]] = (
+    {"AutoConfig": "own.Config", "AutoModel": "own.Model"}, {"AutoModelForCausalLM": "someone/repo--own.Model"},
+    {"AutoModel": ["own.Model", None]}, {"AutoModel": 5}, {"AutoConfig": "../own.Config"}, ["own.Model"], "own.Model",
+)  # fmt: skip
+"""Values of ``auto_map`` in a part."""
+ARGUMENTS: Final[tuple[Any, ...]] = (
+    {"pretrained": True, "checkpoint_path": "w.pth"}, {"img_size": 0}, {"depth": 10**6}, {"embed_dim": -1},
+    {"features_only": 5}, {"in_chans": "x"}, "flash_attention_2", "someone/repo", "timm_wrapper", "timm_backbone",
+)  # fmt: skip
+"""Values of ``model_args`` and of other keys of a part."""
 
 
 def bases(folder: Path | None) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -109,9 +124,11 @@ def _change(made: dict[str, Any], others: Sequence[dict[str, Any]], draw: random
     inside: Any = made
     for step in above:
         inside = inside[step]
-    kind, here = draw.randrange(10), inside[key] if known else None
+    kind, here = draw.randrange(12), inside[key] if known else None
     other = draw.choice(others)
-    if kind == 0:
+    if kind > 9:
+        _change_part(made, draw)
+    elif kind == 0:
         del inside[key]
     elif kind == 1:
         made[draw.choice(KEYS)] = copy.deepcopy(draw.choice(VALUES))
@@ -130,6 +147,17 @@ def _change(made: dict[str, Any], others: Sequence[dict[str, Any]], draw: random
         inside[key] = here
     else:
         inside[key] = copy.deepcopy(draw.choice(VALUES))
+
+
+def _change_part(made: dict[str, Any], draw: random.Random) -> None:
+    """Give a part code or arguments of its own, or another type; a configuration without parts gets one."""
+    part = draw.choice([name for name in PARTS if name in made] or PARTS)
+    inside = made.get(part)
+    if not isinstance(inside, dict) or draw.random() < 0.3:
+        made[part] = copy.deepcopy(draw.choice(VALUES))
+        return
+    key = draw.choice(("auto_map", "auto_map", "model_args", "model_type", "attn_implementation"))
+    inside[key] = copy.deepcopy(draw.choice((*CODE, *VALUES) if key == "auto_map" else (*ARGUMENTS, *VALUES)))
 
 
 def used(file: Path, *, built: bool) -> None:

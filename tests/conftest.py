@@ -48,7 +48,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what is for ``--thorough``, and run what takes minutes in one piece first.
+    """Leave out what is for ``--thorough``, and run what takes minutes in one piece first, then files with slow tests.
 
     At the end all processes but one would wait for it.
     """
@@ -56,7 +56,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         left = [item for item in items if item.get_closest_marker("thorough")]
         config.hook.pytest_deselected(items=left)
         items[:] = [item for item in items if item not in left]
-    items.sort(key=lambda item: item.path.name not in ("test_command_lines.py", "test_every_workload.py"))
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    longest = ("test_command_lines.py", "test_every_workload.py")
+    items.sort(key=lambda item: (item.path.name not in longest, item.path not in slow))
 
 
 @pytest.fixture

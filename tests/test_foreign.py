@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import builtins
+import decimal
 import gc
+import json
 import locale
 import logging
 import os
+import resource
 import signal
+import socket
+import subprocess
 import sys
+import tempfile
 import threading
+import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from costproof import foreign
 from costproof.foreign import contained
 from costproof.graph.graph import Graph, OpCall
 from costproof.graph.rules.files import rules_from
@@ -27,7 +37,7 @@ from tests.cli.running import Result, costproof
 from tests.reports.toy import toy
 
 FACTORIES = r"""
-import os, random, signal, subprocess, sys, time, torch
+import builtins, json, os, pathlib, random, signal, subprocess, sys, time, torch
 from torch import nn
 linear = lambda: (nn.Linear(4, 4), torch.randn(2, 4))
 def raises(): raise ValueError("\x1b[31mred\x1b[0m\n\n<script>")
@@ -59,6 +69,47 @@ def patches():
     torch.Tensor.shape = property(lambda s: (1,))
     return linear()
 not_callable = 5
+class Unsayable(Exception):
+    def __str__(self): sys.exit(0)
+def raises_unsayable(): raise Unsayable
+def raises_half_a_character(): raise ValueError("\udc80")
+def names_half_a_character():
+    m = nn.Sequential(); m.add_module("\udc80", nn.Linear(4, 4)); return m, torch.ones(2, 4)
+def exits_by_posix():
+    import posix; posix._exit(0)
+def no_instance(): builtins.isinstance = leave; return linear()
+def traces(): sys.settrace(leave); return linear()
+def hooks_of_all(): nn.modules.module.register_module_forward_hook(print); return linear()
+def part_of_itself():
+    m = nn.Sequential(nn.Linear(4, 4)); m[0].add_module("back", m); return m, torch.ones(2, 4)
+
+def leave(*_, **__): sys.exit(0)
+class Finder: find_spec = leave
+def imports(): builtins.__import__ = leave; return linear()
+def finders(): sys.meta_path.insert(0, Finder()); sys.meta_path = [Finder()]; return linear()
+def path_hooks(): sys.path_hooks.insert(0, leave); sys.path_importer_cache.clear(); return linear()
+def modules(): sys.modules["json"] = 5; sys.modules.pop("pathlib"); sys.modules = {}; return linear()
+def functions():
+    os.replace = os.getpid = os.dup2 = os.open = time.time = time.monotonic = lambda *_, **__: None
+    json.dumps = json.JSONEncoder.encode = pathlib.Path.write_bytes = json.loads = leave
+    made = linear()
+    builtins.open = builtins.print = builtins.zip = builtins.map = builtins.any = leave
+    return made
+def system():
+    import resource
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, hard)); os.setpriority(os.PRIO_PROCESS, 0, 0)
+    os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals()); signal.setitimer(signal.ITIMER_REAL, 60)
+    return linear()
+def more_of_the_interpreter():
+    import decimal, gc, numpy, socket, tempfile
+    decimal.getcontext().prec = 3; socket.setdefaulttimeout(1); tempfile.tempdir = "/"; sys.setswitchinterval(1)
+    numpy.seterr(all="raise"); numpy.set_printoptions(precision=1); gc.callbacks.append(print)
+    os.environ = None; sys.setprofile(lambda *_: None); return linear()
+def more_of_torch():
+    torch.set_printoptions(precision=1); torch.backends.cudnn.allow_tf32 = False; torch.set_flush_denormal(True)
+    torch.backends.cuda.matmul.allow_tf32 = True; torch.set_warn_always(True); return linear()
 
 def forks():
     if os.fork() == 0:
@@ -124,11 +175,20 @@ FAIL = {
     "example_exits": "SystemExit: 0 (factories.py:28)",
     "patches": "torch.nn.functional.linear, torch.Tensor.shape",
     "not_callable": "not_callable",
+    "raises_unsayable": "Unsayable (factories.py:36)",
+    "raises_half_a_character": r"ValueError: \udc80 (factories.py:37)",
+    "names_half_a_character": r"'\udc80'",
+    "exits_by_posix": "SystemExit: os._exit (factories.py:41)",
+    "no_instance": "SystemExit: 0 (factories.py",
+    "traces": "SystemExit: 0 (factories.py",
+    "hooks_of_all": "the hooks of all modules",
+    "part_of_itself": "a module is a part of itself\n  where:    0.back",
     "missing": "missing",
 }
 WORK = (
     "forks", "forks_and_returns", "starts", "prints", "closes", "folder", "environment", "signals", "interpreter",
-    "torch_state", "lazy", "names",
+    "torch_state", "lazy", "names", "imports", "finders", "path_hooks", "modules", "functions", "system",
+    "more_of_the_interpreter", "more_of_torch",
 )  # fmt: skip
 
 
@@ -152,10 +212,28 @@ def state() -> dict[str, Any]:
         "warnings": list(warnings.filters),
         "locale": locale.setlocale(locale.LC_ALL),
         "errors": sys.modules["costproof.ledger.errors"],
+        "modules": (id(sys.modules), sys.modules["json"], sys.modules["pathlib"]),
+        "finders": (id(sys.meta_path), list(sys.meta_path), list(sys.path_hooks)),
+        "functions": (
+            builtins.__import__, builtins.isinstance, builtins.open, builtins.zip, builtins.map, os.replace, os.close,
+            os._exit, time.time, json.dumps, json.JSONEncoder.encode, Path.write_bytes,
+        ),
+        "watching": (sys.gettrace(), sys.getprofile(), list(gc.callbacks), sys.getswitchinterval()),
+        "system": (
+            [resource.getrlimit(n) for n in (resource.RLIMIT_FSIZE, resource.RLIMIT_NOFILE)],
+            os.getpriority(os.PRIO_PROCESS, 0), os.sched_getaffinity(0),
+            signal.pthread_sigmask(signal.SIG_BLOCK, ()), signal.getitimer(signal.ITIMER_REAL),
+        ),
+        "numbers": (
+            decimal.getcontext().prec, socket.getdefaulttimeout(), tempfile.tempdir, np.geterr(),
+            np.get_printoptions()["precision"], 5e-324 * 1.0,
+        ),
         "torch": (
             torch.get_default_dtype(), getattr(context, "device_context", None), torch.get_num_threads(),
             torch.is_grad_enabled(), torch.are_deterministic_algorithms_enabled(),
             torch.get_float32_matmul_precision(), torch.nn.functional.linear, "shape" in vars(torch.Tensor),
+            torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32, torch.is_warn_always_enabled(),
+            torch._tensor_str.PRINT_OPTS.precision, len(torch.nn.modules.module._global_forward_hooks),
         ),
         "drawn": torch.get_rng_state().sum().item(),
     }  # fmt: skip
@@ -180,7 +258,7 @@ def test_a_factory_that_fails_is_bad_input_with_its_place(name: str, command: Ca
     result = command(name)
     assert (result.code, result.stdout) == (2, ""), result.stderr
     assert FAIL[name] in result.stderr
-    assert "factories.py" in result.stderr or name.endswith("_inputs")
+    assert "factories.py" in result.stderr or name.endswith(("_inputs", "_character", "_itself"))
     assert state() == before
 
 
@@ -214,6 +292,71 @@ def test_a_signal_ends_a_factory_that_never_comes_back(tmp_path: Path, command: 
         timer.join()
         assert (result.code, result.stdout) == (3, "")
         assert "interrupted" in result.stderr
+
+
+HOSTILE = """
+import os, pathlib, resource, signal, sys, torch
+def make():
+    for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__): stream.close()
+    os.close(0); os.closerange(3, 65536)
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, -1))
+    os.environ = None
+    os.replace = os.write = pathlib.Path.write_bytes = lambda *_: None
+    sys.meta_path.clear()
+    return torch.nn.Linear(4, 4), torch.ones(2, 4)
+"""
+
+
+def test_a_factory_that_closes_and_replaces_everything_leaves_a_whole_file(tmp_path: Path) -> None:
+    """In a process with streams, pipes and other processes of its own."""
+    (tmp_path / "own.py").write_text(HOSTILE)
+    line = ("capture", "own.py:make", "-o", "own.json", "--progress", "never")
+    command = [sys.executable, "-m", "costproof", *line]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "Wrote own.json\n")
+    assert json.loads((tmp_path / "own.json").read_text())["target"]["name"] == "own:make"
+
+
+def test_nothing_that_ends_the_program_leaves_a_command(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Not while an error is told, nor after the command."""
+    monkeypatch.setattr("costproof.cli.main._failed", lambda *_: sys.exit(0))
+    assert costproof("capture", "there_is_none", "-o", "x", cwd=tmp_path).code == 2
+    assert "ends the program\n  got:      SystemExit" in capfd.readouterr().err
+    monkeypatch.setattr("costproof.cli.main.skipped", lambda: sys.exit(0))
+    assert costproof("workloads", cwd=tmp_path).code == 2
+
+
+def test_a_fork_waits_until_a_process_is_started_and_lets_go_of_pipes() -> None:
+    from costproof.processes.template import starting
+
+    reading, writing = os.pipe()
+    pipe = os.fdopen(writing, "wb", 0)
+    foreign.own(pipe)
+    began, go_on, order = threading.Event(), threading.Event(), []
+
+    def start() -> None:
+        with starting():
+            began.set()
+            go_on.wait(10)
+            time.sleep(0.05)
+            order.append("started")
+
+    thread = threading.Thread(target=start)
+    thread.start()
+    began.wait(10)
+    go_on.set()
+    with warnings.catch_warnings(action="ignore"):  # of forks in a process with threads
+        pid = os.fork()
+    if not pid:
+        os._exit(order == ["started"] and os.path.samestat(os.fstat(writing), os.stat(os.devnull)))
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1
+    thread.join()
+    pipe.close()
+    assert os.read(reading, 1) == b""
+    os.close(reading)
 
 
 @pytest.mark.parametrize(

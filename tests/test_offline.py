@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import huggingface_hub
@@ -19,12 +20,16 @@ from huggingface_hub import constants
 
 import costproof
 from costproof.cli.main import run
-from costproof.ledger.errors import BadInput
+from costproof.ledger.errors import BadInput, CostproofError, Incomplete
 from costproof.ledger.offline import OFFLINE, offline, unconnected
 from costproof.models.generic.huggingface import HuggingFace, huggingface
 from costproof.processes import Pool
 from tests.cli.running import costproof as command
 
+OPT = {
+    "model_type": "opt", "architectures": ["OPTForCausalLM"], "hidden_size": 64, "ffn_dim": 128,
+    "num_hidden_layers": 1, "num_attention_heads": 4, "vocab_size": 256, "word_embed_proj_dim": 64,
+}  # fmt: skip
 FACTORY = """
 import json, os, pathlib, torch
 from huggingface_hub import constants
@@ -199,6 +204,75 @@ def test_kernels_of_the_hub_are_left_out_with_a_note() -> None:
         f"$.text_config._attn_implementation names {KERNEL}",
         f"$.vision_config.experts_implementation names {REPOSITORY}",
     ]
+
+
+@pytest.fixture
+def kernels(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The package ``kernels``, as if it were installed; what it is asked for is listed."""
+    import transformers.integrations.hub_kernels as hub
+    import transformers.modeling_utils as modeling
+    from transformers.utils import import_utils
+
+    asked: list[str] = []
+    monkeypatch.setitem(sys.modules, "kernels", SimpleNamespace(get_kernel=lambda name, **_: asked.append(name)))
+    monkeypatch.setattr(hub, "get_kernel_hub", lambda name, **_: asked.append(name), raising=False)
+    for module in (hub, modeling, import_utils):
+        monkeypatch.setattr(module, "is_kernels_available", lambda *_: True)
+    return asked
+
+
+@pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation"])
+@pytest.mark.parametrize("name", ["flash_attention_2", "flash_attention_3", "paged|flash_attention_2", KERNEL])
+def test_flash_attention_of_a_configuration_is_not_fetched(kernels: list[str], key: str, name: str) -> None:
+    made = HuggingFace(json.dumps({**OPT, key: name}), "x").make(None, None)
+    assert kernels == []
+    assert made.module.config._attn_implementation == "sdpa"
+    assert [note for note in made.notes if note.startswith(f"$.{key} ")]
+
+
+def test_flash_attention_that_is_asked_for_is_not_fetched(kernels: list[str]) -> None:
+    with pytest.raises(Incomplete, match="cannot build this model"):
+        HuggingFace(json.dumps(OPT), "x").make(None, "flash_attention_2")
+    assert kernels == []
+
+
+PART = """
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers.models.resnet import ResNetConfig
+class Config(PretrainedConfig):
+    model_type = "own"
+    sub_configs = {"text_config": ResNetConfig}
+    def __init__(self, text_config=None, **rest):
+        self.text_config = ResNetConfig(**(text_config or {}))
+        super().__init__(**rest)
+class Model(PreTrainedModel):
+    config_class = Config
+    _supports_sdpa = _supports_flash_attn = True
+    def __init__(self, config):
+        super().__init__(config)
+        if hasattr(config.text_config, "auto_map"):
+            self.part = AutoModelForCausalLM.from_config(config.text_config)
+        self.post_init()
+"""
+
+
+@pytest.mark.parametrize("part", [{}, {"auto_map": {"AutoModelForCausalLM": "own.Model"}}])
+def test_trusted_code_is_not_asked_about_and_fetches_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kernels: list[str], part: dict[str, Any]
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr("builtins.input", lambda text="": asked.append(text) or "n")
+    (tmp_path / "own.py").write_text(PART)
+    code = {"AutoConfig": "own.Config", "AutoModel": "own.Model"}
+    own = {"model_type": "own", "auto_map": code, "_attn_implementation": "flash_attention_2"}
+    (tmp_path / "config.json").write_text(json.dumps({**own, "text_config": {**part, "name_or_path": str(tmp_path)}}))
+    maker = huggingface("", tmp_path, trusted=True)
+    if part:
+        with pytest.raises(CostproofError):
+            maker.make(None, None)
+    else:
+        assert maker.make(None, None).module.config._attn_implementation == "sdpa"
+    assert (asked, kernels) == ([], [])
 
 
 def test_weights_of_a_backbone_are_never_loaded() -> None:

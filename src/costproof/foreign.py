@@ -6,32 +6,32 @@ was written as a script, is contained: it exits, prints, changes the folder, the
 
 from __future__ import annotations
 
-import gc
-import locale
-import logging
+import codecs
+import errno
+import io
 import os
-import random
 import signal
 import sys
 import sysconfig
 import threading
 import traceback
-import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
-from functools import partial
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any, Final
+from weakref import WeakSet
 
 from costproof.ledger.errors import NOT_GIVEN, BadInput, Bug, CostproofError, first_line
+from costproof.process_settings import SavedSettings
 
 _exit_now: Final = os._exit
+_close: Final = os.close
+_close_range: Final = os.closerange
+_process_id: Final = os.getpid
 _HERE: Final = str(Path(__file__).parent) + os.sep
 _REPLACED: Final = ("_exit", "execv", "execve", "abort")
 """Functions of :mod:`os` that end this program at once."""
 _ADVICE: Final = "uninstall it, or ask its authors; COSTPROOF_DEBUG=1 shows the traceback"
-_STREAMS: Final = ("stdin", "stdout", "stderr", "__stdin__", "__stdout__", "__stderr__")
-_HOOKS: Final = ("excepthook", "displayhook", "unraisablehook")
 
 _signals = 0
 """How many signals have interrupted this process."""
@@ -39,7 +39,9 @@ _putting_back = False
 _command = False
 """Whether this process is a command of ours, or a child that works for one: its streams are ours as well."""
 _kept_open: list[int] = []
-"""Copies of stdout: a process that foreign code forks must not hold them open."""
+"""Copies of stdin, stdout and stderr: a process that foreign code forks must not hold them open."""
+_own_files: WeakSet[Any] = WeakSet()
+"""Pipes, sockets and files that this process works with: foreign code closes none of them, and forks let go of them."""
 _owners: dict[str, str] = {}
 """Files and folders of plug-ins that were loaded -> the plug-in, with its distribution."""
 _skipped: dict[str, BadInput] = {}
@@ -71,6 +73,11 @@ def as_command() -> Iterator[None]:
         _command = before
 
 
+def own(*files: Any) -> None:
+    """Keep files, pipes and sockets of this process from foreign code and from its forks, as long as they live."""
+    _own_files.update(files)
+
+
 def in_command() -> bool:
     """Return whether this process is a command of ours, or a child that works for one."""
     return _command
@@ -99,7 +106,8 @@ def contained(
         state: look after the state of the process too, which takes some milliseconds.
 
     Raises:
-        BadInput: the code raised something, ended the program, or replaced functions of torch.
+        BadInput: the code raised something, ended the program, replaced functions of torch, or changed this process in
+            a way that cannot be undone. A command ends with its process, so that is nothing there.
         KeyboardInterrupt: a signal interrupted it.
         CostproofError: the code raised it.
     """
@@ -111,6 +119,8 @@ def contained(
     if failed is not None:
         got = _text_of(failed, root)
         raise BadInput(what, where=where, expected=expected, got=got, fix=fix) from failed
+    if block.left and not _command:
+        raise BadInput("code changes this process for good", where=where, got="; ".join(block.left))
     if block.replaced:
         advice = "replace them in the forward of the module, and put them back"
         raise BadInput("code replaces functions of torch", where=where, got=", ".join(block.replaced), fix=advice)
@@ -141,7 +151,7 @@ def running(what: str) -> Iterator[None]:
             if os.getpid() != process:
                 _exit_now(1)
         return
-    with _lock, _Block(_State(everything=False)) as block:
+    with _lock, _Block(_State(everything=True)) as block:
         yield
     if block.failed is not None:
         if isinstance(block.failed, Exception):
@@ -187,10 +197,12 @@ class _Block:
         self._undo = ExitStack()
         self.failed: BaseException | None = None
         self.replaced: list[str] = []
-        """Functions of torch."""
+        """Functions of torch, hooks of all modules."""
+        self.left: list[str] = []
+        """What could not be put back."""
 
     def __enter__(self) -> _Block:
-        self._undo.enter_context(_exits_replaced(self._process))
+        self._undo.enter_context(_replaced(self._process))
         self._undo.enter_context(self._state.streams())
         return self
 
@@ -201,12 +213,13 @@ class _Block:
             KeyboardInterrupt: a signal interrupted the code, whatever that made of it.
         """
         global _putting_back
-        if os.getpid() != self._process:
+        if _process_id() != self._process:
             _exit_now(1)  # a fork that foreign code made: the process that it was forked from goes on
         _putting_back = True
         try:
+            self._state.settings.put_back_builtins()  # the next lines call them
             self._undo.close()
-            self.replaced = self._state.put_back()
+            self.replaced, self.left = self._state.put_back()
         finally:
             _putting_back = False
         if _signals != self._signals:
@@ -249,119 +262,90 @@ def _is_standard(file: str) -> bool:
 class _State:
     """What foreign code may change of this process, as it is when this is made."""
 
-    def __init__(self, *, everything: bool = True) -> None:
-        self._undo: list[Callable[[], None]] = []
-        self._main = threading.current_thread() is threading.main_thread()
-        self._torch: dict[Any, dict[str, Any]] = {}
-        self._warnings = ExitStack()
-        if everything:
-            self._save()
-        if self._main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-            if not everything:
-                self._undo.append(lambda: _signal(signal.SIGINT, signal.default_int_handler))
+    def __init__(self, *, everything: bool) -> None:
+        self.settings = SavedSettings(everything=everything)
+        self._taken = threading.current_thread() is threading.main_thread() and (
+            signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        )
+        if self._taken:
             signal.signal(signal.SIGINT, lambda *_: interrupt("Ctrl-C"))
-
-    def _save(self) -> None:
-        self._warnings.enter_context(warnings.catch_warnings())
-        self._keep(_folder, os.chdir)
-        self._keep(lambda: dict(os.environ), _set_environment)
-        self._keep(_umask, os.umask)
-        self._keep(sys.getrecursionlimit, sys.setrecursionlimit)
-        self._keep(sys.gettrace, sys.settrace)
-        self._keep(sys.getprofile, sys.setprofile)
-        self._keep(gc.isenabled, lambda on: gc.enable() if on else gc.disable())
-        self._keep(gc.get_threshold, lambda threshold: gc.set_threshold(*threshold))
-        self._keep(lambda: locale.setlocale(locale.LC_ALL), lambda name: locale.setlocale(locale.LC_ALL, name))
-        self._keep(random.getstate, random.setstate)
-        for name in (*_HOOKS, *_STREAMS, "argv", "path"):
-            self._keep(partial(getattr, sys, name), partial(setattr, sys, name))
-        for values in (sys.argv, sys.path, logging.root.handlers):
-            self._keep(partial(list, values), partial(_set_list, values))
-        self._keep(lambda: threading.excepthook, lambda hook: setattr(threading, "excepthook", hook))
-        self._keep(lambda: logging.root.level, logging.root.setLevel)
-        self._keep(lambda: logging.root.manager.disable, lambda level: logging.disable(level))
-        self._keep(_own_modules, sys.modules.update)
-        if self._main:
-            for number in signal.valid_signals():
-                self._keep(partial(signal.getsignal, number), partial(_signal, number))
-        numpy: Any
-        torch: Any
-        numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
-        if hasattr(numpy, "random"):
-            before = numpy.random.get_state()
-            self._undo.append(lambda: numpy.random.set_state(before))
-        if hasattr(torch, "get_rng_state"):
-            self._save_torch(torch)
-
-    def _save_torch(self, torch: Any) -> None:
-        drawn = torch.get_rng_state()
-        self._undo.append(lambda: torch.set_rng_state(drawn))
-        self._keep(torch.get_default_dtype, torch.set_default_dtype)
-        self._keep(torch.get_num_threads, torch.set_num_threads)
-        self._keep(torch.is_grad_enabled, torch._C._set_grad_enabled)
-        self._keep(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision)
-        self._keep(torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode)
-        self._keep(lambda: _device(torch), torch.set_default_device)
-        for owner in (torch, torch.nn.functional, torch.Tensor, torch.nn.Module):
-            self._torch[owner] = dict(vars(owner))
-
-    def _keep(self, get: Callable[[], Any], put: Callable[[Any], object]) -> None:
-        before = get()
-
-        def undo() -> None:
-            if get() != before:
-                put(before)
-
-        self._undo.append(undo)
 
     @contextmanager
     def streams(self) -> Iterator[None]:
-        """Send what is printed to stderr, and keep stdout and stderr open."""
+        """Send what is printed to stderr, and keep stdin, stdout and stderr open."""
         for stream in (sys.stdout, sys.__stdout__):
             with suppress(Exception):
                 stream.flush()  # type: ignore[union-attr]  # its errors are for whoever writes the report
-        saved = [(number, copy) for number in (1, 2) if (copy := _copy(number)) is not None]
-        original = sys.stderr
+        saved = [(number, copy) for number in (0, 1, 2) if (copy := _copy(number)) is not None]
+        owned = original(sys.stderr)
+        lent = [None if owned is None else _lent(owned) for _ in range(2)]
         _kept_open.extend(copy for _, copy in saved)
         with suppress(OSError):
             os.dup2(2, 1)
         try:
-            with redirect_stdout(original):
+            with redirect_stdout(lent[0]), redirect_stderr(lent[1]):
                 yield
         finally:
-            for stream in (sys.__stdout__, original):
+            for stream in (sys.__stdout__, *lent, owned):
                 with suppress(Exception):
                     stream.flush()  # type: ignore[union-attr]  # to stderr, while stdout leads there
             for number, copy in saved:
                 os.dup2(copy, number)
-                os.close(copy)
                 _kept_open.remove(copy)
+                _close(copy)
 
-    def put_back(self) -> list[str]:
-        """Make the state what it was; returns the functions of torch that were replaced."""
-        for undo in self._undo:
-            with suppress(Exception):  # a folder that is gone; the others are put back all the same
-                undo()
-        self._warnings.close()
-        return [name for owner, before in self._torch.items() for name in _functions_put_back(owner, before)]
+    def put_back(self) -> tuple[list[str], list[str]]:
+        """Make the state what it was; returns what was replaced of torch, and what could not be put back."""
+        replaced = self.settings.put_back()
+        if self._taken:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        return replaced, [] if _command else self.settings.differences()
 
 
-def _functions_put_back(owner: Any, before: dict[str, Any]) -> list[str]:
-    """Put back the attributes of a module or class that foreign code replaced or hid; returns their names."""
-    found = []
-    for name, value in list(vars(owner).items()):
-        hidden = isinstance(owner, type) and name not in before and any(hasattr(b, name) for b in owner.__mro__[1:-1])
-        replaced = name in before and before[name] is not value and (callable(value) or isinstance(value, property))
-        maker = getattr(getattr(value, "fget", None) or value, "__module__", None) or ""
-        if (hidden or replaced) and not maker.startswith("torch"):
-            delattr(owner, name) if hidden else setattr(owner, name, before[name])
-            found.append(f"{owner.__name__ if not isinstance(owner, type) else 'torch.' + owner.__name__}.{name}")
-    return found
+class _Into(io.RawIOBase):
+    """Bytes for a stream of text that belongs to somebody else: whoever closes this one closes nothing else."""
+
+    def __init__(self, stream: Any) -> None:
+        self.stream = stream
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def fileno(self) -> int:
+        return int(self.stream.fileno())
+
+    def isatty(self) -> bool:
+        return bool(self.stream.isatty())
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any, /) -> int:
+        text = bytes(data)
+        self.stream.write(self._decoder.decode(text))
+        return len(text)
+
+    def flush(self) -> None:
+        if not self.closed:
+            self.stream.flush()
+
+
+def _lent(stream: Any) -> io.TextIOWrapper:
+    buffered = io.BufferedWriter(_Into(stream))
+    return io.TextIOWrapper(buffered, encoding="utf-8", errors="backslashreplace", newline="", line_buffering=True)
+
+
+def original(stream: Any) -> Any:
+    """Return the stream of this process that was lent to foreign code; any other stream itself."""
+    with suppress(AttributeError, ValueError):  # it may have been closed, or taken apart
+        return original(stream.buffer.raw.stream)
+    return stream
 
 
 @contextmanager
-def _exits_replaced(process: int) -> Iterator[None]:
-    """Let the functions that end a program raise SystemExit in this process; its forks end as they want."""
+def _replaced(process: int) -> Iterator[None]:
+    """Let the functions that end a program raise SystemExit in this process, and those that close spare its files.
+
+    Forks end as they want.
+    """
 
     def raising(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **named: Any) -> Any:
@@ -371,22 +355,52 @@ def _exits_replaced(process: int) -> Iterator[None]:
 
         return call
 
-    originals = {name: getattr(os, name) for name in _REPLACED}
+    modules = [os, *(module for module in (sys.modules.get(os.name),) if module is not None)]
+    originals = {name: getattr(os, name) for name in (*_REPLACED, "close", "closerange")}
+    replacements = {name: raising(name, originals[name]) for name in _REPLACED}
     try:
-        for name, original in originals.items():
-            setattr(os, name, raising(name, original))
+        for module in modules:
+            vars(module).update(replacements, close=_close_others, closerange=_close_range_of_others)
         yield
     finally:
-        for name, original in originals.items():
-            setattr(os, name, original)
+        for module in modules:
+            vars(module).update(originals)
+
+
+def _own_numbers() -> list[int]:
+    """The file descriptors of this process that foreign code must not close, in order."""
+    found = set(_kept_open)
+    for file in list(_own_files):
+        with suppress(OSError, ValueError):  # it is closed
+            found.add(file.fileno())
+    return sorted(found)
+
+
+def _close_others(fd: int) -> None:
+    if fd in _own_numbers():
+        raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+    _close(fd)
+
+
+def _close_range_of_others(fd_low: int, fd_high: int, /) -> None:
+    for number in _own_numbers():
+        if fd_low <= number < fd_high:
+            _close_range(fd_low, number)
+            fd_low = number + 1
+    _close_range(fd_low, fd_high)
 
 
 def _in_fork() -> None:
     global _lock
     _lock = threading.RLock()  # another thread may have held it
-    while _kept_open:
-        with suppress(OSError):
-            os.close(_kept_open.pop())
+    numbers = _own_numbers()
+    _kept_open.clear()
+    _own_files.clear()
+    if numbers:
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        for number in numbers:
+            os.dup2(nowhere, number, inheritable=False)  # its owner may still close the number
+        _close(nowhere)
 
 
 if hasattr(os, "register_at_fork"):
@@ -399,40 +413,3 @@ def _copy(number: int) -> int | None:
         return os.dup(number)
     except OSError:
         return None
-
-
-def _folder() -> str | None:
-    with suppress(OSError):
-        return os.getcwd()
-    return None
-
-
-def _umask() -> int:
-    before = os.umask(0o077)
-    os.umask(before)
-    return before
-
-
-def _set_environment(before: dict[str, str]) -> None:
-    for name in os.environ.keys() - before.keys():
-        del os.environ[name]
-    os.environ.update(before)
-
-
-def _set_list(values: list[Any], before: list[Any]) -> None:
-    values[:] = before
-
-
-def _signal(number: int, handler: Any) -> None:
-    if handler is not None:  # one that C code has set
-        signal.signal(number, handler)
-
-
-def _own_modules() -> dict[str, Any]:
-    """The modules of costproof that are loaded; more of them may come."""
-    return {n: m for n, m in list(sys.modules.items()) if n.partition(".")[0] == "costproof"}
-
-
-def _device(torch: Any) -> Any:
-    context = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
-    return None if context is None else context.device

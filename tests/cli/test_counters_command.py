@@ -57,6 +57,30 @@ def test_counters_of_all_stages(folder: Path) -> None:
         assert f"\n{place}\n" in text
 
 
+SHARED = """
+import torch
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = self.b = torch.nn.Linear(64, 64)
+    def forward(self, x):
+        return self.b(self.a(x))
+def make():
+    return Net(), torch.ones(5, 64)
+"""
+
+
+def test_counters_of_a_target_without_formulas(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(SHARED)
+    asked = ("--only", "FlopCounterMode", "--add", "mine@forward=40960")  # 2 x 5 x 64 x 64 multiply-accumulates
+    done = costproof("counters", "net.py:make", *asked, cwd=tmp_path)
+    assert done.code == 0, done.stdout + done.stderr
+    text = whole(done.stdout)
+    assert re.search(r"FlopCounterMode +\S+ +flop +81.92 k +81.92 kFLOP .* exact\n", text)
+    assert re.search(r"mine.*explained", text)
+    assert "The target has no formulas that the truth could be checked with." in text
+
+
 @pytest.mark.thorough
 def test_a_report_with_counters(folder: Path) -> None:
     done = costproof("report", *SMALL, "--sources", "analytic,static", "--counters", "FlopCounterMode", "-o", "out",

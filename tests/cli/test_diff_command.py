@@ -40,7 +40,7 @@ def test_targets_with_settings_and_keys(tmp_path: Path) -> None:
     assert done.code == 0, done.stderr
     found = json.loads(done.stdout)
     Draft202012Validator(cp.schema("diff")).validate(found)
-    assert (found["schema"], found["format_version"], found["complete"]) == ("costproof/diff", "1.1", True)
+    assert (found["schema"], found["format_version"], found["complete"]) == ("costproof/diff", "1.2", True)
     assert found["config"]["changed"] == [{"key": "text.topk", "base": text.topk, "head": 2}]
     assert found["workload"]["changed"] == [{"key": "workload.batch", "base": 1, "head": 2}]
     tokens = cp.capture("deepseek-ocr", preset="base", sources=["analytic"]).invocations

@@ -14,6 +14,7 @@ from costproof import api
 from costproof.cli.group import COMMANDS
 from costproof.compare.diff.diff import diff
 from costproof.compare.patterns import patterns
+from costproof.estimate.arithmetic import Arithmetic
 from costproof.estimate.measured import Measurement, OperatorRow, part_rows, rows
 from costproof.estimate.split import Work
 from costproof.ledger.profile import Timing
@@ -108,12 +109,12 @@ def measurement() -> Measurement:
     of, device = toy(), api.machine("l4")
     timing = Timing((31 * 10**9, 30 * 10**9))
     work = {PLACE: [Work("a", "products", 3, 26 * 10**9)]}
-    made = rows({"page": (BUSY, WAITING)}, {PLACE: timing}, work, ROOF)
+    made = rows({"page": (BUSY, WAITING)}, {PLACE: timing}, work, ROOF, Arithmetic("bfloat16"))
     called = OperatorRow("page", "sam", "aten._scaled_dot_product_attention", ((1, 128, 4096, 64),) * 3, 12, timing)
     return Measurement(
         of.conventions, of.target, of.workload, of.environment, RunOptions("cpu"), device, "bfloat16",
         121_000_000_000_000, 300_000_000_000, "monotonic", 2, made, (called,) * 20,
-        part_rows({"page": (BUSY, WAITING)}, {}, patterns, ROOF),
+        part_rows({"page": (BUSY, WAITING)}, {}, patterns, ROOF, Arithmetic("bfloat16")),
     )  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections import deque
 from datetime import date
@@ -22,8 +23,9 @@ from costproof.compare.gate.policy import policy_from_text
 from costproof.ledger.baseline import Baseline, baseline_of
 from costproof.ledger.errors import BadInput
 from costproof.models.generic.at_hand import at_hand
-from costproof.models.generic.described import MOST_ARGUMENTS, arguments, fingerprint, module_kinds
+from costproof.models.generic.described import MOST_ARGUMENTS, arguments, fingerprint, module_kinds, shapes
 from costproof.models.registry import load_target
+from costproof.models.target import WithValues
 from costproof.run.alone import alone
 from costproof.run.capture import count
 from costproof.run.prepare import Prepared
@@ -180,8 +182,8 @@ def test_inputs_alone() -> None:
 @pytest.mark.parametrize(
     ("given", "listed"),
     [
-        ({"x": torch.zeros(2, 3), "scale": None, "n": 3, "train": False}, "x float32[2,3] scale None n 3 train False"),
-        ({"x": [torch.zeros(1), {"a": torch.zeros(2, dtype=torch.int8)}]}, "x.0 float32[1] x.1.a int8[2] [0, 0]"),
+        ({"x": torch.zeros(0, 3), "scale": None, "n": 3, "train": False}, "x float32[0,3] scale None n 3 train False"),
+        ({"x": [torch.zeros(1, 0), {"a": torch.zeros(2, dtype=torch.int8)}]}, "x.0 float32[1,0] x.1.a int8[2] [0, 0]"),
         ({"x": (), "y": {}, "z": 1.5, "s": "mean"}, "x [] y {} z 1.5 s 'mean'"),
         ({"ids": [1, 2, 3]}, "ids [1, 2, 3]"),
         ({"d": torch.float16, "x": torch.zeros(())}, "d torch.float16 x float32[] 0.0"),
@@ -196,7 +198,7 @@ def test_arguments_inside_objects_and_long_ones() -> None:
         def __init__(self) -> None:
             self.keys, self.me = torch.zeros(1, 2), self
 
-    assert arguments({"cache": Cache()})["cache.keys"] == "float32[1,2]"
+    assert shapes({"cache": Cache()})["cache.keys"] == "float32[1,2]"
     many = {f"x{i}": torch.zeros(i) for i in range(MOST_ARGUMENTS + 5)}
     other = {**many, f"x{MOST_ARGUMENTS + 4}": torch.zeros(1)}
     assert len(arguments(many)) == MOST_ARGUMENTS + 1
@@ -270,8 +272,7 @@ def test_arguments_of_any_class_have_a_text_that_a_file_holds() -> None:
     assert len(listed) < 100
 
 
-def test_numbers_that_the_run_on_shapes_drops_are_in_the_workload(tmp_path: Path) -> None:
-    """A loop of 4 products, then one of 2 of twice the width: as many FLOPs, and not the same work."""
+def test_values_are_told_apart_from_shapes(tmp_path: Path) -> None:
     file = tmp_path / "loops.py"
     file.write_text(
         "import torch\n"
@@ -281,11 +282,15 @@ def test_numbers_that_the_run_on_shapes_drops_are_in_the_workload(tmp_path: Path
         "def make():\n"
         "    return Loop(8, 8), (torch.zeros(2, 8), torch.tensor(4))\n"
     )
-    workload = load_target(f"{file}:make").workload()
-    assert workload.arguments == {"x": "float32[2,8]", "times": "int64[] 4"}
+    target = load_target(f"{file}:make")
+    workload = target.workload()
+    assert workload.arguments == {"x": "float32[2,8]", "times": "int64[]"}
     assert workload.what == "x float32[2,8], times int64[]"
-    overridden = load_target(f"{file}:make").workload(input="x=3x8")
-    assert overridden.arguments == {"x": "float32[3,8]", "times": "int64[] 4"}
+    zeros = hashlib.sha256(bytes(4 * 2 * 8)).hexdigest()[:12]
+    assert isinstance(target, WithValues)
+    assert target.with_values(workload).arguments == {"x": f"float32[2,8] {zeros}", "times": "int64[] 4"}
+    overridden = target.workload(input="x=3x8")
+    assert target.with_values(overridden).arguments == {"x": "float32[3,8]", "times": "int64[] 4"}
 
 
 @pytest.mark.parametrize(

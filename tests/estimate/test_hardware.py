@@ -15,6 +15,7 @@ import pytest
 
 from costproof import api
 from costproof.cli.kinds import DEVICE
+from costproof.estimate.arithmetic import Arithmetic
 from costproof.estimate.hardware import Device, Figure, Peak, Quote, device, read_device, registry
 from costproof.estimate.roofline import roof
 from costproof.ledger.errors import BadInput, Problems
@@ -273,7 +274,13 @@ def test_no_measured_peak_bounds_another_dtype() -> None:
 
 
 def test_convolutions_of_float32_run_in_tf32() -> None:
-    h100 = api.machine("h100-sxm")
-    assert [roof(h100, "float32", convolutions=c).flops // 10**11 for c in (False, True)] == [670, 4945]
-    assert roof(h100, "bfloat16", convolutions=True).flops // 10**12 == 989
-    assert roof(api.machine("mi300x"), "float32", convolutions=True).dtype == "float32"  # no TF32 peak is known
+    h100, mi300x = roof(api.machine("h100-sxm"), "float32"), roof(api.machine("mi300x"), "float32")
+    assert (h100.flops // 10**11, h100.peaks["tf32"] // 10**11) == (670, 4945)
+    assert mi300x.peaks["tf32"] == mi300x.flops  # no TF32 peak is known
+
+    def taken(dtype: str, kind: str) -> dict[str, int]:
+        return Arithmetic(dtype).of_kinds({kind: {"flops": 6}}).least
+
+    assert taken("float32", "aten.conv2d") == {"tf32": 6}
+    assert taken("float32", "aten.linear") == {"float32": 6}
+    assert taken("bfloat16", "conv2d") == {"bfloat16": 6}

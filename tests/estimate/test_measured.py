@@ -8,16 +8,19 @@ from fractions import Fraction
 import pytest
 
 from costproof.compare.patterns import patterns
+from costproof.estimate.arithmetic import Arithmetic
 from costproof.estimate.measured import Place, Row, median_error, part_rows, rows
 from costproof.estimate.roofline import Roof
 from costproof.estimate.split import Split, Work
 from costproof.ledger.node import CostNode
 from costproof.ledger.profile import Timing
 
-ROOF = Roof(8, 2)
+ROOF = Roof(8, 2, math="bfloat16")
 """8 FLOP and 2 bytes a second: they meet at 4 FLOP per byte."""
+BFLOAT = Arithmetic("bfloat16")
+SUSPECTS = "the convention of the floor, the file"
 S = 10**9
-MEMORY = "ran at 111 % of the bandwidth in the device file, its operators alone too: the file, or the bytes"
+MEMORY = f"ran at 111 % of the bandwidth in the device file, its operators alone too: {SUSPECTS}, or the bytes"
 PLACE = ("page", "sam", "global")
 
 
@@ -33,7 +36,7 @@ WAITING = node("b", flops=8, weight_read_bytes=10, input_bytes=4, output_bytes=2
 
 def one(*nodes: CostNode, measured: tuple[int, ...], replay: int | None = 0) -> Row:
     time = Timing(measured) if measured else None
-    (row,) = rows({"page": nodes}, {PLACE: time}, {PLACE: [Work("a", "products", 1, replay)]}, ROOF)
+    (row,) = rows({"page": nodes}, {PLACE: time}, {PLACE: [Work("a", "products", 1, replay)]}, ROOF, BFLOAT)
     return row
 
 
@@ -66,7 +69,11 @@ def test_parts_add_up_where_some_are_negative() -> None:
 @pytest.mark.parametrize(
     ("nodes", "replay", "wrong"),
     [
-        ((BUSY,), 9, "ran at 111 % of the peak in the device file, its operators alone too: the file, or the FLOPs"),
+        (
+            (BUSY,),
+            9,
+            f"ran at 111 % of the peak in the device file, its operators alone too: {SUSPECTS}, or the FLOPs",
+        ),
         ((BUSY,), 10, "ran at 111 % of the peak in the device file, its operators alone did not: the clock"),
         (
             (node("a", flops=8, weight_read_bytes=12, kv_read_bytes=8),),
@@ -100,14 +107,14 @@ def test_one_operator_that_is_not_known_makes_the_replay_unknown() -> None:
     row = one(BUSY, WAITING, measured=(31 * S,), replay=None)
     assert (row.split, row.error, row.of_peak) == (None, None, str(Fraction(88, 31 * 8)))
     wrong = one(BUSY, measured=(9 * S,), replay=None).wrong
-    assert wrong == "ran at 111 % of the peak in the device file: the file, the FLOPs, or the clock"
+    assert wrong == f"ran at 111 % of the peak in the device file: {SUSPECTS}, the FLOPs, or the clock"
     spent: dict[Place, int | None] = {("page", "sam", "a"): 3, ("page", "sam", "b"): None}
-    found = part_rows({"page": (BUSY, WAITING)}, spent, patterns, ROOF)
+    found = part_rows({"page": (BUSY, WAITING)}, spent, patterns, ROOF, BFLOAT)
     assert [(p.part, p.replay, p.of_peak is None) for p in found] == [("b", None, True), ("a", 3, False)]
 
 
 def test_a_forward_that_costs_nothing_known_is_timed_too() -> None:
-    (row,) = rows({}, {PLACE: Timing((5,))}, {}, ROOF)
+    (row,) = rows({}, {PLACE: Timing((5,))}, {}, ROOF, BFLOAT)
     assert (row.floor.seconds, row.replay, row.split and row.split.residual) == ("0", 0, "5")
 
 
@@ -119,7 +126,7 @@ def test_parts_of_the_model_are_modules_that_differ_in_numbers() -> None:
     spent: dict[Place, int | None] = {
         ("page", "sam", m): t for m, t in (("layers.0.up", 7), ("layers.1.up", 5), ("", 2), ("head", 3))
     }
-    found = part_rows({"page": nodes}, spent, patterns, ROOF)
+    found = part_rows({"page": nodes}, spent, patterns, ROOF, BFLOAT)
     # 80 / 8 + 40 / 8 = 15 s of products; the head's 2 bytes take as long as its 8 FLOPs; the root has no node.
     assert [(p.part, p.replay, p.roof.seconds, p.roof.flops) for p in found] == [
         ("layers.[0-1].up", 12, "15", 120), ("head", 3, "1", 8), ("", 2, "0", 0), ("norm", 0, None, None),
@@ -136,7 +143,7 @@ def test_every_part_of_a_time_by_hand() -> None:
         Work("m", "movement", 4, 1 * S), Work("e", "experts", 1, 5 * S),
     ]  # fmt: skip
     time = Timing((41 * S, 40 * S, 50 * S))
-    (row,) = rows({"page": nodes}, {PLACE: time}, {PLACE: works}, ROOF)
+    (row,) = rows({"page": nodes}, {PLACE: time}, {PLACE: works}, ROOF, BFLOAT)
     assert row.replay == (16 + 2 + 15 + 4 + 5) * S
     # 11 calls, the fastest 1 s: 11 s of dispatch. Shapes 2 x 7 - 10; other 1 + 3 x 4 - 10; movement 0 - 4; experts
     # 4 - 2; the fastest run is 2 s shorter than its operators.
@@ -146,28 +153,30 @@ def test_every_part_of_a_time_by_hand() -> None:
 
 def test_a_part_beyond_the_peak_is_wrong() -> None:
     spent: dict[Place, int | None] = {("page", "sam", "a"): 5 * S, ("page", "sam", "b"): 4 * S}
-    a, b = part_rows({"page": (BUSY, WAITING)}, spent, patterns, ROOF)
+    a, b = part_rows({"page": (BUSY, WAITING)}, spent, patterns, ROOF, BFLOAT)
     # 80 FLOP take 10 s at the peak; 10 bytes of weights 5 s. Activations and the cache may come from the caches.
-    assert a.wrong == "operators alone, ran at 200 % of the peak in the device file: the file, the FLOPs, or the clock"
+    assert (
+        a.wrong == f"operators alone, ran at 200 % of the peak in the device file: {SUSPECTS}, the FLOPs, or the clock"
+    )
     assert b.wrong == (
-        "operators alone, ran at 125 % of the bandwidth in the device file: the file, the bytes, or the clock"
+        f"operators alone, ran at 125 % of the bandwidth in the device file: {SUSPECTS}, the bytes, or the clock"
     )
     spent = {("page", "sam", "a"): 10 * S, ("page", "sam", "b"): 5 * S}
-    assert [p.wrong for p in part_rows({"page": (BUSY, WAITING)}, spent, patterns, ROOF)] == ["", ""]
+    assert [p.wrong for p in part_rows({"page": (BUSY, WAITING)}, spent, patterns, ROOF, BFLOAT)] == ["", ""]
 
 
 def test_a_part_is_measured_run_by_run_over_its_modules() -> None:
     nodes = tuple(node(f"layers.{i}.up", flops=40, weight_read_bytes=200) for i in (0, 1))
     spent: dict[Place, int | None] = {("page", "sam", n.module): 100 * S for n in nodes}
     times = {("page", "sam", n.module): runs for n, runs in zip(nodes, ((5 * S, 9 * S), (6 * S, 4 * S)), strict=True)}
-    (part,) = part_rows({"page": nodes}, spent, patterns, ROOF, times=times)
+    (part,) = part_rows({"page": nodes}, spent, patterns, ROOF, BFLOAT, times=times)
     # 5 + 6 in the first run, 9 + 4 in the second. 80 FLOP take 10 s, so both can be; that the 400 bytes take 200 s
     # accuses nobody: weights may stay in the caches from run to run.
     assert (part.measured, part.wrong) == (Timing((11 * S, 13 * S)), "")
     fast = dict.fromkeys(times, (4 * S, 9 * S))
-    (part,) = part_rows({"page": nodes}, spent, patterns, ROOF, times=fast)
-    assert part.wrong == "ran at 125 % of the peak in the device file: the file, the FLOPs, or the clock"
-    (part,) = part_rows({"page": nodes}, spent, patterns, ROOF)
+    (part,) = part_rows({"page": nodes}, spent, patterns, ROOF, BFLOAT, times=fast)
+    assert part.wrong == f"ran at 125 % of the peak in the device file: {SUSPECTS}, the FLOPs, or the clock"
+    (part,) = part_rows({"page": nodes}, spent, patterns, ROOF, BFLOAT)
     assert part.measured is None
 
 
@@ -178,11 +187,12 @@ def test_a_routing_may_touch_fewer_experts_than_are_counted() -> None:
 
     def wrong(seconds: int) -> str:
         times = {PLACE: Timing((seconds * S,))}
-        return rows({"page": (expert,)}, times, works, ROOF, {"x": 10})[0].wrong
+        return rows({"page": (expert,)}, times, works, ROOF, BFLOAT, {"x": 10})[0].wrong
 
     assert wrong(5) == ""
     assert (
-        wrong(4) == "ran at 125 % of the bandwidth in the device file, its operators alone too: the file, or the bytes"
+        wrong(4)
+        == f"ran at 125 % of the bandwidth in the device file, its operators alone too: {SUSPECTS}, or the bytes"
     )
     spent: dict[Place, int | None] = {("page", "sam", "x"): 5 * S}
-    assert part_rows({"page": (expert,)}, spent, patterns, ROOF, {"x": 10})[0].wrong == ""
+    assert part_rows({"page": (expert,)}, spent, patterns, ROOF, BFLOAT, {"x": 10})[0].wrong == ""

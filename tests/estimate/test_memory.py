@@ -24,6 +24,9 @@ H100 = 80 * 10**9
 # Llama 3.1 8B in bfloat16; bytes of a token: h = 2 x 4096, k = 2 x 8 x 128, m = 2 x 14336.
 H, K, M = 8192, 2048, 28672
 WEIGHTS = 2 * 8_030_261_248
+BUFFERS = 2 * 64 * 4
+"""Frequencies of the rotation, and those that it began with."""
+LASTING = WEIGHTS + BUFFERS
 TOKEN = 32 * 2 * K
 """Of keys and values."""
 # Both norms, q, attention, out, down and both additions write h; k and v write k; gate, up, activation, product m.
@@ -65,6 +68,7 @@ def limit(found: Fits, setting: str, held: Held) -> Limit:
 
 def test_bytes_by_hand(llama: Fits) -> None:
     assert llama.weights_bytes == WEIGHTS == 16_060_522_496
+    assert llama.buffers_bytes == BUFFERS == 512
     assert llama.cache_bytes == 513 * TOKEN == 67_239_936
     prefill, decode = llama.stages
     # The angles are the same for all sequences; there is one here. Masks: 10 bytes for each query and key.
@@ -79,7 +83,7 @@ def test_bytes_by_hand(llama: Fits) -> None:
 
 
 def test_limits_by_hand(llama: Fits) -> None:
-    room = H100 - WEIGHTS
+    room = H100 - LASTING
     assert limit(llama, "batch", CACHE).at == room // (513 * TOKEN) + 1 == 951
     # P tokens of text and one new one.
     assert limit(llama, "text_tokens", CACHE).at == room // TOKEN == 487_819
@@ -116,23 +120,25 @@ def test_a_limit_by_graph_peaks_by_hand() -> None:
         CallPeaks("decode", "steps", "other", None, None, form="unheard*B", given="0"),
     ))  # fmt: skip
     found = api.fits(of, memory=H100)
-    room, one = H100 - WEIGHTS, 512 * (prompt - 8)
+    room, one = H100 - LASTING, 512 * (prompt - 8)
     by_batch = limit(found, "batch", PEAK)
     assert by_batch.at == room // one + 1 == 316
-    assert [p.bytes for p in by_batch.points] == [WEIGHTS + 315 * one, WEIGHTS + 316 * one]
+    assert [p.bytes for p in by_batch.points] == [LASTING + 315 * one, LASTING + 316 * one]
     # Of 161,555 tokens, at one sequence, the positions would be too few; where memory ends before, it is a limit.
     assert limit(found, "text_tokens", PEAK).outcome == "refused"
-    small = api.fits(of, memory=WEIGHTS + 1000 * (prompt - 8))
+    small = api.fits(of, memory=LASTING + 1000 * (prompt - 8))
     assert limit(small, "text_tokens", PEAK).at == 1001
     assert limit(api.fits(of, memory=H100), "batch", CACHE).at == 951
-    assert "weights and the largest graph peak, arguments apart, do not fit from batch 316 on" in fits_text(found)
+    assert "weights, buffers and the largest graph peak, arguments apart, do not fit from batch 316 on" in fits_text(
+        found
+    )
 
 
 def test_a_limit_by_a_graph_that_does_not_hold_there_is_not_told() -> None:
     def found(memory: int, *holds: str) -> Fits:
         call = CallPeaks("prefill", "prompt", "", None, None, form="1000*B*S", holds=holds)
         return api.fits(
-            replace(api.capture("llama-3.1-8b", sources=("analytic",)), peaks=(call,)), memory=WEIGHTS + memory
+            replace(api.capture("llama-3.1-8b", sources=("analytic",)), peaks=(call,)), memory=LASTING + memory
         )
 
     # At one sequence 1,000 tokens fit; at 512 tokens one sequence does, and two need 1,024,000 bytes.
@@ -154,10 +160,10 @@ def test_a_limit_by_a_graph_that_does_not_hold_there_is_not_told() -> None:
     # Two sequences were counted; of one, which the exporter takes for none, the graph may be another.
     two = replace(api.capture("llama-3.1-8b", sources=("analytic",), batch=2), peaks=(graph,))
     for memory, said in ((512_000, "not solved"), (1_024_000, "from")):
-        assert limit(api.fits(two, memory=WEIGHTS + memory), "batch", PEAK).outcome == said
+        assert limit(api.fits(two, memory=LASTING + memory), "batch", PEAK).outcome == said
     # From 4,096 tokens on the window of a Mistral fills: its formulas are others, and its graph may be.
     of = replace(api.capture("mistral-7b", sources=("analytic",)), peaks=(graph,))
-    weights = api.fits(of, memory=H100).weights_bytes or 0
+    weights = api.fits(of, memory=H100).lasting_bytes or 0
     for tokens, said in ((4000, "from"), (4200, "not solved")):
         of_window = limit(api.fits(of, memory=weights + 1000 * tokens), "text_tokens", PEAK)
         assert of_window.outcome == said
@@ -233,7 +239,7 @@ def test_a_cache_that_is_full_grows_no_more() -> None:
     assert full.cache_bytes == 4095 * 131_072
     one = limit(full, "text_tokens", CACHE)
     # The prompt and one new token: 3,941 x 131,072 bytes are too much.
-    assert one.at == (15 * 10**9 - (full.weights_bytes or 0)) // 131_072 == 3940
+    assert one.at == (15 * 10**9 - (full.lasting_bytes or 0)) // 131_072 == 3940
 
 
 def test_the_length_of_a_text_that_an_encoder_reads() -> None:
@@ -275,7 +281,7 @@ def test_of_steps_the_last_is_held() -> None:
 
 
 def test_three_verdicts(llama: Fits) -> None:
-    certain = WEIGHTS + 513 * TOKEN
+    certain = LASTING + 513 * TOKEN
     most = certain + 4_020_015_616 + 22_551_624
     assert llama.bound_bytes == most
     for memory, verdict, code in (

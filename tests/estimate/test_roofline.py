@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from costproof import api
+from costproof.estimate.arithmetic import Arithmetic
 from costproof.estimate.hardware import Device, Figure, Peak
 from costproof.estimate.roofline import ROOFLINE, Border, BorderPoint, Bound, Roof, Roofline, bounds, counted
 from costproof.ledger.baseline import read_baseline
@@ -132,8 +133,8 @@ def test_a_tied_table_is_read_once() -> None:
 def test_a_larger_region_takes_no_longer(which: Named) -> None:
     # With a roof of one byte and one FLOP a second; of bytes alone, the roof of products out of reach.
     _, folded = counted(read_baseline(which.path))
-    for of in (Roof(1, 1), Roof(10**30, 1)):
-        run, stages, _ = bounds(folded, of)
+    for of in (Roof(1, 1, math="bfloat16"), Roof(10**30, 1, math="bfloat16")):
+        run, stages, _ = bounds(folded, of, Arithmetic("bfloat16", folded.bounds))
         for stage in (run, *stages):
             assert stage.floor.bytes is not None
             assert stage.modules.bytes is not None

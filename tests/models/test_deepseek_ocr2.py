@@ -80,7 +80,7 @@ def _counted(folder: Path, changes: dict[str, Any], run: dict[str, Any]) -> Capt
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", with_variants(CASES, ("one view", "text alone")))
+@pytest.mark.parametrize("case", with_variants(CASES, ("text alone",)))
 def test_three_sources_agree(case: str, tmp_path: Path) -> None:
     capture = _counted(tmp_path, *CASES[case])
     compared = compare(capture)

@@ -374,6 +374,13 @@ def test_a_class_that_no_formulas_describe_has_no_family(tmp_path: Path) -> None
     assert [isinstance(target, Vit) for target in found] == [True, False]
 
 
+@pytest.mark.parametrize("named", [[{"a": 1}], {"a": 1}, [[]], 5, "VitModel"])
+def test_a_class_of_another_type_is_refused(named: Any) -> None:
+    problems: list[CostproofError] = []
+    VitConfig.read({"model_type": "vit", "architectures": named}, problems)
+    assert [p.where for p in problems if isinstance(p, BadInput)] == ["$.architectures"]
+
+
 @pytest.mark.parametrize(
     ("given", "where"), [({"batch": 0}, "--batch"), ({"image_size": 3}, "--image-size"), ({"seq_len": 3}, "--seq-len")]
 )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +19,7 @@ from costproof.models.image_text.base import ImageTextTarget
 from costproof.models.known import KNOWN, Known
 from costproof.models.registry import TARGETS, load_target
 from costproof.models.t5.target import T5
+from costproof.reports.describe import model_line
 from costproof.run.formulas import analytic_ledger
 
 # Model pages of Hugging Face, "Model size" of the published tensors, and the counts in the papers' tables.
@@ -127,3 +130,24 @@ def test_the_table_imports_nothing() -> None:
         "sys.exit(bool({'torch', 'transformers', 'sympy', 'costproof.models.llama.target'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "word"),
+    [
+        ("gpt-oss-20b", {}, ", published configuration"),
+        ("llama-3.1-70b", {}, ", published configuration"),
+        ("llama-3.1-70b", {"intermediate_size": 28}, "native, configuration"),
+    ],
+)
+def test_an_untouched_file_is_not_called_changed(name: str, changes: dict[str, Any], word: str, tmp_path: Path) -> None:
+    """Neither is one that the table does not list: nobody knows whether it is published."""
+    config: Any = load_target(name).config  # type: ignore[attr-defined]
+    file = tmp_path / "config.json"
+    data = {"model_type": config.model_type, **config.native(), **changes}
+    file.write_text(json.dumps(data), encoding="utf-8")
+    for target in (load_target(f"hf:{file}"), load_target({"gpt-oss-20b": "gpt-oss"}.get(name, "llama"), file)):
+        line = model_line(target.info())
+        assert word in line
+        assert "changed" not in line
+    assert ("changed" in model_line(load_target(name, file).info())) is bool(changes)

@@ -194,10 +194,10 @@ def test_which_layers_have_experts(changes: dict[str, Any], routed: str) -> None
         ({**MIXTRAL, "num_experts_per_tok": 7}, "$.num_experts_per_tok"),
         ({**MIXTRAL, "num_local_experts": 0}, "$.num_local_experts"),
         ({**MIXTRAL, "output_router_logits": True}, "$.output_router_logits"),
-        ({**MIXTRAL, "num_experts": 6}, "$.num_local_experts"),
+        ({**MIXTRAL, "num_experts": 5}, "$.num_local_experts"),
         ({**QWEN3, "moe_intermediate_size": -1}, "$.moe_intermediate_size"),
         ({**QWEN3, "decoder_sparse_step": 0}, "$.decoder_sparse_step"),
-        ({**QWEN3, "n_shared_experts": 1}, "$.n_shared_experts"),
+        ({**QWEN3, "shared_expert_intermediate_size": 8}, "$.shared_expert_intermediate_size"),
         ({**QWEN3, "sliding_window": 3, "use_sliding_window": True}, "$.sliding_window"),
     ],
 )

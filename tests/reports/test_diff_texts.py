@@ -12,10 +12,12 @@ from costproof.compare.diff.attribution import Player, Term
 from costproof.compare.diff.diff import diff
 from costproof.compare.diff.types import Change, Changes, Diff, Quantity
 from costproof.ledger.baseline import Baseline, Folded, Rows, baseline_of
+from costproof.ledger.counted import counted_line
 from costproof.reports.diff_csv import COLUMNS, diff_csv
 from costproof.reports.diff_md import BUDGET, diff_md
 from costproof.reports.diff_table import diff_text
 from costproof.reports.diff_words import percent, sentence, told
+from costproof.reports.escape import markdown
 from costproof.reports.frames import frame
 from tests.conftest import Golden
 from tests.reports.toy import HOSTILE, toy
@@ -50,7 +52,8 @@ def test_terms_that_are_not_shown_are_counted() -> None:
 
 def test_nothing_changed_is_one_line() -> None:
     text = diff_md(diff(side(500), side(500)))
-    assert text == "✅ No cost changed: all 500 rows of toy at toy-v1 are the same (analytic).\n"
+    counted = markdown(counted_line(toy().target, toy().workload))
+    assert text == f"✅ No cost changed: all 500 rows of toy at toy-v1 are the same (analytic). {counted}\n"
 
 
 @pytest.mark.parametrize("rows", [1, 500, 5_000])

@@ -59,8 +59,8 @@ def test_texts(name: str, made: Callable[[], Gate], golden: Golden) -> None:
 
 def test_one_green_line_where_everything_passed() -> None:
     passed = said(policy("metric: flops, increase: 0"), side())
-    assert gate_md(passed) == "✅ Passed: 1 check (toy at toy-v1).\n"
-    assert gate_text(passed) == "Passed: 1 check (toy at toy-v1).\n"
+    assert gate_md(passed) == f"✅ Passed: 1 check (toy at toy-v1). {passed.base.counted}\n"
+    assert gate_text(passed) == f"Passed: 1 check (toy at toy-v1).\n{passed.base.counted}\n"
     assert gate_github(passed) == "Passed: 1 check (toy at toy-v1).\n"
 
 

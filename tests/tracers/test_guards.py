@@ -54,7 +54,7 @@ def job(repeated: bool = True) -> ExportJob:
 def counted(batch: int, context: int, steps: int) -> OneExport:
     """The step, N times from a context."""
     values = {("decode", "step"): {"B": batch, "P": context, "N": steps}}
-    return one_export(job(), values, export_graph, beside=False, fixed=True)
+    return one_export(job(), values, export_graph, beside=False, fixed=True, dtype="float32")
 
 
 def product(found: OneExport) -> CostNode:

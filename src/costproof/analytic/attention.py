@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
+import sympy
+
 from costproof.analytic.costs import LayerCosts, Size, layer
 
 Bias = Literal["none", "inside", "input", "boolean", "heads"]
@@ -43,6 +45,12 @@ class Attention:
     calls none but those of the cache. Once the context fills a sliding window of w keys, the cache holds
     the last w - 1: so many come in from it in a later call, which leaves it as long as it was. Inside one
     prompt the window is a mask, which like the causal one saves nothing; then all but the last w - 1 keys go.
+
+    No kernel need compute what a ``causal`` mask hides, and the floor of a time leaves it out. Of n new queries the
+    j-th sees past + j keys, which leaves n past + n (n + 1) / 2 scores of n (past + n): n (n - 1) / 2 are hidden. In a
+    window of w <= n + 1 keys, without a past, it sees min(w, j): w (w + 1) / 2 + w (n - w) scores of n^2, which hides
+    n^2 - n w + w (w - 1) / 2; behind a full window w n of n (w - 1 + n), so n (n - 1) are hidden.
+    Of another mask ``hidden`` says how many.
 
     Where a sequence is cut into blocks that attend each to itself, there are batch x heads x ``seen`` scores, the
     sum of the squares of the blocks' lengths.
@@ -91,6 +99,10 @@ class Attention:
     """New keys per sequence; ``None``: one for every query."""
     window: Size = 0
     """Keys that a query sees, itself included, where the context has filled that; 0: it has not, or there is none."""
+    causal: bool = False
+    """Whether a query sees the keys up to its own alone."""
+    hidden: Size = 0
+    """Pairs of a query and a key of one head and sequence that a mask hides, where it is not causal."""
     written_out: bool = False
     """Whether products and softmax are operators of their own."""
     seen: Size | None = None
@@ -126,12 +138,24 @@ class Attention:
             weight_read_bytes=owned * self.item_bytes,
             flops={"attention": 2 * scores * both},
             vector_flops=vector | ({"select": shares} if self.sinks else {}),
+            skippable_flops={"attention": 2 * self.batch * self.heads * self._hidden() * both},
             input_bytes=(query_elements + new_elements + shared * self.queries * keys) * self.item_bytes,
             output_bytes=self.batch * self.queries * self.heads * value_dim * self.item_bytes,
             kv_read_bytes=past_elements * self.item_bytes,
             kv_cache_bytes=self.batch * kept * self.kv_heads * both * self.item_bytes if self.cached else 0,
             between=(joined + self._between(scores, query_elements)) * self.item_bytes,
         )
+
+    def _hidden(self) -> Size:
+        """Pairs of a query and a key of one head and sequence that the mask hides."""
+        if not self.causal:
+            return self.hidden
+        n, w = sympy.sympify(self.queries), sympy.sympify(self.window)
+        if w == 0:
+            return n * (n - 1) / 2
+        if self.past != 0:
+            return n * (n - 1)
+        return n**2 - n * w + w * (w - 1) / 2
 
     def _between(self, scores: Size, query_elements: Size) -> Size:
         """Elements that its operators move among themselves beside those of the cache."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from costproof.analytic.attention import Attention, Bias
@@ -45,11 +45,13 @@ class AttentionBlock:
     own_table: bool = False
     """Whether the block makes its cosines and sines itself, by a matrix product."""
     cached: bool = True
+    causal: bool = False
+    hidden: Size = 0
     window: Size = 0
     mask: Bias = "none"
     capped: bool = False
     sinks: bool = False
-    """These four as in :class:`~costproof.analytic.attention.Attention`."""
+    """These six as in :class:`~costproof.analytic.attention.Attention`."""
     scaled: Literal["scores", "queries"] = "scores"
     seen: Size | None = None
     """As in :class:`~costproof.analytic.attention.Attention`."""
@@ -76,7 +78,7 @@ class AttentionBlock:
     def cross_parts(self, role: str, call: Call) -> tuple[Part, ...]:
         """Its modules as cross attention: keys and values of ``call.memory`` rows that are new, and of the cache."""
         b, rows, new = call.item_bytes, call.rows, call.batch * call.memory
-        core = self._core(call, new_keys=call.memory, past=call.memory_past)
+        core = replace(self._core(call, new_keys=call.memory, past=call.memory_past), causal=False)
         return (
             Part(role, (core, *self.beside)),
             self._in(role, "q", rows, b),
@@ -95,6 +97,8 @@ class AttentionBlock:
             item_bytes=call.item_bytes,
             past=call.past if past is None else past,
             cached=self.cached,
+            causal=self.causal,
+            hidden=self.hidden,
             bias=self.mask,
             capped=self.capped,
             sinks=self.sinks,

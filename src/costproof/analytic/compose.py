@@ -12,7 +12,7 @@ import sympy
 
 from costproof.analytic.costs import Layer, LayerCosts, Size, costs_of, layer
 from costproof.ledger.errors import BadInput
-from costproof.ledger.metrics import FLOOR, METRICS, TRAFFIC, UNFUSED, Metric
+from costproof.ledger.metrics import FLOOR, METRICS, SKIPPABLE, TRAFFIC, UNFUSED, Metric
 from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.series import CONTEXT, STEPS, sum_over_steps
 from costproof.ledger.symbols import sym, text
@@ -184,6 +184,7 @@ def _spent(
         exprs = _texts(
             ("flops", summed(sum_sizes(c.flops.get(kind, 0) for c in costs))),
             ("vector_flops", summed(sum_sizes(c.vector_flops.get(kind, 0) for c in costs))),
+            (SKIPPABLE, summed(sum_sizes(c.skippable_flops.get(kind, 0) for c in costs))),
         )
         if exprs:
             owner = next(
@@ -232,7 +233,9 @@ def analytic_ledger(
     """The ledger of some formulas. A metric that one of their layers does not say is not among its own."""
     found = tuple(nodes)
     left = {metric for node in found for metric, cost in node.costs.items() if cost is None}
-    return Ledger("analytic", found, tuple(METRICS), stages, conventions=dict(conventions or {})).without(left)
+    return Ledger("analytic", found, tuple(METRICS), stages, conventions=dict(conventions or {}), bounds=True).without(
+        left
+    )
 
 
 def sum_sizes(sizes: Iterable[Size]) -> sympy.Expr:

@@ -44,6 +44,8 @@ class LayerCosts:
     """Headline FLOPs by operator kind, 2 per multiply-accumulate."""
     vector_flops: Mapping[str, Size] = field(default_factory=lambda: _NONE)
     """Elementwise and reduction FLOPs by operator kind."""
+    skippable_flops: Mapping[str, Size] = field(default_factory=lambda: _NONE)
+    """Of :attr:`flops`, those that another implementation of the same result leaves out."""
     input_bytes: Size = _UNSAID
     buffer_bytes: Size = 0
     """Of those, bytes of the model's buffers, which no other layer makes."""

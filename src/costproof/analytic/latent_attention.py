@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+import sympy
+
 from costproof.analytic.attention import Attention, Bias
 from costproof.analytic.compose import Call, Part
 from costproof.analytic.costs import LayerCosts, Size, layer
@@ -31,6 +33,9 @@ class LatentAttention:
         kv_read_bytes  = batch past (rank + rope) item_bytes
         kv_cache_bytes = batch queries (rank + rope) item_bytes
 
+    A floor takes the less of this and :class:`AbsorbedAttention`: where 2 rank < nope + value_dim (``wide``), scores
+    that are rank + rope wide and sums that are rank wide. What the projection of the past saves is said there.
+
     Unfused, beside what :class:`~costproof.analytic.attention.Attention` moves: both parts of the queries are joined,
     and of the keys, which writes and reads all of them; with a past the rotated keys of the whole context are joined
     before.
@@ -54,13 +59,15 @@ class LatentAttention:
     past: Size = 0
     bias: Bias = "none"
     written_out: bool = False
+    wide: bool = False
+    """Whether keys and values of a head, nope + value_dim, are wider than two latents."""
 
     def costs(self) -> LayerCosts:
         """The costs of one call."""
         b, width, keys = self.item_bytes, self.nope + self.rope, self.past + self.queries
         core = Attention(
             self.batch, self.queries, self.heads, self.heads, width, b,
-            bias=self.bias, value_dim=self.value_dim, new_keys=keys, written_out=self.written_out,
+            bias=self.bias, value_dim=self.value_dim, new_keys=keys, causal=True, written_out=self.written_out,
         ).costs()  # fmt: skip
         queries = self.batch * self.queries * self.heads * width
         new = self.batch * self.queries
@@ -68,8 +75,12 @@ class LatentAttention:
         expanded = self.batch * keys * self.heads * (self.nope + self.value_dim)
         copied = queries + self.batch * keys * (self.heads * width + (self.rope if self.past != 0 else 0))
         mask = self.batch * self.queries * keys if self.bias == "input" else 0
+        # With wide keys and values, scores of the latents themselves are less work.
+        spare = self.nope + self.value_dim - 2 * self.rank if self.wide else 0
+        seen = self.batch * self.heads * self.queries * (self.past + (self.queries + 1) / sympy.Integer(2))
         return replace(
             core,
+            skippable_flops={"attention": core.skippable_flops["attention"] + 2 * seen * spare},
             input_bytes=(queries + latents + new * self.rope + expanded + mask) * b,
             output_bytes=core.output_bytes + joined * b,
             kv_read_bytes=self.batch * self.past * (self.rank + self.rope) * b,
@@ -127,7 +138,7 @@ class AbsorbedAttention:
         b, width, keys = self.item_bytes, self.rank + self.rope, self.past + self.queries
         core = Attention(
             self.batch, self.queries, self.heads, 1, width, b,
-            bias=self.bias, value_dim=self.rank, new_keys=keys, written_out=self.written_out,
+            bias=self.bias, value_dim=self.rank, new_keys=keys, causal=True, written_out=self.written_out,
         ).costs()  # fmt: skip
         new = self.batch * self.queries
         rows, context = new * self.heads, self.batch * keys
@@ -172,6 +183,10 @@ class LatentBlock:
     written_out: bool = False
     absorbed: bool = False
     """Whether queries and sums absorb ``.kv_up``, which is not called then."""
+    wide: bool = False
+    """As of :class:`LatentAttention`."""
+    narrow: bool = False
+    """Whether nope + value_dim is less than 4."""
 
     def parts(self, role: str, call: Call) -> tuple[Part, ...]:
         """Its modules."""
@@ -179,10 +194,15 @@ class LatentBlock:
         context = call.batch * (call.past + call.tokens)
         widths = (self.nope, self.rope, self.value_dim, self.rank)
         kind = AbsorbedAttention if self.absorbed else LatentAttention
+        core: LatentAttention | AbsorbedAttention
         core = kind(call.batch, call.tokens, self.heads, *widths, b, call.past, self.mask, self.written_out)
+        if isinstance(core, LatentAttention):
+            core = replace(core, wide=self.wide)
         rotation = RotaryPairs(call.batch, call.tokens, self.heads, 1, self.rope, b, self.as_complex)
         down = Linear(rows, self.width, self.rank + self.rope, b, self.bias)
-        up = Linear(context, self.rank, self.heads * (self.nope + self.value_dim), b, bias=False)
+        up = Linear(
+            context, self.rank, self.heads * (self.nope + self.value_dim), b, bias=False, skippable=self._saved(call)
+        )
         return (
             Part(role, (core, rotation)),
             *self._queries(role, rows, b),
@@ -191,6 +211,21 @@ class LatentBlock:
             Part(f"{role}.kv_up", (up,), called=not self.absorbed),
             Part(f"{role}.out", (Linear(rows, self.heads * self.value_dim, self.width, b, self.bias),)),
         )
+
+    def _saved(self, call: Call) -> Size:
+        """Return what absorbing the expansion saves: that of the past, less what wider scores and sums cost.
+
+        Of a step with t keys that is more than 0 for nope + value_dim >= 4 and t >= 2; narrower heads save the former
+        at most, which is what a floor leaves out then.
+        """
+        if call.past == 0:
+            return 0
+        both = self.nope + self.value_dim
+        expanded = 2 * call.batch * call.past * self.rank * self.heads * both
+        if self.wide or self.narrow:
+            return expanded
+        seen = call.batch * self.heads * call.tokens * (call.past + (call.tokens + 1) / sympy.Integer(2))
+        return expanded - 2 * seen * (2 * self.rank - both)
 
     def _queries(self, role: str, rows: Size, b: Size) -> tuple[Part, ...]:
         inner = self.heads * (self.nope + self.rope)

@@ -30,6 +30,8 @@ class Linear:
     features_out: Size
     item_bytes: Size
     bias: bool = True
+    skippable: Size = 0
+    """Of its FLOPs, those that another implementation of the same result leaves out."""
 
     def costs(self) -> LayerCosts:
         """The costs of one call."""
@@ -42,6 +44,7 @@ class Linear:
             input_bytes=self.rows * self.features_in * self.item_bytes,
             output_bytes=self.rows * self.features_out * self.item_bytes,
             between=0,
+            skippable_flops={"linear": self.skippable},
         )
 
 

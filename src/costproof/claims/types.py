@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
+from costproof.ledger.counted import unknown_bytes
+from costproof.ledger.errors import EXIT_FINDINGS, EXIT_INCOMPLETE, EXIT_OK
 from costproof.ledger.metrics import Metric
 from costproof.ledger.plural import plural
 from costproof.ledger.schema import FileKind
@@ -192,10 +194,17 @@ class ClaimsReport(Shown):
     """The status of the worst claim: see :data:`WORST_FIRST`."""
     judgements: tuple[Judgement, ...]
 
+    @property
+    def exit_code(self) -> int:
+        """0 if all claims are right or explained, 3 if one is about bytes of a quantised checkpoint, else 1."""
+        if unknown_bytes(self.target) & {j.metric for j in self.judgements}:
+            return EXIT_INCOMPLETE
+        return EXIT_OK if self.verdict in ("right", "explained") else EXIT_FINDINGS
+
     def __repr__(self) -> str:
         """One line: ``judgements`` has the verdicts."""
         of = f"{self.target.name} at {self.workload.name}"
         return f"ClaimsReport({of}: {self.verdict}, {plural(len(self.judgements), 'claim')})"
 
 
-CLAIMS: Final = FileKind(name="costproof/claims", version=(2, 3), type=ClaimsReport)
+CLAIMS: Final = FileKind(name="costproof/claims", version=(2, 4), type=ClaimsReport)

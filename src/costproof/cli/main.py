@@ -20,6 +20,7 @@ from costproof.foreign import as_command, blamed, line_of, skipped
 from costproof.ledger.ending import ENDING
 from costproof.ledger.errors import (
     EXIT_BAD_INPUT,
+    EXIT_BUG,
     EXIT_INCOMPLETE,
     EXIT_OK,
     BadInput,
@@ -47,14 +48,19 @@ def run(arguments: Sequence[str] | None = None) -> int:
     Codes: 0 all exact or explained, 1 findings, 2 wrong usage or bad input, 3 incomplete, 70 a bug of ours.
     """
     given = sys.argv[1:] if arguments is None else list(arguments)
-    with offline(), tolerant(), ending() as came, held() as advice, as_command():
-        code = _run(given)
-        if advice.line and not advice.quiet:
-            click.echo(visible(advice.line), err=True)
-        for error in skipped():
-            note(f"skipped: {error.line}")
-        if came and code != EXIT_INCOMPLETE:  # foreign code swallowed the interrupt
-            code = _interrupted(ENDING[came[0]])
+    try:
+        with offline(), tolerant(), ending() as came, held() as advice, as_command():
+            code = _run(given)
+            if advice.line and not advice.quiet:
+                click.echo(visible(advice.line), err=True)
+            for error in skipped():
+                note(f"skipped: {error.line}")
+            if came and code != EXIT_INCOMPLETE:  # foreign code swallowed the interrupt
+                code = _interrupted(ENDING[came[0]])
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        code = _failed_at_last(error)
     if arguments is None:
         with suppress(OSError):
             os.dup2(2, 1)  # the report is whole: what foreign code prints while the process ends is none of it
@@ -99,6 +105,14 @@ def _run(given: Sequence[str]) -> int:
         if isinstance(error, SystemExit) and COMPLETE in os.environ:  # click answers a shell, and exits
             return error.code if isinstance(error.code, int) else EXIT_BAD_INPUT
         return _failed(_ended_by(error))
+
+
+def _failed_at_last(error: BaseException) -> int:
+    """Tell what is raised while an outcome is told, with as little code as possible: some of it may be replaced."""
+    ours = isinstance(error, Exception)
+    what = "costproof has a bug" if ours else "code of the model or of a plug-in ends the program"
+    os.write(2, f"error: {what}\n  got:      {type(error).__name__}\n".encode())
+    return EXIT_BUG if ours else EXIT_BAD_INPUT
 
 
 def _ended_by(error: BaseException) -> CostproofError:

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import FrameType
 from typing import Any, Final
 
@@ -141,7 +141,8 @@ def held() -> Iterator[Advice]:
 
 
 def _is_stderr(stream: object) -> bool:
-    if stream in (sys.stderr, sys.__stderr__):
+    stream = foreign.original(stream)
+    if stream in (foreign.original(sys.stderr), sys.__stderr__):
         return True
     try:
         return stream.fileno() == 2  # type: ignore[attr-defined, no-any-return]
@@ -201,20 +202,22 @@ def _importing(frame: FrameType | None) -> bool:
 @contextmanager
 def _watched(numbers: Collection[int]) -> Iterator[None]:
     """End the process a few seconds after one of these signals, whatever the main thread does."""
-    reading, writing = os.pipe()
-    os.set_blocking(writing, False)
-    before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-    watching = threading.Thread(target=_watch, args=(reading, numbers), daemon=True)
-    watching.start()
-    try:
-        yield
-    finally:
-        signal.set_wakeup_fd(before)
-        os.set_blocking(writing, True)
-        os.write(writing, _DONE)  # closing it ends nothing where a fork of foreign code holds it open
-        watching.join()
-        os.close(writing)
-        os.close(reading)
+    with ExitStack() as ends:
+        reading, writing = (
+            ends.enter_context(os.fdopen(fd, mode, 0)) for fd, mode in zip(os.pipe(), ("rb", "wb"), strict=True)
+        )
+        foreign.own(reading, writing)
+        os.set_blocking(writing.fileno(), False)
+        before = signal.set_wakeup_fd(writing.fileno(), warn_on_full_buffer=False)
+        watching = threading.Thread(target=_watch, args=(reading.fileno(), numbers), daemon=True)
+        watching.start()
+        try:
+            yield
+        finally:
+            signal.set_wakeup_fd(before)
+            os.set_blocking(writing.fileno(), True)
+            writing.write(_DONE)  # closing it ends nothing where a fork of foreign code holds it open
+            watching.join()
 
 
 def _watch(reading: int, numbers: Collection[int]) -> None:

@@ -99,6 +99,7 @@ def sweep(
         tell(f"{plural(tally.points, 'point')}, {models}; each row has {plural(len(made.titles), 'cost')}")
         _said(tally, tell)
         return EXIT_OK
+    note(visible(made.counted))
     code = EXIT_OK
     if output is not None:
         check_apart(output)
@@ -115,11 +116,12 @@ def sweep(
         code = _said(tally, note)
     elif checked is None:
         code = _said(made.stream(lambda text: click.echo(text, nl=False)), note)
+    code = EXIT_INCOMPLETE if made.incomplete else code
     if checked is None:
         return code
     with shown(progress) as say:
         found = made.validate(checked, seed=seed, jobs=jobs or -1, cluster=cluster, progress=say)
-    return _validated(found)
+    return max(code, _validated(found))
 
 
 def _validated(found: Iterable[Counted]) -> int:

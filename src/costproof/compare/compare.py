@@ -6,12 +6,13 @@ from costproof.compare.align import align
 from costproof.compare.context import context
 from costproof.compare.counters import compare_counters
 from costproof.compare.diagnose import module_findings
-from costproof.compare.findings import Cause, Discrepancy, Finding
+from costproof.compare.findings import CAUSES, Cause, Discrepancy, Finding
 from costproof.compare.judges import second_judge
 from costproof.compare.reached import expert_findings, uneven_experts
 from costproof.compare.totals import sums
-from costproof.compare.verdict import coverage, gaps, verdict_of
+from costproof.compare.verdict import coverage, gaps, given_by, verdict_of
 from costproof.ledger.capture import Capture
+from costproof.ledger.workload import Invocation
 
 
 def compare(capture: Capture) -> Discrepancy:
@@ -24,7 +25,8 @@ def compare(capture: Capture) -> Discrepancy:
     modules = module_findings(rows, ctx)
     judges, disputed = second_judge(capture)
     of_experts = (*expert_findings(capture), *uneven_experts(capture))
-    findings = (*sums(capture, modules), *modules, *of_experts, *trace_findings(capture), *disputed)
+    of_sources = (*trace_findings(capture), *size_findings(capture), *silent_findings(capture))
+    findings = (*sums(capture, modules), *modules, *of_experts, *of_sources, *disputed)
     incomplete = gaps(capture, findings)
     return Discrepancy(
         conventions=capture.conventions,
@@ -37,6 +39,7 @@ def compare(capture: Capture) -> Discrepancy:
         incomplete=incomplete,
         judges=judges,
         counters=compare_counters(capture.counters) if capture.counters is not None else None,
+        given_by=given_by(findings),
     )
 
 
@@ -62,3 +65,62 @@ def trace_findings(capture: Capture) -> list[Finding]:
         )
         for number, difference in enumerate(capture.trace_check.differences, start=1)
     ]
+
+
+def silent_findings(capture: Capture) -> list[Finding]:
+    """Return one finding for each metric that a source is on record to give for the target, and does not give."""
+    return [
+        Finding(
+            id=f"{ledger.source}#{metric}",
+            level="source",
+            stage=ledger.source,
+            invocation="",
+            module="",
+            kind="",
+            metric=metric,
+            status="unexplained",
+            values={},
+            delta=None,
+            causes=(Cause("silent_source", 0, (ledger.source,), accepted=False, note=CAUSES["silent_source"]),),
+            residual=None,
+            evidence=(f"{ledger.source} no longer gives {metric}",),
+        )
+        for ledger in capture.ledgers
+        for metric in capture.recorded.get(ledger.source, ())
+        if metric not in ledger.metrics
+    ]
+
+
+def size_findings(capture: Capture) -> list[Finding]:
+    """Return one finding for each size of a call that is another one in the shapes of what goes into a graph.
+
+    The costs of all sources in symbols are evaluated at the sizes of the calls, so no cost shows that these are wrong.
+    """
+    return [
+        Finding(
+            id=f"{call.stage}[{call.id}]#{symbol}",
+            level="source",
+            stage=call.stage,
+            invocation=call.id,
+            module="",
+            kind="",
+            metric="calls",
+            status="unexplained",
+            values={},
+            delta=None,
+            causes=(Cause("input_sizes", 0, (symbol,), accepted=False, note=CAUSES["input_sizes"]),),
+            residual=None,
+            evidence=(_other_size(call, symbol, size, ledger.source),),
+        )
+        for ledger in capture.ledgers
+        for call in capture.invocations
+        for symbol, size in ledger.sizes.get(f"{call.stage}[{call.id}]", {}).items()
+        if call.symbols.get(symbol, size) != size
+    ]
+
+
+def _other_size(call: Invocation, symbol: str, size: int, source: str) -> str:
+    return (
+        f"{symbol} of {call.stage}[{call.id}] is {call.symbols[symbol]:,} where costs are evaluated, "
+        f"{size:,} in the inputs of the {source} source"
+    )

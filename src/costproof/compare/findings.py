@@ -29,7 +29,7 @@ formulas give, because its stage does not run at this workload."""
 
 Verdict = Literal["exact", "explained", "unexplained", "incomplete"]
 
-Level = Literal["module", "stage", "total", "trace", "judge"]
+Level = Literal["module", "stage", "total", "trace", "judge", "source"]
 
 CauseKind = Literal[
     "convention",
@@ -46,6 +46,8 @@ CauseKind = Literal[
     "source_disagreement",
     "trace_difference",
     "judge_difference",
+    "silent_source",
+    "input_sizes",
 ]
 
 CAUSES: Final[dict[CauseKind, str]] = {
@@ -63,8 +65,10 @@ CAUSES: Final[dict[CauseKind, str]] = {
     "source_disagreement": "two sources that should see the same work do not",
     "trace_difference": "the two dynamic tracers do not see the same calls",
     "judge_difference": "torch's own formulas count the same run otherwise",
+    "silent_source": "a source does not give a metric that it is on record to give for this target",
+    "input_sizes": "what goes into a graph has other sizes than those that the costs are evaluated at",
 }
-"""Every kind of cause with its meaning. The last five name a defect, so they explain nothing away."""
+"""Every kind of cause with its meaning. The last seven name a defect, so they explain nothing away."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +141,15 @@ class Coverage:
     stages: tuple[str, ...]
     metrics: tuple[str, ...]
     notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class GivenBy:
+    """The quantities that exactly these sources give."""
+
+    sources: tuple[str, ...]
+    quantities: int
+    """One per module, operator kind and metric, of modules; those of one source are compared with nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,6 +253,8 @@ class Discrepancy:
     """What the second judge confirms; ``None`` in files of before it."""
     counters: CounterComparison | None = None
     """Third-party counters, if the capture has any."""
+    given_by: tuple[GivenBy, ...] = ()
+    """How many quantities which sources give, the most sources first; empty in files of before it."""
 
     def __repr__(self) -> str:
         """One line: a notebook must not print thousands of findings."""
@@ -264,4 +279,4 @@ class Discrepancy:
         return known[finding_id]
 
 
-DISCREPANCY: Final = FileKind(name="costproof/discrepancy", version=(2, 3), type=Discrepancy)
+DISCREPANCY: Final = FileKind(name="costproof/discrepancy", version=(2, 4), type=Discrepancy)

@@ -26,6 +26,10 @@ def second_judge(capture: Capture) -> tuple[Judges, tuple[Finding, ...]]:
     for o in judge.unknown_ops:
         unjudged.setdefault((o.stage, o.module), []).append(o.op)
     rows = [r for r in align([_flops(dynamic), judge]) if r.cells["dynamic"].value is not None]
+    # Where the rules lack an operator they do not say 0: what torch counts beyond them may be its.
+    lacking = {(o.stage, o.module) for o in dynamic.unknown_ops}
+    ruleless = [r for r in rows if (r.stage, r.module) in lacking and _beyond(r)]
+    rows = [r for r in rows if r not in ruleless]
     agreed = [r for r in rows if _said(r)[0] == _said(r)[1]]
     unlike: dict[Spot, list[Row]] = {}
     for row in rows:
@@ -41,6 +45,7 @@ def second_judge(capture: Capture) -> tuple[Judges, tuple[Finding, ...]]:
     names = dict.fromkeys(o.op for o in judge.unknown_ops)
     alone = [f"operator {n}: {unknown_clause([o for o in judge.unknown_ops if o.op == n])}" for n in names]
     alone += [_left_open(*each) for each in _merged(left)]
+    alone += [_left_open(*each, lacks="the rules") for each in _merged(ruleless)]
     found = (_finding(*each) for each in _merged(differing))
     return Judges(len(agreed), sum(r.cells["dynamic"].value or 0 for r in agreed), tuple(alone)), tuple(found)
 
@@ -87,12 +92,19 @@ def _apart(rows: Sequence[Row], unjudged: Sequence[str]) -> tuple[list[Row], lis
     return excused, [row for row in rows if row not in excused]
 
 
-def _left_open(row: Row, pattern: str, count: int) -> str:
-    mine, other = (f"{(value or 0) * count:,}" for value in _said(row))
+def _left_open(row: Row, pattern: str, count: int, *, lacks: str = "torch's formulas") -> str:
+    mine, other = _said(row)
+    rules = "unknown" if lacks == "the rules" and not mine else f"{(mine or 0) * count:,}"
     return (
-        f"{row.kind} in {pattern or '(root)'}, {row.stage}: {mine} FLOP by the rules, {other} by torch's formulas, "
-        "which lack an operator there"
+        f"{row.kind} in {pattern or '(root)'}, {row.stage}: {rules} FLOP by the rules, {(other or 0) * count:,} by "
+        f"torch's formulas; {lacks} lack an operator there"
     )
+
+
+def _beyond(row: Row) -> bool:
+    """Whether torch counts more than the rules."""
+    mine, other = _said(row)
+    return (other or 0) > (mine or 0)
 
 
 def _flops(ledger: Ledger) -> Ledger:

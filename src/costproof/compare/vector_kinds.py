@@ -49,8 +49,12 @@ _WRITTEN_OUT: Final[Mapping[str, tuple[_Recipe, ...]]] = {
             },
         ),
     ),
-    # x sigmoid(1.702 x); or a gate's own.
-    "sigmoid": (("activation", {"sigmoid": {"sigmoid": 1, "mul": 2}}), ("sigmoid", {"sigmoid": {"sigmoid": 1}})),
+    # x sigmoid(1.702 x); a sigmoid alone; or a gate's own.
+    "sigmoid": (
+        ("activation", {"sigmoid": {"sigmoid": 1, "mul": 2}}),
+        ("activation", {"sigmoid": {"sigmoid": 1}}),
+        ("sigmoid", {"sigmoid": {"sigmoid": 1}}),
+    ),
     # x / 2 (1 + tanh(c (x + d x³))), a tanh alone, or the cap of scores, which is arithmetic.
     "tanh": (
         ("activation", {"tanh": {"tanh": 1, "mul": 4, "pow": 1, "add": 2}}),

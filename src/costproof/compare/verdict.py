@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from costproof.compare.findings import Coverage, Discrepancy, Finding, Verdict
+from costproof.compare.findings import Coverage, Discrepancy, Finding, GivenBy, Verdict
 from costproof.ledger.capture import FAILED, Capture
+from costproof.ledger.counted import quantised
 from costproof.ledger.errors import EXIT_FINDINGS, EXIT_INCOMPLETE, EXIT_OK
 from costproof.ledger.metrics import PROVEN
 from costproof.ledger.node import NO_RULE, exact_sum, known_part, rule_wanted, unknown_clause
@@ -46,6 +48,8 @@ def gaps(capture: Capture, findings: Sequence[Finding]) -> tuple[str, ...]:
             said = f"has no rule ({clause})" if why == NO_RULE else f"is not counted ({clause}): {why}"
             found.append(f"{ledger.source}: operator {name} {said}")
     sources = {x.source for x in capture.ledgers}
+    if said := quantised(capture.target, capture.workload):
+        found.append(said)
     if len(sources & set(ALL_SOURCES)) < 2:
         found.append(f"only {', '.join(sorted(sources))} counted: a proof needs two of {', '.join(ALL_SOURCES)}")
         found += (f"{source}: {why}" for source, why in capture.lacking.items())
@@ -100,12 +104,24 @@ def exit_code(d: Discrepancy) -> int:
     return EXIT_INCOMPLETE if d.counters is not None and d.counters.incomplete else _EXIT[d.verdict]
 
 
+def given_by(findings: Sequence[Finding]) -> tuple[GivenBy, ...]:
+    """Count the quantities of modules by the sources that give them, the most sources first."""
+    found: Counter[tuple[str, ...]] = Counter()
+    for f in findings:
+        if f.level == "module":
+            sources = tuple(s for s in ALL_SOURCES if f.values.get(s) is not None)
+            found[sources] += f.count if sources else 0
+    ranked = sorted(found.items(), key=lambda item: (-len(item[0]), -item[1], item[0]))
+    return tuple(GivenBy(sources, quantities) for sources, quantities in ranked if quantities)
+
+
 def verdict_sentence(d: Discrepancy) -> str:
     """The verdict for people, one sentence."""
-    modules = [f for f in d.findings if f.level in ("module", "trace", "judge")]
+    modules = [f for f in d.findings if f.level in ("module", "trace", "judge", "source")]
     compared = [f for f in modules if f.status in ("exact", "explained", "unexplained")]
     sources = [s for s in ALL_SOURCES if s in d.coverage]
-    who = " and ".join(", ".join(sources).rsplit(", ", 1))
+    who, shares = _listed(sources), _shares(d, sources)
+    who = "the sources" if shares else who
     whole = plural(sum(f.count for f in compared), "quantity", "quantities")
     unexplained = [f for f in compared if f.status == "unexplained"]
     explained = [f for f in compared if f.status == "explained"]
@@ -114,25 +130,39 @@ def verdict_sentence(d: Discrepancy) -> str:
     differ = verb(wrong, "differs", "differ")
     if d.verdict == "incomplete":
         more = f" and {len(d.incomplete) - 1} more" if len(d.incomplete) > 1 else ""
-        differing = f" Of {whole} compared, {wrong:,} {differ} without an accepted cause{worst}." if wrong else ""
-        return f"Incomplete: {d.incomplete[0]}{more}.{differing}"
+        differing = f" Of {whole} compared, {wrong:,} {differ} without an accepted cause{worst}{shares}."
+        return f"Incomplete: {d.incomplete[0]}{more}.{differing if wrong else ''}"
     if d.verdict == "unexplained":
-        return f"Unexplained: of {whole} compared, {wrong:,} {differ} without an accepted cause{worst}."
+        return f"Unexplained: of {whole} compared, {wrong:,} {differ} without an accepted cause{worst}{shares}."
     if d.verdict == "explained":
         kinds = sorted({c.kind.replace("_", " ") for f in explained for c in f.causes if c.accepted and c.amount})
         return (
-            f"Explained: {who} agree to the integer on all but {named:,} of {whole}; "
+            f"Explained: {who} agree to the integer on all but {named:,} of {whole}{shares}; "
             f"{verb(named, 'that one has', 'those have')} "
             f"a named cause ({', '.join(kinds)}) and residual 0."
         )
-    return f"Exact: {who} agree to the integer on all {whole}."
+    return f"Exact: {who} agree to the integer on all {whole}{shares}."
+
+
+def _listed(sources: Sequence[str]) -> str:
+    return " and ".join(", ".join(sources).rsplit(", ", 1))
+
+
+def _shares(d: Discrepancy, sources: Sequence[str]) -> str:
+    """Return how many quantities which sources give, in brackets; nothing where all sources give all of them."""
+    shared = [f"{g.quantities:,} from {_listed(g.sources)}" for g in d.given_by if len(g.sources) > 1]
+    alone = [f"{g.quantities:,} more from {g.sources[0]} alone" for g in d.given_by if len(g.sources) == 1]
+    if not alone and all(len(g.sources) == len(sources) for g in d.given_by):
+        return ""
+    more = f"; {', '.join(alone)}, compared with nothing" if alone else ""
+    return f" ({', '.join(shared) or 'none'}{more})"
 
 
 def _worst(unexplained: Sequence[Finding]) -> str:
     if not unexplained:
         return ""
     f = max(unexplained, key=lambda f: (f.metric in PROVEN, abs(f.residual or 0)))
-    if f.level == "trace":
+    if f.level in ("trace", "source"):
         return f"; the largest: {f.evidence[0]}"
     first = next(iter(f.values))
     if f.delta is None:

@@ -2,7 +2,8 @@
 (:mod:`costproof.estimate.split`).
 
 A count and a device file that are right allow no time below the floor, neither of a stage nor of a part of the model:
-that is a finding, and what is wrong is named. Of routed experts the floor that is held against a time has the weights
+that is a finding, and what may be wrong is named, the convention of the floor first: an implementation may leave out
+products that no count here knows of. Of routed experts the floor that is held against a time has the weights
 of as many as one token passes: a call may touch no more.
 
 Of a forward that never ran nothing is measured. Its parts then add up to the replay, which predicts it.
@@ -13,15 +14,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import partial
 from typing import Final
 
+from costproof.estimate.arithmetic import Arithmetic
 from costproof.estimate.hardware import Device
-from costproof.estimate.roofline import Bound, Rational, Roof
+from costproof.estimate.roofline import LASTING, Bound, Rational, Roof
 from costproof.estimate.split import Split, Work, split
 from costproof.ledger.conventions import Conventions
 from costproof.ledger.errors import EXIT_FINDINGS, EXIT_INCOMPLETE, EXIT_OK
-from costproof.ledger.metrics import TRAFFIC
+from costproof.ledger.metrics import FLOOR, TRAFFIC
 from costproof.ledger.node import CostNode, exact_sum, total
 from costproof.ledger.profile import Timing
 from costproof.ledger.run import RunOptions
@@ -29,6 +30,7 @@ from costproof.ledger.schema import FileKind
 from costproof.ledger.workload import TargetInfo, Workload
 
 _NANO: Final = 10**9
+CONVENTION: Final = "the convention of the floor"
 NO_EXPERTS: Final[Mapping[str, int]] = {}
 Place = tuple[str, str, str]
 """Run, stage, invocation; or run, stage, module."""
@@ -45,7 +47,7 @@ class Row:
     stage: str
     invocation: str
     floor: Bound
-    """The products, the weights once, and the cache read and written once."""
+    """The products that every implementation has, the weights once, and the cache read and written once."""
     roof: Bound
     """Its modules one after another."""
     replay: int | None
@@ -134,7 +136,7 @@ class Measurement:
     @property
     def name(self) -> str:
         """``TARGET at WORKLOAD on DEVICE``."""
-        return f"{self.target.name} at {self.workload.name} on {self.device.name}"
+        return f"{self.target.title} at {self.workload.name} on {self.device.name}"
 
     @property
     def predicted(self) -> bool:
@@ -167,7 +169,7 @@ def median_error(found: Iterable[Row]) -> Fraction:
     return errors[len(errors) // 2] if errors else Fraction(0)
 
 
-MEASUREMENT: Final = FileKind(name="costproof/measured", version=(3, 2), type=Measurement)
+MEASUREMENT: Final = FileKind(name="costproof/measured", version=(3, 3), type=Measurement)
 
 
 def rows(
@@ -175,6 +177,7 @@ def rows(
     times: Mapping[Place, Timing | None],
     works: Mapping[Place, Sequence[Work]],
     of: Roof,
+    arithmetic: Arithmetic,
     routed: Mapping[str, int] = NO_EXPERTS,
 ) -> tuple[Row, ...]:
     """Every stage that was timed, or whose operators were.
@@ -190,16 +193,24 @@ def rows(
         for node in costs:
             nodes.setdefault((run, node.stage, node.invocation), []).append(node)
     return tuple(
-        _row(place, nodes.get(place, []), time, works.get(place, ()), of, routed) for place, time in times.items()
+        _row(place, nodes.get(place, []), time, works.get(place, ()), of, arithmetic, routed)
+        for place, time in times.items()
     )
 
 
 def _row(
-    place: Place, nodes: list[CostNode], time: Timing | None, works: Sequence[Work], of: Roof, routed: Mapping[str, int]
+    place: Place,
+    nodes: list[CostNode],
+    time: Timing | None,
+    works: Sequence[Work],
+    of: Roof,
+    arithmetic: Arithmetic,
+    routed: Mapping[str, int],
 ) -> Row:
-    roofs = _roofs(nodes, of)
+    roofs = _roofs(nodes, of, arithmetic)
     roof = of.one_after_another(roofs.values())
-    floor = of.floor(partial(total, nodes))
+    moved = total(nodes, FLOOR) or exact_sum(total(nodes, metric) for metric in LASTING)
+    floor = of.work(arithmetic.of_nodes(nodes), moved)
     spent = None if time is None else time.median
     replay = exact_sum(work.spent for work in works)
     of_peak, of_bandwidth = _share(roof.flops, spent, of.flops), _share(roof.bytes, spent, of.bandwidth)
@@ -207,7 +218,7 @@ def _row(
     if floor.seconds is not None and roof.seconds is not None:
         known = {module: Fraction(b.seconds or 0) * _NANO for module, b in roofs.items()}
         parts = split(Fraction(floor.seconds) * _NANO, known, works, time)
-    certain = of.bound(floor.flops, exact_sum((floor.bytes, -_spared(nodes, routed))))
+    certain = of.bound(floor.flops, exact_sum((floor.bytes, -_spared(nodes, routed))), floor.least)
     fastest = None if time is None else min(time.runs)
     return Row(*place, floor, roof, replay, time, parts, of_peak, of_bandwidth, _wrong(certain, fastest, replay))
 
@@ -224,13 +235,13 @@ def _share(work: int | None, nanoseconds: int | None, best: int) -> Rational | N
     return None if work is None or nanoseconds is None else str(Fraction(work * _NANO, max(1, nanoseconds) * best))
 
 
-def _roofs(nodes: Iterable[CostNode], of: Roof) -> dict[str, Bound]:
+def _roofs(nodes: Iterable[CostNode], of: Roof, arithmetic: Arithmetic) -> dict[str, Bound]:
     """Of each module."""
     modules: dict[str, list[CostNode]] = {}
     for node in nodes:
         modules.setdefault(node.module, []).append(node)
     return {
-        module: of.bound(total(m, "flops"), exact_sum(total(m, metric) for metric in TRAFFIC))
+        module: of.work(arithmetic.of_nodes(m), exact_sum(total(m, metric) for metric in TRAFFIC))
         for module, m in modules.items()
     }
 
@@ -240,6 +251,7 @@ def part_rows(
     spent: Mapping[Place, int | None],
     parts: Parts,
     of: Roof,
+    arithmetic: Arithmetic,
     routed: Mapping[str, int] = NO_EXPERTS,
     times: Mapping[Place, Sequence[int]] = NOT_RUN,
 ) -> tuple[PartRow, ...]:
@@ -260,11 +272,11 @@ def part_rows(
     for run, stage in dict.fromkeys(place[:2] for place in nodes):
         for part, modules in parts(module for *here, module in nodes if here == [run, stage]):
             own = [n for module in modules for n in nodes[run, stage, module]]
-            roof = of.one_after_another(_roofs(own, of).values())
+            roof = of.one_after_another(_roofs(own, of, arithmetic).values())
             alone = exact_sum(spent.get((run, stage, module), 0) for module in modules)
             # Activations may come from the caches; weights do not, for these are emptied before each call.
             weights = total(own, "weight_read_bytes")
-            least = of.bound(roof.flops, None if weights is None else weights - _spared(own, routed))
+            least = of.bound(roof.flops, None if weights is None else weights - _spared(own, routed), roof.least)
             # Experts with a module each are counted together: their operators are those of other parts.
             apart = not alone or any(n.owner == "experts" for n in own)
             wrong = "" if apart else _wrong(least, alone, operators=True)
@@ -272,7 +284,7 @@ def part_rows(
             measured = Timing(tuple(map(sum, zip(*ran, strict=True)))) if ran else None
             if not wrong and not apart and measured is not None:
                 # Small weights stay in the caches from run to run: only products are certain.
-                wrong = _wrong(of.bound(roof.flops, 0), min(measured.runs))
+                wrong = _wrong(of.bound(roof.flops, 0, roof.least), min(measured.runs))
             of_peak = _share(roof.flops, alone, of.flops)
             found.append(PartRow(run, stage, part, roof, alone, of_peak, wrong, measured))
     return tuple(sorted(found, key=lambda row: (row.replay is not None, -(row.replay or 0))))
@@ -291,7 +303,8 @@ def _wrong(floor: Bound, spent: int | None, replay: int | None = None, *, operat
     ratio = Fraction(least, max(1, spent))
     ran = f"ran at {ratio.numerator * 100 // ratio.denominator} % of the {figure} in the device file"
     if operators or replay is None:
-        return f"{'operators alone, ' if operators else ''}{ran}: the file, the {what}, or the clock"
+        suspects = f"{CONVENTION}, the file, the {what}, or the clock"
+        return f"{'operators alone, ' if operators else ''}{ran}: {suspects}"
     if replay < least:
-        return f"{ran}, its operators alone too: the file, or the {what}"
+        return f"{ran}, its operators alone too: {CONVENTION}, the file, or the {what}"
     return f"{ran}, its operators alone did not: the clock"

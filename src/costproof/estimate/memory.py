@@ -1,15 +1,16 @@
 """Whether a run fits into a memory: what it holds for certain, and a stated upper bound of the rest, in integers.
 
-Held for certain are the weights, and the cache of keys, values and states as it is when the run ends. Of activations
+Held for certain are the weights, the registered buffers, and the cache of keys, values and states as it is when the run
+ends, what a run was given of it included. Of activations
 formulas give a bound: every tensor that crosses the border of a module is kept, from the first stage to the last, for
 one call of each stage, and all that the operators of one layer take and make beside it
 (:mod:`costproof.run.activations`). What a runtime takes for itself is in neither.
 
 A capture with peaks (``--peaks``) says more: what each stage as written really holds at once, temporaries and its cache
-among it. A run holds the weights and the largest of these peaks at least, but for what was a stage's argument and has
-another owner, or none, in the run. At most it holds the weights and all peaks at once: while one call runs, each call
-before it has left its results, which were alive when it ended, so its own peak holds them; of steps the last has the
-largest, and takes over the cache of the one before.
+among it. A run holds weights, buffers and the largest of these peaks at least, but for what was a stage's argument and
+has another owner, or none, in the run. At most it holds weights, buffers and all peaks at once: while one call runs,
+each call before it has left its results, which were alive when it ended, so its own peak holds them; of steps the last
+has the largest, and takes over the cache of the one before.
 """
 
 from __future__ import annotations
@@ -97,29 +98,35 @@ class Fits:
     """The largest known of the stages' :attr:`StageMemory.peak_bytes`; ``None``: none is known."""
     stages: tuple[StageMemory, ...]
     limits: tuple[Limit, ...]
+    buffers_bytes: int | None = None
+    """All registered buffers of the model, persistent or not; ``None``: not known."""
 
     @property
     def name(self) -> str:
         """``TARGET at WORKLOAD``, and the device."""
-        return f"{self.target.name} at {self.workload.name}" + (f" on {self.device.name}" if self.device else "")
+        return f"{self.target.title} at {self.workload.name}" + (f" on {self.device.name}" if self.device else "")
 
     @property
     def certain_bytes(self) -> int | None:
-        """Weights and cache."""
-        return None if self.weights_bytes is None or self.cache_bytes is None else self.weights_bytes + self.cache_bytes
+        """Weights, cache, and buffers as far as they are known."""
+        return None if self.lasting_bytes is None or self.cache_bytes is None else self.lasting_bytes + self.cache_bytes
+
+    @property
+    def lasting_bytes(self) -> int | None:
+        """Weights, and buffers as far as they are known: what is there before a run and after it."""
+        return None if self.weights_bytes is None else self.weights_bytes + (self.buffers_bytes or 0)
 
     @property
     def bound_bytes(self) -> int | None:
-        """Weights, cache and the bound of activations."""
-        certain = self.certain_bytes
-        return None if certain is None or self.activations_bytes is None else certain + self.activations_bytes
+        """Weights, buffers, cache and the bound of activations."""
+        return exact_sum((self.weights_bytes, self.buffers_bytes, self.cache_bytes, self.activations_bytes))
 
     @property
     def least_bytes(self) -> int | None:
-        """What the run holds at some moment: weights, and the cache or the largest known peak."""
-        if self.certain_bytes is None or self.weights_bytes is None:
+        """What the run holds at some moment: weights, buffers, and the cache or the largest known peak."""
+        if self.certain_bytes is None or self.lasting_bytes is None:
             return None
-        return max(self.certain_bytes, self.weights_bytes + (self.peak_bytes or 0))
+        return max(self.certain_bytes, self.lasting_bytes + (self.peak_bytes or 0))
 
     @property
     def peaks_bytes(self) -> int | None:
@@ -128,14 +135,19 @@ class Fits:
 
     @property
     def most_bytes(self) -> int | None:
-        """Weights and the peaks of all stages at once; where one is not known, :attr:`bound_bytes`."""
+        """Weights, buffers and the peaks of all stages at once; where one is not known, :attr:`bound_bytes`."""
         if self.peaks_bytes is None or self.weights_bytes is None:
             return self.bound_bytes
-        return self.weights_bytes + self.peaks_bytes
+        return exact_sum((self.weights_bytes, self.buffers_bytes, self.peaks_bytes))
 
     @property
     def verdict(self) -> Verdict:
-        """``does not fit``: the least is more; ``fits``: the most is not; what a runtime takes for itself apart."""
+        """``does not fit``: the least is more; ``fits``: the most is not; what a runtime takes for itself apart.
+
+        Of a quantised checkpoint the bytes are not known.
+        """
+        if self.target.quantised:
+            return "not known"
         if self.least_bytes is not None and self.least_bytes > self.memory_bytes:
             return "does not fit"
         return "fits" if self.most_bytes is not None and self.most_bytes <= self.memory_bytes else "not known"
@@ -146,7 +158,7 @@ class Fits:
         return _EXIT[self.verdict]
 
 
-FITS: Final = FileKind(name="costproof/fits", version=(3, 1), type=Fits)
+FITS: Final = FileKind(name="costproof/fits", version=(3, 2), type=Fits)
 
 
 def size(text: str, where: str) -> int:

@@ -6,8 +6,10 @@ A piece of work cannot end before its products are computed and its bytes have m
 
 Three models of reuse. *Unfused*: every operator on its own, where the source says what that moves. *Modules*: every
 module on its own, its traffic as ``docs/conventions.md`` counts it at the module boundary, one module after another.
-*Floor*: the products of a stage, and what crosses its border, each input, weight and result once a call, and its cache
-read and written once, whatever is fused. Where a source does not say what crosses it, activations are left out, and a
+*Floor*: the products of a stage that every implementation of the same result has, each at the peak of the dtype that
+it is multiplied in, and what crosses the border of the stage, each input, weight and result once a call, and its cache
+read and written once, whatever is fused. Scores that a causal mask or a window hides are in no bound; they are in the
+FLOPs, which are those of the convention. Where a source does not say what crosses it, activations are left out, and a
 table that two modules read counts in both. Vector work is in none: other units do it meanwhile.
 
 Everything is a rational number; S. Williams, A. Waterman, D. Patterson, "Roofline", CACM 52 (2009).
@@ -16,18 +18,19 @@ Everything is a rational number; S. Williams, A. Waterman, D. Patterson, "Roofli
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, fields, replace
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
 from fractions import Fraction
-from functools import partial
 from typing import Final, Literal
 
+from costproof.estimate.arithmetic import CONVOLUTION, Arithmetic, ByDtype, DtypeWork, dtypes
 from costproof.estimate.hardware import LARGEST_FIGURE, Device
 from costproof.estimate.routing import Routing, Touched
 from costproof.ledger.baseline import Baseline, Folded
 from costproof.ledger.conventions import Conventions
 from costproof.ledger.errors import EXIT_INCOMPLETE, EXIT_OK, BadInput, Incomplete, Problems
-from costproof.ledger.metrics import FLOOR, TRAFFIC, UNFUSED, Metric
+from costproof.ledger.metrics import ARITHMETIC, FLOOR, TRAFFIC, UNFUSED, Metric
 from costproof.ledger.node import exact_sum
 from costproof.ledger.schema import FileKind, from_data
 from costproof.ledger.sources import ALL_SOURCES
@@ -47,9 +50,10 @@ class Bound:
     """A piece of work under the roof; ``None`` is unknown."""
 
     flops: int | None
+    """Of the headline."""
     bytes: int | None
     compute_s: Rational | None
-    """Seconds of its products at the peak."""
+    """Seconds of its products at their peaks."""
     memory_s: Rational | None
     """Seconds of its bytes at the bandwidth."""
     seconds: Rational | None
@@ -58,6 +62,9 @@ class Bound:
     """Which of the two is longer; ``compute`` where they are equal."""
     intensity: Rational | None
     """FLOP per byte; ``None`` also where no byte moves."""
+    least: ByDtype | None = None
+    """dtype -> FLOPs that every implementation has, which :attr:`compute_s` is made of; ``None``: all of
+    :attr:`flops`, in the dtype of the roof."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +86,11 @@ class StageBound:
     compute_bound_s: Rational | None
     """Seconds of :attr:`modules` in parts that are bound by compute; the others wait for memory."""
     floor: Bound
-    """The products, and what crosses the border once a call."""
+    """The products that every implementation has, and what crosses the border once a call."""
     unfused: Bound | None = None
     """As :attr:`modules`, with the bytes of every operator on its own; ``None`` where the source does not say them."""
+    full: Bound | None = None
+    """As :attr:`floor`, with all FLOPs of the headline; ``None`` where those are the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,20 +146,24 @@ class Roofline:
     experts: tuple[Touched, ...] = ()
     """Of each layer, where :attr:`routing` is not the bound."""
     math: str = ""
-    """The dtype that was asked for, or the run's; :attr:`dtype` is another where its peak bounds this one's."""
+    """The dtype that was asked for, or that of most products; :attr:`dtype` is another where its peak bounds it."""
+    peaks: dict[str, int] = field(default_factory=dict)
+    """FLOP a second of the other dtypes that products are multiplied in; one that is not there takes no time."""
+    kept: bool = True
+    """Whether the counts say which products another implementation leaves out; else all are in the floor."""
 
     @property
     def name(self) -> str:
         """``TARGET at WORKLOAD on DEVICE``."""
-        return f"{self.target.name} at {self.workload.name} on {self.device.name}"
+        return f"{self.target.title} at {self.workload.name} on {self.device.name}"
 
     @property
     def exit_code(self) -> int:
-        """3 if something that the run does is not known."""
-        return EXIT_INCOMPLETE if self.run.modules.seconds is None else EXIT_OK
+        """3 if something that the run does is not known, or its checkpoint is quantised."""
+        return EXIT_INCOMPLETE if self.run.modules.seconds is None or self.target.quantised else EXIT_OK
 
 
-ROOFLINE: Final = FileKind(name="costproof/roofline", version=(1, 3), type=Roofline)
+ROOFLINE: Final = FileKind(name="costproof/roofline", version=(1, 4), type=Roofline)
 _AGAIN: Final = "costproof roofline TARGET --on DEVICE -o roofline.json"
 _EXACT: Final = re.compile(r"[0-9]{1,300}(/[0-9]{1,300})?")
 _LARGEST: Final = 10**100
@@ -175,7 +188,16 @@ def _contradictions(found: Roofline) -> Iterator[BadInput]:
         if not 0 < figure <= LARGEST_FIGURE:
             yield BadInput("this is out of range", where=f"$.{name}", expected="a rate of a device", got=figure)
             return
-    of, stages = Roof(found.peak_flops, found.bandwidth), {s.id for s in found.stages}
+    for dtype, peak in found.peaks.items():
+        if not 0 < peak <= LARGEST_FIGURE:
+            yield BadInput(
+                "this is out of range", where=f"$.peaks.{dtype[:80]}", expected="a rate of a device", got=peak
+            )
+            return
+    of, stages = (
+        Roof(found.peak_flops, found.bandwidth, found.dtype, found.math, found.peaks),
+        {s.id for s in found.stages},
+    )
     if len(stages) < len(found.stages):
         yield BadInput("a stage is there twice", where="$.stages")
     for i, part in enumerate(found.parts):
@@ -185,7 +207,12 @@ def _contradictions(found: Roofline) -> Iterator[BadInput]:
             )
         yield from _unlike(part.at_roof, of, f"$.parts[{i}].at_roof")
     for place, stage in (("$.run", found.run), *((f"$.stages[{i}]", s) for i, s in enumerate(found.stages))):
-        for name, bound in (("modules", stage.modules), ("floor", stage.floor), ("unfused", stage.unfused)):
+        for name, bound in (
+            ("modules", stage.modules),
+            ("floor", stage.floor),
+            ("unfused", stage.unfused),
+            ("full", stage.full),
+        ):
             if bound is not None:
                 yield from _unlike(bound, of, f"{place}.{name}", summed=True)
         yield from _inexact(stage.compute_bound_s, f"{place}.compute_bound_s")
@@ -200,7 +227,10 @@ def _unlike(bound: Bound, of: Roof, where: str, *, summed: bool = False) -> Iter
     if any(n is not None and not 0 <= n < _LARGEST for n in (bound.flops, bound.bytes)):
         yield BadInput("this is out of range", where=where, expected="a cost of at most 100 digits")
         return
-    expected = of.bound(bound.flops, bound.bytes)
+    if bound.least is not None and not all(0 <= n < _LARGEST for n in bound.least.values()):
+        yield BadInput("this is out of range", where=f"{where}.least", expected="a cost of at most 100 digits")
+        return
+    expected = of.bound(bound.flops, bound.bytes, bound.least)
     if summed:
         yield from _inexact(bound.seconds, f"{where}.seconds")
         expected = replace(expected, seconds=bound.seconds)
@@ -217,7 +247,7 @@ def _inexact(value: Rational | None, where: str) -> Iterator[BadInput]:
 
 @dataclass(frozen=True, slots=True)
 class Roof:
-    """The two figures of a device that make its roof."""
+    """The figures of a device that make its roof."""
 
     flops: int
     """FLOP a second."""
@@ -225,40 +255,58 @@ class Roof:
     """Bytes a second."""
     dtype: str = ""
     """Whose peak :attr:`flops` is."""
+    math: str = ""
+    """The dtype of the products that have this peak."""
+    peaks: Mapping[str, int] = field(default_factory=dict)
+    """FLOP a second of products of other dtypes; those of a dtype that is not there take no time."""
 
-    def bound(self, flops: int | None, moved: int | None) -> Bound:
-        """One piece of work."""
-        compute = None if flops is None else Fraction(flops, self.flops)
-        memory = None if moved is None else Fraction(moved, self.bandwidth)
-        return _bound(
-            flops, moved, compute, memory, None if compute is None or memory is None else max(compute, memory)
-        )
-
-    def floor(self, total: Callable[[Metric], int | None]) -> Bound:
-        """What no way of running takes less than: the products, and the bytes that cross the border of the stage.
+    def bound(self, flops: int | None, moved: int | None, least: ByDtype | None = None) -> Bound:
+        """Return the bound of one piece of work.
 
         Args:
-            total: the sum of a metric over a stage; ``None`` is unknown. Where none is said, :data:`LASTING` bytes do.
+            least: the FLOPs that every implementation has, by dtype; ``None``: all, in that of the roof.
         """
-        return self.bound(total("flops"), total(FLOOR) or exact_sum(map(total, LASTING)))
+        if least == ({} if flops == 0 else {self.math: flops}):
+            least = None
+        compute = None if flops is None else self._compute(flops, least)
+        memory = None if moved is None else Fraction(moved, self.bandwidth)
+        whole = None if compute is None or memory is None else max(compute, memory)
+        return _bound(flops, moved, compute, memory, whole, least)
+
+    def _compute(self, flops: int, least: ByDtype | None) -> Fraction:
+        if least is None:
+            return Fraction(flops, self.flops)
+        peaks = {**self.peaks, self.math: self.flops}
+        return sum((Fraction(n, peaks[dtype]) for dtype, n in least.items() if dtype in peaks), Fraction(0))
+
+    def work(self, work: DtypeWork, moved: int | None) -> Bound:
+        """Return the bound of work, and of bytes."""
+        return self.bound(work.flops, moved, work.least)
 
     def one_after_another(self, parts: Iterable[Bound]) -> Bound:
         """Pieces of which none begins before the one before it has ended."""
         every = list(parts)
+        least = Counter[str]()
+        for p in every:
+            least.update({self.math: p.flops or 0} if p.least is None else p.least)
         flops, moved = exact_sum(p.flops for p in every), exact_sum(p.bytes for p in every)
-        whole = self.bound(flops, moved)
-        return _bound(flops, moved, _read(whole.compute_s), _read(whole.memory_s), added(p.seconds for p in every))
+        whole = self.bound(flops, moved, {dtype: n for dtype, n in least.items() if n})
+        return _bound(
+            flops, moved, _read(whole.compute_s), _read(whole.memory_s), added(p.seconds for p in every), whole.least
+        )
 
 
-def roof(device: Device, dtype: str, *, convolutions: bool = False) -> Roof:
-    """Return the roof of a device: the dense peak of the dtype, or of a narrower one where that is not known.
+def roof(device: Device, dtype: str) -> Roof:
+    """Return the roof of a device: the dense peaks of each dtype, or of a narrower one where that is not known.
+
+    torch runs convolutions of float32 in TF32 unless it is told otherwise (``torch.backends.cudnn.allow_tf32``), so
+    the faster of the two peaks bounds them.
 
     Args:
-        convolutions: whether there are convolutions. torch runs those of float32 in TF32 unless it is told otherwise
-            (``torch.backends.cudnn.allow_tf32``), so the faster of the two peaks bounds them.
+        dtype: of most products.
 
     Raises:
-        BadInput: its file has no dense peak that bounds the dtype, or no bandwidth.
+        BadInput: its file has no dense peak that bounds that one, or no bandwidth.
     """
     peak = device.bounding_peak(dtype)
     if peak is None:
@@ -269,11 +317,15 @@ def roof(device: Device, dtype: str, *, convolutions: bool = False) -> Roof:
             expected=f"one of {known}" if known else "a dense peak; no source gives one, or those that do disagree",
             fix="--math DTYPE takes the peak of another; a file of your own may have it: costproof schema device",
         )
-    if convolutions and dtype == "float32":
-        peak = max(peak, device.peak("tf32") or peak, key=lambda p: p.flops)
     if device.bandwidth is None:
         raise BadInput("the bandwidth of this device is not known", where=device.name, fix="--on FILE.json with one")
-    return Roof(peak.flops, device.bandwidth.value, peak.dtype)
+    found = {other: device.bounding_peak(other) for other in ARITHMETIC}
+    peaks = {other: its.flops for other, its in found.items() if its is not None}
+    convolution = max((p.flops for p in (found["float32"], device.peak(CONVOLUTION)) if p is not None), default=None)
+    if convolution is not None:
+        peaks[CONVOLUTION] = convolution
+    peaks.pop(dtype, None)
+    return Roof(peak.flops, device.bandwidth.value, peak.dtype, dtype, peaks)
 
 
 def counted(side: Baseline, source: str | None = None, needed: Iterable[Metric] = NEEDED) -> tuple[str, Folded]:
@@ -298,33 +350,47 @@ def counted(side: Baseline, source: str | None = None, needed: Iterable[Metric] 
     )
 
 
-def bounds(folded: Folded, of: Roof) -> tuple[StageBound, tuple[StageBound, ...], tuple[PartBound, ...]]:
+def bounds(
+    folded: Folded, of: Roof, arithmetic: Arithmetic
+) -> tuple[StageBound, tuple[StageBound, ...], tuple[PartBound, ...]]:
     """The whole run, its stages and their parts."""
-    parts = [PartBound(stage, part, b) for stage in folded.stages for part, b in _parts(folded, stage, of, TRAFFIC)]
+
+    def within(stage: str, moving: tuple[Metric, ...]) -> Iterator[tuple[str, Bound]]:
+        for part, kinds in sorted(folded.rows.get(stage, {}).items()):
+            moved = exact_sum(costs[m] for m in moving for costs in kinds.values() if m in costs)
+            work = arithmetic.of_kinds(kinds)
+            if (work.flops, moved) != (0, 0):
+                yield part, of.work(work, moved)
+
+    parts = [PartBound(stage, part, b) for stage in folded.stages for part, b in within(stage, TRAFFIC)]
     unfused: dict[str, Bound] = {}
     if UNFUSED in folded.metrics:
-        unfused = {s: of.one_after_another(b for _, b in _parts(folded, s, of, (UNFUSED,))) for s in folded.stages}
-    stages = []
+        unfused = {s: of.one_after_another(b for _, b in within(s, (UNFUSED,))) for s in folded.stages}
+    stages, full = [], []
     for stage in folded.stages:
         own = [p.at_roof for p in parts if p.stage == stage]
-        floor = of.floor(partial(folded.total, stage=stage))
-        stages.append(StageBound(stage, of.one_after_another(own), _waiting(own), floor, unfused.get(stage)))
+        work = arithmetic.of_stage(folded, stage)
+        moved = folded.total(FLOOR, stage) or exact_sum(folded.total(metric, stage) for metric in LASTING)
+        floor, every = of.work(work, moved), of.bound(work.flops, moved, work.full)
+        full.append(every)
+        other = None if every.seconds == floor.seconds else every
+        modules = of.one_after_another(own)
+        stages.append(StageBound(stage, modules, _waiting(own), floor, unfused.get(stage), other))
     run = StageBound(
         "",
         of.one_after_another(s.modules for s in stages),
         _write(added(s.compute_bound_s for s in stages)),
         of.one_after_another(s.floor for s in stages),
         of.one_after_another(unfused.values()) if unfused else None,
+        of.one_after_another(full) if any(s.full for s in stages) else None,
     )
     return run, tuple(stages), tuple(parts)
 
 
-def _parts(folded: Folded, stage: str, of: Roof, moving: tuple[Metric, ...]) -> Iterable[tuple[str, Bound]]:
-    for part, kinds in sorted(folded.rows.get(stage, {}).items()):
-        sums = {m: exact_sum(costs[m] for costs in kinds.values() if m in costs) for m in ("flops", *moving)}
-        moved = exact_sum(sums[m] for m in moving)
-        if (sums["flops"], moved) != (0, 0):
-            yield part, of.bound(sums["flops"], moved)
+def peaks_of(of: Roof, run: StageBound) -> dict[str, int]:
+    """Return the peaks of a roof that some work of a run has, besides that of the roof itself."""
+    used = dtypes((run.modules.least, run.floor.least, None if run.full is None else run.full.least))
+    return {dtype: of.peaks[dtype] for dtype in sorted(used) if dtype in of.peaks}
 
 
 def _waiting(parts: Iterable[Bound]) -> Rational | None:
@@ -333,11 +399,16 @@ def _waiting(parts: Iterable[Bound]) -> Rational | None:
 
 
 def _bound(
-    flops: int | None, moved: int | None, compute: Fraction | None, memory: Fraction | None, seconds: Fraction | None
+    flops: int | None,
+    moved: int | None,
+    compute: Fraction | None,
+    memory: Fraction | None,
+    seconds: Fraction | None,
+    least: ByDtype | None,
 ) -> Bound:
     longer: Side | None = None if compute is None or memory is None else "compute" if compute >= memory else "memory"
     ratio = None if flops is None or not moved else Fraction(flops, moved)
-    return Bound(flops, moved, _write(compute), _write(memory), _write(seconds), longer, _write(ratio))
+    return Bound(flops, moved, _write(compute), _write(memory), _write(seconds), longer, _write(ratio), least)
 
 
 def added(values: Iterable[Rational | None]) -> Fraction | None:

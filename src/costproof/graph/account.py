@@ -8,14 +8,15 @@ from functools import cache
 from typing import Final
 
 from costproof.graph.costed import Costed
-from costproof.graph.graph import Graph, ModuleCall, OpCall, Size, Value
+from costproof.graph.graph import AUTOCAST, Graph, ModuleCall, OpCall, Size, Value
 from costproof.graph.merge import evidence, merge_unknown
 from costproof.graph.reuse import floors
 from costproof.graph.rules.names import canonical, source_kind
 from costproof.graph.rules.registry import UnknownCost
 from costproof.graph.rules.sizes import nbytes, prod, total
+from costproof.graph.skippable import skippable
 from costproof.ledger.errors import Incomplete
-from costproof.ledger.metrics import FLOOR, UNFUSED, Metric
+from costproof.ledger.metrics import ARITHMETIC, FLOOR, SKIPPABLE, UNFUSED, Metric
 from costproof.ledger.node import CostNode, UnknownOp
 from costproof.ledger.symbols import text
 
@@ -36,18 +37,21 @@ class Accounted:
     unknown: tuple[UnknownOp, ...]
 
 
-def account(costed: Costed, place: Place, inside: Collection[str] = ()) -> Accounted:
+def account(costed: Costed, place: Place, inside: Collection[str] = (), run_dtype: str | None = None) -> Accounted:
     """Sum the costs of a graph by stage, invocation, module and operator kind.
 
-    Kind nodes carry ``flops`` and ``vector_flops``; nodes with an empty kind carry ``calls``,
-    ``weight_read_bytes``, ``input_bytes``, ``output_bytes``, ``kv_read_bytes`` and ``unfused_bytes``; that of the root
-    has the ``floor_bytes`` of each stage and invocation. Zeros are left out, and so are calls that run no operator, of
-    ``Identity`` for one: an export has none of them. Numbers stand in ``costs``; for a graph with symbolic shapes every
-    quantity also stands in ``exprs``, and what is not constant only there.
+    Kind nodes carry ``flops`` and ``vector_flops``, and what bounds know of the former: another dtype that they are
+    multiplied in, and those that may be left out (:data:`~costproof.ledger.metrics.OF_BOUNDS`). Nodes with an empty
+    kind carry ``calls``, ``weight_read_bytes``, ``input_bytes``, ``output_bytes``, ``kv_read_bytes`` and
+    ``unfused_bytes``; that of the root has the ``floor_bytes`` of each stage and invocation. Zeros are left out, and so
+    are calls that run no operator, of ``Identity`` for one: an export has none of them. Numbers stand in ``costs``; for
+    a graph with symbolic shapes every quantity also stands in ``exprs``, and what is not constant only there.
     Parameters and the cache are not a matter of operators and not counted here.
 
     Args:
         inside: what passes between two graphs of one stage, as of :func:`~costproof.graph.reuse.floors`.
+
+        run_dtype: that of the run, in which FLOPs are of which no other is said; ``None``: bounds know nothing.
 
     Raises:
         Incomplete: an operator of the scaffolding computes.
@@ -62,7 +66,8 @@ def account(costed: Costed, place: Place, inside: Collection[str] = ()) -> Accou
             if size != 0:
                 sums.setdefault(key, {}).setdefault(metric, []).append(size)
 
-    for op, cost in zip(graph.ops, costed.costs, strict=True):
+    left_out = {} if run_dtype is None else skippable(costed)
+    for i, (op, cost) in enumerate(zip(graph.ops, costed.costs, strict=True)):
         here = located(op.module, op.call)
         if isinstance(cost, UnknownCost):
             bound = cost.bound if isinstance(cost.bound, int) else None
@@ -72,7 +77,9 @@ def account(costed: Costed, place: Place, inside: Collection[str] = ()) -> Accou
             if here is None:
                 raise _stray(op)
             key = (*here, op.module, source_kind(op.name))
-            add(key, {"flops": cost.flops, "vector_flops": cost.vector})
+            add(key, {"flops": cost.flops, "vector_flops": cost.vector, SKIPPABLE: left_out.get(i, 0)})
+            if run_dtype is not None and (dtype := multiplied_in(op)) != run_dtype:
+                add(key, {f"{dtype}_flops": cost.flops})
             labels.setdefault(key, []).append(op.label)
     working = graph.working()
     for call in graph.calls:
@@ -103,6 +110,21 @@ def account(costed: Costed, place: Place, inside: Collection[str] = ()) -> Accou
         owner = owners.get(key[2], "")
         nodes.append(CostNode(*key, costs, exprs, owner, evidence=evidence(labels.get(key, ()))))
     return Accounted(tuple(nodes), merge_unknown(unknown))
+
+
+def multiplied_in(op: OpCall) -> str:
+    """Return the dtype that an operator multiplies in: of its floating-point tensors the narrowest.
+
+    Under autocast an export has the tensors before they are cast, and results after.
+    """
+    if not any(v.floating for v in op.tensors):
+        return ARITHMETIC[-1]
+    widths = {"complex128": "float64", "complex64": "float32", "complex32": "float16"}
+    found = [widths.get(v.dtype, v.dtype.partition("_")[0]) for v in (*op.tensors, *op.outputs) if v.floating]
+    if "float64" not in found and op.attrs.get(AUTOCAST):
+        found.append(op.attrs[AUTOCAST])
+    known = [dtype for dtype in ARITHMETIC if dtype in found]
+    return known[-1] if known and len(known) == len({*found}) else ARITHMETIC[-1]
 
 
 def _stray(op: OpCall) -> Incomplete:

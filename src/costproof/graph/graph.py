@@ -39,6 +39,10 @@ class Value:
         return self.dtype.startswith(("float", "bfloat", "complex"))
 
 
+AUTOCAST: Final = "autocast"
+"""Among the arguments of an operator under autocast, the dtype that its products are cast to."""
+
+
 @dataclass(frozen=True, slots=True)
 class OpCall:
     """One call of one operator."""

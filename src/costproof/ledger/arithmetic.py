@@ -16,7 +16,7 @@ from costproof.ledger.callgraph import check_levels
 from costproof.ledger.capture import Capture
 from costproof.ledger.errors import BadInput, Problems
 from costproof.ledger.evaluate import evaluate, shared_values
-from costproof.ledger.metrics import EVERY_METRIC, STAGE_WIDE, Metric
+from costproof.ledger.metrics import EVERY_METRIC, OF_BOUNDS, STAGE_WIDE, Metric
 from costproof.ledger.node import CostNode, Ledger, exact_sum, total
 from costproof.ledger.peaks import CallPeaks, Peak
 from costproof.ledger.plural import plural
@@ -170,7 +170,7 @@ def _of_ledger(
         elif node.invocation and place is None:
             yield BadInput("the capture names no such invocation", where=f"{at}.invocation", got=node.id)
         for metric in dict.fromkeys((*node.costs, *node.exprs)):
-            if metric not in ledger.metrics:
+            if metric not in ledger.metrics and not (ledger.bounds and metric in OF_BOUNDS):
                 yield BadInput("this ledger does not give the metric", where=f"{at}.costs.{metric}", got=node.id)
             elif (metric in STAGE_WIDE) == bool(node.invocation):
                 belongs = "the whole stage" if metric in STAGE_WIDE else "an invocation"

@@ -17,7 +17,7 @@ from costproof.ledger.conventions import Conventions
 from costproof.ledger.environment import FORMULAS
 from costproof.ledger.errors import BadInput, Problems
 from costproof.ledger.files import read_json
-from costproof.ledger.metrics import EVERY_METRIC, METRICS, PEAK_METRICS, STAGE_WIDE, Metric
+from costproof.ledger.metrics import EVERY_METRIC, METRICS, OF_BOUNDS, PEAK_METRICS, STAGE_WIDE, Metric
 from costproof.ledger.node import CostNode, Ledger, bearing, exact_sum
 from costproof.ledger.peaks import StagePeaks, by_stage, largest
 from costproof.ledger.schema import FileKind, from_data
@@ -66,6 +66,8 @@ class Folded:
     """Formula -> its version: twelve hex digits of the expressions that its nodes have."""
     uneven: tuple[str, ...] = ()
     """Of a target without roles, parts whose modules do not all cost the same, all inside them included."""
+    bounds: bool = False
+    """As of :class:`~costproof.ledger.node.Ledger`."""
 
     def items(self) -> Iterator[tuple[Row, int | None]]:
         """All rows with their numbers, in a fixed order."""
@@ -104,6 +106,8 @@ class Baseline:
     """Stage and call -> how often, with which inputs, at which sizes."""
     modules: ModuleKinds = field(default_factory=dict)
     """As of a capture."""
+    buffer_bytes: int | None = None
+    """As of a capture."""
 
     def __repr__(self) -> str:
         """One line."""
@@ -112,10 +116,10 @@ class Baseline:
     @property
     def name(self) -> str:
         """``TARGET at WORKLOAD``."""
-        return f"{self.target.name} at {self.workload.name}"
+        return f"{self.target.title} at {self.workload.name}"
 
 
-BASELINE: Final = FileKind(name="costproof/baseline", version=(2, 0), type=Baseline)
+BASELINE: Final = FileKind(name="costproof/baseline", version=(2, 1), type=Baseline)
 
 
 _AGAIN: Final = "costproof capture TARGET -f baseline -o FILE; make baselines writes those of the built-in targets"
@@ -139,7 +143,7 @@ def baseline_in(data: object, *, where: str) -> Baseline:
         BadInput(f"no such {what}", where=f"$.sources.{source}", expected="one of " + ", ".join(known), got=name)
         for source, folded in found.sources.items()
         for what, names, known in (
-            ("metric", {*folded.metrics, *_metrics(folded.rows)}, EVERY_METRIC),
+            ("metric", {*folded.metrics, *_metrics(folded.rows)}, {**EVERY_METRIC, **OF_BOUNDS}),
             ("stage", folded.rows, folded.stages),
         )
         for name in sorted({*names} - {*known})
@@ -180,6 +184,7 @@ def baseline_of(capture: Capture) -> Baseline:
         sources={x.source: fold(x, roles) for x in capture.ledgers} | of_peaks(by_stage(capture.peaks)),
         calls=calls_of(capture.invocations),
         modules=capture.modules,
+        buffer_bytes=capture.buffer_bytes,
     )
 
 
@@ -207,7 +212,7 @@ def fold(ledger: Ledger, roles: Mapping[str, str]) -> Folded:
 
     for stage in ledger.stages:
         here = [n for n in ledger.nodes if n.stage == stage]
-        for metric in ledger.metrics:
+        for metric in (*ledger.metrics, *(OF_BOUNDS if ledger.bounds else ())):
             for node in bearing(here, metric):
                 add(stage, node.module, node.kind, metric, node.cost(metric))
     for op in ledger.unknown_ops:
@@ -215,7 +220,9 @@ def fold(ledger: Ledger, roles: Mapping[str, str]) -> Folded:
         for metric in (m for m in ledger.metrics if m != "calls" and m not in STAGE_WIDE):
             add(op.stage, op.module, op.op, metric, None)
     uneven = () if roles else _uneven(ledger)
-    found = Folded(ledger.metrics, ledger.stages, rows, {}, ledger.conventions, _versions(ledger.nodes), uneven)
+    found = Folded(
+        ledger.metrics, ledger.stages, rows, {}, ledger.conventions, _versions(ledger.nodes), uneven, ledger.bounds
+    )
     for metric in (m for m in METRICS if m in STAGE_WIDE and m in ledger.metrics):
         by_stage, once = exact_sum(found.total(metric, s) for s in ledger.stages), ledger.total(metric)
         if by_stage != once:

@@ -11,6 +11,7 @@ from costproof.ledger.conventions import NOT_COUNTED, Conventions
 from costproof.ledger.counter import CounterRecord
 from costproof.ledger.errors import BadInput, did_you_mean
 from costproof.ledger.files import read_json
+from costproof.ledger.metrics import Metric
 from costproof.ledger.node import Ledger
 from costproof.ledger.peaks import CallPeaks
 from costproof.ledger.run import RunRecord
@@ -72,9 +73,13 @@ class Capture:
     peaks: tuple[CallPeaks, ...] = ()
     """Peaks of live activations of every call of a stage; empty unless they were asked for."""
     whole: WholeModel | None = None
-    """What the whole model costs where its first layers alone were counted; ``None``: not cut, or formulas say it."""
+    """What the whole model costs where its first layers alone were counted; ``None``: it was not cut."""
     modules: ModuleKinds = field(default_factory=dict)
     """Of a target without formulas, its modules by place."""
+    recorded: dict[str, tuple[Metric, ...]] = field(default_factory=dict)
+    """Source -> the metrics that it is on record to give for this target in such a run; empty: there is no record."""
+    buffer_bytes: int | None = None
+    """Bytes of all registered buffers of the model, persistent or not, each once; ``None``: not known."""
 
     def __repr__(self) -> str:
         """One line: a notebook must not print thousands of nodes."""
@@ -118,7 +123,7 @@ FAILED: Final = "failed: "
 SECONDS: Final = 60
 """Of the processor, to read one; that of a model with 61 layers takes three."""
 
-CAPTURE: Final = FileKind(name="costproof/capture", version=(3, 0), type=Capture)
+CAPTURE: Final = FileKind(name="costproof/capture", version=(3, 1), type=Capture)
 
 
 def read_capture(path: Path) -> Capture:

@@ -98,9 +98,19 @@ class Bug(CostproofError):
     exit_code = EXIT_BUG
 
 
+def said_by(error: BaseException) -> str:
+    """Return the message of an exception of other code; nothing if the code that makes it fails."""
+    try:
+        return str(error)
+    except KeyboardInterrupt:
+        raise
+    except BaseException:
+        return ""
+
+
 def first_line(error: BaseException) -> str:
     """What an exception of other code says, in one line: ``TypeError: unhashable type``."""
-    lines = str(error).strip().splitlines()
+    lines = said_by(error).strip().splitlines()
     return type(error).__name__ + (f": {lines[0][:_LONGEST].rstrip()}" if lines else "")
 
 

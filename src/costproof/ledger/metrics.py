@@ -119,6 +119,18 @@ EVERY_METRIC: Final[dict[Metric, MetricInfo]] = {
 }  # fmt: skip
 """All metrics, in the order of reports."""
 
+SKIPPABLE: Final[Metric] = "skippable_flops"
+ARITHMETIC: Final[tuple[str, ...]] = ("float64", "float32", "bfloat16", "float16", "float8", "other")
+"""The dtypes in which operators multiply, the slowest first; ``other``: integers, and what no device file names."""
+OF_BOUNDS: Final[dict[Metric, str]] = {
+    SKIPPABLE: "headline FLOPs that another implementation of the same result leaves out: scores that a mask hides or "
+    "may hide, latents whose expansion queries absorb",
+    **{f"{dtype}_flops": f"headline FLOPs of operators that multiply in {dtype}" for dtype in ARITHMETIC},
+}
+"""What bounds of time know besides, on the nodes that have FLOPs; no table has it and nothing is compared by it.
+
+FLOPs without a dtype are in the dtype of the run.
+"""
 METRICS: Final[dict[Metric, MetricInfo]] = {m: i for m, i in EVERY_METRIC.items() if not (i.convention or i.largest)}
 """Ours, of which nodes have parts."""
 PEAK_METRICS: Final[dict[Metric, MetricInfo]] = {m: i for m, i in EVERY_METRIC.items() if i.largest}

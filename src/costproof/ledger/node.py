@@ -116,6 +116,10 @@ class Ledger(Shown):
     conventions: dict[str, str] = field(default_factory=dict)
     """Where this source departs from the conventions of the capture: ``{"unit": "mac"}``. The comparer
     brings such numbers together; nothing else may explain a difference as one of convention."""
+    sizes: dict[str, dict[str, int]] = field(default_factory=dict)
+    """``stage[invocation]`` -> symbol -> its value by the shapes of what goes in, which no formula has a part in."""
+    bounds: bool = False
+    """Whether nodes have the metrics of :data:`~costproof.ledger.metrics.OF_BOUNDS`, where they are not 0."""
 
     def __repr__(self) -> str:
         """One line: a notebook must not print a thousand nodes."""

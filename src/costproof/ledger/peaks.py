@@ -148,7 +148,7 @@ class Peaks:
         return f"Peaks({self.target.name} at {self.workload.name}: {plural(len(self.calls), 'call')})"
 
 
-PEAKS: Final = FileKind(name="costproof/peaks", version=(1, 4), type=Peaks)
+PEAKS: Final = FileKind(name="costproof/peaks", version=(1, 5), type=Peaks)
 
 
 def by_stage(calls: Iterable[CallPeaks]) -> tuple[StagePeaks, ...]:

@@ -102,4 +102,4 @@ class Profile:
     """Headline FLOPs as ``run/stage/invocation``, from the trace of the same forwards."""
 
 
-PROFILE: Final = FileKind(name="costproof/profile", version=(2, 2), type=Profile)
+PROFILE: Final = FileKind(name="costproof/profile", version=(2, 3), type=Profile)

@@ -53,6 +53,7 @@ class Workload:
     arguments: dict[str, str] = field(default_factory=dict)
     """Of a target without formulas, what the first stage is called with: ``image`` -> ``float32[2,3,64,64]``.
 
+    Where values decide a size or a branch of the run, values of tensors follow their shape.
     Those of a target with formulas follow from its settings and its configuration.
     """
 
@@ -103,6 +104,19 @@ class ModuleKind:
     count: int
 
 
+UNREAD: Final = "nothing reads it"
+FURTHER_TOKENS: Final = "layers that predict further tokens (MTP) are not part of the class"
+OWN_CODE: Final = "transformers has the class: the code that it names does not run"
+NO_CLASS: Final = "transformers has no such type: that of the architecture is counted"
+LOUD: Final = {
+    UNREAD: "keys that nothing reads",
+    FURTHER_TOKENS: "not counted, layers that predict further tokens (MTP)",
+    OWN_CODE: "own code not run, transformers has the class",
+    NO_CLASS: "counted as the type of its architecture",
+}
+"""Reasons of ``TargetInfo.waived`` that every text states -> in which words, before the keys."""
+
+
 @dataclass(frozen=True, slots=True)
 class TargetInfo:
     """The counted model, as data."""
@@ -123,6 +137,18 @@ class TargetInfo:
     """Where the configuration is not the published one: ``text.topk`` -> ``8, published 6``; ``None``: not known."""
     config: dict[str, Plain] | None = None
     """All that decides a cost, by key: ``text.topk`` -> 6, what a file left out filled in; ``None``: not known."""
+    quantised: dict[str, str] = field(default_factory=dict)
+    """What the checkpoint stores in a format that is not counted: ``weights`` or ``cache`` -> the format.
+
+    Their bytes are counted as if all were in the dtype of the run.
+    """
+    dtypes: tuple[str, ...] = ()
+    """Those of the parameters of a module that has its own; empty: they are in the dtype of the run."""
+
+    @property
+    def title(self) -> str:
+        """The name, and how much of the model was counted where it was cut: ``llama, decoder layers 2 of 32``."""
+        return ", ".join((self.name, *(f"{part} {of}" for part, of in sorted(self.cut.items()))))
 
 
 ModuleKinds = dict[str, tuple[ModuleKind, ...]]

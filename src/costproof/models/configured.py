@@ -12,8 +12,9 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 from costproof.ledger.conventions import Conventions
 from costproof.ledger.errors import BadInput, CostproofError, Problems
 from costproof.ledger.run import RunOptions
-from costproof.ledger.workload import TargetInfo, Workload
+from costproof.ledger.workload import FLOAT_BYTES, Dtype, TargetInfo, Workload
 from costproof.models.changing import changes, keys_of, with_keys
+from costproof.models.stored import PLAIN, Stored
 
 
 class Config(ABC):
@@ -23,10 +24,20 @@ class Config(ABC):
     __dataclass_fields__: ClassVar[dict[str, Any]]
     waived: tuple[tuple[str, str], ...]
     """Keys that were read and deliberately not used, with the reason."""
+    not_drawn: ClassVar[Mapping[str, str]] = {}
+    """Fields that no draw of a proof varies, those of parts by their path, with the reason."""
 
     @abstractmethod
     def symbols(self) -> dict[str, int]:
         """Values of the configuration's symbols, as the formulas name them."""
+
+    def buffer_bytes(self, element: int) -> int | None:
+        """Return the bytes of all registered buffers of the model, persistent or not; ``None``: nothing says it.
+
+        Args:
+            element: bytes of one in the dtype of the run.
+        """
+        return None
 
     @abstractmethod
     def contradictions(self) -> list[CostproofError]:
@@ -57,6 +68,10 @@ class Configured(ABC, Generic[C]):
     """The configuration before it was cut; ``None`` if it was not."""
     published: C | None = None
     """What differences are told from; ``None``: the family's own."""
+    is_known: bool = True
+    """Whether differences are told: a file of a model that nobody listed may be published as it is."""
+    stored: Stored = PLAIN
+    """How the checkpoint of ``config`` stores its weights."""
     stages: ClassVar[tuple[str, ...]]
 
     @abstractmethod
@@ -93,9 +108,17 @@ class Configured(ABC, Generic[C]):
             stages=self.stages,
             waived=dict(self.config.waived),
             cut=dict(self.cut),
-            changed=changes(self.whole or self.config, self.published or type(self.config)()),
+            changed=changes(self.whole or self.config, self.published or type(self.config)())
+            if self.is_known
+            else None,
             config=keys_of(self.config),
+            quantised=dict(self.stored.quantised),
         )
+
+    @property
+    def dtype(self) -> Dtype:
+        """The dtype of a run unless another is asked for: what the configuration names, or bfloat16."""
+        return self.stored.dtype or "bfloat16"
 
     def with_options(self, options: RunOptions) -> Self:
         """The same model, run in another way; with ``layers``, cut as :meth:`first_layers` says."""
@@ -106,6 +129,14 @@ class Configured(ABC, Generic[C]):
             raise BadInput("the model is cut already", where="--layers", got=options.layers)
         small, cut = self.first_layers(options.layers)
         return replace(self, config=small, options=options, cut=tuple(cut.items()), whole=self.config)
+
+    def buffer_bytes(self, workload: Workload) -> int | None:
+        """Return the bytes of all registered buffers; ``None``: the formulas do not say it."""
+        return self.config.buffer_bytes(FLOAT_BYTES[workload.dtype])
+
+    def uncut(self) -> Self:
+        """The model with all its layers."""
+        return replace(self, config=self.whole or self.config, options=RunOptions(), cut=(), whole=None)
 
     def conventions(self, workload: Workload) -> Conventions:
         """The conventions of all numbers made for this workload."""

@@ -71,7 +71,7 @@ class Known:
 
     def _as_published(self, made: Any) -> Any:
         usual: Any = self.default()
-        return replace(made, name=self.name, published=usual.published)
+        return replace(made, name=self.name, published=usual.published, is_known=True)
 
     def _family(self) -> Any:
         from costproof.models.registry import TARGETS

@@ -4,26 +4,20 @@ from __future__ import annotations
 
 import json
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, ClassVar, Final, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 from costproof.analytic.mlp import ACTIVATION_FLOPS
 from costproof.ledger.errors import CostproofError, Problems
 from costproof.ledger.files import read_configuration
+from costproof.ledger.workload import NO_CLASS
+from costproof.models.changing import put
 from costproof.models.configured import Config, Configured
 from costproof.models.section import Section
-
-WAIVED: Final = {
-    **dict.fromkeys(("_name_or_path", "transformers_version", "auto_map"), "says where it is from"),
-    **dict.fromkeys(("torch_dtype", "dtype"), "the dtype is a matter of the run"),
-    **dict.fromkeys(("attn_implementation", "_attn_implementation"), "the attention is a matter of the run"),
-    **dict.fromkeys(("experts_implementation", "_experts_implementation"), "how experts run is a matter of the run"),
-    **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), "token ids decide no cost"),
-    **dict.fromkeys(("finetuning_task", "task_specific_params", "output_past"), "of what it was trained for"),
-    **dict.fromkeys(("initializer_range", "attention_dropout", "use_cache"), "of training alone"),
-}
-"""Keys that decide no cost of any family."""
+from costproof.models.stored import Stored, stored, without, without_dtype
 
 
 class NativeConfig(Config):
@@ -49,8 +43,13 @@ class NativeConfig(Config):
         Raises:
             Problems: every key that is missing, unknown, out of range, or contradicts another.
         """
+        return cls.of(read_configuration(path), path)
+
+    @classmethod
+    def of(cls, data: object, path: Path) -> Self:
+        """:meth:`load` of a file that is already read."""
         problems: list[CostproofError] = []
-        config = cls.read(read_configuration(path), problems)
+        config = cls.read(without_dtype(without(data)), problems)
         if problems:
             raise Problems(f"the configuration {path} cannot be used", problems)
         return config
@@ -59,23 +58,55 @@ class NativeConfig(Config):
 C = TypeVar("C", bound=NativeConfig)
 
 
+def type_of_class(data: Mapping[str, Any]) -> str | None:
+    """Return the model type of the class that a configuration of a type without a class names.
+
+    ``None`` where transformers has its type, or has no such class either: ``kimi_k2`` names ``DeepseekV3ForCausalLM``.
+    """
+    named = data.get("architectures")
+    if not isinstance(named, list) or not named or find_spec("transformers") is None:
+        return None
+    from transformers.models.auto import configuration_auto, modeling_auto
+
+    if data.get("model_type") in configuration_auto.CONFIG_MAPPING_NAMES:
+        return None
+    tables = (t for name, t in vars(modeling_auto).items() if name.endswith("_MAPPING_NAMES"))
+    return next((kind for table in tables for kind, names in table.items() if named[0] in _each(names)), None)
+
+
+def _each(names: str | tuple[str, ...] | list[str]) -> tuple[str, ...]:
+    return (names,) if isinstance(names, str) else tuple(names)
+
+
 @dataclass(frozen=True, slots=True)
 class Native(Configured[C]):
     """A class of transformers with one configuration."""
 
     model_types: ClassVar[tuple[str, ...]]
     """The types of configurations that the family reads."""
+    released: ClassVar[Stored] = Stored()
+    """How the published checkpoint of the default configuration stores its weights."""
 
     @classmethod
     def default(cls) -> Self:
         """The published configuration."""
-        return cls()  # type: ignore[call-arg]
+        return cls(stored=cls.released)  # type: ignore[call-arg]
 
     @classmethod
     def from_file(cls, path: Path) -> Self:
-        """The configuration in a ``config.json``."""
+        """The configuration in a ``config.json``, told from the published one that it is, if it is one."""
         usual = cls.default()
-        return replace(usual, config=type(usual.config).load(path))
+        data = read_configuration(path)
+        config = type(usual.config).of(data, path)
+        published = next((p for p in usual.every_published() if p.normalised() == config.normalised()), None)
+        known = published is not None
+        return replace(usual, config=config, published=published, is_known=known, stored=stored(data, path))
+
+    def every_published(self) -> tuple[C, ...]:
+        """Return the published configuration of the family, and those of known models of it."""
+        from costproof.models.known import KNOWN
+
+        return (self.config, *(put(self.config, known.config) for known in KNOWN if known.family == self.name))
 
     @classmethod
     def from_normalised(cls, text: str) -> Self:
@@ -92,3 +123,11 @@ def activation(top: Section, key: str, usual: str) -> str:
 def yes_or_no(top: Section, key: str, *, default: bool = False) -> bool:
     """A key that is yes or no."""
     return bool(top.fixed(key, False, True, why="this is yes or no", default=default))
+
+
+def check_type(top: Section, kind: str) -> None:
+    """Check that a configuration is of a model type, or of none of transformers' with a class of this one."""
+    if top.data.get("model_type") != kind and type_of_class(top.data) == kind:
+        top.waive({"model_type": NO_CLASS})
+    else:
+        top.fixed("model_type", kind, why="this is the configuration of another model")

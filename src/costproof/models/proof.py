@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Generic, Literal, Protocol, TypeVar, runtime_checkable
 
 from costproof.compare.proof.certificate import Settings
 from costproof.ledger.workload import Workload
+from costproof.models.configured import Config
 from costproof.models.target import Exportable, Setting, WithFormulas
 
 
@@ -38,6 +39,21 @@ class Piece(Generic[T]):
     """Symbols that stand for multiples of a number."""
     asked: Mapping[int, tuple[Mapping[str, int], ...]] = field(default_factory=dict)
     """Size that is a symbol here -> the points at which the exports are asked whether they describe it."""
+
+
+def not_drawn(config: Config | type[Config]) -> dict[str, str]:
+    """Return the fields of a configuration that no draw varies, those of its parts by their path, with the reason."""
+    parts = {f.name: part for f in fields(config) if isinstance(part := getattr(config, f.name), Config)}
+    inside = {f"{name}.{path}": why for name, part in parts.items() for path, why in not_drawn(part).items()}
+    return {**inside, **config.not_drawn}
+
+
+def reasons(config: Config | type[Config]) -> tuple[str, ...]:
+    """Return :func:`not_drawn` in words, for a certificate."""
+    named: dict[str, list[str]] = {}
+    for path, why in not_drawn(config).items():
+        named.setdefault(why, []).append(path)
+    return tuple(f"{', '.join(paths)}: {why}" for why, paths in named.items())
 
 
 @dataclass(frozen=True, slots=True)

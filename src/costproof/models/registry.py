@@ -21,6 +21,7 @@ from costproof.models.checked import checked_factory
 from costproof.models.generic.address import Address, address
 from costproof.models.generic.huggingface import default_config, huggingface, read_config
 from costproof.models.known import KNOWN
+from costproof.models.native import type_of_class
 from costproof.models.target import NamedWorkload, Setting, Target
 from costproof.plugins import OURS, Plugin, Registry, at
 
@@ -234,10 +235,11 @@ def _family(config: Mapping[str, Any]) -> TargetFactory | None:
     """The registered target whose formulas describe a configuration."""
     named = config.get("architectures")
     architecture = str(named[0]) if isinstance(named, list) and named else ""
+    kind = type_of_class(config) or config["model_type"]
     for item, made in TARGETS.usable():
         serves = None
         with _skipped_if_theirs(item):
-            serves = _serves(made, config["model_type"], architecture, config)
+            serves = _serves(made, kind, architecture, config)
         if serves is not None:
             return made if serves else None
     return None

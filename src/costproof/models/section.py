@@ -1,17 +1,21 @@
 """Reading a configuration so that no key goes unnoticed.
 
-Every key of an object is consumed by a reader method, or waived by name with a reason; what is
-left over when :meth:`Section.finish` is called is a problem. Problems are collected, not raised,
+Every key of an object is consumed by a reader method, or waived with a reason: by name, as harmless, or as one that
+nothing reads, when :meth:`Section.finish` is called. Problems are collected, not raised,
 so that a person sees all of them at once.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from difflib import get_close_matches
 from typing import Any, Final
 
 from costproof.ledger.errors import NOT_GIVEN, BadInput, CostproofError, did_you_mean
+from costproof.ledger.workload import UNREAD
+from costproof.models import keys
+from costproof.models.not_null import NOT_NULL
 
 LARGEST: Final = 2**31 - 1
 """Sizes above this are typing errors: no tensor dimension of a real model comes near it."""
@@ -19,6 +23,8 @@ MOST_LAYERS: Final = 1_000
 """Several times those of any model; each layer is a few dozen lines of every ledger."""
 
 _MISSING: Final = object()
+_CLOSE: Final = 0.85
+"""A ratio of ``SequenceMatcher``: one letter in seven differs."""
 
 
 def shown(value: object) -> str:
@@ -50,6 +56,8 @@ class Section:
         self.known: set[str] = set()
         self.waived: dict[str, str] = {}
         self.children: list[Section] = []
+        self.below: list[tuple[str, Collection[str], Mapping[str, Any]]] = []
+        """Path, known keys and data of every section below, those that others read too."""
         if self.broken:
             self.problem("this must be an object", None, expected="a JSON object", got=shown(data))
 
@@ -88,13 +96,13 @@ class Section:
             return least
         return self.check_integer(value, key, least=least, most=most)
 
-    def sizes(self, keys: Mapping[str, str], usual: object = None) -> dict[str, Any]:
+    def sizes(self, named: Mapping[str, str], usual: object = None) -> dict[str, Any]:
         """Field -> :meth:`integer` under its key; ``usual`` has the fields of which the keys may be missing."""
         return {
             field: self.integer(
                 key, getattr(usual, field, _MISSING), most=MOST_LAYERS if field == "layers" else LARGEST
             )
-            for field, key in keys.items()
+            for field, key in named.items()
         }
 
     def check_integer(self, value: object, key: str, *, least: int = 1, most: int = LARGEST) -> int:
@@ -150,24 +158,60 @@ class Section:
         self.known.add(key)
         section = Section(self.data.get(key, {}), f"{self.path}.{key}", self.problems)
         self.children.append(section)
+        self.below.append((section.path, section.known, section.data))
         if key not in self.data and not optional and not self.broken:
             self.problem("a key is missing", key, expected="a JSON object")
             section.broken = True
         return section
 
-    def finish(self) -> tuple[tuple[str, str], ...]:
-        """Report every key that nothing consumed, here and below; return what was waived, with reasons."""
-        for key in sorted(set(self.data) - self.known):
-            self.problem(
-                "nothing is known about this key",
-                key,
-                got=shown(self.data[key]),
-                fix=did_you_mean(key, sorted(self.known)) or "remove the key, or report what it does",
-            )
+    def finish(self, *, strict: bool = False) -> tuple[tuple[str, str], ...]:
+        """Return every key here and below that decides no cost, with the reason: those that nothing reads too.
+
+        A key that a section below reads, with another value than there, is a problem: whoever wrote it means it.
+
+        Args:
+            strict: whether a key that is neither used nor harmless is a problem.
+        """
         waived = list(self.waived.items())
+        kind = str(self.data.get("model_type", ""))
+        parts = sorted(self.below, key=lambda part: "text" not in part[0])  # a decoder has the sizes of the whole
+        for key in sorted(set(self.data) - self.known):
+            value = self.data[key]
+            below = next((path for path, known, data in parts if key in known and data.get(key) != value), None)
+            reason = keys.HARMLESS.get(key) if strict else keys.harmless(kind, key, value)
+            if reason is not None:
+                waived.append((f"{self.path}.{key}", reason))
+            elif (wrong := keys.contradiction(kind, key, value, f"{self.path}.{key}")) is not None:
+                self.problems.append(wrong)
+            elif strict or keys.is_read(kind, key) or self._meant(kind, key):
+                self.problem(
+                    "nothing is known about this key",
+                    key,
+                    got=shown(value),
+                    fix=did_you_mean(key, sorted(self.known)) or "remove the key, or report what it does",
+                )
+            elif below is not None:
+                self.misplaced(key, below)
+            else:
+                waived.append((f"{self.path}.{key}", UNREAD))
+        told = {problem.where for problem in self.problems}
+        for key in sorted(NOT_NULL.get(kind, frozenset()) & {k for k, value in self.data.items() if value is None}):
+            if f"{self.path}.{key}" not in told:
+                self.problem("transformers refuses null here", key, expected="a value, or no such key", got="null")
         for child in self.children:
-            waived += child.finish()
+            waived += child.finish(strict=strict)
         return tuple(sorted(waived))
+
+    def _meant(self, kind: str, key: str) -> bool:
+        """Whether a key is a known one with a slip of the pen; ``moe_intermediate_size`` is a key of its own."""
+        close = get_close_matches(key, self.known | keys.aliases(kind), n=1, cutoff=_CLOSE)
+        parts = (a.startswith(f"{b}_") or a.endswith(f"_{b}") for n in close for a, b in ((key, n), (n, key)))
+        return bool(close) and not any(parts)
+
+    def misplaced(self, key: str, path: str) -> None:
+        """Note that a key is read in the section at another path alone."""
+        what, where = "nothing reads this key here", f"{path}.{key}"
+        self.problem(what, key, expected=where, got=shown(self.data[key]), fix=f"move it to {where}")
 
 
 def renamed(config: object, keys: Mapping[str, str]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import Final
 
 from costproof.ledger.errors import BadInput
 
@@ -29,21 +30,23 @@ def _times(path: str, stack: str, times: Sequence[int]) -> int:
     return times[int(path.removeprefix(f"{stack}.").partition(".")[0])]
 
 
-def layers_cut(stack: str, layers: int, least: int, most: int, why: str = "") -> dict[str, str]:
-    """What is left out of a stack that keeps so many of its ``most`` layers; nothing if it keeps all.
+EACH_KIND: Final = "one of each kind of layer"
+
+
+def layers_cut(stack: str, layers: int, least: int, most: int, why: str = EACH_KIND) -> tuple[int, str]:
+    """Return how many layers a stack keeps, and that in words: ``2 of 32``; empty if it keeps all.
 
     Args:
         stack: ``decoder`` or ``encoder``, for messages.
-        why: why it needs ``least`` layers, as the end of a clause.
+        layers: layers that were asked for; it keeps ``least`` at least.
+        why: why it needs ``least`` layers.
 
     Raises:
         BadInput: the stack cannot be cut so.
     """
-    if not least <= layers <= most:
-        raise BadInput(
-            f"the {stack} cannot be cut to this number of layers",
-            where="--layers",
-            expected=f"{least} to {most}{why}",
-            got=layers,
-        )
-    return {f"{stack} layers": f"{layers} of {most}"} if layers < most else {}
+    if not 1 <= layers <= most or layers < least == most:
+        what, expected = f"the {stack} cannot be cut to this number of layers", f"{least} to {most}: {why}"
+        raise BadInput(what, where="--layers", expected=expected, got=layers)
+    kept = max(layers, least)
+    more = f" ({layers} asked: {why})" if kept > layers else ""
+    return kept, f"{kept} of {most}{more}" if kept < most else ""

@@ -91,6 +91,15 @@ class Target(Protocol):
 
 
 @runtime_checkable
+class WithBuffers(Target, Protocol):
+    """A target that knows what its registered buffers take."""
+
+    def buffer_bytes(self, workload: Workload) -> int | None:
+        """Return the bytes of all registered buffers, each once, persistent or not; ``None``: not known."""
+        ...
+
+
+@runtime_checkable
 class WithFormulas(Target, Protocol):
     """A target that closed formulas describe: the analytic source."""
 
@@ -100,6 +109,15 @@ class WithFormulas(Target, Protocol):
 
     def symbol_docs(self) -> dict[str, SymbolDoc]:
         """How the symbols of its formulas are typeset and what they mean."""
+        ...
+
+
+@runtime_checkable
+class Uncut(WithFormulas, Protocol):
+    """A target that closed formulas describe, and that can be had with all its layers again."""
+
+    def uncut(self) -> WithFormulas:
+        """Return the model with all its layers."""
         ...
 
 
@@ -136,6 +154,15 @@ class WithModules(Target, Protocol):
 
     def module_kinds(self) -> ModuleKinds:
         """The modules of the model, by place."""
+        ...
+
+
+@runtime_checkable
+class WithValues(Target, Protocol):
+    """A target that is called with tensors of the user's own, whose values a run may follow."""
+
+    def with_values(self, workload: Workload) -> Workload:
+        """Return the workload with these values in its arguments."""
         ...
 
 

@@ -15,10 +15,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import IO, Any, Final
 
-from costproof.foreign import as_command, running
-from costproof.ledger.errors import CostproofError, Incomplete, first_line
+from costproof.foreign import as_command, own, running
+from costproof.ledger.errors import CostproofError, Incomplete, first_line, said_by
 from costproof.ledger.offline import OFFLINE
-from costproof.processes.template import Forked, template
+from costproof.processes.template import Forked, starting, template
 
 _LONGEST: Final = 300
 """Characters of a line that other code wrote."""
@@ -39,13 +39,16 @@ class Child:
         """``ready``: modules that are imported already; the process is a fork of one that keeps them, if it can be."""
         self.dead = False
         self.said = tempfile.TemporaryFile()  # noqa: SIM115  (closed when the process ends)
+        own(self.said)
         threads = {} if alone else {"OMP_NUM_THREADS": "1"}  # the other processes have the other cores
         environment = {**os.environ, **OFFLINE, **safe_path(), **threads}
         kept = template(ready, environment)
-        self.process: Forked | subprocess.Popen[bytes] = (
-            kept.fork(self.said.fileno(), memory_bytes)
-            if kept is not None
-            else subprocess.Popen(
+        self.process: Forked | subprocess.Popen[bytes]
+        if kept is not None:
+            self.process = kept.fork(self.said.fileno(), memory_bytes)
+            return
+        with starting():
+            self.process = subprocess.Popen(
                 [sys.executable, "-c", f"from costproof.processes.child import serve; serve({memory_bytes})"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -53,7 +56,7 @@ class Child:
                 env=environment,
                 start_new_session=True,  # a group of its own: what the work starts ends with it
             )
-        )
+            own(self.process.stdin, self.process.stdout)
 
     def do(self, order: bytes, seconds: int, hear: Callable[[Any], None]) -> Any:
         """The answer to an order.
@@ -135,7 +138,7 @@ def failure(error: BaseException, memory_bytes: int = 0) -> CostproofError:
     """An error of a piece of work, as one that can be sent."""
     if isinstance(error, CostproofError):
         return error
-    if memory_bytes and (isinstance(error, MemoryError) or "can't allocate memory" in str(error)):
+    if memory_bytes and (isinstance(error, MemoryError) or "can't allocate memory" in said_by(error)):
         return Failed(f"needs more memory than its limit of {memory_bytes // 2**20:,} MiB")
     found = Failed(first_line(error))
     found.add_note("".join(traceback.format_exception(error)))

@@ -21,6 +21,8 @@ from contextlib import contextmanager, suppress
 from importlib import import_module
 from typing import IO, Final, NoReturn
 
+from costproof.foreign import own
+
 _MOST: Final = 2
 """Templates that are kept: one for a process alone, one for those with others beside them."""
 _NOTE: Final = struct.Struct("=q")
@@ -29,7 +31,8 @@ _CHANGING: Final = "PYTEST_CURRENT_TEST"
 """A variable of the environment that says where this process is, not how anything is imported."""
 
 _kept: dict[object, Template] = {}
-_lock = threading.Lock()
+_lock = threading.RLock()
+"""Held while a process is started: a fork that another thread makes meanwhile would keep the pipes of it open."""
 
 
 def template(modules: tuple[str, ...], environment: Mapping[str, str]) -> Template | None:
@@ -61,14 +64,30 @@ def end_all() -> None:
 atexit.register(end_all)
 
 
+@contextmanager
+def starting() -> Iterator[None]:
+    """Let no thread fork this process within, in which another one is started."""
+    with _lock:
+        yield
+
+
+def _hold() -> None:
+    _lock.acquire()
+
+
+def _release() -> None:
+    with suppress(RuntimeError):  # an interrupt hit the function that takes it
+        _lock.release()
+
+
 def _renew_lock() -> None:
     """Free the lock in a forked process: a thread that had it is not there. The templates stay with their process."""
     global _lock
-    _lock = threading.Lock()
+    _lock = threading.RLock()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew_lock)
+    os.register_at_fork(before=_hold, after_in_parent=_release, after_in_child=_renew_lock)
 
 
 class Forked:
@@ -76,7 +95,16 @@ class Forked:
 
     def __init__(self, stdin: IO[bytes], stdout: IO[bytes], notes: IO[bytes]) -> None:
         self.stdin, self.stdout, self._notes = stdin, stdout, notes
+        own(stdin, stdout, notes)
         self.returncode: int | None = None
+        self.pid = 0
+
+    def begin(self) -> None:
+        """Wait until it runs.
+
+        Raises:
+            OSError: there is no process to fork from any more.
+        """
         self.pid = self._note()
         if not self.pid:
             raise OSError("the process to fork from has ended")
@@ -107,6 +135,7 @@ class Template:
 
     def __init__(self, modules: tuple[str, ...], environment: Mapping[str, str]) -> None:
         self._asking, answering = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        own(self._asking)
         with answering:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", f"from costproof.processes.template import stand; stand({modules!r})"],
@@ -128,16 +157,19 @@ class Template:
         Raises:
             OSError: there is no room for a process.
         """
-        orders, stdin = os.pipe()
-        stdout, answers = os.pipe()
-        heard, notes = os.pipe()
-        try:
-            message = f"{memory_bytes}\0{os.getcwd()}".encode()
-            socket.send_fds(self._asking, [message], [orders, answers, said, notes])
-        finally:
-            for given in (orders, answers, notes):
-                os.close(given)
-        return Forked(os.fdopen(stdin, "wb"), os.fdopen(stdout, "rb"), os.fdopen(heard, "rb", 0))
+        with starting():
+            orders, stdin = os.pipe()
+            stdout, answers = os.pipe()
+            heard, notes = os.pipe()
+            try:
+                message = f"{memory_bytes}\0{os.getcwd()}".encode()
+                socket.send_fds(self._asking, [message], [orders, answers, said, notes])
+            finally:
+                for given in (orders, answers, notes):
+                    os.close(given)
+            forked = Forked(os.fdopen(stdin, "wb"), os.fdopen(stdout, "rb"), os.fdopen(heard, "rb", 0))
+        forked.begin()
+        return forked
 
     def end(self) -> None:
         """End it; what it forked goes on."""
@@ -153,6 +185,7 @@ class Template:
 
 def stand(modules: tuple[str, ...]) -> None:
     """The process to fork: import, then fork whenever asked, until nobody can ask any more."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # whoever asks may have been started with signals blocked
     asked = socket.socket(fileno=os.dup(0))
     with _ending_with(asked):
         for name in ("costproof.processes.child", *modules):

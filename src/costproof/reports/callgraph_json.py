@@ -29,7 +29,7 @@ class CallGraphFile(CallGraph):
     environment: dict[str, str]
 
 
-CALLGRAPH: Final = FileKind(name="costproof/callgraph", version=(2, 2), type=CallGraphFile)
+CALLGRAPH: Final = FileKind(name="costproof/callgraph", version=(2, 3), type=CallGraphFile)
 _OLD: Final = FileKind(name=CALLGRAPH.name, version=CALLGRAPH.version, type=CallGraph)
 _MAKE_AGAIN: Final = "costproof render CAPTURE -f callgraph-json"
 

@@ -11,7 +11,7 @@ from costproof.reports.escape import code, markdown, table
 
 def claims_md(report: ClaimsReport) -> str:
     """The report as one Markdown document: an overview, then how each claim comes about."""
-    lines = head(f"Claims on {markdown(report.target.name)}", sentence(report), report.target, report.workload)
+    lines = head(f"Claims on {markdown(report.target.title)}", sentence(report), report.target, report.workload)
     if report.title:
         lines += [markdown(report.title) + (f" ({markdown(report.source)})" if report.source else "") + ".", ""]
     lines += [f"Truth: {markdown(report.truth)}.", ""]

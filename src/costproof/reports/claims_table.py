@@ -6,6 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from costproof.claims import ClaimsReport, Judgement
+from costproof.ledger.counted import counted_line
 from costproof.reports.screen import say, typeset
 
 if TYPE_CHECKING:
@@ -18,7 +19,8 @@ def print_claims(console: Console, report: ClaimsReport) -> None:
     """One row per claim: what is claimed, the truth, the verdict and what leads from one to the other."""
     from rich.text import Text
 
-    say(console, report.title or f"Claims on {report.target.name}", "bold")
+    say(console, report.title or f"Claims on {report.target.title}", "bold")
+    say(console, counted_line(report.target, report.workload))
     rows = [
         (
             f"{j.id} {j.metric}",

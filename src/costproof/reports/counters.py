@@ -61,7 +61,7 @@ class CounterReport(Shown):
         return EXIT_FINDINGS if open_ or any(not o.settled for o in self.own) else EXIT_OK
 
 
-COUNTERS: Final = FileKind(name="costproof/counters", version=(2, 2), type=CounterReport)
+COUNTERS: Final = FileKind(name="costproof/counters", version=(2, 3), type=CounterReport)
 
 
 def counter_report(capture: Capture, found: Discrepancy, spent: dict[str, Spent]) -> CounterReport:

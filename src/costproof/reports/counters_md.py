@@ -20,7 +20,7 @@ _MOST_CAUSES: Final = 3
 
 def counters_md(report: CounterReport) -> str:
     """A page."""
-    title = f"Third-party counters on {markdown(report.target.name)}"
+    title = f"Third-party counters on {markdown(report.target.title)}"
     lines = [
         *head(title, counts(report.compared), report.target, report.workload),
         "Every tool ran on the same inputs, on the meta device, in a process of its own.",

@@ -8,6 +8,7 @@ from typing import Final
 
 from costproof.claims.types import TOTAL
 from costproof.compare.findings import CounterComparison, CounterFinding
+from costproof.ledger.counted import counted_line
 from costproof.ledger.plural import plural
 from costproof.reports.counters import CounterReport, OwnNumber
 from costproof.reports.describe import model_line, workload_line
@@ -143,9 +144,10 @@ def printed(report: CounterReport) -> Iterable[str]:
 def counters_text(report: CounterReport, width: int | None = None) -> str:
     """All tables as plain text, for the console."""
     lines = [
-        f"{report.target.name} at {report.workload.name}: third-party counters beside the truth",
+        f"{report.target.title} at {report.workload.name}: third-party counters beside the truth",
         f"model: {model_line(report.target)}",
         f"workload: {workload_line(report.workload)}",
+        counted_line(report.target, report.workload),
         "",
     ]
     for title, rows, shown in groups(report):

@@ -7,12 +7,14 @@ from dataclasses import fields
 from typing import Final
 
 from costproof.ledger.conventions import Conventions
+from costproof.ledger.counted import counted_line
 from costproof.ledger.plural import plural
 from costproof.ledger.run import RANDOM, RunRecord
-from costproof.ledger.workload import TargetInfo, Workload
+from costproof.ledger.workload import LOUD, TargetInfo, Workload
 from costproof.reports.escape import code, markdown, table
 
 _MOST_CHANGES: Final = 4
+_MOST_KEYS: Final = 8
 MEANING: Final[dict[tuple[str, str], str]] = {
     ("unit", "flop"): "one multiply-accumulate is 2 FLOP",
     ("unit", "mac"): "one multiply-accumulate is 1",
@@ -54,7 +56,19 @@ def model_line(target: TargetInfo) -> str:
     shown += [f"{more} more"] if (more := len(changed) - _MOST_CHANGES) > 0 else []
     changes = f" ({'; '.join(shown)})" if shown else ""
     cut = ", cut to " + ", ".join(f"{k} {v}" for k, v in sorted(target.cut.items())) if target.cut else ""
-    return f"{target.implementation}, {kind}configuration {target.config_hash}{changes}{cut}"
+    return f"{target.implementation}, {kind}configuration {target.config_hash}{changes}{cut}{_unused(target)}"
+
+
+def _unused(target: TargetInfo) -> str:
+    """What of the configuration was not used, and why: ``; keys that nothing reads: a, b``."""
+    found = {words: sorted(k for k, why in target.waived.items() if why == reason) for reason, words in LOUD.items()}
+    return "".join(f"; {words}: {_few(keys)}" for words, keys in found.items() if keys)
+
+
+def _few(keys: Sequence[str]) -> str:
+    names = [key.removeprefix("$.") for key in keys]
+    more = f" and {len(names) - _MOST_KEYS} more" if len(names) > _MOST_KEYS else ""
+    return ", ".join(names[:_MOST_KEYS]) + more
 
 
 def head(title: str, sentence: str, target: TargetInfo, workload: Workload) -> list[str]:
@@ -66,6 +80,7 @@ def head(title: str, sentence: str, target: TargetInfo, workload: Workload) -> l
         "",
         f"- Model {code(target.name)}: {markdown(model_line(target))}",
         f"- Workload {code(workload.name)}: {markdown(workload_line(workload))}",
+        f"- {markdown(counted_line(target, workload))}",
         "",
     ]
 

@@ -15,6 +15,7 @@ from costproof.reports.diff_words import (
     Line,
     amount,
     apart,
+    gaps,
     headline,
     lines,
     percent,
@@ -39,12 +40,14 @@ _TERMS: Final = 40
 
 def diff_md(found: Diff) -> str:
     """The report; one line where nothing changed."""
+    counted = [markdown(line) for line in dict.fromkeys((found.base.counted, found.head.counted))]
     if found.verdict == "same":
-        return f"✅ {markdown(sentence(found))}\n"
+        return f"✅ {markdown(sentence(found))} {' '.join(counted)}\n"
     names = dict.fromkeys(code(cut(side.name, _NAME)) for side in (found.base, found.head))
     text = [f"## What a change costs: {' → '.join(names)}", "", f"**{markdown(sentence(found))}**", ""]
-    if found.incomplete:
-        text += [*(f"- {markdown(cut(w, 300))}" for w in found.incomplete[:_REASONS]), ""]
+    text += [line for one in counted for line in (one, "")]
+    if why := gaps(found):
+        text += [*(f"- {markdown(cut(w, 300))}" for w in why[:_REASONS]), ""]
     text += [*_overview(found), *_told(found), *_changes(found)]
     text += [line for x in apart(found) for line in (f"{x[:1].upper()}{x[1:]}.", "")]
     left: list[str] = []

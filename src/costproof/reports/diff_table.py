@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from costproof.ledger.metrics import EVERY_METRIC
 from costproof.ledger.plural import plural
-from costproof.reports.diff_words import MAX_ROWS, amount, apart, change, lines, percent, sentence, signed, told
+from costproof.reports.diff_words import MAX_ROWS, amount, apart, change, gaps, lines, percent, sentence, signed, told
 from costproof.reports.screen import say, typeset
 from costproof.reports.uncoloured import uncoloured
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from costproof.compare.diff.types import Diff
 
-_STYLES: Final = {"same": "green", "changed": "bold", "incomplete": "bold yellow"}
+_STYLES: Final = {"same": "green", "changed": "bold", "silent": "bold red", "incomplete": "bold yellow"}
 
 
 def print_diff(console: Console, found: Diff) -> None:
@@ -25,6 +25,8 @@ def print_diff(console: Console, found: Diff) -> None:
         say(console, text, style)
 
     tell(" → ".join(dict.fromkeys((found.base.name, found.head.name))), "bold")
+    for line in dict.fromkeys((found.base.counted, found.head.counted)):
+        tell(line)
     every = list(lines(found))
     if every:
         rows = []
@@ -34,7 +36,7 @@ def print_diff(console: Console, found: Diff) -> None:
             rows.append((x.stage, EVERY_METRIC[x.metric].title, *numbers, percent(q.delta, q.base)))
         typeset(console, ("Stage", "Metric", "Base", "Head", "Δ", "Δ %"), "llrrrr", rows, keys=2)
     tell(sentence(found), _STYLES[found.verdict])
-    for reason in found.incomplete[1:]:
+    for reason in gaps(found)[1:]:
         tell("  " + reason, "yellow")
     for what, does in told(found):
         tell(f"  {what} {does}")

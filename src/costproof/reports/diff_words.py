@@ -61,8 +61,14 @@ def sentence(found: Diff) -> str:
         return f"No cost changed: all {plural(every, 'row')} of {name} are the same ({sources}).{also}"
     metric = headline(found)
     size = f"{_size(found.totals[metric], metric)} " if metric in found.totals else ""
-    reason = f"Incomplete: {cut(found.incomplete[0], 200)}. " if found.verdict == "incomplete" else ""
+    why = {"incomplete": "Incomplete", "silent": "A source fell silent"}.get(found.verdict)
+    reason = f"{why}: {cut(gaps(found)[0], 200)}. " if why else ""
     return f"{reason}{size}{rows:,} of {plural(every, 'row')} changed ({sources})."
+
+
+def gaps(found: Diff) -> tuple[str, ...]:
+    """Return what keeps the comparison from being whole, and what a source gives on one side only."""
+    return (*found.incomplete, *found.silent)
 
 
 def _size(q: Quantity, metric: Metric) -> str:

@@ -44,7 +44,7 @@ def discrepancy_md(report: Report) -> str:
     """The report."""
     capture, found = report.capture, report.discrepancy
     ran = run_line(capture.run)
-    title = f"How the counts of {markdown(found.target.name)} compare"
+    title = f"How the counts of {markdown(found.target.title)} compare"
     lines = [
         *head(title, report.sentence, found.target, found.workload),
         *_overview(found),
@@ -246,7 +246,7 @@ def _page(report: Report, most: int) -> str:
     picked = _picked(found)
     target = replace(found.target, name=cut(found.target.name, _LONGEST))
     workload = replace(found.workload, name=cut(found.workload.name, _LONGEST))
-    lines = head(f"{markdown(target.name)}: {found.verdict}", cut(report.sentence, 4 * _LONGEST), target, workload)
+    lines = head(f"{markdown(target.title)}: {found.verdict}", cut(report.sentence, 4 * _LONGEST), target, workload)
     reasons = [*found.incomplete[1 : _MAX_REASONS + 1], *filter(None, [next_step(found)])]
     lines += [*(f"- {markdown(cut(r, _LONGEST))}" for r in reasons), *([""] if reasons else [])]
     sources = _sources(found)

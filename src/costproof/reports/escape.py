@@ -14,11 +14,13 @@ _MARKUP: Final = re.compile(
     r"|\](?=[(\[:])|\[(?=\^)"  # links, references, footnotes; a pattern such as [0-3] is none
     r"|/(?=/)|(?<=www)\.|@"  # addresses that GitHub would link by itself, people that it would call
 )
-_INVISIBLE: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u200b-\u200f\u202a-\u202e\u2066-\u2069\ufeff]")
+_INVISIBLE: Final = re.compile(
+    r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u200b-\u200f\u202a-\u202e\u2066-\u2069\ufeff\ud800-\udfff]"
+)
 
 
 def visible(text: str) -> str:
-    """Control characters, line breaks and direction marks as ``\\n``, ``\\x1b``, ``\\u202e``."""
+    """Control characters, line breaks, direction marks and halves of characters as ``\\n``, ``\\x1b``, ``\\u202e``."""
     return _INVISIBLE.sub(lambda m: m.group().encode("unicode_escape").decode(), text)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from textwrap import indent, wrap
 from typing import Final
 
+from costproof.ledger.counted import counted_line
 from costproof.ledger.plural import plural
 from costproof.reports.describe import head, model_line, workload_line
 from costproof.reports.escape import code, details, markdown, table, visible
@@ -21,9 +22,10 @@ def explain_text(found: Explanation, width: int | None = None) -> str:
     """The explanation; every number in it is an exact integer."""
     unit = EXPLAINED[found.metric].unit
     lines = [
-        f"{visible(found.target.name)}: {found.metric} of {visible(found.stage)} ({unit})",
+        f"{visible(found.target.title)}: {found.metric} of {visible(found.stage)} ({unit})",
         f"model: {visible(model_line(found.target))}",
         f"workload: {visible(found.workload.name)}: {visible(workload_line(found.workload))}",
+        visible(counted_line(found.target, found.workload)),
         f"{found.metric}: {EXPLAINED[found.metric].meaning}",
     ]
     if found.module is not None:
@@ -97,7 +99,7 @@ def _wrapped(label: str, text: str) -> list[str]:
 def explain_md(found: Explanation) -> str:
     """The explanation: a table of formulas for each call, then symbols and derivations."""
     info = EXPLAINED[found.metric]
-    title = f"{markdown(found.target.name)}: {info.title} of {markdown(found.stage)}"
+    title = f"{markdown(found.target.title)}: {info.title} of {markdown(found.stage)}"
     lines = head(title, f"{found.metric}, in {info.unit}: {info.meaning}.", found.target, found.workload)
     if found.module is not None:
         lines += [f"Modules that match {code(found.module)}.", ""]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from costproof.estimate.memory import Fits, Held, Limit
+from costproof.ledger.counted import counted_line, quantised
 from costproof.reports.escape import code, markdown, table
 from costproof.reports.numbers import exact, human
 from costproof.reports.screen import aligned, filled
@@ -26,9 +27,9 @@ WITH_PEAKS: Final = (
 SOME_PEAKS: Final = "Some peaks are not known: the largest of the others is held for certain, and bounds nothing."
 RUNTIME: Final = "What a runtime takes for itself is in none of these numbers."
 _HELD: Final[dict[Held, str]] = {
-    "weights and cache": "weights and cache",
-    "weights and graph peak": "weights and the largest graph peak, arguments apart,",
-    "weights, cache and bound": "weights, cache and the bound of activations",
+    "weights and cache": "weights, buffers and cache",
+    "weights and graph peak": "weights, buffers and the largest graph peak, arguments apart,",
+    "weights, cache and bound": "weights, buffers, cache and the bound of activations",
 }
 SHEET: Final = (
     "The memory is that of the device file; a device may report some percent more or less: --memory SIZE takes that."
@@ -37,7 +38,8 @@ SHEET: Final = (
 
 def fits_text(found: Fits, width: int | None = None) -> str:
     """For the console."""
-    lines = [found.name, verdict(found), "", *aligned(HEAD, _held(found), width=width), ""]
+    lines = [found.name, counted_line(found.target, found.workload), verdict(found), ""]
+    lines += [*aligned(HEAD, _held(found), width=width), ""]
     if rows := _stages(found):
         lines += [*aligned(_head(found), rows, width=width), ""]
     lines += [*_says(found).split("\n")]
@@ -50,7 +52,8 @@ def fits_text(found: Fits, width: int | None = None) -> str:
 
 def fits_md(found: Fits) -> str:
     """For people."""
-    lines = [f"# {markdown(found.name)}", "", markdown(verdict(found)), "", *table(HEAD, "lrr", _held(found)), ""]
+    lines = [f"# {markdown(found.name)}", "", markdown(counted_line(found.target, found.workload)), ""]
+    lines += [markdown(verdict(found)), "", *table(HEAD, "lrr", _held(found)), ""]
     head = _head(found)
     stages = [(code(s), *rest) for s, *rest in _stages(found)]
     lines += [*table(head, "l" + "r" * (len(head) - 1), stages), ""] if stages else []
@@ -69,11 +72,15 @@ def verdict(found: Fits) -> str:
     """What can be said, and why."""
     room = f"{exact(found.memory_bytes)} B"
     peaked = found.peaks_bytes is not None
+    if reason := quantised(found.target, found.workload):
+        return f"Not known whether it fits into {room}: {reason}."
     if found.verdict == "does not fit":
         alone = found.certain_bytes is not None and found.certain_bytes > found.memory_bytes
         return f"Does not fit into {room}: weights and {'cache' if alone else 'the largest peak'} alone are more."
     if found.verdict == "fits":
         return f"Fits into {room} with {PEAKS_AT_ONCE if peaked else 'the most that activations take'}."
+    if found.buffers_bytes is None and found.certain_bytes is not None:
+        return f"Not known whether it fits into {room}: weights and cache do, and nothing says what the buffers take."
     if found.most_bytes is None and found.certain_bytes is not None:
         return f"Not known whether it fits into {room}: weights and cache do, and nothing bounds the activations."
     if found.most_bytes is None:
@@ -85,13 +92,14 @@ def verdict(found: Fits) -> str:
 def _held(found: Fits) -> list[tuple[str, ...]]:
     peaks = (
         ("largest peak of a stage, arguments apart", found.peak_bytes),
-        ("weights and largest peak", found.least_bytes),
-        ("weights and all peaks", found.most_bytes),
+        ("weights, buffers and largest peak", found.least_bytes),
+        ("weights, buffers and all peaks", found.most_bytes),
     )
     named = (
         ("weights", found.weights_bytes),
+        ("buffers", found.buffers_bytes),
         ("cache when the run ends", found.cache_bytes),
-        ("weights and cache", found.certain_bytes),
+        ("weights, buffers and cache", found.certain_bytes),
         ("activations, at most", found.activations_bytes),
         ("all of these", found.bound_bytes),
         *(() if found.peak_bytes is None else peaks),

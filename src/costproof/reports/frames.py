@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import singledispatch
 from math import prod
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
 from costproof.claims.types import ClaimsReport
 from costproof.compare.align import order
@@ -18,7 +18,7 @@ from costproof.compare.proof.certificate import Certificate
 from costproof.estimate.hardware import Device, Quote
 from costproof.estimate.measured import Measurement
 from costproof.estimate.memory import Fits
-from costproof.estimate.roofline import Bound, Roofline
+from costproof.estimate.roofline import Bound, Roofline, StageBound
 from costproof.ledger.callgraph import CallGraph, PlainAt, ValueAt
 from costproof.ledger.capture import Capture
 from costproof.ledger.counter import SOURCE
@@ -262,6 +262,9 @@ def _counters(report: CounterReport) -> list[dict[str, Any]]:
     return [*tools, *own]
 
 
+OTHERS: Final = ("floor_s", "full_s", "unfused_s")
+
+
 @_rows.register
 def _roofline(found: Roofline) -> list[dict[str, Any]]:
     def row(level: str, stage: str, part: str, bound: Bound) -> dict[str, Any]:
@@ -271,11 +274,15 @@ def _roofline(found: Roofline) -> list[dict[str, Any]]:
     return [
         *(
             row(level, stage, "", s.modules)
-            | {"floor_s": s.floor.seconds, "unfused_s": None if s.unfused is None else s.unfused.seconds}
+            | {name: None if bound is None else bound.seconds for name, bound in _others(s)}
             for level, stage, s in stages
         ),
-        *(row("part", p.stage, p.part, p.at_roof) | {"floor_s": None, "unfused_s": None} for p in found.parts),
+        *(row("part", p.stage, p.part, p.at_roof) | dict.fromkeys(OTHERS) for p in found.parts),
     ]
+
+
+def _others(stage: StageBound) -> Iterator[tuple[str, Bound | None]]:
+    return zip(OTHERS, (stage.floor, stage.full, stage.unfused), strict=True)
 
 
 @_rows.register

@@ -46,7 +46,7 @@ def gate_junit(found: Gate) -> str:
     """One test case a check; what keeps the gate as a whole from a verdict is an error of its own."""
     every = lines(found, "unknown", "over", "allowed", "passed")
     unknown = sum(x.check.status == "unknown" for x in every)
-    reasons = found.incomplete
+    reasons = (*found.incomplete, *found.silent)
     counts = {
         "tests": len(every) + len(reasons),
         "failures": sum(x.check.status == "over" for x in every),
@@ -76,7 +76,7 @@ def _xml(text: str) -> str:
 
 def gate_sarif(found: Gate) -> str:
     """SARIF 2.1.0: one result for each limit that is passed, at its line in the policy."""
-    results = [_result(found, "incomplete", 1, why, why) for why in found.incomplete]
+    results = [_result(found, "incomplete", 1, why, why) for why in (*found.incomplete, *found.silent)]
     results += [
         _result(found, x.check.status, x.check.line, x.sentence, f"{_name(x)}, {', '.join(x.sources)}")
         for x in lines(found, "unknown", "over")
@@ -120,7 +120,7 @@ def gate_github(found: Gate) -> str:
 
     GitHub shows ten of a kind; where there are more, the first one says how many.
     """
-    errors = [(1, why) for why in found.incomplete]
+    errors = [(1, why) for why in (*found.incomplete, *found.silent)]
     errors += [(x.check.line, x.sentence) for x in lines(found, "unknown", "over")]
     waiting = [(a.line, idle_text(a)) for a in found.allowances if a.state != "used"]
     kinds = (

@@ -23,11 +23,13 @@ def gate_md(found: Gate) -> str:
     """The report; one line where everything passed without an allowance."""
     notes = idle(found)
     failed, allowed = lines(found, "unknown", "over"), lines(found, "allowed")
+    counted = [markdown(line) for line in dict.fromkeys((found.base.counted, found.head.counted))]
     if found.verdict == "passed" and not allowed and not notes:
-        return f"✅ {markdown(sentence(found))}\n"
+        return f"✅ {markdown(sentence(found))} {' '.join(counted)}\n"
     names = dict.fromkeys(code(cut(side.name, _NAME)) for side in (found.base, found.head))
     sign = "✅" if found.verdict == "passed" else "❌"
     text = [f"## {sign} Cost gate: {' → '.join(names)}", "", f"**{markdown(sentence(found))}**", ""]
+    text += [line for one in counted for line in (one, "")]
     why = reasons(found)
     if len(why) > 1:
         text += [f"- {markdown(cut(x, 300))}" for x in why[:_REASONS]]

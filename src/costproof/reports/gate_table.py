@@ -15,7 +15,8 @@ def gate_text(found: Gate, width: int | None = None) -> str:
     """The verdict, the checks that did not simply pass, and allowances to take out."""
     shown = lines(found, "unknown", "over", "allowed")
     rows = [tuple(map(visible, x.cells)) for x in shown[:_ROWS]]
-    text = [sentence(found), *(f"  {why}" for why in reasons(found)[1:_ROWS])]
+    text = [sentence(found), *dict.fromkeys((found.base.counted, found.head.counted))]
+    text += [f"  {why}" for why in reasons(found)[1:_ROWS]]
     if rows:
         text += ["", *aligned(HEAD, rows, LEFT, width, keys=2), ""]
         text += [f"{places}: {why}" for places, why in whys(shown[:_ROWS])]

@@ -76,6 +76,8 @@ def sentence(found: Gate) -> str:
     if found.verdict == "passed":
         return f"Passed: {plural(len(every), 'check')}{by} ({found.head.name})."
     if found.verdict == "over":
+        if not over:
+            return f"A source fell silent: {found.silent[0]}."
         worst = over[0].sentence
         return f"Over the limit in {len(over):,} of {plural(len(every), 'check')}; {worst}."
     why = reasons(found)
@@ -86,7 +88,7 @@ def sentence(found: Gate) -> str:
 
 def reasons(found: Gate) -> list[str]:
     """Why nothing may be claimed."""
-    return [*found.incomplete, *(x.sentence for x in lines(found, "unknown"))]
+    return [*found.incomplete, *found.silent, *(x.sentence for x in lines(found, "unknown"))]
 
 
 def idle(found: Gate) -> list[str]:

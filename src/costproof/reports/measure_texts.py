@@ -90,7 +90,14 @@ def measure_md(found: Measurement) -> str:
 def _wrong(found: Measurement) -> list[str]:
     """What cannot be, and what to do where the file was measured."""
     again = "the device file says what was reached once: measure it again while nothing else runs"
-    return [*found.wrong, *([again] if found.wrong and found.device.origin == "measured" else [])]
+    floor = (
+        "the floor is too high for a run that leaves out products which it takes; docs/roofline.md says which these are"
+    )
+    return [
+        *found.wrong,
+        *([floor] if found.wrong else []),
+        *([again] if found.wrong and found.device.origin == "measured" else []),
+    ]
 
 
 def _heads(found: Measurement) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from costproof.ledger.counted import counted_line
 from costproof.ledger.metrics import METRICS, Metric
 from costproof.reports.describe import model_line, workload_line
 from costproof.reports.html.tree import Formulas, Rows
@@ -24,8 +25,9 @@ def modules_text(found: Report, width: int | None = None) -> str:
     rows = Rows(found, Formulas(), {}).rows
     static = found.figures
     head = [
-        f"{static.target.name}, {static.workload.name}: {workload_line(static.workload)}",
+        f"{static.target.title}, {static.workload.name}: {workload_line(static.workload)}",
         model_line(static.target),
+        counted_line(static.target, static.workload),
     ]
     lines = [*head, "", *_table(rows, rows, width), "", LEGEND, found.sentence]
     return filled(lines, width)

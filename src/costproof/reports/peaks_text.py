@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from costproof.ledger.counted import counted_line
 from costproof.ledger.peaks import CallPeaks, GapPart, LiveTensor, Peak, Peaks
 from costproof.ledger.plural import plural
 from costproof.reports.escape import code, details, markdown, table
@@ -30,7 +31,8 @@ _WHY: Final = {
 
 def peaks_text(found: Peaks, width: int | None = None) -> str:
     """For the console."""
-    lines = [title(found), *MEANING.split("\n"), "", *aligned(HEAD, [_row(c) for c in found.calls], 3, width)]
+    lines = [title(found), counted_line(found.target, found.workload), *MEANING.split("\n"), ""]
+    lines += aligned(HEAD, [_row(c) for c in found.calls], 3, width)
     for call in found.calls:
         if call.gap:
             lines += ["", f"{name(call)}: eager less graph", *aligned(GAP, gap(call), 3, width)]
@@ -56,7 +58,7 @@ def _peaks(call: CallPeaks) -> list[tuple[str, Peak]]:
 
 def peaks_md(found: Peaks) -> str:
     """For people."""
-    lines = [f"# {markdown(title(found))}", "", MEANING, ""]
+    lines = [f"# {markdown(title(found))}", "", markdown(counted_line(found.target, found.workload)), "", MEANING, ""]
     lines += table(HEAD, "lllrrrr", [tuple(map(markdown, _row(c))) for c in found.calls])
     for call in found.calls:
         lines += ["", f"## {markdown(name(call))}", "", *(f"- {markdown(note)}" for note in call.notes)]
@@ -80,7 +82,7 @@ def where(call: CallPeaks) -> str:
 
 def title(found: Peaks) -> str:
     """Of which model and workload."""
-    return f"Peaks of {found.target.name} at {found.workload.name}"
+    return f"Peaks of {found.target.title} at {found.workload.name}"
 
 
 def name(call: CallPeaks) -> str:

@@ -22,7 +22,7 @@ def profile_md(profile: Profile) -> str:
     how = f"{plural(profile.run.profile, 'run')} after {measured.warm_up} to warm up; stages by {measured.clock}"
     measured_on = f"Measured on {measured.device} with {plural(measured.threads, 'thread')}, {how}."
     lines = [
-        *head(f"Time: {markdown(profile.target.name)}", measured_on, profile.target, profile.workload),
+        *head(f"Time: {markdown(profile.target.title)}", measured_on, profile.target, profile.workload),
         "Measured times are not counts: they differ from run to run, and the profiler adds its own to the modules.",
         "",
         f"Weights: {markdown(profile.run.weights)}.",

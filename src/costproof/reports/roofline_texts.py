@@ -7,6 +7,7 @@ from io import StringIO
 from typing import Final
 
 from costproof.estimate.roofline import Bound, Roofline
+from costproof.ledger.counted import counted_line
 from costproof.ledger.plural import plural
 from costproof.reports import roofline_words as words
 from costproof.reports.escape import code, markdown, table
@@ -19,9 +20,10 @@ COLUMNS: Final = (
 
 def roofline_text(found: Roofline, width: int | None = None) -> str:
     """For the console."""
-    lines = [found.name, words.roof(found), *words.instead(found), words.BOUND, ""]
-    lines += [*aligned(words.STAGES, words.stages(found), width=width), "", words.MODULES, words.floor(found)]
-    lines += [*words.experts(found), ""]
+    lines = [found.name, counted_line(found.target, found.workload), words.roof(found)]
+    lines += [*words.instead(found), words.BOUND, ""]
+    lines += [*aligned(words.STAGES, words.stages(found), width=width), "", words.modules(found), words.floor(found)]
+    lines += [*words.left_out(found), *words.experts(found), ""]
     lines += [*aligned(words.PARTS, words.parts(found), 2, width)]
     more = len(found.parts) - words.MAX_PARTS
     lines += ([f"and {plural(more, 'more part')}; -f csv and -f json have them"] if more > 0 else []) + [
@@ -36,10 +38,12 @@ def roofline_text(found: Roofline, width: int | None = None) -> str:
 
 def roofline_md(found: Roofline) -> str:
     """For people."""
-    lines = [f"# Roofline: {markdown(found.name)}", "", markdown(words.roof(found)), ""]
+    lines = [f"# Roofline: {markdown(found.name)}", "", markdown(counted_line(found.target, found.workload)), ""]
+    lines += [markdown(words.roof(found)), ""]
     lines += [*map(markdown, words.instead(found)), words.BOUND, ""]
     stages = [(code(s), *rest) for s, *rest in words.stages(found)]
-    lines += [*table(words.STAGES, "lrrrrrrlrr", stages), "", words.MODULES, words.floor(found), ""]
+    lines += [*table(words.STAGES, "lrrrrrrlrrr", stages), "", words.modules(found), words.floor(found), ""]
+    lines += [*words.left_out(found), ""] if words.left_out(found) else []
     lines += [f"- {markdown(line)}" for line in words.experts(found)] + ([""] if found.experts else [])
     parts = [(code(s), code(p), *rest) for s, p, *rest in words.parts(found)]
     lines += [
@@ -68,6 +72,8 @@ def roofline_csv(found: Roofline) -> str:
         for stage in every:
             add(level, stage.id, "", stage.modules)
             add(f"{level} floor", stage.id, "", stage.floor)
+            if stage.full is not None:
+                add(f"{level} full", stage.id, "", stage.full)
             if stage.unfused is not None:
                 add(f"{level} unfused", stage.id, "", stage.unfused)
     for part in found.parts:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import Final
 
+from costproof.estimate.arithmetic import CONVOLUTION, OTHER, dtypes
 from costproof.estimate.roofline import Border, BorderPoint, Bound, PartBound, Rational, Roofline, StageBound
 from costproof.estimate.routing import Touched
 from costproof.ledger.plural import plural
@@ -12,17 +13,27 @@ from costproof.reports.numbers import exact, human, share
 
 BOUND: Final = "A bound by the device's own figures, not a prediction: what runs takes longer."
 MODULES: Final = (
-    "At the roof: nothing is faster that runs module by module, each with its traffic at the module boundary; unfused, "
-    "operator by operator, each on its own."
+    "module by module, each with its traffic at the module boundary; unfused, operator by operator, each on its own."
 )
 FLOOR: Final = (
-    "Floor: nothing is faster, whatever it fuses: the products, and once a call what crosses the border of the stage: "
-    "inputs, weights, of experts {experts}, the cache, and results."
+    "the products that no implementation of the same result leaves out, each at the peak of the dtype that it is "
+    "multiplied in, and once a call what crosses the border of the stage: inputs, weights, of experts {experts}, the "
+    "cache, and results."
 )
+LEFT_OUT: Final = (
+    "FLOPs, and the time Full, have all scores of S_q x S_k, as the convention counts them; the other times leave out "
+    "those that a causal mask or a window hides, or that a mask given as numbers may hide."
+)
+LATENTS: Final = {
+    "expanded": "Latent attention: the run expands all latents in every step (Full); absorbed by queries and sums, the "
+    "expansion is less work, which the other times take.",
+    "absorbed": "Latent attention: in steps the run absorbs the expansion of the latents, which is the less work of "
+    "the two; expanded: decoding=expanded.",
+}
 ROUTING: Final = {"uniform": "as uniform routing has it on average", "given": "as the given routing has it"}
 MAX_PARTS: Final = 15
 STAGES: Final = (
-    "Stage", "FLOPs", "Bytes", "FLOP/B", "Compute", "Memory", "At the roof", "Bound by", "Floor", "Unfused",
+    "Stage", "FLOPs", "Bytes", "FLOP/B", "Compute", "Memory", "At the roof", "Bound by", "Floor", "Full", "Unfused",
 )  # fmt: skip
 PARTS: Final = ("Stage", "Part", "FLOPs", "Bytes", "FLOP/B", "At the roof", "Share", "Bound by")
 _PLACES: Final = 3
@@ -64,19 +75,64 @@ def roof(found: Roofline) -> str:
 
 
 def instead(found: Roofline) -> list[str]:
-    """Say why the roof is the peak of another dtype than the one that was asked for; empty where it is not."""
-    if found.dtype == found.math:
-        return []
-    if found.device.peak(found.math) is None:
-        return [f"No source gives a dense peak of {found.math}: that of {found.dtype}, at least as high, bounds it."]
-    return [
-        "Convolutions of float32 run in TF32 by default (torch.backends.cudnn.allow_tf32), so the roof is its peak."
-    ]
+    """Say which other peaks there are, and why that of another dtype is taken; empty where there is nothing to say."""
+    said = []
+    if found.dtype != found.math:
+        said.append(
+            f"No source gives a dense peak of {found.math}: that of {found.dtype}, at least as high, bounds it."
+        )
+    if found.peaks:
+        others = ", ".join(f"{human(peak, 'FLOP/s', places=3)} ({dtype})" for dtype, peak in found.peaks.items())
+        said.append(f"Products in another dtype have its peak: {others}.")
+    if CONVOLUTION in found.peaks and found.math != CONVOLUTION:
+        said.append("Convolutions of float32 run in TF32 by default (torch.backends.cudnn.allow_tf32).")
+    run = (found.run.modules.least, found.run.floor.least, None if found.run.full is None else found.run.full.least)
+    free = [dtype for dtype in dtypes(run) if dtype not in found.peaks and dtype != found.math]
+    if free:
+        named = ", ".join("no known dtype" if dtype == OTHER else dtype for dtype in free)
+        said.append(f"No source gives a dense peak for products in {named}: they take no time here.")
+    return said
+
+
+def modules(found: Roofline) -> str:
+    """What the time at the roof holds, and whether it is a bound."""
+    return (
+        f"At the roof: nothing is faster that runs {MODULES}"
+        if _earned(found)
+        else f"At the roof{_by(found)} {MODULES}"
+    )
 
 
 def floor(found: Roofline) -> str:
-    """What the floor holds."""
-    return FLOOR.format(experts=ROUTING.get(found.routing, "min(E, tokens x k)"))
+    """What the floor holds, and whether it is a bound."""
+    what = FLOOR.format(experts=ROUTING.get(found.routing, "min(E, tokens x k)"))
+    if found.target.quantised:
+        return f"No bound of the quantised checkpoint, whose bytes are not known. Floor: {what}"
+    if _earned(found):
+        return f"Floor: nothing is faster that computes the same result, whatever it fuses: {what}"
+    return f"Floor{_by(found)} {what}"
+
+
+def left_out(found: Roofline) -> list[str]:
+    """What of the headline is not in the times, and which way of latent attention."""
+    said = [LEFT_OUT] if found.run.full is not None else []
+    return [*said, LATENTS[found.conventions.mla]] if found.conventions.mla in LATENTS else said
+
+
+def _earned(found: Roofline) -> bool:
+    """Whether the times are bounds: the counts say what may be left out, and rates are not those reached once."""
+    return found.kept and found.device.origin == "published"
+
+
+def _by(found: Roofline) -> str:
+    if _earned(found):
+        return ""
+    if not found.kept:
+        return (
+            ", by the full convention: the counts do not say which products another implementation leaves out, and one "
+            "that leaves them out is faster:"
+        )
+    return ", at rates that were measured, and may be higher:"
 
 
 def experts(found: Roofline) -> list[str]:
@@ -104,7 +160,8 @@ def _stage(stage: StageBound) -> tuple[str, ...]:
     b = stage.modules
     return (
         stage.id or "whole run", *_work(b), duration(b.compute_s), duration(b.memory_s), duration(b.seconds),
-        b.bound or "?", duration(stage.floor.seconds), duration(stage.unfused.seconds) if stage.unfused else "",
+        b.bound or "?", duration(stage.floor.seconds),
+        *(duration(other.seconds) if other else "" for other in (stage.full, stage.unfused)),
     )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from costproof.reports.formulas import FormulaText
 from costproof.reports.numbers import bounded, exact, human, share
 from costproof.reports.quantities import SHOWN, UNITS
 from costproof.reports.static_compute import InvocationCompute, StaticCompute
-from costproof.reports.whole_words import TITLE, how, not_known, whole_rows
+from costproof.reports.whole_words import how, not_known, whole_rows, whole_title
 
 if TYPE_CHECKING:
     from costproof.reports.report import Report
@@ -27,7 +27,7 @@ def static_md(found: Report) -> str:
     """The report."""
     static = found.static
     lines = [
-        *head(f"What {markdown(static.target.name)} computes", found.sentence, static.target, static.workload),
+        *head(f"What {markdown(static.target.title)} computes", found.sentence, static.target, static.workload),
         *_overview(static),
         "",
         *(_whole(static.whole) if static.whole is not None else ()),
@@ -77,7 +77,7 @@ def _whole(whole: WholeModel) -> list[str]:
     head, rows = whole_rows(whole, digits=True)
     cells = [tuple(map(markdown, row)) for row in rows]
     said = [f"- {markdown(line)}." for line in (*how(whole), *not_known(whole))]
-    return [f"## {TITLE}", "", *said, "", *table(head, "l" + "r" * (len(head) - 1), cells), ""]
+    return [f"## {whole_title(whole)}", "", *said, "", *table(head, "l" + "r" * (len(head) - 1), cells), ""]
 
 
 def _given(static: StaticCompute) -> set[str]:

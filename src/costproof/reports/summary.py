@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from costproof.compare.verdict import next_step
+from costproof.ledger.counted import counted_line
 from costproof.ledger.plural import plural
 from costproof.ledger.sources import ALL_SOURCES
 from costproof.reports.convention import HEAD, LOUD, convention_rows
@@ -14,7 +15,7 @@ from costproof.reports.numbers import bounded, exact, human
 from costproof.reports.screen import aligned, fits, say, typeset
 from costproof.reports.uncoloured import uncoloured
 from costproof.reports.verdicts import GOOD, open_findings, stage_words
-from costproof.reports.whole_words import TITLE, how, not_known, whole_rows
+from costproof.reports.whole_words import how, not_known, whole_rows, whole_title
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -36,8 +37,9 @@ def print_summary(console: Console, report: Report) -> None:
         say(console, text, style)
 
     static, compared = report.figures, report.discrepancy
-    tell(f"{static.target.name}, {static.workload.name}: {workload_line(static.workload)}", "bold")
+    tell(f"{static.target.title}, {static.workload.name}: {workload_line(static.workload)}", "bold")
     tell(model_line(static.target))
+    tell(counted_line(static.target, static.workload))
     head, rows = _rows(report, digits=True)
     if not fits(console, [head, *rows]):
         head, rows = _rows(report, digits=False)
@@ -55,7 +57,7 @@ def print_summary(console: Console, report: Report) -> None:
     tell("Not counted: " + "; ".join(what for what, _ in report.capture.not_counted) + ".")
     if (whole := report.capture.whole) is not None:
         console.print()
-        tell(f"{TITLE}:", "bold")
+        tell(f"{whole_title(whole)}:", "bold")
         for text in (
             *aligned(*whole_rows(whole, digits=False), width=console.width - 2),
             *how(whole),

@@ -45,6 +45,8 @@ class SweepFile:
     """By reason."""
     data: tuple[tuple[Plain, ...], ...]
     """A row for each point, under ``columns``; costs are integers of any size."""
+    counted: str = ""
+    """What the numbers leave out, in words."""
 
 
-SWEEP: Final = FileKind(name="costproof/sweep", version=(1, 0), type=SweepFile)
+SWEEP: Final = FileKind(name="costproof/sweep", version=(1, 1), type=SweepFile)

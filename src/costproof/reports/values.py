@@ -66,7 +66,9 @@ def quantity(
         return Quantity(None)
     said = [value(x, metric, stage, where) for x in speaking]
     if None in said:
-        return Quantity(None, max(known(x, metric, stage, where) for x in speaking))
+        # What runs inside an operator without a rule is that of one implementation: a kernel may do less.
+        whole_ones = [n for n in said if n is not None]
+        return Quantity(None, max(whole_ones or [min(known(x, metric, stage, where) for x in speaking)]))
     return Quantity(said[0]) if settled or len(set(said)) == 1 else Quantity(None)
 
 

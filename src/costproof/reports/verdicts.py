@@ -49,7 +49,7 @@ def stage_words(discrepancy: Discrepancy, stage: str) -> str:
 def open_findings(discrepancy: Discrepancy) -> list[Finding]:
     """Findings of modules and traces with something left over, largest residual first."""
     bad = [f for f in discrepancy.findings if f.status in ("unexplained", "unsupported")]
-    located = [f for f in bad if f.level in ("module", "trace", "judge")] or bad
+    located = [f for f in bad if f.level in ("module", "trace", "judge", "source")] or bad
     return sorted(located, key=lambda f: (-abs(f.residual or 0), f.id))
 
 

@@ -9,7 +9,13 @@ from costproof.ledger.whole import WholeModel
 from costproof.reports.numbers import bounded, exact
 from costproof.reports.quantities import UNITS
 
-TITLE: Final = "The whole model, worked out of its first layers"
+WORKED_OUT: Final = "The whole model, worked out of its first layers"
+EVALUATED: Final = "The whole model, by its formulas"
+
+
+def whole_title(whole: WholeModel) -> str:
+    """How its numbers came about."""
+    return WORKED_OUT if whole.times else EVALUATED
 
 
 def how(whole: WholeModel) -> list[str]:

@@ -17,8 +17,17 @@ from costproof.ledger.node import CostNode, Ledger, bearing, total
 from costproof.ledger.profile import Profile
 from costproof.ledger.progress import Progress, silent
 from costproof.ledger.sources import ALL_SOURCES
+from costproof.models.recorded import recorded
 from costproof.models.serving import lacking, options_of
-from costproof.models.target import MayBeHere, Runnable, WithCheckpoint, WithFormulas, WithModules
+from costproof.models.target import (
+    MayBeHere,
+    Runnable,
+    WithBuffers,
+    WithCheckpoint,
+    WithFormulas,
+    WithModules,
+    WithValues,
+)
 from costproof.plugins import at
 from costproof.reports.report import Report
 from costproof.run.alone import alone
@@ -27,6 +36,7 @@ from costproof.run.prepare import Prepared
 from costproof.tracers.both import trace_sources
 from costproof.tracers.dynamic import DynamicResult
 from costproof.tracers.export_cache import exports_kept
+from costproof.tracers.static import WITH_ONES
 
 T = TypeVar("T")
 
@@ -75,6 +85,11 @@ def _counted(run: Prepared, progress: Progress) -> Report:
         raise _unfit(run) or _all_failed(failed)
     missing |= {source: FAILED + error.line for source, error in failed.items()}
     dynamic: DynamicResult | None = found.get("dynamic")
+    followed = dynamic is not None and dynamic.by_values
+    if "static" in found:  # its graphs hold for one way where values decide
+        followed = followed or any(WITH_ONES in note for note in found["static"].notes)
+    if followed and isinstance(target, WithValues):
+        workload = target.with_values(workload)
     ledgers: dict[str, Ledger] = {**found, **({"dynamic": dynamic.ledger} if dynamic is not None else {})}
     checkpoint = target.checkpoint() if isinstance(target, WithCheckpoint) else None
     if checkpoint is not None:
@@ -94,6 +109,8 @@ def _counted(run: Prepared, progress: Progress) -> Report:
         judge=dynamic.judge if dynamic else None,
         lacking=missing,
         modules=target.module_kinds() if isinstance(target, WithModules) else {},
+        recorded={s: metrics for s, metrics in recorded(target, workload).items() if s in ledgers},
+        buffer_bytes=target.buffer_bytes(workload) if isinstance(target, WithBuffers) else None,
     )
     if dynamic is None or dynamic.measured is None:
         return Report(capture)

@@ -26,6 +26,7 @@ from costproof.run.claim_runs import TargetRuns
 from costproof.run.peaks import measured
 from costproof.run.prepare import prepare
 from costproof.run.request import RunRequest, request
+from costproof.run.side_files import check_whole
 from costproof.run.sides import target_of
 from costproof.run.trust import refused_code
 
@@ -117,6 +118,7 @@ def _proved(path: Path, target: str, choices: Mapping[str, Any]) -> Capture:
     found = read_capture(path)
     if found.target.name != target:
         raise BadInput("the capture is of another target", where=str(path), expected=target, got=found.target.name)
+    check_whole(baseline_of(found))
     if len([x for x in found.ledgers if x.source in USUAL_SOURCES]) < 2:
         raise Incomplete(
             "a capture of one source cannot be the truth", where=str(path),

@@ -59,12 +59,15 @@ def counters(
         Incomplete: a counter that was asked for by name is not installed.
     """
     asked = request(target, **{**choices, "sources": ("analytic",)})
+    own = tuple(own)
     with alone_with(asked.rules):
         prepared = prepare(request(asked, counters=only if only is not None else asked.counters or ("all",)))
         model, run = prepared.target, one_step(prepared.workload)
         wanted = tuple(stages)
         named("stage", wanted, model.info().stages, "--stage")
-        capture = count(replace(prepared, workload=run, sources=("analytic",))).capture
+        # Claims are judged by formulas or an export; without either a run says what the model is called with.
+        truth = "analytic" if isinstance(model, WithFormulas) else "static" if own else "dynamic"
+        capture = count(replace(prepared, workload=run, sources=(truth,))).capture
         places = {s: [i.id for i in capture.invocations if i.stage == s] for s in model.info().stages}
         files = own_claims(own, places, wanted[0] if len(wanted) == 1 else TOTAL)
         record, spent = record_counters(
@@ -121,7 +124,9 @@ def record_counters(
 
 def judged(file: ClaimsFile, capture: Capture, compared: CounterComparison) -> list[OwnNumber]:
     """The verdicts on the numbers of one name, and what counters print in their place."""
-    truth = "the formulas of the target, which our own count of the same forward equals"
+    truth = "our own count of the same forward"
+    if "analytic" in (ledger.source for ledger in capture.ledgers):
+        truth = f"the formulas of the target, which {truth} equals"
     found = judge_claims(file, capture, mistakes_of(capture.target.name), truth=truth)
     rows = (*compared.findings, *compared.totals)
     return [

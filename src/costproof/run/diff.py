@@ -20,7 +20,7 @@ from costproof.ledger.node import Ledger
 from costproof.ledger.workload import Invocation, Plain, TargetInfo, Workload
 from costproof.models.target import WithKeys
 from costproof.run.points import Points
-from costproof.run.side_files import Given, has_parts, of_stages
+from costproof.run.side_files import Given, check_cut_alike, has_parts, of_stages
 from costproof.run.sides import Read, check_counted, read_side
 from costproof.run.sweeping.columns import Exact
 from costproof.run.sweeping.shapes import Place as At
@@ -64,6 +64,7 @@ def diff(
         one, other = (read(*g, by_graph=True) if s.counted else s for s, g in zip(sides, given, strict=True))
         sides = one, other
     old, new = (side.baseline for side in sides)
+    check_cut_alike(old, new)
     if has_parts(old) != has_parts(new):
         old, new = of_stages(old), of_stages(new)
     found = compared(old, new, levers(*sides))

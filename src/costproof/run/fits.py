@@ -11,6 +11,7 @@ from costproof.estimate.hardware import Device
 from costproof.estimate.memory import NEEDED, Fits, Held, Limit, LimitPoint, StageMemory, size
 from costproof.estimate.roofline import counted
 from costproof.graph.rules.files import Files
+from costproof.ledger.baseline import Baseline, Folded
 from costproof.ledger.errors import BadInput
 from costproof.ledger.node import exact_sum
 from costproof.ledger.peaks import CallPeaks
@@ -19,12 +20,13 @@ from costproof.ledger.workload import FLOAT_BYTES
 from costproof.run.activations import activations
 from costproof.run.along import Along, Found, OfCalls, Sum, Term
 from costproof.run.devices import machine
-from costproof.run.side_files import Given
+from costproof.run.side_files import Given, check_whole
 from costproof.run.sides import check_counted, read_side
 from costproof.run.written_scores import written_scores
 
 SETTINGS: Final = ("batch", "text_tokens")
 """What is varied."""
+_CACHES: Final = ("kv_read_bytes", "kv_cache_bytes")
 _CACHE: Final = (Term("kv_cache_bytes", lambda node: True),)
 
 
@@ -57,6 +59,7 @@ def fits(
     check_counted(rules, trust_remote_code, target)
     read = read_side(target, config, rules=rules, trust_remote_code=trust_remote_code)
     side = read.baseline
+    check_whole(side)
     name, folded = counted(side, needed=NEEDED)
     along = {} if read.target is None else {s: Along(side, read.target, s) for s in SETTINGS}
     element = FLOAT_BYTES[side.workload.dtype]
@@ -72,12 +75,27 @@ def fits(
     return Fits(
         side.conventions, side.target, side.workload, side.environment, device, room, name,
         weights_bytes=weights,
-        cache_bytes=exact_sum(s.cache_bytes for s in stages),
+        buffers_bytes=side.buffer_bytes,
+        cache_bytes=exact_sum((given_cache(side, folded), *(s.cache_bytes for s in stages))),
         activations_bytes=exact_sum(s.activations_bytes for s in stages),
         peak_bytes=max((s.peak_bytes for s in stages if s.peak_bytes is not None), default=None),
         stages=tuple(stages),
-        limits=() if weights is None else tuple(_limits(along, weights, room, kept, read.peaks)),
+        limits=()
+        if weights is None or side.buffer_bytes is None or side.target.quantised
+        else tuple(_limits(along, weights + side.buffer_bytes, room, kept, read.peaks)),
     )  # fmt: skip
+
+
+def given_cache(side: Baseline, folded: Folded) -> int | None:
+    """Return the bytes of the cache that a run was given, of which it appends to the end: 0 where it makes its own.
+
+    Where only one stage has to do with a cache and runs once, all that it reads of it was there before.
+    """
+    cached = [s for s in folded.stages for m in _CACHES if folded.total(m, s) != 0]
+    once = [call for call in side.calls if call.partition("/")[0] in cached]
+    if len({*cached}) != 1 or len(once) != 1 or " x " in side.calls[once[0]].partition("[")[0]:
+        return 0
+    return folded.total("kv_read_bytes", cached[0]) if "kv_read_bytes" in folded.metrics else 0
 
 
 def _peaks(calls: Iterable[CallPeaks], stage: str) -> tuple[int | None, int | None]:

@@ -14,7 +14,7 @@ from costproof.compare.gate.types import Gate
 from costproof.ledger.baseline import Baseline
 from costproof.ledger.capture import Capture
 from costproof.ledger.errors import BadInput, Incomplete
-from costproof.run.side_files import Given, baseline_at, has_parts, of_stages
+from costproof.run.side_files import Given, baseline_at, check_cut_alike, has_parts, of_stages
 
 if TYPE_CHECKING:
     from costproof.graph.rules.files import Files
@@ -65,6 +65,7 @@ def gate(
             fix="costproof capture TARGET --sources analytic -f baseline -o FILE writes one; commit it",
         ) from error
     new = read(head, config)
+    check_cut_alike(old, new)
     if has_parts(old) != has_parts(new):
         old, new = of_stages(old), of_stages(new)
     return judge(old, new, limits, today or date.today())

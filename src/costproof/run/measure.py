@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, Final, Literal
 
 from costproof.compare.patterns import patterns
+from costproof.estimate.arithmetic import Arithmetic
 from costproof.estimate.hardware import Device
 from costproof.estimate.measured import Measurement, OperatorRow, Place, part_rows, rows
 from costproof.estimate.roofline import roof
@@ -80,6 +81,7 @@ def _measured(
     if not isinstance(model, Runnable):
         raise BadInput("this target does not run as a whole", where=model.name, expected="a model that runs")
     dtype = math or workload.dtype
+    arithmetic = Arithmetic(workload.dtype, True, None if math is None else {workload.dtype: math})
     again = partial(_device, on, where, dtype, progress)
     device = again(None)
     roof(device, dtype)  # refused before anything runs
@@ -124,8 +126,8 @@ def _measured(
         model.conventions(workload), model.info(), workload, environment() | versions_in_force(),
         replace(options_of(model).public(), device=where, profile=count),
         device, of.dtype, of.flops, of.bandwidth, clock, threads,
-        rows(forwards, times, stages, of, routed), tuple(of_operators),
-        part_rows(forwards, modules, patterns, of, routed, inside),
+        rows(forwards, times, stages, of, arithmetic, routed), tuple(of_operators),
+        part_rows(forwards, modules, patterns, of, arithmetic, routed, inside),
     )  # fmt: skip
 
 

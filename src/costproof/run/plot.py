@@ -118,7 +118,7 @@ def _roofline(found: Roofline, kind: str) -> bytes:
 
 
 def _peaks(found: Peaks | Capture, kind: str) -> bytes:
-    title = f"{found.target.name} at {found.workload.name}: live activations at the peak"
+    title = f"{found.target.title} at {found.workload.name}: live activations at the peak"
     return peaks.draw(title, found.calls if isinstance(found, Peaks) else found.peaks, kind)
 
 

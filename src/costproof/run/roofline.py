@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from fractions import Fraction
+from math import prod
 from typing import Final, Literal
 
+from costproof.estimate.arithmetic import Arithmetic, arithmetic_of
 from costproof.estimate.hardware import Device
-from costproof.estimate.roofline import Border, BorderPoint, Roof, Roofline, bounds, counted, roof
+from costproof.estimate.roofline import Border, BorderPoint, Roof, Roofline, bounds, counted, peaks_of, roof
 from costproof.graph.rules.files import Files
-from costproof.ledger.baseline import Folded
-from costproof.ledger.metrics import TRAFFIC
+from costproof.ledger.metrics import SKIPPABLE, TRAFFIC
 from costproof.ledger.node import CostNode
 from costproof.run.along import Along, Sum, Term, grows
 from costproof.run.devices import machine
 from costproof.run.routing import routed
-from costproof.run.side_files import Given
+from costproof.run.side_files import Given, check_whole
 from costproof.run.sides import check_counted, read_side
 
 ATTENTION: Final = "attention"
@@ -43,7 +44,7 @@ def roofline(
             :func:`~costproof.run.diff.diff` takes for a side.
         on: a device: its exact name, a file that describes one, or a :class:`~costproof.estimate.hardware.Device`.
         config: a configuration file, of a target.
-        math: the dtype whose peak is the roof; the run's unless given.
+        math: the dtype whose peak most products have; the one that they are multiplied in unless given.
         source: whose counts; the first of ``analytic``, ``static``, ``dynamic`` that has them unless given.
         routing: how many routed experts a call reads: ``"bound"``, min(E, T k); ``"uniform"``, the mean of uniform
             routing; or a JSON file with the choice of every token, see :func:`~costproof.estimate.routing.given`.
@@ -59,39 +60,45 @@ def roofline(
     check_counted(rules, trust_remote_code, target)
     read = read_side(target, config, rules=rules, trust_remote_code=trust_remote_code)
     side = read.baseline
+    check_whole(side)
     name, folded = counted(side, source)
-    dtype = math or side.workload.dtype
-    of = roof(device, dtype, convolutions=math is None and _convolves(folded))
+    arithmetic, dtype = arithmetic_of(folded, side.workload.dtype, math)
+    of = roof(device, dtype)
     batch = None if read.target is None else Along(side, read.target, "batch")
     folded, kind, experts = routed(folded, batch, routing)
-    run, stages, parts = bounds(folded, of)
-    solved = (
-        () if batch is None or read.target is None else _borders(batch, Along(side, read.target, "text_tokens"), of)
-    )
+    run, stages, parts = bounds(folded, of, arithmetic)
+    solved: Iterable[Border] = ()
+    if batch is not None and read.target is not None:
+        solved = _borders(batch, Along(side, read.target, "text_tokens"), of, arithmetic)
     # Formulas have the bound: where a stage reads other experts, they say nothing of its weights.
     other = {t.stage for t in experts}
     borders = tuple(b for b in solved if b.stage not in other or b.unit == "FLOP")
     header = (side.conventions, side.target, side.workload, side.environment)
     return Roofline(
-        *header, device, of.dtype, of.flops, of.bandwidth, name, run, stages, parts, borders, kind, experts, dtype
+        *header, device, of.dtype, of.flops, of.bandwidth, name, run, stages, parts, borders, kind, experts, dtype,
+        peaks_of(of, run), folded.bounds,
     )  # fmt: skip
 
 
-def _convolves(folded: Folded) -> bool:
-    """Whether any products are those of a convolution, under the names of formulas, graphs and runs."""
-    kinds = (kind for parts in folded.rows.values() for kinds in parts.values() for kind in kinds)
-    return any("conv" in kind for kind in kinds)
-
-
-def _borders(batch: Along, length: Along, of: Roof) -> Iterator[Border]:
+def _borders(batch: Along, length: Along, of: Roof, arithmetic: Arithmetic) -> Iterator[Border]:
     ledger = batch.shape(batch.own).ledger
     assert ledger is not None
+    peaks = {**of.peaks, of.math: of.flops}
     for stage in ledger.stages:
-        flops = _sum("flops", stage, factor=of.bandwidth)
-        moved = tuple(term for metric in TRAFFIC for term in _sum(metric, stage, factor=of.flops))
-        unit = of.flops * of.bandwidth
+        # Formulas name no dtype: their products are in that of the run, but for convolutions.
+        kinds = {n.kind for n in ledger.nodes if n.stage == stage and "flops" in n.exprs}
+        used = {peaks[arithmetic.named(arithmetic.run, kind)] for kind in kinds}
+        every = prod(used)
+        flops = tuple(
+            term
+            for kind in sorted(kinds)
+            for factor in [of.bandwidth * every // peaks[arithmetic.named(arithmetic.run, kind)]]
+            for term in (Term("flops", _of_kind(stage, kind), factor), Term(SKIPPABLE, _of_kind(stage, kind), -factor))
+        )
+        moved = tuple(term for metric in TRAFFIC for term in _sum(metric, stage, factor=every))
+        unit = every * of.bandwidth
         yield from _border(batch, stage, "is bound by compute", ("compute", "memory"), (flops, moved), "s", unit)
-        weights = _sum("weight_read_bytes", stage, factor=of.flops)
+        weights = _sum("weight_read_bytes", stage, factor=every)
         asked = "computes longer than it reads weights"
         yield from _border(batch, stage, asked, ("compute", "weights once"), (flops, weights), "s", unit)
         here = [node for node in ledger.nodes if node.stage == stage]
@@ -108,6 +115,11 @@ def _borders(batch: Along, length: Along, of: Roof) -> Iterator[Border]:
 
 def _sum(metric: str, stage: str, *, factor: int = 1) -> Sum:
     return (Term(metric, _where(stage), factor),)
+
+
+def _of_kind(stage: str, kind: str) -> Callable[[CostNode], bool]:
+    """Nodes of a kind of operator in a stage."""
+    return lambda node: node.stage == stage and node.kind == kind
 
 
 def _where(stage: str, also: Callable[[CostNode], bool] = lambda node: True) -> Callable[[CostNode], bool]:

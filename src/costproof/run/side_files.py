@@ -113,6 +113,39 @@ def _asked(what: str, name: str) -> subprocess.CompletedProcess[bytes]:
         raise BadInput("git does not answer", where=name, expected=f"the file within {WAIT:.0f} s") from None
 
 
+def check_whole(side: Baseline) -> None:
+    """Refuse the first layers of a model, which nobody deploys.
+
+    Raises:
+        BadInput: the model was cut.
+    """
+    if side.target.cut:
+        raise BadInput(
+            "only the first layers of this model were counted",
+            where=side.target.name,
+            expected="a count of the whole model",
+            got=", ".join(f"{part} {of}" for part, of in sorted(side.target.cut.items())),
+            fix="count without --layers, or name the target instead of the folder",
+        )
+
+
+def check_cut_alike(base: Baseline, head: Baseline) -> None:
+    """Refuse to compare the first layers of a model with more or fewer of them.
+
+    Raises:
+        BadInput: the two were cut differently.
+    """
+    sides = [", ".join(f"{part} {of}" for part, of in sorted(side.target.cut.items())) for side in (base, head)]
+    if sides[0] != sides[1]:
+        raise BadInput(
+            "one side has only the first layers of its model",
+            where=f"{base.name}, {head.name}",
+            expected="both whole, or cut alike",
+            got=" and ".join(side or "the whole model" for side in sides),
+            fix="count both with the same --layers, or without",
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class _Header:
     """What all files begin with."""

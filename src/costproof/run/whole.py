@@ -16,8 +16,9 @@ from costproof.ledger.sources import ALL_SOURCES
 from costproof.ledger.whole import WholeModel
 from costproof.ledger.workload import Workload
 from costproof.models.stretch import Stretch
-from costproof.models.target import Stretched
+from costproof.models.target import Stretched, Uncut, WithFormulas
 from costproof.reports.values import gives, value
+from costproof.run.formulas import analytic_ledger
 from costproof.run.prepare import Prepared
 
 _OF: Final = {"FLOPs": "flops", "calls of modules": "calls"}
@@ -40,6 +41,8 @@ def whole_model(
         capture: of the first layers.
         count: counts another target in the same way.
     """
+    if isinstance(run.target, Uncut):
+        return _by_formulas(run.target.uncut(), run.workload) if run.target.info().cut else None
     if not isinstance(run.target, Stretched) or (found := run.target.stretched()) is None:
         return None
     stretch, deeper, more = found
@@ -87,6 +90,18 @@ def whole_model(
             for costs in (totals, *stages.values()):
                 costs.pop(metric, None)
     return WholeModel(times, checked, stages, totals, left, not_run)
+
+
+def _by_formulas(target: WithFormulas, workload: Workload) -> WholeModel:
+    """Return what the formulas of a model say of all its layers."""
+    ledger = analytic_ledger(target, workload)
+    given = [metric for metric in METRICS if metric in ledger.metrics]
+    stages = {s: {m: v for m in given if (v := ledger.stage_total(s, m)) is not None} for s in ledger.stages}
+    totals = {m: v for m in given if (v := ledger.total(m)) is not None}
+    left = {m: "a part of it is unknown to the formulas" for m in given if m not in totals}
+    return WholeModel(
+        {}, {}, stages, totals, left, "its formulas are evaluated, and nothing else counts all layers here"
+    )
 
 
 def _all_layers(target: Stretched, workload: Workload, stretch: Stretch) -> tuple[dict[str, str], str]:

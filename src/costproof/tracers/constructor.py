@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
+from costproof.ledger.attributes import attribute, has_attribute
 from costproof.ledger.callgraph import Setting
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def _generic(module: nn.Module) -> dict[str, Any]:
     kind: Any = type(module)  # torch gives its modules a hash of its own
     arguments, mentioned = _constructor(kind)
     found: dict[str, Any] = {}
-    configured = getattr(getattr(module, "config", None), "__dict__", {})  # what is called so may be anything
+    configured = attribute(attribute(module, "config", None), "__dict__", {})  # what is called so may be anything
     for name in mentioned:
         if _is_size(name) and name in configured:
             found[name] = setting(configured[name])
@@ -86,7 +87,7 @@ def _constructor(kind: Any) -> tuple[frozenset[str], frozenset[str]]:
         arguments = frozenset(inspect.signature(kind.__init__).parameters)
     except (TypeError, ValueError):
         arguments = frozenset()
-    codes = (getattr(vars(base).get("__init__"), "__code__", None) for base in kind.__mro__)
+    codes = (attribute(vars(base).get("__init__"), "__code__", None) for base in kind.__mro__)
     return arguments, frozenset(name for code in codes if code is not None for name in code.co_names)
 
 
@@ -131,8 +132,8 @@ def _told() -> Mapping[type, tuple[str, ...]]:
 
 def _given(module: Any, names: tuple[str, ...]) -> dict[str, Any]:
     """Those of the names that the module has; of a bias, whether there is one."""
-    found = {name: setting(getattr(module, name)) for name in names if hasattr(module, name)}
+    found = {name: setting(getattr(module, name)) for name in names if has_attribute(module, name)}
     if "bias" in names:
-        bias = getattr(module, "bias", getattr(module, "in_proj_bias", None))
+        bias = attribute(module, "bias", attribute(module, "in_proj_bias", None))
         found["bias"] = bias if isinstance(bias, bool) else bias is not None
     return found

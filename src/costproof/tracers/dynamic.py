@@ -57,6 +57,8 @@ class DynamicResult:
     run: RunRecord
     forwards: dict[str, tuple[CostNode, ...]]
     """Run -> what that forward alone costs."""
+    by_values: bool = False
+    """Whether values of tensors decided a size or a branch of a run."""
     measured: Measured | None = None
     """Times, if the options ask for them."""
     chrome_trace: str = ""
@@ -100,7 +102,7 @@ def dynamic_ledger(
                     found = trace_run(run, all_calls=all_calls)
                 traced, hooks = found.forward, found.hooks
                 work = costed(traced.graph)
-                nodes, missing = run_nodes(traced, work, hooks, target.options.convention)
+                nodes, missing = run_nodes(traced, work, hooks, workload.dtype, target.options.convention)
                 tally.add(work, nodes, missing, run.context)
             judged.append((run.context, hooks.judged.placed(hooks.run)))
             alone += hooks.judged.without_formula(hooks.run)
@@ -142,6 +144,7 @@ def dynamic_ledger(
         stages=target.info().stages,
         unknown_ops=tally.missing(),
         notes=tuple(notes),
+        bounds=True,
     )
     if stray := {n.stage for n in ledger.nodes} - set(ledger.stages):
         raise Incomplete(
@@ -156,6 +159,7 @@ def dynamic_ledger(
         judged_ledger(judged, workload.new_tokens, target.info().stages, alone),
         RunRecord(target.options.public(), built.notes, tuple(records)),
         forwards,
+        any(hooks.judged.by_values for hooks in hooked),
         *(profile_runs(runs, target.options.profile, progress) if target.options.profile else ()),
     )
 
@@ -181,11 +185,11 @@ def groups_of(run: Run) -> Groups:
 
 
 def run_nodes(
-    traced: Forward, work: Costed, hooks: Hooked, convention: Convention | None = None
+    traced: Forward, work: Costed, hooks: Hooked, dtype: str, convention: Convention | None = None
 ) -> tuple[tuple[CostNode, ...], tuple[UnknownOp, ...]]:
     """Nodes of one traced run; the growth of the cache comes from the hooks."""
     run, place = hooks.run, placer(hooks.run.locate, traced.graph.calls)
-    found = account(work, place)
+    found = account(work, place, run_dtype=dtype)
     beside = fvcore_nodes(traced.graph, place) if convention else ()
     grown = [
         node
@@ -210,8 +214,8 @@ def check(traced: Forward, hooks: Hooked) -> tuple[set[str], set[tuple[str, str]
     """Modules and edges that either tracer saw in a run, and where the two disagree."""
     calls = Counter(c.module or ROOT for c in traced.graph.calls)
     edges = Counter((c.parent[0] or ROOT, c.module) for c in traced.graph.calls if c.parent is not None)
-    # A call that gets no tensor and returns none, of an Identity on nothing, leaves no record with TorchLens.
-    bare = {path for path in hooks.call_counts.keys() - calls.keys() if not hooks.handles_tensors(path)}
+    # A call that returns no tensor, of an Identity on nothing or of checks of sizes, leaves no record with TorchLens.
+    bare = {path for path in hooks.call_counts.keys() - calls.keys() if not hooks.returns_tensors(path)}
     modules = calls.keys() | hooks.call_counts.keys() - bare
     pairs = edges.keys() | {edge for edge in hooks.edges if edge[1] not in bare}
     seen = [(f"{name} called", calls[name], hooks.call_counts.get(name, 0)) for name in sorted(modules)]

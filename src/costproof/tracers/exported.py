@@ -12,13 +12,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from costproof.graph.graph import Graph, ModuleCall, OpCall, Value
+from costproof.graph.graph import AUTOCAST, Graph, ModuleCall, OpCall, Value
 from costproof.graph.paths import renamer
 from costproof.graph.rules.names import canonical
 from costproof.ledger.errors import Incomplete
 from costproof.models.caches import caches_of, states
 from costproof.models.jobs import ExportJob
-from costproof.tracers.exported_regions import Mapped, inner_graph
+from costproof.tracers.exported_regions import Mapped, autocast_dtype, inner_graph
 from costproof.tracers.exported_sizes import Sizes, inputs_by_path
 from costproof.tracers.exported_sparse import is_sparse, sparse_call
 from costproof.tracers.exporting import exported_program
@@ -90,7 +90,7 @@ class _Reader:
         self.known = {name for name, _ in job.module.named_modules(remove_duplicate=False)}
         self.values: dict[fx.Node, Value | tuple[Value | None, ...]] = {}
         self.mapped = Mapped()
-        self.region = ""
+        self.region = self.autocast = ""
         """What labels begin with inside the graph of a higher-order operator: its nodes are named anew."""
         self.ops: list[OpCall] = []
         self.calls: dict[str, list[str]] = {}
@@ -166,11 +166,14 @@ class _Reader:
         if place is None:
             self._scaffold(node, name, outputs)
             return
+        if self.autocast:
+            attrs = {**attrs, AUTOCAST: self.autocast}
         self.ops.append(OpCall(self.region + node.name, name, place[0], place[1], tensors, outputs, attrs, names))
 
     def _enter_region(self, node: fx.Node, graph: fx.Graph, arguments: tuple[Any, ...]) -> None:
         """Read the graph of a higher-order operator as if it stood in its place."""
-        outside, self.region = self.region, f"{self.region}{node.name}/"
+        outside, self.region = (self.region, self.autocast), f"{self.region}{node.name}/"
+        self.autocast = autocast_dtype(node, self.autocast)
         placeholders = [n for n in graph.nodes if n.op == "placeholder"]
         for inside, given in zip(placeholders, arguments, strict=True):
             if given in self.values:
@@ -183,7 +186,7 @@ class _Reader:
             self.values[node] = tuple(self._tensors(r)[0] if self._tensors(r) else None for r in returned)
         elif returned in self.values:
             self.values[node] = self.values[returned]
-        self.region = outside
+        self.region, self.autocast = outside
 
     def _results(self, node: fx.Node, produced: Any) -> tuple[Value, ...]:
         if hasattr(produced, "shape"):

@@ -28,6 +28,20 @@ def inner_graph(node: fx.Node) -> tuple[fx.Graph, tuple[Any, ...]] | None:
     return inner.graph, arguments[at + 1 :]
 
 
+def autocast_dtype(node: fx.Node, outside: str) -> str:
+    """Return the dtype that autocast has inside of a region; empty: none.
+
+    An export on meta does not cast there, as meta is none of the devices that autocast is for.
+
+    Args:
+        outside: that of the region around it.
+    """
+    if getattr(node.target, "__name__", "") != "wrap_with_autocast":
+        return outside
+    _, dtype, enabled, *_ = node.args
+    return str(dtype).removeprefix("torch.") if enabled else ""
+
+
 class Mapped:
     """What runs inside ``torch.vmap``: an export shows it at the shapes of one item, so it may not be counted so."""
 

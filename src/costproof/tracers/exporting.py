@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from costproof.ledger.errors import Incomplete, first_line
+from costproof.ledger.errors import Incomplete, first_line, said_by
 from costproof.models.as_it_runs import as_it_runs
 from costproof.models.jobs import ExportJob, SymbolicSize
 from costproof.tracers.direct import through_call
@@ -80,7 +80,7 @@ def _silent() -> Iterator[None]:
 
 def _reason(error: Exception) -> str:
     """What the exporter says, in a line; of sizes that the code fixed, which ones."""
-    said = str(error)
+    said = said_by(error)
     fixed = re.findall(r"L\['(\w+)'\]\.size\(\)\[(\d+)\] .*specialized it to be a constant \((\d+)\)", said)
     if fixed:
         which = ", ".join(f"dimension {dim} of {name} (here {value})" for name, dim, value in fixed)

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, Final
 
+from costproof.ledger.attributes import own_attributes
 from costproof.ledger.environment import environment, installed
 from costproof.models.jobs import ExportJob
 
@@ -133,7 +134,7 @@ class _Teller:
         return self._attributes(value)
 
     def _attributes(self, value: Any) -> Any:
-        return [[name, self(getattr(value, name))] for name in _fields(value) if hasattr(value, name)]
+        return [[name, self(held)] for name, held in own_attributes(value, _fields(value))]
 
     def _named(self, kind: type) -> str:
         self._classes[kind] = None

@@ -13,7 +13,7 @@ from torch._subclasses import meta_utils
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-_DECIDED = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
+DECIDED = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
 """Tags of operators whose result is a plain number, or a tensor of a size that shapes do not tell."""
 
 
@@ -28,7 +28,7 @@ def following() -> Iterator[None]:
 
     def decided(self: FakeTensorMode, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = [v for v in tree_leaves((args, kwargs or {})) if isinstance(v, torch.Tensor)]
-        if not any(tag in getattr(func, "tags", ()) for tag in _DECIDED) or any(_number(v) is None for v in given):
+        if not any(tag in getattr(func, "tags", ()) for tag in DECIDED) or any(_number(v) is None for v in given):
             return dispatch(self, func, types, args, kwargs or {})
         real_args, real_kwargs = tree_map(_real, (args, kwargs or {}))
         return tree_map(lambda v: _standing_for(self, v), func(*real_args, **real_kwargs))

@@ -106,9 +106,9 @@ class Hooked:
             self.outputs[path] = (*self.outputs.get(path, ()), *given(output, call))
         self.note("exit", path, {"call": call})
 
-    def handles_tensors(self, path: str) -> bool:
-        """Whether a tensor went into or came out of the calls of a module that were noted."""
-        return any(isinstance(v, TensorAt) for v in (*self.inputs.get(path, ()), *self.outputs.get(path, ())))
+    def returns_tensors(self, path: str) -> bool:
+        """Return whether a tensor came out of the calls of a module that were noted."""
+        return any(isinstance(v, TensorAt) for v in self.outputs.get(path, ()))
 
     def note(self, event: str, name: str, data: dict[str, Any]) -> None:
         if len(self.events) < MAX_EVENTS:

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
+from costproof.tracers.following import DECIDED
 from costproof.tracers.judged import Judged, Where
 
 _ATTENTION: Final = ("_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_fused_attention_overrideable")
@@ -26,6 +27,9 @@ _NO_FORMULA: Final = ("_trilinear", "mkldnn_rnn_layer", "_cudnn_rnn", "miopen_rn
 """Operators of torch that multiply matrices inside, of which nobody but our rules says how much."""
 _VECTORS: Final = ("linalg_vector_norm", "linalg_cross")
 """Of torch.linalg, those that multiply no matrices."""
+_MASKS: Final = (torch.bool, torch.uint8)
+_BRANCHES: Final = ("equal", "is_nonzero", "_nested_tensor_from_mask", "_nested_tensor_from_mask_left_aligned")
+"""Operators that torch does not tag, of which values decide the result's sizes or a branch."""
 _OWN: Final = ("aten", "prims", "prim", "profiler", "_c10d_functional")
 """Namespaces in which an operator without a formula multiplies no matrices."""
 
@@ -58,6 +62,7 @@ class Judge(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if formula is True:
             with self:
                 return func.decompose(*args, **kwargs)
+        self.seen.by_values = self.seen.by_values or _reads_values(func, name, args)
         result = func(*args, **kwargs)
         if self._in_einsum and name == "aten.mul":
             formula, name = _multiplied, "aten.einsum"
@@ -78,6 +83,7 @@ class Judge(TorchDispatchMode):  # type: ignore[no-untyped-call]
         which multiplications number by number are products of an ``einsum``, over no index or over those of size 1.
         """
         with ExitStack() as undo:
+            undo.enter_context(mock.patch.object(torch.Tensor, "tolist", self._listing(torch.Tensor.tolist)))
             for name in ("numpy", "__dlpack__"):  # numpy.array(tensor) calls the first
                 undo.enter_context(mock.patch.object(torch.Tensor, name, self._leaving(getattr(torch.Tensor, name))))
             functions: Any = torch._VF  # what torch.einsum calls, under whatever name a model knows it
@@ -87,9 +93,17 @@ class Judge(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _leaving(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def call(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            self.seen.by_values = True
             if tensor.numel() > 1 and (tensor.is_floating_point() or tensor.is_complex()):
                 self.seen.left[self.where()] += 1
             return original(tensor, *args, **kwargs)
+
+        return call
+
+    def _listing(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(tensor: torch.Tensor) -> Any:
+            self.seen.by_values = True
+            return original(tensor)
 
         return call
 
@@ -102,6 +116,13 @@ class Judge(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._in_einsum = False
 
         return call
+
+
+def _reads_values(func: Any, name: str, args: Any) -> bool:
+    """Return whether values of tensors decide a size or a branch."""
+    if name == "aten.index":  # tagged for its masks
+        return any(isinstance(t, torch.Tensor) and t.dtype in _MASKS for t in args[1])
+    return any(tag in getattr(func, "tags", ()) for tag in DECIDED) or name.partition(".")[2] in _BRANCHES
 
 
 def _multiplied(*args: Any, out_val: Any, **more: Any) -> int:

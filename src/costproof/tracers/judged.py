@@ -32,6 +32,8 @@ class Judged:
     """Calls of operators that no formula is known for."""
     left: Counter[Where] = field(default_factory=Counter)
     """How often the numbers of a tensor went to NumPy."""
+    by_values: bool = False
+    """Whether values of tensors decided a size or a branch."""
 
     def placed(self, run: Run) -> dict[Quantity, int]:
         """FLOPs by stage, invocation, module and operator.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from costproof.graph.account import account, cache_nodes
 from costproof.graph.costed import Costed, costed
@@ -29,6 +29,7 @@ from costproof.tracers.export_cache import kept_export
 from costproof.tracers.exported import Exported
 from costproof.tracers.exported_sizes import resized, with_numbers
 from costproof.tracers.guards import broken_at
+from costproof.tracers.input_sizes import input_sizes
 from costproof.tracers.paths import Paths
 from costproof.tracers.readonly import uncollected
 
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 
 Values = Mapping[tuple[str, str], Mapping[str, int]]
 """(stage, invocation) -> values of the workload's symbols there."""
+WITH_ONES: Final = "with ones for numbers"
+"""In the note on an export of which values decide a size or a branch."""
 
 
 def static_ledger(target: Exportable, workload: Workload, progress: Progress = silent) -> Ledger:
@@ -54,7 +57,8 @@ def static_ledger(target: Exportable, workload: Workload, progress: Progress = s
     model = target.build(workload)
     covered = tuple(s for s in target.info().stages if s not in left_out(target))
     values = {(i.stage, i.id): i.symbols for i in target.invocations(workload)}
-    return exported_ledger(target, workload, model, target.export_jobs(model, workload), covered, values, progress)
+    found = exported_ledger(target, workload, model, target.export_jobs(model, workload), covered, values, progress)
+    return replace(found, sizes=input_sizes(target, model, workload))
 
 
 def exported_ledger(
@@ -91,7 +95,9 @@ def exported_ledger(
         progress(f"export {job.id}", i, len(jobs))
         try:
             with uncollected():
-                one = one_export(job, values, export or kept_export, beside=beside, fixed=not whole)
+                one = one_export(
+                    job, values, export or kept_export, beside=beside, fixed=not whole, dtype=workload.dtype
+                )
         except Incomplete as error:
             if whole:
                 raise
@@ -121,7 +127,7 @@ def exported_ledger(
         conventions=departs,
     )
     found = evaluate_ledger(symbolic, {k: dict(v) for k, v in values.items()}, target.info().symbols)
-    return replace(found, nodes=tuple(_floor_as_number(found.nodes, jobs)))
+    return replace(found, nodes=tuple(_floor_as_number(found.nodes, jobs)), bounds=True)
 
 
 def _floor_as_number(nodes: Iterable[CostNode], jobs: Iterable[ExportJob]) -> Iterator[CostNode]:
@@ -146,13 +152,14 @@ class OneExport:
 
 
 def one_export(
-    job: ExportJob, values: Values, export: Callable[[ExportJob], Exported], *, beside: bool, fixed: bool
+    job: ExportJob, values: Values, export: Callable[[ExportJob], Exported], *, beside: bool, fixed: bool, dtype: str
 ) -> OneExport:
     """The costs of one job in symbols; where it has no such export, at the sizes of each of its invocations.
 
     Args:
         beside: another tool's convention is counted beside.
         fixed: it may be exported without symbols.
+        dtype: that of the run.
 
     Raises:
         Incomplete: it cannot be exported at all.
@@ -167,7 +174,7 @@ def one_export(
             if broken := broken_at(exported, [p for i in job.invocations for p in points(job, values[job.stage, i])]):
                 raise Incomplete("at these sizes the model takes another way than its graph in symbols", got=broken)
         notes.update(dict.fromkeys(f"export {job.id}: {note}" for note in exported.notes))
-        found, missing = job_nodes(exported, work)
+        found, missing = job_nodes(exported, work, dtype)
         if beside:
             found += convention_nodes(exported, values)
         tally.add(work, found, unknown_ops(exported, work, missing, values), context)
@@ -186,7 +193,7 @@ def one_export(
                 found = export(with_numbers(one))
         except Incomplete:
             raise refused from None
-        notes[f"export {job.id}: with ones for numbers, because: {refused.line}"] = None
+        notes[f"export {job.id}: {WITH_ONES}, because: {refused.line}"] = None
         return found
 
     try:
@@ -222,10 +229,10 @@ def step_contexts(known: Mapping[str, int]) -> list[int]:
     return [known[str(CONTEXT)] + i for i in watched_steps(known[str(STEPS)])]
 
 
-def job_nodes(exported: Exported, work: Costed) -> tuple[list[CostNode], tuple[UnknownOp, ...]]:
+def job_nodes(exported: Exported, work: Costed, dtype: str) -> tuple[list[CostNode], tuple[UnknownOp, ...]]:
     """Nodes of one export, for each invocation that it describes; decode summed over the steps."""
     job = exported.job
-    found = account(work, job.place, job.inside)
+    found = account(work, job.place, job.inside, dtype)
     grown = cache_nodes(job.place, exported.graph, exported.cache_inputs)
     nodes = merge_nodes((*found.nodes, *grown))
     if job.repeated:

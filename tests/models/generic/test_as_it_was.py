@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import builtins
 import copy
 import ctypes
+import decimal
 import gc
 import os
 import random
+import resource
 import signal
+import socket
 import sys
 import threading
 import time
@@ -21,15 +25,18 @@ import pytest
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.modules import module as module_hooks
 from torch.overrides import TorchFunctionMode
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import costproof
 import costproof.run.module  # it imports sympy, which filters warnings
+from costproof import process_settings
 from costproof.ledger.errors import BadInput, CostproofError
 from costproof.models import bits
 from costproof.models.generic.as_it_was import Changed
+from costproof.process_settings import ProcessSetting
 
 FLOPS = 2 * 3 * 4 * 4
 """Three rows through a square matrix of 4."""
@@ -261,6 +268,87 @@ def test_what_a_forward_does_is_undone(write: str) -> None:
     assert state(module) == before
     assert process() == around
     assert numbers(module.held[1]) == held
+
+
+def settings() -> dict[str, Any]:
+    """Settings of Python, the system, NumPy and torch that a forward may change."""
+    umask = os.umask(0o22)
+    os.umask(umask)
+    return {
+        "folder": (os.getcwd(), umask),
+        "environment": os.environ.get("LEFT"),
+        "path": (list(sys.path), list(sys.path_hooks), list(sys.meta_path), sys.modules["json"]),
+        "functions": (os.replace, builtins.isinstance, torch.relu, nn.functional.linear, nn.Module.__call__),
+        "hooks": [dict(held) for held in (module_hooks._global_forward_hooks, module_hooks._global_forward_pre_hooks)],
+        "watching": (sys.getprofile(), sys.gettrace(), gc.get_threshold(), sys.getswitchinterval()),
+        "signals": (signal.getsignal(signal.SIGUSR1), signal.pthread_sigmask(signal.SIG_BLOCK, ())),
+        "system": (resource.getrlimit(resource.RLIMIT_CORE), os.sched_getaffinity(0)),
+        "float32": (
+            torch.get_float32_matmul_precision(), torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+        ),
+        "denormals": 5e-324 * 1.0,
+        "printed": (torch._tensor_str.PRINT_OPTS.precision, np.get_printoptions()["precision"], np.geterr()),
+        "autocast": torch.is_autocast_cache_enabled(),
+        "numbers": (decimal.getcontext().prec, socket.getdefaulttimeout()),
+    }  # fmt: skip
+
+
+def change_settings(module: object) -> None:
+    """Change all of them."""
+    os.chdir("/")
+    os.umask(0o111)
+    os.environ["LEFT"] = "1"
+    sys.path.insert(0, "/left")
+    sys.path_hooks.insert(0, sys.path_hooks[0])
+    sys.meta_path.insert(0, sys.meta_path[0])
+    sys.modules["json"] = sys
+    os.replace = print  # type: ignore[assignment]
+    torch.relu = torch.neg
+    nn.functional.linear = lambda x, w, b=None: x @ w.t()  # type: ignore[assignment]
+    module_hooks.register_module_forward_hook(lambda *_: None)
+    module_hooks.register_module_forward_pre_hook(lambda *_: None)
+    gc.set_threshold(1)
+    sys.setswitchinterval(1)
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+    os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
+    torch.set_float32_matmul_precision("medium")
+    torch.backends.cudnn.allow_tf32 = False
+    torch.set_flush_denormal(True)
+    torch.set_printoptions(precision=1)
+    np.set_printoptions(precision=1)
+    np.seterr(all="raise")
+    torch.set_autocast_cache_enabled(False)
+    decimal.getcontext().prec = 3
+    socket.setdefaulttimeout(1)
+    sys.setprofile(lambda *_: None)
+
+
+def test_settings_that_a_forward_changes_are_put_back() -> None:
+    limit = resource.getrlimit(resource.RLIMIT_CORE)
+    resource.setrlimit(resource.RLIMIT_CORE, (min(1024, limit[1]) if limit[1] >= 0 else 1024, limit[1]))
+    before = settings()
+    try:
+        costproof.count(trained(change_settings), torch.randn(3, 4))
+        assert settings() == before
+    finally:
+        resource.setrlimit(resource.RLIMIT_CORE, limit)
+
+
+def test_a_setting_that_cannot_be_put_back_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(soft: int) -> None:
+        raise OSError(soft)
+
+    change = socket.setdefaulttimeout
+    kept = ProcessSetting("the timeout of sockets", socket.getdefaulttimeout, refuses)
+    monkeypatch.setattr(process_settings, "process_settings", lambda: [kept])
+    try:
+        with pytest.raises(Changed, match="is not as it was") as changed:
+            costproof.count(trained(lambda module: change(5)), torch.randn(3, 4))
+    finally:
+        change(None)
+    assert changed.value.where == "the timeout of sockets None -> 5.0"
 
 
 def test_what_cannot_be_undone_is_an_error_that_names_it(monkeypatch: pytest.MonkeyPatch) -> None:

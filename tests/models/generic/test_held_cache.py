@@ -53,8 +53,8 @@ TYPES: dict[str, dict[str, Any]] = {
     },
     "moshi": {**COMMON, "ffn_dim": 48},
 }  # fmt: skip
-FIRST = ("mamba", "qwen3_next", "minimax", "moshi")
-"""One of states alone, two of both, one that returns more than logits; the others are thorough."""
+FIRST = ("mamba", "qwen3_next")
+"""One of states alone, one of both; the others are thorough."""
 BATCH, PROMPT, STEPS = 2, 7, 4
 
 

@@ -9,6 +9,8 @@ from benchmarks.tiny import tiny
 from benchmarks.zoo_count import _singles, counted
 from transformers import CONFIG_MAPPING
 
+from tests.variants import with_variants
+
 ENCODERS = (
     "albert", "audio-spectrogram-transformer", "beit", "blip_2_qformer", "chinese_clip", "clip", "clip_text_model",
     "data2vec-vision", "deberta", "deberta-v2", "deit", "dinov3_convnext", "dinov3_vit", "distilbert", "dpr", "fnet",
@@ -20,9 +22,14 @@ ENCODERS = (
 WITH_CACHE = ("biogpt", "stablelm", "falcon")
 WITH_TOWERS = ("llava", "paligemma", "fuyu", "voxtral", "smolvlm")
 """These take four to eight: a prefill with the tower, and a step."""
+ALWAYS = (
+    "audio-spectrogram-transformer", "blip_2_qformer", "deberta-v2", "dinov3_convnext", "fnet", "hubert", "patchtst",
+    "siglip2", "vitdet", "falcon", "fuyu",
+)  # fmt: skip
+"""Convolutions, queries, relative positions, Fourier transforms, series, windows, a cache, a tower."""
 
 
-@pytest.mark.parametrize("name", [*ENCODERS, *WITH_CACHE, *WITH_TOWERS])
+@pytest.mark.parametrize("name", with_variants((*ENCODERS, *WITH_CACHE, *WITH_TOWERS), ALWAYS))
 def test_export_and_run_and_the_counter_of_torch_agree(name: str) -> None:
     found = counted(name, lambda said: None)
     assert (found.outcome, found.why, found.unused) == ("exact", "", "")

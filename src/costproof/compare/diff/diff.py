@@ -25,8 +25,9 @@ from costproof.compare.diff.types import (
 )
 from costproof.compare.diff.units import MAC, in_flops
 from costproof.ledger.baseline import PEAK_SOURCE, Baseline, Folded
+from costproof.ledger.counted import counted_line, quantised, unknown_bytes
 from costproof.ledger.errors import BadInput, Incomplete
-from costproof.ledger.metrics import EVERY_METRIC, PEAK_METRICS, TRAFFIC, UNFUSED, Metric
+from costproof.ledger.metrics import EVERY_METRIC, METRICS, PEAK_METRICS, TRAFFIC, UNFUSED, Metric
 from costproof.ledger.plural import plural
 from costproof.ledger.sources import ALL_SOURCES
 
@@ -86,12 +87,19 @@ def diff(base: Baseline, head: Baseline, levers: Levers | None = None) -> Diff:
     first = next((s for s, part in found.items() if part.rows), sources[0])
     others = [s for s in found if s != first]
     apart = {s: not_comparable(base, head, s) for s in found}
-    incomplete = list(dict.fromkeys(f"{m}: {why}" for hidden in apart.values() for m, why in hidden.items()))
+    one_sided = silences(base, head, sources)
+    silent = () if changed.implementation.changed else tuple(one_sided.values())
+    hidden = {(s, m): f"{m}: {why}" for s, found_ in apart.items() for m, why in found_.items()}
+    incomplete = list(dict.fromkeys(why for place, why in hidden.items() if not silent or place not in one_sided))
     for source, part in found.items():
         unknown = [r for r in part.rows if r.delta is None]
         if unknown:
             more = f" and {plural(len(unknown) - 1, 'more row')}" if len(unknown) > 1 else ""
             incomplete.append(f"the {source} source does not know {unknown[0].metric} of {unknown[0].id}{more}")
+    for name, side in (("base", base), ("head", head)):
+        told = {m for folded in side.sources.values() for m in folded.metrics}
+        if told & unknown_bytes(side.target):
+            incomplete.append(f"{name}: {quantised(side.target, side.workload)}")
     return Diff(
         base=side_of(base),
         head=side_of(head),
@@ -112,14 +120,37 @@ def diff(base: Baseline, head: Baseline, levers: Levers | None = None) -> Diff:
         not_comparable=apart[first] | _one_sided_peaks(base, head),
         incomplete=tuple(incomplete),
         complete=not incomplete,
+        silent=silent,
     )
+
+
+def silences(base: Baseline, head: Baseline, sources: Iterable[str]) -> dict[tuple[str, Metric], str]:
+    """Return what a source gives on one side only: (source, metric) -> a sentence.
+
+    Args:
+        sources: those of both sides.
+    """
+    found = {}
+    for source in sources:
+        sides = [side.sources[source].metrics for side in (base, head)]
+        for metric in (m for m in METRICS if (m in sides[0]) != (m in sides[1])):
+            gave, not_ = ("base", "head") if metric in sides[0] else ("head", "base")
+            found[source, metric] = f"{source} gives {metric} in the {gave} and not in the {not_}"
+    return found
 
 
 def side_of(side: Baseline) -> Side:
     target, workload = side.target, side.workload
     sources = tuple(side.sources)
     return Side(
-        target.name, target.implementation, workload.name, workload.what, target.config_hash, sources, side.environment
+        target.title,
+        target.implementation,
+        workload.name,
+        workload.what,
+        target.config_hash,
+        sources,
+        side.environment,
+        counted_line(target, workload),
     )
 
 

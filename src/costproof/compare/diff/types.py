@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from costproof.compare.diff.attribution import Player, Term
-from costproof.ledger.errors import EXIT_INCOMPLETE, EXIT_OK
+from costproof.ledger.errors import EXIT_FINDINGS, EXIT_INCOMPLETE, EXIT_OK
 from costproof.ledger.metrics import Metric
 from costproof.ledger.plural import plural
 from costproof.ledger.schema import FileKind
@@ -51,6 +51,8 @@ class Side:
     config_hash: str
     sources: tuple[str, ...]
     environment: dict[str, str]
+    counted: str = ""
+    """What its numbers leave out: dtype, attention, cut, keys that were not used, a format that is not counted."""
 
     @property
     def name(self) -> str:
@@ -146,13 +148,17 @@ class Diff(Shown):
     incomplete: tuple[str, ...]
     """Why not all of the cost is compared."""
     complete: bool
-    format_version: Literal["1.1"] = "1.1"
+    silent: tuple[str, ...] = ()
+    """Metrics that a source gives on one side only, though both run the same implementation: findings."""
+    format_version: Literal["1.2"] = "1.2"
 
     @property
     def verdict(self) -> str:
-        """``incomplete``, ``changed`` or ``same``."""
+        """``incomplete``, ``silent``, ``changed`` or ``same``."""
         if not self.complete:
             return "incomplete"
+        if self.silent:
+            return "silent"
         return "changed" if self.rows or any(other.rows for other in self.others.values()) else "same"
 
     @property
@@ -171,12 +177,17 @@ class Diff(Shown):
 
     @property
     def exit_code(self) -> int:
-        """0, or 3 where something could not be compared; a change alone is not an error, a gate judges it."""
-        return EXIT_OK if self.complete else EXIT_INCOMPLETE
+        """0, 1 where a source is silent on one side, or 3 where something could not be compared.
+
+        A change alone is not an error, a gate judges it.
+        """
+        if not self.complete:
+            return EXIT_INCOMPLETE
+        return EXIT_FINDINGS if self.silent else EXIT_OK
 
     def __repr__(self) -> str:
         """One line."""
         return f"Diff({self.base.name} -> {self.head.name}: {self.verdict}, {plural(len(self.rows), 'row')} changed)"
 
 
-DIFF: Final = FileKind(name="costproof/diff", version=(1, 1), type=Diff)
+DIFF: Final = FileKind(name="costproof/diff", version=(1, 2), type=Diff)

@@ -9,13 +9,14 @@ from fnmatch import fnmatchcase
 from typing import Final, NamedTuple
 
 from costproof.compare.diff.changes import FORMULA_SOURCE, OF_THE_WORKLOAD, WORKLOAD, Differences, differences
-from costproof.compare.diff.diff import not_comparable, side_of
+from costproof.compare.diff.diff import not_comparable, side_of, silences
 from costproof.compare.diff.types import Change
 from costproof.compare.diff.units import in_flops
 from costproof.compare.gate.allowing import Credits
 from costproof.compare.gate.policy import WILD, Allowance, Limit, Place, Policy
 from costproof.compare.gate.types import AllowanceUse, Check, Gate, State, Status
 from costproof.ledger.baseline import Baseline, Folded, Row
+from costproof.ledger.counted import quantised, unknown_bytes
 from costproof.ledger.environment import COUNTING, FORMULAS, RULES
 from costproof.ledger.errors import BadInput, CostproofError, Problems, did_you_mean
 from costproof.ledger.metrics import Metric
@@ -66,18 +67,25 @@ def judge(base: Baseline, head: Baseline, policy: Policy, today: date) -> Gate:
             incomplete.append(f"the limit in line {limit.place.line} checks nothing: {limit.place} is nowhere")
         if policy.inputs == "same" and (role := limit.place.role) and any(pair.lost(limit.place) for pair in giving):
             incomplete.append(f"the head has no {role}, which the limit in line {limit.place.line} is about")
+    for name, of in (("base", base), ("head", head)):
+        if unknown_bytes(of.target) & {c.metric for c in checks}:
+            incomplete.append(f"{name}: {quantised(of.target, of.workload)}")
     used = {line for c in checks for line in c.allowed_by}
     statuses = {c.status for c in checks}
+    same_work = policy.inputs == "same" or not (changed.workload.changed or changed.implementation.changed)
+    silent = tuple(silences(base, head, both).values()) if same_work else ()
+    over = "over" in statuses or bool(silent)
     return Gate(
         base=side_of(base),
         head=side_of(head),
         policy=policy.file,
-        verdict="incomplete" if incomplete or "unknown" in statuses else "over" if "over" in statuses else "passed",
+        verdict="incomplete" if incomplete or "unknown" in statuses else "over" if over else "passed",
         checks=tuple(checks),
         allowances=tuple(_use(a, today, used) for a in policy.allowed),
         config=changed.config,
         workload=changed.workload,
         incomplete=tuple(incomplete),
+        silent=silent,
     )
 
 

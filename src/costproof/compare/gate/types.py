@@ -79,10 +79,12 @@ class Gate(Shown):
     workload: Changes
     incomplete: tuple[str, ...]
     """What else than an unknown number keeps the two from being held against the policy."""
+    silent: tuple[str, ...] = ()
+    """Metrics that a source gives on one side only, though both are the same work: findings."""
 
     @property
     def exit_code(self) -> int:
-        """0 passed, 1 over a limit, 3 incomplete."""
+        """0 passed, 1 over a limit or a source fell silent, 3 incomplete."""
         return {"passed": EXIT_OK, "over": EXIT_FINDINGS, "incomplete": EXIT_INCOMPLETE}[self.verdict]
 
     def of(self, *statuses: Status) -> list[Check]:
@@ -95,4 +97,4 @@ class Gate(Shown):
         return f"Gate({self.base.name} -> {self.head.name}: {self.verdict}, {plural(len(self.checks), 'check')})"
 
 
-GATE: Final = FileKind(name="costproof/gate", version=(1, 0), type=Gate)
+GATE: Final = FileKind(name="costproof/gate", version=(1, 1), type=Gate)

@@ -160,7 +160,7 @@ class Certificate(Shown):
         return {"proved": 0, "refuted": 1, "incomplete": 3}[self.verdict]
 
 
-CERTIFICATE: Final = FileKind(name="costproof/certificate", version=(2, 3), type=Certificate)
+CERTIFICATE: Final = FileKind(name="costproof/certificate", version=(2, 4), type=Certificate)
 
 
 def read_certificate(path: Path) -> Certificate:

@@ -49,6 +49,9 @@ class OpCost:
     """The tensors whose data is read; ``None`` means all tensor arguments."""
     aliases: tuple[Value, ...] | None = None
     """What each output is a view of; ``None`` means the first tensor argument for ``alias``, and nothing else."""
+    skippable: Size = 0
+    """Of the headline FLOPs, those that another implementation of the same result leaves out; at least those that it
+    may leave out, where data decides."""
 
 
 class Uncountable(Exception):
@@ -71,7 +74,7 @@ def wrong_in(cost: Any) -> str | None:
         return "None" if cost is None else f"{cost!r} ({type(cost).__name__})"[:80]
     if cost.role not in ROLES:
         return f"role {cost.role!r}, not one of {', '.join(ROLES)}"
-    for name in ("flops", "vector"):
+    for name in ("flops", "vector", "skippable"):
         size = getattr(cost, name)
         if isinstance(size, bool) or not isinstance(size, int | sympy.Expr) or (isinstance(size, int) and size < 0):
             return f"{name} = {size!r}, not a count"

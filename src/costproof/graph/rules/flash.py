@@ -1,6 +1,7 @@
 """FlashAttention's operators: the package's own, those of transformers' kernel hub, those of vLLM.
 
-Headline: 2 * B*H_q*S_q*S_k * (D_qk + D_v), as every attention here, whatever the causal flag and the window say;
+Headline: 2 * B*H_q*S_q*S_k * (D_qk + D_v), as every attention here, whatever the causal flag and the window say, which
+make some of it skippable;
 D is the model's head dimension, not the padded one that the kernel gets (:mod:`costproof.graph.rules.padding`).
 Vector: as fused attention, 6 per score; a soft cap 3 more (divide, tanh, multiply), ALiBi 2 (multiply, add).
 
@@ -18,7 +19,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from costproof.graph.graph import OpCall, Size, Value
-from costproof.graph.rules.attention import attention_cost
+from costproof.graph.rules.attention import attention_cost, seen_at_end
 from costproof.graph.rules.cost import OpCost, Uncountable
 from costproof.graph.rules.names import canonical
 from costproof.graph.rules.operands import attr, optional, tensor
@@ -124,7 +125,7 @@ def _fixed(op: OpCall, query: Value, keys: Size, value: Value, extra: Size = 0) 
     if len(query.shape) != 4:
         raise Uncountable(f"flash attention on a tensor of rank {len(query.shape)}")
     batch, queries, heads, dim = query.shape
-    return _cost(op, prod((batch, heads, queries, keys)), total((dim, extra)), value.shape[-1])
+    return _cost(op, prod((batch, heads)), queries, keys, total((dim, extra)), value.shape[-1])
 
 
 def _packed(op: OpCall, query: Value, key: Value, value: Value, extra: Size = 0) -> OpCost:
@@ -135,12 +136,12 @@ def _packed(op: OpCall, query: Value, key: Value, value: Value, extra: Size = 0)
     heads, dim = query.shape[1], total((query.shape[2], extra))
     elsewhere = _named(op, "seqused_k", "leftpad_k", "block_table")
     if starts.shape[0] == 2 and elsewhere is None:
-        return _cost(op, prod((heads, query.shape[0], key.shape[0])), dim, value.shape[-1])
+        return _cost(op, heads, query.shape[0], key.shape[0], dim, value.shape[-1])
     sequences = total((starts.shape[0], -1))
     longest, longest_key = _whole(attr(op, "max_seqlen_q")), _whole(attr(op, "max_seqlen_k"))
     if longest is None or longest_key is None:
         raise Uncountable("packed sequences: the lengths are in a tensor's values")
-    bound = _cost(op, prod((sequences, heads, longest, longest_key)), dim, value.shape[-1])
+    bound = _cost(op, prod((sequences, heads)), longest, longest_key, dim, value.shape[-1])
     # As many rows as equal sequences of the greatest length have: then they are equal, and the bound is reached.
     rows = prod((sequences, longest)), prod((sequences, longest_key))
     if elsewhere is None and rows == (query.shape[0], key.shape[0]):
@@ -148,11 +149,24 @@ def _packed(op: OpCall, query: Value, key: Value, value: Value, extra: Size = 0)
     raise Uncountable("packed sequences of unequal lengths: the lengths are in a tensor's values", bound.flops)
 
 
-def _cost(op: OpCall, scores: Size, qk_dim: Size, v_dim: Size) -> OpCost:
-    """Attention over so many scores, with what the kernel does to each of them on the way."""
+def _cost(op: OpCall, rows: Size, queries: Size, keys: Size, qk_dim: Size, v_dim: Size) -> OpCost:
+    """Attention of so many heads of sequences, with what the kernel does to each score on the way."""
+    scores = prod((rows, queries, keys))
     plain = attention_cost(scores, qk_dim, v_dim, masked=False)
+    seen = seen_at_end(queries, keys, *_window(op))
+    hidden = scores if seen is None else total((scores, prod((-1, rows, seen))))
+    plain = replace(plain, skippable=prod((2, hidden, total((qk_dim, v_dim)))))
     more = 3 * bool(attr(op, "softcap")) + 2 * (_named(op, "alibi_slopes") is not None)
     return replace(plain, vector=total((plain.vector, prod((more, scores))))) if more else plain
+
+
+def _window(op: OpCall) -> tuple[int | None, int | None]:
+    """Return how far a query sees before and behind the key that it is aligned with; ``None``: without a limit."""
+    both = attr(op, "window_size", default=(-1, -1))
+    both = both if isinstance(both, list | tuple) and len(both) == 2 else (-1, -1)
+    given = [attr(op, f"window_size_{side}", default=size) for side, size in zip(("left", "right"), both, strict=True)]
+    left, right = (None if not isinstance(size, int) or size < 0 else size for size in given)
+    return left, 0 if attr(op, "causal", "is_causal", default=False) else right
 
 
 def _named(op: OpCall, *names: str) -> Value | None:

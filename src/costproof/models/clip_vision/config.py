@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from costproof.models.encoding.config import EncoderConfig, VisionConfig
+from costproof.models.encoding.config import NO_CLASSIFIER, EncoderConfig, VisionConfig
 from costproof.models.section import Section
 
 PROJECTED = "CLIPVisionModelWithProjection"
@@ -26,12 +26,17 @@ class ClipVisionConfig(VisionConfig):
     pooled: int = 0
     """Width of the projected vector; 0: the class has no projection."""
 
+    not_drawn: ClassVar = NO_CLASSIFIER
     model_type: ClassVar[str] = "clip_vision_model"
     architectures: ClassVar = {"CLIPVisionModel": False, PROJECTED: False}
     beside: ClassVar = {
         "initializer_factor": "of training alone",
         **dict.fromkeys(("dropout", "vocab_size"), "the class does not read it"),
     }
+
+    def buffer_bytes(self, element: int) -> int | None:
+        """Positions of all patches and of the class token, in int64."""
+        return 8 * (self.grid**2 + int(self.class_token))
 
     def sizes(self) -> dict[str, int]:
         """Values of the configuration's symbols, without the prefix."""

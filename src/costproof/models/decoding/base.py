@@ -105,15 +105,18 @@ class CausalTarget(Native[C]):
         return {**RUN_SYMBOLS, **DECODER_SYMBOLS}
 
     def first_layers(self, layers: int) -> tuple[C, dict[str, str]]:
-        """The first layers of the decoder, all else as it was."""
-        return replace(self.config, layers=layers), layers_cut("decoder", layers, 1, self.config.layers)
+        """The first layers of the decoder, with one of each kind, all else as it was."""
+        kinds = self.config.layer_kinds()
+        least = max(kinds.index(kind) + 1 for kind in kinds)
+        kept, cut = layers_cut("decoder", layers, least, self.config.layers)
+        return replace(self.config, layers=kept), {"decoder layers": cut} if cut else {}
 
     def workload(self, preset: str | None = None, **given: Any) -> Workload:
         """A preset with changes."""
         named = {p.name: p for p in self.presets()}
         usual = next(p.name for p in named.values() if p.default)
         name = common.known_preset(preset or usual, named)
-        plain = Workload(name, named[name].tokens["text"], attention=self.attentions[0])
+        plain = Workload(name, named[name].tokens["text"], dtype=self.dtype, attention=self.attentions[0])
         problems: list[CostproofError] = []
         length = given.pop("seq_len", None)
         if length is not None:

@@ -6,20 +6,15 @@ class of transformers takes for a key that is left out.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from random import Random
 from typing import Any, ClassVar, Final, Self
 
 from costproof.ledger.errors import BadInput, CostproofError
-from costproof.models import native
-from costproof.models.native import NativeConfig, activation, yes_or_no
+from costproof.models.native import NativeConfig, activation, check_type, yes_or_no
 from costproof.models.section import Section, renamed, shown
 
-WAIVED: Final = {
-    **native.WAIVED,
-    **dict.fromkeys(("rms_norm_eps", "rope_theta", "pretraining_tp"), "decides no cost"),
-}
 SIZES: Final = {
     "hidden": "hidden_size",
     "intermediate": "intermediate_size",
@@ -30,6 +25,12 @@ SIZES: Final = {
 """Fields that a file must have -> their keys."""
 _ROPES: Final = ("default", "linear", "llama3", "yarn")
 """Kinds of scaled rotation that change the frequencies once, when the model is built."""
+_NEEDED: Final = {
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+    "yarn": ("factor",),
+}
+"""Kind of a scaled rotation -> numbers that transformers does without in none."""
 _KINDS: Final = {"full_attention": "f", "sliding_attention": "w"}
 
 
@@ -79,6 +80,10 @@ class TextConfig(NativeConfig):
     follows: ClassVar[Mapping[str, str]] = {}
     """Symbols that follow from drawn parameters in another way than in every decoder, or in addition."""
 
+    def buffer_bytes(self, element: int) -> int | None:
+        """Frequencies of the rotation, as they are and as they were: twice half of a head, in float32."""
+        return 4 * self.head_dim
+
     def symbols(self) -> dict[str, int]:
         """Values of the configuration's symbols, as the formulas name them."""
         named = ("hidden", "intermediate", "layers", "heads", "kv_heads", "head_dim", "vocab")
@@ -87,6 +92,10 @@ class TextConfig(NativeConfig):
     def windows(self) -> tuple[int, ...]:
         """For every layer how many keys a query sees, or 0 for all; empty: no layer has a window."""
         return ()
+
+    def layer_kinds(self) -> tuple[tuple[int, bool], ...]:
+        """For every layer its window, or 0, and whether it has a mixture of experts."""
+        return tuple((window, False) for window in self.windows() or (0,) * self.layers)
 
     def native(self) -> dict[str, Any]:
         """Keyword arguments for the configuration class of transformers."""
@@ -100,15 +109,17 @@ class TextConfig(NativeConfig):
         Widths and numbers of layers must be there; another key that is left out has the class's own default.
         """
         top = Section(data, "$", problems)
-        top.waive({**WAIVED, **cls.beside})
+        top.waive(cls.beside)
         top.fixed("architectures", [cls.architecture], None, why="no formulas for this class", default=None)
-        top.fixed("model_type", cls.model_type, why="this is the configuration of another model")
-        rotation(top)
+        check_type(top, cls.model_type)
+        scalings = rotation(top)
         sizes, usual = cls.sizes(top), cls.left_out
         flags: dict[str, Any] = {f: cls.flag(top, f) for f in cls.flags()}
         config = cls(
             **sizes,
-            max_positions=top.integer(cls.keys["max_positions"], usual.get(cls.keys["max_positions"], 2048)),
+            max_positions=longest_context(
+                top.integer(cls.keys["max_positions"], usual.get(cls.keys["max_positions"], 2048)), scalings
+            ),
             activation=cls.function(top),
             **flags,
             **cls.others(top, sizes),
@@ -179,16 +190,55 @@ class TextConfig(NativeConfig):
         return found
 
 
-def rotation(top: Section) -> None:
-    """Check how positions are rotated; frequencies decide no cost, a rotation that changes them in a run would."""
+def longest_context(positions: int, scalings: Iterable[Any]) -> int:
+    """Return the longest context of a model.
+
+    YaRN stretches the positions that the model was trained on, which a file may name beside the longer context or
+    alone: Qwen2.5 has 32,768 and a factor of 4.
+
+    Args:
+        positions: ``max_position_embeddings``.
+        scalings: of its rotations.
+    """
+    yarn = [s for s in scalings if isinstance(s, Mapping) and s.get("rope_type", s.get("type")) == "yarn"]
+    found = [(s.get("factor"), s.get("original_max_position_embeddings") or positions) for s in yarn]
+    lengths = (int(f * n) for f, n in found if isinstance(f, int | float) and isinstance(n, int))
+    return max(positions, *lengths, 0)
+
+
+def rotation(top: Section) -> list[Any]:
+    """Check how positions are rotated, and return the scalings.
+
+    Frequencies decide no cost, a rotation that changes them in a run would.
+    """
+    found: list[Any] = []
+    top.take("partial_rotary_factor", None)
     for key in ("rope_scaling", "rope_parameters"):
         scaling = top.take(key, None) or {}
         nested = [scaling[kind] for kind in _KINDS if isinstance(scaling, dict) and scaling.get(kind)]
         for one in nested or [scaling]:
+            found.append(one)
             kind = one.get("rope_type", one.get("type", "default")) if isinstance(one, dict) else one
             if kind not in _ROPES:
                 what = "this rotation is not described by the formulas"
                 top.problem(what, key, expected=" or ".join(_ROPES), got=shown(kind))
+            elif isinstance(one, dict):
+                _check_scaling(top, key, kind, one)
+    return found
+
+
+def _check_scaling(top: Section, key: str, kind: str, scaling: Mapping[str, Any]) -> None:
+    """Check what transformers needs for a rotation; it builds none, or one that fails when it runs."""
+    for name in _NEEDED.get(kind, ()):
+        value = scaling.get(name)
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if name not in scaling or not (number or (kind == "yarn" and value is None)):
+            what, got = f"a rotation of the kind {kind} needs it", shown(value) if name in scaling else "no such key"
+            top.problem(what, f"{key}.{name}", expected="a number", got=got)
+    part = scaling.get("partial_rotary_factor", top.data.get("partial_rotary_factor", 1))
+    if kind != "default" and part not in (None, 1):
+        what = "the class rotates whole heads, and has angles for a part"
+        top.problem(what, f"{key}.partial_rotary_factor", expected="1", got=shown(part))
 
 
 @dataclass(frozen=True, slots=True)

@@ -208,6 +208,7 @@ def attention(workload: Workload, style: Style, call: Call, window: int) -> Atte
         qk_norm="head" if style.qk_norm else "none",
         qk_norm_kind=style.norm,
         rotary=0 if style.own_positions else sym("text_head_dim"),
+        causal=True,
         window=sym("text_window") if filled else 0,
         mask="input" if eager else "boolean" if hidden else "none",
         capped=style.scores_capped,

@@ -8,11 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, TypeVar
 
+from costproof.analytic.mlp import ACTIVATION_FLOPS
 from costproof.compare.proof.certificate import Settings
 from costproof.ledger.workload import FLOAT_BYTES, Attention, Dtype, Experts, Logits, Workload
 from costproof.models.decoding.config import LEAST_WINDOW, TextConfig, WindowedConfig
 from costproof.models.decoding.mixtures import MixtureConfig
-from costproof.models.proof import Piece, Proof, Provable
+from costproof.models.proof import Piece, Proof, Provable, reasons
 
 VARIANTS: Final = (
     Workload("text", 512, 4),
@@ -23,6 +24,8 @@ _ATTENTIONS: Final[tuple[Attention, ...]] = ("sdpa", "eager")
 _DECODING: Final = "decoding"
 """The setting of families whose decode steps can be carried out in two ways, the usual one first."""
 _KERNELS: Final[tuple[Experts, ...]] = ("grouped_mm", "batched_mm")
+GROUPED_ROW: Final = 8
+"""Grouped GEMMs need rows of 16 bytes, so widths of a multiple of this; a draw with other kernels has any width."""
 
 # Parameter -> the values it is drawn from, uniformly and independently of all others.
 _RUN: Final[Mapping[str, range]] = {"S": range(1, 41), "B": range(1, 33), "b": range(2, 6, 2), "P": range(1, 65)}
@@ -44,6 +47,9 @@ _NOT_VARIED: Final = (
     "kernels other than sdpa and eager",
     "1 to 3 decode steps at a drawn past, each exported by itself; in runs of their own there are 2 to 12",
 )
+LEAST_CONTEXT: Final = 128
+"""The shortest context of a drawn configuration, longer than any run of it."""
+_ONE: Final = "the configuration: identities hold for this one"
 STEPS: Final = (1, 1, 1, 2, 3)
 """Decode steps of a draw."""
 _FEW: Final = (1, 1, 1, 2, 2)
@@ -82,8 +88,8 @@ def random_config(config_type: type[T], sizes: Mapping[str, int], rng: random.Ra
         "kv_heads": sizes["text_kv_heads"],
         "head_dim": 2 * sizes["text_head_halves"],
         "vocab": sizes["text_vocab"],
-        "max_positions": 128,
-        "activation": rng.choice(("silu", "gelu", "gelu_pytorch_tanh", "relu")),
+        "max_positions": rng.randint(LEAST_CONTEXT, 2 * LEAST_CONTEXT),
+        "activation": rng.choice(tuple(ACTIVATION_FLOPS)),
     }
     return config_type(**{**usual, **more, **config_type.random(sizes, rng)})
 
@@ -138,7 +144,7 @@ def proof(target: Provable, kind: type[TextConfig], config: str, samples: int, s
         ranges={name: len(values) for name, values in ranges.items()} if count else {},
         independent={**INDEPENDENT, **kind.follows} if count else {},
         choices=Counter(word for _, has in made for word, present in has.items() if present),
-        not_varied=_NOT_VARIED if count else ("the configuration: identities hold for this one", _NOT_VARIED[0]),
+        not_varied=(*_NOT_VARIED, *reasons(kind)) if count else (_ONE, _NOT_VARIED[0]),
     )
 
 
@@ -154,6 +160,9 @@ def _drawn(
     dtype: Dtype = "bfloat16" if p["b"] == FLOAT_BYTES["bfloat16"] else "float32"
     steps = rng.choice(STEPS)
     work = Workload(f"draw {number}", p["S"], steps, p["B"], dtype, attention, logits)
+    if "experts" in choices:
+        work = replace(work, experts=rng.choice(_KERNELS))
+        p["row"] = GROUPED_ROW if work.experts == "grouped_mm" else 1
     drawn = draw(p, rng)
     if drawn is None:
         return None
@@ -164,7 +173,6 @@ def _drawn(
         "several decode steps": steps > 1,
     }
     if "experts" in choices:
-        work = replace(work, experts=rng.choice(_KERNELS))
         of_run["grouped GEMMs"] = work.experts == "grouped_mm"
     if _DECODING in choices:
         usual, other = choices[_DECODING]

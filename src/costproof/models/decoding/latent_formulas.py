@@ -22,6 +22,8 @@ def ledger(
     Args:
         table: the layer that makes cosines and sines.
         as_complex: whether a complex number rotates a pair.
+
+    Branches: what a floor leaves out depends on which way of decoding is less work at these widths.
     """
 
     def attend(call: Call) -> LatentBlock:
@@ -38,6 +40,8 @@ def ledger(
             mask="input" if workload.attention == "eager" else "none",
             written_out=workload.attention == "eager",
             absorbed=absorbs(workload) and call.past != 0,
+            wide=config.nope + config.value > 2 * config.kv_rank,
+            narrow=config.nope + config.value < 4,
         )
 
     names = {**decoder_names("model"), **mixture_names("model"), **latent_names("model")}

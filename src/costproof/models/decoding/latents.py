@@ -68,18 +68,14 @@ class LatentConfig(MixtureConfig):
     }
     beside: ClassVar[Mapping[str, str]] = {
         **BESIDE,
-        **dict.fromkeys(("aux_loss_alpha", "seq_aux"), "of training alone"),
         "routed_scaling_factor": "decides no cost",
         "qk_head_dim": "the class works it out of its parts",
-        "ep_size": "says how experts are spread over devices",
-        "quantization_config": "weights are counted in the dtype of the run",
-        "num_nextn_predict_layers": "modules that predict further tokens are not part of the class",
-        "num_mtp_layers": "modules that predict further tokens are not part of the class",
     }
+    not_drawn: ClassVar[Mapping[str, str]] = dict.fromkeys(("window", "pattern"), "the class has no windows")
     patterns: ClassVar[tuple[str, ...]] = ("f",)
     ranges: ClassVar[Mapping[str, range]] = {
         "text_topk": range(1, 9),
-        "text_moe_eighths": range(1, 41),
+        "text_moe_rows": range(1, 41),
         "text_shared": range(1, 9),
         "text_router_groups": range(1, 7),
         "text_group": range(8, 17),
@@ -94,6 +90,10 @@ class LatentConfig(MixtureConfig):
         "text_experts": "text_router_groups*text_group",
         **{f"text_{name}": f"2*text_{name}_halves" for name in ("kv_rank", "nope", "rope")},
     }
+
+    def buffer_bytes(self, element: int) -> int | None:
+        """Frequencies of the rotation, of the part of a head that turns."""
+        return 4 * self.rope
 
     def __post_init__(self) -> None:
         """Every head has keys and values of its own."""
@@ -121,7 +121,7 @@ class LatentConfig(MixtureConfig):
         """The sizes of every decoder; all heads have keys and values of their own."""
         found = top.sizes({field: cls.keys[field] for field in SIZES})
         why = "latent attention has keys and values for every head"
-        top.fixed("num_key_value_heads", found["heads"], None, why=why)
+        top.fixed("num_key_value_heads", found["heads"], None, why=why, default=cls.left_out.get("num_key_value_heads"))
         # The class of transformers sets it to the width of the rotated part.
         top.waive({"head_dim": "the class does not read it"})
         return {**found, "kv_heads": found["heads"], "head_dim": 0}

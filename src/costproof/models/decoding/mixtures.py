@@ -32,17 +32,21 @@ class MixtureConfig(WindowedConfig):
     ranges: ClassVar[Mapping[str, range]] = {
         "text_experts": range(8, 41),
         "text_topk": range(1, 9),
-        "text_moe_eighths": range(1, 41),
+        "text_moe_rows": range(1, 41),
     }
     follows: ClassVar[Mapping[str, str]] = {
         "text_hidden": "8*text_kv_heads*text_groups*text_share",
-        "text_moe": "8*text_moe_eighths",
+        "text_moe": "8*text_moe_rows",
     }
-    """Grouped GEMMs need rows of 16 bytes, hence the eighths."""
+    """In draws with grouped GEMMs, whose rows have 16 bytes; in the others without the 8, which alters no degree."""
 
     def routed(self) -> tuple[bool, ...]:
         """For every layer whether it has a mixture of experts."""
         return (True,) * self.layers
+
+    def layer_kinds(self) -> tuple[tuple[int, bool], ...]:
+        """For every layer its window, or 0, and whether it has a mixture of experts."""
+        return tuple((w, m) for (w, _), m in zip(WindowedConfig.layer_kinds(self), self.routed(), strict=True))
 
     def symbols(self) -> dict[str, int]:
         """Values of the configuration's symbols, as the formulas name them."""
@@ -54,8 +58,8 @@ class MixtureConfig(WindowedConfig):
     def random(cls, sizes: Mapping[str, int], rng: Random) -> dict[str, Any]:
         """The fields of a random configuration that are not drawn as for every decoder."""
         return {
-            "hidden": 8 * sizes["text_kv_heads"] * sizes["text_groups"] * sizes["text_share"],
-            "intermediate": 8 * sizes["text_moe_eighths"],
+            "hidden": sizes["row"] * sizes["text_kv_heads"] * sizes["text_groups"] * sizes["text_share"],
+            "intermediate": sizes["row"] * sizes["text_moe_rows"],
             "experts": sizes["text_experts"],
             "top_k": sizes["text_topk"],
         }
@@ -80,6 +84,8 @@ def experts_of(top: Section, usual: MixtureConfig, *others: str) -> dict[str, An
     """
     top.fixed("output_router_logits", False, why="the formulas do not describe the loss that is made of these")
     other = next((key for key in others if key in top.data), None)
+    if other is not None and (own := usual.keys["experts"]) in top.data:
+        top.fixed(own, top.data[other], why="the class has one number of experts under both keys")
     experts = number_of(top, usual, "experts") if other is None else top.integer(other)
     return {"experts": experts, "top_k": number_of(top, usual, "top_k")}
 

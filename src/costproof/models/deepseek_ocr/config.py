@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass, field
-from typing import Any, Final, cast
+from typing import Any, ClassVar, Final, cast
 
 from costproof.ledger.errors import BadInput, CostproofError
 from costproof.models.configured import Config
@@ -144,6 +144,14 @@ class TextConfig(_Heads):
     routed_scaling_factor: float = 1.0
 
 
+NOT_DRAWN: Final = {
+    "image_token": "an id costs nothing",
+    "text.sliding_window": "runs that would leave it are refused",
+    **dict.fromkeys((f"text.{x}" for x in ("rms_norm_eps", "rope_theta", "routed_scaling_factor")), "a constant"),
+}
+"""Fields that no draw of a proof varies, with the reason."""
+
+
 @dataclass(frozen=True, slots=True)
 class OcrConfig(Config):
     """The whole model. The projector is a linear from SAM's and CLIP's features to the decoder's width."""
@@ -154,6 +162,12 @@ class OcrConfig(Config):
     image_token: int = 128_815
     waived: tuple[tuple[str, str], ...] = field(default=(), compare=False)
     """Keys of the file that were read and not used, with the reason."""
+
+    not_drawn: ClassVar = NOT_DRAWN
+
+    def buffer_bytes(self, element: int) -> int | None:
+        """Positions of CLIP's patches and class token, in int64, and frequencies of the decoder's rotation."""
+        return 8 * self.clip.positions + 4 * self.text.head_dim
 
     @property
     def projector_in(self) -> int:

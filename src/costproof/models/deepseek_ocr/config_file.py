@@ -11,6 +11,7 @@ from costproof.models.deepseek_ocr import native_config, vendor_config
 from costproof.models.deepseek_ocr.config import OcrConfig
 from costproof.models.deepseek_ocr.consistency import contradictions
 from costproof.models.section import Section
+from costproof.models.stored import without, without_dtype
 
 
 def load_config(path: Path) -> OcrConfig:
@@ -37,9 +38,9 @@ def parse_config(data: object, *, where: str) -> OcrConfig:
             "model_type 'unlimited_ocr' with vision_config and text_config (transformers' native one)",
             got="keys " + (", ".join(sorted(str(k)[:40] for k in data)[:8]) or "none"),
         )
-    top = Section(data, "$", [])
+    top = Section(without_dtype(without(data)), "$", [])
     config = vendor_config.read_vendor(top) if vendor else native_config.read_native(top)
-    config = replace(config, waived=top.finish())
+    config = replace(config, waived=top.finish(strict=True))
     problems = top.problems or contradictions(config, (vendor_config if vendor else native_config).PATHS)
     if problems:
         raise Problems(f"the configuration {where} cannot be used", problems)

@@ -17,7 +17,7 @@ from costproof.models.deepseek_ocr.page import IMAGE_STAGES, Page, page_workload
 from costproof.models.deepseek_ocr.preprocess import grids
 from costproof.models.deepseek_ocr.presets import USUAL_SIDES
 from costproof.models.deepseek_ocr.target import DeepseekOcr
-from costproof.models.proof import Piece, Proof, Provable
+from costproof.models.proof import Piece, Proof, Provable, reasons
 
 GREATEST_SIDE: Final = 8192
 
@@ -110,7 +110,7 @@ def proof(target: DeepseekOcr, samples: int, seed: int, asked: str) -> Proof:
         ranges={name: len(values) for name, values in RANGES.items()},
         independent=INDEPENDENT,
         choices=Counter(c for d in drawn for c in choices(d)),
-        not_varied=NOT_VARIED,
+        not_varied=(*NOT_VARIED, *reasons(target.config)),
         sizes=enumerated,
         tried_sizes=symbolic_sides(config),
         workloads=tuple(w.name for w in pages(config)),

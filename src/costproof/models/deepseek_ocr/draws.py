@@ -13,6 +13,7 @@ from typing import Final
 
 from costproof.ledger.workload import FLOAT_BYTES, Attention, Dtype, Experts, Logits
 from costproof.models import flash_attention
+from costproof.models.decoding.domain import GROUPED_ROW
 from costproof.models.deepseek_ocr.config import CHANNELS, ClipConfig, OcrConfig, SamConfig, TextConfig
 from costproof.models.deepseek_ocr.page import Page, page_workload
 from costproof.models.deepseek_ocr.preprocess import grids
@@ -41,7 +42,7 @@ RANGES: Final[dict[str, range]] = {
     "text_intermediate": range(1, 2001),
     "text_experts": range(64, 1025),
     "text_topk": range(1, 65),
-    "text_moe_eighths": range(1, 257),
+    "text_moe_rows": range(1, 257),
     "text_shared": range(1, 65),
     "text_vocab": range(16, 4016),
     "text_tokens": range(1001),
@@ -62,13 +63,13 @@ INDEPENDENT: Final[dict[str, str]] = {
     "text_heads": "text_kv_heads*text_groups",
     "text_head_dim": "2*text_head_halves",
     "text_hidden": "8*text_kv_heads*text_groups*text_share",
-    "text_moe": "8*text_moe_eighths",
+    "text_moe": "8*text_moe_rows",
     "H": "4*sam_patch*side",
     "H_g": "4*sam_patch*side",
     "H_c": "4*sam_patch*crop",
     "S": "text_tokens",
 }
-"""Symbols that follow from the drawn parameters; grouped GEMMs need rows of 16 bytes, hence the eighths.
+"""Symbols that follow from the drawn parameters; the 8 is there in draws with grouped GEMMs alone.
 
 S is text_tokens and the vision tokens, which the other parameters settle: given these it is as uniform.
 """
@@ -115,16 +116,17 @@ def draw(seed: int, number: int) -> Piece[DeepseekOcr]:
     """
     rng = random.Random(f"costproof:{seed}:{number}")
     p = {name: rng.choice(values) for name, values in RANGES.items()}
+    dtype: Dtype = "bfloat16" if p["b"] == FLOAT_BYTES["bfloat16"] else "float32"
+    experts = rng.choice(_EXPERTS[dtype])
+    p["row"] = GROUPED_ROW if experts == "grouped_mm" else 1
     config = _config(p, rng, DEEP.get(number % 64, ""))
     stride = config.sam.stride
     page = Page(p["side"] * stride, p["crop"] * stride, rng.choice(_GRIDS)) if rng.random() < 7 / 8 else None
     logits: Logits = rng.choice(("all", "last"))
-    dtype: Dtype = "bfloat16" if p["b"] == FLOAT_BYTES["bfloat16"] else "float32"
     # What transformers runs: eager attention shares no key/value heads.
     attention: Attention = rng.choice(("sdpa", "eager", "eager", "eager")) if p["text_groups"] == 1 else "sdpa"
     if rng.random() < 1 / 4 and not flash_attention.problems(dtype, config.text.head_dim):
         attention = attention if flash_attention.missing() else flash_attention.FLASH
-    experts = rng.choice(_EXPERTS[dtype])
     steps = rng.choice(_STEPS)
     workload = page_workload(
         f"draw {number}", page, p["text_tokens"], steps, p["B"], dtype, attention, logits, experts
@@ -162,7 +164,7 @@ def _config(p: Mapping[str, int], rng: random.Random, deep: str) -> OcrConfig:
             patch=clip_patch,
         ),
         text=DrawnText(
-            hidden=8 * p["text_kv_heads"] * p["text_groups"] * p["text_share"],
+            hidden=p["row"] * p["text_kv_heads"] * p["text_groups"] * p["text_share"],
             head_width=2 * p["text_head_halves"],
             layers=layers["text"],
             dense_layers=rng.randint(0, layers["text"]),
@@ -171,10 +173,10 @@ def _config(p: Mapping[str, int], rng: random.Random, deep: str) -> OcrConfig:
             intermediate=p["text_intermediate"],
             experts=p["text_experts"],
             topk=p["text_topk"],
-            moe_intermediate=8 * p["text_moe_eighths"],
+            moe_intermediate=p["row"] * p["text_moe_rows"],
             shared_experts=p["text_shared"],
             vocab=p["text_vocab"],
-            max_positions=2**16,
+            max_positions=2**16 + rng.randrange(2**10),
         ),
         image_token=1,
     )

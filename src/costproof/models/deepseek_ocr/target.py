@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from costproof.ledger.capture import SymbolDoc
 from costproof.ledger.errors import BadInput, CostproofError
+from costproof.ledger.files import read_configuration
 from costproof.ledger.node import Ledger
 from costproof.ledger.progress import Progress
 from costproof.ledger.workload import Experts, Invocation, Workload
@@ -19,13 +20,14 @@ from costproof.models.deepseek_ocr import build, exports, geometry, runs
 from costproof.models.deepseek_ocr.build import DECODER
 from costproof.models.deepseek_ocr.checkpoint import checkpoint_ledger, placed
 from costproof.models.deepseek_ocr.config import OcrConfig, from_normalised
-from costproof.models.deepseek_ocr.config_file import load_config
+from costproof.models.deepseek_ocr.config_file import parse_config
 from costproof.models.deepseek_ocr.formulas.symbols import symbol_docs
 from costproof.models.deepseek_ocr.page import IMAGE_STAGES, STAGES
 from costproof.models.deepseek_ocr.presets import DEFAULT_PRESET, MODES, SETTINGS, SIDES, USUAL_SIDES
 from costproof.models.deepseek_ocr.remote_code import snapshot
 from costproof.models.deepseek_ocr.workloads import make_workload, problems_of
 from costproof.models.jobs import Built, ExportJob, Run
+from costproof.models.stored import stored
 from costproof.models.stretch import layers_cut
 from costproof.models.target import Exportable, NamedWorkload, Setting, Target
 
@@ -78,7 +80,8 @@ class DeepseekOcr(OcrTarget):
     @classmethod
     def from_file(cls, path: Path) -> DeepseekOcr:
         """The configuration in a vendor or native file."""
-        return cls(load_config(path))
+        data = read_configuration(path)
+        return cls(parse_config(data, where=str(path)), stored=stored(data, path))
 
     @classmethod
     def from_normalised(cls, text: str) -> DeepseekOcr:
@@ -110,9 +113,9 @@ class DeepseekOcr(OcrTarget):
         decoder. Widths, experts and tables stay as they are.
         """
         text, sam, clip = self.config.text, self.config.sam, self.config.clip
-        why = f": the {text.dense_layers} dense and at least one with experts"
-        cut = layers_cut("decoder", layers, min(text.dense_layers + 1, text.layers), text.layers, why)
-        if not cut:
+        layers, words = layers_cut("decoder", layers, min(text.dense_layers + 1, text.layers), text.layers)
+        cut = {"decoder layers": words}
+        if not words:
             return self.config, {}
         windowed = [i for i in range(sam.layers) if i not in sam.global_layers]
         kept = max([min(kind) + 1 for kind in (sam.global_layers, windowed) if kind], default=sam.layers)
@@ -128,7 +131,7 @@ class DeepseekOcr(OcrTarget):
 
     def workload(self, preset: str | None = None, **settings: Any) -> Workload:
         """A preset with changes; settings as for :func:`~costproof.models.deepseek_ocr.workloads.make_workload`."""
-        return make_workload(preset or DEFAULT_PRESET, config=self.config, **settings)
+        return make_workload(preset or DEFAULT_PRESET, config=self.config, usual=self.dtype, **settings)
 
     def problems(self, workload: Workload) -> list[CostproofError]:
         """Everything that keeps the model from running a workload."""

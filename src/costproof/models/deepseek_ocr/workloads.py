@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from costproof.ledger.errors import BadInput, CostproofError, Problems
-from costproof.ledger.workload import Workload
+from costproof.ledger.workload import Dtype, Workload
 from costproof.models import settings as common
 from costproof.models.deepseek_ocr.config import OcrConfig, SamConfig, TextConfig
 from costproof.models.deepseek_ocr.page import Page, page_of, page_workload, with_page
@@ -42,6 +42,7 @@ def make_workload(
     grid: str | tuple[int, int] | None = None,
     image: str | Path | None = None,
     seq_len: int | None = None,
+    usual: Dtype = "bfloat16",
     **given: Any,
 ) -> Workload:
     """A preset with what the caller changes about it.
@@ -53,6 +54,7 @@ def make_workload(
         grid: columns x rows of crops, ``"2x3"``.
         image: a page image whose header decides the grid, as the real preprocessing does.
         seq_len: tokens of the whole prompt; excludes ``text_tokens``.
+        usual: the dtype of a preset.
         given: settings that every decoder has, by the names of :data:`~costproof.models.decoding.base.SETTINGS`.
 
     Raises:
@@ -60,7 +62,7 @@ def make_workload(
     """
     model = config if config is not None else OcrConfig()
     name, base, named_grid = modes.find(preset)
-    unchanged = page_workload(name, base.page, base.text_tokens)
+    unchanged = page_workload(name, base.page, base.text_tokens, dtype=usual)
     of_page = {"--base-size": base_size, "--image-size": image_size, "--grid": grid, "--image": image}
     problems: list[CostproofError] = []
     page = base.page

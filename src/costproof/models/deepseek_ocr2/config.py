@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Final, Self
 
 from costproof.ledger.errors import CostproofError
-from costproof.models.deepseek_ocr.config import SAM_KEYS, TEXT_KEYS, SamConfig, TextConfig
+from costproof.models.deepseek_ocr.config import NOT_DRAWN, SAM_KEYS, TEXT_KEYS, SamConfig, TextConfig
 from costproof.models.deepseek_ocr.consistency import contradictions
 from costproof.models.deepseek_ocr.native_config import WAIVED, read_sam, read_text
 from costproof.models.native import NativeConfig
@@ -84,8 +84,13 @@ class Ocr2Config(NativeConfig):
     waived: tuple[tuple[str, str], ...] = field(default=(), compare=False)
     """Keys of the file that were read and not used, with the reason."""
 
+    not_drawn: ClassVar = NOT_DRAWN
     model_type: ClassVar[str] = "deepseek_ocr2"
     architecture: ClassVar[str] = "DeepseekOcr2ForConditionalGeneration"
+
+    def buffer_bytes(self, element: int) -> int | None:
+        """Frequencies of the rotation in the encoder and in the decoder."""
+        return 4 * self.encoder.head_dim + 4 * self.text.head_dim
 
     def symbols(self) -> dict[str, int]:
         """Values of the configuration's symbols, as the formulas name them."""
@@ -152,7 +157,7 @@ class Ocr2Config(NativeConfig):
             text=read_text(text, "deepseek_ocr2_text", CLASS_TEXT),
             image_token=top.integer("image_token_id", cls().image_token, least=0),
         )
-        waived = top.finish()
+        waived = top.finish(strict=True)
         problems += [] if problems else config.contradictions()
         return cls(config.sam, config.encoder, config.text, config.image_token, waived)
 

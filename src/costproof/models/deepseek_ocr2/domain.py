@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from costproof.ledger.workload import Workload
+from costproof.ledger.workload import FLOAT_BYTES, Workload
+from costproof.models.decoding.domain import GROUPED_ROW
 from costproof.models.deepseek_ocr.config import TextConfig
 from costproof.models.deepseek_ocr.draws import DrawnSam
 from costproof.models.deepseek_ocr.page import Page, page_workload, with_page
@@ -36,7 +37,7 @@ PARAMETERS: Final = Parameters(
         "text_intermediate": range(1, 201),
         "text_experts": range(16, 65),
         "text_topk": range(1, 17),
-        "text_moe_eighths": range(1, 33),
+        "text_moe_rows": range(1, 33),
         "text_shared": range(1, 9),
         "text_vocab": range(16, 516),
         "text_tokens": range(3, 101),
@@ -60,7 +61,7 @@ PARAMETERS: Final = Parameters(
         "text_heads": "text_kv_heads*text_groups",
         "text_head_dim": "8*text_head_eighths",
         "text_hidden": "8*text_kv_heads*text_groups*text_head_eighths",
-        "text_moe": "8*text_moe_eighths",
+        "text_moe": "8*text_moe_rows",
         "H": "4*sam_patch*side",
         "S": "text_tokens",
         "n": "B",
@@ -68,7 +69,7 @@ PARAMETERS: Final = Parameters(
     },
     ("kernels other than sdpa and eager", "padded prompts", "views that are not square"),
 )
-"""Sizes are small; the class makes a head its share of the width, and grouped GEMMs need rows of 16 bytes."""
+"""Sizes are small; the class makes a head its share of the width, and the 8 is 2 in draws without grouped GEMMs."""
 
 
 def domain() -> Domain:
@@ -89,6 +90,8 @@ def domain() -> Domain:
 def drawn(p: Mapping[str, int], rng: random.Random) -> tuple[Ocr2Config, dict[str, bool]]:
     """A random small configuration; and of the things that are not numbers, whether it has them."""
     layers = {part: rng.choice((1, 1, 1, 2)) for part in ("sam", "encoder")}
+    # Heads are a share of the width, and rotation needs pairs.
+    row = GROUPED_ROW if _grouped(p) else 2
     width = 2 * p["encoder_kv_heads"] * p["encoder_groups"] * p["encoder_head_halves"]
     config = Ocr2Config(
         DrawnSam(
@@ -112,7 +115,7 @@ def drawn(p: Mapping[str, int], rng: random.Random) -> tuple[Ocr2Config, dict[st
             p["encoder_intermediate"],
         ),
         TextConfig(
-            hidden=8 * p["text_kv_heads"] * p["text_groups"] * p["text_head_eighths"],
+            hidden=row * p["text_kv_heads"] * p["text_groups"] * p["text_head_eighths"],
             layers=p["layers"],
             dense_layers=rng.randint(0, p["layers"]),
             heads=p["text_kv_heads"] * p["text_groups"],
@@ -120,10 +123,10 @@ def drawn(p: Mapping[str, int], rng: random.Random) -> tuple[Ocr2Config, dict[st
             intermediate=p["text_intermediate"],
             experts=p["text_experts"],
             topk=p["text_topk"],
-            moe_intermediate=8 * p["text_moe_eighths"],
+            moe_intermediate=row * p["text_moe_rows"],
             shared_experts=p["text_shared"],
             vocab=p["text_vocab"],
-            max_positions=2**16,
+            max_positions=2**16 + rng.randrange(2**10),
         ),
         image_token=1,
     )
@@ -141,6 +144,10 @@ def drawn_run(p: Mapping[str, int], workload: Workload) -> Workload:
     stride = 4 * p["sam_patch"]
     page = Page(p["side"] * stride, p["crop"] * stride, _GRIDS[p["grid"]]) if p["page"] else None
     more: dict[str, Any] = {"text_tokens": p["text_tokens"], "logits": "last" if p["last"] else "all"}
-    # Grouped GEMMs on meta are bfloat16.
-    more["experts"] = "batched_mm" if p["batched"] or workload.dtype == "float32" else "grouped_mm"
+    more["experts"] = "grouped_mm" if _grouped(p) else "batched_mm"
     return with_page(replace(workload, **more), page)
+
+
+def _grouped(p: Mapping[str, int]) -> bool:
+    """Return whether a draw has grouped GEMMs, which on meta are bfloat16."""
+    return not p["batched"] and p["b"] == FLOAT_BYTES["bfloat16"]

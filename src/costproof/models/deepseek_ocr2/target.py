@@ -73,9 +73,9 @@ class DeepseekOcr2(Native[Ocr2Config]):
     def first_layers(self, layers: int) -> tuple[Ocr2Config, dict[str, str]]:
         """The first layers of the decoder, of the encoder as many, of SAM until both its kinds are there."""
         text, sam, encoder = self.config.text, self.config.sam, self.config.encoder
-        why = f": the {text.dense_layers} dense and at least one with experts"
-        cut = layers_cut("decoder", layers, min(text.dense_layers + 1, text.layers), text.layers, why)
-        if not cut:
+        layers, words = layers_cut("decoder", layers, min(text.dense_layers + 1, text.layers), text.layers)
+        cut = {"decoder layers": words}
+        if not words:
             return self.config, {}
         windowed = [i for i in range(sam.layers) if i not in sam.global_layers]
         kept = max([min(kind) + 1 for kind in (sam.global_layers, windowed) if kind], default=sam.layers)
@@ -91,7 +91,7 @@ class DeepseekOcr2(Native[Ocr2Config]):
 
     def workload(self, preset: str | None = None, **settings: Any) -> Workload:
         """A preset with changes."""
-        return make_workload(preset or MODES.usual, config=self.config, modes=MODES, **settings)
+        return make_workload(preset or MODES.usual, config=self.config, modes=MODES, usual=self.dtype, **settings)
 
     def problems(self, workload: Workload) -> list[CostproofError]:
         """Everything that keeps the model from running a workload."""

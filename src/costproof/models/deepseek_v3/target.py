@@ -9,6 +9,7 @@ from costproof.ledger.node import Ledger
 from costproof.ledger.workload import Workload
 from costproof.models.decoding.latents import LatentTarget
 from costproof.models.deepseek_v3.config import DeepseekV3Config
+from costproof.models.stored import Stored
 
 if TYPE_CHECKING:
     from costproof.claims.effects import Mistakes
@@ -21,6 +22,7 @@ class DeepseekV3(LatentTarget[DeepseekV3Config]):
     config: DeepseekV3Config = field(default_factory=DeepseekV3Config)
     name: str = "deepseek-v3"
     model_types: ClassVar[tuple[str, ...]] = ("deepseek_v3",)
+    released: ClassVar[Stored] = Stored((("weights", "fp8, blocks of 128 x 128 (published)"),))
 
     @staticmethod
     def mistakes() -> Mistakes:

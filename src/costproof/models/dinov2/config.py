@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from costproof.models.encoding.config import EncoderConfig, VisionConfig
+from costproof.models.encoding.config import ONE_CLASS, EncoderConfig, VisionConfig
 from costproof.models.section import Section
 
 
@@ -27,6 +27,7 @@ class Dinov2Config(VisionConfig):
     qkv_bias: bool = True
     mask_token: bool = True
 
+    not_drawn: ClassVar = ONE_CLASS
     model_type: ClassVar[str] = "dinov2"
     architectures: ClassVar = {"Dinov2Model": False}
     keys: ClassVar = {
@@ -40,9 +41,22 @@ class Dinov2Config(VisionConfig):
     beside: ClassVar = {
         "layerscale_value": "decides no cost",
         **dict.fromkeys(
-            ("out_features", "out_indices", "stage_names", "apply_layernorm", "reshape_hidden_states"), "of a backbone"
+            (
+                "out_features",
+                "out_indices",
+                "stage_names",
+                "apply_layernorm",
+                "reshape_hidden_states",
+                "_out_features",
+                "_out_indices",
+            ),
+            "of a backbone",
         ),
     }
+
+    def buffer_bytes(self, element: int) -> int | None:
+        """None: positions are learned."""
+        return 0
 
     def __post_init__(self) -> None:
         """The inner width of the MLP."""

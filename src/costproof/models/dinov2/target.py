@@ -41,16 +41,20 @@ class Dinov2(VisionTarget[Dinov2Config]):
                 drawn,
                 ranges={**drawn.ranges, "mlp_ratio": range(1, 9)},
                 independent={**drawn.independent, "vision_intermediate": "vision_heads*vision_head_dim*mlp_ratio"},
-                not_varied=(*drawn.not_varied, "gated MLPs: their inner width is rounded"),
             ),
         )
 
     @classmethod
     def drawn(cls, p: Mapping[str, int], rng: random.Random) -> tuple[Dinov2, dict[str, bool]]:
         """A random small configuration for a proof."""
-        flags: dict[str, Any] = {name: rng.random() < 0.5 for name in ("qkv_bias", "mask_token")}
+        flags: dict[str, Any] = {name: rng.random() < 0.5 for name in ("qkv_bias", "mask_token", "gated")}
         made = cls(Dinov2Config(**cls.drawn_sizes(p, rng), **flags, mlp_ratio=p["mlp_ratio"]))
-        return made, {**made.has(), "biases in attention": flags["qkv_bias"], "a mask token": flags["mask_token"]}
+        return made, {
+            **made.has(),
+            "biases in attention": flags["qkv_bias"],
+            "a mask token": flags["mask_token"],
+            "gated MLPs": flags["gated"],
+        }
 
 
 TARGET: Final = Dinov2

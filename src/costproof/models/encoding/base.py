@@ -121,13 +121,15 @@ class EncoderTarget(Native[C]):
 
     def first_layers(self, layers: int) -> tuple[C, dict[str, str]]:
         """The first layers of the encoder, all else as it was."""
-        return replace(self.config, layers=layers), layers_cut("encoder", layers, 1, self.config.layers)
+        kept, cut = layers_cut("encoder", layers, 1, self.config.layers)
+        return replace(self.config, layers=kept), {"encoder layers": cut} if cut else {}
 
     def workload(self, preset: str | None = None, **given: Any) -> Workload:
         """A preset with changes."""
         named = {p.name: p for p in self.presets()}
         default = next(p.name for p in named.values() if p.default)
-        plain = replace(self.usual(common.known_preset(preset or default, named)), attention=self.attentions[0])
+        usual = self.usual(common.known_preset(preset or default, named))
+        plain = replace(usual, dtype=self.dtype, attention=self.attentions[0])
         problems: list[CostproofError] = []
         started = self.with_own(plain, given, problems)
         made = common.changed(started, given, self.settings(), problems)

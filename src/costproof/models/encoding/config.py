@@ -7,15 +7,12 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Final, Self
 
 from costproof.ledger.errors import BadInput, CostproofError
-from costproof.models import native
-from costproof.models.native import NativeConfig, activation, yes_or_no
+from costproof.models.native import NativeConfig, activation, check_type, yes_or_no
 from costproof.models.section import LARGEST, MOST_LAYERS, Section, renamed, shown
 
-WAIVED: Final = {
-    **native.WAIVED,
-    **dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob", "problem_type"), "of training alone"),
-    **dict.fromkeys(("layer_norm_eps", "label2id"), "decides no cost"),
-}
+NO_CLASSIFIER: Final = {"labels": "the class has no classifier"}
+ONE_CLASS: Final = {"architecture": "the formulas describe one class", **NO_CLASSIFIER}
+"""Fields that no draw of a proof varies, for a family of one class."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +72,8 @@ class EncoderConfig(NativeConfig):
     def read(cls, data: object, problems: list[CostproofError]) -> Self:
         """An encoder in the value of a file."""
         top = Section(data, "$", problems)
-        top.waive({**WAIVED, **cls.beside})
-        top.fixed("model_type", cls.model_type, why="this is the configuration of another model")
+        top.waive(cls.beside)
+        check_type(top, cls.model_type)
         read: dict[str, Any] = {f.name: cls.field(top, f.name, f.type) for f in fields(cls) if f.name in cls.keys}
         config = cls(**read, **cls.kind(top), **cls.others(top, read))
         config = replace(config, waived=top.finish())
@@ -99,7 +96,7 @@ class EncoderConfig(NativeConfig):
         """The class of transformers, and the classes that it tells apart."""
         named = top.take("architectures", None) or [next(iter(cls.architectures))]
         name = named[0] if isinstance(named, list) else named
-        if name not in cls.architectures:
+        if not isinstance(name, str) or name not in cls.architectures:
             expected = " or ".join(cls.architectures)
             top.problem("no formulas for this class", "architectures", expected=expected, got=shown(name))
             return {"architecture": next(iter(cls.architectures))}

@@ -8,13 +8,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
+from costproof.analytic.mlp import ACTIVATION_FLOPS
 from costproof.compare.proof.certificate import Settings
 from costproof.ledger.workload import FLOAT_BYTES, Attention, Dtype, Workload
+from costproof.models.configured import Config
 from costproof.models.decoding.domain import STEPS, layers
-from costproof.models.proof import Piece, Proof, Provable
+from costproof.models.proof import Piece, Proof, Provable, reasons
 
-ACTIVATIONS: Final = ("gelu", "quick_gelu", "gelu_pytorch_tanh", "relu")
-"""Activations that are drawn."""
+ACTIVATIONS: Final = tuple(ACTIVATION_FLOPS)
+"""Activations that are drawn: all that have a formula."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +130,11 @@ class Drawable(Provable, Protocol):
     """A target of a family that draws configurations."""
 
     @property
+    def config(self) -> Config:
+        """The configuration."""
+        ...
+
+    @property
     def attentions(self) -> tuple[Attention, ...]:
         """Implementations of attention that the class has."""
         ...
@@ -169,7 +176,7 @@ def proof(target: Drawable, samples: int, seed: int) -> Proof:
         ranges={name: len(values) for name, values in parameters.ranges.items()} if samples else {},
         independent=parameters.independent if samples else {},
         choices=Counter(word for _, has in made for word, present in has.items() if present),
-        not_varied=parameters.not_varied,
+        not_varied=(*parameters.not_varied, *reasons(target.config)),
         sizes=domain.sizes,
         sized=target.info().stages if domain.sizes else (),
     )

@@ -12,6 +12,7 @@ from costproof.ledger.errors import BadInput
 from costproof.ledger.run import RunOptions
 from costproof.ledger.workload import Workload
 from costproof.models.generic.copies import inputs_on_meta, on_meta, own_copy, own_inputs
+from costproof.models.generic.described import check_parts
 from costproof.models.generic.factory import bound, check_call
 from costproof.models.generic.made import Given
 from costproof.models.generic.module import GenericTarget
@@ -76,6 +77,7 @@ def at_hand(
         return
     before.modes.lift()
     _check(module, [args, kwargs])
+    check_parts(module)
     named = [*enumerate(args), *kwargs.items()]
     state = before.save(module, {f"argument {name}": value for name, value in named})
     before.modes.lift(default_device=True)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import copy
 import os
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, suppress
 from functools import partial
-from types import CellType, CodeType, FunctionType, MethodType
+from types import CellType, CodeType, FunctionType, MappingProxyType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any, Final
 from unittest import mock
 
+from costproof.ledger.attributes import attribute
 from costproof.ledger.errors import Incomplete, first_line
 from costproof.models.generic.alike import alike
 from costproof.models.memory import FEWER, size_of
@@ -20,6 +22,13 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+_COPIED: Final[dict[type, Callable[[Any, dict[int, Any]], Any]]] = {
+    MappingProxyType: lambda held, memo: MappingProxyType(copy.deepcopy(dict(held), memo)),
+    ModuleType: lambda held, memo: held,
+    type(threading.Lock()): lambda held, memo: threading.Lock(),
+    type(threading.RLock()): lambda held, memo: threading.RLock(),
+}
+"""What Python does not copy, and modules hold: views of dicts, modules of Python, locks."""
 _WRAPPERS: Final = {"OptimizedModule": "_orig_mod", "DataParallel": "module", "DistributedDataParallel": "module"}
 """Class of a module around another one that computes nothing itself -> where the other one is."""
 
@@ -116,7 +125,7 @@ def with_ones(module: nn.Module) -> nn.Module:
     made = with_tensors(module, ones)
     with torch.no_grad():
         for model in made.modules():
-            for part in model.modules() if callable(getattr(model, "_init_weights", None)) else ():
+            for part in model.modules() if callable(attribute(model, "_init_weights", None)) else ():
                 if any(_decides(b) for b in part._buffers.values() if b is not None):
                     model._init_weights(part)  # type: ignore[operator]
     return made
@@ -187,7 +196,7 @@ def _held(value: Any, seen: set[int] | None = None) -> Iterator[torch.Tensor]:
     else:
         seen.add(id(value))
         parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
-        for part in (*parts, *getattr(value, "__dict__", {}).values()):
+        for part in (*parts, *attribute(value, "__dict__", {}).values()):
             yield from _held(part, seen)
 
 
@@ -215,7 +224,8 @@ def with_tensors(module: nn.Module, change: Callable[[torch.Tensor], torch.Tenso
     # What is in the memo is taken for copied: tensors are what we say, all else is a copy.
     memo: dict[int, Any] = {id(t): changed(t) for t in _tensors(module)}
     try:
-        made: nn.Module = copy.deepcopy(module, memo)
+        with mock.patch.dict(copy._deepcopy_dispatch, _COPIED):  # type: ignore[attr-defined]
+            made: nn.Module = copy.deepcopy(module, memo)
         for part in made.modules():
             for holder in (vars(part), *(v for v in vars(part).values() if isinstance(v, OrderedDict))):
                 # Key by key: a configuration that must not change may be such a dict, and has none.
@@ -273,7 +283,7 @@ def _is_part(value: Any, memo: dict[int, Any]) -> bool:
     """Whether it is a part of what was copied, or a method of one."""
     if isinstance(value, partial):
         return any(_is_part(v, memo) for v in (value.func, *value.args, *value.keywords.values()))
-    return id(getattr(value, "__self__", value) if isinstance(value, MethodType) else value) in memo
+    return id(attribute(value, "__self__", value) if isinstance(value, MethodType) else value) in memo
 
 
 def _tensors(module: nn.Module) -> Iterator[torch.Tensor]:
@@ -287,12 +297,39 @@ def _tensors(module: nn.Module) -> Iterator[torch.Tensor]:
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
-    """The module without what ``torch.compile`` or data parallelism put around it and its parts; changes the module."""
-    while (inside := _WRAPPERS.get(type(module).__name__)) is not None:
-        module = getattr(module, inside)
+    """Return the module without what ``torch.compile`` or data parallelism put around it and its parts, and with
+    modules of ``torch.fx`` as if their code had been written by hand; changes the module.
+
+    ``torch.export`` takes a ``GraphModule`` for a part of its caller, and books its work there.
+    """
+    plain: dict[int, nn.Module] = {}
+
+    def inside(part: nn.Module) -> nn.Module:
+        while (name := _WRAPPERS.get(type(part).__name__)) is not None:
+            part = getattr(part, name)
+        if id(part) not in plain:
+            plain[id(part)] = _written(part)
+        return plain[id(part)]
+
+    module = inside(module)
     for part in list(module.modules()):
         part._compiled_call_impl = None
         for name, child in part._modules.items():
-            if child is not None and type(child).__name__ in _WRAPPERS:
-                part._modules[name] = unwrapped(child)
+            if child is not None:
+                part._modules[name] = inside(child)
     return module
+
+
+def _written(module: nn.Module) -> nn.Module:
+    """Return a module of ``torch.fx`` as one of a plain class with the same attributes; others as they are."""
+    import torch
+
+    if not isinstance(module, torch.fx.GraphModule):
+        return module
+    kind: Any = type(type(module).__name__, (torch.nn.Module,), {"forward": type(module).forward})
+    made: nn.Module = kind.__new__(kind)
+    # torch.export puts functions in place of these two that refuse a call, and a hook that refuses arguments by name.
+    made.__dict__ = {name: value for name, value in vars(module).items() if name not in ("train", "eval")}
+    hooks = module._forward_pre_hooks.items()
+    made._forward_pre_hooks = OrderedDict((k, h) for k, h in hooks if not str(h.__module__).startswith("torch.export"))
+    return made

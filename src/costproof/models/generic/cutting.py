@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from costproof.ledger.errors import BadInput, Incomplete
 from costproof.models.generic.stacks import Stack, elsewhere, plain, stacks
-from costproof.models.stretch import Stretch, layers_cut
+from costproof.models.stretch import EACH_KIND, Stretch, layers_cut
 
 if TYPE_CHECKING:
     from torch import nn
@@ -40,7 +40,7 @@ class CutModel:
 def first_layers(
     config: Callable[[], Any], build: Callable[[Edits], nn.Module], layers: int, *, more: bool = False
 ) -> CutModel:
-    """The first layers of the largest stack, and of every other one as many, or more until it has all its kinds.
+    """The first layers of every stack: as many as asked for, or more until it has all its kinds.
 
     Stacks that no key counts stay whole, and others of which more than half would stay.
 
@@ -50,7 +50,7 @@ def first_layers(
         more: with so many layers beyond, in every stack, that of each kind that is left out there is one more.
 
     Raises:
-        BadInput: the largest stack has no such number of layers, or no key of the configuration cuts it.
+        BadInput: the largest stack has fewer layers, or no key of the configuration cuts it.
     """
     whole = build(())
     known = {s.path: s for s in stacks(whole)}
@@ -73,10 +73,11 @@ def first_layers(
         return CutModel((), (), Stretch(sum(p.numel() for p in whole.parameters())))
     cut: list[tuple[str, str]] = []
     edits: dict[str, Any] = {}
+    least = next(max(s.least for s in found) for key, found in keys.items() if key == own)
+    layers_cut(f"stack {main.path}", layers, least, len(main.kinds))
     for key, found in keys.items():
         least, most = max(s.least for s in found), len(found[0].kinds)
-        kept = layers if key == own else min(max(layers, least), most)
-        layers_cut(f"stack {main.path}", kept, least, most, ": one of each kind of layer")
+        kept = min(max(layers, least), most)
         if key != own and 2 * kept > most:
             continue
         kept = max(s.more(kept) for s in found) if more else kept
@@ -84,7 +85,8 @@ def first_layers(
             edits |= (_alone if key in alone else _edits)(config(), key, most, kept)
             # What counts the same layers once more, under another name, goes along.
             edits |= {k: kept for k in counted if not counted[k] and _alike(key, k, config())}
-            cut += [(s.path, f"{kept} of {most} layers") for s in found]
+            asked = f" ({layers} asked: {EACH_KIND})" if kept > layers and not more and key == own else ""
+            cut += [(s.path, f"{kept} of {most} layers{asked}") for s in found]
     made = tuple(edits.items())
     small = build(made)
     _begins(known, stacks(small, like=known))

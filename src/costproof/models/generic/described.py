@@ -38,9 +38,9 @@ _VOLATILE: Final = ("_name_or_path", "name_or_path", "transformers_version")
 
 
 def arguments(given: Mapping[str, Any]) -> dict[str, str]:
-    """Return the arguments of a call, nested ones by path: ``image`` -> ``float32[2,3,64,64]``.
+    """Return the arguments of a call, nested ones by path: ``image`` -> ``float32[2,3,64,64] 1f0c3a9be2d7``.
 
-    Numbers in tensors are listed where they are few, and those of masks are hashed: a call may follow them.
+    Of a tensor with values a scalar and few integers are listed, and others are hashed.
     """
     return _listed(given, _Leaves(objects=True, values=True))
 
@@ -171,18 +171,27 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _numbers(tensor: Any) -> str:
-    """Return the numbers of a scalar, of few integers, and a hash of those of a mask; nothing of other tensors."""
-    if getattr(tensor, "is_nested", False):
+    """Return the values of a scalar or of few integers, and a hash of all others; nothing where there are none."""
+    if getattr(tensor, "is_nested", False) or getattr(tensor, "is_meta", False):
         return ""
     size, dtype = math.prod(map(int, tensor.shape)), str(tensor.dtype).removeprefix("torch.")
-    few = not tensor.shape or ("int" in dtype and size <= _FEW)
-    if not size or not (few or dtype == "bool") or getattr(tensor, "is_meta", False):
-        return ""
     try:
-        numbers = repr(tensor.tolist())
-    except (RuntimeError, NotImplementedError, TypeError):  # a tensor without numbers
+        if not tensor.shape or ("int" in dtype and size <= _FEW):
+            return f" {tensor.tolist()!r}"
+        return f" {hashlib.sha256(_bytes(tensor)).hexdigest()[:12]}" if size else ""
+    except (RuntimeError, NotImplementedError, TypeError):  # a tensor without values
         return ""
-    return f" {numbers}" if len(numbers) <= _LONGEST else f" {_digest(numbers)}"
+
+
+def _bytes(tensor: Any) -> bytes:
+    """Return the memory of a tensor, of torch or of NumPy."""
+    import torch
+
+    if not isinstance(tensor, torch.Tensor):
+        return bytes(tensor.tobytes())
+    dense = tensor.detach().cpu()
+    dense = (dense if dense.layout == torch.strided else dense.to_dense()).contiguous()
+    return dense.view(-1).view(torch.uint8).numpy().tobytes()
 
 
 def tensor_text(tensor: Any) -> str:
@@ -201,18 +210,45 @@ def _size(size: Any) -> str:
     return size if isinstance(size, str) else str(int(size))
 
 
-def check_names(module: nn.Module) -> None:
-    """Check that files can hold the names of all modules, parameters and buffers.
+def check_parts(module: nn.Module) -> None:
+    """Check that no module is a part of itself, and that files can hold the names of modules, parameters and buffers.
 
     Raises:
-        BadInput: one is not a text, or has half of a character.
+        BadInput: one is, or a name is not a text or has half of a character.
     """
+    if (path := _path_to_itself(module)) is not None:
+        fix = "hold it where torch does not look for parts: in a tuple, or with object.__setattr__"
+        where = f"{path} of {type(module).__qualname__}"
+        raise BadInput("a module is a part of itself", where=where, expected="a tree of modules", fix=fix)
     for part in module.modules():
         tables = (vars(part).get(table, ()) for table in ("_modules", "_parameters", "_buffers"))
         for name in chain.from_iterable(table for table in tables if isinstance(table, dict)):  # TorchScript has others
             if not isinstance(name, str) or _written(name) != name:
                 where = f"a part of {type(part).__qualname__}"
                 raise BadInput("a name that no file can hold", where=where, expected="a text", got=ascii(name)[:60])
+
+
+def _path_to_itself(module: nn.Module) -> str | None:
+    """Return the path of a module that is among the modules around it; ``None`` if there is none."""
+    done: set[int] = set()
+    around: dict[int, tuple[str, Iterator[tuple[str, nn.Module]]]] = {id(module): ("", _children(module))}
+    while around:
+        (key, (path, rest)) = next(reversed(around.items()))
+        name, child = next(rest, (None, module))
+        if name is None:
+            done.add(key)
+            del around[key]
+        elif id(child) in around:
+            return f"{path}.{name}".lstrip(".")
+        elif id(child) not in done:
+            around[id(child)] = f"{path}.{name}".lstrip("."), _children(child)
+    return None
+
+
+def _children(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    children = vars(module).get("_modules")
+    held = children.items() if isinstance(children, dict) else ()  # TorchScript has others
+    return ((str(name), child) for name, child in held if child is not None)
 
 
 def module_kinds(module: nn.Module) -> ModuleKinds:

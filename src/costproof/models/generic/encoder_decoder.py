@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
+from costproof.ledger.attributes import attribute, has_attribute
 from costproof.ledger.workload import FLOAT_BYTES, Invocation, TensorSpec, Workload
 from costproof.models.decoding.decoder import Past, ids_on_meta, in_step, on_meta
 from costproof.models.decoding.exports import contexts
@@ -62,7 +63,7 @@ class FirstRun:
 
 def first_run(model: nn.Module, inputs: Mapping[str, Any]) -> FirstRun | None:
     """Run a model on meta once, if it is an encoder-decoder whose cache is keys and values of two stacks."""
-    two = getattr(getattr(model, "config", None), "is_encoder_decoder", False) and hasattr(model, "generate")
+    two = attribute(attribute(model, "config", None), "is_encoder_decoder", False) and has_attribute(model, "generate")
     if not two or not inputs:
         return None
     batch = next(iter(inputs.values())).shape[0]
@@ -71,14 +72,16 @@ def first_run(model: nn.Module, inputs: Mapping[str, Any]) -> FirstRun | None:
         encoder, cache = model.get_encoder(), result.past_key_values  # type: ignore[operator]
         own, cross = (_shapes(getattr(cache, f"{half}_attention_cache").layers) for half in ("self", "cross"))
         hidden = {"last_hidden_state": tuple(map(int, result.encoder_last_hidden_state.shape))}
-        pooled = getattr(short_run(encoder, inputs), POOLED, None)
+        pooled = attribute(short_run(encoder, inputs), POOLED, None)
     except AttributeError:  # it has no such parts, or did not run
         return None
     paths = {id(module): path for path, module in model.named_modules()}
     if id(encoder) not in paths or not own or len(own) != len(cross):
         return None
     takes = inspect.signature(encoder.forward).parameters
-    if any(v.is_floating_point() for n, v in inputs.items() if n not in takes and hasattr(v, "is_floating_point")):
+    if any(
+        v.is_floating_point() for n, v in inputs.items() if n not in takes and has_attribute(v, "is_floating_point")
+    ):
         return None  # an image or a sound that it does not take goes through a tower, whose work would be in no stage
     path = paths[id(encoder)]
     inside = {paths[id(module)] for module in encoder.modules()}
@@ -95,8 +98,8 @@ def _cross_without(model: nn.Module, hidden: torch.Tensor, batch: int) -> tuple[
     from costproof.models.generic.two_stacks import Handed
 
     given = {"encoder_outputs": Handed(hidden), "decoder_input_ids": ids_on_meta(batch, PROMPT), "use_cache": True}
-    cache = getattr(short_run(model, given), "past_key_values", None)
-    layers = getattr(getattr(cache, "cross_attention_cache", None), "layers", ())
+    cache = attribute(short_run(model, given), "past_key_values", None)
+    layers = attribute(attribute(cache, "cross_attention_cache", None), "layers", ())
     return _shapes(layers) if all(layer.is_initialized for layer in layers) else None
 
 

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 from costproof.foreign import contained
 from costproof.ledger.errors import BadInput, first_line
 from costproof.ledger.workload import Attention, Dtype
-from costproof.models.generic.described import check_names
+from costproof.models.generic.described import check_parts
 from costproof.models.generic.made import Made
+from costproof.models.stored import Stored
 
 if TYPE_CHECKING:
     from torch import nn
@@ -56,6 +57,11 @@ class Factory:
     def chooses(self) -> frozenset[str]:
         """None: it makes what it makes."""
         return frozenset()
+
+    @property
+    def stored(self) -> Stored:
+        """As the module itself has them."""
+        return Stored()
 
     def make(self, dtype: Dtype | None, attention: Attention | None) -> Made:
         """Run the function.
@@ -117,7 +123,7 @@ class Factory:
 
 
 def check_call(module: nn.Module, given: Any, where: str) -> None:
-    """Check that files can hold the names of a module, and that its tensors have shapes.
+    """Check that a module is no part of itself, that files can hold its names, and that its tensors have shapes.
 
     Raises:
         BadInput: no.
@@ -125,7 +131,7 @@ def check_call(module: nn.Module, given: Any, where: str) -> None:
     import torch
     from torch.utils._pytree import tree_leaves
 
-    check_names(module)
+    check_parts(module)
     tensors = (*module.parameters(), *module.buffers(), *tree_leaves(given))
     if any(isinstance(t, torch.Tensor) and t.is_nested for t in tensors):
         fix = "count a call with one of its tensors, or with all of them padded"

@@ -12,13 +12,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from costproof.foreign import contained
-from costproof.ledger.errors import BadInput, Incomplete, did_you_mean, first_line
+from costproof.ledger.attributes import attribute, has_attribute
+from costproof.ledger.errors import BadInput, Incomplete, did_you_mean, first_line, said_by
 from costproof.ledger.files import read_configuration
 from costproof.ledger.offline import offline, unconnected
-from costproof.ledger.workload import Attention, Dtype
+from costproof.ledger.workload import NO_CLASS, Attention, Dtype
 from costproof.models.generic.bounded import bounded, check_depth, check_keys
 from costproof.models.generic.cutting import CutModel, Edits, edited, first_layers
 from costproof.models.generic.made import Made
+from costproof.models.generic.unasked import unasked
+from costproof.models.generic.unused import unused
+from costproof.models.native import type_of_class
+from costproof.models.stored import PLAIN, Stored, stored, without
 
 if TYPE_CHECKING:
     from torch import nn
@@ -33,6 +38,8 @@ _FLOAT: Final = "__float__"
 """The key of ``{"__float__": "Infinity"}``."""
 _KERNELS: Final = ("attn_implementation", "experts_implementation")
 """Keys that choose code for a part of a model, also with underscores around them; a repository of the Hub is one."""
+_FLASH: Final = "flash_attention_"
+"""How attention begins whose kernels transformers fetches from the Hub where no package has them."""
 _TIMM: Final = ("model_args", "backbone_kwargs")
 """Keys whose entries are arguments of ``timm.create_model``."""
 _TIMM_WEIGHTS: Final = ("checkpoint_path", "pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "cache_dir")
@@ -52,6 +59,8 @@ class HuggingFace:
     """Folder of the Python code that ``auto_map`` names, which may run."""
     edits: Edits = ()
     """Values of the configuration that were changed to cut the model."""
+    stored: Stored = PLAIN
+    """How the checkpoint stores its weights."""
 
     @cached_property
     def data(self) -> dict[str, Any]:
@@ -59,10 +68,11 @@ class HuggingFace:
         found: dict[str, Any] = json.loads(self.text)
         return found
 
-    @property
+    @cached_property
     def name(self) -> str:
-        """The model type."""
-        return str(self.data["model_type"])
+        """The model type; of one without a class that of the class that the configuration names."""
+        own = None if self.code is not None else type_of_class(self.data)
+        return own or str(self.data["model_type"])
 
     @property
     def what(self) -> str:
@@ -112,23 +122,25 @@ class HuggingFace:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Keep the libraries off the network; a model's own code is contained, and may open its own connections.
+        """Keep the libraries off the network and from asking; a model's own code is contained, and may open its own
+        connections.
 
         Raises:
             BadInput: the model's own code failed or ended the program.
         """
         if self.code is None:
-            with unconnected():
+            with unconnected(), unasked():
                 yield
         else:
-            with offline(), contained("the model's own code failed", self.where, root=self.code):
+            with offline(), unasked(), contained("the model's own code failed", self.where, root=self.code):
                 yield
 
     def _read(self) -> Any:
         from transformers import AutoConfig
 
         if self.code is not None:
-            return AutoConfig.from_pretrained(self.code, trust_remote_code=True, local_files_only=True)
+            config = AutoConfig.from_pretrained(self.code, trust_remote_code=True, local_files_only=True)
+            return _usual_attention(config)
         options = _as_built({k: v for k, v in self.data.items() if k not in _NOT_OPTIONS})
         try:
             config = AutoConfig.for_model(self.name, **_with_floats(options))
@@ -169,15 +181,16 @@ class HuggingFace:
         notes = tuple(_unfetched(*found) for found in _kernels(self.data))
         try:
             notes = (*self._chosen()[2], *notes)
-            return Made(self._made(dtype, attention), notes=notes)
+            module = self._made(dtype, attention)
+            return Made(module, notes=notes, waived=self._waived(module))
         except BadInput:
             raise
         except Exception as error:
-            if attention is not None and "attn_implementation" in str(error):
+            if attention is not None and "attn_implementation" in said_by(error):
                 # What a model picks for its parts one by one, it may refuse for all of them at once.
                 own = self._made(dtype, None)
-                if getattr(own.config, "_attn_implementation", None) == attention:
-                    return Made(own, notes=notes)
+                if attribute(own.config, "_attn_implementation", None) == attention:
+                    return Made(own, notes=notes, waived=self._waived(own))
                 raise BadInput(
                     "the model does not have this attention",
                     where="--attention",
@@ -188,6 +201,11 @@ class HuggingFace:
                 "transformers cannot build this model on meta", where=self.where, got=first_line(error)
             ) from error
 
+    def _waived(self, module: nn.Module) -> dict[str, str]:
+        """The keys that decide no cost, with the reason."""
+        found = unused(self.config(), self.data, module, self.where)
+        return found | ({} if self.name == self.data["model_type"] else {"$.model_type": NO_CLASS})
+
     def _made(self, dtype: Dtype | None, attention: Attention | None) -> nn.Module:
         import torch
 
@@ -195,7 +213,7 @@ class HuggingFace:
         if attention is not None:
             config._attn_implementation = attention
         with torch.device("meta"), bounded(self.data, self.where):
-            made: nn.Module = build(config, dtype=getattr(torch, dtype or "bfloat16"))
+            made: nn.Module = build(config, dtype=getattr(torch, dtype or self.stored.dtype or "bfloat16"))
         return made.eval()
 
     def _chosen(self) -> tuple[Any, str, tuple[str, ...]]:
@@ -205,7 +223,7 @@ class HuggingFace:
             build, name = self._remote(named)
             return build, f"{name}, the code of {Path(self.code).name}", (f"ran the code in {Path(self.code).name}",)
         own = _class_named(named[0]) if named else None
-        if own is not None and hasattr(own, "_from_config"):
+        if own is not None and has_attribute(own, "_from_config"):
             notes = (_headless(named[0]),) if _is_base(named[0]) else ()
             return own._from_config, f"{named[0]} of transformers", notes
         kind: Any = type(self.config())
@@ -230,7 +248,7 @@ def _class_named(name: str) -> Any:
     import transformers
 
     try:
-        return getattr(transformers, name, None)
+        return attribute(transformers, name, None)
     except Exception:  # the package imports on demand, and code for other packages fails as it likes
         return None
 
@@ -250,13 +268,19 @@ def huggingface(place: str, path: Path | None, *, trusted: bool) -> HuggingFace:
     data = read_config(path)
     file = _file(path)
     if not data.get("auto_map"):
-        return HuggingFace(json.dumps(data), str(file))
+        return HuggingFace(json.dumps(without(data)), str(file), stored=stored(data, file))
+    has_class, files = _has_class(data), _files_of(data)
+    missing = sorted(name for name in files if not (file.parent / name).is_file())
+    if has_class and (missing or not trusted):
+        return HuggingFace(json.dumps(without(data)), str(file), stored=stored(data, file))
     if not trusted:
         raise BadInput(
-            "the configuration names code of its own",
+            "the configuration names code of its own, and transformers has no class for it",
             where=f"$.auto_map in {file}",
             got=", ".join(sorted(map(str, data["auto_map"]))),
-            fix="--trust-remote-code runs the Python code beside it",
+            fix="--trust-remote-code runs the Python code beside it"
+            if not missing
+            else f"put {missing[0]} beside it; --trust-remote-code runs it",
         )
     for name, place in data["auto_map"].items() if isinstance(data["auto_map"], dict) else ():
         if "--" in str(place):
@@ -267,7 +291,27 @@ def huggingface(place: str, path: Path | None, *, trusted: bool) -> HuggingFace:
                 got=str(place)[:80],
                 fix="put the code beside the configuration, and leave out what stands before --",
             )
-    return HuggingFace(json.dumps(data), str(file), str(file.parent))
+    if missing:
+        raise BadInput(
+            "the code that the configuration names is not there",
+            where=f"$.auto_map in {file}",
+            expected=f"a file {missing[0]} beside it",
+        )
+    return HuggingFace(json.dumps(without(data)), str(file), str(file.parent), stored=stored(data, file))
+
+
+def _has_class(data: Mapping[str, Any]) -> bool:
+    """Whether transformers has a class for a configuration."""
+    from transformers import CONFIG_MAPPING
+
+    return data["model_type"] in CONFIG_MAPPING or type_of_class(data) is not None
+
+
+def _files_of(data: Mapping[str, Any]) -> set[str]:
+    """Names of the files beside a configuration that ``auto_map`` names, but for those of repositories."""
+    places = data["auto_map"].values() if isinstance(data["auto_map"], dict) else ()
+    texts = (part for place in places for part in (place if isinstance(place, list) else [place]))
+    return {f"{t.rpartition('.')[0]}.py" for t in texts if isinstance(t, str) and "." in t and "--" not in t}
 
 
 def _as_built(value: Any) -> Any:
@@ -302,11 +346,22 @@ def _kernels_under(key: object, value: Any) -> tuple[str, ...]:
         return ()
     if isinstance(value, dict):
         return tuple(kernel for part in value.values() for kernel in _kernels_under(key, part))
-    return (value,) if isinstance(value, str) and ("/" in value or ":" in value) else ()
+    return (value,) if isinstance(value, str) and ("/" in value or ":" in value or _FLASH in value) else ()
 
 
 def _unfetched(place: str, kernel: str) -> str:
+    if _FLASH in kernel:
+        return f"{place} is {kernel[:80]}, which needs kernels: the model runs its usual attention"
     return f"{place} names {kernel[:80]}, a kernel of the Hub, which is not fetched: the model runs its usual one"
+
+
+def _usual_attention(config: Any) -> Any:
+    """Return a configuration whose parts, and itself, choose no kernel; those are refused by name."""
+    parts = (getattr(config, name, None) for name in getattr(config, "sub_configs", {}))
+    for part in (config, *(part for part in parts if part is not None)):
+        if _kernels_under(_KERNELS[0], getattr(part, "_attn_implementation", None)):
+            part._attn_implementation = None
+    return config
 
 
 def _with_floats(value: Any) -> Any:
@@ -354,7 +409,7 @@ def auto_class(config: Hashable) -> Any:
     import transformers
 
     for head in (*(f"AutoModelFor{h}" for h in HEADS), "AutoModel"):
-        auto = getattr(transformers, head, None)
+        auto = attribute(transformers, head, None)
         if auto is not None and config in auto._model_mapping:
             found = auto._model_mapping[config]
             return found[0] if isinstance(found, tuple) else found

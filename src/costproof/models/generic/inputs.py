@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from costproof.ledger.attributes import attribute
 from costproof.ledger.errors import BadInput, Incomplete
 from costproof.models.generic import series, structured  # noqa: F401  # fill the registry
 from costproof.models.generic.makers import MAKERS, Case, Example
@@ -60,7 +61,7 @@ def input_choices(case: Case) -> list[tuple[str, ...]]:
     which a sound may come, in place of a text or beside it, or with none; last only what it must have.
     """
     known = [name for name in MAKERS if name in case.takes and (name != _VIDEOS or "pixel_values" not in case.takes)]
-    must = [n for n in known if case.needs(n) or n == getattr(case.module, "main_input_name", None)]
+    must = [n for n in known if case.needs(n) or n == attribute(case.module, "main_input_name", None)]
     plain = [name for name in known if name in must or name in _USUAL]
     usual = [name for name in known if name in plain or name in _BESIDE]
     masked = [name for name in known if name in usual or name in _MASKS]
@@ -118,7 +119,7 @@ def _as_declared(example: Example, parameter: inspect.Parameter) -> Example:
 
 def symbolic(args: Mapping[str, Any]) -> tuple[SymbolicSize, ...]:
     """The batch of every tensor, if all have one, and the sequence of those that are integers."""
-    tensors = {key: value for key, value in args.items() if getattr(value, "dim", int)()}
+    tensors = {key: value for key, value in args.items() if attribute(value, "dim", int)()}
     if len({int(v.shape[0]) for v in tensors.values()}) != 1:
         return ()
     found = [SymbolicSize((key,), 0, "B") for key in tensors]
@@ -150,7 +151,7 @@ def _given(case: Case) -> dict[str, Example]:
     found: dict[str, Example] = {}
     for text in filter(None, case.given.split(",")):
         read = _SHAPE.fullmatch(text.strip())
-        dtype = getattr(torch, read["dtype"], None) if read and read["dtype"] else None
+        dtype = attribute(torch, read["dtype"], None) if read and read["dtype"] else None
         if read is None or (read["dtype"] and not isinstance(dtype, torch.dtype)):
             raise BadInput(
                 "this is not an input",

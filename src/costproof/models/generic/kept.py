@@ -9,6 +9,7 @@ from functools import lru_cache
 from itertools import product
 from typing import Any, Final
 
+from costproof.ledger.attributes import attribute, has_attribute
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.offline import offline
 from costproof.ledger.workload import Attention, Dtype
@@ -77,7 +78,7 @@ def first_run_of(
 ) -> FirstRun | None:
     """What that module hands from its encoder to its decoder."""
     made = made_of(maker, dtype, attention)
-    if not getattr(getattr(made.module, "config", None), "is_encoder_decoder", False):
+    if not attribute(attribute(made.module, "config", None), "is_encoder_decoder", False):
         return None
     choice = choice_of(maker, dtype, attention)
     case = choice.of(Case(made.module, batch, length, TARGET_LENGTH))
@@ -158,4 +159,4 @@ def places_of(maker: Maker, dtype: Dtype | None, attention: Attention | None, si
 
 
 def _shapes(args: Mapping[str, Any]) -> dict[str, Any]:
-    return {n: (type(v), tuple(v.shape)) if hasattr(v, "shape") else v for n, v in args.items()}
+    return {n: (type(v), tuple(v.shape)) if has_attribute(v, "shape") else v for n, v in args.items()}

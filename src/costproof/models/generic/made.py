@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from costproof.ledger.workload import Attention, Dtype
 from costproof.models.generic.cutting import CutModel
+from costproof.models.stored import PLAIN, Stored
 
 if TYPE_CHECKING:
     from torch import nn
@@ -22,6 +23,8 @@ class Made:
     """Keyword arguments of a forward, where they come with it."""
     notes: tuple[str, ...] = ()
     """What was chosen while it was made."""
+    waived: Mapping[str, str] = field(default_factory=dict)
+    """Keys of its configuration that decide no cost, with the reason."""
 
 
 class Maker(Hashable, Protocol):
@@ -45,6 +48,11 @@ class Maker(Hashable, Protocol):
     @property
     def chooses(self) -> frozenset[str]:
         """What :meth:`make` can be asked for: ``dtype``, ``attention``."""
+        ...
+
+    @property
+    def stored(self) -> Stored:
+        """How the checkpoint of the model stores its weights."""
         ...
 
     def make(self, dtype: Dtype | None, attention: Attention | None) -> Made:
@@ -93,6 +101,7 @@ class Given:
     numbers: Mapping[str, int] = field(default_factory=dict)
     chooses: frozenset[str] = frozenset()
     notes: tuple[str, ...] = ()
+    stored: Stored = PLAIN
 
     def make(self, dtype: Dtype | None, attention: Attention | None) -> Made:
         """The module itself."""

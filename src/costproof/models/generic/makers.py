@@ -11,11 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from costproof.ledger.attributes import attribute
+
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from costproof.models.generic.numbers import Numbers
+from costproof.models.generic.numbers import Numbers
 
 SAMPLES: Final = 15_360
 """Just under a second at 16 kHz: a multiple of the strides in use."""
@@ -60,7 +62,7 @@ class Case:
     @property
     def config(self) -> Any:
         """The module's configuration, or ``None``."""
-        return getattr(self.module, "config", None)
+        return attribute(self.module, "config", None)
 
     @property
     def takes(self) -> Mapping[str, inspect.Parameter]:
@@ -75,10 +77,10 @@ class Case:
 
     def number(self, *names: str, default: int) -> int:
         """The first of these that the configuration, or that of the part that takes an input, has."""
-        inside = [getattr(self.config, f"{part}_config", None) for part in _PARTS]
-        deeper = (getattr(one, f"{part}_config", None) for one in inside for part in _PARTS)
+        inside = [attribute(self.config, f"{part}_config", None) for part in _PARTS]
+        deeper = (attribute(one, f"{part}_config", None) for one in inside for part in _PARTS)
         parts = [self.config, *inside, *deeper]
-        found = (getattr(part, name, None) for name in names for part in parts)
+        found = (attribute(part, name, None) for name in names for part in parts)
         return next((v for v in found if isinstance(v, int) and not isinstance(v, bool)), default)
 
     def floats(self, *shape: int) -> torch.Tensor:
@@ -143,15 +145,15 @@ def _positions_of_images(case: Case) -> Example | None:
     """[axes, B, S], where patches have rows and columns: whoever serves the model works them out beforehand."""
     if not {"image_grid_thw", "target_sizes"} & case.takes.keys() or "mm_token_type_ids" not in case.takes:
         return None
-    text = getattr(case.config, "text_config", case.config)
-    sections = (getattr(text, "rope_parameters", None) or {}).get("mrope_section") or _AXES
+    text = attribute(case.config, "text_config", case.config)
+    sections = (attribute(text, "rope_parameters", None) or {}).get("mrope_section") or _AXES
     return Example(case.whole(len(sections), case.batch, case.length), {1: "B", 2: "S"})
 
 
 @makes("decoder_input_ids")
 def _target_ids(case: Case) -> Example:
     """[B, T]; of a decoder of sounds a row for each of its books of codes."""
-    books = getattr(getattr(case.config, "decoder", None), "num_codebooks", 1)
+    books = attribute(attribute(case.config, "decoder", None), "num_codebooks", 1)
     return Example(case.whole(case.batch * books, case.target), {0: "B", 1: "T"} if books == 1 else {1: "T"})
 
 
@@ -180,12 +182,12 @@ def sides(case: Case) -> tuple[int, int]:
     """
     if case.side is not None:
         return case.side, case.side
-    vision, backbone = (getattr(case.config, f"{part}_config", None) for part in ("vision", "backbone"))
-    inner = getattr(getattr(case.config, "encoder", None), "vision_config", None)
-    parts = (vision, inner, case.config, backbone, getattr(vision, "backbone_config", None))
+    vision, backbone = (attribute(case.config, f"{part}_config", None) for part in ("vision", "backbone"))
+    inner = attribute(attribute(case.config, "encoder", None), "vision_config", None)
+    parts = (vision, inner, case.config, backbone, attribute(vision, "backbone_config", None))
     names = ("image_size", "crop_size", "input_size", "max_img_size")
-    side = next((s for p in parts for name in names if (s := getattr(p, name, None))), _SIDE)
-    ratios = getattr(case.config, "scaled_images_ratios", None)
+    side = next((s for p in parts for name in names if (s := attribute(p, name, None))), _SIDE)
+    ratios = attribute(case.config, "scaled_images_ratios", None)
     if ratios and isinstance(side, int):
         side = max(side, -int(-case.number("patch_size", default=1) // min(ratios)))
     height, width = (side, side) if isinstance(side, int) else map(int, side)
@@ -208,7 +210,7 @@ def _spectrum(case: Case) -> Example:
     if "is_longer" in case.takes:
         return Example(case.floats(case.batch, 1, case.number("spec_size", default=256) ** 2 // bins, bins))
     if case.turned:
-        wide = getattr(
+        wide = attribute(
             first_layer(case, "audio"), "in_features", bins
         )  # several frames at once, unless forward stacks them
         bins = bins if wide == bins * case.number("subsampling_factor", default=1) else wide

@@ -15,7 +15,7 @@ from costproof.models import settings as common
 from costproof.models.decoding.decoder import Decoder
 from costproof.models.decoding.names import STAGES
 from costproof.models.encoding.names import STAGE
-from costproof.models.generic.copies import inputs_on_meta, on_meta, with_values
+from costproof.models.generic.copies import inputs_on_meta, on_meta, unwrapped, with_values
 from costproof.models.generic.cutting import CutModel
 from costproof.models.generic.described import arguments, module_kinds, shapes
 from costproof.models.generic.encoder_decoder import TWO_STAGES, TwoStacks, of_encoder
@@ -36,7 +36,7 @@ from costproof.models.generic.made import Cuttable, Given, Made, Maker
 from costproof.models.generic.makers import Case
 from costproof.models.generic.stages import Cached, Plan, Whole, longest
 from costproof.models.generic.towers import NONE, Towers
-from costproof.models.generic.usual import attention_of, case_of, dtype_of, side_of, too_short
+from costproof.models.generic.usual import attention_of, case_of, dtype_of, dtypes_of, side_of, too_short
 from costproof.models.jobs import Built, ExportJob, Run
 from costproof.models.stretch import Stretch
 from costproof.models.target import NamedWorkload, Setting
@@ -80,8 +80,16 @@ class GenericTarget:
             fingerprint_of(self.maker),
             numbers,
             self._stages(made),
+            dict(made.waived),
             cut=dict(self.cut.cut) if self.cut else {},
+            quantised=dict(self.maker.stored.quantised),
+            dtypes=() if "dtype" in self.maker.chooses else dtypes_of(made.module),
         )
+
+    def buffer_bytes(self, workload: Workload) -> int | None:
+        """Return the bytes of all registered buffers."""
+        module = made_of(self.maker, workload.dtype, workload.attention).module
+        return sum(buffer.numel() * buffer.element_size() for buffer in module.buffers())
 
     def module_kinds(self) -> ModuleKinds:
         """The modules of the model, by place."""
@@ -139,7 +147,16 @@ class GenericTarget:
         if made.inputs is not None:
             plain = replace(plain, batch=found.values.get("B") or 1)
         what = "" if "new_tokens" in takes else ", ".join(f"{name} {text}" for name, text in shapes(found.args).items())
-        return replace(plain, what=what, arguments=arguments(_with_numbers(found.args, made.inputs or {})))
+        return replace(plain, what=what, arguments=shapes(found.args))
+
+    def with_values(self, workload: Workload) -> Workload:
+        """Return the workload with the values of the tensors that came with the module.
+
+        They are told whether a run on meta drops them or not.
+        """
+        made = made_of(self.maker, workload.dtype, workload.attention)
+        given = _with_numbers(self._inputs(made, workload).args, made.inputs or {})
+        return replace(workload, arguments=arguments(given))
 
     def conventions(self, workload: Workload) -> Conventions:
         """The usual ones."""
@@ -262,7 +279,7 @@ class GenericTarget:
         """A module of its own for every source; on meta unless the run has numbers."""
         made = self.maker.make(workload.dtype, workload.attention)
         if self.options.real or all(t.is_meta for t in (*made.module.parameters(), *made.module.buffers())):
-            return made
+            return replace(made, module=unwrapped(made.module))
         return replace(made, module=on_meta(made.module))
 
     def _plan(self, workload: Workload) -> Plan:

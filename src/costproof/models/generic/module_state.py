@@ -126,7 +126,7 @@ class ModuleState:
             for slot, place in vars(kind).items():
                 if isinstance(place, MemberDescriptorType) and slot not in ("__dict__", "__weakref__"):
                     self._slot(value, place, _joined(name, slot))
-        with suppress(AttributeError):
+        with suppress(Exception):  # a class may have none, or one of its own that fails
             self._container(object.__getattribute__(value, "__dict__"), name, attributes=True)
 
     def _slot(self, value: Any, place: Any, name: str) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from costproof.ledger.attributes import attribute, has_attribute
 from costproof.ledger.errors import BadInput
 from costproof.ledger.workload import Workload
 from costproof.models.decoding.decoder import Decoder, Past, config_of, ids_on_meta, on_meta, text_config
@@ -124,10 +125,10 @@ def own_cache(model: nn.Module) -> OwnCache | HeldCache | str | None:
     """
     from costproof.models.generic.copies import short_run
 
-    config = config_of(model) if hasattr(model, "config") else None
-    if config is None or getattr(config, "is_encoder_decoder", False) or not hasattr(model, "generate"):
+    config = config_of(model) if has_attribute(model, "config") else None
+    if config is None or attribute(config, "is_encoder_decoder", False) or not has_attribute(model, "generate"):
         return None
-    if not getattr(model, "can_generate", lambda: True)():
+    if not attribute(model, "can_generate", lambda: True)():
         return None
     reached: set[str] = set()
     hooks = [module.register_forward_hook(_noting(reached, path)) for path, module in model.named_modules()]
@@ -136,7 +137,7 @@ def own_cache(model: nn.Module) -> OwnCache | HeldCache | str | None:
     finally:
         for hook in hooks:
             hook.remove()
-    layers = [_layer(layer) for layer in getattr(getattr(result, "past_key_values", None), "layers", ())]
+    layers = [_layer(layer) for layer in attribute(attribute(result, "past_key_values", None), "layers", ())]
     decoder = decoder_path(model)
     owners = _owners(model, decoder)
     towers = frozenset(p for p, _ in model.named_modules() if p not in reached and not _inside(p, decoder))
@@ -144,7 +145,7 @@ def own_cache(model: nn.Module) -> OwnCache | HeldCache | str | None:
     if not layers or len(found) != len(layers) or len(owners) != len(layers):
         found_out = held_cache(model, result, towers)
         return (
-            found_out if isinstance(found_out, HeldCache) or getattr(text_config(model), "use_cache", False) else None
+            found_out if isinstance(found_out, HeldCache) or attribute(text_config(model), "use_cache", False) else None
         )
     return OwnCache(layers=found, owners=owners, towers=towers)
 
@@ -159,12 +160,12 @@ def _inside(path: str, outer: str) -> bool:
 
 def _layer(layer: Any) -> CacheLayer | None:
     """What it holds; ``None`` where that is not keys and values alone: a step on half of a cache is another step."""
-    tensors = {k: v for k, v in vars(layer).items() if hasattr(v, "new_empty") and v.dim() > 1}
+    tensors = {k: v for k, v in vars(layer).items() if has_attribute(v, "new_empty") and v.dim() > 1}
     states = [t for v in vars(layer).values() if isinstance(v, dict) for t in v.values() if t is not None]
-    held = any(hasattr(t, "new_empty") for t in states)
+    held = any(has_attribute(t, "new_empty") for t in states)
     if held or set(tensors) != {"keys", "values"} or any(t.dim() != 4 or t.shape[2] != 3 for t in tensors.values()):
         return None
-    window = getattr(layer, "sliding_window", None) if getattr(layer, "is_sliding", False) else None
+    window = attribute(layer, "sliding_window", None) if attribute(layer, "is_sliding", False) else None
     keys, values = tensors["keys"].shape, tensors["values"].shape
     return CacheLayer((int(keys[1]), int(keys[3])), (int(values[1]), int(values[3])), window)
 
@@ -173,7 +174,7 @@ def _owners(model: nn.Module, decoder: str) -> tuple[str, ...]:
     """The innermost module of the decoder that knows itself to be layer i, of every i."""
     found: dict[int, str] = {}
     for path, module in model.named_modules():
-        index = getattr(module, "layer_idx", None)
+        index = attribute(module, "layer_idx", None)
         if isinstance(index, int) and _inside(path, decoder) and (index not in found or path.startswith(found[index])):
             found[index] = path
     return tuple(found[i] for i in sorted(found)) if sorted(found) == list(range(len(found))) else ()

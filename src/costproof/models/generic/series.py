@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from costproof.ledger.attributes import attribute
 from costproof.models.generic.makers import Case, Example, makes
 
 
@@ -48,7 +49,7 @@ def _channels(case: Case) -> tuple[int, ...]:
 def _seen(case: Case) -> int:
     """Positions of the past, with the lags that the configuration wants."""
     context = case.number("context_length", "prediction_length", default=case.length)
-    lags: list[int] = getattr(case.config, "lags_sequence", None) or [0]
+    lags: list[int] = attribute(case.config, "lags_sequence", None) or [0]
     return context + max(lags)
 
 

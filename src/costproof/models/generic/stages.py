@@ -6,9 +6,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
+from costproof.ledger.attributes import attribute, has_attribute
 from costproof.ledger.errors import BadInput
 from costproof.ledger.workload import FLOAT_BYTES, Invocation, TensorSpec, Workload
 from costproof.models.caches import caches_of
+from costproof.models.decoding.config import longest_context
 from costproof.models.decoding.decoder import text_config
 from costproof.models.decoding.exports import contexts
 from costproof.models.encoding.names import STAGE, place
@@ -77,12 +79,12 @@ def _is_tensor(value: Any) -> bool:
     """Whether an argument of a forward is tensors: an export has places for those alone."""
     if isinstance(value, list | tuple):
         return bool(value) and all(map(_is_tensor, value))
-    return hasattr(value, "new_empty")
+    return has_attribute(value, "new_empty")
 
 
 def specs(values: Iterable[Any]) -> tuple[TensorSpec, ...]:
     """Shapes and dtypes of the tensors among some arguments."""
-    tensors = [v for v in values if hasattr(v, "new_empty")]
+    tensors = [v for v in values if has_attribute(v, "new_empty")]
     return tuple(TensorSpec(tuple(map(int, v.shape)), str(v.dtype).removeprefix("torch.")) for v in tensors)
 
 
@@ -105,10 +107,10 @@ def returns_cache(model: nn.Module, args: Mapping[str, Any]) -> bool:
 
     if caches_of(args):
         return True
-    config = getattr(model, "config", None)
-    own = text_config(model) if hasattr(config, "get_text_config") else None
-    parts = [getattr(config, name, None) for name in getattr(config, "sub_configs", ())]
-    if config is not None and not any(hasattr(c, "use_cache") for c in (config, own, *parts)):
+    config = attribute(model, "config", None)
+    own = text_config(model) if has_attribute(config, "get_text_config") else None
+    parts = [attribute(config, name, None) for name in attribute(config, "sub_configs", ())]
+    if config is not None and not any(has_attribute(c, "use_cache") for c in (config, own, *parts)):
         return False
     # A module of one's own is not run with numbers for that.
     run = copies.short_run if config is not None else copies.runs_on_meta
@@ -171,7 +173,11 @@ class Cached:
 
 def longest(model: nn.Module) -> int | None:
     """Positions that a model has a place for, as far as its configuration says."""
-    config = getattr(model, "config", None)
-    text = text_config(model) if hasattr(config, "get_text_config") else config
-    most = getattr(text, "max_position_embeddings", None)
-    return most if isinstance(most, int) and most > 0 else None
+    config = attribute(model, "config", None)
+    text = text_config(model) if has_attribute(config, "get_text_config") else config
+    most = attribute(text, "max_position_embeddings", None)
+    if not isinstance(most, int) or most <= 0:
+        return None
+    scaling = attribute(text, "rope_parameters", None)
+    nested = [s for s in scaling.values() if isinstance(s, dict)] if isinstance(scaling, dict) else []
+    return longest_context(most, nested or [scaling])

@@ -10,6 +10,7 @@ import sys
 from functools import partial
 from typing import TYPE_CHECKING
 
+from costproof.ledger.attributes import attribute
 from costproof.models.generic.makers import SAMPLES, Case, Example, first_layer, known, makes, sides
 
 if TYPE_CHECKING:
@@ -76,13 +77,13 @@ def _packed(case: Case) -> bool:
 
 def _tile(case: Case) -> int:
     """Pixels per side of a tile of an image."""
-    return int(getattr(getattr(case.config, "vision_config", None), "image_size", 0)) or sides(case)[0]
+    return int(attribute(attribute(case.config, "vision_config", None), "image_size", 0)) or sides(case)[0]
 
 
 def _tiles(case: Case) -> int | None:
     """Tiles that the model itself cuts an image into, the small view of it among them; ``None``: it cuts none."""
-    count = getattr(sys.modules.get(type(case.module).__module__), "image_size_to_num_patches", None)
-    points = getattr(case.config, "image_grid_pinpoints", None)
+    count = attribute(sys.modules.get(type(case.module).__module__), "image_size_to_num_patches", None)
+    points = attribute(case.config, "image_grid_pinpoints", None)
     return None if count is None or points is None else int(count(list(sides(case)), points, _tile(case)))
 
 
@@ -92,7 +93,7 @@ def _most_tiles(case: Case) -> int:
 
 def _compares(case: Case) -> bool:
     """Whether a model of transformers matches the points of two images."""
-    auto = getattr(sys.modules.get("transformers"), "AutoModelForKeypointMatching", None)
+    auto = attribute(sys.modules.get("transformers"), "AutoModelForKeypointMatching", None)
     return auto is not None and type(case.config) in auto._model_mapping
 
 
@@ -106,7 +107,7 @@ def _states(case: Case) -> Example | None:
         return None
     if _packed(case):
         return Example(case.floats(case.batch * _count(case), _volume(case)), {})
-    channels = getattr(first_layer(case), "in_channels", None)
+    channels = attribute(first_layer(case), "in_channels", None)
     if channels is None or "inputs_embeds" in case.takes:
         width = case.number("hidden_size", "d_model", default=1)
         return Example(case.floats(case.batch, case.length, width), {0: "B", 1: "S"})
@@ -169,7 +170,7 @@ def _block(case: Case) -> Example:
 @makes("context_hidden_states")
 def _drafted_on(case: Case) -> Example:
     """[B, S, widths of the layers beside each other that a draft reads]."""
-    layers = len(getattr(case.config, "target_layer_ids", ()))
+    layers = len(attribute(case.config, "target_layer_ids", ()))
     width = layers * case.number("hidden_size", default=1)
     return Example(case.floats(case.batch, case.length, width), {0: "B", 1: "S"})
 
@@ -205,7 +206,7 @@ def _sizes(case: Case) -> Example | None:
 @makes("high_res_pixel_values")
 def _high(case: Case) -> Example:
     """[B, channels, height, width] of the same image for a second tower."""
-    side = int(getattr(getattr(case.config, "high_res_vision_config", None), "image_size", sides(case)[0]))
+    side = int(attribute(attribute(case.config, "high_res_vision_config", None), "image_size", sides(case)[0]))
     return Example(case.floats(case.batch, 3, side, side))
 
 
@@ -292,7 +293,7 @@ def _patch(case: Case) -> int:
 
 def _merge(case: Case) -> int:
     """Patches along a side of a token; some models say how many are one: ``16x``."""
-    if mode := getattr(case.config, "downsample_mode", ""):
+    if mode := attribute(case.config, "downsample_mode", ""):
         return math.isqrt(int(mode.rstrip("x")))
     return case.number("spatial_merge_size", "merge_size", "pooling_kernel_size", default=1)
 

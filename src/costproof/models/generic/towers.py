@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from costproof.ledger.attributes import attribute
 from costproof.models.decoding.decoder import Locate
 from costproof.models.generic.copies import short_run
 
@@ -50,7 +51,7 @@ def towers(model: nn.Module, inputs: Mapping[str, Any]) -> Towers:
 
     Where a text alone does not run at all, these are the parts of the model that run, each beside the others.
     """
-    beside = [v for n, v in inputs.items() if n != IDS and getattr(v, "is_floating_point", bool)()]
+    beside = [v for n, v in inputs.items() if n != IDS and attribute(v, "is_floating_point", bool)()]
     if IDS not in inputs or not beside:
         return NONE
     with _reached(model) as full:
@@ -110,6 +111,6 @@ def _reached(model: nn.Module) -> Iterator[dict[str, None]]:
 
 def decoder_path(model: nn.Module) -> str:
     """Path of the stack of layers, as far as the model says; else that of the whole."""
-    ask = getattr(model, "get_decoder", None)
+    ask = attribute(model, "get_decoder", None)
     decoder = ask() if callable(ask) else None
     return next((path for path, module in model.named_modules() if module is decoder), "")

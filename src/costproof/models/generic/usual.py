@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, get_args
 
+from costproof.ledger.attributes import attribute
 from costproof.ledger.errors import BadInput
 from costproof.ledger.workload import Attention, Dtype, Workload
 from costproof.models.generic.kept import TARGET_LENGTH
@@ -44,15 +46,23 @@ def case_of(made: Made, workload: Workload) -> Case:
 
 
 def dtype_of(module: nn.Module) -> Dtype:
-    """The dtype of a module's parameters, as far as a workload can say it."""
-    found = (str(p.dtype).removeprefix("torch.") for p in module.parameters() if p.is_floating_point())
-    name = next(found, "float32")
+    """The dtype of most elements of a module's parameters, as far as a workload can say it."""
+    elements = Counter[str]()
+    for p in module.parameters():
+        if p.is_floating_point():
+            elements[str(p.dtype).removeprefix("torch.")] += p.numel()
+    name = max(elements, key=lambda dtype: elements[dtype], default="float32")
     return name if name in get_args(Dtype) else "float32"  # type: ignore[return-value]
+
+
+def dtypes_of(module: nn.Module) -> tuple[str, ...]:
+    """The dtypes of a module's parameters."""
+    return tuple(sorted({str(p.dtype).removeprefix("torch.") for p in module.parameters()}))
 
 
 def attention_of(module: nn.Module) -> Attention:
     """What a model of transformers runs, without having been told."""
-    config = getattr(module, "config", None)
+    config = attribute(module, "config", None)
     # A configuration that was told nothing belongs to a model that has nothing to choose from.
-    name = getattr(config, "_attn_implementation", "sdpa") or "eager"
+    name = attribute(config, "_attn_implementation", "sdpa") or "eager"
     return name if name in get_args(Attention) else "sdpa"  # type: ignore[return-value]

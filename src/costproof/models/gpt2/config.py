@@ -39,6 +39,7 @@ class Gpt2Config(TextConfig):
         "tied": "tie_word_embeddings",
         "activation": "activation_function",
     }
+    ranges: ClassVar = {"text_positions": range(128, 228)}
     follows: ClassVar = {"text_head_dim": "text_share"}
     left_out: ClassVar = {"n_positions": 1024, "tie_word_embeddings": True, "activation_function": "gelu_new"}
     beside: ClassVar = {
@@ -48,6 +49,10 @@ class Gpt2Config(TextConfig):
         **{f"summary_{x}": "of a class with a head for a summary" for x in _SUMMARY},
         **dict.fromkeys(("n_ctx", "n_special", "predict_special_tokens"), "the class does not read it"),
     }
+
+    def buffer_bytes(self, element: int) -> int | None:
+        """None: positions are learned."""
+        return 0
 
     def symbols(self) -> dict[str, int]:
         """Values of the configuration's symbols, as the formulas name them."""

@@ -62,6 +62,7 @@ def ledger(config: Gpt2Config, workload: Workload) -> Ledger:
         inner=width,
         bias=ALL,
         fused=True,
+        causal=True,
         mask="input" if workload.attention == "eager" else "none",
         written_out=workload.attention == "eager",
     )

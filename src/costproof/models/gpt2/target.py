@@ -35,6 +35,7 @@ class Gpt2(CausalTarget[Gpt2Config]):
     @classmethod
     def drawn(cls, sizes: Mapping[str, int], rng: random.Random) -> Drawn:
         """A random small configuration for a proof: heads as wide as drawn, the width is theirs together."""
+        from costproof.analytic.mlp import ACTIVATION_FLOPS
         from costproof.models.decoding.domain import has
 
         heads = sizes["text_kv_heads"] * sizes["text_groups"]
@@ -44,9 +45,9 @@ class Gpt2(CausalTarget[Gpt2Config]):
             layers=sizes["layers"],
             heads=heads,
             vocab=sizes["text_vocab"],
-            max_positions=128,
+            max_positions=sizes["text_positions"],
             tied=rng.random() < 0.5,
-            activation=rng.choice(("gelu_new", "gelu", "relu")),
+            activation=rng.choice(tuple(ACTIVATION_FLOPS)),
         )
         return cls(config), has(config)
 

@@ -41,7 +41,6 @@ class GptOssConfig(MixtureConfig):
         **BESIDE,
         **dict.fromkeys(("swiglu_alpha", "swiglu_limit"), "decides no cost"),
         **dict.fromkeys(("experts_per_token", "initial_context_length"), "the class does not read it"),
-        "quantization_config": "weights are counted in the dtype of the run",
     }
 
     @classmethod
@@ -53,4 +52,4 @@ class GptOssConfig(MixtureConfig):
     @classmethod
     def random(cls, sizes: Mapping[str, int], rng: Random) -> dict[str, Any]:
         """The fields of a random configuration that are not drawn as for every decoder."""
-        return {**MixtureConfig.random(sizes, rng), "activation": "silu"}
+        return {**MixtureConfig.random(sizes, rng)}

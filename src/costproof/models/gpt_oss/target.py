@@ -10,6 +10,7 @@ from costproof.ledger.workload import Attention, Workload
 from costproof.models import settings
 from costproof.models.decoding.base import CausalTarget
 from costproof.models.gpt_oss.config import GptOssConfig
+from costproof.models.stored import Stored
 from costproof.models.target import Setting
 
 
@@ -20,6 +21,7 @@ class GptOss(CausalTarget[GptOssConfig]):
     config: GptOssConfig = field(default_factory=GptOssConfig)
     name: str = "gpt-oss"
     model_types: ClassVar[tuple[str, ...]] = ("gpt_oss",)
+    released: ClassVar[Stored] = Stored((("weights", "mxfp4 (published)"),))
     attentions: ClassVar[tuple[Attention, ...]] = ("eager",)
     # Its loop over experts multiplies in another way than those of other classes, which no rule reads.
     more: ClassVar[tuple[Setting, ...]] = (replace(settings.EXPERTS, choices=("grouped_mm", "batched_mm")),)

@@ -158,7 +158,8 @@ class ImageTextTarget(Native[C]):
     def first_layers(self, layers: int) -> tuple[C, dict[str, str]]:
         """The first layers of the decoder, and of the tower as many; all else as it was."""
         vision, text = self.config.vision, self.config.text
-        cut = layers_cut("decoder", layers, 1, text.layers)
+        _, words = layers_cut("decoder", layers, 1, text.layers)
+        cut = {"decoder layers": words} if words else {}
         seen = min(max(layers, self.least_layers()), vision.layers)
         if seen < vision.layers:
             cut |= {"vision layers": f"{seen} of {vision.layers}"}
@@ -184,7 +185,7 @@ class ImageTextTarget(Native[C]):
         named = {p.name: p for p in PRESETS}
         chosen = named[common.known_preset(preset or PRESETS[0].name, named)]
         problems: list[CostproofError] = []
-        plain = with_images(Workload(chosen.name, chosen.tokens["text"]), int(chosen.default))
+        plain = with_images(Workload(chosen.name, chosen.tokens["text"], dtype=self.dtype), int(chosen.default))
         plain = self.with_own(plain, {}, problems)
         started = self.with_own(plain, given, problems)
         length = given.pop("seq_len", None)

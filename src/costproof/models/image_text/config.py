@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Final, Self, TypeVar
 
 from costproof.ledger.errors import BadInput, CostproofError
-from costproof.models import native
+from costproof.ledger.node import exact_sum
 from costproof.models.decoding.config import TextConfig
 from costproof.models.encoding.config import EncoderConfig
-from costproof.models.native import NativeConfig
+from costproof.models.native import NativeConfig, check_type
 from costproof.models.section import Section, shown
 
 VISION: Final = "vision_config"
@@ -43,6 +43,10 @@ class ImageTextConfig(NativeConfig):
         found = NativeConfig.normalised(self)
         return found | {key: part.normalised() for key, part in (("vision", self.vision), ("text", self.text))}
 
+    def buffer_bytes(self, element: int) -> int | None:
+        """Those of the tower and of the decoder."""
+        return exact_sum((self.vision.buffer_bytes(element), self.text.buffer_bytes(element)))
+
     def native(self) -> dict[str, Any]:
         """Keyword arguments for the configuration class of transformers."""
         parts = {VISION: self.vision, TEXT: self.text}
@@ -56,9 +60,9 @@ class ImageTextConfig(NativeConfig):
     def read(cls, data: object, problems: list[CostproofError]) -> Self:
         """A model in the value of a file."""
         top = Section(data, "$", problems)
-        top.waive({**native.WAIVED, **cls.beside})
+        top.waive(cls.beside)
         top.fixed("architectures", [cls.architecture], None, why="no formulas for this class", default=None)
-        top.fixed("model_type", cls.model_type, why="this is the configuration of another model")
+        check_type(top, cls.model_type)
         config = cls.parts(top)
         own = top.finish()
         config = replace(config, waived=(*config.waived, *own))
@@ -104,6 +108,8 @@ def part(top: Section, key: str, kind: type[P], given: object) -> tuple[P, tuple
     made = kind.read(data, own)
     top.problems += [_within(key, problem) for problem in own] if isinstance(given, dict) else []
     path = f"$.{key}" if key else "$"
+    if key:
+        top.below.append((path, {name for f, name in kind.keys.items()}, data))
     return replace(made, waived=()), tuple((path + place[1:], why) for place, why in made.waived)
 
 

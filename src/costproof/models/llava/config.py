@@ -49,6 +49,7 @@ class LlavaConfig(ImageTextConfig):
     from_last: int = 2
     """Which of the tower's hidden states are projected, counted from those behind its last layer, which are 1."""
 
+    not_drawn: ClassVar = dict.fromkeys(("vision.architecture", "vision.pooled"), "the class projects no vector")
     model_type: ClassVar[str] = "llava"
     architecture: ClassVar[str] = "LlavaForConditionalGeneration"
     beside: ClassVar = {

@@ -93,7 +93,7 @@ class Llava(ImageTextTarget[LlavaConfig]):
         from costproof.models.decoding.domain import has, random_config
         from costproof.models.encoding.domain import ACTIVATIONS
 
-        text = replace(random_config(LlamaConfig, p, rng), max_positions=512)
+        text = replace(random_config(LlamaConfig, p, rng), max_positions=rng.randint(512, 1024))
         config = LlavaConfig(
             ClipVisionConfig(**ClipVision.drawn_sizes(p, rng)),
             text,

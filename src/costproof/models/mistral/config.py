@@ -25,6 +25,7 @@ class MistralConfig(WindowedConfig):
     window: int = 4096
     pattern: str = "w"
 
+    not_drawn: ClassVar = {"pattern": "the class gives all layers the same window"}
     model_type: ClassVar[str] = "mistral"
     architecture: ClassVar[str] = "MistralForCausalLM"
     heads_divide: ClassVar = False

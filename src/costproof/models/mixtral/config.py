@@ -25,6 +25,7 @@ class MixtralConfig(MixtureConfig):
     max_positions: int = 32768
     pattern: str = "w"
 
+    not_drawn: ClassVar = {"pattern": "the class gives all layers the same window"}
     model_type: ClassVar[str] = "mixtral"
     architecture: ClassVar[str] = "MixtralForCausalLM"
     heads_divide: ClassVar = False

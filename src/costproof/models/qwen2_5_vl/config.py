@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Final, Self
 
 from costproof.ledger.errors import BadInput, CostproofError
 from costproof.models.decoding.config import TextConfig
-from costproof.models.encoding.config import EncoderConfig
+from costproof.models.encoding.config import ONE_CLASS, EncoderConfig
 from costproof.models.image_text.config import TEXT, VISION, ImageTextConfig, part
 from costproof.models.native import yes_or_no
 from costproof.models.section import Section, shown
@@ -45,6 +45,7 @@ class Qwen25VlVisionConfig(EncoderConfig):
     whole: tuple[int, ...] = (7, 15, 23, 31)
     """Layers, from 0, in which every patch attends to all of its image."""
 
+    not_drawn: ClassVar = ONE_CLASS
     model_type: ClassVar[str] = "qwen2_5_vl_vision"
     architectures: ClassVar = {"Qwen2_5_VisionTransformerPretrainedModel": False}
     keys: ClassVar = {
@@ -64,6 +65,10 @@ class Qwen25VlVisionConfig(EncoderConfig):
         **dict.fromkeys(("in_chans", "spatial_patch_size"), "the class does not read it"),
     }
     prefix: ClassVar[str] = "vision"
+
+    def buffer_bytes(self, element: int) -> int | None:
+        """Frequencies of rows and columns, as they are and as they were, in float32."""
+        return 2 * 4 * (self.head_dim // 4)
 
     @property
     def volume(self) -> int:

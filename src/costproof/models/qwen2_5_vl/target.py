@@ -199,7 +199,9 @@ class Qwen25Vl(ImageTextTarget[Qwen25VlConfig]):
         half = p["text_head_halves"]
         cuts = sorted(rng.sample(range(1, half), 2))
         made = random_config(Qwen25VlTextConfig, {**p, "text_share": 2 * half}, rng)
-        text = replace(made, max_positions=1024, sections=(cuts[0], cuts[1] - cuts[0], half - cuts[1]))
+        text = replace(
+            made, max_positions=rng.randint(1024, 2048), sections=(cuts[0], cuts[1] - cuts[0], half - cuts[1])
+        )
         more = some_layers(p, rng)
         vision = Qwen25VlVisionConfig(
             **more,

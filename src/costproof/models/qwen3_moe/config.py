@@ -35,6 +35,7 @@ class Qwen3MoeConfig(MixtureConfig):
     kinds: str = "m"
     """Layers with a mixture of experts are ``m``, those with an MLP ``d``; repeated over the layers."""
 
+    not_drawn: ClassVar = {"pattern": "the class gives all layers the same window"}
     model_type: ClassVar[str] = "qwen3_moe"
     architecture: ClassVar[str] = "Qwen3MoeForCausalLM"
     heads_divide: ClassVar = False

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from costproof.ledger.errors import BadInput, CostproofError
-from costproof.models.encoding.config import EncoderConfig
+from costproof.models.encoding.config import ONE_CLASS, EncoderConfig
 from costproof.models.section import Section
 
 
@@ -34,6 +34,7 @@ class Qwen3VlVisionConfig(EncoderConfig):
     deep: tuple[int, ...] = (8, 16, 24)
     """Layers, from 0, whose patches are merged as well."""
 
+    not_drawn: ClassVar = ONE_CLASS
     model_type: ClassVar[str] = "qwen3_vl_vision"
     architectures: ClassVar = {"Qwen3VLVisionModel": False}
     keys: ClassVar = {
@@ -50,6 +51,10 @@ class Qwen3VlVisionConfig(EncoderConfig):
     left_out: ClassVar = {"out_hidden_size": 3584}
     beside: ClassVar = {"rope_parameters": "decides no cost", "rope_theta": "decides no cost"}
     prefix: ClassVar[str] = "vision"
+
+    def buffer_bytes(self, element: int) -> int | None:
+        """Frequencies of rows and columns, as they are and as they were, in float32."""
+        return 2 * 4 * (self.head_dim // 4)
 
     @property
     def volume(self) -> int:

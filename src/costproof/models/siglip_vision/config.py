@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from costproof.models.encoding.config import EncoderConfig, VisionConfig
+from costproof.models.encoding.config import ONE_CLASS, EncoderConfig, VisionConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,11 +20,16 @@ class SiglipVisionConfig(VisionConfig):
     architecture: str = "SiglipVisionModel"
     pooled: bool = True
 
+    not_drawn: ClassVar = ONE_CLASS
     model_type: ClassVar[str] = "siglip_vision_model"
     architectures: ClassVar = {"SiglipVisionModel": False}
     keys: ClassVar = {**VisionConfig.keys, "pooled": "vision_use_head"}
     class_token: ClassVar[bool] = False
     beside: ClassVar = {"projection_dim": "the class does not read it"}
+
+    def buffer_bytes(self, element: int) -> int | None:
+        """Positions of all patches, in int64."""
+        return 8 * self.grid**2
 
     def native(self) -> dict[str, Any]:
         """Keyword arguments for the configuration class of transformers."""

@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Final, Self
 
 from costproof.ledger.errors import BadInput, CostproofError
-from costproof.models.encoding import config as encoding
-from costproof.models.native import NativeConfig, yes_or_no
+from costproof.models.native import NativeConfig, check_type, yes_or_no
 from costproof.models.section import MOST_LAYERS, Section, renamed
 
 _MLPS: Final = {"relu": ("relu", False), "gated-gelu": ("gelu_new", True), "gated-silu": ("silu", True)}
@@ -44,6 +43,10 @@ class T5Config(NativeConfig):
         "buckets": "relative_attention_num_buckets",
     }
 
+    def buffer_bytes(self, element: int) -> int | None:
+        """None: distances are looked up."""
+        return 0
+
     @property
     def activation(self) -> str:
         """The activation of the MLPs."""
@@ -73,15 +76,8 @@ class T5Config(NativeConfig):
     def read(cls, data: object, problems: list[CostproofError]) -> Self:
         """A T5 in the value of a file; a key that is left out has the default of the class of transformers."""
         top = Section(data, "$", problems)
-        top.waive(
-            {
-                **encoding.WAIVED,
-                **dict.fromkeys(("dropout_rate", "classifier_dropout", "initializer_factor"), "of training alone"),
-                **dict.fromkeys(("layer_norm_epsilon", "relative_attention_max_distance"), "decides no cost"),
-                **dict.fromkeys(("decoder_start_token_id", "n_positions"), "decides no cost"),
-            }
-        )
-        top.fixed("model_type", cls.model_type, why="this is the configuration of another model")
+        top.waive(dict.fromkeys(("relative_attention_max_distance", "n_positions"), "decides no cost"))
+        check_type(top, cls.model_type)
         top.fixed("architectures", [cls.architecture], None, why="no formulas for this class", default=None)
         top.fixed("is_encoder_decoder", True, why="the formulas describe an encoder and a decoder")
         top.fixed("is_decoder", False, why="the formulas describe an encoder and a decoder")

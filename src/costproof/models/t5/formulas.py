@@ -137,6 +137,7 @@ def _layer(config: T5Config, stack: str, call: Call, *, first: bool) -> tuple[Pa
         kv_heads=heads,
         head_dim=sym("text_head_dim"),
         cached=decodes,
+        causal=decodes,
         mask="heads",
         beside=(DistanceBuckets(call.tokens, keys),) if first else (),
     )

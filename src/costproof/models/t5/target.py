@@ -75,18 +75,14 @@ class T5(Native[T5Config]):
     def first_layers(self, layers: int) -> tuple[T5Config, dict[str, str]]:
         """The first layers of both stacks, all else as it was."""
         most = (self.config.layers, self.config.decoder_layers)
-        cut = {
-            k: v
-            for s, m in zip(("encoder", "decoder"), most, strict=True)
-            for k, v in layers_cut(s, layers, 1, m).items()
-        }
-        return replace(self.config, layers=layers, decoder_layers=layers), cut
+        cut = {f"{s} layers": layers_cut(s, layers, 1, m)[1] for s, m in zip(("encoder", "decoder"), most, strict=True)}
+        return replace(self.config, layers=layers, decoder_layers=layers), {k: v for k, v in cut.items() if v}
 
     def workload(self, preset: str | None = None, **given: Any) -> Workload:
         """A preset with changes."""
         named = {p.name: p for p in PRESETS}
         name = common.known_preset(preset or PRESETS[0].name, named)
-        plain = Workload(name, named[name].tokens["text"], _ANSWERS[name])
+        plain = Workload(name, named[name].tokens["text"], _ANSWERS[name], dtype=self.dtype)
         problems: list[CostproofError] = []
         length = given.pop("seq_len", None)
         started = plain if length is None else replace(plain, text_tokens=length)

@@ -30,6 +30,8 @@ class Vit(VisionTarget[VitConfig]):
     @classmethod
     def drawn(cls, p: Mapping[str, int], rng: random.Random) -> tuple[Vit, dict[str, bool]]:
         """A random small configuration for a proof."""
+        from costproof.models.encoding.domain import ACTIVATIONS
+
         classifies = rng.random() < 0.5
         config = VitConfig(
             **cls.drawn_sizes(p, rng),
@@ -37,6 +39,7 @@ class Vit(VisionTarget[VitConfig]):
             labels=p["vision_labels"] if classifies else 0,
             qkv_bias=rng.random() < 0.5,
             pooled=0 if classifies else p["vision_pooled"],
+            pooler_activation=rng.choice(ACTIVATIONS),
         )
         made = cls(config)
         return made, {**made.has(), "a classifier": classifies, "biases in attention": config.qkv_bias}

@@ -12,6 +12,7 @@ from urllib.parse import quote
 
 from costproof.ledger.callgraph import CallGraph, TensorAt
 from costproof.ledger.capture import Capture
+from costproof.ledger.counted import counted_line
 from costproof.ledger.errors import BadInput
 from costproof.ledger.plural import plural, verb
 from costproof.reports.absent import callgraph_of
@@ -42,7 +43,12 @@ def graph_view(drawn: Drawable, choice: Choice | None = None) -> GraphView:
     chosen = choice or Choice()
     whole, ledgers = (callgraph_of(drawn), drawn.ledgers) if isinstance(drawn, Capture) else (drawn, ())
     told = drawn if isinstance(drawn, _TOLD) else None
-    about = (model_line(told.target), f"{told.workload.name}: {workload_line(told.workload)}") if told else ()
+    of_run = (
+        ()
+        if told is None
+        else (f"{told.workload.name}: {workload_line(told.workload)}", counted_line(told.target, told.workload))
+    )
+    about = (model_line(told.target), *of_run) if told else ()
     check(chosen, told.target.stages if told else (), {*whole.module_types, *whole.call_counts})
     # Grouped anew inside a prefix: a block of a series is one block there.
     graph = whole if chosen.prefix is None else inside(whole, chosen.prefix)
@@ -79,7 +85,7 @@ def graph_view(drawn: Drawable, choice: Choice | None = None) -> GraphView:
 
 
 def _title(drawn: Drawable, chosen: Choice) -> str:
-    parts = [f"{drawn.target.name} at {drawn.workload.name}" if isinstance(drawn, _TOLD) else "callgraph"]
+    parts = [f"{drawn.target.title} at {drawn.workload.name}" if isinstance(drawn, _TOLD) else "callgraph"]
     parts += [f"stage {chosen.stage}"] if chosen.stage else []
     parts += [f"below {chosen.prefix}"] if chosen.prefix else []
     parts += ["heavy modules only"] if chosen.heavy else []

@@ -39,7 +39,7 @@ from costproof.reports.quantities import UNITS
 from costproof.reports.static_md import DERIVED
 from costproof.reports.values import ledgers
 from costproof.reports.verdicts import open_findings, tally
-from costproof.reports.whole_words import TITLE, how, not_known, whole_rows
+from costproof.reports.whole_words import how, not_known, whole_rows, whole_title
 
 if TYPE_CHECKING:
     from costproof.ledger.capture import Capture
@@ -63,8 +63,8 @@ def capture_page(found: Report) -> str:
     numbers = {f.id: i for i, f in enumerate(compared.findings)}
     listed = partial(_findings, numbers)
     return page(
-        f"{capture.target.name}: {compared.verdict}",
-        head(f"{capture.target.name}", compared.verdict, found.sentence, [about(capture.target, capture.workload)]),
+        f"{capture.target.title}: {compared.verdict}",
+        head(capture.target.title, compared.verdict, found.sentence, [about(capture.target, capture.workload)]),
         (
             listed(f"{plural(len(opened), 'open finding')}", opened, closed=False),
             reasons("Why the result is incomplete", compared.incomplete),
@@ -172,7 +172,7 @@ def _whole(capture: Capture) -> Html | None:
     said = (*how(capture.whole), *not_known(capture.whole))
     return h(
         "section",
-        h("h2", TITLE),
+        h("h2", whole_title(capture.whole)),
         h("ul", [h("li", f"{line}.") for line in said]),
         table(*whole_rows(capture.whole, digits=True)),
         id="whole",
@@ -246,7 +246,7 @@ def _data(found: Report, metrics: list[Metric], rows: list[dict[str, Any]], form
     used = sorted({n for some in names for n in some})
     owners = {f[2] for row in rows for f in row["formulas"]}
     return {
-        "title": f"{capture.target.name} at {capture.workload.name}",
+        "title": f"{capture.target.title} at {capture.workload.name}",
         "first": _first(metrics),
         "metrics": {
             m: {"title": METRICS[m].title, "unit": UNITS.get(METRICS[m].unit, ""), "wide": m in STAGE_WIDE}

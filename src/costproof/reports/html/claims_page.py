@@ -18,7 +18,7 @@ _HEAD: Final = ("claim", "verdict", "metric", "claimed", "truth", "claim − tru
 
 def claims_page(found: ClaimsReport) -> str:
     """The file."""
-    title = f"Claims on {found.target.name}"
+    title = f"Claims on {found.target.title}"
     told = [about(found.target, found.workload)]
     foot = h("footer", h("p", f"Made with {versions_line(found.environment)}."))
     return page(title, head(title, found.verdict, sentence(found), told), claims_body(found), foot)

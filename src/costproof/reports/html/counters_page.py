@@ -19,7 +19,7 @@ VERDICTS = {0: "explained", 1: "unexplained", 3: "incomplete"}
 
 def counters_page(found: CounterReport) -> str:
     """The file."""
-    title = f"Third-party counters on {found.target.name}"
+    title = f"Third-party counters on {found.target.title}"
     top = head(title, VERDICTS[found.exit_code], f"{counts(found.compared)}.", [about(found.target, found.workload)])
     return page(title, top, counters_body(found), foot(found.conventions, found.environment))
 

@@ -8,7 +8,7 @@ from costproof.compare.diff.types import Diff, Quantity, RowDiff
 from costproof.ledger.metrics import EVERY_METRIC, Metric
 from costproof.ledger.plural import plural, verb
 from costproof.reports.describe import versions_line
-from costproof.reports.diff_words import amount, change, headline, percent, sentence, signed, told
+from costproof.reports.diff_words import amount, change, gaps, headline, percent, sentence, signed, told
 from costproof.reports.html.document import Html, h, joined, page, table
 from costproof.reports.html.parts import (
     MOST,
@@ -31,12 +31,13 @@ def diff_page(found: Diff) -> str:
     metrics = _metrics(found)
     about = [f"{n}: {s.target} ({s.implementation}, configuration {s.config_hash}), workload {s.workload}"
              + (f": {s.what}" if s.what else "") for n, s in (("Base", found.base), ("Head", found.head))]  # fmt: skip
+    about += dict.fromkeys((found.base.counted, found.head.counted))
     made = (("Base", found.base), ("Head", found.head))
     return page(
         f"{found.base.name} → {found.head.name}",
         head(" → ".join(names), found.verdict, sentence(found), about),
         (
-            reasons("Incomplete", found.incomplete),
+            reasons("Not compared", gaps(found)),
             _told(found),
             _changes(found),
             h(
@@ -55,7 +56,7 @@ def diff_page(found: Diff) -> str:
 
 def diff_cell(found: Diff) -> Iterator[Html | None]:
     """What a notebook shows of it: every metric but the headline folded."""
-    yield reasons("Incomplete", found.incomplete)
+    yield reasons("Not compared", gaps(found))
     yield _told(found)
     yield _changes(found)
     first = headline(found)

@@ -29,7 +29,7 @@ def explanation_head(found: Explanation) -> tuple[str, str, list[str]]:
     told = [about(found.target, found.workload)]
     told += [f"Modules that match {found.module}."] if found.module is not None else []
     told += [f"{found.attention[:1].upper()}{found.attention[1:]}."] if found.attention else []
-    title = f"{found.target.name}: {info.title} of {found.stage}"
+    title = f"{found.target.title}: {info.title} of {found.stage}"
     return title, f"{found.metric}, in {info.unit}: {info.meaning}.", told
 
 

@@ -21,12 +21,22 @@ def gate_page(found: Gate) -> str:
     foot = h("footer", (h("p", f"{side.name} made with {versions_line(side.environment)}.")
                         for side in (found.base, found.head)))  # fmt: skip
     title = f"Cost gate: {names}"
-    return page(title, head(title, found.verdict, sentence(found), [f"Policy: {found.policy}"]), gate_body(found), foot)
+    return page(
+        title,
+        head(
+            title,
+            found.verdict,
+            sentence(found),
+            [*dict.fromkeys((found.base.counted, found.head.counted)), f"Policy: {found.policy}"],
+        ),
+        gate_body(found),
+        foot,
+    )
 
 
 def gate_body(found: Gate, most: int = MOST) -> Iterator[Html]:
     """Why it is incomplete, every check, allowances to take out, inputs that changed."""
-    yield listed("Incomplete", reasons(found)) or Html()
+    yield listed("Incomplete" if found.verdict == "incomplete" else "Findings", reasons(found)) or Html()
     items = [_item(line) for line in lines(found, "unknown", "over", "allowed", "passed")]
     table_ = sifted((*HEAD, "Source"), items, name="check", align="lllrrlrrl", most=most)
     yield h("section", h("h2", "Checks"), table_, id="checks")

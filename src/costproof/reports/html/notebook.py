@@ -89,19 +89,20 @@ def _head(title: str, verdict: str, sentence: str, *told: str) -> Iterator[Html]
 @_parts.register
 def _report(found: Report) -> Iterable[Html | None]:
     told = about(found.capture.target, found.capture.workload)
-    return chain(_head(found.capture.target.name, found.verdict, found.sentence, told), capture_cell(found))
+    return chain(_head(found.capture.target.title, found.verdict, found.sentence, told), capture_cell(found))
 
 
 @_parts.register
 def _diff(found: Diff) -> Iterable[Html | None]:
     names = " → ".join(dict.fromkeys((found.base.name, found.head.name)))
-    return chain(_head(names, found.verdict, diff_sentence(found)), diff_cell(found))
+    counted = dict.fromkeys((found.base.counted, found.head.counted))
+    return chain(_head(names, found.verdict, diff_sentence(found), *counted), diff_cell(found))
 
 
 @_parts.register
 def _claims(found: ClaimsReport) -> Iterable[Html | None]:
     told = about(found.target, found.workload)
-    top = _head(f"Claims on {found.target.name}", found.verdict, claims_sentence(found), told)
+    top = _head(f"Claims on {found.target.title}", found.verdict, claims_sentence(found), told)
     return chain(top, claims_body(found, MOST_IN_A_CELL))
 
 
@@ -109,7 +110,7 @@ def _claims(found: ClaimsReport) -> Iterable[Html | None]:
 def _counters(found: CounterReport) -> Iterable[Html | None]:
     told = about(found.target, found.workload)
     said = f"{counts(found.compared)}."
-    top = _head(f"Third-party counters on {found.target.name}", VERDICTS[found.exit_code], said, told)
+    top = _head(f"Third-party counters on {found.target.title}", VERDICTS[found.exit_code], said, told)
     return chain(top, counters_body(found, MOST_IN_A_CELL))
 
 
@@ -122,7 +123,8 @@ def _certificate(found: Certificate) -> Iterable[Html | None]:
 @_parts.register
 def _gate(found: Gate) -> Iterable[Html | None]:
     names = " → ".join(dict.fromkeys((found.base.name, found.head.name)))
-    top = _head(f"Cost gate: {names}", found.verdict, gate_sentence(found), f"Policy: {found.policy}")
+    counted = dict.fromkeys((found.base.counted, found.head.counted))
+    top = _head(f"Cost gate: {names}", found.verdict, gate_sentence(found), *counted, f"Policy: {found.policy}")
     return chain(top, gate_body(found, MOST_IN_A_CELL))
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
 from costproof.compare.patterns import expand
+from costproof.ledger.counted import counted_line
 from costproof.ledger.metrics import Metric
 from costproof.ledger.plural import plural, verb
 from costproof.reports.blocks import Block, Code, Grid, Items, Prose, pieces
@@ -68,7 +69,8 @@ def verdict_line(verdict: str, sentence: str) -> Html:
 
 def about(target: TargetInfo, workload: Workload) -> str:
     """Which model and workload, for the head of a page."""
-    return f"{model_line(target)} · {workload.name}: {workload_line(workload)}"
+    line = counted_line(target, workload)
+    return f"{model_line(target)} · {workload.name}: {workload_line(workload)} · {line[:1].lower()}{line[1:]}"
 
 
 def chips(values: Iterable[tuple[str, str, str]], first: Metric) -> Html:

@@ -13,12 +13,13 @@ from costproof.reports.html.parts import folded, shares, swatch
 from costproof.reports.roofline_svg import roofline_svg
 from costproof.reports.roofline_words import (
     BOUND,
-    MODULES,
     PARTS,
     STAGES,
     duration,
     floor,
     instead,
+    left_out,
+    modules,
     parts,
     percent,
     roof,
@@ -39,7 +40,7 @@ def roof_part(found: Roofline | None) -> Html | None:
         "section",
         h("h2", f"Time at the roof: {found.device.title}"),
         h("p", f"{roof(found)}. {waiting(found)}"),
-        _notes((*instead(found), BOUND, MODULES, floor(found))),
+        _notes((*instead(found), BOUND, modules(found), floor(found), *left_out(found))),
         drawn,
         table(STAGES, stages(found)),
         folded("Largest parts", table(PARTS, parts(found), align="llrrrrrl")),

@@ -22,7 +22,7 @@ def draw(found: CounterReport, kind: str) -> bytes:
     """The picture: a bar for the whole of each counter, a point for each call of a stage."""
     from matplotlib.ticker import PercentFormatter
 
-    title = f"{visible(found.target.name)} at {visible(found.workload.name)}: third-party counters against the truth"
+    title = f"{visible(found.target.title)} at {visible(found.workload.name)}: third-party counters against the truth"
     ran = [f for f in found.compared.totals if f.value is not None or f.error is not None]
     stages = list(dict.fromkeys(f.stage for f in found.compared.findings))
     with style():

@@ -78,5 +78,5 @@ def draw(report: Report, kind: str) -> bytes:
         info = METRICS[one.metric]
         rows.append(Bar(info.title, tuple(pieces), human(one.whole, _UNITS[info.unit]) if one.whole else "not known"))
     legend = [(cut(visible(" + ".join(g)), _NAME), colours[g], len(g) > 1) for g in groups]
-    title = f"{visible(capture.target.name)} at {visible(capture.workload.name)}: where the cost sits"
+    title = f"{visible(capture.target.title)} at {visible(capture.workload.name)}: where the cost sits"
     return bars(title, rows, legend, "share of the whole run", kind, percent=True)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from costproof.ledger.counted import counted_line, unknown_bytes
 from costproof.ledger.errors import Bug, CostproofError, Incomplete, Problems
 from costproof.ledger.metrics import Metric
 from costproof.ledger.progress import Progress, silent
@@ -93,6 +94,21 @@ class Sweep:
     def names(self) -> tuple[str, ...]:
         """Of all that varies, in the order of the columns."""
         return tuple(dict.fromkeys(name.given for axes in self.products for axis in axes for name in axis.names))
+
+    @property
+    def counted(self) -> str:
+        """What its numbers leave out: :func:`~costproof.ledger.counted.counted_line` of what does not vary."""
+        target = self.points.target
+        try:
+            workload = target.workload(self.preset, **self.settings)
+        except CostproofError:  # what varies is not given here, and the rest may be no run without it
+            workload = target.workload(self.preset)
+        return counted_line(target.info(), workload)
+
+    @property
+    def incomplete(self) -> bool:
+        """Whether a column is of bytes that are not those of the checkpoint, since that is quantised."""
+        return bool(unknown_bytes(self.points.target.info()) & {metric for _, metric in self.cells})
 
     @property
     def titles(self) -> tuple[str, ...]:

@@ -215,6 +215,7 @@ def header(sweep: Sweep) -> dict[str, Any]:
         "target": {"name": target.name, "config": {k: plain(v) for k, v in sweep.points.keys().items()}},
         "workload": {"preset": sweep.preset, **{k: plain(v) for k, v in sweep.settings.items()}},
         "environment": environment(),
+        "counted": sweep.counted,
         "columns": [*sweep.names, *sweep.titles],
     }
 

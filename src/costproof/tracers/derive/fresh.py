@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from costproof.graph.graph import OpCall, Value
 from costproof.graph.rules.registry import UnknownCost, cost_of
+from costproof.ledger.errors import said_by
 from costproof.models.as_it_runs import as_it_runs
 from costproof.models.jobs import Run
 from costproof.tracers.derive.known import Known
@@ -58,7 +59,7 @@ def fresh_flops(model: nn.Module, args: Mapping[str, Any]) -> tuple[dict[str, in
         return _counted(model, args)
     except RuntimeError as error:
         # Some models look at values on their way (a mask that may be all ones): meta has none.
-        if "meta" not in str(error):
+        if "meta" not in said_by(error):
             raise
     numbers = with_numbers(Run("fresh", model, args, lambda path, call: ("", "")))
     return _counted(numbers.model, numbers.kwargs)

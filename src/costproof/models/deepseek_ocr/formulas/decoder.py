@@ -34,6 +34,7 @@ def parts(structure: Structure, call: Call, positions: Size, glue: Layer) -> tup
         head_dim=head_dim,
         rotary=head_dim,
         own_table=remote,
+        causal=True,
         mask="input" if masked else "none",
         written_out=remote or structure.attention == "eager",
     )

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from costproof.ledger.errors import BadInput, CostproofError, Problems
+from costproof.ledger.files import read_configuration
 from costproof.ledger.node import Ledger
 from costproof.ledger.progress import Progress
 from costproof.ledger.run import RunOptions
@@ -22,6 +23,7 @@ from costproof.models.deepseek_ocr.remote_code.snapshot import Snapshot, read_sn
 from costproof.models.deepseek_ocr.target import OcrTarget
 from costproof.models.deepseek_ocr.workloads import make_workload, problems_of
 from costproof.models.jobs import Built, ExportJob, Run
+from costproof.models.stored import stored
 from costproof.models.stretch import layers_cut
 from costproof.models.target import Setting
 
@@ -58,12 +60,17 @@ class RemoteCodeOcr(OcrTarget):
                 fix="read the code, then add --trust-remote-code; or count its configuration on the native classes: "
                 "costproof report deepseek-ocr --config FOLDER/config.json",
             )
-        return cls(snapshot.config, snapshot=snapshot)
+        path = folder / "config.json"
+        return cls(snapshot.config, snapshot=snapshot, stored=stored(read_configuration(path), path))
 
     def info(self) -> TargetInfo:
         """The target as data; the folder's path is not part of it."""
         info = OcrTarget.info(self)
         return replace(info, implementation="vendor", symbols={**info.symbols, "clip_patch": self.config.clip.patch})
+
+    def buffer_bytes(self, workload: Workload) -> int | None:
+        """Unknown: the code of the snapshot registers what it likes."""
+        return None
 
     def with_options(self, options: RunOptions) -> RemoteCodeOcr:
         """The same model, run in another way. Its loops need numbers: in place of ``meta`` it runs on the CPU."""
@@ -74,15 +81,15 @@ class RemoteCodeOcr(OcrTarget):
         """The first layers of the decoder; the towers stay whole."""
         text = self.config.text
         least = min(text.dense_layers + 1, text.layers)
-        cut = layers_cut("decoder", layers, least, text.layers, "; the towers' layers stand in the code")
-        return replace(self.config, text=replace(text, layers=layers)), cut
+        kept, cut = layers_cut("decoder", layers, least, text.layers)
+        return replace(self.config, text=replace(text, layers=kept)), {"decoder layers": cut} if cut else {}
 
     def workload(self, preset: str | None = None, **given: Any) -> Workload:
         """A preset with changes; attention, experts and logits are the code's own."""
         wrong = _unlike({k: v for k in _FIXED if (v := given.pop(k, None)) is not None})
         if wrong:
             raise Problems("the workload cannot be run", wrong)
-        made = make_workload(preset or DEFAULT_PRESET, config=self.config, **given)
+        made = make_workload(preset or DEFAULT_PRESET, config=self.config, usual=self.dtype, **given)
         return replace(made, attention="eager", experts="eager")
 
     def settings(self) -> tuple[Setting, ...]:

@@ -103,6 +103,7 @@ def parts(layers: int, *, eager: bool) -> tuple[Part, ...]:
         bias=("q", "k", "v"),
         rotary=head_dim,
         cached=False,
+        hidden=features * queries + queries * (queries - 1) / 2,
         mask="input" if eager else "boolean",
         written_out=eager,
     )

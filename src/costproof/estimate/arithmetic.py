@@ -1,0 +1,120 @@
+"""FLOPs as a bound of time takes them: by the dtype that they are multiplied in, without those that may be left out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from costproof.ledger.baseline import Folded
+from costproof.ledger.metrics import ARITHMETIC, SKIPPABLE, Metric
+from costproof.ledger.node import CostNode, exact_sum
+
+ByDtype = dict[str, int]
+"""dtype -> FLOPs."""
+OTHER: Final = ARITHMETIC[-1]
+CONVOLUTION: Final = "tf32"
+"""What torch multiplies convolutions of float32 in, unless it is told otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class DtypeWork:
+    """FLOPs of some operators."""
+
+    flops: int | None
+    """Headline FLOPs; ``None``: unknown."""
+    full: ByDtype
+    """These, by dtype; of unknown ones those that are known."""
+    least: ByDtype
+    """Those that every implementation of the same result has."""
+
+
+def summed(works: Iterable[DtypeWork]) -> DtypeWork:
+    """Return the sum."""
+    every = list(works)
+    full, least = Counter[str](), Counter[str]()
+    for one in every:
+        full.update(one.full)
+        least.update(one.least)
+    return DtypeWork(exact_sum(one.flops for one in every), dict(full), dict(least))
+
+
+@dataclass(frozen=True, slots=True)
+class Arithmetic:
+    """Which dtype operators multiply in."""
+
+    run: str
+    """That of FLOPs of which nothing else is said: the dtype of the run."""
+    bounds: bool = True
+    """Whether the counts say which FLOPs may be left out, and which are in another dtype."""
+    instead: Mapping[str, str] | None = None
+    """dtype -> the one whose peak is taken in its place, for all operators; ``None``: by default."""
+
+    def named(self, dtype: str, kind: str) -> str:
+        """Return the dtype whose peak an operator of a kind has."""
+        if self.instead is not None:
+            return self.instead.get(dtype, dtype)
+        return CONVOLUTION if dtype == "float32" and "conv" in kind else dtype
+
+    def of(self, cost: Callable[[Metric], int | None], kind: str) -> DtypeWork:
+        """Return the work of the operators of one kind, by their costs."""
+        flops = cost("flops")
+        if flops is None:
+            return DtypeWork(None, {}, {})
+        said = {dtype: cost(f"{dtype}_flops") for dtype in ARITHMETIC} if self.bounds else {}
+        full: ByDtype = {dtype: n for dtype, n in said.items() if n}
+        rest = flops - sum(full.values())
+        if None in said.values() or rest < 0:
+            full, rest = {OTHER: flops}, 0
+        if rest:
+            full[self.run] = full.get(self.run, 0) + rest
+        skipped = cost(SKIPPABLE) if self.bounds else 0
+        skipped = flops if skipped is None else skipped
+        least: ByDtype = {}
+        # Of several dtypes the slowest loses first: what is left takes no longer than what is done.
+        for dtype in sorted(full, key=ARITHMETIC.index):
+            gone = min(skipped, full[dtype])
+            skipped -= gone
+            if full[dtype] > gone:
+                least[dtype] = full[dtype] - gone
+        return DtypeWork(flops, self._renamed(full, kind), self._renamed(least, kind))
+
+    def _renamed(self, found: ByDtype, kind: str) -> ByDtype:
+        renamed = Counter[str]()
+        for dtype, n in found.items():
+            renamed[self.named(dtype, kind)] += n
+        return dict(renamed)
+
+    def of_nodes(self, nodes: Iterable[CostNode]) -> DtypeWork:
+        """Return the work of nodes."""
+        return summed(self.of(node.cost, node.kind) for node in nodes)
+
+    def of_kinds(self, kinds: Mapping[str, Mapping[Metric, int | None]]) -> DtypeWork:
+        """Return the work of the rows of a part."""
+        return summed(self.of(lambda metric, costs=costs: costs.get(metric, 0), kind) for kind, costs in kinds.items())  # type: ignore[misc]
+
+    def of_stage(self, folded: Folded, stage: str) -> DtypeWork:
+        """Return the work of a stage."""
+        return summed(self.of_kinds(kinds) for kinds in folded.rows.get(stage, {}).values())
+
+
+def arithmetic_of(folded: Folded, run: str, math: str | None = None) -> tuple[Arithmetic, str]:
+    """Return the arithmetic of some counts, and the dtype in which most of their FLOPs are multiplied.
+
+    Args:
+        run: the dtype of the run.
+        math: the dtype that takes the place of that one.
+    """
+    plain = Arithmetic(run, folded.bounds, {})
+    most = Counter(summed(plain.of_stage(folded, stage) for stage in folded.stages).full)
+    main = max(most, key=lambda dtype: (most[dtype], dtype == run), default=run)
+    main = run if main == OTHER else main
+    return (
+        (Arithmetic(run, folded.bounds), main) if math is None else (Arithmetic(run, folded.bounds, {main: math}), math)
+    )
+
+
+def dtypes(bounds: Iterable[ByDtype | None]) -> Iterator[str]:
+    """Yield the dtypes of several works, each once."""
+    yield from dict.fromkeys(dtype for one in bounds for dtype in one or ())

@@ -1,0 +1,146 @@
+"""Every text begins with what its numbers leave out, and JSON says the same; the first layers are not the model."""
+
+from __future__ import annotations
+
+import json
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.running import costproof
+
+LLAMA: dict[str, Any] = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 3,
+    "vocab_size": 100,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 1024,
+    "torch_dtype": "float32",
+    "initializer_range": 0.02,
+    "quantization_config": {"quant_method": "fp8"},
+}
+TARGET = "hf:llama.json"
+CUT = "decoder layers 1 of 3"
+POLICY = "costproof_policy: 1\nlimits:\n- {metric: flops, increase: 0}\n"
+CLAIMS = "costproof_claims: 1\nclaims:\n- {id: a, stage: prefill, params: '1'}\n"
+
+
+def line(layers: str = "all layers") -> str:
+    """What the first lines say of :data:`LLAMA`."""
+    return (
+        f"weights and cache float32, sdpa attention, {layers}, "
+        "1 key of the configuration not used (target.waived in JSON); bytes as if all weights were float32, "
+        "the checkpoint is quantised: weights in fp8 ($.quantization_config)"
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A configuration, a policy, claims, a report and one of the first layer."""
+    made = tmp_path_factory.mktemp("counted")
+    (made / "llama.json").write_text(json.dumps(LLAMA))
+    (made / "policy.yaml").write_text(POLICY)
+    (made / "claims.yaml").write_text(CLAIMS)
+    for name, options in (("whole", ()), ("cut", ("--layers", "1"))):
+        done = costproof("report", TARGET, "--sources", "analytic", "-o", name, *options, cwd=made)
+        assert done.code == 3, done.stderr
+    return made
+
+
+def words(text: str) -> str:
+    return " ".join(unescape(text).replace("\\", "").replace("`", "").split())
+
+
+@pytest.mark.parametrize("kind", ["", "-f md"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        f"fits {TARGET} --memory 1GB",
+        f"roofline {TARGET} --on h100-sxm",
+        f"diff {TARGET} {TARGET},batch=2",
+        f"gate {TARGET} {TARGET} --policy policy.yaml",
+        f"check claims.yaml {TARGET}",
+        f"explain {TARGET} prefill",
+        "compare whole/capture.json",
+        f"sweep {TARGET} --over batch=1,2",
+    ],
+)
+def test_every_text_begins_with_what_is_left_out(folder: Path, command: str, kind: str) -> None:
+    options = [] if command.startswith("sweep") else kind.split()
+    done = costproof(*command.split(), *options, cwd=folder, columns=400)
+    text = done.stderr if command.startswith("sweep") else done.stdout
+    assert line() in words("\n".join(text.splitlines()[:8])), text or done.stderr
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        f"fits {TARGET} --memory 1GB",
+        f"roofline {TARGET} --on h100-sxm",
+        f"check claims.yaml {TARGET}",
+        "render whole/capture.json -f static-json",
+        "render whole/capture.json -f discrepancy-json",
+        "render whole/capture.json -f capture-json",
+    ],
+)
+def test_json_says_the_same(folder: Path, command: str) -> None:
+    options = [] if command.startswith("render") else ["-f", "json"]
+    done = costproof(*command.split(), *options, cwd=folder)
+    found = json.loads(done.stdout)
+    target = found["target"]
+    assert found["workload"]["dtype"] == "float32"
+    assert found["workload"]["attention"] == "sdpa"
+    assert target["quantised"] == {"weights": "fp8 ($.quantization_config)"}
+    assert list(target["waived"]) == ["$.initializer_range"]
+    assert target["cut"] == {}
+
+
+@pytest.mark.parametrize("side", ["base", "head"])
+@pytest.mark.parametrize("command", [f"diff {TARGET} {TARGET}", f"gate {TARGET} {TARGET} --policy policy.yaml"])
+def test_json_of_two_sides_has_the_line_of_each(folder: Path, command: str, side: str) -> None:
+    found = json.loads(costproof(*command.split(), "-f", "json", cwd=folder).stdout)
+    assert found[side]["counted"] == f"Counted: {line()}"
+
+
+@pytest.mark.parametrize("name", ["static_compute.md", "discrepancy.md", "discrepancy-short.md", "report.html"])
+def test_every_file_of_a_report_says_it_and_that_it_is_cut(folder: Path, name: str) -> None:
+    whole, cut = ((folder / which / name).read_text(encoding="utf-8") for which in ("whole", "cut"))
+    if name.endswith(".md"):
+        assert CUT in cut.splitlines()[0]
+        whole, cut = ("\n".join(text.splitlines()[:10]) for text in (whole, cut))
+    assert line().split(" (target")[0] in words(whole)
+    assert line(f"cut to {CUT}").split(" (target")[0] in words(cut)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "fits cut --memory 1GB",
+        "roofline cut --on h100-sxm",
+        "diff cut whole",
+        "gate whole cut --policy policy.yaml",
+        "check claims.yaml --capture cut/capture.json llama",
+    ],
+)
+def test_the_first_layers_are_not_planned_as_the_model(folder: Path, command: str) -> None:
+    done = costproof(*command.split(), cwd=folder)
+    assert done.code == 2, done.stdout
+    assert CUT in done.stderr
+
+
+def test_two_sides_that_are_cut_alike_are_compared_and_say_so(folder: Path) -> None:
+    done = costproof("diff", "cut", "cut", cwd=folder)
+    assert CUT in done.stdout.splitlines()[0]
+
+
+def test_formulas_say_the_whole_model_of_which_the_first_layers_were_counted(folder: Path) -> None:
+    whole = json.loads((folder / "cut" / "capture.json").read_text())["whole"]
+    # Two tables; of three layers Q and O, K and V of half the width, three matrices of the MLP, norms; the last norm.
+    params = 2 * 100 * 64 + 3 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128 + 2 * 64) + 64
+    assert whole["totals"]["params"] == params
+    assert whole["totals"]["weight_bytes"] == 4 * params

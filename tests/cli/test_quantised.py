@@ -1,0 +1,106 @@
+"""Quantised checkpoints: one behaviour of all commands, whether formulas describe the model or not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.running import Result, costproof
+
+LLAMA = {
+    "model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 100,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 1024,
+}  # fmt: skip
+OPT = {
+    "model_type": "opt", "hidden_size": 32, "ffn_dim": 64, "num_hidden_layers": 1, "num_attention_heads": 2,
+    "vocab_size": 50, "max_position_embeddings": 64, "word_embed_proj_dim": 32,
+}  # fmt: skip
+FP8 = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
+AS_IF = "bytes as if all weights were bfloat16, the checkpoint is quantised: weights in fp8"
+WEIGHTS = 2 * (2 * 100 * 64 + 64 + 2 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128 + 2 * 64))
+"""Two tables; of two layers Q and O, K and V of half the width, three matrices of the MLP, and the norms."""
+POLICY = "costproof_policy: 1\nlimits:\n- {metric: weight_bytes, increase: 0}\n"
+CLAIMS = "costproof_claims: 1\nclaims:\n- {id: a, stage: prefill, METRIC: VALUE}\n"
+
+
+def written(folder: Path, **keys: Any) -> str:
+    (folder / "model.json").write_text(json.dumps({**LLAMA, **keys}), encoding="utf-8")
+    return "hf:model.json"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "fits TARGET --memory 1GB",
+        "fits TARGET --memory 1kB",
+        "roofline TARGET --on h100-sxm",
+        "sweep TARGET --over batch=1,2",
+        "diff TARGET TARGET,batch=2",
+        "gate TARGET TARGET --policy policy.yaml",
+        "report TARGET --sources analytic -o out",
+        "check bytes.yaml TARGET",
+    ],
+)
+def test_answers_about_bytes_of_a_quantised_checkpoint_are_incomplete(tmp_path: Path, line: str) -> None:
+    target = written(tmp_path, **FP8)
+    (tmp_path / "policy.yaml").write_text(POLICY)
+    (tmp_path / "bytes.yaml").write_text(CLAIMS.replace("METRIC", "weight_bytes").replace("VALUE", f"'{WEIGHTS}'"))
+    done = costproof(*line.replace("TARGET", target).split(), cwd=tmp_path)
+    assert done.code == 3, done.stderr
+    assert AS_IF in " ".join((done.stdout + done.stderr).split())
+
+
+def test_what_does_not_depend_on_the_format_is_still_an_answer(tmp_path: Path) -> None:
+    (tmp_path / "params.yaml").write_text(CLAIMS.replace("METRIC", "params").replace("VALUE", f"'{WEIGHTS // 2}'"))
+    assert costproof("check", "params.yaml", written(tmp_path, **FP8), cwd=tmp_path).code == 0
+
+
+def test_fits_says_neither_and_gives_the_bytes_of_the_run(tmp_path: Path) -> None:
+    target = written(tmp_path, **FP8)
+    for memory in ("1GB", "1kB"):
+        found = json.loads(costproof("fits", target, "--memory", memory, "-f", "json", cwd=tmp_path).stdout)
+        assert found["weights_bytes"] == WEIGHTS
+        assert found["target"]["quantised"] == {"weights": "fp8, blocks of 128 x 128 ($.quantization_config)"}
+        assert found["limits"] == []
+
+
+def test_null_is_no_quantisation(tmp_path: Path) -> None:
+    done = costproof("fits", written(tmp_path, quantization_config=None), "--memory", "1GB", cwd=tmp_path)
+    assert (done.code, "quantised" in done.stdout) == (0, False)
+
+
+def test_a_file_beside_the_configuration_counts(tmp_path: Path) -> None:
+    (tmp_path / "hf_quant_config.json").write_text(
+        '{"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}}'
+    )
+    done = costproof("fits", written(tmp_path), "--memory", "1GB", cwd=tmp_path)
+    assert done.code == 3
+    assert "as if all weights and all of the cache were bfloat16" in done.stdout
+
+
+@pytest.mark.parametrize("target", ["gpt-oss-20b", "gpt-oss-120b", "deepseek-v3"])
+def test_published_models_that_are_quantised_are_so_by_name(tmp_path: Path, target: str) -> None:
+    done = costproof("fits", target, "--memory", "1GB", cwd=tmp_path)
+    assert (done.code, "the checkpoint is quantised" in done.stdout) == (3, True)
+
+
+def test_a_configuration_without_formulas_is_treated_alike(tmp_path: Path) -> None:
+    (tmp_path / "opt.json").write_text(json.dumps({**OPT, **FP8}))
+    done = costproof("fits", "hf:opt.json,seq-len=4", "--memory", "1GB", cwd=tmp_path)
+    assert (done.code, AS_IF in done.stdout) == (3, True), done.stderr
+    (tmp_path / "opt.json").write_text(json.dumps({**OPT, "quantization_config": None, "torch_dtype": "float32"}))
+    done = costproof("diff", "hf:opt.json,seq-len=4", "hf:opt.json,seq-len=4", "-f", "json", cwd=tmp_path)
+    assert (done.code, "weights and cache float32" in json.loads(done.stdout)["base"]["counted"]) == (0, True)
+
+
+@pytest.mark.parametrize(("options", "dtype", "element"), [((), "float32", 4), ((",dtype=bfloat16",), "bfloat16", 2)])
+def test_the_dtype_of_the_file_counts_unless_another_is_asked_for(
+    tmp_path: Path, options: tuple[str, ...], dtype: str, element: int
+) -> None:
+    target = written(tmp_path, torch_dtype="float32") + "".join(options)
+    done: Result = costproof("fits", target, "--memory", "1GB", cwd=tmp_path)
+    assert f"Counted: weights and cache {dtype}, " in done.stdout.splitlines()[1]
+    assert f"{element * WEIGHTS // 2:,}" in done.stdout

@@ -1,0 +1,69 @@
+"""What a run holds beside its weights: registered buffers, and a cache that it was given."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.running import costproof
+
+PACKED = """
+import torch
+from torch import nn
+
+class Packed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("qweight", torch.zeros(8, 64, dtype=torch.int32))
+        self.register_buffer("scales", torch.ones(64, dtype=torch.float16))
+        self.register_buffer("shifts", torch.arange(0, 32, 4, dtype=torch.int32), persistent=False)
+        self.shared = self.scales
+        self.bias = nn.Parameter(torch.zeros(64, dtype=torch.float16))
+
+    def forward(self, x):
+        w = ((self.qweight[:, None, :] >> self.shifts[None, :, None]) & 15).reshape(64, 64)
+        return x @ (w.to(x.dtype) * self.scales) + self.bias
+
+def make():
+    return Packed(), (torch.zeros(2, 64, dtype=torch.float16),)
+"""
+BUFFERS = 4 * 8 * 64 + 2 * 64 + 4 * 8
+PAST = """
+import torch
+from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
+
+def make():
+    c = LlamaConfig(hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
+                    num_key_value_heads=2, vocab_size=100, head_dim=16)
+    past = DynamicCache(config=c)
+    for layer in range(2):
+        past.update(torch.zeros(1, 2, 24, 16), torch.zeros(1, 2, 24, 16), layer)
+    ids = torch.zeros(1, 8, dtype=torch.long)
+    return LlamaForCausalLM(c).eval(), {"input_ids": ids, "past_key_values": past, "use_cache": True}
+"""
+
+
+def held(folder: Path, target: str) -> dict[str, int]:
+    done = costproof("fits", target, "--memory", "1GB", "-f", "json", cwd=folder)
+    found: dict[str, int] = json.loads(done.stdout)
+    return found
+
+
+def test_buffers_of_any_module_are_held(tmp_path: Path) -> None:
+    (tmp_path / "packed.py").write_text(PACKED)
+    found = held(tmp_path, "packed.py:make")
+    assert (found["weights_bytes"], found["buffers_bytes"]) == (2 * 64, BUFFERS)
+    assert costproof("fits", "packed.py:make", "--memory", f"{BUFFERS + 127}B", cwd=tmp_path).code == 1
+
+
+def test_a_cache_that_a_run_was_given_is_held_whole(tmp_path: Path) -> None:
+    (tmp_path / "past.py").write_text(PAST)
+    # 2 layers of keys and values, 2 heads of 16 elements of 4 bytes: 24 positions were there, 8 are new.
+    assert held(tmp_path, "past.py:make")["cache_bytes"] == 2 * 2 * 2 * 16 * 4 * (24 + 8)
+
+
+@pytest.mark.parametrize(("target", "buffers"), [("llama-3.1-8b", 2 * 64 * 4), ("bert-base", 2 * 512 * 8)])
+def test_buffers_that_formulas_say_are_held(tmp_path: Path, target: str, buffers: int) -> None:
+    assert held(tmp_path, target)["buffers_bytes"] == buffers

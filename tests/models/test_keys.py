@@ -1,0 +1,240 @@
+"""Keys of configurations: each is used, harmless, or named in the output, with formulas and without."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import CONFIG_MAPPING, AutoConfig
+
+from costproof.ledger.errors import BadInput, CostproofError, Problems
+from costproof.ledger.workload import FURTHER_TOKENS, NO_CLASS, OWN_CODE, UNREAD
+from costproof.models.deepseek_v3.config import DeepseekV3Config
+from costproof.models.generic.huggingface import auto_class
+from costproof.models.llama.config import LlamaConfig
+from costproof.models.native import NativeConfig
+from costproof.models.registry import TARGETS, load_target
+from costproof.models.target import Target
+from costproof.plugins import OURS
+from costproof.reports.describe import model_line
+
+LLAMA: dict[str, Any] = {
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 32, "intermediate_size": 48,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 64,
+}  # fmt: skip
+PHI3: dict[str, Any] = {**LLAMA, "model_type": "phi3", "architectures": ["Phi3ForCausalLM"], "pad_token_id": 0}
+# Written by Unsloth, TRL, LLaMA-Factory, AutoAWQ, older versions of transformers, and by authors for their own code.
+BY_TOOLS: dict[str, Any] = {
+    "_attn_implementation_autoset": True, "_flash_attn_2_enabled": False, "_name_or_path": "a/b", "do_sample": True,
+    "gradient_checkpointing": False, "is_decoder": False, "num_beams": 1, "pruned_heads": {}, "return_dict": True,
+    "tokenizer_class": "X", "torch_dtype": "float16", "torchscript": False, "transformers_version": "4.40.0",
+    "unsloth_fixed": True, "unsloth_version": "2025.1.1", "use_cache": True, "use_flash_attn": True,
+    "sliding_window": None, "tie_encoder_decoder": False, "add_cross_attention": False, "bad_words_ids": None,
+    "embd_pdrop": 0.0, "resid_dropout_prob": 0.1, "router_aux_loss_coef": 0.001, "pad_token_id": 0,
+    "id2label": {"0": "A"},
+}  # fmt: skip
+
+
+def _target(tmp_path: Path, data: dict[str, Any]) -> Target:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(data), encoding="utf-8")
+    return load_target(f"hf:{file}")
+
+
+def _families() -> list[NativeConfig]:
+    loaded = (TARGETS.load(name) for name, plugin in TARGETS.all().items() if plugin.owner == OURS)
+    found = (made.default().config for made in loaded if isinstance(made, type))
+    return [config for config in found if isinstance(config, NativeConfig)]
+
+
+@pytest.mark.parametrize("config", _families(), ids=lambda c: c.model_type)
+def test_no_family_takes_a_key_that_its_class_has_for_one_that_nothing_reads(config: NativeConfig) -> None:
+    kind = CONFIG_MAPPING[config.model_type]
+    every = {**kind().to_dict(), **{f.name: f.default for f in fields(kind) if f.init}, "model_type": config.model_type}
+    problems: list[CostproofError] = []
+    read = type(config).read({k: v for k, v in every.items() if k != "architectures"}, problems)
+    assert [key for key, why in read.waived if why == UNREAD] == []
+    for alias in kind.attribute_map:
+        read = type(config).read({"model_type": config.model_type, alias: 77}, problems)
+        assert dict(read.waived).get(f"$.{alias}") != UNREAD
+
+
+@pytest.mark.parametrize("base", [LLAMA, PHI3], ids=["with formulas", "without"])
+def test_keys_that_tools_write_are_read_over_with_a_reason(base: dict[str, Any], tmp_path: Path) -> None:
+    plain, found = (_target(tmp_path, data).info() for data in (base, {**base, **BY_TOOLS}))
+    assert found.config_hash == plain.config_hash or base is PHI3  # a hash of a module holds its configuration
+    assert set(found.waived.values()) & {UNREAD, FURTHER_TOKENS, OWN_CODE} == set()
+    assert "nothing reads" not in model_line(found)
+
+
+@pytest.mark.parametrize("base", [LLAMA, PHI3], ids=["with formulas", "without"])
+def test_a_key_that_nothing_reads_is_named(base: dict[str, Any], tmp_path: Path) -> None:
+    told = _target(tmp_path, {**base, "index_topk": 2048, "odd": {"a": 1}, "num_nextn_predict_layers": 1}).info()
+    assert {k for k, why in told.waived.items() if why == UNREAD} == {"$.index_topk", "$.odd"}
+    line = model_line(told)
+    assert "; keys that nothing reads: index_topk, odd" in line
+    assert "; not counted, layers that predict further tokens (MTP): num_nextn_predict_layers" in line
+    none = _target(tmp_path, {**base, "num_nextn_predict_layers": 0}).info()
+    assert "further tokens" not in model_line(none)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {**LLAMA, "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "use_qk_norm": False},
+        {**PHI3, "attention_bias": True},
+    ],
+    ids=["with formulas", "without"],
+)
+def test_a_key_that_contradicts_the_class_is_refused(data: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="the class does not do what this key says"):
+        _target(tmp_path, data).info()
+
+
+def test_keys_at_the_value_that_the_class_implies(tmp_path: Path) -> None:
+    """As Qwen3-Coder-480B has them."""
+    implied = {"qkv_bias": False, "use_qk_norm": True, "shared_expert_intermediate_size": 0}
+    base = {**LLAMA, "model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], "num_experts": 8}
+    plain, found = (_target(tmp_path, data).info() for data in (base, {**base, **implied}))
+    assert (found.config_hash, model_line(found)) == (plain.config_hash, model_line(plain))
+
+
+def test_sizes_beside_the_section_that_they_belong_to_are_refused(tmp_path: Path) -> None:
+    """As LLaVA's own files have them: the class would count a decoder of its default sizes."""
+    flat = {
+        "model_type": "llava",
+        "hidden_size": 40,
+        "num_hidden_layers": 3,
+        "mm_vision_tower": "clip",
+        "pad_token_id": 0,
+    }
+    for named in ("LlavaLlamaForCausalLM", "LlavaForConditionalGeneration"):
+        with pytest.raises(Problems) as caught:
+            _target(tmp_path, {**flat, "architectures": [named]}).info()
+        told = [str(p) for p in caught.value.problems]
+        assert len(told) == 2
+        assert all("nothing reads this key here" in text for text in told)
+        assert "$.text_config.hidden_size" in told[0]
+
+
+def test_the_class_of_transformers_is_counted_though_a_file_names_code(tmp_path: Path) -> None:
+    code = {"auto_map": {"AutoConfig": "configuration_x.C", "AutoModelForCausalLM": "modeling_x.M"}}
+    for base in (LLAMA, PHI3):
+        told = _target(tmp_path, {**base, **code}).info()
+        assert told.waived["$.auto_map"] == OWN_CODE
+        assert "; own code not run, transformers has the class: auto_map" in model_line(told)
+    # The option that runs the code where it is there changes nothing where it is not.
+    assert load_target(f"hf:{tmp_path / 'config.json'}", trusted=True).info().waived["$.auto_map"] == OWN_CODE
+    with pytest.raises(BadInput, match="transformers has no class") as caught:
+        _target(tmp_path, {**PHI3, **code, "model_type": "nowhere", "architectures": ["NowhereForCausalLM"]})
+    assert "put configuration_x.py beside it" in str(caught.value)
+    with pytest.raises(BadInput, match="is not there"):
+        load_target(f"hf:{tmp_path / 'config.json'}", trusted=True)
+
+
+def test_a_type_without_a_class_is_that_of_its_architecture(tmp_path: Path) -> None:
+    """As Kimi-K2 is: ``kimi_k2`` with the class of DeepSeek-V3; and one whose family has no formulas."""
+    latent = {**LLAMA, "model_type": "kimi_k2", "architectures": ["DeepseekV3ForCausalLM"], "n_routed_experts": 8,
+              "n_group": 1, "topk_group": 1, "num_key_value_heads": 4, "moe_intermediate_size": 8}  # fmt: skip
+    for data, name in ((latent, "deepseek-v3"), ({**PHI3, "model_type": "nowhere"}, "phi3")):
+        made = _target(tmp_path, data)
+        told = made.info()
+        assert told.name == name
+        assert told.waived["$.model_type"] == NO_CLASS
+        assert "; counted as the type of its architecture: model_type" in model_line(told)
+
+
+def _refused_by_transformers(kind: str, data: dict[str, Any], *, built: bool) -> bool:
+    """Whether AutoConfig refuses a configuration, or its model cannot be built on meta."""
+    try:
+        config = AutoConfig.for_model(kind, **data)
+        if built:
+            with torch.device("meta"):
+                auto_class(type(config))._from_config(config)
+    except Exception:  # whatever a class raises
+        return True
+    return False
+
+
+@pytest.mark.parametrize("config", _families(), ids=lambda c: c.model_type)
+def test_what_transformers_refuses_is_refused(config: NativeConfig, thorough: bool) -> None:
+    """Every key of the class, null and left out, at the published configuration."""
+    kind = CONFIG_MAPPING[config.model_type]
+    built, own = kind(**config.native()).to_dict(), {f.name for f in fields(kind)} - {"architectures", "id2label"}
+    base = {key: value for key, value in built.items() if key in own}
+    accepted = []
+    for key in base:
+        for data in ({**base, key: None}, {k: v for k, v in base.items() if k != key}):
+            problems: list[CostproofError] = []
+            type(config).read({"model_type": config.model_type, **data}, problems)
+            if not problems and _refused_by_transformers(config.model_type, data, built=thorough):
+                accepted.append((key, key in data))
+    assert accepted == []
+
+
+ROPE: dict[str, Any] = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+
+
+@pytest.mark.parametrize(
+    ("scaling", "where"),
+    [
+        ({"type": "linear"}, "factor"),
+        ({"type": "linear", "factor": None}, "factor"),
+        ({"type": "linear", "factor": "2"}, "factor"),
+        ({"type": "linear", "factor": 2.0, "partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ({"type": "yarn"}, "factor"),
+        ({"rope_type": "llama3", "factor": 8.0, "high_freq_factor": 4.0}, "low_freq_factor"),
+        ({**ROPE, "partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ({"type": "linear", "factor": 2}, None),
+        ({"type": "yarn", "factor": None}, None),
+        ({"rope_type": "default", "partial_rotary_factor": 0.5}, None),
+        (ROPE, None),
+    ],
+)
+def test_rotations_that_no_model_has(scaling: dict[str, Any], where: str | None) -> None:
+    """Each is held against a run of the class on meta: one that cannot be built, or run, is refused."""
+    problems: list[CostproofError] = []
+    LlamaConfig.read({**LLAMA, "rope_scaling": scaling}, problems)
+    assert [getattr(p, "where", None) for p in problems] == ([f"$.rope_scaling.{where}"] if where else [])
+    try:
+        config = AutoConfig.for_model(**{**LLAMA, "rope_scaling": scaling})
+        with torch.device("meta"), torch.no_grad():
+            auto_class(type(config))._from_config(config)(torch.zeros(1, 4, dtype=torch.long))
+    except Exception:
+        assert where is not None
+    else:
+        assert where is None
+
+
+def test_heads_of_keys_and_values_that_latent_attention_lacks() -> None:
+    """The class of DeepSeek-V3 takes 128 where a file names none: 4 heads would get 4 // 128 copies of each key."""
+    latent = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "vocab_size": 64, "n_group": 1,
+              "topk_group": 1, "n_routed_experts": 8, "num_experts_per_tok": 2}  # fmt: skip
+    for heads, given, refused in ((4, {}, True), (128, {}, False), (4, {"num_key_value_heads": None}, False)):
+        problems: list[CostproofError] = []
+        DeepseekV3Config.read({"model_type": "deepseek_v3", **latent, "num_attention_heads": heads, **given}, problems)
+        assert [getattr(p, "where", None) for p in problems] == ["$.num_key_value_heads"] * refused
+
+
+@pytest.mark.parametrize(
+    ("positions", "scaling", "longest"),
+    [
+        (32768, {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}, 131072),  # Qwen2.5
+        (32768, {"rope_type": "yarn", "factor": 4.0}, 131072),
+        (163840, {"type": "yarn", "factor": 40, "original_max_position_embeddings": 4096}, 163840),  # DeepSeek-V3
+        (131072, {**ROPE, "original_max_position_embeddings": 8192}, 131072),  # Llama 3.1: 8 x 8,192 is less
+        (4096, {"type": "linear", "factor": 4.0}, 4096),  # files with it name the longer context
+        (4096, {"type": "yarn", "factor": None}, 4096),
+    ],
+)
+def test_the_context_that_a_scaled_rotation_makes(positions: int, scaling: Any, longest: int, tmp_path: Path) -> None:
+    for base in (LLAMA, PHI3 | {"model_type": "olmo2", "architectures": ["Olmo2ForCausalLM"]}):
+        target = _target(tmp_path, {**base, "max_position_embeddings": positions, "rope_scaling": scaling})
+        target.check(target.workload(seq_len=longest - 1, new_tokens=1))
+        with pytest.raises(BadInput) as caught:
+            target.check(target.workload(seq_len=longest, new_tokens=1))
+        assert f"at most {longest} tokens" in str(caught.value) + str(getattr(caught.value, "problems", ""))
