@@ -13,7 +13,6 @@ from costproof.models.registry import TARGETS
 from costproof.reports.outputs import variants
 from costproof.run.formulas import analytic_ledger
 from costproof.run.proof import repeatable
-from costproof.run.proof_certificate import seen
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "certificates"
@@ -42,6 +41,5 @@ def test_a_certificate_is_of_the_formulas_of_today(name: str) -> None:
     found = read_certificate(FOLDER / f"{name}.json")
     assert (found.target.name, found.verdict) == (name, "proved")
     assert stale(found) == []
-    _, proof = repeatable(found)  # what --verify carries out
-    assert seen(proof) == found.coverage.seen
+    repeatable(found)  # by --verify
     assert (FOLDER / f"{name}.md").read_text(encoding="utf-8") == variants("certificate")["md"].text(found)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from costproof.ledger.metrics import Metric
+from costproof.ledger.plural import plural
 from costproof.ledger.workload import TargetInfo, Workload
 
 _WEIGHTS: Final[frozenset[Metric]] = frozenset({"weight_bytes", "weight_read_bytes", "unfused_bytes", "floor_bytes"})
@@ -24,7 +25,7 @@ def counted_line(target: TargetInfo, workload: Workload) -> str:
         f"weights {dtypes}, cache {workload.dtype}" if target.dtypes else f"weights and cache {dtypes}",
         f"{workload.attention} attention",
         f"cut to {cut}" if cut else "all layers",
-        f"{unused} key{'s' if unused != 1 else ''} of the configuration not used (target.waived in JSON)"
+        f"{plural(unused, 'key')} of the configuration not used (target.waived in JSON)"
         if unused
         else "every key of the configuration used",
     ]

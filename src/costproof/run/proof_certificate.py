@@ -60,6 +60,9 @@ def assemble(answers: Sequence[tuple[str, str, Answer | str]], target: WithFormu
             **domain(proof),
             symbolic_sizes=tuple(sorted(set.intersection(*symbolic.values()) if symbolic else ())),
             runs=tuple(name.partition(": ")[2] for phase, name, _ in answers if phase == "identities"),
+            drawn=dict(proof.ranges),
+            choices=dict(proof.choices),
+            not_varied=proof.not_varied,
             seen=seen(proof),
             rows=dict(rows),
             rows_by_stage=dict(by_stage),
@@ -78,15 +81,12 @@ def assemble(answers: Sequence[tuple[str, str, Answer | str]], target: WithFormu
 
 
 def domain(proof: Proof) -> dict[str, Any]:
-    """Return what a certificate says of a proof's domain, which its settings decide before anything is traced."""
+    """Return what decides how many pieces a proof has, as a certificate states it."""
     return {
         "sizes": proof.sizes,
         "tried_sizes": proof.tried_sizes,
         "workloads": proof.workloads,
         "samples": proof.settings.samples,
-        "drawn": dict(proof.ranges),
-        "choices": dict(proof.choices),
-        "not_varied": proof.not_varied,
     }
 
 
