@@ -92,6 +92,15 @@ def test_without_formulas_there_is_nothing_to_explain() -> None:
         explain(replace(toy(), ledgers=(ledger("static"),)), "sam")
 
 
+def test_a_wrong_stage_is_told_before_what_the_target_lacks() -> None:
+    """Else the advice would be to list the operators of a stage that is not there."""
+    bare = replace(toy(), ledgers=toy().ledgers[1:], lacking={"analytic": "the target has no formulas"})
+    with pytest.raises(BadInput, match="no such stage"):
+        explained(bare, "nope")
+    with pytest.raises(BadInput, match="no formulas to explain"):
+        explained(bare, "sam")
+
+
 def test_quantities_that_follow_from_metrics() -> None:
     """One linear layer 2048 -> 1280 on 8 x 8 tokens in bfloat16, behind two features of 1024 that are joined."""
     tokens = 64

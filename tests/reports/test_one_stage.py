@@ -37,7 +37,7 @@ def sam() -> Capture:
     )  # fmt: skip
 
 
-def baseline(flops: int) -> Baseline:
+def baseline(flops: int | None) -> Baseline:
     """One stage with one row."""
     made = baseline_of(sam())
     rows = {"sam": {"sam.layer": {"linear": {"flops": flops}}}}

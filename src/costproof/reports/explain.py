@@ -117,6 +117,7 @@ def explain(
         BadInput: no such stage or metric, or no module that the glob picks.
         Incomplete: the capture has no analytic ledger.
     """
+    check_stage(stage, capture.target.stages)
     analytic = capture.by_source.get("analytic")
     if analytic is None and (why := capture.lacking.get("analytic")):
         raise no_formulas(capture.target.name, why, "TARGET", stage)
@@ -128,7 +129,6 @@ def explain(
             got=sources(capture),
             fix="capture again with --sources analytic,static,dynamic",
         )
-    check_stage(stage, capture.target.stages)
     if metric in PEAK_METRICS:
         raise BadInput("no formula gives a peak", where="--metric", got=metric, fix="costproof peaks TARGET finds it")
     if metric not in EXPLAINED:

@@ -36,7 +36,7 @@ def plot(
     *,
     only: Iterable[str] = (),
     on: str | os.PathLike[str] | Device | None = None,
-    named_first: Callable[[Iterable[str]], None] = list,
+    named_first: Callable[[Iterable[str]], object] = list,
 ) -> dict[str, bytes]:
     """Draw what a file holds: name of a picture's file -> its bytes, the same for the same data.
 
