@@ -210,3 +210,21 @@ def test_version(tmp_path: Path) -> None:
 
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))
     assert costproof("--version", cwd=tmp_path).stdout == f"costproof {project['project']['version']}\n"
+
+
+def test_what_other_commands_take_in_place_of_a_target(tmp_path: Path) -> None:
+    """A side of diff is told as options, a baseline as no target."""
+    for verb in (("explain",), ("report",), ("sweep",)):
+        line = (*verb, "bert-base@text,batch=2", "forward")
+        said = costproof(*line, cwd=tmp_path)
+        assert (said.code, said.stdout) == (2, "")
+        assert "settings of a target are options here" in said.stderr
+        assert f"costproof {verb[0]} bert-base --workload text --batch 2" in said.stderr
+    assert (
+        costproof("capture", "bert-base", "--sources", "analytic", "-f", "baseline", "-o", "b.json", cwd=tmp_path).code
+        == 0
+    )
+    said = costproof("explain", "b.json", "forward", cwd=tmp_path)
+    assert said.code == 2
+    assert "got:      a file of the kind costproof/baseline" in said.stderr
+    assert "hf:b.json" not in said.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import click
 
 from costproof import api
 from costproof.cli.kinds import FILE, TARGET_OF, Choice, Whole
-from costproof.ledger.errors import CostproofError
+from costproof.ledger.errors import BadInput, CostproofError
 
 
 class TargetCommand(click.Command):
@@ -20,6 +21,7 @@ class TargetCommand(click.Command):
         try:
             target = self._named(list(args), ctx)
             if target is not None and not self._holds_a_run(target):
+                _refuse_a_side(target, ctx.command_path)
                 ctx.meta[TARGET_OF] = (target, list(_options(target, str(self.name))))
         except CostproofError:
             # The command knows better: a capture may be of a target that is not known here, claims may be named last.
@@ -65,6 +67,23 @@ class TargetCommand(click.Command):
             rules = [values["--rules"]] if "--rules" in values else ()
             return api.read_request(Path(values["--request"]), rules=rules, trust_remote_code=trusted).target
         return api.claimed_target(Path(line["claims"])) if "claims" in line else None
+
+
+def _refuse_a_side(target: str, command: str) -> None:
+    """Raise :class:`BadInput` for ``TARGET@PRESET,NAME=VALUE``, which other commands take; here these are options."""
+    name, at, settings = target.partition("@")
+    if not at or name not in api.targets() or Path(target).exists():
+        return
+    preset, *_ = parts = [part for part in settings.split(",") if part] or [""]
+    given = [("workload", preset)] if preset and "=" not in preset else []
+    given += [(key.replace("_", "-"), value) for key, equals, value in (p.partition("=") for p in parts) if equals]
+    words = " ".join(shlex.quote(word) for key, value in given for word in (f"--{key}", value))
+    raise BadInput(
+        "settings of a target are options here",
+        where=target[:80],
+        expected="TARGET and its options",
+        fix=f"{command} {name} {words}".rstrip()[:200] + "; keys of the configuration go into a --config FILE",
+    )
 
 
 def _words(args: list[str], known: dict[str, click.Parameter], values: dict[str, str]) -> Iterator[str]:

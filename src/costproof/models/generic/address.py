@@ -11,10 +11,13 @@ from pathlib import Path, PurePath
 from typing import Final, Literal
 
 from costproof.ledger.errors import BadInput
+from costproof.ledger.files import first_bytes
 
 Kind = Literal["name", "folder", "configuration", "file", "module"]
 
 CONFIGURATION: Final = "hf:"
+_HEADER: Final = re.compile(rb'"schema":\s*"(costproof/[a-z_]+)"')
+_HEADER_BYTES: Final = 256
 FACTORY: Final = re.compile(r"(?P<place>.+\.py):(?P<function>\w+)")
 _MODULE: Final = re.compile(r"(?P<place>[A-Za-z_][\w.]*):(?P<function>\w+)")
 FORMS: Final = "hf:CONFIG.json, hf:FOLDER, hf:MODEL_TYPE, FILE.py:FUNCTION, package.module:FUNCTION"
@@ -76,6 +79,15 @@ class Address:
         return path.parent.name or path.stem if path.name == "config.json" else path.stem or "model"
 
 
+def _kind_of_ours(file: Path) -> str | None:
+    """Return the kind that the header of a file of ours names; ``None``: it is another file, or none."""
+    try:
+        found = _HEADER.search(first_bytes(file, _HEADER_BYTES, regular=True))
+    except OSError:
+        return None
+    return found[1].decode() if found else None
+
+
 def address(text: str, names: Container[str] = ()) -> Address:
     """Read the name of a model. Nothing is opened, and nothing runs.
 
@@ -96,6 +108,15 @@ def address(text: str, names: Container[str] = ()) -> Address:
         if found := form.fullmatch(text):
             return Address("file" if kind == "file" else "module", found["place"], found["function"])
     if text.endswith(".json") or Path(text).is_file():
+        if (kind := _kind_of_ours(Path(text))) is not None:
+            raise BadInput(
+                "this file names no target",
+                where=text[:80],
+                expected=FORMS,
+                got=f"a file of the kind {kind}",
+                fix="costproof diff, gate, roofline and fits take a capture, a baseline or a folder of reports; "
+                "costproof explain a capture or such a folder",
+            )
         fix = f"{CONFIGURATION}{text[:80]}" if text.endswith(".json") else f"{text[:80]}:FUNCTION"
         raise BadInput(
             "this names no target",
