@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-from costproof.models.generic.numbers import Numbers
+    from costproof.models.generic.numbers import Numbers
 
 SAMPLES: Final = 15_360
 """Just under a second at 16 kHz: a multiple of the strides in use."""
