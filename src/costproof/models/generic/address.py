@@ -108,12 +108,12 @@ def address(text: str, names: Container[str] = ()) -> Address:
         if found := form.fullmatch(text):
             return Address("file" if kind == "file" else "module", found["place"], found["function"])
     if text.endswith(".json") or Path(text).is_file():
-        if (kind := _kind_of_ours(Path(text))) is not None:
+        if (ours := _kind_of_ours(Path(text))) is not None:
             raise BadInput(
                 "this file names no target",
                 where=text[:80],
                 expected=FORMS,
-                got=f"a file of the kind {kind}",
+                got=f"a file of the kind {ours}",
                 fix="costproof diff, gate, roofline and fits take a capture, a baseline or a folder of reports; "
                 "costproof explain a capture or such a folder",
             )
