@@ -72,8 +72,9 @@ def fits(
             held = along["batch"].value(along["batch"].own, terms)
         stages.append(StageMemory(stage, folded.total("kv_cache_bytes", stage), held, *_peaks(read.peaks, stage)))
     weights, buffers = folded.total("weight_bytes"), side.buffer_bytes
-    if buffers is None and isinstance(read.target, WithBuffers):  # a file of whole stages, or of an older version
-        buffers = read.target.buffer_bytes(side.workload)
+    described: object = read.target
+    if buffers is None and isinstance(described, WithBuffers):  # a file of whole stages, or of an older version
+        buffers = described.buffer_bytes(side.workload)
     kept = (*activations(element), *written_scores(side, along["batch"])) if along else ()
     return Fits(
         side.conventions, side.target, side.workload, side.environment, device, room, name,
