@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from html import unescape
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from costproof.ledger.counted import counted_line
 from tests.cli.running import costproof
+from tests.reports.toy import toy
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
@@ -144,3 +147,11 @@ def test_formulas_say_the_whole_model_of_which_the_first_layers_were_counted(fol
     params = 2 * 100 * 64 + 3 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128 + 2 * 64) + 64
     assert whole["totals"]["params"] == params
     assert whole["totals"]["weight_bytes"] == 4 * params
+
+
+def test_nothing_is_said_of_keys_that_nobody_looked_at() -> None:
+    target = toy().target
+    assert counted_line(replace(target, waived={}), toy().workload).endswith("all layers")
+    assert counted_line(replace(target, waived={}, config={}), toy().workload).endswith(
+        "every key of the configuration used"
+    )

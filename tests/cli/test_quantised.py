@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from costproof import compare
 from tests.cli.running import Result, costproof
+from tests.reports.toy import toy
 
 LLAMA = {
     "model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 100,
@@ -51,6 +54,12 @@ def test_answers_about_bytes_of_a_quantised_checkpoint_are_incomplete(tmp_path: 
     done = costproof(*line.replace("TARGET", target).split(), cwd=tmp_path)
     assert done.code == 3, done.stderr
     assert AS_IF in " ".join((done.stdout + done.stderr).split())
+
+
+def test_sources_that_agree_are_incomplete_of_a_quantised_checkpoint() -> None:
+    found = compare(replace(toy(), target=replace(toy().target, quantised={"weights": "fp8"})))
+    assert (compare(toy()).exit_code, found.exit_code, found.verdict) == (0, 3, "incomplete")
+    assert AS_IF in found.sentence
 
 
 def test_what_does_not_depend_on_the_format_is_still_an_answer(tmp_path: Path) -> None:

@@ -67,3 +67,8 @@ def test_a_cache_that_a_run_was_given_is_held_whole(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("target", "buffers"), [("llama-3.1-8b", 2 * 64 * 4), ("bert-base", 2 * 512 * 8)])
 def test_buffers_that_formulas_say_are_held(tmp_path: Path, target: str, buffers: int) -> None:
     assert held(tmp_path, target)["buffers_bytes"] == buffers
+
+
+def test_a_file_without_buffers_has_those_of_the_formulas(tmp_path: Path) -> None:
+    costproof("report", "llama-3.2-1b", "--sources", "analytic", "-o", "out", cwd=tmp_path)
+    assert held(tmp_path, "out/static_compute.json")["buffers_bytes"] == 2 * 32 * 4

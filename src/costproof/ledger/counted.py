@@ -20,16 +20,21 @@ def counted_line(target: TargetInfo, workload: Workload) -> str:
     """
     dtypes = " and ".join(target.dtypes) or workload.dtype
     cut = ", ".join(f"{part} {of}" for part, of in sorted(target.cut.items()))
-    unused = len(target.waived)
     parts = [
         f"weights {dtypes}, cache {workload.dtype}" if target.dtypes else f"weights and cache {dtypes}",
         f"{workload.attention} attention",
         f"cut to {cut}" if cut else "all layers",
-        f"{plural(unused, 'key')} of the configuration not used (target.waived in JSON)"
-        if unused
-        else "every key of the configuration used",
+        _unused(target),
     ]
-    return f"Counted: {'; '.join(filter(None, (', '.join(parts), quantised(target, workload))))}"
+    return f"Counted: {'; '.join(filter(None, (', '.join(filter(None, parts)), quantised(target, workload))))}"
+
+
+def _unused(target: TargetInfo) -> str:
+    """Return how many keys of a configuration were read and not used; nothing where nobody looked at them."""
+    unused = len(target.waived)
+    if unused:
+        return f"{plural(unused, 'key')} of the configuration not used (target.waived in JSON)"
+    return "every key of the configuration used" if target.config is not None else ""
 
 
 def quantised(target: TargetInfo, workload: Workload) -> str:

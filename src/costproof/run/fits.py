@@ -17,6 +17,7 @@ from costproof.ledger.node import exact_sum
 from costproof.ledger.peaks import CallPeaks
 from costproof.ledger.symbols import FUNCTIONS, parse, text
 from costproof.ledger.workload import FLOAT_BYTES
+from costproof.models.target import WithBuffers
 from costproof.run.activations import activations
 from costproof.run.along import Along, Found, OfCalls, Sum, Term
 from costproof.run.devices import machine
@@ -70,19 +71,22 @@ def fits(
             terms = (*activations(element, stage), *written_scores(side, along["batch"], stage))
             held = along["batch"].value(along["batch"].own, terms)
         stages.append(StageMemory(stage, folded.total("kv_cache_bytes", stage), held, *_peaks(read.peaks, stage)))
-    weights = folded.total("weight_bytes")
+    weights, buffers = folded.total("weight_bytes"), side.buffer_bytes
+    described: object = read.target
+    if buffers is None and isinstance(described, WithBuffers):  # a file of whole stages, or of an older version
+        buffers = described.buffer_bytes(side.workload)
     kept = (*activations(element), *written_scores(side, along["batch"])) if along else ()
     return Fits(
         side.conventions, side.target, side.workload, side.environment, device, room, name,
         weights_bytes=weights,
-        buffers_bytes=side.buffer_bytes,
+        buffers_bytes=buffers,
         cache_bytes=exact_sum((given_cache(side, folded), *(s.cache_bytes for s in stages))),
         activations_bytes=exact_sum(s.activations_bytes for s in stages),
         peak_bytes=max((s.peak_bytes for s in stages if s.peak_bytes is not None), default=None),
         stages=tuple(stages),
         limits=()
-        if weights is None or side.buffer_bytes is None or side.target.quantised
-        else tuple(_limits(along, weights + side.buffer_bytes, room, kept, read.peaks)),
+        if weights is None or buffers is None or side.target.quantised
+        else tuple(_limits(along, weights + buffers, room, kept, read.peaks)),
     )  # fmt: skip
 
 
