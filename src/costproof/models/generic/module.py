@@ -172,8 +172,6 @@ class GenericTarget:
             found += [] if found else too_short(workload, filled)
             plan = None if found else self._plan(workload)
             found += plan.problems() if isinstance(plan, Cached) else []
-            if isinstance(plan, TwoStacks) and workload.new_tokens < 1:
-                found.append(BadInput("the run is too short", where="--new-tokens", expected="at least 1", got=0))
         if found:
             raise Problems("the workload cannot be run", found)
 
