@@ -6,6 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from costproof.claims import ClaimsReport, Judgement
+from costproof.reports.claims_words import others
 from costproof.reports.escape import visible
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def _word(j: Judgement) -> str:
 
 def _because(j: Judgement) -> str:
     if j.explanations:
-        led = " + ".join(step.cause for step in j.explanations[0].steps)
+        led = " + ".join(" or ".join((step.cause, *step.or_else)) for step in j.explanations[0].steps) + others(j)
         return f"{led} fits, not evidence" if j.status == "undetermined" else led
     if j.status == "undetermined":
         return j.note
