@@ -281,7 +281,7 @@ def _buffered(times: int) -> nn.Module:
 def _patched(times: int) -> nn.Module:
     module = nn.Linear(4, 4)
     forward = module.forward
-    module.forward = lambda x: forward(x.repeat(times, 1))  # type: ignore[method-assign]
+    module.forward = lambda x: forward(x.repeat(times, 1))  # type: ignore[method-assign, assignment]
     return module
 
 
