@@ -135,7 +135,7 @@ CASES: Final = (
     ),
     Case(
         "Another model",
-        "Of two families no keys can be mixed: the model is one change, which the workload would stand beside.",
+        "Keys that both families have are split as those of one family are. What is left is the change of the family.",
         "llama-3.1-8b",
         "qwen3-8b",
     ),

@@ -37,6 +37,15 @@ def test_explained_ends_with_0(tmp_path: Path, golden: Golden) -> None:
     golden("cli/check.md", result.stdout)
 
 
+def test_equally_simple_causes_are_all_named(tmp_path: Path) -> None:
+    """Half of the FLOPs at batch 2: by the unit, or of one of the two images."""
+    head = HEAD.replace("preset: base", "preset: base, batch: 2")
+    claims(tmp_path, f"- {{stage: projector, flops: {2 * PROJECTOR}}}\n", head)
+    done = costproof("check", "c.yaml", "-f", "md", cwd=tmp_path)
+    assert done.code == 0
+    assert "mac or fvcore or batch forgotten" in done.stdout.replace("`", ""), done.stdout
+
+
 def test_unexplained_ends_with_1(tmp_path: Path) -> None:
     claims(tmp_path, f"- {{stage: projector, flops: {PROJECTOR + 3}}}\n")
     result = costproof("check", "c.yaml", "deepseek-ocr", cwd=tmp_path)

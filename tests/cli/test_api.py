@@ -44,7 +44,7 @@ def test_a_workload_is_a_preset_with_changes() -> None:
 
 def test_all_problems_of_a_workload_at_once() -> None:
     with pytest.raises(Problems) as error:
-        costproof.workload("deepseek-ocr", "gundam", batch=0, new_tokens=0)
+        costproof.workload("deepseek-ocr", "gundam", batch=0, new_tokens=-1)
     assert len(error.value.problems) == 2
 
 

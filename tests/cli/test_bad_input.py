@@ -126,7 +126,7 @@ CASES: dict[str, tuple[Setup, tuple[str, ...], int]] = {
     "batch 1.5": (nothing, (*REPORT, "--batch", "1.5"), 2),
     "batch of 30 digits": (nothing, (*REPORT, "--batch", "9" * 30), 2),
     "negative text tokens": (nothing, (*REPORT, "--text-tokens", "-5"), 2),
-    "no new tokens": (nothing, (*REPORT, "--new-tokens", "0"), 2),
+    "no new tokens": (nothing, (*REPORT, "--new-tokens", "-1"), 2),
     "sequence shorter than its page": (nothing, (*REPORT, "--seq-len", "100"), 2),
     "text tokens and sequence length": (nothing, (*REPORT, "--seq-len", "1000", "--text-tokens", "5"), 2),
     "context too long": (nothing, (*REPORT, "--text-tokens", "1000000"), 2),

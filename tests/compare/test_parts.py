@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from argparse import Namespace
 from collections import deque
 from datetime import date
 from decimal import Decimal
@@ -256,6 +257,57 @@ def _closure(rows: int) -> Any:
 def test_other_arguments_have_another_text(one: Any) -> None:
     assert arguments({"x": one(4)}) == arguments({"x": one(4)})
     assert arguments({"x": one(4)}) != arguments({"x": one(3)})
+
+
+class _Holds(nn.Module):
+    def __init__(self, held: Any) -> None:
+        super().__init__()
+        self.held = held
+        self.layer = nn.Linear(4, 4)
+
+
+def _hooked(times: int) -> nn.Module:
+    module = nn.Linear(4, 4)
+    module.register_forward_hook(lambda *call: call[2].repeat(times, 1))
+    return module
+
+
+def _buffered(times: int) -> nn.Module:
+    module = nn.Linear(4, 4)
+    module.register_buffer("times", torch.tensor([times]))
+    return module
+
+
+def _patched(times: int) -> nn.Module:
+    module = nn.Linear(4, 4)
+    forward = module.forward
+    module.forward = lambda x: forward(x.repeat(times, 1))  # type: ignore[method-assign, assignment]
+    return module
+
+
+@pytest.mark.parametrize(
+    "one",
+    [
+        lambda n: nn.MultiheadAttention(8, n),
+        lambda n: _Holds(_Slots(n)),
+        lambda n: _Holds(Namespace(heads=n)),
+        lambda n: _Holds({"a": [Namespace(heads=n)]}),
+        lambda n: _Holds(_closure(n)),
+        lambda n: _Holds(torch.tensor([n])),
+        lambda n: _Holds(torch.arange(12) < n),
+        _hooked,
+        _buffered,
+        _patched,
+        lambda n: torch.fx.symbolic_trace(nn.Unflatten(0, (n, -1))),
+    ],
+)
+def test_what_decides_a_number_is_in_the_hash(one: Any) -> None:
+    assert fingerprint(one(4), {}) == fingerprint(one(4), {})
+    assert fingerprint(one(4), {}) != fingerprint(one(2), {})
+
+
+def test_weights_are_not_in_the_hash() -> None:
+    assert fingerprint(_Holds(torch.rand(3)), {}) == fingerprint(_Holds(torch.rand(3)), {})
 
 
 def test_arguments_of_any_class_have_a_text_that_a_file_holds() -> None:

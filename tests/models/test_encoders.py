@@ -460,7 +460,7 @@ def test_a_t5_that_lies(changes: dict[str, Any], where: str) -> None:
     assert [str(p.where) for p in problems if isinstance(p, BadInput)] == [where]
 
 
-@pytest.mark.parametrize("given", [{"new_tokens": 0}, {"seq_len": 0}, {"dtype": "float16"}, {"attention": "eager"}])
+@pytest.mark.parametrize("given", [{"new_tokens": -1}, {"seq_len": 0}, {"dtype": "float16"}, {"attention": "eager"}])
 def test_a_run_that_t5_cannot_make(given: dict[str, Any]) -> None:
     with pytest.raises(Problems, match="cannot be run"):
         T5().workload(**given)

@@ -36,7 +36,9 @@ from costproof.models.qwen3.target import Qwen3
 from costproof.models.qwen3_moe.target import Qwen3Moe
 from costproof.models.registry import load_target
 from costproof.reports.summary import summary_text
+from costproof.run.capture import count
 from costproof.run.formulas import analytic_ledger
+from costproof.run.prepare import Prepared
 from costproof.run.proof_tasks import carried_out
 from tests.variants import with_variants
 
@@ -136,6 +138,27 @@ def test_attention_in_a_window_by_hand() -> None:
     # 7 keys and values of 2 heads stay of the prompt, 2 bytes an element; the steps leave it at that.
     assert ledger.stage_total("prefill", "kv_cache_bytes") == 7 * 2 * 2 * 12 * 2
     assert ledger.stage_total("decode", "kv_cache_bytes") == 0
+
+
+@pytest.mark.parametrize("family", TARGETS, ids=lambda t: t.__name__)
+def test_a_run_without_steps_is_its_prefill(family: type[CausalTarget[Any]]) -> None:
+    target = family.default()
+    alone, before = (target.workload(text_tokens=20, new_tokens=steps) for steps in (0, 1))
+    assert [call.stage for call in target.invocations(alone)] == ["prefill"]
+    counted = count(Prepared(target, alone, ("analytic",))).capture
+    assert counted.target.stages == counted.ledger("analytic").stages == ("prefill",)
+    whole = analytic_ledger(target, before)
+    for metric in ("flops", "params", "weight_bytes", "kv_cache_bytes"):
+        assert counted.ledger("analytic").total(metric) == whole.stage_total("prefill", metric)
+
+
+def test_a_run_without_steps_is_exact(tmp_path: Path) -> None:
+    capture = exact(GPT2, {"new_tokens": 0}, tmp_path)
+    assert capture.target.stages == ("prefill",)
+    # Of each of 20 tokens and 2 layers 4 matrices; of scores and sums 20 x 20 pairs; and the logits.
+    matrices = 32 * 96 + 32 * 32 + 2 * 32 * 40
+    flops = 2 * (2 * 20 * matrices + 4 * 20 * 20 * 32) + 2 * 20 * 32 * 64
+    assert [capture.ledger(source).total("flops") for source in SOURCES] == [flops] * 3
 
 
 @pytest.mark.parametrize(

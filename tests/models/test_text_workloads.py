@@ -40,7 +40,7 @@ def test_settings_that_do_not_exist_are_told_at_once() -> None:
     ("settings", "where"),
     [
         ({"text_tokens": 0}, "--text-tokens"),
-        ({"text_tokens": 5, "new_tokens": 0}, "--new-tokens"),
+        ({"text_tokens": 5, "new_tokens": -1}, "--new-tokens"),
         ({"text_tokens": 5, "batch": 0}, "--batch"),
         ({"text_tokens": 96, "new_tokens": 5}, "--text-tokens, --seq-len, --new-tokens"),
     ],

@@ -148,8 +148,8 @@ BAD: dict[str, tuple[dict[str, Any], tuple[str, str, str | None, str | None]]] =
         ),
     ),
     "nothing decoded": (
-        {"new_tokens": 0},
-        ("at least one token must be decoded", "--new-tokens", "at least 1", "0"),
+        {"new_tokens": -1},
+        ("too few new tokens", "--new-tokens", "at least 0", "-1"),
     ),
     "no batch": ({"batch": 0}, ("the batch is out of range", "--batch", "1 to 1024", "0")),
     "huge batch": ({"batch": 10**9}, ("the batch is out of range", "--batch", "1 to 1024", "1000000000")),

@@ -24,7 +24,7 @@ class Scores(nn.Module):
         self.a = nn.Linear(16, 16)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.a(x) @ self.a(x).T
+        return self.a(x) @ self.a(x).T  # type: ignore[no-any-return]
 
 
 class Outer(nn.Module):

@@ -183,6 +183,25 @@ def test_what_a_list_holds_is_found() -> None:
     assert gap(found) == [("held", 40, "add", ("Kept.forward: kept",))]
 
 
+class Table(nn.Module):
+    """Reads a plain tensor of its own, which is no buffer, and keeps a result in a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.kept = torch.zeros(10, 100, device="meta"), list[torch.Tensor]()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.kept = [x * 2]
+        return self.table.view(100, 10) + self.kept[0]
+
+
+def test_attributes_of_a_module_hold_what_they_hold() -> None:
+    """Names of the model alone: 4000 bytes of the table that a view shows."""
+    holders = [held for *_, held in gap(peaks_of(job(Table(), 10)))]
+    assert ("Table.forward: self.table",) in holders
+    assert not any("Storages" in name or "Part." in name for held in holders for name in held)
+
+
 class Looks(nn.Module):
     """Asks for a number."""
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 import torch
-from torch import nn
+from torch import distributed, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Shard, distribute_tensor
 
 import costproof
-from costproof.ledger.errors import Incomplete
+from costproof.ledger.errors import BadInput, Incomplete
 
 
 class Own(nn.Module):
@@ -52,3 +58,52 @@ def test_the_module_and_both_shapes_are_named(
     assert str(error.got).startswith(f"{got}; ")
     assert "Expected cond" not in str(error)
     assert [len(m._forward_pre_hooks) + len(m._forward_hooks) for m in model.modules()] == hooks
+
+
+class Forces(nn.Module):
+    """The gradient of an energy by positions, as in learned force fields."""
+
+    def __init__(self, *, backward: bool) -> None:
+        super().__init__()
+        self.net, self.backward = nn.Linear(3, 1), backward
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor | None:
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            energy = self.net(x).sum()
+            if not self.backward:
+                return torch.autograd.grad(energy, x)[0]
+            energy.backward()
+        return x.grad
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_gradients_inside_forward_are_named(backward: bool) -> None:
+    with pytest.raises(Incomplete, match="takes gradients inside its forward") as caught:
+        costproof.count(Nested(Forces(backward=backward)), torch.ones(4, 3))
+    assert caught.value.where == "blocks.1 (Forces)"
+    assert "count the network that it differentiates" in str(caught.value.fix)
+
+
+@pytest.fixture
+def mesh() -> Iterator[Any]:
+    """Two processes, of which this one is the first and no other is there."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    yield init_device_mesh("cpu", (2,))
+    distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("how", ["a weight", "fully_shard", "an input"])
+def test_tensors_of_several_processes_are_refused(mesh: Any, how: str) -> None:
+    module, x = nn.Sequential(nn.Linear(8, 8)), torch.ones(4, 8)
+    if how == "fully_shard":
+        fully_shard(module, mesh=mesh)
+    elif how == "an input":
+        x = distribute_tensor(x, mesh, [Shard(0)])
+    else:
+        module[0].weight = nn.Parameter(distribute_tensor(torch.ones(8, 8), mesh, [Shard(0)]))
+    with pytest.raises(BadInput, match="spread over several processes") as caught:
+        costproof.count(module, x)
+    assert "fully_shard" in str(caught.value.expected)

@@ -14,7 +14,7 @@ from costproof.models.target import Setting
 
 TEXT_TOKENS: Final = Setting("text_tokens", "Tokens of the prompt.")
 SEQ_LEN: Final = Setting("seq_len", "Tokens of the prompt, or positions of a sequence.")
-NEW_TOKENS: Final = Setting("new_tokens", "Decode steps.")
+NEW_TOKENS: Final = Setting("new_tokens", "Decode steps; 0 is a prefill alone.")
 BATCH: Final = Setting("batch", "Sequences at once.")
 IMAGE_SIZE: Final = Setting("image_size", "Pixels per side of an image.")
 DTYPE: Final = Setting("dtype", "Element type of weights and activations.", "choice", get_args(Dtype))
@@ -75,7 +75,7 @@ def problems(workload: Workload, head_dim: int, *, least_text: int = 1) -> list[
     found: list[CostproofError] = []
     for what, option, value, least in (
         ("too few text tokens", "--text-tokens", workload.text_tokens, least_text),
-        ("at least one token must be decoded", "--new-tokens", workload.new_tokens, 1),
+        ("too few new tokens", "--new-tokens", workload.new_tokens, 0),
     ):
         if value < least:
             found.append(BadInput(what, where=option, expected=f"at least {least}", got=value))

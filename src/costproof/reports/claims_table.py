@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from costproof.claims import ClaimsReport, Judgement
 from costproof.ledger.counted import counted_line
+from costproof.reports.claims_words import others
 from costproof.reports.screen import say, typeset
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def _word(j: Judgement) -> str:
 
 def _because(j: Judgement) -> str:
     if j.explanations:
-        led = " + ".join(step.cause for step in j.explanations[0].steps)
+        led = " + ".join(" or ".join((step.cause, *step.or_else)) for step in j.explanations[0].steps) + others(j)
         return f"{led} fits, not evidence" if j.status == "undetermined" else led
     if j.status == "undetermined":
         return j.note

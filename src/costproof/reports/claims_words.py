@@ -32,13 +32,22 @@ def claimed(j: Judgement) -> Code:
 
 
 def because(j: Judgement) -> tuple[str, ...]:
-    """The causes that lead to a claim: ``: `mac`, `causal triangle`; residual 0``; nothing where there are none."""
-    causes = list(dict.fromkeys(step.cause for e in j.explanations[:1] for step in e.steps))
+    """The causes that lead to a claim: ``: `mac`, `causal triangle`; residual 0``; nothing where there are none.
+
+    Causes that do the same here are all named; that other sets of as many causes lead there as well is said.
+    """
+    causes = list(dict.fromkeys((step.cause, *step.or_else) for e in j.explanations[:1] for step in e.steps))
     if j.status not in ("explained", "undetermined") or not causes:
         return (": residual 0",) if j.status == "explained" else ()
     more = len(causes) - _MOST_CAUSES
-    named = (*listed(causes[:_MOST_CAUSES]), f" and {more} more" if more > 0 else "")
+    each = [piece for names in causes[:_MOST_CAUSES] for piece in (", ", *listed(names, " or "))]
+    named = (*each[1:], f" and {more} more" if more > 0 else "", others(j))
     return (": ", *named, " fits, not evidence" if j.status == "undetermined" else "; residual 0")
+
+
+def others(j: Judgement) -> str:
+    """Say that more sets of causes lead to a claim than the first, which is named."""
+    return " or other causes, each set by itself" if len(j.explanations) > 1 else ""
 
 
 def story(j: Judgement) -> list[Block]:

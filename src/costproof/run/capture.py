@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import Any, Final, TypeVar, cast
 
 from costproof.analytic.costs import formula_docs
@@ -17,6 +19,7 @@ from costproof.ledger.node import CostNode, Ledger, bearing, total
 from costproof.ledger.profile import Profile
 from costproof.ledger.progress import Progress, silent
 from costproof.ledger.sources import ALL_SOURCES
+from costproof.ledger.workload import Invocation
 from costproof.models.recorded import recorded
 from costproof.models.serving import lacking, options_of
 from costproof.models.target import (
@@ -94,12 +97,17 @@ def _counted(run: Prepared, progress: Progress) -> Report:
     checkpoint = target.checkpoint() if isinstance(target, WithCheckpoint) else None
     if checkpoint is not None:
         ledgers["checkpoint"] = checkpoint
+    info, calls = target.info(), target.invocations(workload)
+    kept = _called(info.stages, calls, ledgers.values())
+    if kept != info.stages:
+        info = replace(info, stages=kept)
+        ledgers = {source: _of_stages(ledger, kept) for source, ledger in ledgers.items()}
     capture = Capture(
         conventions=target.conventions(workload),
-        target=target.info(),
+        target=info,
         workload=workload,
         environment=environment() | versions_in_force(),
-        invocations=target.invocations(workload),
+        invocations=calls,
         ledgers=tuple(ledgers.values()),
         formulas=formula_docs(ledgers["analytic"].nodes) if "analytic" in ledgers else {},
         symbols=target.symbol_docs() if isinstance(target, WithFormulas) else {},
@@ -124,6 +132,21 @@ def _counted(run: Prepared, progress: Progress) -> Report:
         flops=_stage_flops(dynamic.forwards),
     )
     return Report(capture, profile, dynamic.chrome_trace)
+
+
+def _called(stages: tuple[str, ...], calls: Iterable[Invocation], ledgers: Iterable[Ledger]) -> tuple[str, ...]:
+    """Return the stages without those that are not called and have no module of their own: decode of no steps."""
+    called = {call.stage for call in calls}
+    modules: dict[str, set[str]] = {}
+    for node in chain.from_iterable(ledger.nodes for ledger in ledgers):
+        modules.setdefault(node.stage, set()).add(node.module)
+    elsewhere = set().union(*(modules.get(stage, set()) for stage in called))
+    return tuple(s for s in stages if s in called or not modules.get(s, set()) <= elsewhere)
+
+
+def _of_stages(ledger: Ledger, stages: tuple[str, ...]) -> Ledger:
+    kept = tuple(node for node in ledger.nodes if node.stage in stages)
+    return replace(ledger, nodes=kept, stages=tuple(s for s in ledger.stages if s in stages))
 
 
 def _unfit(run: Prepared) -> Incomplete | None:

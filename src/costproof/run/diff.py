@@ -82,7 +82,9 @@ def levers(base: Read, head: Read) -> Levers | None:
     keys = tuple(c.key for c in changed.config.changed)
     another = type(base.target) is not type(head.target)
     kernels = tuple(c.key for c in changed.implementation.changed)
-    players = (MODEL,) if another else keys
+    if another:  # keys that one family alone has change with the family
+        keys = tuple(k for k in keys if all(k in (side.target.config or {}) for side in (old, new)))
+    players = (*keys, MODEL) if another else keys
     players += tuple(c.key for c in changed.workload.changed if c.key.startswith(WORKLOAD))
     models = (base.target, head.target) if another else (base.target, None)
     implementation = "attention" in kernels or "experts" in kernels
@@ -109,10 +111,12 @@ def _point(
     """The totals of the formulas where some keys and settings are the head's.
 
     Args:
-        models: the base's, and the head's if that is another family, whose keys do not mix.
+        models: the base's, and the head's if that is another family.
+        keys: of both families.
     """
     usual, other = models
     config: Mapping[str, Plain] = head.target.config or {}
+    before: Mapping[str, Plain] = base.target.config or {}
     old, new = settings(base), settings(head)
     varied = [name for name in dict.fromkeys((*old, *new)) if old.get(name) != new.get(name)]
     points: dict[tuple[bool, bool], Points] = {}
@@ -123,11 +127,9 @@ def _point(
             model = other if another and other is not None else usual
             points[another, kernels] = Points(cast("WithKeys", Mixture(model, base, head, kernels)))
         of = points[another, kernels]
-        now = of.keys()
+        now = before if another else of.keys()
         place = At(
-            keys={}
-            if other is not None
-            else {key: config[key] if key in changed else now[key] for key in sorted(keys)},
+            keys={key: config[key] if key in changed else now[key] for key in sorted(keys)},
             preset=None,
             settings={name: (new if name in changed else old).get(name) for name in varied},
         )

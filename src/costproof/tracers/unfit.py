@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, Final
+from unittest import mock
 
 import torch
 from torch import nn
@@ -14,13 +15,22 @@ from costproof.models.generic.as_it_was import unwritten
 from costproof.models.jobs import Run
 
 
+class _Taken(Exception):
+    """A gradient is taken."""
+
+
+_GRADIENTS: Final = ((torch.autograd, "grad"), (torch.autograd, "backward"), (torch.Tensor, "backward"))
+
+
 def unfit(run: Run) -> Incomplete | None:
-    """Run the model plainly; return where it fails, ``None`` where it runs or lacks only numbers or gradients."""
+    """Run the model plainly; return where it fails or takes gradients, ``None`` where it runs or lacks only numbers."""
     entered: list[tuple[str, nn.Module, list[torch.Tensor]]] = []
     with ExitStack() as around:
         around.enter_context(unwritten(run.model))
         around.enter_context(torch.no_grad())
         around.enter_context(run.around())
+        for owner, name in _GRADIENTS:
+            around.enter_context(mock.patch.object(owner, name, _taking))
         for path, module in run.model.named_modules():
             enter = module.register_forward_pre_hook(_entering(entered, path), with_kwargs=True)
             around.callback(enter.remove)
@@ -29,6 +39,15 @@ def unfit(run: Run) -> Incomplete | None:
             run.model(**run.kwargs)
         except Exception as error:
             said = first_line(error)
+            if isinstance(error, _Taken):
+                path, module, _ = entered[-1]
+                return Incomplete(
+                    "the model takes gradients inside its forward, and an export or a trace has none",
+                    where=f"{path or '(root)'} ({type(module).__name__})",
+                    expected="a forward without torch.autograd.grad and backward",
+                    fix="count the network that it differentiates, as a module of its own; its backward pass has as "
+                    "many FLOPs of products again for the gradients of inputs, and as many for those of weights",
+                )
             ours = "meta" in said.lower() or "does not require grad" in said  # nothing has gradients here
             if not entered or isinstance(error, NotImplementedError) or ours:
                 return None
@@ -42,6 +61,10 @@ def unfit(run: Run) -> Incomplete | None:
                 fix="change the inputs, or the module",
             )
     return None
+
+
+def _taking(*_: Any, **__: Any) -> None:
+    raise _Taken
 
 
 def _entering(entered: list[tuple[str, nn.Module, list[torch.Tensor]]], path: str) -> Callable[..., None]:

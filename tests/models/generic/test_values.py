@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import date
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -43,7 +44,7 @@ def written(folder: Path, rows: str, ids: str, width: int = 8) -> str:
     return f"{file}:make"
 
 
-def counted(target: str, **options: str) -> Baseline:
+def counted(target: str, **options: Any) -> Baseline:
     return baseline_of(costproof.capture(target, sources=["dynamic"], **options))
 
 

@@ -88,7 +88,8 @@ def invocations(workload: Workload) -> tuple[Invocation, ...]:
     batch, length, steps = workload.batch, workload.text_tokens, workload.new_tokens
     common = {"B": batch, "b": FLOAT_BYTES[workload.dtype]}
     prompt = {**common, "S": length, "L": length if workload.logits == "all" else 1}
-    return (
+    calls = (
         Invocation("prefill", "prompt", 1, prompt, (TensorSpec((batch, length), "int64"),)),
         Invocation("decode", "steps", steps, {**common, "P": length, "N": steps}, (TensorSpec((batch, 1), "int64"),)),
     )
+    return calls if steps else calls[:1]

@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, fields, is_dataclass
 from itertools import chain
 from pathlib import Path
+from types import CodeType
 from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
 from costproof.ledger.errors import BadInput
@@ -74,10 +75,12 @@ class _Leaves:
     Args:
         objects: list what is inside objects of any class, not their class alone.
         values: list numbers in tensors.
+        model: of a model, whose weights decide nothing: values of integers and masks alone, and the code of functions.
     """
 
     objects: bool
     values: bool = False
+    model: bool = False
     known: dict[int, tuple[str, Any]] = field(default_factory=dict)
     """Divided before: its path, and the value itself, so that no other one gets its id."""
 
@@ -110,7 +113,8 @@ class _Leaves:
         if value is None or isinstance(value, float | complex | str | bytes):
             return repr(value)
         if _is_tensor(value):
-            return tensor_text(value) + (_numbers(value) if self.values else "")
+            told = self.values and not (self.model and _is_inexact(value))
+            return tensor_text(value) + (_numbers(value) if told else "")
         if isinstance(value, set | frozenset):
             return repr(sorted(map(repr, value)))
         if isinstance(value, list | tuple) and all(v is None or isinstance(v, bool | float | str) for v in value):
@@ -135,6 +139,8 @@ class _Leaves:
             yield from chain(value.named_parameters(), value.named_buffers())
         elif self.objects and inspect.isroutine(value):
             captured = [*self._captured(value)]
+            if self.model and (code := getattr(value, "__code__", None)) and not _is_installed(Path(code.co_filename)):
+                captured.append(("code", _compiled(code)))
             yield from [("function", value.__qualname__), *captured] if captured else ()
         elif self.objects:
             yield from sorted(getattr(value, "__dict__", {}).items())
@@ -168,6 +174,11 @@ def _is_tensor(value: Any) -> bool:
         return True
     shape = getattr(value, "shape", None)
     return hasattr(value, "dtype") and isinstance(shape, Sequence) and not isinstance(shape, str)
+
+
+def _is_inexact(tensor: Any) -> bool:
+    """Whether its numbers are floating-point or complex ones, as weights are."""
+    return any(kind in str(tensor.dtype) for kind in ("float", "complex"))
 
 
 def _numbers(tensor: Any) -> str:
@@ -295,18 +306,21 @@ def _is_word(value: Any) -> TypeGuard[str]:
 def fingerprint(module: nn.Module, numbers: Mapping[str, int]) -> str:
     """Return twelve hex digits that change with whatever of a module may change a number.
 
-    Hashed are the class, the plain attributes, the configuration, and the shapes and dtypes of every module; of the
-    classes that no installed package defines, the files too.
+    Hashed are the class, the attributes, the hooks, the configuration, and the shapes and dtypes of every module, with
+    the values of its integers; of the classes that no installed package defines, the files too.
     """
     from torch import nn
 
-    internal = vars(nn.Module()).keys()
+    plain = vars(nn.Module())
+    internal = {name for name in plain if not name.endswith("_hooks")}
+    leaves = _Leaves(objects=True, values=True, model=True)
     rows: list[object] = []
     classes: dict[type, None] = {}
     configurations: dict[int, Any] = {}
     for path, part in module.named_modules():
         classes[type(part)] = None
-        own = {k: v for k, v in vars(part).items() if k not in internal and k not in _VOLATILE}
+        attributes = ((k, v) for k, v in vars(part).items() if k not in internal and k not in _VOLATILE)
+        own = {k: [*v.values()] if k in plain else v for k, v in attributes if not (k in plain and not v)}
         for name, value in own.items():
             if callable(getattr(value, "to_dict", None)):
                 configurations[id(value)] = value
@@ -316,8 +330,8 @@ def fingerprint(module: nn.Module, numbers: Mapping[str, int]) -> str:
             (
                 path,
                 type(part).__qualname__,
-                _listed(own, _Leaves(objects=False)),
-                {n: tensor_text(t) for n, t in tensors},
+                _listed(own, leaves),
+                _listed(dict(tensors), _Leaves(objects=False, values=True, model=True)),
             )
         )
     texts = [_without_origin(c.to_dict()) for c in configurations.values()]
@@ -343,14 +357,23 @@ def _code(kinds: Iterable[type]) -> list[str]:
         names = dict.fromkeys(code.co_filename for code in codes)  # resolving a path takes long, and most share a file
         of_code = [Path(name).resolve() for name in names if Path(name).is_file()]
         if codes and not of_code:
-            found += [f"{kind.__qualname__} {code.co_name} {code.co_code.hex()} {code.co_names}" for code in codes]
-        for file in of_code:
-            if not {"site-packages", "dist-packages"} & {*file.parts} and not file.is_relative_to(_PYTHON):
-                files[file] = None
+            found += [f"{kind.__qualname__} {code.co_name} {_compiled(code)}" for code in codes]
+        files |= {file: None for file in of_code if not _is_installed(file)}
     for file in sorted(files, key=lambda f: f.name):
         with suppress(OSError, SyntaxError, ValueError):
             found.append(ast.unparse(ast.parse(file.read_bytes())))
     return found
+
+
+def _is_installed(file: Path) -> bool:
+    """Whether a package or Python has the file."""
+    return bool({"site-packages", "dist-packages"} & {*file.parts}) or file.is_relative_to(_PYTHON)
+
+
+def _compiled(code: CodeType) -> str:
+    """Return what a function does, as text: its compiled code, with the constants and the functions inside."""
+    constants = [_compiled(c) if isinstance(c, CodeType) else _ADDRESS.sub("", repr(c)) for c in code.co_consts]
+    return f"{code.co_code.hex()} {code.co_names} {constants}"
 
 
 def _digest(value: object) -> str:

@@ -117,11 +117,12 @@ def two_stack_calls(run: Workload, sizes: Mapping[str, int], inputs: tuple[Tenso
     common = {**sizes, "B": run.batch, "b": FLOAT_BYTES[run.dtype]}
     ids = (TensorSpec((run.batch, PROMPT), "int64"),)
     steps = {**common, "P": PROMPT, "N": run.new_tokens}
-    return (
+    calls = (
         Invocation("encode", "input", 1, common, inputs),
         Invocation("prefill", "prompt", 1, common, ids),
         Invocation("decode", "steps", run.new_tokens, steps, ids),
     )
+    return calls if run.new_tokens else calls[:-1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +139,7 @@ class TwoStacks:
         return two_stack_calls(self.workload, self.inputs.values, specs(self.inputs.args.values()))
 
     def export_jobs(self, model: nn.Module) -> tuple[ExportJob, ...]:
-        """The encoder, the first token, and a step."""
+        """The encoder, the first token, and a step if there is one."""
         from costproof.models.generic.two_stacks import CrossStep, FirstToken, encode
 
         batch, part = self.workload.batch, {"part": ""}
@@ -166,7 +167,7 @@ class TwoStacks:
                 more += [SymbolicSize((name, i), 2, length)] if length == "P" or long else []
         given = dict(self.inputs.args)
         encoder = encode(model, tuple(given), len(names))
-        return (
+        jobs = (
             ExportJob("encode", "encode", ("input",), encoder, part, given, free(self.inputs.sizes, given)),
             ExportJob(
                 "prefill",
@@ -190,6 +191,7 @@ class TwoStacks:
                 repeated=True,
             ),
         )
+        return jobs if self.workload.new_tokens else jobs[:-1]
 
     def runs(self, model: nn.Module) -> tuple[Run, ...]:
         """The encoder with the first token, then the first, the middle and the last step."""

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from costproof.foreign import contained
 from costproof.ledger.errors import BadInput, first_line
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from torch import nn
 
 RETURNS = "an nn.Module, or (module, inputs): a tensor, a sequence of arguments, or a dict of them by name"
+_SHARD: Final = "DTensor"
+"""torch's class of a tensor that several processes hold parts of."""
 _FIX = "run the file with python to see the traceback, or set COSTPROOF_DEBUG=1"
 
 
@@ -123,7 +125,7 @@ class Factory:
 
 
 def check_call(module: nn.Module, given: Any, where: str) -> None:
-    """Check that a module is no part of itself, that files can hold its names, and that its tensors have shapes.
+    """Check that a module is no part of itself, that files can hold its names, and that its tensors are whole and shaped.
 
     Raises:
         BadInput: no.
@@ -136,6 +138,14 @@ def check_call(module: nn.Module, given: Any, where: str) -> None:
     if any(isinstance(t, torch.Tensor) and t.is_nested for t in tensors):
         fix = "count a call with one of its tensors, or with all of them padded"
         raise BadInput("a nested tensor has no shape", where=where, fix=fix)
+    if any(type(t).__name__ == _SHARD for t in tensors):
+        raise BadInput(
+            "a tensor is spread over several processes",
+            where=where,
+            expected="the module before distribute_module, parallelize_module or fully_shard",
+            got=f"a {_SHARD}",
+            fix="count the whole module, made without torch.distributed: its work divides over the processes",
+        )
 
 
 def named_inputs(module: nn.Module, inputs: Any) -> dict[str, Any]:

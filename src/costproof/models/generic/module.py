@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -12,6 +13,7 @@ from costproof.ledger.progress import Progress
 from costproof.ledger.run import RunOptions
 from costproof.ledger.workload import Attention, Dtype, Input, Invocation, ModuleKinds, TargetInfo, Workload
 from costproof.models import settings as common
+from costproof.models.caches import is_cache
 from costproof.models.decoding.decoder import Decoder
 from costproof.models.decoding.names import STAGES
 from costproof.models.encoding.names import STAGE
@@ -146,7 +148,7 @@ class GenericTarget:
         found = self._inputs(made, plain)
         if made.inputs is not None:
             plain = replace(plain, batch=found.values.get("B") or 1)
-        what = "" if "new_tokens" in takes else ", ".join(f"{name} {text}" for name, text in shapes(found.args).items())
+        what = "" if "new_tokens" in takes else ", ".join(_titles(found.args))
         return replace(plain, what=what, arguments=shapes(found.args))
 
     def with_values(self, workload: Workload) -> Workload:
@@ -180,8 +182,6 @@ class GenericTarget:
             found += [] if found else too_short(workload, filled)
             plan = None if found else self._plan(workload)
             found += plan.problems() if isinstance(plan, Cached) else []
-            if isinstance(plan, TwoStacks) and workload.new_tokens < 1:
-                found.append(BadInput("the run is too short", where="--new-tokens", expected="at least 1", got=0))
         if found:
             raise Problems("the workload cannot be run", found)
 
@@ -269,7 +269,7 @@ class GenericTarget:
         whole = made.inputs is None and isinstance(self._plan(workload), Whole)
         why = why_one_stage(self.maker, workload.dtype, workload.attention) if whole else ()
         given = other_dtypes(case_of(made, workload)) if workload.inputs.get("input") and not self.options.real else ()
-        return (*made.notes, *why, *given)
+        return (*made.notes, *why, *given, *_of_modules(made.module))
 
     def _filled(self, made: Made, dtype: Dtype | None, attention: Attention | None, side: int | None) -> int:
         """Positions of a prompt that one element's images or sounds fill."""
@@ -339,6 +339,42 @@ class GenericTarget:
             if any(getattr(v, "shape", ()) != getattr(second[n], "shape", ()) for n, v in first.items()):
                 takes.add(name)
         return takes
+
+
+def _titles(args: Mapping[str, Any]) -> Iterator[str]:
+    """Yield arguments in words: of a cache how many tokens it holds, of all else the shapes."""
+    for name, value in args.items():
+        tokens = _cached_tokens(value) if is_cache(value) else None
+        if tokens is None:
+            yield from (f"{path} {text}" for path, text in shapes({name: value}).items())
+        else:
+            yield f"{name} of {tokens} token{'s' if tokens != 1 else ''}"
+
+
+def _cached_tokens(cache: Any) -> int | None:
+    """Return how many tokens a cache holds; ``None`` where its class does not say."""
+    with suppress(Exception):  # of the class of the cache, whatever it raises
+        tokens = cache.get_seq_length()
+        return tokens if type(tokens) is int else None
+    return None
+
+
+def _of_modules(module: nn.Module) -> tuple[str, ...]:
+    """What is to say about modules whose numbers may be taken for others."""
+    from torch import nn
+
+    notes = []
+    weights = (n for n, t in (*module.named_parameters(), *module.named_buffers()) if not t.is_floating_point())
+    if any("weight" in name.rpartition(".")[2] for name in weights):
+        notes.append(
+            "weights of integers are counted as the elements that are stored; packed ones stand for more parameters"
+        )
+    if any(
+        isinstance(part, nn.TransformerEncoder) and getattr(part, "use_nested_tensor", False)
+        for part in module.modules()
+    ):
+        notes.append("nn.TransformerEncoder drops rows that a padding mask hides, on its fast path; all are counted")
+    return tuple(notes)
 
 
 def _with_numbers(args: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:

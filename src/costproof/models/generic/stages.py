@@ -128,14 +128,10 @@ class Cached:
     towers: Towers = NONE
 
     def problems(self) -> list[BadInput]:
-        """No prompt, no step, or what keeps the steps from a closed sum: a window that is passed while they run."""
-        first, steps = self.workload.text_tokens, self.workload.new_tokens
-        few = [
-            BadInput("the run is too short", where=option, expected="at least 1", got=value)
-            for option, value in (("--seq-len", first), ("--new-tokens", steps))
-            if value < 1
-        ]
-        return few or self.decoder.problems(self.workload)
+        """No prompt, or what keeps the steps from a closed sum: a window that is passed while they run."""
+        if (first := self.workload.text_tokens) < 1:
+            return [BadInput("the run is too short", where="--seq-len", expected="at least 1", got=first)]
+        return self.decoder.problems(self.workload) if self.workload.new_tokens else []
 
     def invocations(self) -> tuple[Invocation, ...]:
         """Prompt and steps, with the symbols that decoders have."""
@@ -144,23 +140,27 @@ class Cached:
         prompt = specs(self.prompt.args.values())
         values = {**common, "P": run.text_tokens, "N": run.new_tokens}
         first = {**common, **self.prompt.values}
+        steps = Invocation("decode", "steps", run.new_tokens, values, (TensorSpec((run.batch, 1), "int64"),))
         return (
             *(Invocation(stage, "prompt", 1, first, prompt) for stage in (*self.towers.names, "prefill")),
-            Invocation("decode", "steps", run.new_tokens, values, (TensorSpec((run.batch, 1), "int64"),)),
+            *((steps,) if run.new_tokens else ()),
         )
 
     def export_jobs(self, model: nn.Module) -> tuple[ExportJob, ...]:
-        """Prefill and step, at the workload's sizes, with symbols."""
+        """Prefill, and a step if there is one, at the workload's sizes, with symbols."""
         from costproof.models.generic.modules import around
 
         decoder = self.decoder
         given = {**self.prompt.args, "use_cache": True}
         tensors = {k: v for k, v in given.items() if _is_tensor(v)}
         prefill = around(model, tuple(tensors), {k: v for k, v in given.items() if k not in tensors}, cached=True)
-        step = decoder.step_job(model, self.workload)
         sizes = free(self.prompt.sizes, tensors)
         first = ExportJob("prefill", "prefill", ("prompt",), prefill, {"part": ""}, tensors, sizes, returns_cache=True)
-        return replace(first, parts=self.towers.stages), replace(step, sizes=free(step.sizes, step.args))
+        first = replace(first, parts=self.towers.stages)
+        if not self.workload.new_tokens:
+            return (first,)
+        step = decoder.step_job(model, self.workload)
+        return first, replace(step, sizes=free(step.sizes, step.args))
 
     def runs(self, model: nn.Module) -> tuple[Run, ...]:
         """The prefill, then the first, the middle and the last step."""

@@ -73,11 +73,14 @@ _DROPOUTS: Final = ("attention_dropout", "mlp_dropout", "mlp.dropout")
 """Of every layer: called, and without effect outside of training."""
 
 
-def formulas(config: T5Config) -> Ledger:
+def formulas(config: T5Config, *, decode: bool = True) -> Ledger:
     """The three stages in symbols: ``exprs`` filled, ``costs`` empty.
 
     Source: Raffel et al. 2019, Exploring the Limits of Transfer Learning (T5); Shazeer 2020 (gated MLPs);
     ``T5ForConditionalGeneration`` (transformers).
+
+    Args:
+        decode: whether there are steps after the first token.
     """
     batch, length, b, found = sym("B"), sym("S"), sym("b"), names(gated=config.gated)
     encode = _parts(config, "encoder", Call(batch, length, b))
@@ -92,7 +95,7 @@ def formulas(config: T5Config) -> Ledger:
         *stage_nodes("decode", step, found),
         *invocation_nodes("decode", "steps", step, found, border=logits, calls=STEPS, summed=sum_over_steps),
     )
-    return analytic_ledger(nodes, TWO_STAGES)
+    return analytic_ledger([n for n in nodes if decode or n.stage != "decode"], TWO_STAGES)
 
 
 def _decoder(config: T5Config, call: Call) -> tuple[Part, ...]:

@@ -59,7 +59,7 @@ class T5(Native[T5Config]):
         """The analytic ledger in symbols: ``exprs`` filled, ``costs`` empty."""
         from costproof.models.t5.formulas import formulas
 
-        return formulas(self.config)
+        return formulas(self.config, decode=workload.new_tokens > 0)
 
     @classmethod
     def settings(cls) -> tuple[Setting, ...]:
@@ -93,11 +93,12 @@ class T5(Native[T5Config]):
         return made if made == plain else replace(made, name="custom")
 
     def problems(self, workload: Workload) -> list[CostproofError]:
-        """A batch out of range, an empty text, or no new token."""
+        """A batch out of range, an empty text, or less than no new token."""
         found = common.batch_problems(workload)
-        for option, value in (("--seq-len", workload.text_tokens), ("--new-tokens", workload.new_tokens)):
-            if value < 1:
-                found.append(BadInput("too few tokens", where=option, expected="at least 1", got=value))
+        sizes = (("--seq-len", workload.text_tokens, 1), ("--new-tokens", workload.new_tokens, 0))
+        for option, value, least in sizes:
+            if value < least:
+                found.append(BadInput("too few tokens", where=option, expected=f"at least {least}", got=value))
         return found
 
     def invocations(self, workload: Workload) -> tuple[Invocation, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final
@@ -26,6 +26,8 @@ _AS_MODULES: Final = (
     "stand for them in evaluation on a CPU, which holds less"
 )
 _TORCH: Final = str(Path(torch.__file__).parent)
+_OURS: Final = str(Path(__file__).parents[2])
+_OF_ANY_MODULE: Final = frozenset(vars(torch.nn.Module()))
 
 Holders = Mapping[int, tuple[str, ...]]
 """Number of a piece of memory -> variables that hold it, outermost first."""
@@ -82,7 +84,10 @@ def holders_at(job: OnCpu, expected: Timeline, event: int, wanted: Collection[in
 
 
 def _holders(seen: Storages, wanted: Collection[int]) -> dict[int, tuple[str, ...]]:
-    """The variables of all functions that are running, outermost first; torch's own only where there are no others."""
+    """The variables of all functions that are running, outermost first, and attributes of their modules.
+
+    Those of torch's functions are told only where there are no others, and those of ours never.
+    """
     ours: dict[int, list[str]] = {}
     torchs: dict[int, list[str]] = {}
     frame: FrameType | None = sys._getframe(2)
@@ -91,11 +96,22 @@ def _holders(seen: Storages, wanted: Collection[int]) -> dict[int, tuple[str, ..
         frames.append(frame)
         frame = frame.f_back
     for frame in reversed(frames):
+        if frame.f_code.co_filename.startswith(_OURS):
+            continue
         into = torchs if frame.f_code.co_filename.startswith(_TORCH) else ours
-        for name, value in frame.f_locals.items():
+        for name, value in _named(frame.f_locals):
             for number in _inside(seen, value, _DEEPEST) & set(wanted):
                 into.setdefault(number, []).append(f"{_function(frame)}: {name}")
     return {n: tuple(dict.fromkeys(ours.get(n) or torchs.get(n) or ())) for n in wanted}
+
+
+def _named(variables: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield variables by name, and in place of a module what it holds beside its parts, parameters and buffers."""
+    for name, value in variables.items():
+        if isinstance(value, torch.nn.Module):
+            yield from ((f"{name}.{k}", v) for k, v in vars(value).items() if k not in _OF_ANY_MODULE)
+        else:
+            yield name, value
 
 
 def _function(frame: FrameType) -> str:
