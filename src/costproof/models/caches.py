@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+from costproof.models.attributes import attributes
+
 if TYPE_CHECKING:
     import torch
 
@@ -67,6 +69,6 @@ def leaves(value: Any, path: Path = (), seen: set[int] | None = None) -> Iterato
     elif isinstance(value, list | tuple):
         parts = [("item", i, part) for i, part in enumerate(value)]
     else:
-        parts = [("attribute", key, part) for key, part in getattr(value, "__dict__", {}).items()]
+        parts = [("attribute", key, part) for key, part in (attributes(value) or {}).items()]
     for kind, key, part in parts:
         yield from leaves(part, (*path, (kind, key)), seen)

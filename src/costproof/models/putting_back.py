@@ -14,6 +14,8 @@ from functools import partial
 from types import CellType, FunctionType
 from typing import TYPE_CHECKING, Any, Final
 
+from costproof.models.attributes import attributes
+
 if TYPE_CHECKING:
     from torch import nn
 
@@ -74,7 +76,7 @@ class PuttingBack:
             inner = self._function
         elif kind is partial and whose:
             inner = self._partial
-        elif kind.__module__ in self._code and hasattr(held, "__dict__") and not hasattr(held, "named_parameters"):
+        elif kind.__module__ in self._code and attributes(held) is not None and not hasattr(held, "named_parameters"):
             inner = self.variables
         else:
             return

@@ -17,6 +17,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 from costproof.ledger.callgraph import Setting
+from costproof.models.attributes import attributes
 
 if TYPE_CHECKING:
     from torch import nn
@@ -62,7 +63,7 @@ def _generic(module: nn.Module) -> dict[str, Any]:
     kind: Any = type(module)  # torch gives its modules a hash of its own
     arguments, mentioned = _constructor(kind)
     found: dict[str, Any] = {}
-    configured = getattr(getattr(module, "config", None), "__dict__", {})  # what is called so may be anything
+    configured = attributes(getattr(module, "config", None)) or {}  # what is called so may be anything
     for name in mentioned:
         if _is_size(name) and name in configured:
             found[name] = setting(configured[name])

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from unittest import mock
 
 from costproof.ledger.errors import Incomplete, first_line
+from costproof.models.attributes import attributes
 from costproof.models.generic.alike import alike
 from costproof.models.memory import FEWER, size_of
 
@@ -195,7 +196,7 @@ def _held(value: Any, seen: set[int] | None = None) -> Iterator[torch.Tensor]:
     else:
         seen.add(id(value))
         parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
-        for part in (*parts, *getattr(value, "__dict__", {}).values()):
+        for part in (*parts, *(attributes(value) or {}).values()):
             yield from _held(part, seen)
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
 from costproof.ledger.errors import BadInput
 from costproof.ledger.workload import ModuleKind, ModuleKinds, Plain, folded_path
+from costproof.models.attributes import attributes
 
 if TYPE_CHECKING:
     from torch import nn
@@ -137,7 +138,7 @@ class _Leaves:
             captured = [*self._captured(value)]
             yield from [("function", value.__qualname__), *captured] if captured else ()
         elif self.objects:
-            yield from sorted(getattr(value, "__dict__", {}).items())
+            yield from sorted((attributes(value) or {}).items())
             slots = chain.from_iterable(_slots(kind) for kind in type(value).__mro__)
             yield from ((name, getattr(value, name)) for name in slots if hasattr(value, name))
 
