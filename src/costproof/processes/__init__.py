@@ -122,7 +122,9 @@ class Pool(Generic[R]):
                     outcome = Outcome(name, child.do(order, self.limits.seconds, partial(hear, name)))
                 except CostproofError as error:
                     outcome = Outcome(name, error=error)
-                except OSError as error:  # there is no room for a process
+                except _Closed:
+                    raise
+                except Exception as error:  # there is no room for a process, or code of others is in the way
                     outcome = Outcome(name, error=failure(error))
                 done.put(outcome)
                 if child is not None and (self.fresh or child.dead):
