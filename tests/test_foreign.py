@@ -309,9 +309,9 @@ def make():
 
 
 def test_a_factory_that_closes_and_replaces_everything_leaves_a_whole_file(tmp_path: Path) -> None:
-    """In a process with streams, pipes and other processes of its own."""
+    """In a process with streams and pipes of its own."""
     (tmp_path / "own.py").write_text(HOSTILE)
-    line = ("capture", "own.py:make", "-o", "own.json", "--progress", "never")
+    line = ("capture", "own.py:make", "-o", "own.json", "--sources", "dynamic", "--progress", "never")
     command = [sys.executable, "-m", "costproof", *line]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "Wrote own.json\n")
@@ -324,7 +324,9 @@ def test_nothing_that_ends_the_program_leaves_a_command(
     """Not while an error is told, nor after the command."""
     monkeypatch.setattr("costproof.cli.main._failed", lambda *_: sys.exit(0))
     assert costproof("capture", "there_is_none", "-o", "x", cwd=tmp_path).code == 2
-    assert "ends the program\n  got:      SystemExit" in capfd.readouterr().err
+    said = capfd.readouterr().err
+    assert "ends the program\n  where:    test_foreign.py:" in said
+    assert "\n  got:      SystemExit: 0\n" in said
     monkeypatch.setattr("costproof.cli.main.skipped", lambda: sys.exit(0))
     assert costproof("workloads", cwd=tmp_path).code == 2
 

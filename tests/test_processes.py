@@ -224,3 +224,9 @@ def test_no_room_for_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subprocess, "Popen", refuse)
     found = outcomes({"a": working.pid, "b": working.pid}, 1)
     assert [said(o) for o in found.values()] == ["OSError: [Errno 12] Cannot allocate memory"] * 2
+
+
+def test_a_process_that_cannot_be_started_fails_its_work_whatever_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Code of others may have replaced what starts it."""
+    monkeypatch.setattr("costproof.processes.Child", None)
+    assert said(outcomes({"a": partial(working.square, 3)}, 1)["a"]) == "TypeError: 'NoneType' object is not callable"

@@ -288,7 +288,7 @@ class _State:
         finally:
             for stream in (sys.__stdout__, *lent, owned):
                 with suppress(Exception):
-                    stream.flush()  # type: ignore[union-attr]  # to stderr, while stdout leads there
+                    stream.flush()  # to stderr, while stdout leads there
             for number, copy in saved:
                 os.dup2(copy, number)
                 _kept_open.remove(copy)

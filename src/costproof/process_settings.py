@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]  # `signal` makes an enum member of each answer, which is slow
 import builtins
-import decimal
 import gc
 import locale
 import logging
@@ -18,7 +17,6 @@ import random
 import signal
 import socket
 import sys
-import tempfile
 import threading
 import time
 import warnings
@@ -71,7 +69,7 @@ class ProcessSetting:
     """Whether code that changes it changes what a module computes."""
 
     def read(self) -> Any:
-        """Return the value; an object of its own if it cannot be read."""
+        """Return the value; an object of its own if it cannot be read, or if nobody has imported what has it."""
         try:
             return self.get()
         except Exception:
@@ -106,7 +104,14 @@ class SavedSettings:
         self.put_back_builtins()
         for space in self._code:
             space.put_back()
-        found = [name for space in self._torch for name in space.put_back(keep=_TORCH)]
+        counted = self._put_back_settings(in_fork=in_fork)  # torch.Storage depends on the default dtype
+        replaced = [name for space in self._torch for name in space.put_back(keep=_TORCH)]
+        if replaced:  # some of them may set settings
+            self._put_back_settings(in_fork=in_fork)
+        return replaced + counted
+
+    def _put_back_settings(self, *, in_fork: bool) -> list[str]:
+        found = []
         for setting, before in self._before:
             if before is _UNKNOWN or (in_fork and (setting.of_thread or setting.same is None)):
                 continue
@@ -363,8 +368,13 @@ _OF_DECIMAL: Final = ("prec", "rounding", "Emin", "Emax", "capitals", "clamp")
 
 
 def _set_decimal(before: list[Any]) -> None:
+    context = sys.modules["decimal"].getcontext()
     for name, value in zip(_OF_DECIMAL, before, strict=True):
-        setattr(decimal.getcontext(), name, value)
+        setattr(context, name, value)
+
+
+def _set_tempdir(before: str | None) -> None:
+    sys.modules["tempfile"].tempdir = before  # type: ignore[attr-defined]
 
 
 def _of_the_system() -> Iterable[ProcessSetting]:
@@ -414,12 +424,12 @@ _OF_PYTHON: Final = (
     ProcessSetting("the locale", lambda: locale.setlocale(locale.LC_ALL), partial(locale.setlocale, locale.LC_ALL)),
     ProcessSetting(
         "the decimal context",
-        lambda: [getattr(decimal.getcontext(), n) for n in _OF_DECIMAL],
+        lambda: [getattr(sys.modules["decimal"].getcontext(), n) for n in _OF_DECIMAL],
         _set_decimal,
         of_thread=True,
     ),
     ProcessSetting("the timeout of sockets", socket.getdefaulttimeout, socket.setdefaulttimeout),
-    _attribute(tempfile, "tempdir"),
+    ProcessSetting("tempfile.tempdir", lambda: sys.modules["tempfile"].tempdir, _set_tempdir),
     ProcessSetting("the level of logging", lambda: (logging.root.level, logging.root.manager.disable), _set_logging),
     _list("the handlers of logging", lambda: logging.root.handlers),
     _list("gc.callbacks", lambda: gc.callbacks),

@@ -111,7 +111,10 @@ def _failed_at_last(error: BaseException) -> int:
     """Tell what is raised while an outcome is told, with as little code as possible: some of it may be replaced."""
     ours = isinstance(error, Exception)
     what = "costproof has a bug" if ours else "code of the model or of a plug-in ends the program"
-    os.write(2, f"error: {what}\n  got:      {type(error).__name__}\n".encode())
+    lines = [f"error: {what}", f"  got:      {type(error).__name__}"]
+    with suppress(BaseException):
+        lines[1:] = [f"  where:    {line_of(error)}", f"  got:      {visible(first_line(error))}"]
+    os.write(2, "\n".join((*lines, "")).encode())
     return EXIT_BUG if ours else EXIT_BAD_INPUT
 
 

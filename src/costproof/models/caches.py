@@ -67,6 +67,6 @@ def leaves(value: Any, path: Path = (), seen: set[int] | None = None) -> Iterato
     elif isinstance(value, list | tuple):
         parts = [("item", i, part) for i, part in enumerate(value)]
     else:
-        parts = [("attribute", key, part) for key, part in getattr(value, "__dict__", {}).items()]
+        parts = [("attribute", key, part) for key, part in attribute(value, "__dict__", {}).items()]
     for kind, key, part in parts:
         yield from leaves(part, (*path, (kind, key)), seen)

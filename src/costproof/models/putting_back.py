@@ -74,7 +74,9 @@ class PuttingBack:
             inner = self._function
         elif kind is partial and whose:
             inner = self._partial
-        elif kind.__module__ in self._code and hasattr(held, "__dict__") and not hasattr(held, "named_parameters"):
+        elif (
+            kind.__module__ in self._code and has_attribute(held, "__dict__") and not hasattr(held, "named_parameters")
+        ):
             inner = self.variables
         else:
             return

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 
 from costproof.ledger.errors import CostproofError
-from costproof.processes.child import Child, Failed, Late, failure
+from costproof.processes.child import Child, Failed, Late, environment_now, failure
 
 __all__ = ["Failed", "Late", "Limits", "Outcome", "Pool", "Say", "Work", "failure"]
 
@@ -79,6 +79,7 @@ class Pool(Generic[R]):
         self.fresh = fresh
         self._children: list[Child] = []
         self._threads: list[threading.Thread] = []
+        self._environment: dict[str, str] = {}
         self._closed = False
         self._lock = threading.Lock()
 
@@ -102,6 +103,7 @@ class Pool(Generic[R]):
         """
         todo: queue.SimpleQueue[tuple[str, bytes]] = queue.SimpleQueue()
         done: queue.SimpleQueue[Outcome[R]] = queue.SimpleQueue()
+        self._environment = environment_now()
         for name, piece in work.items():
             todo.put((name, pickle.dumps(piece)))
         for _ in range(min(self.processes, len(work))):
@@ -122,7 +124,9 @@ class Pool(Generic[R]):
                     outcome = Outcome(name, child.do(order, self.limits.seconds, partial(hear, name)))
                 except CostproofError as error:
                     outcome = Outcome(name, error=error)
-                except OSError as error:  # there is no room for a process
+                except _Closed:
+                    raise
+                except Exception as error:  # there is no room for a process, or code of others is in the way
                     outcome = Outcome(name, error=failure(error))
                 done.put(outcome)
                 if child is not None and (self.fresh or child.dead):
@@ -138,8 +142,12 @@ class Pool(Generic[R]):
         with self._lock:
             if self._closed:
                 raise _Closed
-            self._children.append(Child(self.limits.memory_bytes, alone=self.processes == 1, ready=self.ready))
+            self._children.append(self._child())
             return self._children[-1]
+
+    def _child(self) -> Child:
+        alone = self.processes == 1
+        return Child(self.limits.memory_bytes, self._environment, alone=alone, ready=self.ready)
 
     def _end(self, child: Child) -> None:
         with self._lock:

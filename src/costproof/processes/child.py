@@ -11,7 +11,7 @@ import sys
 import tempfile
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import IO, Any, Final
 
@@ -35,13 +35,20 @@ class Late(Failed):
 class Child:
     """One other process, at the end of who orders."""
 
-    def __init__(self, memory_bytes: int, *, alone: bool, ready: tuple[str, ...] = ()) -> None:
-        """``ready``: modules that are imported already; the process is a fork of one that keeps them, if it can be."""
+    def __init__(
+        self, memory_bytes: int, environment: Mapping[str, str], *, alone: bool, ready: tuple[str, ...] = ()
+    ) -> None:
+        """Start it.
+
+        Args:
+            environment: what :func:`environment_now` returned before code of others ran beside this.
+            ready: modules that are imported already; the process is a fork of one that keeps them, if it can be.
+        """
         self.dead = False
         self.said = tempfile.TemporaryFile()  # noqa: SIM115  (closed when the process ends)
         own(self.said)
         threads = {} if alone else {"OMP_NUM_THREADS": "1"}  # the other processes have the other cores
-        environment = {**os.environ, **OFFLINE, **safe_path(), **threads}
+        environment = {**environment, **threads}
         kept = template(ready, environment)
         self.process: Forked | subprocess.Popen[bytes]
         if kept is not None:
@@ -124,6 +131,11 @@ class Child:
         lines = self.said.read().decode("utf-8", "replace").strip().splitlines()
         last = f": {lines[-1][:_LONGEST]}" if lines else ""
         return f"its process ended with {self.process.wait()}{last}"
+
+
+def environment_now() -> dict[str, str]:
+    """Variables for another Python that works for this one."""
+    return {**os.environ, **OFFLINE, **safe_path()}
 
 
 def safe_path() -> dict[str, str]:

@@ -116,10 +116,10 @@ class Forked:
             subprocess.TimeoutExpired: it still runs.
         """
         if self.returncode is None:
-            with selectors.DefaultSelector() as ready:
-                ready.register(self._notes, selectors.EVENT_READ)
-                if not ready.select(timeout):
-                    raise subprocess.TimeoutExpired("a fork", timeout or 0)
+            ready = select.poll()  # it has no file descriptor of its own that foreign code could close
+            ready.register(self._notes, select.POLLIN)
+            if not ready.poll(None if timeout is None else timeout * 1000):
+                raise subprocess.TimeoutExpired("a fork", timeout or 0)
             self.returncode = self._note()
             self._notes.close()
         return self.returncode

@@ -165,7 +165,11 @@ def _fields(value: Any) -> list[str]:
     """Names of the attributes that an object itself holds."""
     slots = (vars(kind).get("__slots__", ()) for kind in type(value).__mro__)
     names = (name for found in slots for name in ([found] if isinstance(found, str) else found))
-    return [n for n in (*names, *getattr(value, "__dict__", ())) if n not in _SAY_NOTHING]
+    try:
+        own = getattr(value, "__dict__", ())
+    except Exception as error:
+        raise Untold("an object that does not say what it holds") from error
+    return [n for n in (*names, *own) if n not in _SAY_NOTHING]
 
 
 def _source(kind: type) -> Any:

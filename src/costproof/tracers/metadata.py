@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, Literal
 
+from costproof.ledger.attributes import attribute
 from costproof.ledger.callgraph import Plain, PlainAt, TensorAt, ValueAt
 from costproof.tracers.operands import dtype_name
 
@@ -105,7 +106,7 @@ class _Walk:
         layers = getattr(cache, "layers", None)
         if isinstance(layers, list | tuple):
             for i, layer in enumerate(layers):
-                for name, tensor in sorted(getattr(layer, "__dict__", {}).items()):
+                for name, tensor in sorted(attribute(layer, "__dict__", {}).items()):
                     if isinstance(tensor, self.tensor) and not name.startswith("_"):
                         yield f"{place}.layers[{i}].{name}", tensor
             return

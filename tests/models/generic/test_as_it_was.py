@@ -316,7 +316,7 @@ def change_settings(module: object) -> None:
     torch.set_float32_matmul_precision("medium")
     torch.backends.cudnn.allow_tf32 = False
     torch.set_flush_denormal(True)
-    torch.set_printoptions(precision=1)
+    torch.set_printoptions(precision=1)  # type: ignore[no-untyped-call]
     np.set_printoptions(precision=1)
     np.seterr(all="raise")
     torch.set_autocast_cache_enabled(False)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import functools
 import gc
 import random
+import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -371,6 +373,35 @@ class Unfinished(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         raise NotImplementedError("later")
+
+
+class Without:
+    """An object whose attributes cannot be listed."""
+
+    @property
+    def __dict__(self) -> Any:  # type: ignore[override]
+        raise ValueError("no attributes")
+
+
+def test_a_module_that_holds_what_python_does_not_copy() -> None:
+    """A view of a dict, a module of Python, locks, and an object that does not tell what it holds."""
+    module = MLP()
+    module.held = (MappingProxyType({"a": 1}), random, threading.Lock(), threading.RLock())  # type: ignore[assignment]
+    module.settings = MappingProxyType({"layers": [1, 2]})  # type: ignore[assignment]
+    report = costproof.count(module, torch.randn(3, 16))
+    assert report.capture.ledger("static").total("flops") == MLP_FLOPS
+    module.odd = Without()  # type: ignore[assignment]
+    with_odd = costproof.count(module, torch.randn(3, 16))
+    assert with_odd.capture.ledger("static").total("flops") == MLP_FLOPS
+
+
+def test_a_module_that_is_a_part_of_itself_is_refused() -> None:
+    part = MLP()
+    part.up.back = part
+    module = nn.Sequential(part)
+    with pytest.raises(BadInput, match="a module is a part of itself") as caught:
+        costproof.count(module, torch.randn(3, 16))
+    assert caught.value.where == "0.up.back of Sequential"
 
 
 def test_where_no_source_can_count_the_reasons_of_all_are_told() -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import CodeType
 from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
+from costproof.ledger.attributes import attribute
 from costproof.ledger.errors import BadInput
 from costproof.ledger.workload import ModuleKind, ModuleKinds, Plain, folded_path
 
@@ -143,7 +144,7 @@ class _Leaves:
                 captured.append(("code", _compiled(code)))
             yield from [("function", value.__qualname__), *captured] if captured else ()
         elif self.objects:
-            yield from sorted(getattr(value, "__dict__", {}).items())
+            yield from sorted(attribute(value, "__dict__", {}).items())
             slots = chain.from_iterable(_slots(kind) for kind in type(value).__mro__)
             yield from ((name, getattr(value, name)) for name in slots if hasattr(value, name))
 
