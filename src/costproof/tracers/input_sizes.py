@@ -49,7 +49,8 @@ def input_sizes(target: Exportable, model: nn.Module, workload: Workload) -> dic
 
 
 def _calls(target: Exportable, model: nn.Module, workload: Workload) -> Iterator[_Call]:
-    if not isinstance(target, WithFormulas):
+    described: object = target
+    if not isinstance(described, WithFormulas):
         return
     exports = target.export_jobs(model, workload)
     if isinstance(target, Staged):
