@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from costproof.compare.compare import compare
 from costproof.compare.findings import Finding
-from costproof.ledger.conventions import Conventions
 from costproof.ledger.metrics import Metric
 from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.workload import Invocation
@@ -24,7 +23,7 @@ def judge(
     sizes: dict[str, int] | None = None,
     role: str = "",
     expr: str | None = None,
-    common: Conventions | None = None,
+    common: str = "all",
     **conventions: str,
 ) -> Finding:
     """The finding on one number of analytic (with conventions) against static (with an expression) and dynamic."""
@@ -53,7 +52,7 @@ def judge(
     d = compare(
         replace(
             capture,
-            conventions=common or capture.conventions,
+            conventions=replace(capture.conventions, logits=common),
             target=replace(capture.target, stages=(stage,)),
             invocations=(Invocation(stage, "prompt", 1, sizes or dict(b.SIZES), ()),),
         )
@@ -80,12 +79,11 @@ def test_triangle_of_mac() -> None:
 
 def test_logits_of_all_positions_where_the_last_is_counted() -> None:
     # S = 3: 960 FLOPs are 320 a position.
-    common = Conventions(logits="last")
-    finding = judge(960, 320, module="out", kind="linear", role="lm_head", common=common, logits="all")
+    finding = judge(960, 320, module="out", kind="linear", role="lm_head", common="last", logits="all")
     assert (finding.status, finding.delta, finding.residual) == ("explained", 640, 0)
     assert [(c.kind, c.amount) for c in finding.causes] == [("convention", 640)]
     for other in (961, 962):  # rounded down, a third of each is 320; no whole number of FLOPs a position is
-        finding = judge(other, 320, module="out", kind="linear", role="lm_head", common=common, logits="all")
+        finding = judge(other, 320, module="out", kind="linear", role="lm_head", common="last", logits="all")
         assert (finding.status, finding.residual) == ("unexplained", other - 320)
 
 

@@ -6,7 +6,7 @@ row times the rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from costproof.graph.graph import OpCall, Value
@@ -106,8 +106,8 @@ READ: Final = {
 """FLOPs of an element that is read and of a result -> why -> operators."""
 
 
-def _named(name: str, out: Value, attrs: dict[str, Any] | None = None, **tensors: Value) -> OpCall:
-    return call(name, list(tensors.values()), [out], attrs, tensors)
+def _named(op: str, out: Value, attrs: Mapping[str, Any] | None = None, /, **tensors: Value) -> OpCall:
+    return call(op, list(tensors.values()), [out], attrs, tensors)
 
 
 def cases() -> Iterator[Case]:
