@@ -23,6 +23,7 @@ def judge(
     sizes: dict[str, int] | None = None,
     role: str = "",
     expr: str | None = None,
+    common: str = "all",
     **conventions: str,
 ) -> Finding:
     """The finding on one number of analytic (with conventions) against static (with an expression) and dynamic."""
@@ -51,6 +52,7 @@ def judge(
     d = compare(
         replace(
             capture,
+            conventions=replace(capture.conventions, logits=common),
             target=replace(capture.target, stages=(stage,)),
             invocations=(Invocation(stage, "prompt", 1, sizes or dict(b.SIZES), ()),),
         )
@@ -73,6 +75,21 @@ def test_triangle_of_mac() -> None:
     finding = judge(192, 576, causal="triangle", unit="mac")
     assert (finding.status, finding.residual) == ("explained", 0)
     assert [c.amount for c in finding.causes] == [-192, -192]
+
+
+def test_logits_of_all_positions_where_the_last_is_counted() -> None:
+    # S = 3: 960 FLOPs are 320 a position.
+    finding = judge(960, 320, module="out", kind="linear", role="lm_head", common="last", logits="all")
+    assert (finding.status, finding.delta, finding.residual) == ("explained", 640, 0)
+    assert [(c.kind, c.amount) for c in finding.causes] == [("convention", 640)]
+    for other in (961, 962):  # rounded down, a third of each is 320; no whole number of FLOPs a position is
+        finding = judge(other, 320, module="out", kind="linear", role="lm_head", common="last", logits="all")
+        assert (finding.status, finding.residual) == ("unexplained", other - 320)
+
+
+def test_bytes_of_a_dtype_are_no_fraction_of_bytes() -> None:
+    assert judge(1152, 576, kind="", metric="output_bytes", dtype="float32").status == "explained"
+    assert judge(1153, 576, kind="", metric="output_bytes", dtype="float32").status == "unexplained"
 
 
 def test_last_logits() -> None:

@@ -16,7 +16,7 @@ from costproof.ledger.baseline import Baseline, baseline_of
 from costproof.ledger.capture import Capture
 from costproof.ledger.conventions import Conventions
 from costproof.ledger.errors import BadInput, Incomplete
-from costproof.ledger.node import Ledger
+from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.peaks import CallPeaks, Peak
 from costproof.reports.diff_csv import diff_csv
 from costproof.reports.diff_md import diff_md
@@ -72,6 +72,36 @@ def test_a_part_that_moved_stands_at_both_places() -> None:
         for m, n in metrics
     }
     assert found.totals["flops"].delta == 0
+
+
+def test_what_has_not_moved() -> None:
+    """Another number, one place more with the same rows, a place that is still there: nothing moved in any of them."""
+
+    def fates(base: Ledger, head: Ledger) -> dict[str, set[tuple[str, str]]]:
+        found: dict[str, set[tuple[str, str]]] = {}
+        for row in checked(side(base), side(head)).rows:
+            found.setdefault(row.part, set()).add((row.change, row.moved))
+        return found
+
+    gone = edited(analytic(), at("lm_head"), drop=True)
+    other = node("model.head", "linear", "flops", 961)
+    two = [node(name, "linear", "flops", 7) for name in ("old", "older", "new")]
+
+    def having(*nodes: CostNode) -> Ledger:
+        return replace(gone, nodes=(*gone.nodes, *nodes))
+
+    assert fates(having(node("lm_head", "linear", "flops", 960)), having(other)) == {
+        "lm_head": {("removed", "")},
+        "model.head": {("added", "")},
+    }
+    assert fates(having(*two[:2]), having(two[2])) == {
+        "old": {("removed", "")}, "older": {("removed", "")}, "new": {("added", "")},
+    }  # fmt: skip
+    assert fates(having(two[0]), having(two[0], two[2])) == {"new": {("added", "")}}
+    # With one place on either side it has, and stands at both.
+    assert fates(having(two[0]), having(two[2])) == {
+        "old": {("moved", "prefill/new")}, "new": {("moved", "prefill/old")},
+    }  # fmt: skip
 
 
 def test_a_stage_more() -> None:

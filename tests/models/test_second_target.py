@@ -32,7 +32,8 @@ def test_it_is_counted_compared_and_explained(tmp_path: Path) -> None:
     assert made.code == 0, made.stderr
     compared = costproof("compare", "c.json", cwd=tmp_path)
     assert compared.code == 0
-    assert "analytic, static and dynamic agree to the integer" in compared.stdout
+    assert "Exact: the sources agree to the integer on all" in compared.stdout
+    assert "from analytic, static and dynamic" in compared.stdout
     rendered = costproof("render", "c.json", "-f", "static-json", cwd=tmp_path)
     (stage,) = json.loads(rendered.stdout)["stages"]
     assert (stage["flops"], stage["params"]) == (660, 125)

@@ -117,7 +117,7 @@ def given_by(findings: Sequence[Finding]) -> tuple[GivenBy, ...]:
 
 def verdict_sentence(d: Discrepancy) -> str:
     """The verdict for people, one sentence."""
-    modules = [f for f in d.findings if f.level in ("module", "trace", "judge", "source")]
+    modules = [f for f in d.findings if f.level in ("module", "trace", "judge")]
     compared = [f for f in modules if f.status in ("exact", "explained", "unexplained")]
     sources = [s for s in ALL_SOURCES if s in d.coverage]
     who, shares = _listed(sources), _shares(d, sources)
@@ -133,6 +133,13 @@ def verdict_sentence(d: Discrepancy) -> str:
         differing = f" Of {whole} compared, {wrong:,} {differ} without an accepted cause{worst}{shares}."
         return f"Incomplete: {d.incomplete[0]}{more}.{differing if wrong else ''}"
     if d.verdict == "unexplained":
+        about = [f.evidence[0] for f in d.findings if f.level == "source"]
+        other = f" and {len(about) - 1:,} more" if len(about) > 1 else ""
+        if about and not wrong:
+            return (
+                f"Unexplained: {about[0]}{other}; of {whole} compared, none differs without an accepted cause{shares}."
+            )
+        worst += f"; {about[0]}{other}" if about else ""
         return f"Unexplained: of {whole} compared, {wrong:,} {differ} without an accepted cause{worst}{shares}."
     if d.verdict == "explained":
         kinds = sorted({c.kind.replace("_", " ") for f in explained for c in f.causes if c.accepted and c.amount})
@@ -162,7 +169,7 @@ def _worst(unexplained: Sequence[Finding]) -> str:
     if not unexplained:
         return ""
     f = max(unexplained, key=lambda f: (f.metric in PROVEN, abs(f.residual or 0)))
-    if f.level in ("trace", "source"):
+    if f.level == "trace":
         return f"; the largest: {f.evidence[0]}"
     first = next(iter(f.values))
     if f.delta is None:

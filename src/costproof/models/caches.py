@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+from costproof.ledger.attributes import attribute
+
 if TYPE_CHECKING:
     import torch
 

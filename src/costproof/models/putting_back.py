@@ -14,6 +14,8 @@ from functools import partial
 from types import CellType, FunctionType
 from typing import TYPE_CHECKING, Any, Final
 
+from costproof.ledger.attributes import has_attribute
+
 if TYPE_CHECKING:
     from torch import nn
 

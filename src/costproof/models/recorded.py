@@ -34,7 +34,7 @@ def recorded(target: Target, workload: Workload) -> dict[str, tuple[Metric, ...]
     """
     found = _record().get(family_of(target), {})
     if workload.experts != "eager" and options_of(target).device == "meta":
-        return found
+        return dict(found)
     runs = [s for s in GRAPH_SOURCES if s != "static"]
     return {s: tuple(m for m in metrics if s not in runs or m != UNFUSED) for s, metrics in found.items()}
 

@@ -29,12 +29,18 @@ _Call = tuple[tuple[str, str], Mapping[str, Any], Sequence[SymbolicSize], int | 
 def input_sizes(target: Exportable, model: nn.Module, workload: Workload) -> dict[str, dict[str, int]]:
     """Return the sizes of the calls of a target with formulas: ``stage[invocation]`` -> symbol -> size.
 
+    Empty where a target cannot say what goes in without numbers.
+
     Args:
         model: on the meta device; nothing is run.
     """
+    try:
+        calls = list(_calls(target, model, workload))
+    except RuntimeError:  # what goes in depends on numbers, which there are none of on meta: the run counts alone
+        return {}
     found: dict[str, dict[str, int]] = {}
     contexts: dict[str, list[int]] = {}
-    for (stage, invocation), args, sizes, context in _calls(target, model, workload):
+    for (stage, invocation), args, sizes, context in calls:
         call = f"{stage}[{invocation}]"
         here = found.setdefault(call, {})
         for size in sizes:
@@ -49,7 +55,8 @@ def input_sizes(target: Exportable, model: nn.Module, workload: Workload) -> dic
 
 
 def _calls(target: Exportable, model: nn.Module, workload: Workload) -> Iterator[_Call]:
-    if not isinstance(target, WithFormulas):
+    described: object = target
+    if not isinstance(described, WithFormulas):
         return
     exports = target.export_jobs(model, workload)
     if isinstance(target, Staged):

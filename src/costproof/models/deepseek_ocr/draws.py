@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from costproof.ledger.workload import FLOAT_BYTES, Attention, Dtype, Experts, Logits
@@ -116,22 +116,22 @@ def draw(seed: int, number: int) -> Piece[DeepseekOcr]:
     """
     rng = random.Random(f"costproof:{seed}:{number}")
     p = {name: rng.choice(values) for name, values in RANGES.items()}
-    dtype: Dtype = "bfloat16" if p["b"] == FLOAT_BYTES["bfloat16"] else "float32"
-    experts = rng.choice(_EXPERTS[dtype])
-    p["row"] = GROUPED_ROW if experts == "grouped_mm" else 1
     config = _config(p, rng, DEEP.get(number % 64, ""))
     stride = config.sam.stride
     page = Page(p["side"] * stride, p["crop"] * stride, rng.choice(_GRIDS)) if rng.random() < 7 / 8 else None
     logits: Logits = rng.choice(("all", "last"))
+    dtype: Dtype = "bfloat16" if p["b"] == FLOAT_BYTES["bfloat16"] else "float32"
     # What transformers runs: eager attention shares no key/value heads.
     attention: Attention = rng.choice(("sdpa", "eager", "eager", "eager")) if p["text_groups"] == 1 else "sdpa"
     if rng.random() < 1 / 4 and not flash_attention.problems(dtype, config.text.head_dim):
         attention = attention if flash_attention.missing() else flash_attention.FLASH
+    experts = rng.choice(_EXPERTS[dtype])
     steps = rng.choice(_STEPS)
     workload = page_workload(
         f"draw {number}", page, p["text_tokens"], steps, p["B"], dtype, attention, logits, experts
     )  # fmt: skip
     sizes = {"n": p["n"], "P": p["P"], "N": steps}
+    config = _in_rows(config) if experts == "grouped_mm" else config
     return Piece(f"draws: {number}", "draws", DeepseekOcr(config), workload, sizes=sizes)
 
 
@@ -164,7 +164,7 @@ def _config(p: Mapping[str, int], rng: random.Random, deep: str) -> OcrConfig:
             patch=clip_patch,
         ),
         text=DrawnText(
-            hidden=p["row"] * p["text_kv_heads"] * p["text_groups"] * p["text_share"],
+            hidden=p["text_kv_heads"] * p["text_groups"] * p["text_share"],
             head_width=2 * p["text_head_halves"],
             layers=layers["text"],
             dense_layers=rng.randint(0, layers["text"]),
@@ -173,13 +173,20 @@ def _config(p: Mapping[str, int], rng: random.Random, deep: str) -> OcrConfig:
             intermediate=p["text_intermediate"],
             experts=p["text_experts"],
             topk=p["text_topk"],
-            moe_intermediate=p["row"] * p["text_moe_rows"],
+            moe_intermediate=p["text_moe_rows"],
             shared_experts=p["text_shared"],
             vocab=p["text_vocab"],
-            max_positions=2**16 + rng.randrange(2**10),
+            max_positions=2**16 + p["text_tokens"],
         ),
         image_token=1,
     )
+
+
+def _in_rows(config: OcrConfig) -> OcrConfig:
+    """Return the configuration with the widths that grouped GEMMs need."""
+    text = config.text
+    widths = {"hidden": GROUPED_ROW * text.hidden, "moe_intermediate": GROUPED_ROW * text.moe_intermediate}
+    return replace(config, text=replace(text, **widths))
 
 
 def choices(drawn: Piece[DeepseekOcr]) -> tuple[str, ...]:

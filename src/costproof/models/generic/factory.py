@@ -125,7 +125,7 @@ class Factory:
 
 
 def check_call(module: nn.Module, given: Any, where: str) -> None:
-    """Check that no module is part of itself, that files can hold the names, and that tensors are whole and have shapes.
+    """Check that no module is part of itself, that files can hold names, and that tensors are whole and have shapes.
 
     Raises:
         BadInput: no.
