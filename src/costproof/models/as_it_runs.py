@@ -28,6 +28,8 @@ _CACHING: Final = "transformers.pytorch_utils"
 """Keeps results of functions while it is not compiled: tensors of one trace would enter the next without a producer."""
 _COMPILING: Final = "is_torchdynamo_compiling"
 
+_ROTATION: Final = "rope_type"
+"""Attribute of the modules of transformers that make tables of angles."""
 _KEEPING: Final = functools._lru_cache_wrapper
 
 Notes = dict[str, None]
@@ -67,6 +69,7 @@ def as_it_runs(model: nn.Module) -> Iterator[Notes]:
         undo.enter_context(torch.no_grad())
         _casting(undo, model)
         _forgetting(undo, model)
+        _steady(undo, model)
         undo.enter_context(prepared(model))
         undo.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
         torch.backends.mha.set_fastpath_enabled(False)
@@ -125,6 +128,20 @@ def _train(modules: list[nn.Module], flag: bool) -> None:
     """Not by ``train()``: that reaches children of another mode, and a model may merge its weights there."""
     for module in modules:
         module.training = flag
+
+
+def _steady(undo: ExitStack, model: nn.Module) -> None:
+    """Keep rotations of the kind ``dynamic`` from asking for the largest position, a number that shapes do not hold.
+
+    They work out other frequencies for positions beyond the context, and a run is not longer than that.
+    """
+    for part in model.modules():
+        kind = vars(part).get(_ROTATION)
+        if kind == "dynamic":
+            undo.enter_context(mock.patch.dict(vars(part), {_ROTATION: "default"}))
+        elif isinstance(kind, dict) and "dynamic" in kind.values():
+            steady = {name: "default" if one == "dynamic" else one for name, one in kind.items()}
+            undo.enter_context(mock.patch.dict(vars(part), {_ROTATION: steady}))
 
 
 def _forgetting(undo: ExitStack, model: nn.Module) -> None:

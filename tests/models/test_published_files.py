@@ -1,0 +1,97 @@
+"""Configurations as they were published: each is read without an edit, cut to few layers, or refused with a reason."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+import costproof
+from costproof.ledger.errors import Problems
+from costproof.ledger.run import RunOptions
+from costproof.models.generic.huggingface import HuggingFace
+from costproof.models.generic.module import GenericTarget
+from costproof.models.registry import load_target
+from costproof.reports.describe import model_line
+
+FILES: Final = {file.stem: file for file in sorted(Path(__file__).with_name("configs").glob("*.json"))}
+REFUSED: Final = "llava-v1.5-13b-vendor"
+"""Its sizes stand where the class reads none: the keys are named."""
+# Words of the line that every text has, for the rows of which each shows something of its own.
+BUILT: Final = {
+    "DBRX": ("DbrxForCausalLM of transformers", "own code not run"),
+    "DeepSeek-V3.2": ("4 of 61 layers (2 asked: one of each kind of layer)", "(MTP): num_nextn_predict_layers"),
+    "Jamba-Mini-1.6": ("JambaForCausalLM of transformers", "5 of 32 layers (2 asked"),
+    "Kimi-K2": ("counted as the type of its architecture: model_type", "2 of 61", "own code not run"),
+    "Mamba-Codestral-7B": ("keys that nothing reads: time_step_init_scheme, time_step_scale",),
+    "MiniMax-M2.5": ("(MTP): mtp_transformer_layers, num_mtp_modules, use_mtp", "own code not run"),
+    "Nemotron-3-Nano-30B-NVFP4": ("6 of 52 layers (2 asked", "own code not run"),
+    "Phi-3.5-mini": ("Phi3ForCausalLM of transformers", "own code not run"),
+    "Qwen3-Coder-480B": ("cut to decoder layers 2 of 62",),
+    "gpt-oss-20b": ("native, published configuration",),
+    "Llama-3.1-70B": ("native, published configuration",),
+    "Llama-2-7b": ("native, configuration",),
+}
+
+
+def _cut(name: str) -> Any:
+    return load_target(f"hf:{FILES[name]}").with_options(RunOptions(layers=2))  # type: ignore[attr-defined]
+
+
+def test_all_files_are_there() -> None:
+    assert len(FILES) == 51
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if name != REFUSED])
+def test_a_published_file_is_read(name: str) -> None:
+    target = load_target(f"hf:{FILES[name]}")
+    if isinstance(target, GenericTarget):
+        assert isinstance(target.maker, HuggingFace)
+        # Nothing of the file is lost on the way: its own sizes are those of the class's configuration.
+        sizes, own = target.maker.config().to_dict(), json.loads(FILES[name].read_text(encoding="utf-8"))
+        text = own.get("text_config", own)
+        width = next(text[key] for key in ("hidden_size", "d_model", "n_embd") if key in text)
+        assert width in {v for part in (sizes, sizes.get("text_config") or {}) for v in part.values() if type(v) is int}
+    else:
+        assert "changed" not in model_line(target.info())
+
+
+@pytest.mark.parametrize("name", BUILT)
+def test_what_is_said_of_a_published_file(name: str) -> None:
+    line = model_line(_cut(name).info())
+    assert [words for words in BUILT[name] if words not in line] == []
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", [name for name in FILES if name not in (*BUILT, REFUSED)])
+def test_a_published_file_is_built(name: str) -> None:
+    cut = _cut(name)
+    cut.check(cut.workload())
+    assert "; cut to " in model_line(cut.info()).replace(", cut to ", "; cut to ")
+
+
+def test_flat_keys_of_llava_are_named() -> None:
+    with pytest.raises(Problems) as caught:
+        load_target(f"hf:{FILES[REFUSED]}").info()
+    told = str(caught.value)
+    for key in ("hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers"):
+        assert f"$.text_config.{key}" in told
+
+
+def test_a_rotation_that_asks_for_the_largest_position_is_counted_on_shapes(tmp_path: Path) -> None:
+    """As InternVL3 has it: within its context it is the usual one."""
+    file = tmp_path / "config.json"
+    olmo: dict[str, Any] = {
+        "model_type": "olmo2", "architectures": ["Olmo2ForCausalLM"], "hidden_size": 32, "intermediate_size": 48,
+        "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 64,
+        "max_position_embeddings": 64, "rope_scaling": {"rope_type": "dynamic", "factor": 2.0},
+    }  # fmt: skip
+    file.write_text(json.dumps(olmo), encoding="utf-8")
+    report = costproof.report(f"hf:{file}", seq_len=8, sources=("static", "dynamic"))
+    # Of each of 8 + 1 tokens: four projections (4 and 2 heads of 8), an MLP of three, the head; scores and values of 8
+    # times 8 pairs, and of 9 in the step, each with 4 heads of 8.
+    token = 2 * (2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 48 + 32 * 64)
+    assert report.discrepancy.verdict == "exact"
+    assert report.figures.totals["flops"] == 9 * token + 2 * 2 * (8 * 8 + 9) * 32
