@@ -95,3 +95,41 @@ def test_a_rotation_that_asks_for_the_largest_position_is_counted_on_shapes(tmp_
     token = 2 * (2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 48 + 32 * 64)
     assert report.discrepancy.verdict == "exact"
     assert report.figures.totals["flops"] == 9 * token + 2 * 2 * (8 * 8 + 9) * 32
+
+
+def test_a_warning_of_transformers_is_said_once(capfd: pytest.CaptureFixture[str]) -> None:
+    """Llama 4 has equal factors for high and low frequencies: 86 lines, one for each copy of its configuration."""
+    target = load_target(f"hf:{FILES['Llama-4-Scout']}")
+    assert isinstance(target, GenericTarget)
+    assert isinstance(target.maker, HuggingFace)
+    for _ in range(3):
+        target.maker.config().to_dict()
+    assert capfd.readouterr().err.count("high_freq_factor field must be greater") <= 1
+
+
+def test_the_tower_of_qwen3_vl_is_counted_at_its_published_size() -> None:
+    """Its features go into several layers of the decoder, at places that only numbers tell: a run on shapes has none.
+
+    9 of its 27 blocks, until one gives features: a patch embedding of 16 x 16 x 2 pixels, a table of 2,304 places,
+    blocks of 4 products with biases and 2 norms, a merger, and another one for the features of block 8.
+    """
+    cut = _cut("Qwen3-VL-8B")
+    run = cut.workload()
+    assert cut.info().stages == ("visual", "prefill", "decode")
+    assert run.arguments["pixel_values"] == "bfloat16[196,1536]"  # 14 x 14 patches of 3 x 2 x 16 x 16 numbers
+    tower = cut.build(run).model.visual
+    wide, inner, merged, out = 1152, 4304, 4 * 1152, 4096
+    block = 4 * wide * wide + 4 * wide + 2 * wide * inner + inner + wide + 4 * wide
+    merger = merged * merged + merged + merged * out + out
+    parts = 1536 * wide + wide + 2304 * wide + 9 * block + (merger + 2 * wide) + (merger + 2 * merged)
+    assert sum(p.numel() for p in tower.parameters()) == parts
+
+
+def test_a_text_alone_of_a_model_that_can_also_see() -> None:
+    cut = _cut("Devstral-Small-2-24B-FP8")
+    with pytest.raises(Problems) as caught:
+        cut.workload(seq_len=64)
+    assert "--image-size 0: a text alone" in str(caught.value)
+    run = cut.workload(seq_len=64, image_size=0)
+    assert (run.text_tokens, run.arguments) == (64, {"input_ids": "int64[1,64]"})
+    assert [call.stage for call in cut.invocations(run)] == ["prefill", "decode"]

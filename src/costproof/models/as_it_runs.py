@@ -274,6 +274,31 @@ def _of_experts(original: Callable[..., Any], notes: Notes) -> Callable[..., Any
     return asked
 
 
+def _by_number(original: Callable[..., Any], notes: Notes) -> Callable[..., Any]:
+    """Features of a tower are added at the places of a mask: without numbers, at as many first places."""
+    import torch
+
+    @functools.wraps(original)
+    def asked(self: Any, hidden_states: Any, visual_pos_masks: Any, visual_embeds: Any) -> Any:
+        if not (visual_pos_masks.is_meta or _without_numbers(visual_pos_masks)):
+            return original(self, hidden_states, visual_pos_masks, visual_embeds)
+        hidden_states = hidden_states.clone()
+        found = torch.arange(visual_embeds.shape[0], device=hidden_states.device)
+        places = (found // hidden_states.shape[1], found % hidden_states.shape[1])
+        hidden_states[places] = hidden_states[places] + visual_embeds.to(hidden_states.device, hidden_states.dtype)
+        return hidden_states
+
+    return asked
+
+
+_DEEPSTACK: Final = {
+    "cohere_compass": "CohereCompassTextModel",
+    "granite_docling": "GraniteDoclingTextModel",
+    "qwen3_omni_moe": "Qwen3OmniMoeThinkerTextModel",
+    "qwen3_vl": "Qwen3VLTextModel",
+    "qwen3_vl_moe": "Qwen3VLMoeTextModel",
+}
+"""Models of transformers -> their decoders that get features of several layers of a tower."""
 _METHODS: Final[tuple[tuple[str, str, str, Change], ...]] = (
     ("modeling_utils", "PreTrainedModel", "warn_if_padding_and_no_attention_mask", _always(None)),
     (
@@ -281,6 +306,10 @@ _METHODS: Final[tuple[tuple[str, str, str, Change], ...]] = (
         "AttentionMaskConverter",
         "_ignore_causal_mask_sdpa",
         _unmasked("attention_mask", static=True),
+    ),
+    *(
+        (f"models.{place}.modeling_{place}", owner, "_deepstack_process", _by_number)
+        for place, owner in _DEEPSTACK.items()
     ),
 )
 """Module of transformers, class, method, and what stands in its place."""

@@ -20,6 +20,7 @@ from costproof.ledger.workload import NO_CLASS, Attention, Dtype
 from costproof.models.generic.bounded import bounded, check_depth, check_keys
 from costproof.models.generic.cutting import CutModel, Edits, edited, first_layers
 from costproof.models.generic.made import Made
+from costproof.models.generic.said_once import said_once
 from costproof.models.generic.unused import unused
 from costproof.models.native import type_of_class
 
@@ -121,11 +122,14 @@ class HuggingFace:
         Raises:
             BadInput: the model's own code failed or ended the program.
         """
+        import transformers.utils.logging  # which makes its handler
+
+        transformers.utils.logging.get_logger()
         if self.code is None:
-            with unconnected():
+            with unconnected(), said_once():
                 yield
         else:
-            with offline(), contained("the model's own code failed", self.where, root=self.code):
+            with offline(), said_once(), contained("the model's own code failed", self.where, root=self.code):
                 yield
 
     def _read(self) -> Any:
