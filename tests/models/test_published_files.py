@@ -133,3 +133,20 @@ def test_a_text_alone_of_a_model_that_can_also_see() -> None:
     run = cut.workload(seq_len=64, image_size=0)
     assert (run.text_tokens, run.arguments) == (64, {"input_ids": "int64[1,64]"})
     assert [call.stage for call in cut.invocations(run)] == ["prefill", "decode"]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("Falcon-40b", "the class caches keys and values of 128 heads; the configuration names 8"),
+        ("Llama-4-Scout", "the class runs all 16 experts for every token; the configuration names 1"),
+        ("Qwen3-Next-80B-A3B", None),
+        ("MPT-7b", None),
+    ],
+)
+def test_what_a_class_does_beyond_its_configuration_is_noted(name: str, words: str | None) -> None:
+    cut = _cut(name)
+    run = cut.workload()
+    notes = [note for job in cut.export_jobs(cut.build(run), run) for note in job.notes if "the class" in note]
+    assert len(notes) == (words is not None)
+    assert all(note.startswith(words or "") for note in notes)

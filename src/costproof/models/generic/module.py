@@ -23,6 +23,7 @@ from costproof.models.generic.inputs import Inputs, example_inputs, other_dtypes
 from costproof.models.generic.kept import (
     USUAL,
     Choice,
+    beyond_of,
     cache_of,
     choice_of,
     fingerprint_of,
@@ -253,7 +254,13 @@ class GenericTarget:
         whole = made.inputs is None and isinstance(self._plan(workload), Whole)
         why = why_one_stage(self.maker, workload.dtype, workload.attention) if whole else ()
         given = other_dtypes(case_of(made, workload)) if workload.inputs.get("input") and not self.options.real else ()
-        return (*made.notes, *why, *given)
+        return (*made.notes, *self._beyond(workload), *why, *given)
+
+    def _beyond(self, workload: Workload) -> tuple[str, ...]:
+        """What the class does beyond its configuration, where it is of transformers."""
+        if isinstance(self.maker, Given) or not isinstance(self.maker, Cuttable):
+            return ()
+        return beyond_of(self.maker, workload.dtype, workload.attention)
 
     def _filled(self, made: Made, dtype: Dtype | None, attention: Attention | None, side: int | None) -> int:
         """Positions of a prompt that one element's images or sounds fill."""
