@@ -22,7 +22,7 @@ from costproof.models.generic.cutting import CutModel, Edits, edited, first_laye
 from costproof.models.generic.made import Made
 from costproof.models.generic.said_once import said_once
 from costproof.models.generic.unused import unused
-from costproof.models.native import type_of_class
+from costproof.models.keys import type_of_class
 
 if TYPE_CHECKING:
     from torch import nn
