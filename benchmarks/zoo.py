@@ -22,10 +22,11 @@ LIMITS: Final = Limits(seconds=180, memory_bytes=6 * 2**30)
 PAGE: Final = Path("docs/zoo.md")
 _HEAD: Final = """\
 Made by `python -m benchmarks.zoo`; not to be edited. Every type for which transformers has a model is counted as `hf:`
-counts it, at a tiny configuration that one rule makes of its default one (`benchmarks/tiny.py`): by an export, and by
-a run on shapes. Both are compared module by module, and the total with torch's `FlopCounterMode` on plain runs that
-take the same way through transformers, with rules for what it leaves out: attention on the CPU, grouped products,
-products with a vector, recurrent layers, einsum over one.
+counts it, at a tiny configuration that one rule (`benchmarks/tiny.py`) makes of a published one, where
+`tests/models/configs` has one, or else of its default one: by an export, and by a run on shapes. Both are compared
+module by module, and the total with torch's `FlopCounterMode` on plain runs that take the same way through
+transformers, with rules for what it leaves out: attention on the CPU, grouped products, products with a vector,
+recurrent layers, einsum over one.
 Some default configurations do not build, or not run, as they are: `benchmarks/completed.py` has the values that these
 lack, and a model with them is called completed. A model whose own code takes one element alone is run with batch 1.
 What was counted once is not counted again, so rows may be of several commits."""

@@ -11,6 +11,7 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,6 +27,8 @@ from costproof.reports.report import Report
 from costproof.tracers.dynamic import UNUSED
 
 WORKLOAD: Final = {"batch": 2, "seq_len": 24, "new_tokens": 1}
+PUBLISHED: Final = Path(__file__).resolve().parents[1] / "tests/models/configs"
+"""Files of published models; where each was read is in SOURCES.md beside them."""
 _LONGEST: Final = 240
 
 
@@ -91,7 +94,7 @@ def counted(name: str, say: Say) -> Row:
 
 def _row(name: str) -> Row:
     try:
-        data = completed(name, json.loads(json.dumps(default_config(name), default=str)))
+        data = completed(name, json.loads(json.dumps(_shape(name), default=str)))
         made = sorted(candidates(data, _builds), key=lambda one: len(_left_out(_maker(one[1]))))
     except Exception as error:  # configurations and models are code of transformers, which raises what it likes
         return Row(name, "not built", why=_line(error))
@@ -111,6 +114,27 @@ def _row(name: str) -> Row:
                 break
     assert refused is not None
     return refused
+
+
+def _shape(name: str) -> dict[str, Any]:
+    """A published configuration of a type where one is known, in the keys of its class; else the default one.
+
+    Defaults hide what published models have: two widths of heads in Gemma 4, features of several layers in Qwen3-VL.
+    """
+    own = default_config(name)
+    if (file := published().get(name)) is None:
+        return own
+    built = HuggingFace(file.read_text(encoding="utf-8"), file.name).config().to_dict()
+    return {key: built.get(key, value) for key, value in own.items()} | {"model_type": name}
+
+
+@cache
+def published() -> dict[str, Path]:
+    """Model type -> the first published configuration of it that the tests have."""
+    found: dict[str, Path] = {}
+    for file in sorted(PUBLISHED.glob("*.json")):
+        found.setdefault(json.loads(file.read_text(encoding="utf-8"))["model_type"], file)
+    return found
 
 
 def _left_out(maker: HuggingFace) -> list[str]:
@@ -145,7 +169,7 @@ def _tried(name: str, small: str, data: Mapping[str, Any], dtype: str | None) ->
 
         maker = _maker(data)
         target = InThisProcess(name, maker)
-        added = "completed" if name in LACKING else None
+        added = "completed" if name in LACKING else "published shape" if name in published() else None
         what = ", ".join(filter(None, (maker.what.removesuffix(" of transformers"), small, dtype, added)))
         row = replace(row, what=what)
         settings = _settings(target)

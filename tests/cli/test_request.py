@@ -193,7 +193,7 @@ def test_python_keywords_are_checked_like_options() -> None:
         ({"rules": "none.py"}, BadInput, "no such Python file"),
         ({"counters": "fvcor"}, BadInput, "no such counter"),
         ({"config": "none.json"}, BadInput, "cannot read the configuration"),
-        ({"layers": 1}, BadInput, "cannot be cut"),
+        ({"layers": 13}, BadInput, "cannot be cut"),
         ({"profile": 2, "run": "cpu", "sources": "static"}, BadInput, "only the dynamic source"),
     ],
 )

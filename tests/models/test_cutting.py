@@ -27,8 +27,13 @@ def test_all_layers_are_no_cut() -> None:
     assert DeepseekOcr().first_layers(12) == (OcrConfig(), {})
 
 
-@pytest.mark.parametrize("layers", [0, 1, 13])
+def test_one_layer_of_each_kind_is_kept_and_said() -> None:
+    small, cut = DeepseekOcr().first_layers(1)
+    assert (small.text.layers, cut["decoder layers"]) == (2, "2 of 12 (1 asked: one of each kind of layer)")
+
+
+@pytest.mark.parametrize("layers", [0, 13])
 def test_what_the_structure_does_not_allow(layers: int) -> None:
     with pytest.raises(BadInput) as error:
         DeepseekOcr().first_layers(layers)
-    assert "expected: 2 to 12: the 1 dense and at least one with experts" in str(error.value)
+    assert "expected: 2 to 12: one of each kind of layer" in str(error.value)

@@ -337,5 +337,6 @@ def test_prepared_masks_and_caches_give_what_the_model_gives_with_its_own(attent
     ],
 )
 def test_a_cut_keeps_one_layer_of_each_kind_and_says_so(family: str, asked: int, kept: int, words: str) -> None:
-    cut: Any = load_target(family).with_options(RunOptions(layers=asked))
+    target: Any = load_target(family)
+    cut = target.with_options(RunOptions(layers=asked))
     assert (cut.config.layers, cut.info().cut) == (kept, {"decoder layers": words})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,8 @@ def _target(tmp_path: Path, data: dict[str, Any]) -> Target:
 
 def _families() -> list[NativeConfig]:
     loaded = (TARGETS.load(name) for name, plugin in TARGETS.all().items() if plugin.owner == OURS)
-    found = (made.default().config for made in loaded if isinstance(made, type))
+    usual: Iterator[Any] = (made.default() for made in loaded if isinstance(made, type))
+    found = (target.config for target in usual)
     return [config for config in found if isinstance(config, NativeConfig)]
 
 
@@ -153,8 +155,9 @@ def _refused_by_transformers(kind: str, data: dict[str, Any], *, built: bool) ->
     try:
         config = AutoConfig.for_model(kind, **data)
         if built:
+            kind_of: Any = type(config)
             with torch.device("meta"):
-                auto_class(type(config))._from_config(config)
+                auto_class(kind_of)._from_config(config)
     except Exception:  # whatever a class raises
         return True
     return False
@@ -202,8 +205,9 @@ def test_rotations_that_no_model_has(scaling: dict[str, Any], where: str | None)
     assert [getattr(p, "where", None) for p in problems] == ([f"$.rope_scaling.{where}"] if where else [])
     try:
         config = AutoConfig.for_model(**{**LLAMA, "rope_scaling": scaling})
+        kind: Any = type(config)
         with torch.device("meta"), torch.no_grad():
-            auto_class(type(config))._from_config(config)(torch.zeros(1, 4, dtype=torch.long))
+            auto_class(kind)._from_config(config)(torch.zeros(1, 4, dtype=torch.long))
     except Exception:
         assert where is not None
     else:

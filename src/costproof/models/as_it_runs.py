@@ -28,6 +28,8 @@ _CACHING: Final = "transformers.pytorch_utils"
 """Keeps results of functions while it is not compiled: tensors of one trace would enter the next without a producer."""
 _COMPILING: Final = "is_torchdynamo_compiling"
 
+_ROTATION: Final = "rope_type"
+"""Attribute of the modules of transformers that make tables of angles."""
 _KEEPING: Final = functools._lru_cache_wrapper
 
 Notes = dict[str, None]
@@ -67,6 +69,7 @@ def as_it_runs(model: nn.Module) -> Iterator[Notes]:
         undo.enter_context(torch.no_grad())
         _casting(undo, model)
         _forgetting(undo, model)
+        _steady(undo, model)
         undo.enter_context(prepared(model))
         undo.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
         torch.backends.mha.set_fastpath_enabled(False)
@@ -125,6 +128,20 @@ def _train(modules: list[nn.Module], flag: bool) -> None:
     """Not by ``train()``: that reaches children of another mode, and a model may merge its weights there."""
     for module in modules:
         module.training = flag
+
+
+def _steady(undo: ExitStack, model: nn.Module) -> None:
+    """Keep rotations of the kind ``dynamic`` from asking for the largest position, a number that shapes do not hold.
+
+    They work out other frequencies for positions beyond the context, and a run is not longer than that.
+    """
+    for part in model.modules():
+        kind = vars(part).get(_ROTATION)
+        if kind == "dynamic":
+            undo.enter_context(mock.patch.dict(vars(part), {_ROTATION: "default"}))
+        elif isinstance(kind, dict) and "dynamic" in kind.values():
+            steady = {name: "default" if one == "dynamic" else one for name, one in kind.items()}
+            undo.enter_context(mock.patch.dict(vars(part), {_ROTATION: steady}))
 
 
 def _forgetting(undo: ExitStack, model: nn.Module) -> None:
@@ -257,6 +274,31 @@ def _of_experts(original: Callable[..., Any], notes: Notes) -> Callable[..., Any
     return asked
 
 
+def _by_number(original: Callable[..., Any], notes: Notes) -> Callable[..., Any]:
+    """Features of a tower are added at the places of a mask: without numbers, at as many first places."""
+    import torch
+
+    @functools.wraps(original)
+    def asked(self: Any, hidden_states: Any, visual_pos_masks: Any, visual_embeds: Any) -> Any:
+        if not (visual_pos_masks.is_meta or _without_numbers(visual_pos_masks)):
+            return original(self, hidden_states, visual_pos_masks, visual_embeds)
+        hidden_states = hidden_states.clone()
+        found = torch.arange(visual_embeds.shape[0], device=hidden_states.device)
+        places = (found // hidden_states.shape[1], found % hidden_states.shape[1])
+        hidden_states[places] = hidden_states[places] + visual_embeds.to(hidden_states.device, hidden_states.dtype)
+        return hidden_states
+
+    return asked
+
+
+_DEEPSTACK: Final = {
+    "cohere_compass": "CohereCompassTextModel",
+    "granite_docling": "GraniteDoclingTextModel",
+    "qwen3_omni_moe": "Qwen3OmniMoeThinkerTextModel",
+    "qwen3_vl": "Qwen3VLTextModel",
+    "qwen3_vl_moe": "Qwen3VLMoeTextModel",
+}
+"""Models of transformers -> their decoders that get features of several layers of a tower."""
 _METHODS: Final[tuple[tuple[str, str, str, Change], ...]] = (
     ("modeling_utils", "PreTrainedModel", "warn_if_padding_and_no_attention_mask", _always(None)),
     (
@@ -264,6 +306,10 @@ _METHODS: Final[tuple[tuple[str, str, str, Change], ...]] = (
         "AttentionMaskConverter",
         "_ignore_causal_mask_sdpa",
         _unmasked("attention_mask", static=True),
+    ),
+    *(
+        (f"models.{place}.modeling_{place}", owner, "_deepstack_process", _by_number)
+        for place, owner in _DEEPSTACK.items()
     ),
 )
 """Module of transformers, class, method, and what stands in its place."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from importlib.util import find_spec
 from typing import Any, Final
 
 from costproof.ledger.errors import BadInput
@@ -162,3 +163,23 @@ def harmless(kind: str, key: str, value: object) -> str | None:
     if _FURTHER.fullmatch(key):
         return FURTHER_TOKENS if value else _SAME
     return None
+
+
+def type_of_class(data: Mapping[str, Any]) -> str | None:
+    """Return the model type of the class that a configuration of a type without a class names.
+
+    ``None`` where transformers has its type, or has no such class either: ``kimi_k2`` names ``DeepseekV3ForCausalLM``.
+    """
+    named = data.get("architectures")
+    if not isinstance(named, list) or not named or find_spec("transformers") is None:
+        return None
+    from transformers.models.auto import configuration_auto, modeling_auto
+
+    if data.get("model_type") in configuration_auto.CONFIG_MAPPING_NAMES:
+        return None
+    tables = (t for name, t in vars(modeling_auto).items() if name.endswith("_MAPPING_NAMES"))
+    return next((kind for table in tables for kind, names in table.items() if named[0] in _each(names)), None)
+
+
+def _each(names: str | tuple[str, ...] | list[str]) -> tuple[str, ...]:
+    return (names,) if isinstance(names, str) else tuple(names)

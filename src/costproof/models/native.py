@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 from abc import abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
@@ -16,6 +14,7 @@ from costproof.ledger.files import read_configuration
 from costproof.ledger.workload import NO_CLASS
 from costproof.models.changing import put
 from costproof.models.configured import Config, Configured
+from costproof.models.keys import type_of_class
 from costproof.models.section import Section
 from costproof.models.stored import Stored, stored, without, without_dtype
 
@@ -56,26 +55,6 @@ class NativeConfig(Config):
 
 
 C = TypeVar("C", bound=NativeConfig)
-
-
-def type_of_class(data: Mapping[str, Any]) -> str | None:
-    """Return the model type of the class that a configuration of a type without a class names.
-
-    ``None`` where transformers has its type, or has no such class either: ``kimi_k2`` names ``DeepseekV3ForCausalLM``.
-    """
-    named = data.get("architectures")
-    if not isinstance(named, list) or not named or find_spec("transformers") is None:
-        return None
-    from transformers.models.auto import configuration_auto, modeling_auto
-
-    if data.get("model_type") in configuration_auto.CONFIG_MAPPING_NAMES:
-        return None
-    tables = (t for name, t in vars(modeling_auto).items() if name.endswith("_MAPPING_NAMES"))
-    return next((kind for table in tables for kind, names in table.items() if named[0] in _each(names)), None)
-
-
-def _each(names: str | tuple[str, ...] | list[str]) -> tuple[str, ...]:
-    return (names,) if isinstance(names, str) else tuple(names)
 
 
 @dataclass(frozen=True, slots=True)

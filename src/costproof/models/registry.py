@@ -20,8 +20,8 @@ from costproof.ledger.extras import require
 from costproof.models.checked import checked_factory
 from costproof.models.generic.address import Address, address
 from costproof.models.generic.huggingface import default_config, huggingface, read_config
+from costproof.models.keys import type_of_class
 from costproof.models.known import KNOWN
-from costproof.models.native import type_of_class
 from costproof.models.target import NamedWorkload, Setting, Target
 from costproof.plugins import OURS, Plugin, Registry, at
 

@@ -20,9 +20,10 @@ from costproof.ledger.workload import NO_CLASS, Attention, Dtype
 from costproof.models.generic.bounded import bounded, check_depth, check_keys
 from costproof.models.generic.cutting import CutModel, Edits, edited, first_layers
 from costproof.models.generic.made import Made
+from costproof.models.generic.said_once import said_once
 from costproof.models.generic.unasked import unasked
 from costproof.models.generic.unused import unused
-from costproof.models.native import type_of_class
+from costproof.models.keys import type_of_class
 from costproof.models.stored import PLAIN, Stored, stored, without
 
 if TYPE_CHECKING:
@@ -128,11 +129,17 @@ class HuggingFace:
         Raises:
             BadInput: the model's own code failed or ended the program.
         """
+        import transformers.utils.logging  # which makes its handler
+
+        transformers.utils.logging.get_logger()
         if self.code is None:
-            with unconnected(), unasked():
+            with unconnected(), unasked(), said_once():
                 yield
         else:
-            with offline(), unasked(), contained("the model's own code failed", self.where, root=self.code):
+            with (
+                offline(), unasked(), said_once(),
+                contained("the model's own code failed", self.where, root=self.code),
+            ):  # fmt: skip
                 yield
 
     def _read(self) -> Any:

@@ -13,6 +13,8 @@ from costproof.ledger.attributes import attribute, has_attribute
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.offline import offline
 from costproof.ledger.workload import Attention, Dtype
+from costproof.models.decoding.decoder import text_config
+from costproof.models.generic.beyond import beyond
 from costproof.models.generic.copies import runs_on_meta, short_run
 from costproof.models.generic.described import fingerprint
 from costproof.models.generic.encoder_decoder import FirstRun, first_run, of_encoder
@@ -70,6 +72,15 @@ def why_one_stage(maker: Maker, dtype: Dtype | None, attention: Attention | None
     """Why a module that says it uses a cache has no steps with it, as a note."""
     found = _cache_or_why(maker, dtype, attention)
     return (f"prefill and decode are one stage: {found}",) if isinstance(found, str) else ()
+
+
+@lru_cache(maxsize=4)
+def beyond_of(maker: Maker, dtype: Dtype | None, attention: Attention | None) -> tuple[str, ...]:
+    """What that module does beyond its configuration, as notes."""
+    module = made_of(maker, dtype, attention).module
+    config = attribute(module, "config", None)
+    text = text_config(module) if has_attribute(config, "get_text_config") else config
+    return beyond(module, text, cache_of(maker, dtype, attention))
 
 
 @lru_cache(maxsize=8)

@@ -25,6 +25,7 @@ from costproof.models.generic.inputs import Inputs, example_inputs, other_dtypes
 from costproof.models.generic.kept import (
     USUAL,
     Choice,
+    beyond_of,
     cache_of,
     choice_of,
     fingerprint_of,
@@ -37,8 +38,16 @@ from costproof.models.generic.kept import (
 from costproof.models.generic.made import Cuttable, Given, Made, Maker
 from costproof.models.generic.makers import Case
 from costproof.models.generic.stages import Cached, Plan, Whole, longest
-from costproof.models.generic.towers import NONE, Towers
-from costproof.models.generic.usual import attention_of, case_of, dtype_of, dtypes_of, side_of, too_short
+from costproof.models.generic.towers import IDS, NONE, Towers
+from costproof.models.generic.usual import (
+    TEXT_ALONE,
+    attention_of,
+    case_of,
+    dtype_of,
+    dtypes_of,
+    side_of,
+    too_short,
+)
 from costproof.models.jobs import Built, ExportJob, Run
 from costproof.models.stretch import Stretch
 from costproof.models.target import NamedWorkload, Setting
@@ -50,7 +59,7 @@ SETTINGS: Final = (
     common.BATCH,
     common.SEQ_LEN,
     common.NEW_TOKENS,
-    common.IMAGE_SIZE,
+    Setting("image_size", "Pixels per side of an image; 0 for a text alone."),
     common.DTYPE,
     common.ATTENTION,
     Setting("input", "An input by shape; may be given several times.", "list", metavar="NAME=SHAPE[:DTYPE]"),
@@ -269,11 +278,19 @@ class GenericTarget:
         whole = made.inputs is None and isinstance(self._plan(workload), Whole)
         why = why_one_stage(self.maker, workload.dtype, workload.attention) if whole else ()
         given = other_dtypes(case_of(made, workload)) if workload.inputs.get("input") and not self.options.real else ()
-        return (*made.notes, *why, *given, *_of_modules(made.module))
+        return (*made.notes, *self._beyond(workload), *why, *given, *_of_modules(made.module))
+
+    def _beyond(self, workload: Workload) -> tuple[str, ...]:
+        """What the class does beyond its configuration, where it is of transformers."""
+        if isinstance(self.maker, Given) or not isinstance(self.maker, Cuttable):
+            return ()
+        return beyond_of(self.maker, workload.dtype, workload.attention)
 
     def _filled(self, made: Made, dtype: Dtype | None, attention: Attention | None, side: int | None) -> int:
         """Positions of a prompt that one element's images or sounds fill."""
-        return 0 if made.inputs is not None else places_of(self.maker, dtype, attention, side)
+        if made.inputs is not None or side == TEXT_ALONE:
+            return 0
+        return places_of(self.maker, dtype, attention, side)
 
     def _built(self, workload: Workload) -> Made:
         """A module of its own for every source; on meta unless the run has numbers."""
@@ -287,12 +304,12 @@ class GenericTarget:
         cache = cache_of(self.maker, workload.dtype, workload.attention) if made.inputs is None else None
         inputs = self._inputs(made, workload)
         if cache is not None:
-            return Cached(workload, cache, inputs, self._towers())
+            return Cached(workload, cache, inputs, self._towers(workload))
         if made.inputs is None and self._stages(made_of(self.maker, None, None)) == TWO_STAGES:
             first = first_run_of(self.maker, workload.dtype, workload.attention, workload.batch, workload.text_tokens)
             if first is not None:
                 return TwoStacks(workload, of_encoder(inputs), first)
-        return Whole(inputs, self._towers())
+        return Whole(inputs, self._towers(workload))
 
     def _stages(self, made: Made) -> tuple[str, ...]:
         """The stages, which no workload changes."""
@@ -303,7 +320,9 @@ class GenericTarget:
             return (*beside, *STAGES)
         return (*beside, STAGE) if first_run_of(self.maker, None, None, 2, 8) is None else TWO_STAGES
 
-    def _towers(self) -> Towers:
+    def _towers(self, workload: Workload | None = None) -> Towers:
+        if workload is not None and side_of(workload) == TEXT_ALONE:
+            return NONE
         return NONE if made_of(self.maker, None, None).inputs is not None else towers_of(self.maker)
 
     def _inputs(self, made: Made, workload: Workload) -> Inputs:
@@ -317,6 +336,8 @@ class GenericTarget:
         return choice.of(case_of(made, workload), filled)
 
     def _choice(self, made: Made, workload: Workload) -> Choice:
+        if side_of(workload) == TEXT_ALONE:
+            return Choice((IDS,))
         return Choice() if made.inputs is not None else choice_of(self.maker, workload.dtype, workload.attention)
 
     def _takes(self, workload: Workload) -> set[str]:
@@ -328,7 +349,7 @@ class GenericTarget:
         takes = {"new_tokens" if isinstance(plan, Cached) else "input", *self.maker.chooses}
         if made.inputs is not None:
             return takes
-        choice = self._choice(made, workload)
+        choice = choice_of(self.maker, workload.dtype, workload.attention)
         case = self._case(made, workload, choice)
         for name, one, other in (
             ("batch", replace(case, batch=2), replace(case, batch=4)),

@@ -64,7 +64,7 @@ def _unused(
 
     kind = str(getattr(config, "model_type", ""))
     parts = {k: p for k, p in vars(config).items() if isinstance(p, PretrainedConfig)}
-    own = _fields(type(config))
+    own = _fields(config)
     known = own | read | _names_in({base.__module__ for base in type(config).__mro__})
     for key, value in data.items():
         if isinstance(value, dict) and key in parts:
@@ -83,14 +83,14 @@ def _unused(
 def _read_below(parts: Mapping[str, Any], key: str, value: object) -> str | None:
     """The first part that reads a key, where none of those that do has this value."""
     decoder_first = sorted(parts.items(), key=lambda item: "text" not in item[0])
-    found = [(name, part) for name, part in decoder_first if key in _fields(type(part))]
+    found = [(name, part) for name, part in decoder_first if key in _fields(part)]
     values = [vars(part).get(type(part).attribute_map.get(key, key)) for _, part in found]
     return found[0][0] if found and value not in values else None
 
 
-@lru_cache(maxsize=64)
-def _fields(kind: type) -> frozenset[str]:
-    """The keys that a class of configurations has."""
+def _fields(config: Any) -> frozenset[str]:
+    """The keys that the class of a configuration has."""
+    kind = type(config)
     named = getattr(kind, "__dataclass_fields__", None) or inspect.signature(kind).parameters
     return frozenset((*named, *getattr(kind, "attribute_map", {})))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Final, get_args
 
 from costproof.ledger.attributes import attribute
 from costproof.ledger.errors import BadInput
@@ -14,6 +14,10 @@ from costproof.models.generic.makers import Case
 
 if TYPE_CHECKING:
     from torch import nn
+
+
+TEXT_ALONE: Final = 0
+"""Pixels per side of an image where there is none, for models that can also see."""
 
 
 def side_of(workload: Workload) -> int | None:
@@ -27,7 +31,8 @@ def too_short(workload: Workload, filled: int) -> list[BadInput]:
     if workload.text_tokens >= filled:
         return []
     what = "the prompt is shorter than what images or sounds fill of it"
-    return [BadInput(what, where="--seq-len", expected=f"at least {filled}", got=workload.text_tokens)]
+    fix = "a longer prompt, or --image-size 0: a text alone"
+    return [BadInput(what, where="--seq-len", expected=f"at least {filled}", got=workload.text_tokens, fix=fix)]
 
 
 def case_of(made: Made, workload: Workload) -> Case:

@@ -109,7 +109,7 @@ def part(top: Section, key: str, kind: type[P], given: object) -> tuple[P, tuple
     top.problems += [_within(key, problem) for problem in own] if isinstance(given, dict) else []
     path = f"$.{key}" if key else "$"
     if key:
-        top.below.append((path, {name for f, name in kind.keys.items()}, data))
+        top.below.append((path, frozenset(getattr(kind, "keys", {}).values()), data))
     return replace(made, waived=()), tuple((path + place[1:], why) for place, why in made.waived)
 
 
