@@ -21,10 +21,13 @@ from costproof.estimate.arithmetic import Arithmetic, arithmetic_of
 from costproof.estimate.hardware import Device, Figure, Peak
 from costproof.estimate.roofline import Roofline, bounds, roof
 from costproof.graph.account import multiplied_in
-from costproof.graph.graph import OpCall, Value
+from costproof.graph.costed import costed
+from costproof.graph.graph import Graph, OpCall, Value
 from costproof.graph.rules.attention import seen_at_end, seen_from_start
+from costproof.graph.skippable import skippable
 from costproof.ledger.baseline import Folded
 from costproof.reports.roofline_words import floor, left_out, modules
+from tests.graph.opcalls import call, value
 
 RATES: Final = {"float32": 10**9, "bfloat16": 4 * 10**9, "float16": 5 * 10**9}
 FREE: Final = Device(
@@ -113,16 +116,16 @@ def latent(rng: random.Random) -> dict[str, int]:
 def test_latent_attention_takes_the_less_of_two_ways(seed: int) -> None:
     rng = random.Random(seed)
     sizes = latent(rng)
-    heads, nope, rope, value, rank = sizes.values()
+    heads, nope, rope, width, rank = sizes.values()
     tokens, steps, batch = rng.randint(1, 9), rng.randint(1, 3), rng.randint(1, 2)
     given_sizes = ",".join(f"{name}={n}" for name, n in sizes.items())
     common = f"deepseek-v3@chat,layers=1,dense_layers=1,hidden=8,q_rank=0,intermediate=8,vocab=16,{given_sizes}"
     run = f"{common},text_tokens={tokens},new_tokens={steps},batch={batch},dtype=bfloat16"
-    rest = 8 * (heads * (nope + rope) + rank + rope + heads * value + 3 * 8 + 16)
+    rest = 8 * (heads * (nope + rope) + rank + rope + heads * width + 3 * 8 + 16)
 
     def ways(queries: int, past: int) -> tuple[int, int]:
-        seen, up = pairs(queries, past) * heads, rank * heads * (nope + value)
-        expanded = seen * (nope + rope + value) + (past + queries) * up
+        seen, up = pairs(queries, past) * heads, rank * heads * (nope + width)
+        expanded = seen * (nope + rope + width) + (past + queries) * up
         return expanded, seen * (2 * rank + rope) + queries * up
 
     prompt = 2 * batch * (tokens * rest + min(ways(tokens, 0)))
@@ -131,7 +134,7 @@ def test_latent_attention_takes_the_less_of_two_ways(seed: int) -> None:
         found = api.roofline(f"{run},decoding={decoding}", on=FREE)
         for stage, exact in enumerate((prompt, step)):
             assert seconds(found, stage) <= Fraction(exact, RATES["bfloat16"])
-            if nope + value >= 4 and (stage or decoding == "expanded"):
+            if nope + width >= 4 and (stage or decoding == "expanded"):
                 assert seconds(found, stage) == Fraction(exact, RATES["bfloat16"])
         assert any("Latent attention" in line and "expan" in line for line in left_out(found))
 
@@ -221,7 +224,7 @@ def op(name: str, *dtypes: str, out: str, **attrs: Any) -> OpCall:
 
 
 @pytest.mark.parametrize(
-    ("call", "dtype"),
+    ("one", "dtype"),
     [
         (op("aten.mm", "bfloat16", "bfloat16", out="float32"), "bfloat16"),
         (op("aten._scaled_mm", "float8_e4m3fn", "float8_e4m3fn", "float32", out="bfloat16"), "float8"),
@@ -233,8 +236,8 @@ def op(name: str, *dtypes: str, out: str, **attrs: Any) -> OpCall:
     ],
     ids=str,
 )
-def test_the_dtype_of_an_operator(call: OpCall, dtype: str) -> None:
-    assert multiplied_in(call) == dtype
+def test_the_dtype_of_an_operator(one: OpCall, dtype: str) -> None:
+    assert multiplied_in(one) == dtype
 
 
 def folded(**costs: int | None) -> Folded:
@@ -314,3 +317,38 @@ def test_the_peak_is_that_of_each_operator(tmp_path: Path) -> None:
 def test_arithmetic_in_place_of_the_run_s() -> None:
     taken = Arithmetic("float32", True, {"float32": "tf32"}).of_kinds({"mm": {"flops": 6, "bfloat16_flops": 2}})
     assert taken.least == {"tf32": 4, "bfloat16": 2}
+
+
+def latents(past_rows: int, rank: int, heads: int, both: int) -> Graph:
+    """A step: one new latent joined with a cache of them, expanded by a weight, and attention in the module around."""
+    cache, new = value(1, past_rows, rank, origin="cache"), value(1, 1, rank)
+    joined, weight = value(1, past_rows + 1, rank), value(heads * both, rank, origin="param", name="up")
+    expanded = value(1, past_rows + 1, heads * both)
+    query, keys = value(1, heads, 1, both // 2), value(1, heads, past_rows + 1, both // 2)
+    ops = [
+        call("aten.cat.default", [cache, new], [joined], module="attn"),
+        call("aten.linear.default", [joined, weight], [expanded], module="attn.up"),
+        call("aten.view.default", [expanded], [keys], module="attn"),
+        call("aten.scaled_dot_product_attention.default", [query, keys, keys], [query], module="attn"),
+    ]
+    return Graph(tuple(ops), (), (), ())
+
+
+@pytest.mark.parametrize(("rank", "both"), [(8, 16), (8, 4), (2, 24)])
+def test_a_graph_that_expands_latents_of_a_cache(rank: int, both: int) -> None:
+    past, heads = 10, 3
+    found = skippable(costed(latents(past, rank, heads, both)))
+    scores = 2 * heads * (past + 1) * both
+    left = 2 * (past + 1) * rank * heads * both + scores - sum(map(int, found.values()))
+    expanded = (past + 1) * rank * heads * both + heads * (past + 1) * both
+    absorbed = rank * heads * both + heads * (past + 1) * 2 * rank
+    assert left <= 2 * min(expanded, absorbed)
+    assert found[1] == 2 * past * rank * heads * both
+    # Heads no wider than two latents keep their scores.
+    assert left == 2 * rank * heads * both + (scores if both <= 2 * rank else 0)
+
+
+def test_without_a_cache_nothing_is_absorbed() -> None:
+    graph = latents(10, 8, 3, 16)
+    own = replace(graph.ops[0], tensors=(value(1, 10, 8), graph.ops[0].tensors[1]))
+    assert not skippable(costed(replace(graph, ops=(own, *graph.ops[1:]))))
