@@ -25,7 +25,7 @@ from costproof.graph.costed import costed
 from costproof.graph.graph import Graph, OpCall, Value
 from costproof.graph.rules.attention import seen_at_end, seen_from_start
 from costproof.graph.skippable import skippable
-from costproof.ledger.baseline import Folded
+from costproof.ledger.baseline import Folded, Rows
 from costproof.reports.roofline_words import floor, left_out, modules
 from tests.graph.opcalls import call, value
 
@@ -241,7 +241,7 @@ def test_the_dtype_of_an_operator(one: OpCall, dtype: str) -> None:
 
 
 def folded(**costs: int | None) -> Folded:
-    rows = {"s": {"p": {"mm": {"flops": 12, **costs}, "": {"floor_bytes": 0}}}}
+    rows: Rows = {"s": {"p": {"mm": {"flops": 12, **costs}, "": {"floor_bytes": 0}}}}
     return Folded(("flops", "floor_bytes"), ("s",), rows, bounds=True)
 
 

@@ -169,7 +169,7 @@ def median_error(found: Iterable[Row]) -> Fraction:
     return errors[len(errors) // 2] if errors else Fraction(0)
 
 
-MEASUREMENT: Final = FileKind(name="costproof/measured", version=(3, 2), type=Measurement)
+MEASUREMENT: Final = FileKind(name="costproof/measured", version=(3, 3), type=Measurement)
 
 
 def rows(
