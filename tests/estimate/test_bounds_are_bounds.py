@@ -112,12 +112,13 @@ def latent(rng: random.Random) -> dict[str, int]:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(10))
 def test_latent_attention_takes_the_less_of_two_ways(seed: int) -> None:
     rng = random.Random(seed)
-    sizes = latent(rng)
+    # Of the narrowest heads there are, the shortest step is less work where it expands.
+    sizes = latent(rng) if seed else {"heads": 2, "nope": 2, "rope": 2, "value": 1, "kv_rank": 32}
     heads, nope, rope, width, rank = sizes.values()
-    tokens, steps, batch = rng.randint(1, 9), rng.randint(1, 3), rng.randint(1, 2)
+    tokens, steps, batch = rng.randint(1, 9) if seed else 1, rng.randint(1, 3), rng.randint(1, 2)
     given_sizes = ",".join(f"{name}={n}" for name, n in sizes.items())
     common = f"deepseek-v3@chat,layers=1,dense_layers=1,hidden=8,q_rank=0,intermediate=8,vocab=16,{given_sizes}"
     run = f"{common},text_tokens={tokens},new_tokens={steps},batch={batch},dtype=bfloat16"
