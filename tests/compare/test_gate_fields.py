@@ -90,6 +90,7 @@ SAME: Final[dict[str, tuple[Change, str]]] = {
     "Workload.name": (of("workload", name="other"), "a name; the settings decide"),
     "Workload.what": (of("workload", what="two pictures"), "the settings in words"),
     "Ledger.notes": (ledgers(notes=("a note",)), "texts"),
+    "Ledger.bounds": (ledgers(bounds=True), "what bounds of time know, which no gate limits"),
     "Ledger.source": (itself(), "the names of the sources are the keys of the comparison: see the next tests"),
     "CostNode.invocation": (nodes(decode, invocation="again"), "a stage is limited over all of its calls"),
     "CostNode.module": (nodes(decode, module="text.other"), "a stage is limited whatever its modules are called"),

@@ -64,6 +64,28 @@ def test_a_composite_is_the_work_of_its_parts() -> None:
     assert sorted(f.kind for f in compare(with_lstm(25)).select(level="judge")) == ["linear", "lstm"]
 
 
+def test_an_operator_without_a_rule_is_unknown_and_not_zero() -> None:
+    """torch has a formula for ``torch_attn._varlen_attn``; the rules have none, so the two do not differ."""
+    unknown = UnknownOp("torch_attn._varlen_attn", "prefill", "lm_head", 1, None, "no rule for this operator")
+    own = CostNode("prefill", "prompt", "lm_head", "torch_attn._varlen_attn", {"flops": 887_808})
+
+    def with_judge(nodes: tuple[CostNode, ...]) -> Capture:
+        dynamic = replace(b.dynamic(), unknown_ops=(unknown,))
+        return replace(judged(replace(judge(), nodes=nodes)), ledgers=(b.static(), dynamic))
+
+    found = compare(with_judge((*judge().nodes, own)))
+    assert not found.select(level="judge")
+    assert found.judges is not None
+    assert found.judges.alone == (
+        (
+            "torch_attn._varlen_attn in lm_head, prefill: unknown by the rules, which lack an operator there, "
+            "887,808 FLOP by torch's formulas"
+        ),
+    )
+    # What the rules count and torch does not is still a difference.
+    assert [f.delta for f in compare(with_judge(judge(head=500).nodes)).select(level="judge")] == [460]
+
+
 def test_where_there_is_one_judge_is_said() -> None:
     unknown = UnknownOp("mylib.fused", "prefill", "lm_head", 1, None, "torch has no formula for this operator")
     lacking = Ledger("dispatcher", judge().nodes[:-1], ("flops",), judge().stages, (unknown,))

@@ -132,6 +132,8 @@ class AbsorbedAttention:
     past: Size
     bias: Bias = "none"
     written_out: bool = False
+    narrow: bool = False
+    """Whether keys and values of a head are so narrow, nope + value_dim < 4, that expanding may be less work."""
 
     def costs(self) -> LayerCosts:
         """The costs of one call."""
@@ -142,11 +144,15 @@ class AbsorbedAttention:
         ).costs()  # fmt: skip
         new = self.batch * self.queries
         rows, context = new * self.heads, self.batch * keys
+        # At most so much less are scores and sums of expanded keys and values.
+        spare = 2 * self.rank - self.nope - self.value_dim if self.narrow else 0
+        seen = rows * (self.past + (self.queries + 1) / sympy.Integer(2))
         weights = self.heads * (self.nope + self.value_dim) * self.rank
         mask = new * keys if self.bias == "input" else 0
         moved = 2 * rows * (self.rank + width + self.rank) + context * (3 * self.rank + 2 * self.rope + 2 * width)
         return replace(
             core,
+            skippable_flops={"attention": core.skippable_flops["attention"] + 2 * seen * spare},
             flops={**core.flops, "matmul": 2 * rows * self.rank * (self.nope + self.value_dim)},
             weight_read_bytes=weights * b,
             input_bytes=(rows * (self.nope + self.rope) + new * width + mask) * b,
@@ -198,6 +204,8 @@ class LatentBlock:
         core = kind(call.batch, call.tokens, self.heads, *widths, b, call.past, self.mask, self.written_out)
         if isinstance(core, LatentAttention):
             core = replace(core, wide=self.wide)
+        else:
+            core = replace(core, narrow=self.narrow)
         rotation = RotaryPairs(call.batch, call.tokens, self.heads, 1, self.rope, b, self.as_complex)
         down = Linear(rows, self.width, self.rank + self.rope, b, self.bias)
         up = Linear(

@@ -45,7 +45,7 @@ def second_judge(capture: Capture) -> tuple[Judges, tuple[Finding, ...]]:
     names = dict.fromkeys(o.op for o in judge.unknown_ops)
     alone = [f"operator {n}: {unknown_clause([o for o in judge.unknown_ops if o.op == n])}" for n in names]
     alone += [_left_open(*each) for each in _merged(left)]
-    alone += [_left_open(*each, lacks="the rules") for each in _merged(ruleless)]
+    alone += [_without_rule(*each) for each in _merged(ruleless)]
     found = (_finding(*each) for each in _merged(differing))
     return Judges(len(agreed), sum(r.cells["dynamic"].value or 0 for r in agreed), tuple(alone)), tuple(found)
 
@@ -92,12 +92,20 @@ def _apart(rows: Sequence[Row], unjudged: Sequence[str]) -> tuple[list[Row], lis
     return excused, [row for row in rows if row not in excused]
 
 
-def _left_open(row: Row, pattern: str, count: int, *, lacks: str = "torch's formulas") -> str:
-    mine, other = _said(row)
-    rules = "unknown" if lacks == "the rules" and not mine else f"{(mine or 0) * count:,}"
+def _left_open(row: Row, pattern: str, count: int) -> str:
+    mine, other = (f"{(value or 0) * count:,}" for value in _said(row))
     return (
-        f"{row.kind} in {pattern or '(root)'}, {row.stage}: {rules} FLOP by the rules, {(other or 0) * count:,} by "
-        f"torch's formulas; {lacks} lack an operator there"
+        f"{row.kind} in {pattern or '(root)'}, {row.stage}: {mine} FLOP by the rules, {other} by torch's formulas, "
+        "which lack an operator there"
+    )
+
+
+def _without_rule(row: Row, pattern: str, count: int) -> str:
+    mine, other = (None if value is None else f"{value * count:,} FLOP" for value in _said(row))
+    at_least = f"at least {mine}" if _said(row)[0] else "unknown"
+    return (
+        f"{row.kind} in {pattern or '(root)'}, {row.stage}: {at_least} by the rules, which lack an operator there, "
+        f"{other} by torch's formulas"
     )
 
 

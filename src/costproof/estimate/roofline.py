@@ -66,6 +66,11 @@ class Bound:
     """dtype -> FLOPs that every implementation has, which :attr:`compute_s` is made of; ``None``: all of
     :attr:`flops`, in the dtype of the roof."""
 
+    @property
+    def taken(self) -> int | None:
+        """FLOPs that :attr:`compute_s` is made of."""
+        return self.flops if self.least is None else sum(self.least.values())
+
 
 @dataclass(frozen=True, slots=True)
 class PartBound:

@@ -31,8 +31,8 @@ Place = Callable[[Fraction], float]
 def roofline_svg(found: Roofline) -> str:
     """The picture. Parts without products or without bytes have no place in it."""
     ridge = Fraction(found.peak_flops, found.bandwidth)
-    placed = [p for p in found.parts if p.at_roof.flops and p.at_roof.bytes and p.at_roof.seconds is not None]
-    every = [Fraction(p.at_roof.flops or 0, p.at_roof.bytes or 1) for p in placed]
+    placed = [p for p in found.parts if p.at_roof.taken and p.at_roof.bytes and p.at_roof.seconds is not None]
+    every = [Fraction(p.at_roof.taken or 0, p.at_roof.bytes or 1) for p in placed]
     low = floor(log10(min([*every, ridge / 10])))
     high = ceil(log10(max([*every, ridge * 10])))
     bottom = floor(log10(found.bandwidth * Fraction(10) ** low))
@@ -82,7 +82,7 @@ def _points(found: Roofline, placed: list[PartBound], x: Place, y: Place) -> Ite
     for p in sorted(placed, key=lambda p: -Fraction(p.at_roof.seconds or 0)):
         b = p.at_roof
         seconds = Fraction(b.seconds or 0)
-        at = x(Fraction(b.flops or 0, b.bytes or 1)), y(Fraction(b.flops or 0) / seconds)
+        at = x(Fraction(b.taken or 0, b.bytes or 1)), y(Fraction(b.taken or 0) / seconds)
         radius = 3 + 30 * float(seconds / whole) ** 0.5
         said = f"{p.stage} {p.part}: {human(b.flops, 'FLOP')}, {human(b.bytes, 'B')}, {duration(b.seconds)}, {b.bound}"
         yield (

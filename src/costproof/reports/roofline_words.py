@@ -30,7 +30,11 @@ LATENTS: Final = {
     "absorbed": "Latent attention: in steps the run absorbs the expansion of the latents, which is the less work of "
     "the two; expanded: decoding=expanded.",
 }
-ROUTING: Final = {"uniform": "as uniform routing has it on average", "given": "as the given routing has it"}
+BOUND_ROUTING: Final = "min(E, tokens x k) (a routing that touches fewer may be faster)"
+ROUTING: Final = {
+    "uniform": "as uniform routing has it on average (one that touches fewer may be faster)",
+    "given": "as the given routing has it",
+}
 MAX_PARTS: Final = 15
 STAGES: Final = (
     "Stage", "FLOPs", "Bytes", "FLOP/B", "Compute", "Memory", "At the roof", "Bound by", "Floor", "Full", "Unfused",
@@ -105,7 +109,7 @@ def modules(found: Roofline) -> str:
 
 def floor(found: Roofline) -> str:
     """What the floor holds, and whether it is a bound."""
-    what = FLOOR.format(experts=ROUTING.get(found.routing, "min(E, tokens x k)"))
+    what = FLOOR.format(experts=ROUTING.get(found.routing, BOUND_ROUTING))
     if found.target.quantised:
         return f"No bound of the quantised checkpoint, whose bytes are not known. Floor: {what}"
     if _earned(found):

@@ -1,0 +1,355 @@
+"""No floor is above what a kernel that knows the mask, the dtypes and the storage has to do, counted by brute force."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from fractions import Fraction
+from itertools import product
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn import functional
+
+from costproof import api
+from costproof.estimate.arithmetic import Arithmetic, arithmetic_of
+from costproof.estimate.hardware import Device, Figure, Peak
+from costproof.estimate.roofline import Roofline, bounds, roof
+from costproof.graph.account import multiplied_in
+from costproof.graph.costed import costed
+from costproof.graph.graph import Graph, OpCall, Value
+from costproof.graph.rules.attention import seen_at_end, seen_from_start
+from costproof.graph.skippable import skippable
+from costproof.ledger.baseline import Folded, Rows
+from costproof.reports.roofline_words import floor, left_out, modules
+from tests.graph.opcalls import call, value
+
+RATES: Final = {"float32": 10**9, "bfloat16": 4 * 10**9, "float16": 5 * 10**9}
+FREE: Final = Device(
+    "free", "a published one", "published", {},
+    tuple(Peak(dtype, rate, "dense", "matrix", ()) for dtype, rate in RATES.items()), Figure(10**18, ()),
+)  # fmt: skip
+"""Products alone take time."""
+BUSY: Final = Device(
+    "busy", "a published one", "published", {},
+    tuple(Peak(dtype, 10**25, "dense", "matrix", ()) for dtype in RATES), Figure(10**9, ()),
+)  # fmt: skip
+"""Bytes alone do."""
+
+
+def seconds(found: Roofline, stage: int = 0) -> Fraction:
+    return Fraction(found.stages[stage].floor.seconds or "-1")
+
+
+def pairs(queries: int, past: int, window: int = 0) -> int:
+    """A causal mask, each pair tried."""
+    return sum(
+        1
+        for i, j in product(range(queries), range(past + queries))
+        if j <= past + i and (not window or past + i - j < window)
+    )
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    q=st.integers(1, 12), k=st.integers(1, 12), left=st.integers(0, 6) | st.none(), right=st.integers(0, 6) | st.none()
+)
+def test_pairs_under_a_flag(q: int, k: int, left: int | None, right: int | None) -> None:
+    assert seen_from_start(q, k) == sum(1 for i, j in product(range(q), range(k)) if j <= i)
+    ends = [
+        (i + k - q - (k + q if left is None else left), i + k - q + (k + q if right is None else right))
+        for i in range(q)
+    ]
+    assert seen_at_end(q, k, left, right) == sum(1 for low, high in ends for j in range(k) if low <= j <= high)
+
+
+HEADS, DIM, WIDTH = 2, 4, 8
+
+
+@pytest.mark.parametrize(("window", "tokens"), [(0, 1), (0, 7), (0, 30), (5, 4), (5, 5), (5, 6), (5, 23)])
+def test_a_decoder_takes_the_scores_that_its_mask_leaves(window: int, tokens: int) -> None:
+    keys = f"layers=2,heads={HEADS},kv_heads=1,head_dim={DIM},hidden={WIDTH},intermediate=16,vocab=32"
+    keys += f",window={window}" if window else ""
+    target = "mistral" if window else "llama"
+    steps = 3
+    found = api.roofline(f"{target}@chat,{keys},text_tokens={tokens},new_tokens={steps},dtype=bfloat16", on=FREE)
+    layer = 2 * (WIDTH * HEADS * DIM * 2 + 2 * WIDTH * DIM + 3 * WIDTH * 16)
+    score = 4 * HEADS * DIM
+    prompt = 2 * (tokens * layer + score * pairs(tokens, 0, window)) + 2 * tokens * WIDTH * 32
+    assert seconds(found) == Fraction(prompt, RATES["bfloat16"])
+    own = sum(2 * (layer + score * pairs(1, tokens + i, window)) + 2 * WIDTH * 32 for i in range(steps))
+    assert seconds(found, 1) == Fraction(own, RATES["bfloat16"])
+
+
+def test_published_lengths() -> None:
+    """By hand: Llama 3.1 8B, 131,000 tokens, prefill; gpt-oss-20b, of whose 24 layers 12 have a window of 128."""
+    n, peak = 131_000, 989 * 10**12
+    layer = 2 * 4096 * 4096 + 2 * 1024 * 4096 + 3 * 4096 * 14336
+    whole = 2 * n * (32 * layer + 128256 * 4096) + 32 * 4 * 32 * 128 * n * (n + 1) // 2
+    found = api.roofline("llama-3.1-8b@chat,text_tokens=131000,new_tokens=1", on="h100-sxm").stages[0]
+    assert Fraction(found.floor.seconds or "-1") == Fraction(whole, peak)
+    assert f"{whole / peak:.3f}" == "6.537"
+    assert found.full is not None
+    assert f"{float(Fraction(found.full.seconds or '-1')):.3f}" == "11.085"
+    band = 128 * n - 128 * 127 // 2
+    scores = 12 * 4 * 64 * 64 * (n * (n + 1) // 2 + band)
+    layer = 2880 * (64 * 64 * 2 + 2 * 8 * 64) + 2880 * 32 + 4 * 3 * 2880 * 2880
+    whole = 2 * n * (24 * layer + 201088 * 2880) + scores
+    oss = api.roofline("gpt-oss-20b@chat,text_tokens=131000,new_tokens=1", on="h100-sxm").stages[0]
+    assert Fraction(oss.floor.compute_s or "-1") == Fraction(whole, peak)
+    assert f"{whole / peak:.3f}" == "2.665"
+
+
+def latent(rng: random.Random) -> dict[str, int]:
+    return {
+        "heads": rng.randint(1, 3), "nope": 2 * rng.randint(1, 6), "rope": 2 * rng.randint(1, 3),
+        "value": rng.randint(1, 12), "kv_rank": 2 * rng.randint(1, 16),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_latent_attention_takes_the_less_of_two_ways(seed: int) -> None:
+    rng = random.Random(seed)
+    # Of the narrowest heads there are, the shortest step is less work where it expands.
+    sizes = latent(rng) if seed else {"heads": 2, "nope": 2, "rope": 2, "value": 1, "kv_rank": 32}
+    heads, nope, rope, width, rank = sizes.values()
+    tokens, steps, batch = rng.randint(1, 9) if seed else 1, rng.randint(1, 3), rng.randint(1, 2)
+    given_sizes = ",".join(f"{name}={n}" for name, n in sizes.items())
+    common = f"deepseek-v3@chat,layers=1,dense_layers=1,hidden=8,q_rank=0,intermediate=8,vocab=16,{given_sizes}"
+    run = f"{common},text_tokens={tokens},new_tokens={steps},batch={batch},dtype=bfloat16"
+    rest = 8 * (heads * (nope + rope) + rank + rope + heads * width + 3 * 8 + 16)
+
+    def ways(queries: int, past: int) -> tuple[int, int]:
+        seen, up = pairs(queries, past) * heads, rank * heads * (nope + width)
+        expanded = seen * (nope + rope + width) + (past + queries) * up
+        return expanded, seen * (2 * rank + rope) + queries * up
+
+    prompt = 2 * batch * (tokens * rest + min(ways(tokens, 0)))
+    step = sum(2 * batch * (rest + min(ways(1, tokens + i))) for i in range(steps))
+    for decoding in ("expanded", "absorbed"):
+        found = api.roofline(f"{run},decoding={decoding}", on=FREE)
+        for stage, exact in enumerate((prompt, step)):
+            assert seconds(found, stage) <= Fraction(exact, RATES["bfloat16"])
+            if nope + width >= 4 and (stage or decoding == "expanded"):
+                assert seconds(found, stage) == Fraction(exact, RATES["bfloat16"])
+        assert any("Latent attention" in line and "expan" in line for line in left_out(found))
+
+
+class Packed(nn.Module):
+    """Weights in integers, dequantised in the forward: their bytes are read once."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.width = width
+        self.register_buffer("packed", torch.zeros(width, width, dtype=torch.uint8))
+        self.scale = nn.Parameter(torch.ones(width, 1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        packed = self.get_buffer("packed")
+        return functional.linear(x, packed.to(x.dtype) * self.scale.to(x.dtype))
+
+
+class Mixed(nn.Module):
+    """Attention under some mask, and a projection before and behind it in dtypes of their own."""
+
+    def __init__(self, inner: torch.dtype, outer: torch.dtype, mask: str, *, packed: bool) -> None:
+        super().__init__()
+        self.before = nn.Linear(WIDTH, 3 * WIDTH, bias=False, dtype=inner)
+        self.packed = Packed(WIDTH).to(outer) if packed else None
+        self.behind = nn.Linear(WIDTH, WIDTH, bias=False, dtype=outer)
+        self.mask = mask
+
+    def forward(self, x: torch.Tensor, allowed: torch.Tensor) -> torch.Tensor:
+        tokens = x.shape[0]
+        parts = self.before(x).view(tokens, 3, HEADS, DIM).permute(1, 2, 0, 3).unsqueeze(1)
+        query, key, value = parts.unbind(0)
+        if self.mask == "written":
+            scores = (query @ key.transpose(-1, -2)).masked_fill(~allowed, float("-inf"))
+            found = torch.softmax(scores, -1) @ value
+        else:
+            found = functional.scaled_dot_product_attention(
+                query, key, value,
+                attn_mask=allowed if self.mask == "given" else None, is_causal=self.mask == "causal",
+            )  # fmt: skip
+        found = found.transpose(1, 2).reshape(tokens, WIDTH).to(self.behind.weight.dtype)
+        found = found if self.packed is None else self.packed(found)
+        out: torch.Tensor = self.behind(found)
+        return out
+
+
+CASES: Final = [
+    (torch.bfloat16, torch.float32, "causal", False),
+    (torch.float32, torch.bfloat16, "given", True),
+    (torch.float16, torch.bfloat16, "none", True),
+    (torch.float32, torch.float32, "written", False),
+]
+
+
+@pytest.mark.parametrize(("inner", "outer", "mask", "packed"), CASES, ids=str)
+def test_a_module_of_any_dtypes_and_mask(inner: torch.dtype, outer: torch.dtype, mask: str, packed: bool) -> None:
+    tokens = 11
+    # Documents of 3, 5 and 3 tokens: the fewest pairs that any mask of a caller might leave are those of one key.
+    lengths = torch.repeat_interleave(torch.arange(3), torch.tensor([3, 5, 3]))
+    allowed = (lengths[:, None] == lengths[None]) & torch.ones(tokens, tokens).tril().bool()
+    module = Mixed(inner, outer, mask, packed=packed).eval()
+    x = torch.ones(tokens, WIDTH, dtype=inner)
+    capture = api.count(module, x, allowed).capture
+    left = {"causal": pairs(tokens, 0), "none": tokens**2}.get(mask, int(allowed.sum()))
+    inner_name, outer_name = (str(d).removeprefix("torch.") for d in (inner, outer))
+    work = [(inner_name, 2 * tokens * WIDTH * 3 * WIDTH), (inner_name, 4 * HEADS * DIM * left)]
+    work += [(outer_name, 2 * tokens * WIDTH * WIDTH * (2 if packed else 1))]
+    least = sum(Fraction(flops, RATES[dtype]) for dtype, flops in work)
+    item = {torch.float32: 4, torch.bfloat16: 2, torch.float16: 2}
+    stored = (
+        3 * WIDTH * WIDTH * item[inner]
+        + WIDTH * WIDTH * item[outer]
+        + (WIDTH**2 + WIDTH * item[outer] if packed else 0)
+    )
+    moved = stored + tokens * WIDTH * (item[inner] + item[outer])
+    for source in ("static", "dynamic"):
+        found = api.roofline(capture, on=FREE, source=source)
+        assert 0 < seconds(found) <= least, source
+        if mask in ("causal", "none"):
+            assert seconds(found) == least, source
+        assert seconds(api.roofline(capture, on=BUSY, source=source)) <= Fraction(moved, 10**9)
+
+
+def op(name: str, *dtypes: str, out: str, **attrs: Any) -> OpCall:
+    tensors = tuple(Value(f"t{i}", (4, 4), dtype) for i, dtype in enumerate(dtypes))
+    return OpCall("o", name, "", 1, tensors, (Value("out", (4, 4), out),), attrs)
+
+
+@pytest.mark.parametrize(
+    ("one", "dtype"),
+    [
+        (op("aten.mm", "bfloat16", "bfloat16", out="float32"), "bfloat16"),
+        (op("aten._scaled_mm", "float8_e4m3fn", "float8_e4m3fn", "float32", out="bfloat16"), "float8"),
+        (op("aten._weight_int8pack_mm", "bfloat16", "int8", "bfloat16", out="bfloat16"), "bfloat16"),
+        (op("aten._int_mm", "int8", "int8", out="int32"), "other"),
+        (op("aten.linear", "float32", "float32", out="float32", autocast="bfloat16"), "bfloat16"),
+        (op("aten.mm", "complex64", "complex64", out="complex64"), "float32"),
+        (op("aten.mm", "float4_e2m1fn_x2", "bfloat16", out="bfloat16"), "other"),
+    ],
+    ids=str,
+)
+def test_the_dtype_of_an_operator(one: OpCall, dtype: str) -> None:
+    assert multiplied_in(one) == dtype
+
+
+def folded(**costs: int | None) -> Folded:
+    rows: Rows = {"s": {"p": {"mm": {"flops": 12, **costs}, "": {"floor_bytes": 0}}}}
+    return Folded(("flops", "floor_bytes"), ("s",), rows, bounds=True)
+
+
+def test_several_dtypes_in_one_row() -> None:
+    def took(of: Folded) -> Fraction:
+        arithmetic, main = arithmetic_of(of, "float32")
+        run, _, _ = bounds(of, roof(FREE, main), arithmetic)
+        return Fraction(run.floor.compute_s or "-1")
+
+    assert took(folded(bfloat16_flops=8)) == Fraction(4, 10**9) + Fraction(8, 4 * 10**9)
+    # What may be left out is taken off the slowest dtype.
+    assert took(folded(bfloat16_flops=8, skippable_flops=4)) == Fraction(8, 4 * 10**9)
+    assert took(folded(other_flops=8)) == Fraction(4, 10**9)
+    # Unknown is not 0: nothing is certain of it then.
+    assert took(folded(skippable_flops=None)) == 0
+    assert took(folded(bfloat16_flops=None)) == 0
+
+
+def test_what_does_not_say_what_may_be_left_out_is_called_no_bound() -> None:
+    counted = api.capture("llama", sources=["analytic"])
+    found = api.roofline(counted, on=FREE)
+    assert floor(found).startswith("Floor: nothing is faster")
+    (ledger,) = counted.ledgers
+    plain = ledger.without({"skippable_flops"})
+    old = api.roofline(replace(counted, ledgers=(replace(plain, bounds=False),)), on=FREE)
+    assert seconds(old) > seconds(found)
+    for said in (floor(old), modules(old)):
+        assert "nothing is faster" not in said
+        assert "full convention" in said
+    measured = api.roofline(counted, on=replace(FREE, origin="measured"))
+    assert "nothing is faster" not in floor(measured) + modules(measured)
+
+
+MIXED: Final = """
+import torch
+from torch import nn
+import torch.nn.functional as F
+B = torch.bfloat16
+class NormFirst(nn.Module):
+    def __init__(s):
+        super().__init__(); s.n = nn.LayerNorm(1024, dtype=torch.float32); s.a = nn.Linear(1024, 4096, dtype=B)
+        s.b = nn.Linear(4096, 1024, dtype=B)
+    def forward(s, x): return s.b(F.gelu(s.a(s.n(x.float()).to(B))))
+def norm32():
+    with torch.device("meta"): return NormFirst(), (torch.empty(8192, 1024, dtype=B),)
+class Auto(nn.Module):
+    def __init__(s): super().__init__(); s.a = nn.Linear(1024, 4096); s.b = nn.Linear(4096, 1024)
+    def forward(s, x):
+        with torch.autocast("cpu", B): return s.b(F.gelu(s.a(x)))
+def autocast(): return Auto(), (torch.ones(8192, 1024),)
+class Causal(nn.Module):
+    def forward(s, q, k, v): return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+def causal():
+    t = torch.empty(1, 16, 16384, 128, dtype=B, device="meta"); return Causal(), (t, t.clone(), t.clone())
+"""
+
+
+def test_the_peak_is_that_of_each_operator(tmp_path: Path) -> None:
+    path = tmp_path / "mixed.py"
+    path.write_text(MIXED)
+    for name in ("norm32", "autocast"):
+        found = api.roofline(f"{path}:{name}", on="h100-sxm")
+        # 2 x 8192 x 1024 x 4096 twice, at 989 TFLOP/s: 138.97 us.
+        assert found.run.floor.seconds == str(Fraction(4 * 8192 * 1024 * 4096, 989 * 10**12)), name
+    found = api.roofline(f"{path}:causal", on="a100-sxm-80gb")
+    scores = 4 * 16 * 128 * 16384
+    assert found.run.floor.seconds == str(Fraction(scores * (16384 + 1) // 2, 312 * 10**12))
+    assert found.run.full is not None
+    assert found.run.full.seconds == str(Fraction(scores * 16384, 312 * 10**12))  # 7.05 ms
+    assert (found.math, found.workload.dtype) == ("bfloat16", "float32")
+
+
+def test_arithmetic_in_place_of_the_run_s() -> None:
+    taken = Arithmetic("float32", True, {"float32": "tf32"}).of_kinds({"mm": {"flops": 6, "bfloat16_flops": 2}})
+    assert taken.least == {"tf32": 4, "bfloat16": 2}
+
+
+def latents(past_rows: int, rank: int, heads: int, both: int) -> Graph:
+    """A step: one new latent joined with a cache of them, expanded by a weight, and attention in the module around."""
+    cache, new = value(1, past_rows, rank, origin="cache"), value(1, 1, rank)
+    joined, weight = value(1, past_rows + 1, rank), value(heads * both, rank, origin="param", name="up")
+    expanded = value(1, past_rows + 1, heads * both)
+    query, keys = value(1, heads, 1, both // 2), value(1, heads, past_rows + 1, both // 2)
+    ops = [
+        call("aten.cat.default", [cache, new], [joined], module="attn"),
+        call("aten.linear.default", [joined, weight], [expanded], module="attn.up"),
+        call("aten.view.default", [expanded], [keys], module="attn"),
+        call("aten.scaled_dot_product_attention.default", [query, keys, keys], [query], module="attn"),
+    ]
+    return Graph(tuple(ops), (), (), ())
+
+
+@pytest.mark.parametrize(("rank", "both"), [(8, 16), (8, 4), (2, 24)])
+def test_a_graph_that_expands_latents_of_a_cache(rank: int, both: int) -> None:
+    past, heads = 10, 3
+    found = skippable(costed(latents(past, rank, heads, both)))
+    scores = 2 * heads * (past + 1) * both
+    left = 2 * (past + 1) * rank * heads * both + scores - sum(map(int, found.values()))
+    expanded = (past + 1) * rank * heads * both + heads * (past + 1) * both
+    absorbed = rank * heads * both + heads * (past + 1) * 2 * rank
+    assert left <= 2 * min(expanded, absorbed)
+    assert found[1] == 2 * past * rank * heads * both
+    # Heads no wider than two latents keep their scores.
+    assert left == 2 * rank * heads * both + (scores if both <= 2 * rank else 0)
+
+
+def test_without_a_cache_nothing_is_absorbed() -> None:
+    graph = latents(10, 8, 3, 16)
+    own = replace(graph.ops[0], tensors=(value(1, 10, 8), graph.ops[0].tensors[1]))
+    assert not skippable(costed(replace(graph, ops=(own, *graph.ops[1:]))))
