@@ -335,7 +335,7 @@ def _lent(stream: Any) -> io.TextIOWrapper:
 
 def original(stream: Any) -> Any:
     """Return the stream of this process that was lent to foreign code; any other stream itself."""
-    with suppress(AttributeError, ValueError):  # it may have been closed, or taken apart
+    with suppress(AttributeError, ValueError):  # it may have been closed or detached
         return original(stream.buffer.raw.stream)
     return stream
 

@@ -12,7 +12,7 @@ CASES = {
     "a device that is none": (("--run", "tpu"), "--run", "meta or cpu or cuda"),
     "weights on meta": (("--weights", "ckpt"), "--weights", "--run cpu or --run cuda"),
     "time on meta": (("--profile", "3"), "--profile", "--run cpu or --run cuda"),
-    "too few layers": (("--layers", "1"), "--layers", "2 to 12"),
+    "too many layers": (("--layers", "13"), "--layers", "2 to 12"),
     "a negative seed": (("--seed", "-1"), "--seed", "at least 0"),
     "looped experts on meta": (("--experts", "eager"), "--experts eager", "grouped_mm or batched_mm"),
     "time without a run": (

@@ -19,7 +19,7 @@ PACKAGES = ROOT / "docs" / "examples" / "extending"
 SAYS = {
     "costproof report scaled:make -o scaled-reports": "8,192",
     "costproof targets": "adapted:Adapted (from adapted)",
-    "costproof workloads adapted": "five       5  five rows (the default)",
+    "costproof workloads adapted": "five     5  five rows (the default)",
     "costproof explain adapted forward": "= 368,640 FLOP",
     "costproof report adapted -o adapted-reports": "368,640   368,640   exact",
     "costproof diff adapted adapted,rows=6": "| forward | flops | +73,728 | 368,640 | 442,368 |",  # 368,640 / 5

@@ -64,7 +64,7 @@ def test_planted_errors_are_found(attention: str, tmp_path: Path) -> None:
 @torch.no_grad()
 def test_the_numbers_are_those_of_the_class(file: dict[str, Any], attention: str) -> None:
     torch.manual_seed(1)
-    config = CONFIG_MAPPING[file["model_type"]](**file, num_key_value_heads=4)
+    config = CONFIG_MAPPING[file["model_type"]](**file)
     config._attn_implementation, config._experts_implementation = attention, "eager"
     theirs: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)](config).double().eval()
     ours = copy.deepcopy(theirs)

@@ -25,6 +25,7 @@ from tests.variants import with_variants
 
 SIZES: Final = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "vocab_size": 64, "num_attention_heads": 4,
+    "num_key_value_heads": 4,
     "max_position_embeddings": 4096, "kv_lora_rank": 10, "qk_nope_head_dim": 7, "qk_rope_head_dim": 6, "v_head_dim": 9,
     "moe_intermediate_size": 16, "n_routed_experts": 8, "num_experts_per_tok": 3, "n_shared_experts": 2,
     "first_k_dense_replace": 1,
@@ -153,7 +154,7 @@ def test_the_published_file_is_the_default() -> None:
         ({**V2, "topk_method": "noaux_tc"}, "$.topk_method"),
         ({**V2, "topk_method": "group_limited_greedy"}, "$.n_group"),
         ({**V2, "qk_nope_head_dim": 7}, "$.qk_nope_head_dim"),
-        ({**V2, "num_attention_heads": 5}, "$.num_attention_heads"),
+        ({**V2, "num_attention_heads": 5, "num_key_value_heads": 5}, "$.num_attention_heads"),
     ],
 )
 def test_what_the_formulas_do_not_cover_is_told_by_key(file: dict[str, Any], where: str) -> None:

@@ -21,7 +21,10 @@ SNAPSHOT = Path(__file__).parents[1] / "vendor_like"
 def test_our_own_target() -> None:
     target = registry.load_target("deepseek-ocr")
     assert target == DeepseekOcr()
-    assert registry.load_target("deepseek-ocr", VENDOR) == target
+    read = registry.load_target("deepseek-ocr", VENDOR)
+    assert isinstance(read, DeepseekOcr)
+    assert read.stored.dtype == "bfloat16"  # which its file names
+    assert replace(read, stored=target.stored) == target
 
 
 def test_unknown_names_list_the_known_ones() -> None:

@@ -154,9 +154,10 @@ def test_run_options() -> None:
     cut = target.with_options(options)
     assert cut.options.device == "cpu"
     assert cut.info().cut == {"decoder layers": "2 of 3"}
-    for wrong in ({"layers": 1}, {"layers": 4}):
-        with pytest.raises(BadInput):
-            target.with_options(run_options(wrong))
+    raised = target.with_options(run_options({"layers": 1}))  # one of each kind
+    assert raised.info().cut == {"decoder layers": "2 of 3 (1 asked: one of each kind of layer)"}
+    with pytest.raises(BadInput):
+        target.with_options(run_options({"layers": 4}))
     chosen = target.with_options(run_options({"run": "cpu", "weights": str(SNAPSHOT)}))
     with pytest.raises(BadInput, match="the folder holds no checkpoint"):
         chosen.build_run(chosen.workload(), silent)

@@ -214,7 +214,7 @@ def test_a_truth_that_is_not_that_of_the_formulas_is_none() -> None:
     ):
         (call,), said = checked(target, PAGE, (CounterCall(*place, nodes),))
         assert call.error == why
-        assert said[0] == f"The truth equals the closed formulas in {int(why is None)} of 1 invocations."
+        assert said[0] == f"The truth equals the closed formulas in {int(why is None)} of 1 invocation."
 
 
 @pytest.mark.parametrize(("memory", "most"), [(0, None), (2**60, 1)])

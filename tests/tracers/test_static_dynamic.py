@@ -64,7 +64,7 @@ def stages_alone_are_the_whole(workload: Workload, whole: Ledger) -> None:
     """Node by node: both sources have TorchLens's words for operators."""
 
     def by_node(ledger: Ledger) -> dict[tuple[str, str], int | None]:
-        return {(n.id, m): v for n in ledger.nodes for m, v in n.costs.items() if v != 0}
+        return {(n.id, m): v for n in ledger.nodes for m, v in n.costs.items() if v != 0 and m in ledger.metrics}
 
     alone = counted(isolated_ledger, workload)
     assert (alone.source, alone.metrics, alone.stages) == ("isolated", whole.metrics, whole.stages)

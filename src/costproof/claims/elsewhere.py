@@ -129,6 +129,8 @@ class Elsewhere:
         at = self.case.claim.at.items()
         if run is None or any(c.symbols.get(n, v) != v for c in run.calls for n, v in at):
             return None
+        if not {c.stage for c in self.case.calls} <= {c.stage for c in run.calls}:
+            return None  # without steps there is no decode
         regime = self.case.once(f"formulas {id(run.ledger)}", lambda: replace(self.case, ledger=run.ledger))
         if not regime.symbolic:
             return None

@@ -69,7 +69,8 @@ INDEPENDENT: Final[dict[str, str]] = {
     "H_c": "4*sam_patch*crop",
     "S": "text_tokens",
 }
-"""Symbols that follow from the drawn parameters; the 8 is there in draws with grouped GEMMs alone.
+"""Symbols that follow from the drawn parameters; the 8 is there in draws with grouped GEMMs alone,
+of ``text_hidden`` 2 in the others.
 
 S is text_tokens and the vision tokens, which the other parameters settle: given these it is as uniform.
 """
@@ -164,7 +165,8 @@ def _config(p: Mapping[str, int], rng: random.Random, deep: str) -> OcrConfig:
             patch=clip_patch,
         ),
         text=DrawnText(
-            hidden=p["text_kv_heads"] * p["text_groups"] * p["text_share"],
+            # Twice: the class checks that the width of a head as its file gives it, hidden / heads, is even.
+            hidden=2 * p["text_kv_heads"] * p["text_groups"] * p["text_share"],
             head_width=2 * p["text_head_halves"],
             layers=layers["text"],
             dense_layers=rng.randint(0, layers["text"]),
@@ -185,7 +187,7 @@ def _config(p: Mapping[str, int], rng: random.Random, deep: str) -> OcrConfig:
 def _in_rows(config: OcrConfig) -> OcrConfig:
     """Return the configuration with the widths that grouped GEMMs need."""
     text = config.text
-    widths = {"hidden": GROUPED_ROW * text.hidden, "moe_intermediate": GROUPED_ROW * text.moe_intermediate}
+    widths = {"hidden": GROUPED_ROW // 2 * text.hidden, "moe_intermediate": GROUPED_ROW * text.moe_intermediate}
     return replace(config, text=replace(text, **widths))
 
 

@@ -113,6 +113,8 @@ class _Leaves:
             return repr(value) if abs(value) < _LARGEST else hex(value)
         if value is None or isinstance(value, float | complex | str | bytes):
             return repr(value)
+        if inspect.ismodule(value):
+            return f"module {value.__name__}"
         if _is_tensor(value):
             told = self.values and not (self.model and _is_inexact(value))
             return tensor_text(value) + (_numbers(value) if told else "")

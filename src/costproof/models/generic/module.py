@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from costproof.ledger.conventions import Conventions
 from costproof.ledger.errors import BadInput, CostproofError, Problems
+from costproof.ledger.plural import plural
 from costproof.ledger.progress import Progress
 from costproof.ledger.run import RunOptions
 from costproof.ledger.workload import Attention, Dtype, Input, Invocation, ModuleKinds, TargetInfo, Workload
@@ -98,9 +99,11 @@ class GenericTarget:
         )
 
     def buffer_bytes(self, workload: Workload) -> int | None:
-        """Return the bytes of all registered buffers."""
-        module = made_of(self.maker, workload.dtype, workload.attention).module
-        return sum(buffer.numel() * buffer.element_size() for buffer in module.buffers())
+        """Return the bytes of all registered buffers; ``None`` if a run gives one its shape."""
+        from torch.nn.parameter import is_lazy
+
+        buffers = [*made_of(self.maker, workload.dtype, workload.attention).module.buffers()]
+        return None if any(map(is_lazy, buffers)) else sum(b.numel() * b.element_size() for b in buffers)
 
     def module_kinds(self) -> ModuleKinds:
         """The modules of the model, by place."""
@@ -369,7 +372,7 @@ def _titles(args: Mapping[str, Any]) -> Iterator[str]:
         if tokens is None:
             yield from (f"{path} {text}" for path, text in shapes({name: value}).items())
         else:
-            yield f"{name} of {tokens} token{'s' if tokens != 1 else ''}"
+            yield f"{name} of {plural(tokens, 'token')}"
 
 
 def _cached_tokens(cache: Any) -> int | None:

@@ -52,9 +52,11 @@ def case_of(made: Made, workload: Workload) -> Case:
 
 def dtype_of(module: nn.Module) -> Dtype:
     """The dtype of most elements of a module's parameters, as far as a workload can say it."""
+    from torch.nn.parameter import is_lazy
+
     elements = Counter[str]()
     for p in module.parameters():
-        if p.is_floating_point():
+        if p.is_floating_point() and not is_lazy(p):  # a run gives it its shape
             elements[str(p.dtype).removeprefix("torch.")] += p.numel()
     name = max(elements, key=lambda dtype: elements[dtype], default="float32")
     return name if name in get_args(Dtype) else "float32"  # type: ignore[return-value]
