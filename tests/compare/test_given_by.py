@@ -56,8 +56,8 @@ def test_what_one_source_gives_is_compared_with_nothing() -> None:
     d = compare(alone)
     assert d.given_by == (GivenBy(("analytic", "static", "dynamic"), 23), GivenBy(("analytic",), 4))
     assert verdict_sentence(d) == (
-        "Exact: the sources agree to the integer on all 23 quantities "
-        "(23 from analytic, static and dynamic; 4 more from analytic alone, compared with nothing)."
+        "Exact: analytic, static and dynamic agree to the integer on all 23 quantities "
+        "(4 more from analytic alone, compared with nothing)."
     )
 
 

@@ -121,7 +121,7 @@ def verdict_sentence(d: Discrepancy) -> str:
     compared = [f for f in modules if f.status in ("exact", "explained", "unexplained")]
     sources = [s for s in ALL_SOURCES if s in d.coverage]
     who, shares = _listed(sources), _shares(d, sources)
-    who = "the sources" if shares else who
+    who = who if _all_give(d, sources) else "the sources"
     whole = plural(sum(f.count for f in compared), "quantity", "quantities")
     unexplained = [f for f in compared if f.status == "unexplained"]
     explained = [f for f in compared if f.status == "explained"]
@@ -159,10 +159,15 @@ def _shares(d: Discrepancy, sources: Sequence[str]) -> str:
     """Return how many quantities which sources give, in brackets; nothing where all sources give all of them."""
     shared = [f"{g.quantities:,} from {_listed(g.sources)}" for g in d.given_by if len(g.sources) > 1]
     alone = [f"{g.quantities:,} more from {g.sources[0]} alone" for g in d.given_by if len(g.sources) == 1]
-    if not alone and all(len(g.sources) == len(sources) for g in d.given_by):
-        return ""
-    more = f"; {', '.join(alone)}, compared with nothing" if alone else ""
-    return f" ({', '.join(shared) or 'none'}{more})"
+    parts = [] if _all_give(d, sources) else [", ".join(shared) or "none"]
+    parts += [f"{', '.join(alone)}, compared with nothing"] if alone else []
+    return f" ({'; '.join(parts)})" if parts else ""
+
+
+def _all_give(d: Discrepancy, sources: Sequence[str]) -> bool:
+    """Return whether every quantity that is compared is given by all sources."""
+    compared = [g for g in d.given_by if len(g.sources) > 1]
+    return bool(compared or not d.given_by) and all(len(g.sources) == len(sources) for g in compared)
 
 
 def _worst(unexplained: Sequence[Finding]) -> str:

@@ -21,7 +21,7 @@ def counted_line(target: TargetInfo, workload: Workload) -> str:
     dtypes = " and ".join(target.dtypes) or workload.dtype
     cut = ", ".join(f"{part} {of}" for part, of in sorted(target.cut.items()))
     parts = [
-        f"weights {dtypes}, cache {workload.dtype}" if target.dtypes else f"weights and cache {dtypes}",
+        f"weights and cache {dtypes}" if dtypes == workload.dtype else f"weights {dtypes}, cache {workload.dtype}",
         f"{workload.attention} attention",
         f"cut to {cut}" if cut else "all layers",
         _unused(target),
