@@ -126,7 +126,7 @@ def test_prepared_inputs_give_what_the_model_gives_with_its_own(tmp_path: Path) 
 
 @pytest.mark.slow
 def test_draws_hold() -> None:
-    made = Llava.default().proof(6, 5)
+    made = Llava.default().proof(3, 5)
     draws = [piece for piece in made.pieces if piece.phase == "draws"]
     for draw in draws:
         found = carried_out(draw)

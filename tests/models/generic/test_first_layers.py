@@ -206,6 +206,7 @@ def test_parameters_are_those_of_the_whole_model_by_its_own_list(tmp_path: Path)
     assert found.totals["params"] == 2 * 64 * 32 + 32 + 9 * layer
 
 
+@pytest.mark.thorough
 def test_what_does_not_grow_layer_by_layer_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from transformers.models.olmo3.modeling_olmo3 import Olmo3Model
 

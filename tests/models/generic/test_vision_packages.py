@@ -21,7 +21,7 @@ def _installed() -> None:
     [
         # 3 lines of preparation, 3 of torchvision's first, 10 of its others, 7 of timm, 4 and 4 of diffusers.
         pytest.param("whole-page", 3 + 1 + 2 + 2 + 8 + 7 + 4 + 4, marks=pytest.mark.thorough),
-        ("page", 3 + 1 + 2 + 2 + 3 + 3 + 4 + 4),
+        ("page", 3 + 1 + 2 + 2 + 2 + 2 + 4 + 4),
     ],
 )
 def test_the_page_counts_them_exactly_and_as_torchvision_publishes(what: str, examples: int) -> None:
