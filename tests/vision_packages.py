@@ -44,8 +44,8 @@ def importable() -> None:
 
 
 OTHERS = (
-    "densenet121", "maxvit_t", "mixer_s32_224", "mobilenet_v3_small", "regnet_y_400mf", "convnext_tiny", "vit_b_16", "deit_tiny", "poolformer_s12",
-    "xcit_nano", "pvt_v2_b0",
+    "densenet121", "maxvit_t", "mixer_s32_224", "mobilenet_v3_small", "regnet_y_400mf", "convnext_tiny", "vit_b_16",
+    "deit_tiny", "poolformer_s12", "xcit_nano", "pvt_v2_b0",
 )  # fmt: skip
 """Models of the page that have no kind of layer of their own: the thorough tests alone take them."""
 
