@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from costproof.compare.proof.certificate import Certificate, read_certificate
+from costproof.ledger.metrics import METRICS
 from costproof.ledger.symbols import parse, version
 from costproof.models.registry import TARGETS
 from costproof.reports.outputs import variants
@@ -20,7 +21,10 @@ MODELS = re.findall(r"\S+", re.findall(r"^CERTIFIED := (.*)$", (ROOT / "Makefile
 
 
 def stale(certificate: Certificate) -> list[str]:
-    """Formulas of today that no claim has. Vector work is claimed for all kinds of a module together."""
+    """Formulas of today that no claim has. Vector work is claimed for all kinds of a module together.
+
+    What bounds of time know besides is named as not claimed.
+    """
     target = TARGETS.load(certificate.target.name).from_normalised(certificate.settings.config)  # type: ignore[attr-defined]
     proof = target.proof(0, 1, **certificate.settings.chosen)
     claimed = {(c.stage, c.metric, c.version) for c in certificate.claims}
@@ -28,7 +32,7 @@ def stale(certificate: Certificate) -> list[str]:
         f"{n.stage}/{n.module}#{metric}: {expr}"
         for n in analytic_ledger(target, proof.usual).nodes
         for metric, expr in n.exprs.items()
-        if metric != "vector_flops" and (n.stage, metric, version(parse(expr))) not in claimed
+        if metric in METRICS and metric != "vector_flops" and (n.stage, metric, version(parse(expr))) not in claimed
     ]
 
 
