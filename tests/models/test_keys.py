@@ -242,3 +242,17 @@ def test_the_context_that_a_scaled_rotation_makes(positions: int, scaling: Any, 
         with pytest.raises(BadInput) as caught:
             target.check(target.workload(seq_len=longest, new_tokens=1))
         assert f"at most {longest} tokens" in str(caught.value) + str(getattr(caught.value, "problems", ""))
+
+
+@pytest.mark.parametrize("factor", ["1e999", "1e300", "NaN", "524288"])
+def test_a_factor_that_gives_no_length_of_a_context_is_refused(factor: str, tmp_path: Path) -> None:
+    """4,096 * 524,288 = 2**31, one more than the largest size; the others have no integer."""
+    for base in (LLAMA, PHI3 | {"model_type": "olmo2", "architectures": ["Olmo2ForCausalLM"]}):
+        scaling = {"rope_type": "yarn", "factor": float(factor), "original_max_position_embeddings": 4096}
+        with pytest.raises(BadInput, match="gives no length"):
+            _counted(tmp_path, {**base, "max_position_embeddings": 4096, "rope_scaling": scaling})
+
+
+def _counted(folder: Path, config: dict[str, Any]) -> None:
+    target = _target(folder, config)
+    target.check(target.workload(seq_len=4, new_tokens=1))

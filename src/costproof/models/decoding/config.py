@@ -7,13 +7,14 @@ class of transformers takes for a key that is left out.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from random import Random
 from typing import Any, ClassVar, Final, Self
 
 from costproof.ledger.errors import BadInput, CostproofError
 from costproof.models.native import NativeConfig, activation, check_type, yes_or_no
-from costproof.models.section import Section, renamed, shown
+from costproof.models.section import LARGEST, Section, renamed, shown
 
 SIZES: Final = {
     "hidden": "hidden_size",
@@ -199,11 +200,23 @@ def longest_context(positions: int, scalings: Iterable[Any]) -> int:
     Args:
         positions: ``max_position_embeddings``.
         scalings: of its rotations.
+
+    Raises:
+        BadInput: a factor that gives no length, or one beyond the largest size of a configuration.
     """
     yarn = [s for s in scalings if isinstance(s, Mapping) and s.get("rope_type", s.get("type")) == "yarn"]
     found = [(s.get("factor"), s.get("original_max_position_embeddings") or positions) for s in yarn]
-    lengths = (int(f * n) for f, n in found if isinstance(f, int | float) and isinstance(n, int))
+    lengths = (_stretched(f, n) for f, n in found if isinstance(f, int | float) and isinstance(n, int))
     return max(positions, *lengths, 0)
+
+
+def _stretched(factor: float, original: int) -> int:
+    """Return ``factor * original`` as an integer; floats overflow, and have values that are no number."""
+    with suppress(OverflowError, ValueError):
+        if (length := int(factor * original)) <= LARGEST:
+            return length
+    what, where = "the factor of a YaRN rotation gives no length of a context", "$.rope_scaling.factor"
+    raise BadInput(what, where=where, expected=f"factor * {original} of at most {LARGEST}", got=shown(factor))
 
 
 def rotation(top: Section) -> list[Any]:
