@@ -39,7 +39,7 @@ def folder(tmp_path: Path) -> Path:
         "diff out/capture.json hard.json -o out/capture.json",
         "capture hf:config.json -o config.json",
         "capture hf:. -o config.json",
-        "explain hf:config.json prefill -o config.json",
+        "explain hf:config.json prefill -f text -o config.json",
         "roofline hf:config.json --on l4 -o config.json",
         "fits hf:config.json --on l4 -o ./config.json",
         "sweep hf:config.json --over batch=1,2 -o config.json",
