@@ -208,9 +208,7 @@ def _viewed(read: _Reads, shown: Mapping[str, Part]) -> Size:
     return smaller(whole, total(sizes))
 
 
-def packed_numbers(
-    graph: Graph, costs: Sequence[OpCost | UnknownCost], roots: Mapping[str, Value]
-) -> frozenset[str]:
+def packed_numbers(graph: Graph, costs: Sequence[OpCost | UnknownCost], roots: Mapping[str, Value]) -> frozenset[str]:
     """Return the ids of integer tensors of which arithmetic makes floating-point numbers, as it does of packed weights.
 
     Indices of look-ups and scatters are none, and neither are masks: no number is made of them.
