@@ -19,6 +19,8 @@ def ledgers(module: nn.Module, *inputs: torch.Tensor) -> tuple[Ledger, Ledger]:
 class Every(nn.Module):
     """Buffers of every kind, of which forward reads one."""
 
+    table: torch.Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("table", torch.zeros(100))  # 400
@@ -37,7 +39,8 @@ class Every(nn.Module):
         self.part.register_buffer("tied", self.table)  # counts where it comes first
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.part(x) * self.table[:4]
+        scaled: torch.Tensor = self.part(x) * self.table[:4]
+        return scaled
 
 
 def test_buffers_of_every_kind() -> None:
@@ -71,6 +74,9 @@ def test_what_is_not_known() -> None:
 class Packed(nn.Module):
     """A linear layer of int8 weights, 24 x 16, with a scale for every output, as deployed models hold them."""
 
+    weight: torch.Tensor
+    scale: torch.Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("weight", torch.ones(24, 16, dtype=torch.int8))
@@ -89,6 +95,11 @@ def test_packed_weights_are_read() -> None:
 
 class Quantised(nn.Module):
     """Four bits a weight, eight of them in an int32, as AWQ and GPTQ lay them out."""
+
+    qweight: torch.Tensor
+    qzeros: torch.Tensor
+    scales: torch.Tensor
+    shifts: torch.Tensor
 
     def __init__(self, width: int, out: int, group: int) -> None:
         super().__init__()
@@ -117,6 +128,9 @@ def test_four_bits_in_integers_are_read_once() -> None:
 class LooksUp(nn.Module):
     """Rows of an int8 table, by indices that are a buffer too, which are no numbers."""
 
+    table: torch.Tensor
+    places: torch.Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("table", torch.ones(1000, 8, dtype=torch.int8))
@@ -135,6 +149,8 @@ def test_look_ups_read_rows() -> None:
 @pytest.mark.parametrize("masked", [True, False])
 def test_masks_and_indices_are_no_numbers(masked: bool) -> None:
     class Indexed(nn.Module):
+        held: torch.Tensor
+
         def __init__(self) -> None:
             super().__init__()
             self.register_buffer("held", torch.ones(8, dtype=torch.uint8) if masked else torch.arange(8))
