@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,9 @@ from costproof.ledger.peaks import CallPeaks
 from costproof.ledger.workload import Workload
 from costproof.models.changing import key_named, keys_of
 from costproof.models.generic.address import CONFIGURATION, names_function
+from costproof.models.generic.described import module_kinds
 from costproof.models.registry import TARGETS, load_target
-from costproof.models.target import Target, WithBuffers, WithKeys
+from costproof.models.target import Exportable, Target, WithBuffers, WithKeys
 from costproof.run.alone import alone_with
 from costproof.run.formulas import analytic_ledger
 from costproof.run.request import chosen, request, settings
@@ -178,7 +179,10 @@ def _exported(target: Target, work: Workload) -> Read:
     from costproof.run.prepare import Prepared
 
     require("trace", "counting by an exported graph")
-    return Read(baseline_of(count(Prepared(target, work, ("static",))).capture), None, exported=True)
+    found = count(Prepared(target, work, ("static",))).capture
+    if not found.modules and isinstance(target, Exportable):  # of a family: held against a model by part
+        found = replace(found, modules=module_kinds(target.build(work)))
+    return Read(baseline_of(found), None, exported=True)
 
 
 def _value(text: str) -> Any:
