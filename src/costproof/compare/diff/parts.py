@@ -2,7 +2,7 @@
 
 Parts have paths with ``*`` for numbers. A part belongs to the outermost part around it that changed in the same way:
 one more block is a change of ``blocks.*``, and all that is inside the block goes with it. Of two families of
-transformers, ``Qwen3MLP`` is the class that ``LlamaMLP`` is: its cost is compared at its path, and it is no change.
+transformers, ``Qwen3MLP`` is the class that ``LlamaMLP`` is: the name alone changes nothing.
 """
 
 from __future__ import annotations
