@@ -59,7 +59,7 @@ def diff(
     check_counted(rules, trust_remote_code, base, head)
     read = partial(read_side, rules=rules, trust_remote_code=trust_remote_code)
     sides = read(base, base_config), read(head, config)
-    if sides[0].exported != sides[1].exported:
+    if (sides[0].exported is None) != (sides[1].exported is None):
         # One has no formulas: the other is held against it by what both have.
         given = (base, base_config), (head, config)
         one, other = (read(*g, by_graph=True) if s.counted else s for s, g in zip(sides, given, strict=True))

@@ -24,6 +24,7 @@ from costproof.models.registry import TARGETS, load_target
 from costproof.models.target import Exportable, Target, WithBuffers, WithKeys
 from costproof.run.alone import alone_with
 from costproof.run.formulas import analytic_ledger
+from costproof.run.graph_limits import GraphRun
 from costproof.run.request import chosen, request, settings
 from costproof.run.side_files import Given, file_at, is_revision
 
@@ -37,8 +38,8 @@ class Read:
     """The target of its configuration, for other points than its own; ``None``: no formulas describe it."""
     counted: bool = False
     """Whether the formulas at hand made the numbers."""
-    exported: bool = False
-    """Whether an export made them, for want of formulas."""
+    exported: GraphRun | None = None
+    """The run that exports counted, for want of formulas."""
     peaks: tuple[CallPeaks, ...] = ()
     """Of live activations, where the side is a capture that has them."""
 
@@ -182,7 +183,8 @@ def _exported(target: Target, work: Workload) -> Read:
     found = count(Prepared(target, work, ("static",))).capture
     if not found.modules and isinstance(target, Exportable):  # of a family: held against a model by part
         found = replace(found, modules=module_kinds(target.build(work)))
-    return Read(baseline_of(found), None, exported=True)
+    run = GraphRun(target, work, found.ledger("static")) if isinstance(target, Exportable) else None
+    return Read(baseline_of(found), None, exported=run)
 
 
 def _value(text: str) -> Any:
