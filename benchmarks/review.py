@@ -136,8 +136,8 @@ CASES: Final = (
     ),
     Case(
         "Another model",
-        "Keys that both families have are split as those of one family are, and a part that one family has is a change of "
-        "its own: here the norms of queries and keys. What is left is the change of the family.",
+        "Keys that both families have are split as those of one family are, and a part that one family has is a change "
+        "of its own: here the norms of queries and keys. What is left is the change of the family.",
         "llama-3.1-8b",
         "qwen3-8b",
     ),
