@@ -65,6 +65,8 @@ class Row:
     """Modules that the inputs leave unused."""
     seconds: float = 0
     peak_mib: int = 0
+    commit: str = ""
+    """Of the version that counted it."""
 
 
 class InThisProcess(GenericTarget):
