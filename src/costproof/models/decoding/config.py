@@ -211,7 +211,7 @@ def longest_context(positions: int, scalings: Iterable[Any]) -> int:
 
 
 def _stretched(factor: float, original: int) -> int:
-    """Return ``factor * original`` as an integer; floats overflow, and have values that are no number."""
+    """Return ``factor * original`` as an integer; floats overflow, and may be infinite or NaN."""
     with suppress(OverflowError, ValueError):
         if (length := int(factor * original)) <= LARGEST:
             return length
