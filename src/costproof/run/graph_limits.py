@@ -49,8 +49,11 @@ class GraphRun:
             held: bytes that do not depend on it.
         """
         own: int = getattr(self.workload, setting)
-        if self._sizes(setting, own) == self._sizes(setting, own + 1):
-            return  # the run has no such size
+        try:
+            if self._sizes(setting, own) == self._sizes(setting, own + 1):
+                return  # the run has no such size
+        except BadInput:  # or takes no other one
+            return
         here = (LimitPoint(own, held + (self._cache(setting, own) or 0)),)
         try:
             at = self._first(setting, own, room - held)
