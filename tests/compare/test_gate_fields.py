@@ -223,9 +223,12 @@ def test_nothing_and_unknown_numbers_never_pass(side: Baseline, says: str, as_ba
 @pytest.mark.parametrize(("head", "code"), [("2.13.0", 0), ("2.13.0+cu128", 0), ("2.13.0+ours", 3), ("2.13.1+cpu", 3)])
 def test_the_device_that_torch_is_built_for_is_no_other_version(head: str, code: int) -> None:
     """A base is counted on a machine with a GPU, a head on one without."""
-    sides = [baseline_of(replace(toy(), environment={**toy().environment, "torch": v})) for v in ("2.13.0+cpu", head)]
+    base, other = (
+        baseline_of(replace(toy(), environment={**toy().environment, "torch": version}))
+        for version in ("2.13.0+cpu", head)
+    )
     policy = policy_from_text(f"costproof_policy: 1\nlimits:\n{LIMITS}", where="policy.yaml")
-    assert judge(*sides, policy, date(2026, 1, 1)).exit_code == code
+    assert judge(base, other, policy, date(2026, 1, 1)).exit_code == code
 
 
 def test_other_versions_can_be_let_be() -> None:

@@ -104,7 +104,7 @@ def test_a_module_of_a_file_takes_the_way_that_its_own_values_decide(tmp_path: P
     each = "torch.cat([x[mask], x[: int(ids)], x[self.kept], x[self.gate > 9]])"
     found = costproof.capture(decided(tmp_path, each, "4", device), sources=["static", "dynamic"])
     for source in ("static", "dynamic"):
-        ledger = found.ledger(source)  # type: ignore[arg-type]
+        ledger = found.ledger(source)
         assert ledger.stage_total("forward", "flops") == rows * 3 * 2 * 8 * 8
         assert any("with the numbers that it was given, because: " in note for note in ledger.notes)
 

@@ -125,7 +125,7 @@ def with_ones(module: nn.Module) -> nn.Module:
         for path, model in made.named_modules():
             for name, part in model.named_modules() if callable(attribute(model, "_init_weights", None)) else ():
                 if f"{path}.{name}".strip(".") in bare:
-                    model._init_weights(part)  # type: ignore[operator]
+                    model._init_weights(part)
     return made
 
 
