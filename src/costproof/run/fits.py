@@ -17,7 +17,6 @@ from costproof.ledger.node import exact_sum
 from costproof.ledger.peaks import CallPeaks
 from costproof.ledger.symbols import FUNCTIONS, parse, text
 from costproof.ledger.workload import FLOAT_BYTES
-from costproof.models.target import WithBuffers
 from costproof.run.activations import activations
 from costproof.run.along import Along, Found, OfCalls, Sum, Term
 from costproof.run.devices import machine
@@ -71,10 +70,7 @@ def fits(
             terms = (*activations(element, stage), *written_scores(side, along["batch"], stage))
             held = along["batch"].value(along["batch"].own, terms)
         stages.append(StageMemory(stage, folded.total("kv_cache_bytes", stage), held, *_peaks(read.peaks, stage)))
-    weights, buffers = folded.total("weight_bytes"), side.buffer_bytes
-    described: object = read.target
-    if buffers is None and isinstance(described, WithBuffers):  # a file of whole stages, or of an older version
-        buffers = described.buffer_bytes(side.workload)
+    weights, buffers = folded.total("weight_bytes"), folded.total("buffer_bytes")
     certain = None if weights is None or buffers is None or side.target.quantised else weights + buffers
     kept = (*activations(element), *written_scores(side, along["batch"])) if along else ()
     return Fits(

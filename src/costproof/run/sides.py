@@ -21,7 +21,7 @@ from costproof.models.changing import key_named, keys_of
 from costproof.models.generic.address import CONFIGURATION, names_function
 from costproof.models.generic.described import module_kinds
 from costproof.models.registry import TARGETS, load_target
-from costproof.models.target import Exportable, Target, WithBuffers, WithKeys
+from costproof.models.target import Exportable, Target, WithKeys
 from costproof.run.alone import alone_with
 from costproof.run.formulas import analytic_ledger
 from costproof.run.graph_limits import GraphRun
@@ -169,9 +169,7 @@ def _counted(text: str, config: str | os.PathLike[str] | None, trusted: bool, by
         return _exported(target, work)
     ledgers = (analytic_ledger(target, work),)
     calls = target.invocations(work)
-    buffers = target.buffer_bytes(work) if isinstance(target, WithBuffers) else None
-    info = target.info()
-    found = Capture(target.conventions(work), info, work, environment(), calls, ledgers, buffer_bytes=buffers)
+    found = Capture(target.conventions(work), target.info(), work, environment(), calls, ledgers)
     return Read(baseline_of(found), target, counted=True)
 
 
