@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from costproof.compare.findings import Coverage, Discrepancy, Finding, GivenBy, Verdict
-from costproof.ledger.capture import FAILED, Capture
+from costproof.ledger.capture import Capture
 from costproof.ledger.counted import quantised
 from costproof.ledger.errors import EXIT_FINDINGS, EXIT_INCOMPLETE, EXIT_OK
 from costproof.ledger.metrics import PROVEN
@@ -54,7 +54,7 @@ def gaps(capture: Capture, findings: Sequence[Finding]) -> tuple[str, ...]:
         found.append(f"only {', '.join(sorted(sources))} counted: a proof needs two of {', '.join(ALL_SOURCES)}")
         found += (f"{source}: {why}" for source, why in capture.lacking.items())
         return tuple(found)
-    found += (f"{source}: {why}" for source, why in capture.lacking.items() if why.startswith(FAILED))
+    found += capture.failed
     found += _not_compared(capture, findings)
     for f in findings:
         if f.level == "stage" and f.metric in PROVEN and f.status.endswith("-only"):

@@ -106,6 +106,11 @@ class Capture:
         return known[source]
 
     @property
+    def failed(self) -> tuple[str, ...]:
+        """Sources that tried to count and could not, each with its reason: the verdict is incomplete."""
+        return tuple(f"{source}: {why}" for source, why in self.lacking.items() if why.startswith(FAILED))
+
+    @property
     def not_counted(self) -> tuple[tuple[str, str], ...]:
         """What no number here contains, with the reason: work outside a run, and sources that the target lacks."""
         return (*NOT_COUNTED, *((f"{source} source", why) for source, why in sorted(self.lacking.items())))

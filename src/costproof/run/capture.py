@@ -38,7 +38,7 @@ from costproof.run.prepare import Prepared
 from costproof.tracers.both import trace_sources
 from costproof.tracers.dynamic import DynamicResult
 from costproof.tracers.export_cache import exports_kept
-from costproof.tracers.static import WITH_ONES
+from costproof.tracers.static import WITH_GIVEN, WITH_ONES
 
 T = TypeVar("T")
 
@@ -89,7 +89,7 @@ def _counted(run: Prepared, progress: Progress) -> Report:
     dynamic: DynamicResult | None = found.get("dynamic")
     followed = dynamic is not None and dynamic.by_values
     if "static" in found:  # its graphs hold for one way where values decide
-        followed = followed or any(WITH_ONES in note for note in found["static"].notes)
+        followed = followed or any(which in note for note in found["static"].notes for which in (WITH_ONES, WITH_GIVEN))
     if followed and isinstance(target, WithValues):
         workload = target.with_values(workload)
     ledgers: dict[str, Ledger] = {**found, **({"dynamic": dynamic.ledger} if dynamic is not None else {})}
