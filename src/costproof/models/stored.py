@@ -5,11 +5,13 @@ Formats are recognised and not yet counted: a format in another dtype than the r
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, get_args
 
+from costproof.ledger.errors import BadInput
 from costproof.ledger.files import read_json
 from costproof.ledger.workload import Dtype
 
@@ -66,11 +68,11 @@ def stored(data: object, path: Path | None) -> Stored:
     for name in FILES if path is not None else ():
         assert path is not None
         beside = path.parent / name
-        if beside.is_file() and beside != path:
+        if _is_there(beside) and beside != path:
             value = read_json(beside, what="description of a quantised checkpoint")
             weights.append(f"{_format(value)} ({name})")
             cache += [f"{text} ({name})" for text in (_cache(value),) if text]
-    if not weights and path is not None and (path.parent / _INDEX).is_file():
+    if not weights and path is not None and _is_there(path.parent / _INDEX):
         weights += [f"{_NOT_NAMED} ({name} in {_INDEX})" for name in _packed(path.parent / _INDEX)]
     named = _dtype(data)
     run = named if named in get_args(Dtype) else None
@@ -78,6 +80,18 @@ def stored(data: object, path: Path | None) -> Stored:
         weights.append(f"{named[:_LONGEST]} (the dtype that the configuration names)")
     found = {"weights": "; ".join(weights), "cache": "; ".join(cache)}
     return Stored(tuple((part, text) for part, text in found.items() if text), run)  # type: ignore[arg-type]
+
+
+def _is_there(file: Path) -> bool:
+    """Return whether a file lies beside a configuration.
+
+    Raises:
+        BadInput: something else has its name: taken for nothing, it would leave a quantised checkpoint unnoticed.
+    """
+    if os.path.lexists(file) and not file.is_file():
+        got = "a link that leads nowhere" if file.is_symlink() and not file.exists() else "no regular file"
+        raise BadInput("a file beside the configuration cannot be read", where=file, expected="a file", got=got)
+    return file.is_file()
 
 
 def without(data: Any) -> Any:
