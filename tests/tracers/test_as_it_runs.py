@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import functools
+import sys
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -187,6 +190,35 @@ class Keeping(nn.Module):
         """[3, 4]."""
         result: torch.Tensor = x * self.table(3)
         return result
+
+
+@pytest.mark.parametrize("file", ["/home/me/mine.py", "/usr/lib/site-packages/mine.py"])
+def test_functions_are_replaced_in_modules_that_come_or_change_later(
+    file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A module of a package stays as it is once it is imported; it may be replaced by another, and others reloaded."""
+
+    def made() -> ModuleType:
+        module = ModuleType("mine")
+        module.__file__, module.__spec__ = file, ModuleSpec("mine", None)
+        monkeypatch.setitem(sys.modules, "mine", module)
+        return module
+
+    original, model = masking_utils.find_packed_sequence_indices, nn.Linear(2, 2)
+    module: Any = made()
+    with as_it_runs(model):
+        pass
+    if "site-packages" in file:
+        monkeypatch.delitem(sys.modules, "mine")
+        del module
+        module = made()
+    module.find_packed_sequence_indices = original
+    with as_it_runs(model):
+        assert module.find_packed_sequence_indices is masking_utils.find_packed_sequence_indices is not original
+        later: Any = made()
+        later.find_packed_sequence_indices = masking_utils.find_packed_sequence_indices
+    assert module.find_packed_sequence_indices is original or module is not sys.modules["mine"]
+    assert later.find_packed_sequence_indices is original
 
 
 def test_a_transformers_that_keeps_no_results_of_functions(monkeypatch: pytest.MonkeyPatch) -> None:
