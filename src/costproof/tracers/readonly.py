@@ -7,6 +7,7 @@ import gc
 import pkgutil
 import re
 import threading
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
@@ -38,7 +39,8 @@ def torchlens_wrappers() -> Iterator[None]:
         yield
     finally:
         if not before:
-            unwrap_torch()
+            with _advisories_ignored():
+                unwrap_torch()
             for name in frozenset(vars(torch.Tensor)) - own:
                 delattr(torch.Tensor, name)
 
@@ -55,7 +57,24 @@ def wrapped_once() -> Iterator[None]:
         yield
         return
     with torchlens_wrappers():
-        wrap_torch()
+        with _advisories_ignored():
+            wrap_torch()
+        yield
+
+
+@contextmanager
+def _advisories_ignored() -> Iterator[None]:
+    """Ignore what torch says of deprecated names once for the block.
+
+    TorchLens changes the filters of warnings anew for each of the thousand functions that it sets.
+    """
+    from unittest import mock
+
+    from torchlens.backends.torch import wrappers
+
+    with warnings.catch_warnings(), mock.patch.object(wrappers, "_setattr_ignoring_advisories", setattr, create=True):
+        for category in (DeprecationWarning, PendingDeprecationWarning, FutureWarning, UserWarning):
+            warnings.simplefilter("ignore", category)
         yield
 
 
