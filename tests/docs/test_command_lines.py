@@ -170,6 +170,7 @@ def fast_machine(monkeypatch: pytest.MonkeyPatch) -> None:
         )
 
     # Small products and copies: what a line prints does not depend on how large they were.
+    monkeypatch.setattr("costproof.tracers.replay._FLUSHED", 2**20)
     monkeypatch.setattr("costproof.tracers.machine._LARGEST", 512)
     monkeypatch.setattr("costproof.tracers.machine._COPIED", {"cpu": 2**24})
     monkeypatch.setattr("costproof.tracers.machine._IMAGES", {"cpu": 1})
