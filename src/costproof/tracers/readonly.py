@@ -6,6 +6,7 @@ import functools
 import gc
 import pkgutil
 import re
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -35,11 +36,12 @@ def torchlens_wrappers() -> Iterator[None]:
     from torchlens.backends.torch.wrappers import unwrap_torch
 
     before, own = _state._is_decorated, frozenset(vars(torch.Tensor))
+    compiler = "torch._dynamo.trace_rules" in sys.modules
     try:
         yield
     finally:
         if not before:
-            with _advisories_ignored():
+            with _quickly(keep_tables=compiler):
                 unwrap_torch()
             for name in frozenset(vars(torch.Tensor)) - own:
                 delattr(torch.Tensor, name)
@@ -57,24 +59,32 @@ def wrapped_once() -> Iterator[None]:
         yield
         return
     with torchlens_wrappers():
-        with _advisories_ignored():
+        with _quickly():
             wrap_torch()
         yield
 
 
 @contextmanager
-def _advisories_ignored() -> Iterator[None]:
-    """Ignore what torch says of deprecated names once for the block.
+def _quickly(*, keep_tables: bool = False) -> Iterator[None]:
+    """Let TorchLens put its wrappers on or take them off in less time.
 
-    TorchLens changes the filters of warnings anew for each of the thousand functions that it sets.
+    Advisory warnings are ignored once for the block, not for each of the thousand functions that are set.
+
+    Args:
+        keep_tables: keep the compiler's tables of functions. TorchLens fills them before it puts wrappers on, where the
+            compiler is imported by then, so they name no wrapper.
     """
     from unittest import mock
 
     from torchlens.backends.torch import wrappers
 
-    with warnings.catch_warnings(), mock.patch.object(wrappers, "_setattr_ignoring_advisories", setattr, create=True):
+    with ExitStack() as around:
+        around.enter_context(warnings.catch_warnings())
         for category in (DeprecationWarning, PendingDeprecationWarning, FutureWarning, UserWarning):
             warnings.simplefilter("ignore", category)
+        around.enter_context(mock.patch.object(wrappers, "_setattr_ignoring_advisories", setattr, create=True))
+        if keep_tables:
+            around.enter_context(mock.patch.object(wrappers, "_dynamo_identity_rule_caches", list, create=True))
         yield
 
 
