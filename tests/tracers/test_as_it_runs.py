@@ -28,7 +28,7 @@ from costproof.graph.account import account, placer
 from costproof.graph.costed import costed
 from costproof.ledger.evaluate import evaluate
 from costproof.ledger.symbols import parse
-from costproof.models.as_it_runs import NO_PADDING, as_it_runs
+from costproof.models.as_it_runs import NO_PADDING, _lacking, as_it_runs
 from costproof.models.jobs import ExportJob, Run, SymbolicSize
 from costproof.tracers.exported import export_graph
 from costproof.tracers.hooks import trace_hooks
@@ -201,16 +201,20 @@ def test_functions_are_replaced_in_modules_that_come_or_change_later(
     def made() -> ModuleType:
         module = ModuleType("mine")
         module.__file__, module.__spec__ = file, ModuleSpec("mine", None)
-        monkeypatch.setitem(sys.modules, "mine", module)
+        sys.modules["mine"] = module
         return module
+
+    monkeypatch.setitem(sys.modules, "mine", sys)  # taken away at the end
 
     original, model = masking_utils.find_packed_sequence_indices, nn.Linear(2, 2)
     module: Any = made()
     with as_it_runs(model):
         pass
+    key = id(module)
+    assert (key in _lacking) == ("site-packages" in file)
     if "site-packages" in file:
-        monkeypatch.delitem(sys.modules, "mine")
-        del module
+        del module, sys.modules["mine"]
+        assert key not in _lacking, "another module may get its id"
         module = made()
     module.find_packed_sequence_indices = original
     with as_it_runs(model):

@@ -213,9 +213,14 @@ def _holders() -> list[Any]:
     found = [modules[key] for key in modules.keys() - _lacking.keys()]
     for module in found:
         if type(module) is ModuleType and _is_complete(module) and _CHANGED.isdisjoint(vars(module)):
-            key = id(module)
-            _lacking[key] = weakref.ref(module, lambda _, key=key: _lacking.pop(key, None))
+            _remember(module)
     return found
+
+
+def _remember(module: ModuleType) -> None:
+    """Remember that a module lacks the functions, until it goes: another one may get its id."""
+    key = id(module)
+    _lacking[key] = weakref.ref(module, lambda _: _lacking.pop(key, None))
 
 
 def _is_complete(module: ModuleType) -> bool:
