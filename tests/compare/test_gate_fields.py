@@ -79,7 +79,6 @@ SAME: Final[dict[str, tuple[Change, str]]] = {
     "Capture.modules": (itself(modules={"a": (ModuleKind("Linear", {}, {}, 1),)}), "a change of the model is judged"),
     "Capture.recorded": (itself(recorded={"static": ("flops",)}), "compare judges it"),
     "Ledger.sizes": (ledgers(sizes={"sam[global]": {"n": 2}}), "compare judges them"),
-    "Capture.buffer_bytes": (itself(buffer_bytes=8), "no policy limits them"),
     "Conventions.vector": (of("conventions", vector="none"), "the toy has no vector FLOPs to limit"),
     "TargetInfo.config_hash": (of("target", config_hash="f" * 12), "a change of the model is judged"),
     "TargetInfo.symbols": (of("target", symbols={"sam_hidden": 5}), "a change of the model is judged"),

@@ -25,7 +25,6 @@ from costproof.models.serving import lacking, options_of
 from costproof.models.target import (
     MayBeHere,
     Runnable,
-    WithBuffers,
     WithCheckpoint,
     WithFormulas,
     WithModules,
@@ -118,7 +117,6 @@ def _counted(run: Prepared, progress: Progress) -> Report:
         lacking=missing,
         modules=target.module_kinds() if isinstance(target, WithModules) else {},
         recorded={s: metrics for s, metrics in recorded(target, workload).items() if s in ledgers},
-        buffer_bytes=target.buffer_bytes(workload) if isinstance(target, WithBuffers) else None,
     )
     if dynamic is None or dynamic.measured is None:
         return Report(capture)

@@ -179,6 +179,7 @@ def one_export(
             found += convention_nodes(exported, values)
         tally.add(work, found, unknown_ops(exported, work, missing, values), context)
         tally.parameters |= exported.parameters
+        tally.buffers |= exported.buffers
 
     def followed(one: ExportJob) -> Exported:
         """At sizes that are constants; where these do not decide the way, with numbers that do."""

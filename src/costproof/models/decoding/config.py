@@ -81,10 +81,6 @@ class TextConfig(NativeConfig):
     follows: ClassVar[Mapping[str, str]] = {}
     """Symbols that follow from drawn parameters in another way than in every decoder, or in addition."""
 
-    def buffer_bytes(self, element: int) -> int | None:
-        """Frequencies of the rotation, as they are and as they were: twice half of a head, in float32."""
-        return 4 * self.head_dim
-
     def symbols(self) -> dict[str, int]:
         """Values of the configuration's symbols, as the formulas name them."""
         named = ("hidden", "intermediate", "layers", "heads", "kv_heads", "head_dim", "vocab")
@@ -211,7 +207,7 @@ def longest_context(positions: int, scalings: Iterable[Any]) -> int:
 
 
 def _stretched(factor: float, original: int) -> int:
-    """Return ``factor * original`` as an integer; floats overflow, and have values that are no number."""
+    """Return ``factor * original`` as an integer; floats overflow, and may be infinite or NaN."""
     with suppress(OverflowError, ValueError):
         if (length := int(factor * original)) <= LARGEST:
             return length

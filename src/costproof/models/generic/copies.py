@@ -209,7 +209,8 @@ def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def with_tensors(module: nn.Module, change: Callable[[torch.Tensor], torch.Tensor]) -> nn.Module:
-    """A copy with another tensor in place of each: parameters stay parameters, and what is tied stays tied.
+    """A copy with another tensor in place of each: parameters stay parameters, what is tied stays tied, and buffers
+    that share memory share it.
 
     Raises:
         Incomplete: something else that the module holds cannot be copied.
@@ -222,7 +223,8 @@ def with_tensors(module: nn.Module, change: Callable[[torch.Tensor], torch.Tenso
         return torch.nn.Parameter(made, tensor.requires_grad) if parameter else made
 
     # What is in the memo is taken for copied: tensors are what we say, all else is a copy.
-    memo: dict[int, Any] = {id(t): changed(t) for t in _tensors(module)}
+    same = alike(list(module.buffers()), changed)
+    memo: dict[int, Any] = {id(t): same(t) for t in _tensors(module)}
     try:
         with mock.patch.dict(copy._deepcopy_dispatch, _COPIED):  # type: ignore[attr-defined]
             made: nn.Module = copy.deepcopy(module, memo)

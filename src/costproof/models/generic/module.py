@@ -98,13 +98,6 @@ class GenericTarget:
             dtypes=() if "dtype" in self.maker.chooses else dtypes_of(made.module),
         )
 
-    def buffer_bytes(self, workload: Workload) -> int | None:
-        """Return the bytes of all registered buffers; ``None`` if a run gives one its shape."""
-        from torch.nn.parameter import is_lazy
-
-        buffers = [*made_of(self.maker, workload.dtype, workload.attention).module.buffers()]
-        return None if any(map(is_lazy, buffers)) else sum(b.numel() * b.element_size() for b in buffers)
-
     def module_kinds(self) -> ModuleKinds:
         """The modules of the model, by place."""
         return module_kinds(made_of(self.maker, None, None).module)
