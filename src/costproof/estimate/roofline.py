@@ -24,7 +24,7 @@ from dataclasses import dataclass, field, fields, replace
 from fractions import Fraction
 from typing import Final, Literal
 
-from costproof.estimate.arithmetic import CONVOLUTION, Arithmetic, ByDtype, DtypeWork, dtypes
+from costproof.estimate.arithmetic import CONVOLUTION, FUSED, Arithmetic, ByDtype, DtypeWork, dtypes
 from costproof.estimate.hardware import LARGEST_FIGURE, Device
 from costproof.estimate.routing import Routing, Touched
 from costproof.ledger.baseline import Baseline, Folded
@@ -304,8 +304,9 @@ class Roof:
 def roof(device: Device, dtype: str) -> Roof:
     """Return the roof of a device: the dense peaks of each dtype, or of a narrower one where that is not known.
 
-    torch runs convolutions of float32 in TF32 unless it is told otherwise (``torch.backends.cudnn.allow_tf32``), so
-    the faster of the two peaks bounds them.
+    torch runs convolutions and recurrent layers of float32 in TF32 unless it is told otherwise
+    (``torch.backends.cudnn.allow_tf32``), and its fused attention makes a product of float32 of three of TF32, so the
+    faster of the two ways bounds them.
 
     Args:
         dtype: of most products.
@@ -326,9 +327,9 @@ def roof(device: Device, dtype: str) -> Roof:
         raise BadInput("the bandwidth of this device is not known", where=device.name, fix="--on FILE.json with one")
     found = {other: device.bounding_peak(other) for other in ARITHMETIC}
     peaks = {other: its.flops for other, its in found.items() if its is not None}
-    convolution = max((p.flops for p in (found["float32"], device.peak(CONVOLUTION)) if p is not None), default=None)
-    if convolution is not None:
-        peaks[CONVOLUTION] = convolution
+    own, tf32 = (0 if p is None else p.flops for p in (found["float32"], device.peak(CONVOLUTION)))
+    if own or tf32:
+        peaks[CONVOLUTION], peaks[FUSED] = max(own, tf32), max(own, -(-tf32 // 3))
     peaks.pop(dtype, None)
     return Roof(peak.flops, device.bandwidth.value, peak.dtype, dtype, peaks)
 
