@@ -17,7 +17,9 @@ from typing import Final
 from costproof.graph.costed import Costed
 from costproof.graph.graph import OpCall, Size, Value
 from costproof.graph.rules.cost import OpCost
+from costproof.graph.rules.flash import is_flash, window_of
 from costproof.graph.rules.names import canonical
+from costproof.graph.rules.registry import UnknownCost
 from costproof.graph.rules.sizes import numel, prod, total
 
 _TRIANGLES: Final = frozenset({"tril", "triu"})
@@ -126,3 +128,39 @@ def _narrow(op: OpCall, rank: Size, out: Size) -> bool:
     heads = op.tensors[0].shape[1] if len(op.tensors[0].shape) == 4 else 1
     spare = total((prod((2, rank, heads)), prod((-1, out))))
     return isinstance(spare, int) and spare >= 0
+
+
+def hidden_reads(costed: Costed, left_out: Mapping[int, Size]) -> frozenset[str]:
+    """Return the ids of tensors that nothing reads but attention, as keys or values that a mask may hide.
+
+    Args:
+        left_out: as :func:`skippable` returns it.
+    """
+    graph, roots = costed.graph, costed.roots
+
+    def root(value: Value) -> str:
+        return roots.get(value.id, value).id
+
+    kept = {v.id for v in graph.cache_outputs}
+    needed = {root(v) for v in graph.outputs if v.id not in kept}
+    hidden = set[str]()
+    for i, (op, cost) in reversed(list(enumerate(zip(graph.ops, costed.costs, strict=True)))):
+        role = cost.role if isinstance(cost, OpCost) else "vector"
+        if role == "alias":
+            continue
+        moved = role == "move" and all(root(v) not in needed for v in op.outputs)
+        masked = _hides_keys(op, cost, left_out.get(i, 0))
+        for place, value in enumerate(op.tensors):
+            (hidden if moved or (masked and place > 0) else needed).add(root(value))
+    return frozenset(hidden - needed)
+
+
+def _hides_keys(op: OpCall, cost: OpCost | UnknownCost, left_out: Size) -> bool:
+    """Whether a key may have all of its scores hidden: not where the last query sees all of them."""
+    if not isinstance(cost, OpCost) or cost.role != "matmul" or left_out == 0:
+        return False
+    if left_out == cost.flops:
+        return not any(v.origin == "param" for v in op.tensors)
+    if is_flash(op.name):
+        return window_of(op)[0] is not None
+    return _FUSED in op.name and op.tensors[0].shape[-2] != op.tensors[1].shape[-2]
