@@ -12,6 +12,7 @@ from typing import Any, Final, get_args
 
 from costproof.ledger.files import read_json
 from costproof.ledger.workload import Dtype
+from costproof.models.processor import ImageSize, image_size
 
 KEYS: Final = ("quantization_config", "compression_config", "quantize_config", "quant_config", "hf_quant_config")
 """Keys of a configuration, or of a part of it, that describe a quantised checkpoint."""
@@ -44,6 +45,8 @@ class Stored:
     """``weights`` or ``cache`` -> the format and where it is named; empty: nothing says that it is quantised."""
     dtype: Dtype | None = None
     """What the configuration names; ``None``: nothing, or what no run has."""
+    images: ImageSize | None = None
+    """The size that its processor makes of images; ``None``: nothing says it."""
 
 
 PLAIN: Final = Stored()
@@ -77,7 +80,8 @@ def stored(data: object, path: Path | None) -> Stored:
     if named and run is None and named != "auto" and not weights:
         weights.append(f"{named[:_LONGEST]} (the dtype that the configuration names)")
     found = {"weights": "; ".join(weights), "cache": "; ".join(cache)}
-    return Stored(tuple((part, text) for part, text in found.items() if text), run)  # type: ignore[arg-type]
+    images = None if path is None else image_size(path)
+    return Stored(tuple((part, text) for part, text in found.items() if text), run, images)  # type: ignore[arg-type]
 
 
 def without(data: Any) -> Any:
