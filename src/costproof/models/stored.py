@@ -17,6 +17,7 @@ from typing import Any, Final, get_args
 from costproof.ledger.errors import BadInput
 from costproof.ledger.files import read_json
 from costproof.ledger.workload import Dtype
+from costproof.models.processor import ImageSize, image_size
 
 _KEY: Final = re.compile(
     r"((\w+_)?(quant|quanti[sz](e|ed|ation)|compression)_(config|cfg|method|algo|bits?|dtype|type|scheme)"
@@ -71,6 +72,8 @@ class Stored:
     """``weights`` or ``cache`` -> the format and where it is named; empty: nothing says that it is quantised."""
     dtype: Dtype | None = None
     """What the configuration names; ``None``: nothing, or what no run has."""
+    images: ImageSize | None = None
+    """The size that its processor makes of images; ``None``: nothing says it."""
 
 
 PLAIN: Final = Stored()
@@ -103,7 +106,8 @@ def stored(data: object, path: Path | None) -> Stored:
     named = _dtype(data)
     found = {"weights": "; ".join(weights), "cache": "; ".join(cache)}
     run = named if named in get_args(Dtype) else None
-    return Stored(tuple((part, text) for part, text in found.items() if text), run)  # type: ignore[arg-type]
+    images = None if path is None else image_size(path)
+    return Stored(tuple((part, text) for part, text in found.items() if text), run, images)  # type: ignore[arg-type]
 
 
 def _is_there(file: Path) -> bool:
