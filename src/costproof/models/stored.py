@@ -118,7 +118,7 @@ def _is_there(file: Path) -> bool:
     """
     if os.path.lexists(file) and not file.is_file():
         got = "a link that leads nowhere" if file.is_symlink() and not file.exists() else "no regular file"
-        raise BadInput("a file beside the configuration cannot be read", where=file, expected="a file", got=got)
+        raise BadInput("a file beside the configuration cannot be read", where=str(file), expected="a file", got=got)
     return file.is_file()
 
 
