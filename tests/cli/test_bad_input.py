@@ -297,3 +297,11 @@ def test_hostile_names_do_not_reach_the_terminal(tmp_path: Path) -> None:
         shown = costproof("render", "c.json", "-f", name, cwd=tmp_path).stdout
         assert shown
         assert not set("\x1b\u202e") & set(shown)
+
+
+def test_a_null_character_in_an_argument_is_bad_input(tmp_path: Path) -> None:
+    for arguments in (("capture", "llama", "-o", "a\0b"), ("report", "a\0b"), ("a\0b",)):
+        result = costproof(*arguments, cwd=tmp_path)
+        assert (result.code, result.stdout) == (2, "")
+        assert "an argument holds a null character" in result.stderr
+    assert files(tmp_path) == []

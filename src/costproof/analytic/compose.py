@@ -12,7 +12,7 @@ import sympy
 
 from costproof.analytic.costs import Layer, LayerCosts, Size, costs_of, layer
 from costproof.ledger.errors import BadInput
-from costproof.ledger.metrics import FLOOR, METRICS, SKIPPABLE, STAGE_WIDE, TRAFFIC, UNFUSED, Metric
+from costproof.ledger.metrics import FLOOR, IN_FLOAT32, METRICS, SKIPPABLE, STAGE_WIDE, TRAFFIC, UNFUSED, Metric
 from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.series import CONTEXT, STEPS, sum_over_steps
 from costproof.ledger.symbols import sym, text
@@ -187,6 +187,7 @@ def _spent(
             ("flops", summed(sum_sizes(c.flops.get(kind, 0) for c in costs))),
             ("vector_flops", summed(sum_sizes(c.vector_flops.get(kind, 0) for c in costs))),
             (SKIPPABLE, summed(sum_sizes(c.skippable_flops.get(kind, 0) for c in costs))),
+            (IN_FLOAT32, summed(sum_sizes(c.float32_flops.get(kind, 0) for c in costs))),
         )
         if exprs:
             owner = next(

@@ -50,6 +50,8 @@ class LayerCosts:
     """Elementwise and reduction FLOPs by operator kind."""
     skippable_flops: Mapping[str, Size] = field(default_factory=lambda: _NONE)
     """Of :attr:`flops`, those that another implementation of the same result leaves out."""
+    float32_flops: Mapping[str, Size] = field(default_factory=lambda: _NONE)
+    """Of :attr:`flops`, those of products in float32 whatever the dtype of the run."""
     input_bytes: Size = _UNSAID
     buffer_read_bytes: Size = 0
     """Of those, bytes of the model's buffers, which no other layer makes."""

@@ -76,7 +76,12 @@ class RegionTraffic:
     @property
     def bytes(self) -> Size:
         """Bytes of all of them."""
-        return total(t.nbytes for found in (self.inputs, self.outputs, self.weights, self.cached) for t in found)
+        return total(t.nbytes for t in self.every)
+
+    @property
+    def every(self) -> tuple[Traffic, ...]:
+        """All of them."""
+        return (*self.inputs, *self.outputs, *self.weights, *self.cached)
 
 
 @dataclass(slots=True)

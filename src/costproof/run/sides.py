@@ -121,6 +121,20 @@ def check_counted(rules: Files, trust_remote_code: bool, *sides: Given) -> None:
         raise BadInput("only a target is counted", where=where, expected="a target with settings as a side")
 
 
+def is_without_formulas(
+    given: Given, config: str | os.PathLike[str] | None = None, *, trust_remote_code: bool = False
+) -> bool:
+    """Return whether a side is a target that no formulas describe; it is not counted, and its model is not built.
+
+    Raises:
+        BadInput: there is no such target.
+    """
+    if isinstance(given, Capture | Baseline) or not names_target(os.fspath(given)):
+        return False
+    path = None if config is None else Path(config)
+    return not isinstance(load_target(_name_of(os.fspath(given)), path, trusted=trust_remote_code), WithKeys)
+
+
 def target_with_settings(
     text: str, config: str | os.PathLike[str] | None = None, *, trusted: bool = False
 ) -> tuple[Target, Workload]:

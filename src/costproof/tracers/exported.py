@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from costproof.graph.graph import AUTOCAST, Graph, ModuleCall, OpCall, Value
@@ -19,6 +19,7 @@ from costproof.ledger.errors import Incomplete
 from costproof.models.caches import caches_of, states
 from costproof.models.generic.alike import held_bytes
 from costproof.models.jobs import ExportJob
+from costproof.tracers.autocast import autocast_noted, under_autocast
 from costproof.tracers.exported_regions import Mapped, autocast_dtype, inner_graph
 from costproof.tracers.exported_sizes import Sizes, inputs_by_path
 from costproof.tracers.exported_sparse import is_sparse, sparse_call
@@ -74,8 +75,10 @@ def export_graph(job: ExportJob) -> Exported:
     """
     # A cache that is given with the module, not as an argument of the export: it is another one after it.
     before = states(*caches_of(getattr(job.module, "rest", {})).values())
-    program, assumed = exported_program(job)
-    return _Reader(job, program, Sizes(job, program), before).read(assumed)
+    with autocast_noted() as cast_to:
+        program, assumed = exported_program(job)
+    found = _Reader(job, program, Sizes(job, program), before).read(assumed)
+    return replace(found, graph=under_autocast(found.graph, cast_to.missing))
 
 
 class _Reader:

@@ -126,6 +126,15 @@ class TextConfig(NativeConfig):
         return config
 
     @classmethod
+    def caches_as(cls, data: Mapping[str, Any]) -> bool:
+        """Whether a cache of transformers keeps the tokens that the formulas say.
+
+        It cuts what it keeps to a window or chunk that a file names, though the class of the model reads neither.
+        """
+        cut = any(data.get(key) is not None for key in ("sliding_window", "attention_chunk_size"))
+        return not cut and _see_all(data.get("layer_types"))
+
+    @classmethod
     def sizes(cls, top: Section) -> dict[str, Any]:
         """The sizes of every decoder."""
         found = top.sizes({field: cls.keys[field] for field in SIZES})
@@ -181,7 +190,7 @@ class TextConfig(NativeConfig):
             )
             if whole % part
         ]
-        if self.head_dim % 2:
+        if self.head_dim % 2 or not self.head_dim:
             where = f"$.{keys['head_dim']}"
             found.append(BadInput("rotation needs pairs", where=where, expected="an even width", got=self.head_dim))
         return found
@@ -262,6 +271,11 @@ class WindowedConfig(TextConfig):
     patterns: ClassVar[tuple[str, ...]] = ("f", "w", "wf", "fw")
     """Patterns that a proof draws."""
 
+    @classmethod
+    def caches_as(cls, data: Mapping[str, Any]) -> bool:
+        """Whether a cache of transformers keeps the tokens that the formulas say: the class reads the window."""
+        return not cls.one_mask or (data.get("attention_chunk_size") is None and data.get("layer_types") is None)
+
     def windows(self) -> tuple[int, ...]:
         """For every layer its window, or 0."""
         kinds = (self.pattern * self.layers)[: self.layers]
@@ -287,6 +301,11 @@ class WindowedConfig(TextConfig):
                 BadInput("the window is too short", where="$.sliding_window", expected=expected, got=self.window)
             )
         return found
+
+
+def _see_all(types: object) -> bool:
+    """Whether the kinds of layers in a file, if it has them, are all those that see the whole context."""
+    return not isinstance(types, list) or all(kind == "full_attention" for kind in types)
 
 
 LEAST_WINDOW: Final = 5

@@ -14,13 +14,22 @@ from costproof.ledger.errors import BadInput, CostproofError, Problems
 from costproof.ledger.plural import plural
 from costproof.ledger.progress import Progress
 from costproof.ledger.run import RunOptions
-from costproof.ledger.workload import Attention, Dtype, Input, Invocation, ModuleKinds, TargetInfo, Workload
+from costproof.ledger.workload import (
+    SIZE_FROM,
+    Attention,
+    Dtype,
+    Input,
+    Invocation,
+    ModuleKinds,
+    TargetInfo,
+    Workload,
+)
 from costproof.models import settings as common
 from costproof.models.caches import is_cache
 from costproof.models.decoding.decoder import Decoder
 from costproof.models.decoding.names import STAGES
 from costproof.models.encoding.names import STAGE
-from costproof.models.generic.copies import inputs_on_meta, on_meta, unwrapped, with_ones, with_values
+from costproof.models.generic.copies import inputs_on_meta, on_meta, runs_on_meta, unwrapped, with_ones, with_values
 from costproof.models.generic.cutting import CutModel
 from costproof.models.generic.described import arguments, module_kinds, shapes
 from costproof.models.generic.encoder_decoder import TWO_STAGES, TwoStacks, of_encoder
@@ -52,6 +61,7 @@ from costproof.models.generic.usual import (
     too_short,
 )
 from costproof.models.jobs import Built, ExportJob, Run
+from costproof.models.processor import ImageSize, unfit
 from costproof.models.stretch import Stretch
 from costproof.models.target import NamedWorkload, Setting
 
@@ -127,9 +137,11 @@ class GenericTarget:
         if isinstance(self.maker, Cuttable):
             self.maker.check_depth(made.module)
         most = longest(made.module)
-        filled = self._filled(made, dtype, attention, given.get("image_size"))
+        images = None if "image_size" in given or made.inputs is not None else self.maker.stored.images
+        filled = self._filled(made, dtype, attention, images.side if images else given.get("image_size"))
         usual = USUAL + (filled if filled >= USUAL else 0)
         inputs: dict[str, Input] = {k: given[k] for k in ("image_size", "input") if k in given}
+        inputs |= {"image_size": images.side, SIZE_FROM: images.where} if images else {}
         plain = Workload(
             name="usual" if not given else "custom",
             text_tokens=given.get("seq_len", usual if most is None else min(usual, most)),
@@ -140,6 +152,8 @@ class GenericTarget:
             inputs=inputs,
         )
         takes = self._takes(plain)
+        if images and "image_size" not in takes:
+            plain = replace(plain, inputs={k: v for k, v in inputs.items() if k in given})
         wrong = [name for name in given if name not in takes]
         if wrong:
             where = ", ".join("--" + name.replace("_", "-") for name in wrong)
@@ -152,11 +166,20 @@ class GenericTarget:
         if "seq_len" not in takes:
             plain = replace(plain, text_tokens=0)
         self.check(plain)
+        if images and "image_size" in takes:
+            self._check_size(made, plain, images)
         found = self._inputs(made, plain)
         if made.inputs is not None:
             plain = replace(plain, batch=found.values.get("B") or 1)
         what = "" if "new_tokens" in takes else ", ".join(_titles(found.args))
         return replace(plain, what=what, arguments=shapes(found.args))
+
+    def _check_size(self, made: Made, workload: Workload, images: ImageSize) -> None:
+        """Check that the model runs on images of the processor's size, if it runs on shapes at all."""
+        own = replace(workload, inputs={k: v for k, v in workload.inputs.items() if k == "input"})
+        sized, usual = (self._inputs(made, run).args for run in (workload, own))
+        if runs_on_meta(made.module, sized) is None and runs_on_meta(made.module, usual) is not None:
+            raise unfit(images, "a size that the class runs on, as that of the configuration", self.name)
 
     def with_values(self, workload: Workload) -> Workload:
         """Return the workload with the values of the tensors that came with the module.
