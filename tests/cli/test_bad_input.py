@@ -244,6 +244,9 @@ def test_a_source_that_fails_is_incomplete(tmp_path: Path, monkeypatch: pytest.M
     golden("bad-input/failing-source.txt", "\n".join(told) + "\n")
     assert "incomplete" in result.stdout
     assert (tmp_path / "out" / "capture.json").is_file()
+    alone = costproof("capture", "deepseek-ocr", "--sources", "analytic,static", "-o", "alone.json", cwd=tmp_path)
+    assert alone.code == 3
+    assert [s for s in alone.stderr.splitlines() if "incomplete" in s] == [s for s in told if "incomplete" in s]
 
 
 def test_a_missing_package_is_incomplete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, golden: Golden) -> None:
