@@ -43,8 +43,8 @@ linear = lambda: (nn.Linear(4, 4), torch.randn(2, 4))
 def raises(): raise ValueError("\x1b[31mred\x1b[0m\n\n<script>")
 def exits(): sys.exit(0)
 def exits_7(): sys.exit(7)
-def exits_at_once(): os._exit(0)
-def executes(): os.execv("/bin/true", ["true"])
+def exits_at_once(): os._exit(9)
+def executes(): os.execv("/bin/false", ["false"])
 def interrupts(): raise KeyboardInterrupt
 def closes_generator(): raise GeneratorExit
 def stops(): raise StopIteration
@@ -76,7 +76,7 @@ def raises_half_a_character(): raise ValueError("\udc80")
 def names_half_a_character():
     m = nn.Sequential(); m.add_module("\udc80", nn.Linear(4, 4)); return m, torch.ones(2, 4)
 def exits_by_posix():
-    import posix; posix._exit(0)
+    import posix; posix._exit(9)
 def no_instance(): builtins.isinstance = leave; return linear()
 def traces(): sys.settrace(leave); return linear()
 def hooks_of_all(): nn.modules.module.register_module_forward_hook(print); return linear()
@@ -367,7 +367,7 @@ def test_a_fork_waits_until_a_process_is_started_and_lets_go_of_pipes() -> None:
 
 
 @pytest.mark.parametrize(
-    "line", ["import sys; sys.exit(0)", "import os; os._exit(0)", "raise KeyboardInterrupt", "x x"]
+    "line", ["import sys; sys.exit(0)", "import os; os._exit(9)", "raise KeyboardInterrupt", "x x"]
 )
 def test_the_body_of_a_file_fails_like_its_functions(
     line: str, tmp_path: Path, command: Callable[[str], Result]
@@ -408,7 +408,7 @@ def make(): return Ends(4, 4), torch.ones(2, 4)
 """
 
 
-@pytest.mark.parametrize("body", ["sys.exit(0)", "os._exit(0)", "raise KeyboardInterrupt", "raise GeneratorExit"])
+@pytest.mark.parametrize("body", ["sys.exit(0)", "os._exit(9)", "raise KeyboardInterrupt", "raise GeneratorExit"])
 def test_a_forward_that_ends_the_program_is_bad_input(body: str, tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(FORWARD.format(body=body))
     for sources in ("static", "dynamic"):
@@ -428,7 +428,7 @@ def test_what_a_forward_prints_is_not_in_the_report(tmp_path: Path, capfd: pytes
 
 
 def test_a_file_of_rules_that_exits_is_bad_input(tmp_path: Path) -> None:
-    (tmp_path / "rules.py").write_text("import os\nos._exit(0)\n")
+    (tmp_path / "rules.py").write_text("import os\nos._exit(9)\n")
     with pytest.raises(BadInput, match="cannot be run") as caught, rules_from([tmp_path / "rules.py"]):
         pass
     assert caught.value.got == "SystemExit: os._exit (rules.py:2)"

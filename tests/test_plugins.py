@@ -94,7 +94,7 @@ def test_an_unknown_name_lists_the_known_ones(name: str, fix: str) -> None:
         ("SIDES = 'seven'\n", "a str, not a int (mine)"),
         ("1 / 0\n", "ZeroDivisionError: division by zero (broken_shapes.py:1) (mine)"),
         ("import sys; sys.exit(0)\n", "SystemExit: 0 (broken_shapes.py:1) (mine)"),
-        ("import os; os._exit(0)\n", "SystemExit: os._exit (broken_shapes.py:1) (mine)"),
+        ("import os; os._exit(9)\n", "SystemExit: os._exit (broken_shapes.py:1) (mine)"),
         ("raise KeyboardInterrupt\n", "KeyboardInterrupt (broken_shapes.py:1) (mine)"),
         ("x x\n", "SyntaxError: invalid syntax (broken_shapes.py, line 1) (broken_shapes.py:1) (mine)"),
         ("", "AttributeError: module 'broken_shapes' has no attribute 'SIDES' (mine)"),
@@ -182,7 +182,7 @@ def broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(POINTS)
-    code = {"things": BROKEN, "exits": "import os\nos._exit(0)\n", "rules": RULES, "output": OUTPUT}
+    code = {"things": BROKEN, "exits": "import os\nos._exit(9)\n", "rules": RULES, "output": OUTPUT}
     for name, text in code.items():
         (tmp_path / f"broken_{name}.py").write_text(text)
         monkeypatch.delitem(sys.modules, f"broken_{name}", raising=False)

@@ -395,7 +395,8 @@ def _loggers() -> dict[logging.Logger, Any]:
 
 
 def _set_loggers(before: dict[logging.Logger, Any]) -> None:
-    for logger, (level, logger.disabled, logger.propagate) in before.items():
+    for logger, (level, disabled, propagate) in before.items():
+        logger.disabled, logger.propagate = disabled, propagate
         if logger.level != level:
             logger.setLevel(level)
 

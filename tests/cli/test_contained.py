@@ -61,7 +61,7 @@ def folder(tmp_path: Path) -> Path:
 def test_a_forward_ends_and_prints_nothing_in_any_command(
     line: str, folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    (folder / "own.py").write_text(FORWARD.format(body="print('said'); os.write(1, b'raw'); os._exit(0)"))
+    (folder / "own.py").write_text(FORWARD.format(body="print('said'); os.write(1, b'raw'); os._exit(9)"))
     result = costproof(*line.split(), cwd=folder)
     assert (result.code, result.stdout) == (2, ""), result
     assert "own.py:5" in result.stderr
@@ -110,7 +110,7 @@ def snapshot(folder: Path, body: str, monkeypatch: pytest.MonkeyPatch) -> str:
     return f"hf:{folder / 'own'}"
 
 
-@pytest.mark.parametrize("body", ["sys.exit(0)", "os._exit(0)", "raise KeyboardInterrupt"])
+@pytest.mark.parametrize("body", ["sys.exit(0)", "os._exit(9)", "raise KeyboardInterrupt"])
 def test_remote_code_that_ends_the_program_is_bad_input(
     body: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

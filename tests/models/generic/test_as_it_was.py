@@ -272,6 +272,7 @@ def test_what_a_forward_does_is_undone(write: str) -> None:
 
 
 LOGGER: Final = logging.getLogger(__name__)
+UNTYPED: Final[Any] = torch
 
 
 def settings() -> dict[str, Any]:
@@ -301,13 +302,13 @@ def settings() -> dict[str, Any]:
         "sums": (
             torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction,
             torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction,
-            torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed(), torch.backends.cuda.cudnn_sdp_enabled(),
+            UNTYPED.backends.cuda.fp16_bf16_reduction_math_sdp_allowed(), UNTYPED.backends.cuda.cudnn_sdp_enabled(),
         ),
         "torch": (
             torch.backends.mkldnn.deterministic, torch.backends.opt_einsum.strategy, torch.backends.quantized.engine,
-            torch.utils.deterministic.fill_uninitialized_memory,
+            UNTYPED.utils.deterministic.fill_uninitialized_memory,
             torch.__future__.get_swap_module_params_on_conversion(),
-            torch.multiprocessing.get_sharing_strategy(), torch.distributions.Distribution._validate_args,
+            UNTYPED.multiprocessing.get_sharing_strategy(), torch.distributions.Distribution._validate_args,
         ),
         "interpreter": (
             threading.stack_size(), sys.getdlopenflags(), sys.get_coroutine_origin_tracking_depth(),
@@ -353,12 +354,12 @@ def change_settings(module: object) -> None:
     matmul.allow_fp16_reduced_precision_reduction = matmul.allow_bf16_reduced_precision_reduction = False
     torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True)
     torch.backends.cuda.enable_cudnn_sdp(False)
-    torch.backends.mkldnn.set_flags(True, True)
+    UNTYPED.backends.mkldnn.set_flags(True, True)
     torch.backends.opt_einsum.strategy = "optimal"
     torch.backends.quantized.engine = torch.backends.quantized.supported_engines[0]
-    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    UNTYPED.utils.deterministic.fill_uninitialized_memory = False
     torch.__future__.set_swap_module_params_on_conversion(True)
-    torch.multiprocessing.set_sharing_strategy("file_system")
+    UNTYPED.multiprocessing.set_sharing_strategy("file_system")
     torch.distributions.Distribution.set_default_validate_args(False)
     threading.stack_size(2**20)
     sys.setdlopenflags(sys.getdlopenflags() | os.RTLD_GLOBAL)
