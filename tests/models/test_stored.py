@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
+from costproof.ledger.errors import BadInput
 from costproof.models.stored import Stored, stored, without
 
 AWQ: dict[str, Any] = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
@@ -52,6 +54,16 @@ MODELOPT = {
         ({"quantization_config": {}}, "a format without a name ($.quantization_config)"),
         ({"quantization_config": "fp8"}, "fp8 ($.quantization_config)"),
         ({"quantization_config": [1]}, "a format without a name ($.quantization_config)"),
+        ({"quantization": "q4f16_1"}, "q4f16_1 ($.quantization)"),  # MLC
+        ({"quantization_bit": 4}, "4 bits ($.quantization_bit)"),  # ChatGLM
+        ({"load_in_4bit": True}, "a format without a name ($.load_in_4bit)"),
+        ({"_pre_quantization_dtype": "float16"}, "float16 ($._pre_quantization_dtype)"),
+        ({"quant_method": "exl2", "bits": 4}, "exl2 ($.quant_method)"),
+        ({"w_bit": 4, "q_group_size": 128}, "4 bits ($.w_bit)"),
+        ({"hqq_config": {"nbits": 4}}, "a format without a name ($.hqq_config)"),
+        ({"weight_dtype": "int8"}, "int8 ($.weight_dtype)"),
+        ({"dtype": {"text_config": "float8_e4m3fn"}}, "float8_e4m3fn (the dtype that the configuration names)"),
+        ({"text_config": {"torch_dtype": "int4"}}, "int4 (the dtype that the configuration names)"),
     ],
 )
 def test_a_configuration_names_the_format(config: dict[str, Any], weights: str) -> None:
@@ -66,6 +78,9 @@ def test_a_configuration_names_the_format(config: dict[str, Any], weights: str) 
         {"text_config": {"quantization_config": None}},
         {"torch_dtype": "auto"},
         {"quantization": {"codebook_size": 1024}},
+        {"quantization": None, "quantization_bit": 0, "load_in_8bit": False, "_pre_quantization_dtype": None},
+        {"weight_dtype": "bfloat16", "kv_cache_dtype": "auto", "quantization_bit": 16},
+        {"quantization_dim": 64, "quantization_levels": 4, "num_quantizers": 8, "quant_mode": False},
     ],
 )
 def test_nothing_is_quantised_where_nothing_says_so(config: dict[str, Any]) -> None:
@@ -80,6 +95,7 @@ def test_nothing_is_quantised_where_nothing_says_so(config: dict[str, Any]) -> N
         ({"text_config": {"dtype": "float32"}}, "float32"),
         ({"dtype": "bfloat16", "text_config": {"dtype": "float32"}}, "bfloat16"),
         ({"dtype": {"text_config": "float32"}}, None),
+        ({"dtype": "auto"}, None),
         ({"torch_dtype": 32}, None),
     ],
 )
@@ -111,6 +127,21 @@ def test_the_dtype_is_that_of_the_file(config: dict[str, Any], dtype: str | None
             {"weights": "a format without a name (model.layers.0.mlp.up_proj.qweight in model.safetensors.index.json)"},
         ),
         ("model.safetensors.index.json", {"weight_map": {"a.weight": "1"}}, {}),
+        (
+            "pytorch_model.bin.index.json",
+            {"weight_map": {"a.codes": "1"}},
+            {"weights": "a format without a name (a.codes in pytorch_model.bin.index.json)"},
+        ),
+        (
+            "quantization_config.json",
+            {"quant_method": "auto-round", "bits": 4},
+            {"weights": "auto-round, 4 bits (quantization_config.json)"},
+        ),
+        (
+            "quant_model_description_w8a8.json",
+            {"model_quant_type": "W8A8"},
+            {"weights": "a format without a name (quant_model_description_w8a8.json)"},
+        ),
     ],
 )
 def test_files_beside_the_configuration_are_read(
@@ -118,6 +149,80 @@ def test_files_beside_the_configuration_are_read(
 ) -> None:
     (tmp_path / name).write_text(json.dumps(data), encoding="utf-8")
     assert dict(stored({}, tmp_path / "config.json").quantised) == quantised
+
+
+@pytest.mark.parametrize("name", ["hf_quant_config.json", "quantize_config.json", "model.safetensors.index.json"])
+def test_what_cannot_be_read_beside_the_configuration_is_refused(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    (tmp_path / name).symlink_to("blob that was removed")
+    with pytest.raises(BadInput, match="a link that leads nowhere"):
+        stored({}, path)
+    (tmp_path / name).unlink()
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(BadInput, match="no regular file"):
+        stored({}, path)
+
+
+DOWN: Final = "layers.0.mlp.down_proj"
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        f"{DOWN}.qweight", f"{DOWN}.g_idx", f"{DOWN}.weight_packed", f"{DOWN}.weight_scale_inv",
+        f"{DOWN}.weight.absmax", f"{DOWN}.weight.quant_state.bitsandbytes__nf4", f"{DOWN}.SCB",
+        f"{DOWN}.codebooks", f"{DOWN}.W_q", f"{DOWN}.weight._data", f"{DOWN}.weight._scale", f"{DOWN}.q_weight",
+        f"{DOWN}.trellis", f"{DOWN}.Qidxs", f"{DOWN}.centroids.weight", f"{DOWN}.scales", f"{DOWN}.weight_qdata",
+        "layers.0.feed_forward.w1.qscale_weight", "model.layers.0.mlp.experts.gate_up_proj_blocks",
+        f"{DOWN}.weight_quantizer._scale", f"{DOWN}.deq_scale",
+    ],
+)  # fmt: skip
+def test_a_tensor_of_a_format_gives_it_away(tmp_path: Path, tensor: str) -> None:
+    plain = ["model.embed_tokens.weight", f"{DOWN}.weight", "h.0.attn.bias", "h.0.scale", "layers.0.layer_scale"]
+    index = tmp_path / "model.safetensors.index.json"
+    for names, found in (
+        (plain, {}),
+        ([*plain, tensor], {"weights": f"a format without a name ({tensor} in {index.name})"}),
+    ):
+        index.write_text(json.dumps({"weight_map": dict.fromkeys(names, "1")}), encoding="utf-8")
+        assert dict(stored({}, tmp_path / "config.json").quantised) == found
+
+
+@pytest.mark.parametrize(
+    ("tensors", "sign"),
+    [
+        ({f"{DOWN}.weight": "BF16", "h.0.attn.bias": "U8", "position_ids": "I64"}, None),
+        ({f"{DOWN}.qweight": "I32"}, f"{DOWN}.qweight"),
+        ({f"{DOWN}.weight": "F8_E4M3"}, f"{DOWN}.weight"),
+        ({f"{DOWN}.weight": "U8"}, f"{DOWN}.weight"),
+    ],
+)
+def test_the_header_of_weights_is_read(tmp_path: Path, tensors: dict[str, str], sign: str | None) -> None:
+    header = json.dumps({name: {"dtype": dtype} for name, dtype in tensors.items()}).encode()
+    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    (tmp_path / "other.safetensors").write_text("version https://git-lfs.github.com/spec/v1", encoding="utf-8")
+    found = {} if sign is None else {"weights": f"a format without a name ({sign} in model.safetensors)"}
+    assert dict(stored({}, tmp_path / "config.json").quantised) == found
+
+
+def test_a_folder_of_gguf(tmp_path: Path) -> None:
+    (tmp_path / "model-BF16.gguf").write_bytes(b"")
+    assert not stored({}, tmp_path / "config.json").quantised
+    (tmp_path / "model-Q4_K_M.gguf").write_bytes(b"")
+    found = {"weights": "a format without a name (model-Q4_K_M.gguf)"}
+    assert dict(stored({}, tmp_path / "config.json").quantised) == found
+
+
+@pytest.mark.parametrize(
+    ("config", "cache"),
+    [
+        ({"kv_cache_dtype": "fp8_e4m3"}, "fp8_e4m3 ($.kv_cache_dtype)"),
+        ({"text_config": {"kv_cache_scheme": {"num_bits": 8}}}, "8 bits ($.text_config.kv_cache_scheme)"),
+        ({"kv_cache_quant_algo": "FP8"}, "FP8 ($.kv_cache_quant_algo)"),
+    ],
+)
+def test_a_configuration_names_the_cache_alone(config: dict[str, Any], cache: str) -> None:
+    assert dict(stored(config, None).quantised) == {"cache": cache}
 
 
 def test_a_quantised_cache_is_told_apart_from_the_weights() -> None:

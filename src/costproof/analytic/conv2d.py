@@ -28,6 +28,9 @@ class Conv2d:
     channels_out more; adding the bias is part of the operator. kernel, side_in and side_out are one
     number where both sides are equal, else (height, width). side_out is a field rather than a
     formula because the callers know it exactly.
+
+    Where windows overlap, algorithms for small tiles (Winograd 1980) have fewer products, but no fewer than one for
+    each result and channel: what a floor of time leaves out is all but one of the k_h k_w.
     """
 
     name: ClassVar[str] = "conv2d"
@@ -43,17 +46,22 @@ class Conv2d:
     item_bytes: Size
     bias: bool = True
     groups: Size = 1
+    overlapping: bool = True
+    """Whether windows share elements: the stride is less than the kernel, or there is padding."""
 
     def costs(self) -> LayerCosts:
         """The costs of one call."""
         per_output = area(self.kernel) * _divide(self.channels_in, self.groups)
         weights = self.channels_out * per_output + (self.channels_out if self.bias else 0)
         results = self.batch * self.channels_out * area(self.side_out)
+        least = 2 * results * _divide(self.channels_in, self.groups)
+        flops = least * area(self.kernel)
         return LayerCosts(
             params=weights,
             weight_bytes=weights * self.item_bytes,
             weight_read_bytes=weights * self.item_bytes,
-            flops={"conv2d": 2 * results * per_output},
+            flops={"conv2d": flops},
+            skippable_flops={"conv2d": flops - least if self.overlapping else 0},
             input_bytes=self.batch * self.channels_in * area(self.side_in) * self.item_bytes,
             output_bytes=results * self.item_bytes,
             between=0,
@@ -105,4 +113,5 @@ class PatchEmbedding:
             side_out=self.grid,
             item_bytes=self.item_bytes,
             bias=self.bias,
+            overlapping=False,
         ).costs()

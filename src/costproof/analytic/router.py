@@ -87,11 +87,13 @@ class Router:
         judging = groups * how.group_best if how.group_best > 1 else 0
         dividing = 2 * chosen + (self.tokens if how.floor else 0) if how.normalised else 0
         weighting = (chosen if how.scaled else 0) + (scores if how.corrected else 0)
+        flops: dict[str, Size] = {"router": 2 * self.tokens * self.hidden * self.experts}
         return LayerCosts(
             params=weights,
             weight_bytes=weights * self.item_bytes,
             weight_read_bytes=weights * self.item_bytes,
-            flops={"router": 2 * self.tokens * self.hidden * self.experts},
+            flops=flops,
+            float32_flops=flops if how.upcast else {},
             vector_flops={
                 how.scoring: (5 if how.scoring == "softmax" else 1) * (chosen if how.late else scores),
                 "select": scores + grouping,
@@ -99,6 +101,7 @@ class Router:
             },
             input_bytes=self.tokens * self.hidden * self.item_bytes + (4 * self.experts if how.corrected else 0),
             buffer_bytes=4 * self.experts if how.corrected else 0,
+            buffer_read_bytes=4 * self.experts if how.corrected else 0,
             output_bytes=(self.item_bytes if how.narrow else 4) * chosen,
             between=self._between(scores, chosen),
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -15,7 +16,10 @@ ByDtype = dict[str, int]
 """dtype -> FLOPs."""
 OTHER: Final = ARITHMETIC[-1]
 CONVOLUTION: Final = "tf32"
-"""What torch multiplies convolutions of float32 in, unless it is told otherwise."""
+"""What torch multiplies convolutions and recurrent layers of float32 in, unless it is told otherwise."""
+FUSED: Final = "three of tf32"
+"""How torch's fused attention multiplies float32 (``OpMultiplyAddFastF32`` of CUTLASS)."""
+_RECURRENT: Final = re.compile(r".*\b(lstm|gru|rnn_tanh|rnn_relu)(\.\w+)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +59,11 @@ class Arithmetic:
         """Return the dtype whose peak an operator of a kind has."""
         if self.instead is not None:
             return self.instead.get(dtype, dtype)
-        return CONVOLUTION if dtype == "float32" and "conv" in kind else dtype
+        if dtype != "float32":
+            return dtype
+        if "conv" in kind or _RECURRENT.fullmatch(kind):
+            return CONVOLUTION
+        return FUSED if "attention" in kind else dtype
 
     def of(self, cost: Callable[[Metric], int | None], kind: str) -> DtypeWork:
         """Return the work of the operators of one kind, by their costs."""

@@ -24,13 +24,13 @@ from dataclasses import dataclass, field, fields, replace
 from fractions import Fraction
 from typing import Final, Literal
 
-from costproof.estimate.arithmetic import CONVOLUTION, Arithmetic, ByDtype, DtypeWork, dtypes
+from costproof.estimate.arithmetic import CONVOLUTION, FUSED, Arithmetic, ByDtype, DtypeWork, dtypes
 from costproof.estimate.hardware import LARGEST_FIGURE, Device
 from costproof.estimate.routing import Routing, Touched
 from costproof.ledger.baseline import Baseline, Folded
 from costproof.ledger.conventions import Conventions
 from costproof.ledger.errors import EXIT_INCOMPLETE, EXIT_OK, BadInput, Incomplete, Problems
-from costproof.ledger.metrics import ARITHMETIC, FLOOR, TRAFFIC, UNFUSED, Metric
+from costproof.ledger.metrics import ARITHMETIC, FLOOR, SPARED, SPARED_AT_FLOOR, TRAFFIC, UNFUSED, Metric
 from costproof.ledger.node import exact_sum
 from costproof.ledger.schema import FileKind, from_data
 from costproof.ledger.sources import ALL_SOURCES
@@ -304,8 +304,9 @@ class Roof:
 def roof(device: Device, dtype: str) -> Roof:
     """Return the roof of a device: the dense peaks of each dtype, or of a narrower one where that is not known.
 
-    torch runs convolutions of float32 in TF32 unless it is told otherwise (``torch.backends.cudnn.allow_tf32``), so
-    the faster of the two peaks bounds them.
+    torch runs convolutions and recurrent layers of float32 in TF32 unless it is told otherwise
+    (``torch.backends.cudnn.allow_tf32``), and its fused attention makes a product of float32 of three of TF32, so the
+    faster of the two ways bounds them.
 
     Args:
         dtype: of most products.
@@ -326,9 +327,9 @@ def roof(device: Device, dtype: str) -> Roof:
         raise BadInput("the bandwidth of this device is not known", where=device.name, fix="--on FILE.json with one")
     found = {other: device.bounding_peak(other) for other in ARITHMETIC}
     peaks = {other: its.flops for other, its in found.items() if its is not None}
-    convolution = max((p.flops for p in (found["float32"], device.peak(CONVOLUTION)) if p is not None), default=None)
-    if convolution is not None:
-        peaks[CONVOLUTION] = convolution
+    own, tf32 = (0 if p is None else p.flops for p in (found["float32"], device.peak(CONVOLUTION)))
+    if own or tf32:
+        peaks[CONVOLUTION], peaks[FUSED] = max(own, tf32), max(own, -(-tf32 // 3))
     peaks.pop(dtype, None)
     return Roof(peak.flops, device.bandwidth.value, peak.dtype, dtype, peaks)
 
@@ -360,14 +361,15 @@ def bounds(
 ) -> tuple[StageBound, tuple[StageBound, ...], tuple[PartBound, ...]]:
     """The whole run, its stages and their parts."""
 
-    def within(stage: str, moving: tuple[Metric, ...]) -> Iterator[tuple[str, Bound]]:
+    def within(stage: str, moving: tuple[Metric, ...], spared: Metric = "") -> Iterator[tuple[str, Bound]]:
         for part, kinds in sorted(folded.rows.get(stage, {}).items()):
             moved = exact_sum(costs[m] for m in moving for costs in kinds.values() if m in costs)
+            moved = _without(moved, (costs.get(spared, 0) for costs in kinds.values()))
             work = arithmetic.of_kinds(kinds)
             if (work.flops, moved) != (0, 0):
                 yield part, of.work(work, moved)
 
-    parts = [PartBound(stage, part, b) for stage in folded.stages for part, b in within(stage, TRAFFIC)]
+    parts = [PartBound(stage, part, b) for stage in folded.stages for part, b in within(stage, TRAFFIC, SPARED)]
     unfused: dict[str, Bound] = {}
     if UNFUSED in folded.metrics:
         unfused = {s: of.one_after_another(b for _, b in within(s, (UNFUSED,))) for s in folded.stages}
@@ -376,7 +378,9 @@ def bounds(
         own = [p.at_roof for p in parts if p.stage == stage]
         work = arithmetic.of_stage(folded, stage)
         moved = folded.total(FLOOR, stage) or exact_sum(folded.total(metric, stage) for metric in LASTING)
-        floor, every = of.work(work, moved), of.bound(work.flops, moved, work.full)
+        every = of.bound(work.flops, moved, work.full)
+        rows = [costs for kinds in folded.rows.get(stage, {}).values() for costs in kinds.values()]
+        floor = of.work(work, _without(moved, (costs.get(SPARED_AT_FLOOR, 0) for costs in rows)))
         full.append(every)
         other = None if every.seconds == floor.seconds else every
         modules = of.one_after_another(own)
@@ -390,6 +394,12 @@ def bounds(
         of.one_after_another(full) if any(s.full for s in stages) else None,
     )
     return run, tuple(stages), tuple(parts)
+
+
+def _without(moved: int | None, spared: Iterable[int | None]) -> int | None:
+    """Return the bytes that are certain to move: none where it is unknown how many need not."""
+    gone = exact_sum(spared)
+    return None if moved is None else 0 if gone is None else max(0, moved - gone)
 
 
 def peaks_of(of: Roof, run: StageBound) -> dict[str, int]:

@@ -10,13 +10,13 @@ from typing import Final
 from costproof.graph.costed import Costed
 from costproof.graph.graph import AUTOCAST, Graph, ModuleCall, OpCall, Size, Value
 from costproof.graph.merge import evidence, merge_unknown
-from costproof.graph.reuse import floors
+from costproof.graph.reuse import Spared, floors
 from costproof.graph.rules.names import canonical, source_kind
 from costproof.graph.rules.registry import UnknownCost
 from costproof.graph.rules.sizes import nbytes, prod, total
-from costproof.graph.skippable import skippable
+from costproof.graph.skippable import hidden_reads, skippable
 from costproof.ledger.errors import Incomplete
-from costproof.ledger.metrics import ARITHMETIC, FLOOR, SKIPPABLE, UNFUSED, Metric
+from costproof.ledger.metrics import ARITHMETIC, FLOOR, SKIPPABLE, SPARED, SPARED_AT_FLOOR, UNFUSED, Metric
 from costproof.ledger.node import CostNode, UnknownOp
 from costproof.ledger.symbols import text
 
@@ -67,6 +67,7 @@ def account(costed: Costed, place: Place, inside: Collection[str] = (), run_dtyp
                 sums.setdefault(key, {}).setdefault(metric, []).append(size)
 
     left_out = {} if run_dtype is None else skippable(costed)
+    spared = None if run_dtype is None else _spared(costed, left_out)
     for i, (op, cost) in enumerate(zip(graph.ops, costed.costs, strict=True)):
         here = located(op.module, op.call)
         if isinstance(cost, UnknownCost):
@@ -96,9 +97,12 @@ def account(costed: Costed, place: Place, inside: Collection[str] = (), run_dtyp
             key = (*here, module, "")
             add(key, {"weight_read_bytes": traffic.weight_read_bytes, "kv_read_bytes": traffic.kv_read_bytes})
             add(key, {"input_bytes": traffic.input_bytes, "output_bytes": traffic.output_bytes})
-    for region, moved_once in floors(costed, [located(op.module, op.call) for op in graph.ops], inside).items():
-        if region is not None:
-            add((*region, "", ""), {FLOOR: moved_once})
+            add(key, {SPARED: 0 if spared is None else spared.bytes(traffic)})
+    regions = [located(op.module, op.call) for op in graph.ops]
+    for metric, which in ((FLOOR, None), *(((SPARED_AT_FLOOR, spared),) if spared is not None else ())):
+        for region, moved_once in floors(costed, regions, inside, which).items():
+            if region is not None:
+                add((*region, "", ""), {metric: moved_once})
     owners = {call.module: call.class_name for call in graph.calls}
     values = (v for op in graph.ops for v in (*op.tensors, *op.outputs))
     symbolic = any(not isinstance(size, int) for value in values for size in value.shape)
@@ -110,6 +114,15 @@ def account(costed: Costed, place: Place, inside: Collection[str] = (), run_dtyp
         owner = owners.get(key[2], "")
         nodes.append(CostNode(*key, costs, exprs, owner, evidence=evidence(labels.get(key, ()))))
     return Accounted(tuple(nodes), merge_unknown(unknown))
+
+
+def _spared(costed: Costed, left_out: Mapping[int, Size]) -> Spared | None:
+    """Return which bytes a run need not move; ``None``: all are needed."""
+    ops = costed.graph.ops
+    cast = any(op.attrs.get(AUTOCAST) for op in ops)
+    halved = frozenset(v.id for op in ops for v in op.outputs if v.floating) if cast else frozenset()
+    hidden = hidden_reads(costed, left_out)
+    return Spared(hidden, halved) if halved or hidden else None
 
 
 def multiplied_in(op: OpCall) -> str:

@@ -9,26 +9,32 @@ A larger region hides bytes and adds none, so floor <= fused <= unfused. Views a
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
+
+import sympy
 
 from costproof.graph.costed import Costed
 from costproof.graph.graph import Size, Value
 from costproof.graph.regions import R, RegionTraffic, Traffic
-from costproof.graph.rules.sizes import nbytes, smaller, total
+from costproof.graph.rules.sizes import nbytes, prod, smaller, total
 from costproof.ledger.listing import Reuse
 
 RETURNED: Final = "return."
 """With a number from 0 the name of a tensor that a graph returns."""
 
 
-def floors(work: Costed, regions: Sequence[R], inside: Collection[str] = ()) -> dict[R, Size]:
+def floors(
+    work: Costed, regions: Sequence[R], inside: Collection[str] = (), spared: Spared | None = None
+) -> dict[R, Size]:
     """The bytes that cross the borders of some regions, without what they append to a cache.
 
     Args:
         regions: of each operator, the region that it is in.
         inside: names of inputs and of what is returned (:data:`RETURNED`) that pass between two graphs of one region,
             and of parameters that another of them reads whole.
+        spared: what of each tensor's traffic is wanted, in place of all of it.
     """
     kept = {work.roots.get(v.id, v).id for i, v in enumerate(work.graph.outputs) if f"{RETURNED}{i}" in inside}
 
@@ -37,9 +43,32 @@ def floors(work: Costed, regions: Sequence[R], inside: Collection[str] = ()) -> 
 
     found = work.crossing(regions)
     return {
-        region: _once(t for ways in (m.inputs, m.outputs, m.weights, m.cached) for t in ways if crosses(t.value))
+        region: _once(t for t in (spared.of(m) if spared else m.every) if crosses(t.value))
         for region, m in found.items()
     }
+
+
+@dataclass(frozen=True, slots=True)
+class Spared:
+    """Which bytes of a graph's traffic a run need not move."""
+
+    hidden: frozenset[str]
+    """Ids of tensors that are keys and values alone, which a mask may hide."""
+    halved: frozenset[str]
+    """Ids of tensors that autocast may make in half of float32, where the graph has them in float32."""
+
+    def of(self, moved: RegionTraffic) -> Iterator[Traffic]:
+        """Yield those of a region."""
+        for one in moved.every:
+            if one.value.id in self.hidden and one.value.origin != "param":
+                yield one
+            elif one.value.id in self.halved and one.value.dtype == "float32":
+                half = replace(one.value, dtype="bfloat16")
+                yield Traffic(half, prod((one.nbytes, sympy.Rational(1, 2))))
+
+    def bytes(self, moved: RegionTraffic) -> Size:
+        """Return their sum."""
+        return total(one.nbytes for one in self.of(moved))
 
 
 def _once(found: Iterable[Traffic]) -> Size:

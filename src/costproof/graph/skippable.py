@@ -1,7 +1,8 @@
 """What another implementation of the same result leaves out of a graph: a bound of time takes none of it.
 
 Scores that a mask hides. A flag and a window say which (:mod:`costproof.graph.rules.attention`); of a mask that is a
-tensor, or that is added between written-out products, the numbers are data: it may hide all of them.
+tensor the numbers are data: it may hide all of them. So it is with two products that are written out where anything
+that may be a mask meets the first one's result on its way to the second one, with a softmax between or without.
 
 Latents that a cache holds and that a product expands to keys and values: queries and sums may absorb the weights
 (DeepSeek-V2, section 2.1.2), so the product over the past is left out. Scores of the latents are wider then, but for
@@ -16,10 +17,16 @@ from typing import Final
 from costproof.graph.costed import Costed
 from costproof.graph.graph import OpCall, Size, Value
 from costproof.graph.rules.cost import OpCost
+from costproof.graph.rules.flash import is_flash, window_of
 from costproof.graph.rules.names import canonical
+from costproof.graph.rules.registry import UnknownCost
 from costproof.graph.rules.sizes import numel, prod, total
 
-_SOFTMAX: Final = frozenset({"softmax", "_softmax", "_safe_softmax", "log_softmax"})
+_TRIANGLES: Final = frozenset({"tril", "triu"})
+_ADDING: Final = frozenset({"baddbmm", "addmm"})
+"""Products that add their first tensor."""
+_STORED: Final = ("param", "buffer")
+_MOVING: Final = ("alias", "move", "lookup")
 _LINEAR: Final = frozenset({"linear", "mm", "matmul", "addmm"})
 _FUSED: Final = "attention"
 
@@ -29,10 +36,6 @@ def skippable(costed: Costed) -> Mapping[int, Size]:
     ops, costs = costed.graph.ops, costed.costs
     found = {i: c.skippable for i, c in enumerate(costs) if isinstance(c, OpCost) and c.skippable != 0}
     writer = {v.id: i for i, op in enumerate(ops) for v in op.outputs}
-    readers: dict[str, list[int]] = {}
-    for i, op in enumerate(ops):
-        for value in op.tensors:
-            readers.setdefault(value.id, []).append(i)
 
     def whole(at: int) -> None:
         cost = costs[at]
@@ -43,13 +46,10 @@ def skippable(costed: Costed) -> Mapping[int, Size]:
         cost = costs[at]
         return isinstance(cost, OpCost) and cost.role == "matmul" and cost.flops != 0
 
+    for at in _hidden(costed, multiplies):
+        whole(at)
     for i, op in enumerate(ops):
-        if canonical(op.name) in _SOFTMAX:
-            products, masked = _before(i, ops, writer, multiplies)
-            if masked:
-                for at in (*products, *_behind(i, ops, readers, multiplies)):
-                    whole(at)
-        elif canonical(op.name) in _LINEAR and multiplies(i):
+        if canonical(op.name) in _LINEAR and multiplies(i):
             past = _past(op, costed, writer)
             if past is not None and op.outputs:
                 rank, out = past.shape[-1], op.outputs[0].shape[-1]
@@ -60,42 +60,47 @@ def skippable(costed: Costed) -> Mapping[int, Size]:
     return found
 
 
-def _before(
-    start: int, ops: tuple[OpCall, ...], writer: Mapping[str, int], multiplies: Callable[[int], bool]
-) -> tuple[list[int], bool]:
-    """Return the products that a softmax is of, and whether something else is put into them on the way."""
-    products, masked, seen, open_ = list[int](), False, {start}, [start]
-    while open_:
-        op = ops[open_.pop()]
-        floating = [v for v in op.tensors if v.origin not in ("param", "buffer") or v.shape]
-        masked |= len(floating) > 1
-        for value in op.tensors:
-            at = writer.get(value.id)
-            if at is None or at in seen:
-                continue
-            seen.add(at)
-            if multiplies(at):
-                products.append(at)
-            elif len(seen) < len(ops) and canonical(ops[at].name) not in _SOFTMAX:
-                open_.append(at)
-    return products, masked and bool(products)
+def _hidden(costed: Costed, multiplies: Callable[[int], bool]) -> Iterator[int]:
+    """Yield the products of written-out attention whose scores a mask may hide: both of the two."""
+    scores: dict[str, dict[int, bool]] = {}
+    """Id of a value that is made of scores -> the product that made them -> whether a mask has met them."""
+    live, kept = set[str](), set[str]()
+    """Values that depend on activations or weights; values that are stored numbers, maybe moved."""
+    for i, (op, cost) in enumerate(zip(costed.graph.ops, costed.costs, strict=True)):
+        live.update(v.id for v in op.tensors if v.floating and v.origin in ("input", "cache", "param"))
+        kept.update(v.id for v in op.tensors if v.origin in _STORED)
+        made = {p: masked for v in op.tensors for p, masked in scores.get(v.id, {}).items()}
+        role = cost.role if isinstance(cost, OpCost) else "vector"
+        if role in _MOVING and any(v.id in kept for v in op.tensors):
+            kept.update(v.id for v in op.outputs)
+        if any(v.id in live for v in op.tensors):
+            live.update(v.id for v in op.outputs)
+        if multiplies(i):
+            adding = canonical(op.name) in _ADDING
+            factors = op.tensors[1:] if adding else op.tensors
+            activations = len(factors) > 1 and all(v.id in live for v in factors)
+            if activations and _FUSED not in op.name and len({v.id in kept for v in factors}) == 1:
+                yield from (at for p, masked in made.items() if masked for at in (p, i))
+                masked = adding and op.attrs.get("beta") != 0 and _may_hide(op.tensors[0])
+                scores.update((v.id, {i: masked}) for v in op.outputs)
+            continue
+        seen = [v for v in op.tensors if v.id in scores]
+        grown = role == "vector" and all(_grows(out, v) for v in seen for out in op.outputs)
+        if made and not grown:
+            masked = canonical(op.name) in _TRIANGLES
+            masked |= any(_may_hide(v) for v in op.tensors if v.id not in scores)
+            scores.update((v.id, {p: before or masked for p, before in made.items()}) for v in op.outputs)
 
 
-def _behind(
-    start: int, ops: tuple[OpCall, ...], readers: Mapping[str, list[int]], multiplies: Callable[[int], bool]
-) -> Iterator[int]:
-    """Yield the products that take what a softmax returns."""
-    seen, open_ = {start}, [start]
-    while open_:
-        for value in ops[open_.pop()].outputs:
-            for at in readers.get(value.id, ()):
-                if at in seen:
-                    continue
-                seen.add(at)
-                if multiplies(at):
-                    yield at
-                else:
-                    open_.append(at)
+def _may_hide(value: Value) -> bool:
+    """Whether a tensor that meets scores tells one pair of a query and a key from another."""
+    return any(size != 1 for size in value.shape[-2:])
+
+
+def _grows(out: Value, scores: Value) -> bool:
+    """Whether a result is certainly larger than the scores that it is made of: they were a factor of all its rows."""
+    before, after = numel(scores), numel(out)
+    return isinstance(before, int) and isinstance(after, int) and after > before
 
 
 def _past(op: OpCall, costed: Costed, writer: Mapping[str, int]) -> Value | None:
@@ -123,3 +128,39 @@ def _narrow(op: OpCall, rank: Size, out: Size) -> bool:
     heads = op.tensors[0].shape[1] if len(op.tensors[0].shape) == 4 else 1
     spare = total((prod((2, rank, heads)), prod((-1, out))))
     return isinstance(spare, int) and spare >= 0
+
+
+def hidden_reads(costed: Costed, left_out: Mapping[int, Size]) -> frozenset[str]:
+    """Return the ids of tensors that nothing reads but attention, as keys or values that a mask may hide.
+
+    Args:
+        left_out: as :func:`skippable` returns it.
+    """
+    graph, roots = costed.graph, costed.roots
+
+    def root(value: Value) -> str:
+        return roots.get(value.id, value).id
+
+    kept = {v.id for v in graph.cache_outputs}
+    needed = {root(v) for v in graph.outputs if v.id not in kept}
+    hidden = set[str]()
+    for i, (op, cost) in reversed(list(enumerate(zip(graph.ops, costed.costs, strict=True)))):
+        role = cost.role if isinstance(cost, OpCost) else "vector"
+        if role == "alias":
+            continue
+        moved = role == "move" and all(root(v) not in needed for v in op.outputs)
+        masked = _hides_keys(op, cost, left_out.get(i, 0))
+        for place, value in enumerate(op.tensors):
+            (hidden if moved or (masked and place > 0) else needed).add(root(value))
+    return frozenset(hidden - needed)
+
+
+def _hides_keys(op: OpCall, cost: OpCost | UnknownCost, left_out: Size) -> bool:
+    """Whether a key may have all of its scores hidden: not where the last query sees all of them."""
+    if not isinstance(cost, OpCost) or cost.role != "matmul" or left_out == 0:
+        return False
+    if left_out == cost.flops:
+        return not any(v.origin == "param" for v in op.tensors)
+    if is_flash(op.name):
+        return window_of(op)[0] is not None
+    return _FUSED in op.name and op.tensors[0].shape[-2] != op.tensors[1].shape[-2]

@@ -50,6 +50,11 @@ EVERY_METRIC: Final[dict[Metric, MetricInfo]] = {
     "weight_bytes": MetricInfo(
         "bytes", True, "weight bytes", "bytes of the module's own parameters in the run's dtype", column="Weights",
     ),
+    "buffer_bytes": MetricInfo(
+        "bytes", True, "buffer bytes",
+        "bytes of the buffers that the module itself registers, persistent or not, each in its own dtype; what several "
+        "names or views share counts once",
+    ),
     "calls": MetricInfo("calls", False, "calls", "how often the module's forward runs", proven=True),
     "flops": MetricInfo(
         "FLOP", False, "FLOPs",
@@ -120,14 +125,20 @@ EVERY_METRIC: Final[dict[Metric, MetricInfo]] = {
 """All metrics, in the order of reports."""
 
 SKIPPABLE: Final[Metric] = "skippable_flops"
+SPARED: Final[Metric] = "skippable_bytes"
+SPARED_AT_FLOOR: Final[Metric] = "skippable_floor_bytes"
+IN_FLOAT32: Final[Metric] = "float32_flops"
 ARITHMETIC: Final[tuple[str, ...]] = ("float64", "float32", "bfloat16", "float16", "float8", "other")
 """The dtypes in which operators multiply, the slowest first; ``other``: integers, and what no device file names."""
 OF_BOUNDS: Final[dict[Metric, str]] = {
     SKIPPABLE: "headline FLOPs that another implementation of the same result leaves out: scores that a mask hides or "
     "may hide, latents whose expansion queries absorb",
+    SPARED: "bytes at the module boundary that a run need not move: keys and values that a mask may hide, and what "
+    "autocast makes narrower than an export on meta has it",
+    SPARED_AT_FLOOR: "such bytes among the floor_bytes",
     **{f"{dtype}_flops": f"headline FLOPs of operators that multiply in {dtype}" for dtype in ARITHMETIC},
 }
-"""What bounds of time know besides, on the nodes that have FLOPs; no table has it and nothing is compared by it.
+"""What bounds of time know besides, on nodes that have FLOPs or bytes; no table has it, nothing is compared by it.
 
 FLOPs without a dtype are in the dtype of the run.
 """

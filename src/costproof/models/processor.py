@@ -55,7 +55,10 @@ def unfit(images: ImageSize, expected: object, place: str) -> BadInput:
         expected: what it runs on.
         place: the configuration.
     """
-    what, fix = "the processor makes images of another size than the tower takes", "--image-size where the model has it, or change a file"
+    what, fix = (
+        "the processor makes images of another size than the tower takes",
+        "--image-size where the model has it, or change a file",
+    )
     return BadInput(what, where=f"{images.where} beside {place}", expected=expected, got=images.side, fix=fix)
 
 

@@ -5,34 +5,61 @@ Formats are recognised and not yet counted: a format in another dtype than the r
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final, get_args
 
+from costproof.ledger.errors import BadInput
 from costproof.ledger.files import read_json
 from costproof.ledger.workload import Dtype
 from costproof.models.processor import ImageSize, image_size
 
-KEYS: Final = ("quantization_config", "compression_config", "quantize_config", "quant_config", "hf_quant_config")
+_KEY: Final = re.compile(
+    r"((\w+_)?(quant|quanti[sz](e|ed|ation)|compression)_(config|cfg|method|algo|bits?|dtype|type|scheme)"
+    r"|(hqq|quark|awq|gptq|bnb|quanto|torchao|aqlm|exl[23]|modelopt|auto_?round)_config|quanti[sz]ed"
+    r"|_?load_in_[48]bit|_pre_quantization_dtype|expert_dtype|weights?_(dtype|bits|bit_width)|w_?bits?)"
+)
 """Keys of a configuration, or of a part of it, that describe a quantised checkpoint."""
 _MLX: Final = "quantization"
-"""A key that does so where its value is an object with :data:`_OF_A_FORMAT`."""
+"""A key that does so where its value is a text, or an object with :data:`_OF_A_FORMAT`."""
 _OF_A_FORMAT: Final = ("bits", "group_size", "quant_method", "quant_algo", "mode")
-_PART_DTYPE: Final = "expert_dtype"
-FILES: Final = ("hf_quant_config.json", "quantize_config.json", "quant_config.json")
-"""Files beside a configuration that do the same, by the names of ModelOpt, AutoGPTQ and AutoAWQ."""
-_INDEX: Final = "model.safetensors.index.json"
-_PACKED: Final = (
-    ".qweight", ".qzeros", ".weight_packed", ".weight_scale", ".weight_scale_inv", ".weight_scale_2", "_blocks",
-    ".SCB", ".absmax", ".quant_map", ".weight.absmax", ".weight.quant_map",
+_NOT_BELOW: Final = 16
+"""Bits of what is not quantised."""
+FILES: Final = (
+    "hf_quant_config.json", "quantize_config.json", "quantization_config.json", "quant_config.json",
+    "quanto_qmap.json", "quantization_map.json",
 )  # fmt: skip
-"""How tensors end that only a quantised checkpoint has."""
+"""Files beside a configuration that do the same, by the names of ModelOpt, AutoGPTQ, AutoRound, AutoAWQ and Quanto."""
+_DESCRIPTIONS: Final = "quant_model_description*.json"
+"""As :data:`FILES`, of msModelSlim."""
+_INDICES: Final = "*.index*.json"
+_WEIGHTS: Final = "*.safetensors"
+_GGUF: Final = "*.gguf"
+_NOT_PACKED: Final = re.compile(r"(?i).*(f16|f32|fp16|fp32).*")
+"""Names of GGUF files that hold what was trained."""
+_MOST_FILES: Final = 256
+_LONGEST_HEADER: Final = 2**24
+_PACKED: Final = re.compile(
+    r".*(\.(q?weight|[A-Za-z_]*proj)\.(absmax|quant_map|quant_state\.\w+|_data|_scale|qdata|scales|zeros|indices)"
+    r"|\.(qweight|qzeros|q_weight|q_scale|g_idx|SCB|absmax|quant_map|codes|codebooks|W_q|trellis|Qidxs|lookup_table"
+    r"|centroids\.weight|input_scale|qscale_\w+|deq_scale|quant_bias|weight_(packed\w*|scales?|scale_inv|scale_2|qdata"
+    r"|zero_point|shape|global_scale|format)|\w*quantizer\._\w+)|[._](gate_up|down)_proj_(blocks|scales))"
+)
+"""Names of tensors that only a quantised checkpoint has."""
+_NARROW: Final = re.compile(r"F8_\w+|F[46]\w*|[IU][48]")
+"""Dtypes of weights in the header of safetensors that no run has."""
 _METHODS: Final = ("quant_method", "quant_algo", "quantization_method")
 _BITS: Final = ("bits", "num_bits", "w_bit", "wbits", "weight_bits")
 _GROUPS: Final = ("group_size", "q_group_size")
-_CACHES: Final = ("kv_cache_scheme", "kv_cache_quant_algo")
+_CACHES: Final = ("kv_cache_scheme", "kv_cache_quant_algo", "kv_cache_dtype", "cache_dtype")
 _DTYPES: Final = ("dtype", "torch_dtype")
+_BEFORE: Final = "_pre_quantization_dtype"
+_PLAIN_VALUES: Final = (None, "", "none", "auto", *get_args(Dtype))
 _NOT_NAMED: Final = "a format without a name"
 _LONGEST: Final = 40
 
@@ -66,22 +93,41 @@ def stored(data: object, path: Path | None) -> Stored:
     described = list(_described(data, "$"))
     weights = [f"{_format(value)} ({place})" for place, value in described]
     cache = [f"{text} ({place})" for place, value in described if (text := _cache(value))]
-    for name in FILES if path is not None else ():
-        assert path is not None
-        beside = path.parent / name
-        if beside.is_file() and beside != path:
-            value = read_json(beside, what="description of a quantised checkpoint")
+    cache += _caches(data, "$")
+    if path is not None:
+        for name, value in _beside(path):
             weights.append(f"{_format(value)} ({name})")
             cache += [f"{text} ({name})" for text in (_cache(value),) if text]
-    if not weights and path is not None and (path.parent / _INDEX).is_file():
-        weights += [f"{_NOT_NAMED} ({name} in {_INDEX})" for name in _packed(path.parent / _INDEX)]
+        if not weights:
+            weights += [f"{_NOT_NAMED} ({name})" for name in _packed(path.parent)]
+    if not weights:
+        odd = next((name for name in _dtypes(data) if name not in (*get_args(Dtype), "auto")), "")
+        weights += [f"{odd[:_LONGEST]} (the dtype that the configuration names)"] if odd else []
     named = _dtype(data)
-    run = named if named in get_args(Dtype) else None
-    if named and run is None and named != "auto" and not weights:
-        weights.append(f"{named[:_LONGEST]} (the dtype that the configuration names)")
     found = {"weights": "; ".join(weights), "cache": "; ".join(cache)}
+    run = named if named in get_args(Dtype) else None
     images = None if path is None else image_size(path)
     return Stored(tuple((part, text) for part, text in found.items() if text), run, images)  # type: ignore[arg-type]
+
+
+def _is_there(file: Path) -> bool:
+    """Return whether a file lies beside a configuration.
+
+    Raises:
+        BadInput: something else has its name: taken for nothing, it would leave a quantised checkpoint unnoticed.
+    """
+    if os.path.lexists(file) and not file.is_file():
+        got = "a link that leads nowhere" if file.is_symlink() and not file.exists() else "no regular file"
+        raise BadInput("a file beside the configuration cannot be read", where=str(file), expected="a file", got=got)
+    return file.is_file()
+
+
+def _beside(path: Path) -> Iterator[tuple[str, Any]]:
+    """Yield the descriptions of quantised weights in files beside a configuration."""
+    named = (path.parent / name for name in FILES)
+    for beside in (*named, *sorted(path.parent.glob(_DESCRIPTIONS))):
+        if _is_there(beside) and beside != path:
+            yield beside.name, read_json(beside, what="description of a quantised checkpoint")
 
 
 def without(data: Any) -> Any:
@@ -99,16 +145,27 @@ def without_dtype(data: Any) -> Any:
 
 
 def _describes(key: str, value: Any) -> bool:
-    if key == _PART_DTYPE:
-        return isinstance(value, str)
-    return key in KEYS or (key == _MLX and isinstance(value, dict) and any(k in value for k in _OF_A_FORMAT))
+    if key in _CACHES:
+        return True
+    if key == _MLX:
+        return isinstance(value, str) or (isinstance(value, dict) and any(k in value for k in _OF_A_FORMAT))
+    return _KEY.fullmatch(key) is not None
+
+
+def _says_so(key: str, value: Any) -> bool:
+    """Return whether the value of a key that describes a checkpoint says that it is quantised."""
+    if key == _BEFORE:
+        return bool(value)
+    if key in _CACHES or value is False or value in _PLAIN_VALUES:
+        return False
+    return type(value) is not int or 0 < value < _NOT_BELOW
 
 
 def _described(data: object, path: str) -> Iterator[tuple[str, Any]]:
     """Yield the descriptions of quantised weights in a configuration and in its parts, with their places."""
     for key, value in data.items() if isinstance(data, dict) else ():
         if _describes(key, value):
-            if value is not None and value is not False:
+            if _says_so(key, value):
                 yield f"{path}.{key}", value
         else:
             yield from _described(value, f"{path}.{key}")
@@ -118,6 +175,8 @@ def _format(value: object) -> str:
     """Return a format in words: ``fp8, blocks of 128 x 128``."""
     if isinstance(value, str):
         return value[:_LONGEST] or _NOT_NAMED
+    if type(value) is int:
+        return f"{value} bits"
     if not isinstance(value, dict):
         return _NOT_NAMED
     inner = [value, *_inside(value)]
@@ -149,16 +208,65 @@ def _cache(value: object) -> str:
     """Return the format of keys and values, where a description has one."""
     if not isinstance(value, dict):
         return ""
-    named = next((v[k] for v in (value, *_inside(value)) for k in _CACHES if v.get(k)), None)
+    said = (v[k] for v in (value, *_inside(value)) for k in _CACHES if v.get(k) and v[k] not in _PLAIN_VALUES)
+    named = next(said, None)
     return "" if named is None else named[:_LONGEST] if isinstance(named, str) else _format(named)
 
 
-def _packed(index: Path) -> Iterator[str]:
-    """Yield the first tensor of a checkpoint that only a quantised one has."""
-    data = read_json(index, what="index of the weights")
-    names = data.get("weight_map") if isinstance(data, dict) else None
-    found = (str(name) for name in sorted(names if isinstance(names, dict) else ()) if str(name).endswith(_PACKED))
-    yield from [name[-60:] for name in (next(found, ""),) if name]
+def _caches(data: object, path: str) -> Iterator[str]:
+    """Yield the formats of keys and values that a configuration and its parts name themselves."""
+    for key, value in data.items() if isinstance(data, dict) else ():
+        if key in _CACHES and (text := _cache({key: value})):
+            yield f"{text} ({path}.{key})"
+        elif isinstance(value, dict) and not _describes(key, value):
+            yield from _caches(value, f"{path}.{key}")
+
+
+def _packed(folder: Path) -> Iterator[str]:
+    """Yield the first sign in the weights of a folder that they are quantised: a tensor, or a file."""
+    found = (f"{name[-60:]} in {file}" for file, name in _tensors(folder) if name)
+    yield from islice(found, 1)
+    if next(folder.glob(_WEIGHTS), None) is None:
+        files = sorted(file.name for file in folder.glob(_GGUF))
+        yield from [name[-60:] for name in files if not _NOT_PACKED.fullmatch(name)][:1]
+
+
+def _tensors(folder: Path) -> Iterator[tuple[str, str]]:
+    """Yield the tensors that only a quantised checkpoint has, with their file, by indices and by headers."""
+    for index in filter(_is_there, islice(sorted(folder.glob(_INDICES)), _MOST_FILES)):
+        data = read_json(index, what="index of the weights")
+        names = data.get("weight_map") if isinstance(data, dict) else None
+        for name in sorted(map(str, names if isinstance(names, dict) else ())):
+            if _PACKED.fullmatch(name):
+                yield index.name, name
+    for file in islice(sorted(folder.glob(_WEIGHTS)), _MOST_FILES):
+        for name, tensor in sorted(_header(file).items() if file.is_file() else ()):
+            dtype = str(tensor.get("dtype", "")) if isinstance(tensor, dict) else ""
+            if _PACKED.fullmatch(name) or (name.endswith("weight") and _NARROW.fullmatch(dtype)):
+                yield file.name, name
+
+
+def _header(file: Path) -> dict[str, Any]:
+    """Return the header of a file of safetensors; nothing of one that is none, such as a pointer of Git LFS."""
+    try:
+        with file.open("rb") as stream:
+            length = int.from_bytes(stream.read(8), "little")
+            data = json.loads(stream.read(length)) if length <= _LONGEST_HEADER else None
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return data if isinstance(data, dict) else {}
+
+
+def _dtypes(data: object) -> Iterator[str]:
+    """Yield the dtypes that a configuration and its parts name."""
+    if not isinstance(data, dict):
+        return
+    for key, value in data.items():
+        if key in _DTYPES:
+            named: Iterable[object] = value.values() if isinstance(value, dict) else (value,)
+            yield from (text.removeprefix("torch.") for text in named if isinstance(text, str) and text)
+        elif isinstance(value, dict) and not _describes(key, value):
+            yield from _dtypes(value)
 
 
 def _dtype(data: object) -> str:

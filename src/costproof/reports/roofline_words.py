@@ -5,7 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import Final
 
-from costproof.estimate.arithmetic import CONVOLUTION, OTHER, dtypes
+from costproof.estimate.arithmetic import CONVOLUTION, FUSED, OTHER, dtypes
 from costproof.estimate.roofline import Border, BorderPoint, Bound, PartBound, Rational, Roofline, StageBound
 from costproof.estimate.routing import Touched
 from costproof.ledger.plural import plural
@@ -89,7 +89,11 @@ def instead(found: Roofline) -> list[str]:
         others = ", ".join(f"{human(peak, 'FLOP/s', places=3)} ({dtype})" for dtype, peak in found.peaks.items())
         said.append(f"Products in another dtype have its peak: {others}.")
     if CONVOLUTION in found.peaks and found.math != CONVOLUTION:
-        said.append("Convolutions of float32 run in TF32 by default (torch.backends.cudnn.allow_tf32).")
+        said.append(
+            "Convolutions and recurrent layers of float32 run in TF32 by default (torch.backends.cudnn.allow_tf32)."
+        )
+    if FUSED in found.peaks:
+        said.append("Fused attention in float32 takes three products in TF32 for one.")
     run = (found.run.modules.least, found.run.floor.least, None if found.run.full is None else found.run.full.least)
     free = [dtype for dtype in dtypes(run) if dtype not in found.peaks and dtype != found.math]
     if free:

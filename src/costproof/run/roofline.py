@@ -12,7 +12,7 @@ from costproof.estimate.arithmetic import Arithmetic, arithmetic_of
 from costproof.estimate.hardware import Device
 from costproof.estimate.roofline import Border, BorderPoint, Roof, Roofline, bounds, counted, peaks_of, roof
 from costproof.graph.rules.files import Files
-from costproof.ledger.metrics import SKIPPABLE, TRAFFIC
+from costproof.ledger.metrics import IN_FLOAT32, SKIPPABLE, TRAFFIC
 from costproof.ledger.node import CostNode
 from costproof.run.along import Along, Sum, Term, grows
 from costproof.run.devices import machine
@@ -87,22 +87,24 @@ def _borders(batch: Along, length: Along, of: Roof, arithmetic: Arithmetic) -> I
     assert ledger is not None
     peaks = {**of.peaks, of.math: of.flops}
     for stage in ledger.stages:
-        # Formulas name no dtype: their products are in that of the run, but for convolutions.
         kinds = {n.kind for n in ledger.nodes if n.stage == stage and "flops" in n.exprs}
-        used = {peaks[arithmetic.named(arithmetic.run, kind)] for kind in kinds}
-        every = prod(used)
-        flops = tuple(
-            term
-            for kind in sorted(kinds)
-            for factor in [of.bandwidth * every // peaks[arithmetic.named(arithmetic.run, kind)]]
-            for term in (Term("flops", _of_kind(stage, kind), factor), Term(SKIPPABLE, _of_kind(stage, kind), -factor))
-        )
+        upcast = {n.kind for n in ledger.nodes if n.stage == stage and IN_FLOAT32 in n.exprs}
+        rates = {kind: peaks[arithmetic.named(arithmetic.run, kind)] for kind in kinds}
+        in_float32 = {kind: peaks[arithmetic.named("float32", kind)] for kind in upcast}
+        every = prod({*rates.values(), *in_float32.values()})
+        flops: list[Term] = []
+        for kind, rate in sorted(rates.items()):
+            factor = of.bandwidth * every // rate
+            flops += [Term("flops", _of_kind(stage, kind), factor), Term(SKIPPABLE, _of_kind(stage, kind), -factor)]
+            if kind in in_float32:
+                more = of.bandwidth * every // in_float32[kind] - factor
+                flops.append(Term(IN_FLOAT32, _of_kind(stage, kind), more))
         moved = tuple(term for metric in TRAFFIC for term in _sum(metric, stage, factor=every))
         unit = every * of.bandwidth
-        yield from _border(batch, stage, "is bound by compute", ("compute", "memory"), (flops, moved), "s", unit)
+        yield from _border(batch, stage, "is bound by compute", ("compute", "memory"), (tuple(flops), moved), "s", unit)
         weights = _sum("weight_read_bytes", stage, factor=every)
         asked = "computes longer than it reads weights"
-        yield from _border(batch, stage, asked, ("compute", "weights once"), (flops, weights), "s", unit)
+        yield from _border(batch, stage, asked, ("compute", "weights once"), (tuple(flops), weights), "s", unit)
         here = [node for node in ledger.nodes if node.stage == stage]
         if any(node.kind == ATTENTION for node in here) and any(_mixes(node) for node in here):
             scores = (Term("flops", _where(stage, lambda node: node.kind == ATTENTION)),)

@@ -22,6 +22,7 @@ from costproof.ledger.node import UnknownOp
 from costproof.models.as_it_runs import as_it_runs
 from costproof.models.caches import CACHES
 from costproof.models.jobs import Run
+from costproof.tracers.autocast import autocast_noted, under_autocast
 from costproof.tracers.hooks_inside import hooks_inside
 from costproof.tracers.indexing import views_apart
 from costproof.tracers.operands import dtype_name, plain_value
@@ -120,6 +121,7 @@ def trace_forward(
         # First of all: what is replaced in torch for a run would be wrapped, and wrapped once more for the next.
         around.enter_context(wrapped_once())
         assumed = around.enter_context(as_it_runs(model))
+        cast_to = around.enter_context(autocast_noted())
         around.enter_context(hooks_inside(model))
         around.enter_context(warnings.catch_warnings())
         for context in _AROUND:
@@ -134,7 +136,7 @@ def trace_forward(
             raise Incomplete("TorchLens cannot trace the model", where=where, got=first_line(error)) from error
         # TorchLens's own clean-up takes a fifth of the time; its records go when the trace goes.
         reader = _Reader(trace, Paths(model), cache_roles, cache_inputs)
-        graph = reader.read()
+        graph = under_autocast(reader.read(), cast_to.on | cast_to.missing)
         return Forward(graph, reader.inputs(), tuple(reader.problems), tuple(assumed))
 
 

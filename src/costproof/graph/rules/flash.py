@@ -153,14 +153,14 @@ def _cost(op: OpCall, rows: Size, queries: Size, keys: Size, qk_dim: Size, v_dim
     """Attention of so many heads of sequences, with what the kernel does to each score on the way."""
     scores = prod((rows, queries, keys))
     plain = attention_cost(scores, qk_dim, v_dim, masked=False)
-    seen = seen_at_end(queries, keys, *_window(op))
+    seen = seen_at_end(queries, keys, *window_of(op))
     hidden = scores if seen is None else total((scores, prod((-1, rows, seen))))
     plain = replace(plain, skippable=prod((2, hidden, total((qk_dim, v_dim)))))
     more = 3 * bool(attr(op, "softcap")) + 2 * (_named(op, "alibi_slopes") is not None)
     return replace(plain, vector=total((plain.vector, prod((more, scores))))) if more else plain
 
 
-def _window(op: OpCall) -> tuple[int | None, int | None]:
+def window_of(op: OpCall) -> tuple[int | None, int | None]:
     """Return how far a query sees before and behind the key that it is aligned with; ``None``: without a limit."""
     both = attr(op, "window_size", default=(-1, -1))
     both = both if isinstance(both, list | tuple) and len(both) == 2 else (-1, -1)

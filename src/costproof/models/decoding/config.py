@@ -81,10 +81,6 @@ class TextConfig(NativeConfig):
     follows: ClassVar[Mapping[str, str]] = {}
     """Symbols that follow from drawn parameters in another way than in every decoder, or in addition."""
 
-    def buffer_bytes(self, element: int) -> int | None:
-        """Frequencies of the rotation, as they are and as they were: twice half of a head, in float32."""
-        return 4 * self.head_dim
-
     def symbols(self) -> dict[str, int]:
         """Values of the configuration's symbols, as the formulas name them."""
         named = ("hidden", "intermediate", "layers", "heads", "kv_heads", "head_dim", "vocab")

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from costproof.ledger.attributes import has_attribute
 from costproof.ledger.conventions import Conventions
 from costproof.ledger.errors import BadInput, CostproofError, Problems
 from costproof.ledger.plural import plural
@@ -27,7 +29,7 @@ from costproof.models.caches import is_cache
 from costproof.models.decoding.decoder import Decoder
 from costproof.models.decoding.names import STAGES
 from costproof.models.encoding.names import STAGE
-from costproof.models.generic.copies import inputs_on_meta, on_meta, runs_on_meta, unwrapped, with_values
+from costproof.models.generic.copies import inputs_on_meta, on_meta, runs_on_meta, unwrapped, with_ones, with_values
 from costproof.models.generic.cutting import CutModel
 from costproof.models.generic.described import arguments, module_kinds, shapes
 from costproof.models.generic.encoder_decoder import TWO_STAGES, TwoStacks, of_encoder
@@ -107,13 +109,6 @@ class GenericTarget:
             quantised=dict(self.maker.stored.quantised),
             dtypes=() if "dtype" in self.maker.chooses else dtypes_of(made.module),
         )
-
-    def buffer_bytes(self, workload: Workload) -> int | None:
-        """Return the bytes of all registered buffers; ``None`` if a run gives one its shape."""
-        from torch.nn.parameter import is_lazy
-
-        buffers = [*made_of(self.maker, workload.dtype, workload.attention).module.buffers()]
-        return None if any(map(is_lazy, buffers)) else sum(b.numel() * b.element_size() for b in buffers)
 
     def module_kinds(self) -> ModuleKinds:
         """The modules of the model, by place."""
@@ -230,9 +225,13 @@ class GenericTarget:
 
     def export_jobs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
         """What is exported, stage by stage."""
-        jobs = (replace(j, elsewhere=not self.options.real) for j in self._plan(workload).export_jobs(model))
+        plan = self._plan(workload)
+        jobs = (replace(j, elsewhere=not self.options.real) for j in plan.export_jobs(model))
         first, *rest = jobs
-        return (replace(first, notes=(*self._notes(workload), *first.notes)), *rest)
+        first = replace(first, notes=(*self._notes(workload), *first.notes))
+        if isinstance(plan, Whole) and self._has_numbers(workload):
+            first = replace(first, real=partial(self._numbered_job, workload))
+        return (first, *rest)
 
     def stages_of(self, path: str, workload: Workload) -> tuple[str, ...]:
         """The stages that a module works in."""
@@ -296,7 +295,34 @@ class GenericTarget:
         """One forward, or the prefill and some steps."""
         found = self._plan(workload).runs(model)
         device = next((p.device for p in model.parameters() if not p.is_meta), None)
-        return tuple(replace(run, kwargs=with_values(run.kwargs, device)) for run in found) if device else found
+        if device:
+            return tuple(replace(run, kwargs=with_values(run.kwargs, device)) for run in found)
+        if not self._has_numbers(workload):
+            return found
+        return tuple(replace(run, real=partial(self._numbered_run, i, workload)) for i, run in enumerate(found))
+
+    def _has_numbers(self, workload: Workload) -> bool:
+        """Return whether a run on meta drops numbers of the module, or of inputs that came with it."""
+        from torch._subclasses.fake_tensor import FakeTensor
+        from torch.utils._pytree import tree_leaves
+
+        made = made_of(self.maker, workload.dtype, workload.attention)
+        tensors = [*made.module.parameters(), *made.module.buffers(), *tree_leaves(made.inputs)]
+        known = [t for t in tensors if has_attribute(t, "is_meta") and not t.is_meta]
+        return not self.options.real and bool(known) and not any(isinstance(t, FakeTensor) for t in known)
+
+    def _numbered(self, workload: Workload) -> tuple[GenericTarget, nn.Module]:
+        """Return the target and its module with the numbers that they came with."""
+        made = made_of(self.maker, workload.dtype, workload.attention)
+        return replace(self, options=replace(self.options, device="cpu")), unwrapped(made.module)
+
+    def _numbered_job(self, workload: Workload) -> ExportJob:
+        target, module = self._numbered(workload)
+        return target.export_jobs(with_ones(module), workload)[0]
+
+    def _numbered_run(self, index: int, workload: Workload) -> Run:
+        target, module = self._numbered(workload)
+        return target._plan(workload).runs(module)[index]
 
     def _notes(self, workload: Workload) -> tuple[str, ...]:
         """What is to say about the module, and about its stages."""
