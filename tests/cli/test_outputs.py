@@ -111,3 +111,12 @@ def test_an_ending_that_no_format_has_is_refused_before_work(line: str, tmp_path
     assert (result.code, list(tmp_path.iterdir())) == (2, [])
     assert "no format has this ending" in result.stderr
     assert "did you mean ." in result.stderr
+
+
+@pytest.mark.parametrize("line", ["graph out -f svg -o x.svg", "plot out -f png -o sub/x.png"])
+def test_a_picture_is_no_folder_for_pictures(folder: Path, line: str) -> None:
+    """It would be a folder x.svg with callgraph.svg in it."""
+    result = costproof(*line.split(), cwd=folder)
+    assert result.code == 2
+    assert "this option takes a folder" in result.stderr
+    assert not list(folder.rglob("x.*"))

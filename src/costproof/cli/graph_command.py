@@ -10,7 +10,7 @@ import click
 from costproof import api
 from costproof.cli.kinds import FILE, SIDE, Whole, Words
 from costproof.cli.options import options
-from costproof.cli.output import check_apart, emit, wrote
+from costproof.cli.output import check_apart, check_no_picture, emit, wrote
 from costproof.cli.progress import progress as shown
 from costproof.ledger.errors import BadInput
 from costproof.ledger.writing import places, write_texts
@@ -65,6 +65,7 @@ def graph(
     file = Path(capture)
     if output is None and len(kinds) > 1 and not file.exists():
         raise BadInput("several pictures of a target need a folder", where="costproof graph", fix="-o DIR")
+    check_no_picture(output)
     beside = file if file.is_dir() else file.parent
     folder = beside if output is None else output
     alone = output is None and len(kinds) == 1

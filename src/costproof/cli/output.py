@@ -14,6 +14,7 @@ import click
 from costproof.ledger.errors import BadInput
 from costproof.ledger.writing import meant, refused, replaced, through, write_named
 from costproof.reports.escape import visible
+from costproof.reports.outputs import PICTURES
 from costproof.reports.screen import aligned, filled
 from costproof.reports.summary import print_summary as typeset
 
@@ -126,6 +127,17 @@ def screen(output: Path | None = None) -> int | None:
 def tell(*lines: str) -> None:
     """Print lines of a report on stdout, broken where they are wider than the terminal."""
     emit(filled(lines, screen()), None)
+
+
+def check_no_picture(folder: Path | None) -> None:
+    """Check that a folder for pictures is not called as one of them.
+
+    Raises:
+        BadInput: it is.
+    """
+    if folder is not None and folder.suffix.removeprefix(".") in PICTURES and not folder.is_dir():
+        fix = f"-o {folder.parent} -f {folder.suffix.removeprefix('.')}"
+        raise BadInput("this option takes a folder", where="-o", expected="DIR", got=str(folder), fix=fix)
 
 
 def on_screen(*asked: object) -> bool:

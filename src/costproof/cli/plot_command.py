@@ -10,7 +10,7 @@ import click
 
 from costproof import api
 from costproof.cli.kinds import DEVICE, FILE, Words
-from costproof.cli.output import check_apart, wrote
+from costproof.cli.output import check_apart, check_no_picture, wrote
 from costproof.ledger.errors import EXIT_OK
 from costproof.ledger.writing import places, write_texts
 
@@ -37,6 +37,7 @@ def plot(file: Path, kinds: tuple[str, ...], output: Path | None, only: tuple[st
     counters. A capture has a file for each picture, shares.svg and so on; the others
     have one of their own name. Needs the extra [plot].
     """
+    check_no_picture(output)
     folder = output or (file if file.is_dir() else file.parent)
 
     def check(names: Iterable[str]) -> None:
