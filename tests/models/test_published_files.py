@@ -25,7 +25,7 @@ BUILT: Final = {
     "DeepSeek-V3.2": ("4 of 61 layers (2 asked: one of each kind of layer)", "(MTP): num_nextn_predict_layers"),
     "Jamba-Mini-1.6": ("JambaForCausalLM of transformers", "5 of 32 layers (2 asked"),
     "Kimi-K2": ("counted as the type of its architecture: model_type", "2 of 61", "own code not run"),
-    "Mamba-Codestral-7B": ("keys that nothing reads: time_step_init_scheme, time_step_scale",),
+    "Mamba-Codestral-7B": ("keys that nothing reads: intermediate_size, time_step_init_scheme, time_step_scale",),
     "MiniMax-M2.5": ("(MTP): mtp_transformer_layers, num_mtp_modules, use_mtp", "own code not run"),
     "Nemotron-3-Nano-30B-NVFP4": ("6 of 52 layers (2 asked", "own code not run"),
     "Phi-3.5-mini": ("Phi3ForCausalLM of transformers", "own code not run"),
