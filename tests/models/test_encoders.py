@@ -35,6 +35,7 @@ from costproof.models.xlm_roberta.target import XlmRoberta
 from costproof.run.formulas import analytic_ledger
 from costproof.run.proof_tasks import carried_out
 from costproof.tracers.dynamic import dynamic_ledger
+from tests.same_bounds import assert_same_bounds
 from tests.variants import with_variants
 
 pytestmark = pytest.mark.usefixtures("one_process")
@@ -146,6 +147,7 @@ def test_three_sources_agree(case: str, tmp_path: Path) -> None:
     compared = compare(capture)
     wrong = [f for f in compared.findings if f.status != "exact"]
     assert (compared.verdict, wrong[:3]) == ("exact", [])
+    assert_same_bounds(capture)
     assert {len(f.values) for f in compared.findings} == {3}
     if case in FILES:
         outcomes = planted(name, capture, 1)
