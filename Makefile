@@ -23,9 +23,10 @@ $(VENV)/trace: pyproject.toml constraints.txt
 	$(PIP) --editable ".[trace]"
 	@touch $@
 
-$(VENV)/dev: $(VENV)/trace
+$(VENV)/dev: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
 	$(PIP) --editable ".[dev]"
-	@touch $@
+	@touch $(VENV)/trace $@
 
 # The Python package without its kernels: no CUDA toolkit, some seconds. Not through pip's cache, where others would
 # find it in place of a whole one. Where it cannot be installed the tests that need it are skipped, and say so.
@@ -87,8 +88,7 @@ $(VENDOR)/ready: pyproject.toml constraints-vendor.txt
 	@touch $@
 
 test: $(VENV)/dev  ## All checks: style, types, import rules, wheel, tests
-	@$(MAKE) --no-print-directory --jobs 3 $(VENV)/flash $(VENV)/browser $(VENV)/vision/ready
-	@$(MAKE) --no-print-directory --jobs 2 lint types imports wheel
+	@$(MAKE) --no-print-directory --jobs 3 types wheel $(VENV)/flash $(VENV)/browser $(VENV)/vision/ready imports lint
 	@$(MAKE) --no-print-directory unit
 
 lint: $(VENV)/dev  ## Style (ruff)

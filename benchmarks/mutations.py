@@ -13,20 +13,21 @@ import argparse
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import sympy
 
 import costproof
-from benchmarks.planting import OPERATIONS, Planted, plant, sites
+from benchmarks.planting import OPERATIONS, Planted, Site, plant, sites
 from costproof.compare.findings import Discrepancy, Finding
 from costproof.compare.kinds import same_operator
 from costproof.compare.patterns import expand
 from costproof.compare.verdict import verdict_sentence
 from costproof.ledger.capture import Capture
 from costproof.ledger.metrics import Metric
+from costproof.ledger.node import Ledger
 from costproof.ledger.symbols import parse, sym
 from costproof.ledger.writing import write_texts
 
@@ -115,37 +116,45 @@ def run(workload: str, capture: Capture, most: int | None) -> list[Outcome]:
     before = costproof.compare(capture).discrepancy
     print(f"{workload}: before planting: {verdict_sentence(before)}", file=sys.stderr)
     outcomes = []
-    for planted in choose(
-        (p for s in sites(analytic, checked_metrics(capture)) for p in plant(capture, analytic, s)), most
-    ):
+    for planted in choose(capture, analytic, most):
         others = tuple(x for x in capture.ledgers if x.source != "analytic")
         wrong = replace(capture, ledgers=(planted.ledger, *others))
         outcomes.append(judge(workload, planted, before, costproof.compare(wrong).discrepancy, capture))
     return outcomes
 
 
-def choose(planted: Iterable[Planted], most: int | None) -> list[Planted]:
-    """A sample that touches every formula and, in every layer, every kind of error.
+def choose(capture: Capture, analytic: Ledger, most: int | None) -> Iterator[Planted]:
+    """Yield a sample that touches every formula and, in every layer, every kind of error.
 
     Args:
         most: errors for each formula; its kinds of error take turns. ``None`` for all.
     """
-    errors = list(planted)
+    at_work = sites(analytic, checked_metrics(capture))
     if most is None:
-        return errors
-    by_formula: dict[tuple[str, str, str], list[Planted]] = defaultdict(list)
-    for error in errors:
-        by_formula[error.site.formula].append(error)
-    chosen, turn = [], 0
+        yield from (error for site in at_work for error in plant(capture, analytic, site))
+        return
+    by_formula: dict[tuple[str, str, str], list[Site]] = defaultdict(list)
+    for site in at_work:
+        by_formula[site.formula].append(site)
+    turn = 0
     for group in by_formula.values():
         # Stages take turns too: a layer works in several.
-        stages = list(dict.fromkeys(p.site.stage for p in group))
+        stages = list(dict.fromkeys(site.stage for site in group))
         for _ in range(most):
             wanted = OPERATIONS[turn % len(OPERATIONS) :] + OPERATIONS[: turn % len(OPERATIONS)]
-            here = [p for p in group if p.site.stage == stages[turn % len(stages)]]
-            chosen.append(min(here, key=lambda p: wanted.index(p.operation)))
+            here = [site for site in group if site.stage == stages[turn % len(stages)]]
+            yield _first((error for site in here for error in plant(capture, analytic, site)), wanted)
             turn += 1
-    return chosen
+
+
+def _first(errors: Iterable[Planted], wanted: Sequence[str]) -> Planted:
+    """Return the first error of the kind that is wanted most; none behind it is planted."""
+    seen = []
+    for error in errors:
+        if error.operation == wanted[0]:
+            return error
+        seen.append(error)
+    return min(seen, key=lambda error: wanted.index(error.operation))
 
 
 def table(outcomes: Sequence[Outcome]) -> str:

@@ -61,7 +61,8 @@ often, new, gone, or of another class, other settings or other shapes is a chang
 difference: `blocks.*` 3 → 4. What is inside it and changes in the same way goes with it. First the inputs change,
 then the parts: what a module costs that both sides have falls to the inputs, and of a part whose members all cost the
 same the base's number of members at the head's inputs. Where that is not known (a part that is gone, members that
-differ, the floor of a whole call) inputs and part share a term.
+differ, the floor of a whole call) inputs and part share a term. A family beside a model without formulas is exported
+too, and compared the same way; classes that differ in the name of their family alone (`LlamaMLP`, `Olmo2MLP`) are one.
 
 `python -m benchmarks.attribution` does this for every key and every pair of keys of two models, and compares it with
 the ledgers, node by node:
@@ -135,7 +136,8 @@ CASES: Final = (
     ),
     Case(
         "Another model",
-        "Keys that both families have are split as those of one family are. What is left is the change of the family.",
+        "Keys that both families have are split as those of one family are, and a part that one family has is a change "
+        "of its own: here the norms of queries and keys. What is left is the change of the family.",
         "llama-3.1-8b",
         "qwen3-8b",
     ),

@@ -107,6 +107,8 @@ def _depth(data: Mapping[str, Any], old: int) -> int:
             least = max(least, 1 + max(first.values()))
         if "indices" in key and isinstance(value, list):
             least = max(least, len(value))
+        if key.endswith("_layer_offset") and _whole(value):  # of every so many layers the first of another kind
+            least = max(least, 1 + value)
     return min(old, least + min(data.get(_SHARING) or 0, SHARED))
 
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import subprocess
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -18,7 +19,7 @@ from benchmarks.zoo_count import OUTCOMES, WORKLOAD, Row, counted
 from costproof.ledger.environment import environment
 from costproof.processes import Limits, Pool
 
-LIMITS: Final = Limits(seconds=180, memory_bytes=6 * 2**30)
+LIMITS: Final = Limits(seconds=600, memory_bytes=6 * 2**30)
 PAGE: Final = Path("docs/zoo.md")
 _HEAD: Final = """\
 Made by `python -m benchmarks.zoo`; not to be edited. Every type for which transformers has a model is counted as `hf:`
@@ -29,7 +30,8 @@ transformers, with rules for what it leaves out: attention on the CPU, grouped p
 recurrent layers, einsum over one.
 Some default configurations do not build, or not run, as they are: `benchmarks/completed.py` has the values that these
 lack, and a model with them is called completed. A model whose own code takes one element alone is run with batch 1.
-What was counted once is not counted again, so rows may be of several commits."""
+What was counted once is not counted again: the last column has the commit of each row. Those with a published shape
+were made by another run than the others."""
 _AGREED: Final = ("exact", "explained", "equal")
 
 
@@ -90,8 +92,8 @@ def page(names: Sequence[str], known: Mapping[str, Row]) -> str:
         "| --- | ---: | --- |",
         *(f"| {outcome} | {tally[outcome]} | {what} |" for outcome, what in OUTCOMES.items() if tally[outcome]),
         "",
-        "| type | model | outcome | stages | FLOPs | s | MiB | why; unused modules |",
-        "| --- | --- | --- | --- | ---: | ---: | ---: | --- |",
+        "| type | model | outcome | stages | FLOPs | s | MiB | why; unused modules | commit |",
+        "| --- | --- | --- | --- | ---: | ---: | ---: | --- | --- |",
         *(_line(row) for row in every if row.outcome != "not run"),
     ]
     left = [row.name for row in every if row.outcome == "not run"]
@@ -105,8 +107,14 @@ def _line(row: Row) -> str:
     why = "; ".join(filter(None, (row.why, f"unused: {row.unused}" if row.unused else ""))).replace("|", "\\|")
     return (
         f"| {row.name} | {row.what} | {row.outcome} | {row.stages} | {flops} "
-        f"| {row.seconds:.1f} | {row.peak_mib} | {why.replace('<', '&lt;')} |"
+        f"| {row.seconds:.1f} | {row.peak_mib} | {why.replace('<', '&lt;')} | {row.commit} |"
     )
+
+
+def _commit() -> str:
+    """The commit that is checked out."""
+    done = subprocess.run(["git", "rev-parse", "--short=8", "HEAD"], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
 
 
 def main() -> None:
@@ -118,9 +126,10 @@ def main() -> None:
     parser.add_argument("--rows", type=Path, default=Path("out/zoo.jsonl"), help="the file of the outcomes")
     args = parser.parse_args()
     every = model_types()
-    known = read(args.rows)
+    known, commit = read(args.rows), _commit()
     args.rows.parent.mkdir(parents=True, exist_ok=True)
     for row in rows([n for n in args.names or every[:: args.every] if n not in known], args.processes):
+        row = replace(row, commit=commit)
         print(f"{row.name}: {row.outcome} {row.seconds:.1f} s {row.why}", flush=True)
         known[row.name] = row
         with args.rows.open("a", encoding="utf-8") as file:

@@ -65,6 +65,8 @@ class Row:
     """Modules that the inputs leave unused."""
     seconds: float = 0
     peak_mib: int = 0
+    commit: str = ""
+    """Of the version that counted it."""
 
 
 class InThisProcess(GenericTarget):
@@ -94,7 +96,8 @@ def counted(name: str, say: Say) -> Row:
 
 def _row(name: str) -> Row:
     try:
-        data = completed(name, json.loads(json.dumps(_shape(name), default=str)))
+        data = json.loads(json.dumps(_shape(name), default=str))
+        data = data if name in published() else completed(name, data)
         made = sorted(candidates(data, _builds), key=lambda one: len(_left_out(_maker(one[1]))))
     except Exception as error:  # configurations and models are code of transformers, which raises what it likes
         return Row(name, "not built", why=_line(error))
@@ -169,7 +172,7 @@ def _tried(name: str, small: str, data: Mapping[str, Any], dtype: str | None) ->
 
         maker = _maker(data)
         target = InThisProcess(name, maker)
-        added = "completed" if name in LACKING else "published shape" if name in published() else None
+        added = "published shape" if name in published() else "completed" if name in LACKING else None
         what = ", ".join(filter(None, (maker.what.removesuffix(" of transformers"), small, dtype, added)))
         row = replace(row, what=what)
         settings = _settings(target)

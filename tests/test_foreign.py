@@ -106,7 +106,7 @@ def more_of_the_interpreter():
     import decimal, gc, numpy, socket, tempfile
     decimal.getcontext().prec = 3; socket.setdefaulttimeout(1); tempfile.tempdir = "/"; sys.setswitchinterval(1)
     numpy.seterr(all="raise"); numpy.set_printoptions(precision=1); gc.callbacks.append(print)
-    os.environ = None; sys.setprofile(lambda *_: None); return linear()
+    os.environ = None; sys.setprofile(lambda *_: None); sys.settrace(lambda *_: None); return linear()
 def more_of_torch():
     torch.set_printoptions(precision=1); torch.backends.cudnn.allow_tf32 = False; torch.set_flush_denormal(True)
     torch.backends.cuda.matmul.allow_tf32 = True; torch.set_warn_always(True); return linear()
@@ -246,7 +246,12 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], 
     monkeypatch.setattr("costproof.run.report.count", lambda *_, **__: Report(toy()))
 
     def run(name: str) -> Result:
-        return costproof("capture", f"factories.py:{name}", "-o", "-", "--progress", "never", cwd=tmp_path)
+        kept = builtins.isinstance
+        try:
+            return costproof("capture", f"factories.py:{name}", "-o", "-", "--progress", "never", cwd=tmp_path)
+        finally:  # without it pytest ends with exit code 0
+            left, builtins.isinstance = builtins.isinstance, kept
+            assert left is kept
 
     return run
 

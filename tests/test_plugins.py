@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
 
 from costproof.foreign import skipped
 from costproof.graph.rules import registry
+from costproof.graph.rules.files import versions_in_force
 from costproof.ledger.errors import BadInput
 from costproof.models import registry as models
 from costproof.plugins import Plugin, Registry, at
@@ -249,3 +251,20 @@ def test_a_command_that_needs_a_broken_plug_in_names_it_and_its_owner(line: str,
     assert (result.code, result.stdout) == (2, ""), result.stderr
     assert got in result.stderr
     assert "broken" in result.stderr
+
+
+def test_rules_of_another_distribution_are_among_the_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gate passes no change of them; nothing of them is imported for that."""
+    info = tmp_path / "mine-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[costproof.rules]\nmine = mine_rules.all\nnone = no_such_module\n")
+    (tmp_path / "mine_rules").mkdir()
+    (tmp_path / "mine_rules" / "__init__.py").write_text("1 / 0\n")
+    file = tmp_path / "mine_rules" / "all.py"
+    file.write_text("1 / 0\n")
+    assert "rules" not in versions_in_force()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert versions_in_force() == {"rules": f"all.py {sha256(b'1 / 0' + bytes([10])).hexdigest()[:12]}"}
+    file.write_text("2 / 0\n")
+    assert versions_in_force() == {"rules": f"all.py {sha256(b'2 / 0' + bytes([10])).hexdigest()[:12]}"}

@@ -48,6 +48,10 @@ _PRECISIONS: Final = (
     ("mkldnn", "all"), ("mkldnn", "matmul"), ("mkldnn", "conv"), ("mkldnn", "rnn"),
 )  # fmt: skip
 """Backends and operations that have a precision of float32 of their own, the general ones first."""
+_REDUCED: Final = (
+    "allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction", "allow_fp16_accumulation",
+)  # fmt: skip
+"""Attributes of products on GPUs that let sums be less precise."""
 _GLOBAL_HOOKS: Final = "torch.nn.modules.module"
 _BUILTINS: Final = vars(builtins)
 _OF_OS: Final = vars(os)
@@ -367,10 +371,36 @@ def _set_logging(levels: tuple[int, int]) -> None:
 _OF_DECIMAL: Final = ("prec", "rounding", "Emin", "Emax", "capitals", "clamp")
 
 
+def _decimal() -> list[Any]:
+    """Return the context of the thread, and that of new threads, with what they hold."""
+    decimal = sys.modules["decimal"]
+    return [
+        (context, [getattr(context, name) for name in _OF_DECIMAL], dict(context.flags), dict(context.traps))
+        for context in (decimal.getcontext(), decimal.DefaultContext)
+    ]
+
+
 def _set_decimal(before: list[Any]) -> None:
-    context = sys.modules["decimal"].getcontext()
-    for name, value in zip(_OF_DECIMAL, before, strict=True):
-        setattr(context, name, value)
+    sys.modules["decimal"].setcontext(before[0][0])
+    for context, values, flags, traps in before:
+        for name, value in zip(_OF_DECIMAL, values, strict=True):
+            setattr(context, name, value)
+        context.flags.update(flags)
+        context.traps.update(traps)
+
+
+def _loggers() -> dict[logging.Logger, Any]:
+    loggers = [each for each in logging.root.manager.loggerDict.values() if isinstance(each, logging.Logger)]
+    return dict(zip(loggers, map(_OF_LOGGER, loggers), strict=True))
+
+
+def _set_loggers(before: dict[logging.Logger, Any]) -> None:
+    for logger, (level, logger.disabled, logger.propagate) in before.items():
+        if logger.level != level:
+            logger.setLevel(level)
+
+
+_OF_LOGGER: Final = operator.attrgetter("level", "disabled", "propagate")
 
 
 def _set_tempdir(before: str | None) -> None:
@@ -381,6 +411,7 @@ def _of_the_system() -> Iterable[ProcessSetting]:
     """What only some systems have."""
     if sys.platform == "win32":
         return
+    yield ProcessSetting("the flags of dlopen", sys.getdlopenflags, sys.setdlopenflags)
     yield ProcessSetting("the limits of the process", lambda: [resource.getrlimit(n) for n in _LIMITS], _set_limits)
     yield ProcessSetting(
         "the priority of the process", lambda: os.getpriority(os.PRIO_PROCESS, 0),
@@ -413,6 +444,11 @@ _OF_PYTHON: Final = (
     ProcessSetting("the umask", _umask, os.umask),
     ProcessSetting("the recursion limit", sys.getrecursionlimit, sys.setrecursionlimit),
     ProcessSetting("the switch interval", sys.getswitchinterval, sys.setswitchinterval),
+    ProcessSetting("the size of stacks", threading.stack_size, threading.stack_size),
+    ProcessSetting("the hooks of generators", sys.get_asyncgen_hooks, lambda before: sys.set_asyncgen_hooks(*before)),
+    ProcessSetting(
+        "the origins of coroutines", sys.get_coroutine_origin_tracking_depth, sys.set_coroutine_origin_tracking_depth
+    ),
     ProcessSetting("the digits of integers", sys.get_int_max_str_digits, sys.set_int_max_str_digits),
     ProcessSetting("the trace function", sys.gettrace, sys.settrace, of_thread=True),
     ProcessSetting("the profile function", sys.getprofile, sys.setprofile, of_thread=True),
@@ -422,16 +458,13 @@ _OF_PYTHON: Final = (
     ProcessSetting("the thresholds of garbage collection", gc.get_threshold, lambda v: gc.set_threshold(*v)),
     ProcessSetting("the debugging of garbage collection", gc.get_debug, gc.set_debug),
     ProcessSetting("the locale", lambda: locale.setlocale(locale.LC_ALL), partial(locale.setlocale, locale.LC_ALL)),
-    ProcessSetting(
-        "the decimal context",
-        lambda: [getattr(sys.modules["decimal"].getcontext(), n) for n in _OF_DECIMAL],
-        _set_decimal,
-        of_thread=True,
-    ),
+    ProcessSetting("the decimal context", _decimal, _set_decimal, of_thread=True),
     ProcessSetting("the timeout of sockets", socket.getdefaulttimeout, socket.setdefaulttimeout),
     ProcessSetting("tempfile.tempdir", lambda: sys.modules["tempfile"].tempdir, _set_tempdir),
     ProcessSetting("the level of logging", lambda: (logging.root.level, logging.root.manager.disable), _set_logging),
     _list("the handlers of logging", lambda: logging.root.handlers),
+    ProcessSetting("the levels of loggers", _loggers, _set_loggers, lambda before, now: before.items() <= now.items()),
+    _attribute(logging, "raiseExceptions"),
     _list("gc.callbacks", lambda: gc.callbacks),
     ProcessSetting("filters of warnings", _warnings, _set_warnings),
     ProcessSetting("random numbers", random.getstate, random.setstate, same=None),
@@ -445,6 +478,7 @@ _OF_MAIN_THREAD: Final = (
 def _of_numpy(numpy: Any) -> Iterator[ProcessSetting]:
     yield ProcessSetting("NumPy's random numbers", numpy.random.get_state, numpy.random.set_state, same=None)
     yield ProcessSetting("NumPy's errors", numpy.geterr, lambda before: numpy.seterr(**before), of_thread=True)
+    yield ProcessSetting("NumPy's function for errors", numpy.geterrcall, numpy.seterrcall, of_thread=True)
     if hasattr(numpy, "get_printoptions"):
         yield ProcessSetting(
             "NumPy's print options", numpy.get_printoptions, lambda before: numpy.set_printoptions(**before),
@@ -553,9 +587,31 @@ def _of_torch(torch: Any) -> Iterator[ProcessSetting]:
     yield one("flash attention", cuda.flash_sdp_enabled, cuda.enable_flash_sdp)
     yield one("efficient attention", cuda.mem_efficient_sdp_enabled, cuda.enable_mem_efficient_sdp)
     yield one("plain attention", cuda.math_sdp_enabled, cuda.enable_math_sdp)
+    yield one("attention of cuDNN", cuda.cudnn_sdp_enabled, cuda.enable_cudnn_sdp)
+    yield one(
+        "sums of plain attention in 16 bits",
+        cuda.fp16_bf16_reduction_math_sdp_allowed,
+        cuda.allow_fp16_bf16_reduction_math_sdp,
+    )
+    for name in _REDUCED:
+        if hasattr(cuda.matmul, name):
+            yield one(f"torch.backends.cuda.matmul.{name}", partial(getattr, cuda.matmul, name),
+                      partial(setattr, cuda.matmul, name))  # fmt: skip
     for name in ("enabled", "benchmark", "deterministic"):
         yield _attribute(backends.cudnn, name)
-    yield _attribute(backends.mkldnn, "enabled")
+    for name in ("enabled", "deterministic"):
+        yield _attribute(backends.mkldnn, name)
+    for name in ("enabled", "strategy"):
+        yield _attribute(backends.opt_einsum, name)
+    yield one("the engine of quantised operators", partial(getattr, backends.quantized, "engine"),
+              partial(setattr, backends.quantized, "engine"))  # fmt: skip
+    yield _attribute(torch.utils.deterministic, "fill_uninitialized_memory")
+    for name in ("overwrite_module_params_on_conversion", "swap_module_params_on_conversion"):
+        get, put = (getattr(torch.__future__, f"{verb}_{name}") for verb in ("get", "set"))
+        yield one(f"torch.__future__.{name}", get, put)
+    sharing = torch.multiprocessing
+    yield one("the sharing of memory", sharing.get_sharing_strategy, sharing.set_sharing_strategy)
+    yield _attribute(torch.distributions.Distribution, "_validate_args")
     options = torch._tensor_str.PRINT_OPTS
     yield one("torch's print options", lambda: dict(vars(options)), lambda before: vars(options).update(before))
     yield one("the hooks of all modules", _global_hooks, _set_global_hooks, counted=True)

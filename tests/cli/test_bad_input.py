@@ -244,6 +244,9 @@ def test_a_source_that_fails_is_incomplete(tmp_path: Path, monkeypatch: pytest.M
     golden("bad-input/failing-source.txt", "\n".join(told) + "\n")
     assert "incomplete" in result.stdout
     assert (tmp_path / "out" / "capture.json").is_file()
+    alone = costproof("capture", "deepseek-ocr", "--sources", "analytic,static", "-o", "alone.json", cwd=tmp_path)
+    assert alone.code == 3
+    assert [s for s in alone.stderr.splitlines() if "incomplete" in s] == [s for s in told if "incomplete" in s]
 
 
 def test_a_missing_package_is_incomplete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, golden: Golden) -> None:
@@ -294,3 +297,11 @@ def test_hostile_names_do_not_reach_the_terminal(tmp_path: Path) -> None:
         shown = costproof("render", "c.json", "-f", name, cwd=tmp_path).stdout
         assert shown
         assert not set("\x1b\u202e") & set(shown)
+
+
+def test_a_null_character_in_an_argument_is_bad_input(tmp_path: Path) -> None:
+    for arguments in (("capture", "llama", "-o", "a\0b"), ("report", "a\0b"), ("a\0b",)):
+        result = costproof(*arguments, cwd=tmp_path)
+        assert (result.code, result.stdout) == (2, "")
+        assert "an argument holds a null character" in result.stderr
+    assert files(tmp_path) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import astuple, replace
 from fractions import Fraction
 from pathlib import Path
@@ -24,15 +25,17 @@ RUN = ("--config", "m.json", "--preset", "text-only", "--text-tokens", "9", "--n
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small model, and a device that is faster than any."""
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A small model, and a device that is faster than any. No cache of the processor is emptied: it takes seconds."""
     made = tmp_path_factory.mktemp("measured")
     (made / "m.json").write_text(json.dumps(shallow_config().native_kwargs()))
     said = (Quote("here", "by hand"),)
     peak, width = Peak("float32", 10**15, "dense", "matrix", said), Figure(10**16, said)
     fast = Device("fast", "fast", "measured", {"here": Source("a test", "2026-11-22")}, (peak,), width)
     (made / "fast.json").write_text(json.dumps(to_data(DEVICE, fast)))
-    return made
+    with pytest.MonkeyPatch.context() as small:
+        small.setattr("costproof.tracers.replay._FLUSHED", 2**20)
+        yield made
 
 
 @pytest.fixture(scope="module")

@@ -39,7 +39,7 @@ def folder(tmp_path: Path) -> Path:
         "diff out/capture.json hard.json -o out/capture.json",
         "capture hf:config.json -o config.json",
         "capture hf:. -o config.json",
-        "explain hf:config.json prefill -o config.json",
+        "explain hf:config.json prefill -f text -o config.json",
         "roofline hf:config.json --on l4 -o config.json",
         "fits hf:config.json --on l4 -o ./config.json",
         "sweep hf:config.json --over batch=1,2 -o config.json",
@@ -94,3 +94,20 @@ def test_a_gate_writes_again_what_it_wrote(folder: Path) -> None:
 def test_other_files_of_a_folder_that_is_read_may_be_written(folder: Path) -> None:
     for _ in range(2):
         assert costproof("compare", "out", "-f", "md", "-o", "out/differences.md", cwd=folder).code == 0
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "gate a.json b.json --policy p.yaml -o gate.jsn", "diff a.json b.json -o d.jsn", "compare c.json -o c.jsn",
+        "roofline a.json --on l4 -o r.jsn", "fits a.json --on l4 -o f.jsn", "machine l4 -o m.jsn",
+        "check c.yaml -o c.jsn", "peaks bert -o p.jsn", "counters bert -o c.jsn", "measure bert -o m.jsn",
+        "explain bert total -o e.hml",
+    ],
+)  # fmt: skip
+def test_an_ending_that_no_format_has_is_refused_before_work(line: str, tmp_path: Path) -> None:
+    """A typing error would be a text in a file that a program reads as JSON."""
+    result = costproof(*line.split(), cwd=tmp_path)
+    assert (result.code, list(tmp_path.iterdir())) == (2, [])
+    assert "no format has this ending" in result.stderr
+    assert "did you mean ." in result.stderr

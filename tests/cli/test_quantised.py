@@ -113,3 +113,20 @@ def test_the_dtype_of_the_file_counts_unless_another_is_asked_for(
     done: Result = costproof("fits", target, "--memory", "1GB", cwd=tmp_path)
     assert f"Counted: weights and cache {dtype}, " in done.stdout.splitlines()[1]
     assert f"{element * WEIGHTS // 2:,}" in done.stdout
+
+
+PUBLISHED: dict[str, dict[str, Any]] = json.loads(
+    Path(__file__).with_name("published_quantisation.json").read_text(encoding="utf-8")
+)
+"""Model -> what its published configuration says of the format of its weights; long lists have their first two."""
+
+
+@pytest.mark.parametrize("model", PUBLISHED)
+def test_every_published_description_of_quantised_weights_is_told(model: str, tmp_path: Path) -> None:
+    """Of a small Llama, since formats do not depend on the model: 16 real files have such a key."""
+    done = costproof("fits", f"{written(tmp_path, **PUBLISHED[model])},text_tokens=8", "--memory", "1GB", cwd=tmp_path)
+    told = " ".join(done.stdout.split())
+    method = next(m for v in PUBLISHED[model].values() for m in [v["quant_method"] if isinstance(v, dict) else v])
+    assert (done.code, "Not known whether it fits" in told) == (3, True)
+    assert "bytes as if all weights were bfloat16, the checkpoint is quantised: weights in " in told
+    assert method in told

@@ -24,6 +24,9 @@ from tests.reports.toy import incomplete, toy
 DAY = date(2026, 6, 1)
 
 
+NO_STATIC = "the head has no static source (sources: [analytic, dynamic] in the policy decides by what both have)"
+
+
 def policy(*limits: str, allowed: tuple[str, ...] = (), top: str = "sources: analytic\n") -> Policy:
     lines = ["costproof_policy: 1", *filter(None, top.splitlines()), "limits:", *(f"  - {{{x}}}" for x in limits)]
     lines += ["allowed:", *(f"  - {{{x}}}" for x in allowed)] if allowed else []
@@ -206,7 +209,7 @@ def without(found: Baseline, source: str) -> Baseline:
 @pytest.mark.parametrize(
     ("rules", "head", "reason"),
     [
-        (policy("metric: flops, increase: 0", top=""), without(side(), "static"), "the head has no static source"),
+        (policy("metric: flops, increase: 0", top=""), without(side(), "static"), NO_STATIC),
         (policy("metric: flops, increase: 0", top="sources: [isolated]"), side(), "the base has no isolated source"),
         (policy("metric: vector_flops, increase: 0"), side(), "no source gives vector_flops"),
         (
@@ -289,6 +292,7 @@ def test_a_wrong_limit_is_refused(limit: str, what: str) -> None:
     ("allowance", "what"),
     [
         ("metric: flops, increase: 1, until: 2027-01-01", "an allowance has a reason"),
+        ("metric: flops, increase: 1, reason: ' ', until: 2027-01-01", "an allowance has a reason"),
         ("metric: flops, increase: 1, reason: r", "an allowance ends on a day"),
         ("metric: flops, increase: 1, reason: r, until: soon", "an allowance ends on a day"),
         ("metric: flops, reason: r, until: 2027-01-01", "not an amount"),

@@ -79,7 +79,6 @@ SAME: Final[dict[str, tuple[Change, str]]] = {
     "Capture.modules": (itself(modules={"a": (ModuleKind("Linear", {}, {}, 1),)}), "a change of the model is judged"),
     "Capture.recorded": (itself(recorded={"static": ("flops",)}), "compare judges it"),
     "Ledger.sizes": (ledgers(sizes={"sam[global]": {"n": 2}}), "compare judges them"),
-    "Capture.buffer_bytes": (itself(buffer_bytes=8), "no policy limits them"),
     "Conventions.vector": (of("conventions", vector="none"), "the toy has no vector FLOPs to limit"),
     "TargetInfo.config_hash": (of("target", config_hash="f" * 12), "a change of the model is judged"),
     "TargetInfo.symbols": (of("target", symbols={"sam_hidden": 5}), "a change of the model is judged"),
@@ -108,7 +107,7 @@ CAUGHT: Final[dict[str, tuple[Change, int, str]]] = {
     "Capture.workload": (of("workload", inputs={}), INCOMPLETE, "side: 64 → none, grid: 3x1 → none"),
     "Capture.environment": (itself(environment={"torch": "2.14.0"}), INCOMPLETE, "torch: 2.13.0 → 2.14.0"),
     "Capture.invocations": (lambda c: replace(c, invocations=c.invocations[:1]), INCOMPLETE, "inputs.decode/steps"),
-    "Capture.ledgers": (lambda c: replace(c, ledgers=c.ledgers[:1]), INCOMPLETE, "the head has no static source"),
+    "Capture.ledgers": (lambda c: replace(c, ledgers=c.ledgers[:1]), INCOMPLETE, "no static and no dynamic source"),
     "Conventions.unit": (of("conventions", unit="mac"), OVER, "FLOPs over"),
     "Conventions.causal": (of("conventions", causal="triangle"), INCOMPLETE, "causal is full in the base"),
     "Conventions.logits": (of("conventions", logits="last"), INCOMPLETE, "logits: all → last"),
@@ -219,6 +218,17 @@ def test_nothing_and_unknown_numbers_never_pass(side: Baseline, says: str, as_ba
     found = judge(base, head, FLOPS, date(2026, 1, 1))
     assert found.exit_code == INCOMPLETE
     assert says in " ".join((*found.incomplete, *(c.why for c in found.checks)))
+
+
+@pytest.mark.parametrize(("head", "code"), [("2.13.0", 0), ("2.13.0+cu128", 0), ("2.13.0+ours", 3), ("2.13.1+cpu", 3)])
+def test_the_device_that_torch_is_built_for_is_no_other_version(head: str, code: int) -> None:
+    """A base is counted on a machine with a GPU, a head on one without."""
+    base, other = (
+        baseline_of(replace(toy(), environment={**toy().environment, "torch": version}))
+        for version in ("2.13.0+cpu", head)
+    )
+    policy = policy_from_text(f"costproof_policy: 1\nlimits:\n{LIMITS}", where="policy.yaml")
+    assert judge(base, other, policy, date(2026, 1, 1)).exit_code == code
 
 
 def test_other_versions_can_be_let_be() -> None:

@@ -15,7 +15,7 @@ import shlex
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from unittest import mock
 
@@ -26,7 +26,7 @@ from costproof.ledger.run import run_options
 from costproof.models.deepseek_ocr.config import OcrConfig
 from costproof.models.deepseek_ocr.target import DeepseekOcr
 from costproof.run.formulas import analytic_ledger
-from costproof.tracers.machine import measured
+from costproof.tracers.machine import _fastest, measured
 from tests.cli.running import costproof
 from tests.models.test_config import shallow_config
 
@@ -95,6 +95,7 @@ THOROUGH_PAGES = ("real-runs.md",)
 """Whose lines take a minute: ``make test-thorough`` runs them."""
 THOROUGH_LINES = (
     "costproof sweep llama-3.2-1b --over batch=2,8 --over text_tokens=512:2048:512 --metric graph_peak_bytes",
+    "costproof peaks deepseek-ocr --preset tiny --text-tokens 8",
     "costproof peaks deepseek-ocr --preset tiny --text-tokens 8 -f md -o peaks.md",
     "costproof counters deepseek-ocr",
     "costproof counters deepseek-ocr --attention flash_attention_2 --only FlopCounterMode,fvcore",
@@ -168,6 +169,12 @@ def fast_machine(monkeypatch: pytest.MonkeyPatch) -> None:
             bandwidth=width and replace(width, value=1000 * width.value),
         )
 
+    # Small products and copies: what a line prints does not depend on how large they were.
+    monkeypatch.setattr("costproof.tracers.replay._FLUSHED", 2**20)
+    monkeypatch.setattr("costproof.tracers.machine._LARGEST", 512)
+    monkeypatch.setattr("costproof.tracers.machine._COPIED", {"cpu": 2**24})
+    monkeypatch.setattr("costproof.tracers.machine._IMAGES", {"cpu": 1})
+    monkeypatch.setattr("costproof.tracers.machine._fastest", partial(_fastest, spread=0))
     monkeypatch.setattr("costproof.tracers.machine.measured", fast)
 
 

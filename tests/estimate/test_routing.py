@@ -175,3 +175,11 @@ def test_another_routing_changes_weights_alone() -> None:
         between.append([(u.bytes or 0) - (m.bytes or 0) for u, m in stages if u is not None])
     assert between[0] == between[1]
     assert len(between[0]) == 2
+
+
+def test_a_model_without_formulas_is_refused_before_it_is_built(tmp_path: Path) -> None:
+    """The class is none that can be built: what is said is of the routing."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "phi3", "num_attention_heads": 0}))
+    for routing in ("uniform", "given.json"):
+        with pytest.raises(BadInput, match="no formulas describe this run"):
+            api.roofline(f"hf:{tmp_path}", on="h100-sxm", routing=routing)

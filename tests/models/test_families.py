@@ -127,8 +127,8 @@ def test_three_sources_agree(case: str, tmp_path: Path, thorough: bool) -> None:
         pytest.param({"attention": "eager", "batch": 2, "logits": "last"}, id="eager"),
     ],
 )
-def test_three_sources_agree_on_gpt2(run: dict[str, Any], tmp_path: Path) -> None:
-    exact(GPT2, run, tmp_path)
+def test_three_sources_agree_on_gpt2(run: dict[str, Any], tmp_path: Path, *, thorough: bool) -> None:
+    exact(GPT2, run, tmp_path, SOURCES if thorough else SOURCES[:2])
 
 
 def test_attention_in_a_window_by_hand() -> None:

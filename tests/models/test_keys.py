@@ -16,6 +16,8 @@ from costproof.ledger.errors import BadInput, CostproofError, Problems
 from costproof.ledger.workload import FURTHER_TOKENS, NO_CLASS, OWN_CODE, UNREAD
 from costproof.models.deepseek_v3.config import DeepseekV3Config
 from costproof.models.generic.huggingface import auto_class
+from costproof.models.generic.module import GenericTarget
+from costproof.models.keys import type_of_class
 from costproof.models.llama.config import LlamaConfig
 from costproof.models.native import NativeConfig
 from costproof.models.registry import TARGETS, load_target
@@ -256,3 +258,79 @@ def test_a_factor_that_gives_no_length_of_a_context_is_refused(factor: str, tmp_
 def _counted(folder: Path, config: dict[str, Any]) -> None:
     target = _target(folder, config)
     target.check(target.workload(seq_len=4, new_tokens=1))
+
+
+@pytest.mark.parametrize(
+    ("kind", "read", "unread"),
+    [
+        # Names of other classes that the code has as arguments or as attributes of its modules.
+        ("gpt_neox", {"hidden_size": 32}, {"num_key_value_heads": 2, "num_heads": 2, "bias": False}),
+        # A cache of any class looks for a window.
+        ("gpt_neox", {"sliding_window": 8}, {"embed_dim": 16}),
+        # Fields of the class that its code never reads: it has biases nowhere, and four times the width.
+        ("mpt", {"d_model": 32, "no_bias": True}, {"expansion_ratio": 8, "embedding_fraction": 0.5}),
+        ("mamba2", {"expand": 2}, {"intermediate_size": 8}),
+    ],
+)
+def test_a_key_is_read_where_code_takes_it_from_the_configuration(
+    kind: str, read: dict[str, Any], unread: dict[str, Any], tmp_path: Path
+) -> None:
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "vocab_size": 64, "pad_token_id": 0}
+    small = {
+        "gpt_neox": {**sizes, "intermediate_size": 48},
+        "mpt": {"d_model": 32, "n_heads": 4, "n_layers": 1, "vocab_size": 64},
+        "mamba2": {**sizes, "num_heads": 8, "head_dim": 8, "state_size": 8, "n_groups": 2},
+    }[kind]
+    told = _target(tmp_path, {"model_type": kind, **small, **read, **unread}).info()
+    assert {k for k, why in told.waived.items() if why == UNREAD} == {f"$.{key}" for key in unread}
+
+
+@pytest.mark.parametrize(
+    ("named", "kind"),
+    [("LlamaForCausalLM", "llama"), ("GPT2LMHeadModel", "gpt2"), ("XLMRobertaModel", "xlm-roberta"), ("Odd", None)],
+)
+def test_the_type_of_an_architecture_is_the_one_of_its_name(named: str, kind: str | None) -> None:
+    """internlm3 has the class of Llama too, and gpt-sw3 that of GPT-2."""
+    assert type_of_class({"model_type": "LLaMA", "architectures": [named]}) == kind
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {**LLAMA, "sliding_window": 8},
+        {**LLAMA, "attention_chunk_size": 8},
+        {**LLAMA, "sliding_window": 8, "layer_types": ["full_attention", "sliding_attention"]},
+        {**LLAMA, "model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": 8,
+         "layer_types": ["full_attention", "sliding_attention"]},
+    ],
+)  # fmt: skip
+def test_a_cache_that_keys_of_no_class_cut_is_not_described_by_formulas(data: dict[str, Any], tmp_path: Path) -> None:
+    """A cache of transformers is made from the configuration, whatever the class of the model reads."""
+    made = _target(tmp_path, data)
+    assert isinstance(made, GenericTarget)
+    assert UNREAD not in made.info().waived.values()
+
+
+def test_a_cache_is_described_by_formulas_where_nothing_cuts_it(tmp_path: Path) -> None:
+    whole = {"sliding_window": None, "attention_chunk_size": None, "layer_types": ["full_attention"] * 2}
+    assert not isinstance(_target(tmp_path, {**LLAMA, **whole}), GenericTarget)
+
+
+def test_a_null_section_is_one_that_is_left_out(tmp_path: Path) -> None:
+    """As tools write the sections that a model does not have; the class takes its defaults."""
+    llava = {"model_type": "llava", "architectures": ["LlavaForConditionalGeneration"], "image_token_index": 5}
+    plain, null = (
+        _target(tmp_path, {**llava, **parts}) for parts in ({}, {"text_config": None, "vision_config": None})
+    )
+    assert null.info().config_hash == plain.info().config_hash
+    flat = {**LLAMA, "model_type": "qwen2_5_vl", "architectures": ["Qwen2_5_VLForConditionalGeneration"],
+            "rope_scaling": {"type": "mrope", "mrope_section": [1, 1, 2]}, "vision_config": {"out_hidden_size": 32},
+            "image_token_id": 9}  # fmt: skip
+    plain, null = (_target(tmp_path, {**flat, **parts}) for parts in ({}, {"text_config": None}))
+    assert null.info().config_hash == plain.info().config_hash
+
+
+def test_heads_without_a_width_are_refused(tmp_path: Path) -> None:
+    narrow = {**LLAMA, "model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "hidden_size": 2}
+    with pytest.raises(Problems, match="rotation needs pairs"):
+        _target(tmp_path, narrow)

@@ -23,6 +23,7 @@ from costproof.models.llava.target import Llava
 from costproof.models.registry import load_target
 from costproof.run.formulas import analytic_ledger
 from costproof.run.proof_tasks import carried_out
+from tests.models.test_families import SOURCES
 from tests.variants import with_variants
 
 pytestmark = pytest.mark.usefixtures("one_process")
@@ -66,8 +67,10 @@ def _counted(folder: Path, changes: dict[str, Any], run: dict[str, Any]) -> Capt
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", with_variants(CASES, ("an image", "shared table, class token")))
-def test_three_sources_agree(case: str, tmp_path: Path) -> None:
-    capture = _counted(tmp_path, *CASES[case])
+def test_three_sources_agree(case: str, tmp_path: Path, *, thorough: bool) -> None:
+    changes, run = CASES[case]
+    sources = SOURCES if thorough or case == "an image" else SOURCES[:2]
+    capture = _counted(tmp_path, changes, {**run, "sources": sources})
     compared = compare(capture)
     wrong = [f for f in compared.findings if f.status not in ("exact", "not-executed")]
     assert (compared.verdict, wrong[:3]) == ("exact", [])

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
+from costproof.ledger.errors import BadInput
 from costproof.models.stored import Stored, stored, without
 
 AWQ: dict[str, Any] = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
@@ -147,6 +149,18 @@ def test_files_beside_the_configuration_are_read(
 ) -> None:
     (tmp_path / name).write_text(json.dumps(data), encoding="utf-8")
     assert dict(stored({}, tmp_path / "config.json").quantised) == quantised
+
+
+@pytest.mark.parametrize("name", ["hf_quant_config.json", "quantize_config.json", "model.safetensors.index.json"])
+def test_what_cannot_be_read_beside_the_configuration_is_refused(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    (tmp_path / name).symlink_to("blob that was removed")
+    with pytest.raises(BadInput, match="a link that leads nowhere"):
+        stored({}, path)
+    (tmp_path / name).unlink()
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(BadInput, match="no regular file"):
+        stored({}, path)
 
 
 DOWN: Final = "layers.0.mlp.down_proj"

@@ -77,7 +77,7 @@ def test_guards_are_read_as_python_reads_them(condition: str) -> None:
     found = windows()
     dims = {s.symbol.upper(): s.dim for s in found.job.sizes}
     guard = re.sub(r"[NH]", lambda m: f"L['x'].size()[{dims[m[0]]}]", condition)
-    made = Exported(found.job, found.graph, found.parameters, found.cache_inputs, (guard,))
+    made = Exported(found.job, found.graph, found.parameters, found.buffers, found.cache_inputs, (guard,))
     points = [{"n": n, "H": side} for n in (2, 5) for side in (4, 6, 8, 14, 16)]
     names = {"min": min, "max": max, "__builtins__": {}}
     assert holds_at(made, points) == tuple(eval(condition, names, {"N": p["n"], "H": p["H"]}) for p in points)
@@ -88,7 +88,7 @@ def test_guards_are_read_as_python_reads_them(condition: str) -> None:
 )
 def test_a_guard_about_something_else_is_refused(guard: str) -> None:
     found = windows()
-    strange = Exported(found.job, found.graph, found.parameters, found.cache_inputs, (guard,))
+    strange = Exported(found.job, found.graph, found.parameters, found.buffers, found.cache_inputs, (guard,))
     with pytest.raises(Incomplete, match="other than sizes"):
         holds_at(strange, [{"n": 2, "H": 4}])
 

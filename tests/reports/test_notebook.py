@@ -24,7 +24,7 @@ CELLS: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
     # By hand (see the toy): sam 1,792 FLOP, decode 864, together 2,656; half of sam's is 896.
     "report": (lambda: compare(wrong()), ("Unexplained: of 29 quantities", "2 open findings", "896 1,792 1,792")),
     "diff": (doubled, ("1,792 3,584 +1,792", "2,656 5,312 +2,656", "What did it")),
-    "ledger": (lambda: toy().ledger("static"), ("Ledger of static", "sam 40 80 4 1,792 160", "total 83 166 7 2,656")),
+    "ledger": (lambda: toy().ledger("static"), ("Ledger of static", "sam 40 80 0 4 1,792", "total 83 166 0 7 2,656")),
     "unknown": (lambda: incomplete().ledger("static"), ("without a cost rule: aten.mystery in decode",)),
     "explanation": (lambda: explain(toy(), "sam"), ("512 1,024", "each output element is a dot product of length k")),
     "claims": (claims, ("refuted: 3 claims", "9007199254740993", "residual 0")),

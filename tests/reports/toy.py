@@ -29,6 +29,7 @@ STAGES = ("sam", "clip", "decode")
 METRICS: tuple[Metric, ...] = (
     "params",
     "weight_bytes",
+    "buffer_bytes",
     "calls",
     "flops",
     "weight_read_bytes",
@@ -91,7 +92,6 @@ def toy() -> Capture:
         ),
         workload=Workload("toy-v1", 2, 3, inputs={"side": 64, "grid": (3, 1)}, what="one picture of 64"),
         environment={"costproof": "0.1.0", "python": "3.12.0", "torch": "2.13.0"},
-        buffer_bytes=0,
         invocations=(
             Invocation("sam", "global", 1, {"n": 1, "H": 64, "b": 2}, (TensorSpec((1, 3, 64, 64), bf16),)),
             Invocation("sam", "crops", 1, {"n": 3, "H": 32, "b": 2}, (TensorSpec((3, 3, 32, 32), bf16),)),

@@ -348,3 +348,12 @@ def test_the_command(tmp_path: Path) -> None:
     assert (none.code, none.stdout.splitlines()[1:]) == (3, [])
     wrong = costproof("sweep", "llama", "--over", "hidden", cwd=tmp_path)
     assert (wrong.code, "NAME=VALUES" in wrong.stderr) == (2, True)
+
+
+def test_a_model_without_formulas_is_refused_before_anything_is_exported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("costproof.tracers.static.static_ledger", None)
+    with pytest.raises(BadInput, match="no formulas describe this target") as refused:
+        sweep("hf:opt", {"batch": [1, 2]})
+    assert refused.value.fix == (
+        "costproof derive hf:opt reads closed forms off its graph; costproof report hf:opt counts one run"
+    )

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import functools
+import sys
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -25,7 +28,7 @@ from costproof.graph.account import account, placer
 from costproof.graph.costed import costed
 from costproof.ledger.evaluate import evaluate
 from costproof.ledger.symbols import parse
-from costproof.models.as_it_runs import NO_PADDING, as_it_runs
+from costproof.models.as_it_runs import NO_PADDING, _lacking, as_it_runs
 from costproof.models.jobs import ExportJob, Run, SymbolicSize
 from costproof.tracers.exported import export_graph
 from costproof.tracers.hooks import trace_hooks
@@ -187,6 +190,39 @@ class Keeping(nn.Module):
         """[3, 4]."""
         result: torch.Tensor = x * self.table(3)
         return result
+
+
+@pytest.mark.parametrize("file", ["/home/me/mine.py", "/usr/lib/site-packages/mine.py"])
+def test_functions_are_replaced_in_modules_that_come_or_change_later(
+    file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A module of a package stays as it is once it is imported; it may be replaced by another, and others reloaded."""
+
+    def made() -> ModuleType:
+        module = ModuleType("mine")
+        module.__file__, module.__spec__ = file, ModuleSpec("mine", None)
+        sys.modules["mine"] = module
+        return module
+
+    monkeypatch.setitem(sys.modules, "mine", sys)  # taken away at the end
+
+    original, model = masking_utils.find_packed_sequence_indices, nn.Linear(2, 2)
+    module: Any = made()
+    with as_it_runs(model):
+        pass
+    key = id(module)
+    assert (key in _lacking) == ("site-packages" in file)
+    if "site-packages" in file:
+        del module, sys.modules["mine"]
+        assert key not in _lacking, "another module may get its id"
+        module = made()
+    module.find_packed_sequence_indices = original
+    with as_it_runs(model):
+        assert module.find_packed_sequence_indices is masking_utils.find_packed_sequence_indices is not original
+        later: Any = made()
+        later.find_packed_sequence_indices = masking_utils.find_packed_sequence_indices
+    assert module.find_packed_sequence_indices is original or module is not sys.modules["mine"]
+    assert later.find_packed_sequence_indices is original
 
 
 def test_a_transformers_that_keeps_no_results_of_functions(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -184,7 +184,7 @@ def test_a_tool_that_is_not_installed_is_skipped(monkeypatch: pytest.MonkeyPatch
             raise PackageNotFoundError(package)
         return version(package)
 
-    monkeypatch.setattr("costproof.ledger.environment.version", hidden)
+    monkeypatch.setattr("costproof.ledger.environment._read", hidden)
     names = ("FlopCounterMode", "thop", "ptflops")
     record, spent = record_counters(small_ocr(), PAGE, names, stages=("projector",))
     assert set(spent) == {"FlopCounterMode"}

@@ -321,7 +321,7 @@ def test_arguments_that_json_cannot_hold(folder: Path, monkeypatch: pytest.Monke
         found = export_graph(one)
         x = Value("x", (parse("floor(n/2)"), 3), "float32")
         op = OpCall("op", "aten.odd", "1", 1, (x,), (x,), {"how": object()})
-        return Exported(one, type(found.graph)((op,), (x,)), {}, (), ())
+        return Exported(one, type(found.graph)((op,), (x,)), {}, {}, (), ())
 
     monkeypatch.setattr(export_cache, "export_graph", odd)
     assert kept_export(job()).graph.ops[0].name == "aten.odd"

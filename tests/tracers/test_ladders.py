@@ -278,7 +278,7 @@ def test_a_run_that_looks_at_numbers_is_taken_to_the_cpu() -> None:
     assert total(cost.nodes, "flops") == 8 * 2 * 2 * 4 * 4 == 512
     assert found.hooks.call_counts == {"(root)": 1, "fc": 8}
     (note,) = found.notes
-    assert note.startswith("run r: on the CPU with numbers, because: ")
+    assert note.startswith("run r: on the CPU with ones for numbers, because: ")
     assert all(p.device.type == "meta" for p in run.model.parameters())
     with pytest.raises(Incomplete, match="TorchLens cannot trace"):
         trace_run(looking_run(torch.sum, elsewhere=False))

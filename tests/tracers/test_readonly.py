@@ -178,6 +178,21 @@ def test_wrappers_that_were_there_before_stay() -> None:
     assert functional.linear is plain
 
 
+def test_the_tables_of_the_compiler_name_no_wrapper_and_are_made_once() -> None:
+    from torch._dynamo.trace_rules import get_torch_obj_rule_map
+
+    plain = torch.cos
+    with wrapped_once():
+        assert torch.cos is not plain
+        table = get_torch_obj_rule_map()
+        wrapper = torch.cos
+    with wrapped_once():
+        pass
+    assert get_torch_obj_rule_map() is table
+    assert plain in table
+    assert wrapper not in table
+
+
 def test_a_mark_is_told_once_and_only_if_there_is_something_to_tell() -> None:
     module = Breaking().eval()
     marks = (

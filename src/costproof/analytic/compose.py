@@ -12,7 +12,7 @@ import sympy
 
 from costproof.analytic.costs import Layer, LayerCosts, Size, costs_of, layer
 from costproof.ledger.errors import BadInput
-from costproof.ledger.metrics import FLOOR, IN_FLOAT32, METRICS, SKIPPABLE, TRAFFIC, UNFUSED, Metric
+from costproof.ledger.metrics import FLOOR, IN_FLOAT32, METRICS, SKIPPABLE, STAGE_WIDE, TRAFFIC, UNFUSED, Metric
 from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.series import CONTEXT, STEPS, sum_over_steps
 from costproof.ledger.symbols import sym, text
@@ -99,7 +99,7 @@ def module_of(part: Part, names: Mapping[str, str]) -> str:
 
 
 def stage_nodes(stage: str, parts: Iterable[Part], names: Mapping[str, str]) -> Iterator[CostNode]:
-    """What the modules of a stage hold whatever is run: parameters, and their bytes; names as in :func:`module_of`."""
+    """What the modules of a stage hold whatever is run: parameters and buffers; names as in :func:`module_of`."""
     for part in parts:
         owner, exprs, unknown = _held(part.layers)
         if exprs:
@@ -155,16 +155,18 @@ _Texts = dict[Metric, str]
 
 @lru_cache(maxsize=8192)
 def _held(layers: tuple[Layer, ...]) -> tuple[str, _Texts, frozenset[Metric]]:
-    """The formula that owns the parameters of a module, their metrics, and the metrics that are not known of them;
-    computed once for equal modules."""
+    """Return the formula that owns the parameters of a module, or else its buffers, what both come to, and the metrics
+    of these that are not known; computed once for equal modules."""
     costs = [costs_of(layer) for layer in layers]
     exprs = _texts(
         ("params", sum_sizes(c.params for c in costs)),
         ("params_active", sum_sizes(c.active for c in costs)),
         ("weight_bytes", sum_sizes(c.weight_bytes for c in costs)),
+        ("buffer_bytes", sum_sizes(c.buffer_bytes for c in costs)),
     )
-    owner = next((x.name for x, c in zip(layers, costs, strict=True) if c.params != 0), "")
-    return owner, exprs, _unknown(costs) & {"weight_bytes"}
+    held = [x.name for x, c in zip(layers, costs, strict=True) if c.params != 0]
+    held += [x.name for x, c in zip(layers, costs, strict=True) if c.buffer_bytes != 0]
+    return held[0] if held else "", exprs, _unknown(costs) & STAGE_WIDE
 
 
 def _unknown(costs: Iterable[LayerCosts]) -> frozenset[Metric]:
@@ -197,7 +199,7 @@ def _spent(
     moved = [(m, summed(sum_sizes(getattr(c, m) for c in costs))) for m in TRAFFIC]
     known = [size for c in costs if (size := c.unfused_bytes) is not None]
     whole = _texts(*moved, (UNFUSED, summed(sum_sizes(known))))
-    return whole, tuple(kinds), _unknown(costs) - {"weight_bytes"}
+    return whole, tuple(kinds), _unknown(costs) - STAGE_WIDE
 
 
 def prefill_and_decode(

@@ -19,7 +19,9 @@ Size: TypeAlias = int | sympy.Expr
 """A dimension or a count: an exact integer or an expression in symbols."""
 
 _NONE: Mapping[str, Size] = {}
-_SAID: Final[tuple[Metric, ...]] = ("weight_bytes", "weight_read_bytes", "input_bytes", "output_bytes")
+_SAID: Final[tuple[Metric, ...]] = (
+    "weight_bytes", "buffer_bytes", "weight_read_bytes", "input_bytes", "output_bytes",
+)  # fmt: skip
 """What a layer must say, or it is unknown."""
 
 
@@ -39,6 +41,8 @@ class LayerCosts:
     params_active: Size | None = None
     """Elements that one token passes; ``None``: all of them."""
     weight_bytes: Size = _UNSAID
+    buffer_bytes: Size = _UNSAID
+    """Bytes of the buffers that the layer's module registers, read or not, in their own dtype."""
     weight_read_bytes: Size = _UNSAID
     flops: Mapping[str, Size] = field(default_factory=lambda: _NONE)
     """Headline FLOPs by operator kind, 2 per multiply-accumulate."""
@@ -49,7 +53,7 @@ class LayerCosts:
     float32_flops: Mapping[str, Size] = field(default_factory=lambda: _NONE)
     """Of :attr:`flops`, those of products in float32 whatever the dtype of the run."""
     input_bytes: Size = _UNSAID
-    buffer_bytes: Size = 0
+    buffer_read_bytes: Size = 0
     """Of those, bytes of the model's buffers, which no other layer makes."""
     output_bytes: Size = _UNSAID
     kv_read_bytes: Size = 0
@@ -73,7 +77,7 @@ class LayerCosts:
     @property
     def lasting_bytes(self) -> Size:
         """Bytes that move however a stage is carried out: parameters, buffers, and the cache before it and after it."""
-        read = self.weight_read_bytes - self.again_bytes + self.buffer_bytes
+        read = self.weight_read_bytes - self.again_bytes + self.buffer_read_bytes
         return read + self.kv_read_bytes + self.kv_cache_bytes
 
     @property

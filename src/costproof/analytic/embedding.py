@@ -16,8 +16,8 @@ class Embedding:
     Nothing is computed, so there are no FLOPs. Each looked-up row is read, repeats included, and written: rows x width
     elements each way. Whatever is fused, the table is read once at most: min(rows, entries) x width. The indices are
     integers, which do not count as activations. Where the rows are scaled by a constant, that is one multiplication per
-    element, and the constant is read; unfused, the rows are written and read once more in between. A table that belongs
-    to another module, ``lent``, counts there.
+    element, and the constant is read, one element of the run's dtype in a buffer; unfused, the rows are written and
+    read once more in between. A table that belongs to another module, ``lent``, counts there.
 
     Branches: of more rows than entries some are the same.
     """
@@ -48,6 +48,7 @@ class Embedding:
             vector_flops={"elementwise": self.rows * self.width} if self.scaled else {},
             input_bytes=self.item_bytes if self.scaled else 0,
             buffer_bytes=self.item_bytes if self.scaled else 0,
+            buffer_read_bytes=self.item_bytes if self.scaled else 0,
             output_bytes=looked_up,
             again_bytes=looked_up if self.read_whole else looked_up - sympy.Min(self.rows, self.entries) * row,
             between=2 * looked_up if self.scaled else 0,

@@ -97,6 +97,9 @@ class AxialTable:
         vector_flops = 5/2 patches head_dim
 
     Both tables are doubled up to head_dim by copies. The frequencies come in, head_dim / 4 elements; the tables go out.
+    The module registers the frequencies twice, ``inv_freq`` and ``original_inv_freq``, in float32 in every run:
+
+        buffer_bytes = 2 head_dim / 4 x 4 = 2 head_dim
 
     Unfused, in float32, for each angle: it is written once and read twice; each function, scaled and not, is written
     and read; rows and columns of both are joined, which writes and reads them, and doubled: 3 + 8 + 4 elements of 4
@@ -116,7 +119,8 @@ class AxialTable:
         return LayerCosts(
             vector_flops={"elementwise": 5 * elements / 2},
             input_bytes=self.head_dim * FLOAT32 / 4,
-            buffer_bytes=self.head_dim * FLOAT32 / 4,
+            buffer_bytes=2 * self.head_dim * FLOAT32 / 4,
+            buffer_read_bytes=self.head_dim * FLOAT32 / 4,
             output_bytes=2 * elements * FLOAT32,
             between=15 * FLOAT32 * elements / 2,
         )

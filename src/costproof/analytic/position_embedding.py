@@ -6,6 +6,8 @@ from typing import ClassVar, Final
 
 from costproof.analytic.costs import LayerCosts, Size, layer
 
+INT64: Final = 8
+"""Bytes of an index."""
 BICUBIC_FLOPS: Final = 31
 """Per element: 4 x 4 taps are 16 multiplications and 15 additions."""
 
@@ -52,6 +54,31 @@ class PositionEmbedding:
             output_bytes=elements * self.item_bytes,
             between=2 * self.grid**2 * self.width * self.item_bytes if self.resampled else 0,
         )
+
+
+@layer
+class PositionIds:
+    """Indices of all positions that there are, registered as int64 and never in the run's dtype.
+
+    What looks rows up takes the first of them, and reads of integers are not counted. BERT has as many ids of segments,
+    so ``buffers`` of them:
+
+        buffer_bytes = 8 buffers entries
+    """
+
+    name: ClassVar[str] = "position_ids"
+    title: ClassVar[str] = "Indices of positions, registered"
+    source: ClassVar[str] = (
+        "transformers BertEmbeddings, RobertaEmbeddings, CLIPVisionEmbeddings, SiglipVisionEmbeddings, Embeddings "
+        "(DistilBERT), UnlimitedOcrVisionEmbeddings: position_ids, token_type_ids"
+    )
+
+    entries: Size
+    buffers: int = 1
+
+    def costs(self) -> LayerCosts:
+        """The costs of one call."""
+        return LayerCosts(buffer_bytes=INT64 * self.buffers * self.entries, between=0)
 
 
 @layer

@@ -21,7 +21,10 @@ class RotaryTable:
 
     The positions are equal for all sequences, so the batch does not occur. In come the head_dim / 2
     frequencies (a buffer of frequency_bytes per element), out go both tables; the cast to the run's
-    dtype fuses, so they weigh item_bytes per element.
+    dtype fuses, so they weigh item_bytes per element. The module registers the frequencies twice, as they are and as
+    they were before any scaling, in float32 whatever the run's dtype:
+
+        buffer_bytes = 2 head_dim / 2 frequency_bytes = 4 head_dim
 
     Unfused, in float32: the angles are written and read, 8 bytes for each of positions head_dim / 2; doubled they are
     written once and read by both functions, 12 bytes per element; and each function is written and read, 16:
@@ -32,10 +35,18 @@ class RotaryTable:
     title: ClassVar[str] = "Rotary positions: cosines and sines"
     source: ClassVar[str] = "Su et al. 2021, RoFormer, equation 34; transformers RotaryEmbedding.forward"
 
+    registered: ClassVar[int] = 2
+    """Buffers of frequencies: ``inv_freq``, and ``original_inv_freq`` for scalings that change it."""
+
     positions: Size
     head_dim: Size
     item_bytes: Size
     frequency_bytes: Size = 4
+
+    @property
+    def held_bytes(self) -> Size:
+        """Bytes of the buffers, which are float32 in every run."""
+        return self.registered * sympy.sympify(self.head_dim) / 2 * self.frequency_bytes
 
     def costs(self) -> LayerCosts:
         """The costs of one call."""
@@ -43,7 +54,8 @@ class RotaryTable:
         return LayerCosts(
             vector_flops={"elementwise": 9 * self.positions * half},
             input_bytes=half * self.frequency_bytes,
-            buffer_bytes=half * self.frequency_bytes,
+            buffer_bytes=self.held_bytes,
+            buffer_read_bytes=half * self.frequency_bytes,
             output_bytes=2 * self.positions * self.head_dim * self.item_bytes,
             between=32 * self.positions * self.head_dim,
         )
@@ -61,12 +73,15 @@ class RotaryProduct(RotaryTable):
         vector_flops = 4 positions head_dim
 
     Every attention layer has a table of its own here. The positions are integers, so the frequencies
-    alone come in; both tables go out in the run's dtype, to which the cast fuses.
+    alone come in; both tables go out in the run's dtype, to which the cast fuses. They are registered once:
+
+        buffer_bytes = head_dim / 2 frequency_bytes = 2 head_dim
     """
 
     name: ClassVar[str] = "rotary_product"
     title: ClassVar[str] = "Rotary positions: cosines and sines, angles by a matrix product"
     source: ClassVar[str] = "Su et al. 2021, RoFormer, equation 34; transformers 4.46 LlamaRotaryEmbedding.forward"
+    registered: ClassVar[int] = 1
 
     def costs(self) -> LayerCosts:
         """The costs of one call."""
@@ -74,7 +89,8 @@ class RotaryProduct(RotaryTable):
             flops={"matmul": self.positions * self.head_dim},
             vector_flops={"elementwise": 4 * self.positions * self.head_dim},
             input_bytes=sympy.sympify(self.head_dim) / 2 * self.frequency_bytes,
-            buffer_bytes=sympy.sympify(self.head_dim) / 2 * self.frequency_bytes,
+            buffer_bytes=self.held_bytes,
+            buffer_read_bytes=sympy.sympify(self.head_dim) / 2 * self.frequency_bytes,
             output_bytes=2 * self.positions * self.head_dim * self.item_bytes,
             between=32 * self.positions * self.head_dim,
         )
@@ -107,7 +123,8 @@ class RotaryAxes(RotaryTable):
         return LayerCosts(
             vector_flops={"elementwise": 15 * self.positions * half},
             input_bytes=half * self.frequency_bytes,
-            buffer_bytes=half * self.frequency_bytes,
+            buffer_bytes=self.held_bytes,
+            buffer_read_bytes=half * self.frequency_bytes,
             output_bytes=2 * self.positions * self.head_dim * self.item_bytes,
             between=33 * 4 * self.positions * half,
         )
@@ -136,7 +153,8 @@ class RotaryHalves(RotaryTable):
         return LayerCosts(
             vector_flops={"elementwise": 5 * self.positions * half},
             input_bytes=half * self.frequency_bytes,
-            buffer_bytes=half * self.frequency_bytes,
+            buffer_bytes=self.held_bytes,
+            buffer_read_bytes=half * self.frequency_bytes,
             output_bytes=2 * self.positions * half * self.item_bytes,
             between=28 * self.positions * half,
         )
@@ -166,7 +184,8 @@ class RotaryComplex(RotaryTable):
         return LayerCosts(
             vector_flops={"elementwise": 7 * self.positions * half},
             input_bytes=half * self.frequency_bytes,
-            buffer_bytes=half * self.frequency_bytes,
+            buffer_bytes=self.held_bytes,
+            buffer_read_bytes=half * self.frequency_bytes,
             output_bytes=8 * self.positions * half,
             between=32 * self.positions * half,
         )

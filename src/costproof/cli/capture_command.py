@@ -15,6 +15,7 @@ from costproof.cli.target_command import TargetCommand
 from costproof.ledger.errors import EXIT_INCOMPLETE, EXIT_OK, BadInput
 from costproof.ledger.node import rule_wanted, unknown_clause
 from costproof.ledger.writing import through
+from costproof.reports.escape import visible
 from costproof.reports.folder import check_folder
 
 
@@ -37,7 +38,7 @@ def capture(run: api.RunRequest, output: Path | None, kind: str, progress: str) 
     """Count TARGET and write the capture file.
 
     The capture holds all ledgers, the callgraph, the conventions and the versions of one run. It is compared
-    and rendered without torch, on any machine. Exit code 3 if an operator has no cost rule.
+    and rendered without torch, on any machine. Exit code 3 if an operator has no cost rule, or a source failed.
     """
     if output is None:
         raise BadInput("missing option '-o'", where="costproof capture", fix="-o FILE, or -o - for stdout")
@@ -53,4 +54,6 @@ def capture(run: api.RunRequest, output: Path | None, kind: str, progress: str) 
     wanted = rule_wanted(unknown)
     if wanted:
         click.echo(wanted, err=True)
-    return EXIT_INCOMPLETE if unknown else EXIT_OK
+    for why in made.failed:
+        click.echo(f"incomplete: {visible(why)}", err=True)
+    return EXIT_INCOMPLETE if unknown or made.failed else EXIT_OK

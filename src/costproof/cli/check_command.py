@@ -45,14 +45,15 @@ def check(
 
     The exit code is 0 if every claim is right or explained, 3 if one is about bytes of a quantised checkpoint, else 1.
     """
+    how = None if on_screen(kind, output) else variant("claims", kind, output)
     with shown(progress) as say:
         found = api.check(claims, target, capture=capture, progress=say, **choices)
-    if on_screen(kind, output):
+    if how is None:
         from rich.console import Console
 
         from costproof.reports.claims_table import print_claims
 
         print_claims(Console(highlight=False, emoji=False), found)
     else:
-        emit(variant("claims", kind, output).text(found), output)
+        emit(how.text(found), output)
     return found.exit_code

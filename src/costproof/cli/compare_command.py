@@ -12,7 +12,7 @@ from costproof.cli.kinds import FILE, Choice
 from costproof.cli.options import options
 from costproof.cli.output import emit, on_screen, print_summary, screen
 from costproof.ledger.errors import BadInput
-from costproof.reports.outputs import variants
+from costproof.reports.outputs import check_ending, variants
 
 _FORMATS: Final = {
     "text": "summary",
@@ -43,6 +43,8 @@ def compare(captures: tuple[Path, ...], kind: str | None, output: Path | None) -
             got=" ".join(map(str, captures))[:80],
             fix=f"costproof compare {captures[0]}",
         )
+    if kind is None and output is not None and output.suffix:
+        check_ending(output, (".txt", ".md", ".json"))
     found = api.compare(captures[0])
     if on_screen(kind, output):
         print_summary(found)

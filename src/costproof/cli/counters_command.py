@@ -55,11 +55,12 @@ def counters(
 
     Exit code 1 if a difference stays unexplained, 3 if the truth or a counter failed.
     """
+    how = variant("counters", kind, output)
     check_apart(output)
     with shown(progress) as say:
         found = api.counters(run, stages=stages, own=own, seconds=timeout, memory_gib=memory, progress=say)
     emit(
-        variant("counters", kind, output).text(found, screen(output)),
+        how.text(found, screen(output)),
         output,
         inputs=[Path(o) for o in own if "=" not in o],
     )

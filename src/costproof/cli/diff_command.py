@@ -40,8 +40,9 @@ def diff(
 
     The exit code is 0 whether anything changed or not, and 3 where not all of the cost can be compared.
     """
+    how = None if on_screen(kind, output) else variant("diff", kind, output)
     found = api.diff(base, head, config=config, base_config=base_config, **trust)
-    if on_screen(kind, output):
+    if how is None:
         from rich.console import Console
 
         from costproof.reports.diff_table import print_diff
@@ -49,5 +50,5 @@ def diff(
         print_diff(Console(highlight=False, emoji=False), found)
     else:
         files = [p for p in (Path(base), Path(head)) if p.exists()]
-        emit(variant("diff", kind, output).text(found, screen(output)), output, inputs=files)
+        emit(how.text(found, screen(output)), output, inputs=files)
     return found.exit_code

@@ -37,9 +37,10 @@ def fits(
 
     The exit code is 0 if it fits, 1 if it does not, and 3 if it is not known.
     """
+    how = variant("fits", kind, output)
     found = api.fits(target, on=device, memory=memory, config=config, **trust)
     emit(
-        variant("fits", kind, output).text(found, screen(output)),
+        how.text(found, screen(output)),
         output,
         inputs=[p for p in (Path(target),) if p.exists()],
     )

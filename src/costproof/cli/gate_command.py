@@ -56,10 +56,11 @@ def gate(
     except ValueError:
         raise BadInput("this is not a day", where="--today", expected="YYYY-MM-DD", got=str(today)[:40]) from None
     inputs = [p for p in (Path(base), Path(head)) if p.exists()]
+    written = {path: variant("gate", None, path) for path in outputs}
     for path in outputs:
         check_apart(path, inputs)
     found = api.gate(base, head, policy=policy, config=config, base_config=base_config, today=day, **trust)
-    for path in outputs:
-        emit(variant("gate", None, path).text(found), path)
+    for path, how in written.items():
+        emit(how.text(found), path)
     emit(variant("gate", kind).text(found, screen()), None)
     return found.exit_code

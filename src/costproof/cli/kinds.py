@@ -84,9 +84,11 @@ class Name(click.ParamType[str]):
 
     name = "name"
 
-    def __init__(self, known: Callable[[str | None], Iterable[str]]) -> None:
+    def __init__(self, known: Callable[[str | None], Iterable[str]], *, or_file: bool = False) -> None:
         self.known = known
         """(target of the line, if it names one yet) -> the names."""
+        self.or_file = or_file
+        """Whether the shell completes files where no name fits."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         return str(value)
@@ -95,9 +97,10 @@ class Name(click.ParamType[str]):
         # Click gives up on a line that ends with an option; its target is known all the same.
         target = ctx.params.get("target") or ctx.meta.get(TARGET_OF, (None,))[0]
         try:
-            return _starting(self.known(_ours(target)), incomplete)
+            found = _starting(self.known(_ours(target)), incomplete)
         except CostproofError:
-            return []  # having nothing to offer is not an error while somebody types
+            found = []  # having nothing to offer is not an error while somebody types
+        return [CompletionItem(incomplete, type="file")] if self.or_file and not found else found
 
 
 def _runs_code(target: str) -> bool:
@@ -144,7 +147,7 @@ class Varied(click.ParamType[str]):
 
 FILE: Final = click.Path(path_type=Path, readable=False)
 """A path; whether it can be read is said by whoever reads it, in our words."""
-TARGET: Final = Name(lambda target: api.targets())
+TARGET: Final = Name(lambda target: api.targets(), or_file=True)
 PRESET: Final = Name(lambda target: [w.name for w in api.workloads(target)] if target else ())
 STAGE: Final = Name(lambda target: api.stages(target) if target and not _runs_code(target) else ())
 DEVICE: Final = Name(lambda target: api.machines())

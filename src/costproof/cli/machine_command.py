@@ -31,6 +31,7 @@ def machine(name: str | None, measure: bool, run: Literal["cpu", "cuda"], kind: 
         raise BadInput(
             "missing argument 'NAME'", where="costproof machine", fix="costproof machines lists them; or --measure"
         )
+    how = variant("device", kind, output)
     found = api.measure_machine(run, name=name or "here") if measure else api.machine(name or "")
-    emit(variant("device", kind, output).text(found, screen(output)), output)
+    emit(how.text(found, screen(output)), output)
     return 0

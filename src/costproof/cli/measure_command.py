@@ -52,10 +52,11 @@ def measure(
     The exit code is 1 where something ran faster than it can: the report says what is wrong then. It is 3 where
     something that runs has no known cost, or could not be made alone.
     """
+    how = variant("measure", kind, output)
     check_apart(output)
     with shown(progress) as say:
         found = api.measure(run, on=device, math=math, predict=predict, progress=say)
-    emit(variant("measure", kind, output).text(found, screen(output)), output)
+    emit(how.text(found, screen(output)), output)
     for row in found.rows:
         if row.wrong:
             click.echo(f"{visible(row.run)} {visible(row.stage)}: {visible(row.wrong)}", err=True)

@@ -29,8 +29,9 @@ def peaks(run: api.RunRequest, kind: str | None, output: Path | None, progress: 
 
     Exit code 3 if a peak is not known.
     """
+    how = variant("peaks", kind, output)
     check_apart(output)
     with shown(progress) as say:
         found = api.peaks(run, progress=say)
-    emit(variant("peaks", kind, output).text(found, screen(output)), output)
+    emit(how.text(found, screen(output)), output)
     return found.exit_code

@@ -12,7 +12,6 @@ from costproof.cli.options import of_run, options
 from costproof.cli.output import note, print_summary, wrote
 from costproof.cli.progress import progress as shown
 from costproof.cli.target_command import TargetCommand
-from costproof.ledger.capture import FAILED
 from costproof.reports.escape import visible
 from costproof.reports.folder import check_report_folder
 from costproof.reports.manifest import check_source
@@ -49,8 +48,7 @@ def report(run: api.RunRequest, output: Path | None, progress: str) -> int:
     for path in written.removed:
         note(f"Removed {path}, which an earlier run left")
     print_summary(found)
-    failed = [f"{source}: {why}" for source, why in found.capture.lacking.items() if why.startswith(FAILED)]
-    for why in (*failed, *(found.discrepancy.counters.incomplete if found.discrepancy.counters else ())):
+    for why in (*found.capture.failed, *(found.discrepancy.counters.incomplete if found.discrepancy.counters else ())):
         click.echo(f"incomplete: {visible(why)}", err=True)
     click.echo(f"Reports: {folder}/")
     return found.exit_code

@@ -57,7 +57,8 @@ def roofline(
 
     The exit code is 3 where not everything that the run does is known.
     """
+    how = variant("roofline", kind, output)
     found = api.roofline(target, on=device, config=config, math=math, source=source, routing=routing, **trust)
     inputs = [p for p in (Path(target), Path(routing)) if p.exists()]
-    emit(variant("roofline", kind, output).text(found, screen(output)), output, inputs=inputs)
+    emit(how.text(found, screen(output)), output, inputs=inputs)
     return found.exit_code

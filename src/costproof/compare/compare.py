@@ -6,7 +6,7 @@ from costproof.compare.align import align
 from costproof.compare.context import context
 from costproof.compare.counters import compare_counters
 from costproof.compare.diagnose import module_findings
-from costproof.compare.findings import CAUSES, Cause, Discrepancy, Finding
+from costproof.compare.findings import CAUSES, Cause, CauseKind, Discrepancy, Finding, Level
 from costproof.compare.judges import second_judge
 from costproof.compare.reached import expert_findings, uneven_experts
 from costproof.compare.totals import sums
@@ -48,20 +48,8 @@ def trace_findings(capture: Capture) -> list[Finding]:
     if capture.trace_check is None:
         return []
     return [
-        Finding(
-            id=f"trace/{number:03d}#calls",
-            level="trace",
-            stage="trace",
-            invocation="",
-            module="",
-            kind="",
-            metric="calls",
-            status="unexplained",
-            values={},
-            delta=None,
-            causes=(Cause("trace_difference", 0, (difference,), accepted=False, note=difference),),
-            residual=None,
-            evidence=(difference,),
+        _of_no_delta(
+            f"trace/{number:03d}#calls", "trace_difference", difference, difference, stage="trace", level="trace"
         )
         for number, difference in enumerate(capture.trace_check.differences, start=1)
     ]
@@ -70,20 +58,13 @@ def trace_findings(capture: Capture) -> list[Finding]:
 def silent_findings(capture: Capture) -> list[Finding]:
     """Return one finding for each metric that a source is on record to give for the target, and does not give."""
     return [
-        Finding(
-            id=f"{ledger.source}#{metric}",
-            level="source",
+        _of_no_delta(
+            f"{ledger.source}#{metric}",
+            "silent_source",
+            ledger.source,
+            f"{ledger.source} no longer gives {metric}",
             stage=ledger.source,
-            invocation="",
-            module="",
-            kind="",
             metric=metric,
-            status="unexplained",
-            values={},
-            delta=None,
-            causes=(Cause("silent_source", 0, (ledger.source,), accepted=False, note=CAUSES["silent_source"]),),
-            residual=None,
-            evidence=(f"{ledger.source} no longer gives {metric}",),
         )
         for ledger in capture.ledgers
         for metric in capture.recorded.get(ledger.source, ())
@@ -97,26 +78,54 @@ def size_findings(capture: Capture) -> list[Finding]:
     The costs of all sources in symbols are evaluated at the sizes of the calls, so no cost shows that these are wrong.
     """
     return [
-        Finding(
-            id=f"{call.stage}[{call.id}]#{symbol}",
-            level="source",
+        _of_no_delta(
+            f"{call.stage}[{call.id}]#{symbol}",
+            "input_sizes",
+            symbol,
+            _other_size(call, symbol, size, ledger.source),
             stage=call.stage,
             invocation=call.id,
-            module="",
-            kind="",
-            metric="calls",
-            status="unexplained",
-            values={},
-            delta=None,
-            causes=(Cause("input_sizes", 0, (symbol,), accepted=False, note=CAUSES["input_sizes"]),),
-            residual=None,
-            evidence=(_other_size(call, symbol, size, ledger.source),),
         )
         for ledger in capture.ledgers
         for call in capture.invocations
         for symbol, size in ledger.sizes.get(f"{call.stage}[{call.id}]", {}).items()
         if call.symbols.get(symbol, size) != size
     ]
+
+
+def _of_no_delta(
+    id_: str,
+    kind: CauseKind,
+    shown: str,
+    said: str,
+    *,
+    stage: str,
+    invocation: str = "",
+    metric: str = "calls",
+    level: Level = "source",
+) -> Finding:
+    """Return a finding that compares no two numbers.
+
+    Args:
+        shown: evidence of the cause.
+        said: evidence of the finding, in words.
+    """
+    note = said if level == "trace" else CAUSES[kind]
+    return Finding(
+        id=id_,
+        level=level,
+        stage=stage,
+        invocation=invocation,
+        module="",
+        kind="",
+        metric=metric,
+        status="unexplained",
+        values={},
+        delta=None,
+        causes=(Cause(kind, 0, (shown,), accepted=False, note=note),),
+        residual=None,
+        evidence=(said,),
+    )
 
 
 def _other_size(call: Invocation, symbol: str, size: int, source: str) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from costproof.compare.findings import Coverage, Discrepancy, Finding, GivenBy, Verdict
-from costproof.ledger.capture import FAILED, Capture
+from costproof.ledger.capture import Capture
 from costproof.ledger.counted import quantised
 from costproof.ledger.errors import EXIT_FINDINGS, EXIT_INCOMPLETE, EXIT_OK
 from costproof.ledger.metrics import PROVEN
@@ -54,7 +54,7 @@ def gaps(capture: Capture, findings: Sequence[Finding]) -> tuple[str, ...]:
         found.append(f"only {', '.join(sorted(sources))} counted: a proof needs two of {', '.join(ALL_SOURCES)}")
         found += (f"{source}: {why}" for source, why in capture.lacking.items())
         return tuple(found)
-    found += (f"{source}: {why}" for source, why in capture.lacking.items() if why.startswith(FAILED))
+    found += capture.failed
     found += _not_compared(capture, findings)
     for f in findings:
         if f.level == "stage" and f.metric in PROVEN and f.status.endswith("-only"):
@@ -120,8 +120,8 @@ def verdict_sentence(d: Discrepancy) -> str:
     modules = [f for f in d.findings if f.level in ("module", "trace", "judge")]
     compared = [f for f in modules if f.status in ("exact", "explained", "unexplained")]
     sources = [s for s in ALL_SOURCES if s in d.coverage]
-    who, shares = _listed(sources), _shares(d, sources)
-    who = who if _all_give(d, sources) else "the sources"
+    every, shares = _shares(d, sources)
+    who = _listed(sources) if every else "the sources"
     whole = plural(sum(f.count for f in compared), "quantity", "quantities")
     unexplained = [f for f in compared if f.status == "unexplained"]
     explained = [f for f in compared if f.status == "explained"]
@@ -155,19 +155,15 @@ def _listed(sources: Sequence[str]) -> str:
     return " and ".join(", ".join(sources).rsplit(", ", 1))
 
 
-def _shares(d: Discrepancy, sources: Sequence[str]) -> str:
-    """Return how many quantities which sources give, in brackets; nothing where all sources give all of them."""
-    shared = [f"{g.quantities:,} from {_listed(g.sources)}" for g in d.given_by if len(g.sources) > 1]
-    alone = [f"{g.quantities:,} more from {g.sources[0]} alone" for g in d.given_by if len(g.sources) == 1]
-    parts = [] if _all_give(d, sources) else [", ".join(shared) or "none"]
-    parts += [f"{', '.join(alone)}, compared with nothing"] if alone else []
-    return f" ({'; '.join(parts)})" if parts else ""
-
-
-def _all_give(d: Discrepancy, sources: Sequence[str]) -> bool:
-    """Return whether every quantity that is compared is given by all sources."""
+def _shares(d: Discrepancy, sources: Sequence[str]) -> tuple[bool, str]:
+    """Return whether all sources give whatever is compared, and how many quantities which sources give, in brackets."""
     compared = [g for g in d.given_by if len(g.sources) > 1]
-    return bool(compared or not d.given_by) and all(len(g.sources) == len(sources) for g in compared)
+    every = bool(compared or not d.given_by) and all(len(g.sources) == len(sources) for g in compared)
+    shared = [f"{g.quantities:,} from {_listed(g.sources)}" for g in compared]
+    alone = [f"{g.quantities:,} more from {g.sources[0]} alone" for g in d.given_by if len(g.sources) == 1]
+    parts = [] if every else [", ".join(shared) or "none"]
+    parts += [f"{', '.join(alone)}, compared with nothing"] if alone else []
+    return every, f" ({'; '.join(parts)})" if parts else ""
 
 
 def _worst(unexplained: Sequence[Finding]) -> str:

@@ -1,4 +1,4 @@
-"""What modules own: their parameters."""
+"""What modules own: their parameters and buffers."""
 
 from __future__ import annotations
 
@@ -17,28 +17,38 @@ Parameters = Mapping[str, tuple[tuple[int, ...], str]]
 """Full name -> shape and dtype."""
 
 
-def parameter_nodes(
+def held_nodes(
     parameters: Parameters,
+    buffers: Mapping[str, int | None],
     stages: Callable[[str], Iterable[str]],
     owners: Mapping[str, str],
     active: Mapping[str, int | None],
 ) -> list[CostNode]:
-    """Stage-wide nodes: elements and bytes of the parameters that each module owns.
+    """Return stage-wide nodes: elements and bytes of the parameters, and bytes of the buffers, that each module owns.
 
     Args:
+        buffers: full name -> bytes that are not counted under another name; ``None``: not known.
         stages: module path -> stages that the module works in.
         owners: module path -> class name.
         active: full name -> elements that one token passes, where that is not all of them.
     """
     works_in = cache(stages)
-    nodes = []
+    held: list[tuple[str, dict[Metric, int | None]]] = []
     for name, (shape, dtype) in parameters.items():
-        module, count = name.rpartition(".")[0], math.prod(shape)
+        count = math.prod(shape)
         costs: dict[Metric, int | None] = {
             "params": count, "params_active": active.get(name, count), "weight_bytes": count * ITEM_BYTES[dtype],
         }  # fmt: skip
-        nodes += [CostNode(stage, "", module, "", costs, owner=owners.get(module, "")) for stage in works_in(module)]
-    return list(merge_nodes(nodes))
+        held.append((name, costs))
+    held += [(name, {"buffer_bytes": size}) for name, size in buffers.items() if size != 0]
+    return list(
+        merge_nodes(
+            CostNode(stage, "", module, "", costs, owner=owners.get(module, ""))
+            for name, costs in held
+            for module in (name.rpartition(".")[0],)
+            for stage in works_in(module)
+        )
+    )
 
 
 def read_parameters(graph: Graph) -> frozenset[str]:

@@ -5,7 +5,8 @@ through to their root: the tensor that an operator, an input, a parameter or a b
 A region reads each outside root once, at most as much of it as its views show or as it looks up, and writes each root
 that an outside reader reads once. Everything between two operators of the same region stays inside, as in
 a perfectly fused kernel. What a cache held before the call is read like any other root, and counted apart.
-Integer and boolean tensors are not activations. A root that every outside reader sees through a cast is
+Integer and boolean tensors are not activations; integer buffers that arithmetic turns into floating-point numbers, as
+packed weights, are read all the same. A root that every outside reader sees through a cast is
 written in the size that they see. What is written over a part of a tensor of another region is written too, and so is
 what is left of an input that is written over.
 """
@@ -14,12 +15,12 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from costproof.graph.graph import Graph, OpCall, Size, Value
 from costproof.graph.parts import Part, largest, number_bytes, part_of
 from costproof.graph.rules.cost import OpCost, PartialRead
-from costproof.graph.rules.names import overwrites
+from costproof.graph.rules.names import canonical, overwrites
 from costproof.graph.rules.registry import UnknownCost
 from costproof.graph.rules.sizes import nbytes, numel, prod, smaller, total
 from costproof.ledger.workload import ITEM_BYTES
@@ -27,6 +28,11 @@ from costproof.ledger.workload import ITEM_BYTES
 Region = tuple[str, int]
 """Module path and number of the call."""
 R = TypeVar("R", bound=Hashable)
+_SCATTERS: Final = frozenset({
+    "index_put", "index_add", "index_copy", "index_fill", "index_reduce", "scatter", "scatter_add", "scatter_reduce",
+    "put", "one_hot", "repeat_interleave", "nll_loss", "nll_loss_forward", "cross_entropy",
+})  # fmt: skip
+"""Operators whose integer arguments behind the first say where, and how often."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +128,7 @@ def region_traffic(
             else:
                 mine.views.setdefault(value.id, value)
 
+    packed = packed_numbers(graph, costs, roots)
     inputs: dict[R, list[Traffic]] = {}
     weights: dict[R, list[Traffic]] = {}
     cached: dict[R, list[Traffic]] = {}
@@ -132,6 +139,8 @@ def region_traffic(
             root = read.root
             if root.origin == "param":
                 weights.setdefault(region, []).append(Traffic(root, _weight_bytes(read, shown)))
+            elif root.origin == "buffer" and root.id in packed:
+                inputs.setdefault(region, []).append(Traffic(root, _viewed(read, shown)))
             elif root.floating and producer.get(root.id) != region:
                 found = cached if root.origin == "cache" else inputs
                 found.setdefault(region, []).append(Traffic(root, _viewed(read, shown)))
@@ -202,6 +211,24 @@ def _viewed(read: _Reads, shown: Mapping[str, Part]) -> Size:
             return whole
         sizes.append(size)
     return smaller(whole, total(sizes))
+
+
+def packed_numbers(graph: Graph, costs: Sequence[OpCost | UnknownCost], roots: Mapping[str, Value]) -> frozenset[str]:
+    """Return the ids of integer tensors of which arithmetic makes floating-point numbers, as it does of packed weights.
+
+    Indices of look-ups and scatters are none, and neither are masks: no number is made of them.
+    """
+    found: set[str] = set()
+    for op, cost in zip(reversed(graph.ops), reversed(costs), strict=True):
+        if not any(out.floating or {out.id, roots.get(out.id, out).id} & found for out in op.outputs):
+            continue
+        picked = {p.value.id for p in cost.partial} if isinstance(cost, OpCost) and cost.role == "lookup" else None
+        for i, value in enumerate(op.tensors):
+            root = roots.get(value.id, value)
+            index = value.id not in picked if picked is not None else i > 0 and canonical(op.name) in _SCATTERS
+            if not (index or root.floating or root.dtype == "bool"):
+                found |= {value.id, root.id}
+    return frozenset(found)
 
 
 def _sizes(root: Value, views: Iterable[Value], shown: Mapping[str, Part]) -> list[tuple[Part, Size]]:

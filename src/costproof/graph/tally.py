@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from costproof.graph.active import active_elements
 from costproof.graph.costed import Costed
 from costproof.graph.merge import merge_nodes, merge_unknown
-from costproof.graph.parameters import parameter_nodes
+from costproof.graph.parameters import held_nodes
 from costproof.graph.reuse import partly_read
 from costproof.graph.steps import Step, over_steps
 from costproof.ledger.metrics import FVCORE, METRICS, Metric
@@ -30,6 +30,8 @@ class Tally:
     unknown: list[UnknownOp] = field(default_factory=list)
     parameters: dict[str, tuple[tuple[int, ...], str]] = field(default_factory=dict)
     """Full name -> shape and dtype."""
+    buffers: dict[str, int | None] = field(default_factory=dict)
+    """Full name -> bytes that are not counted under another name."""
     active: dict[str, int | None] = field(default_factory=dict)
     """Full name -> elements that one token passes, where that is not all of them."""
 
@@ -54,6 +56,7 @@ class Tally:
         self.steps += other.steps
         self.unknown += other.unknown
         self.parameters |= other.parameters
+        self.buffers |= other.buffers
         self.active |= other.active
 
     def summed(self, new_tokens: int) -> tuple[tuple[CostNode, ...], tuple[str, ...]]:
@@ -62,8 +65,8 @@ class Tally:
         return merge_nodes((*self.nodes, *decode)), tuple(bent)
 
     def owned(self, stages: Callable[[str], Iterable[str]], owners: Mapping[str, str]) -> list[CostNode]:
-        """Nodes of the parameters, as of :func:`~costproof.graph.parameters.parameter_nodes`."""
-        return parameter_nodes(self.parameters, stages, owners, self.active)
+        """Nodes of parameters and buffers, as of :func:`~costproof.graph.parameters.held_nodes`."""
+        return held_nodes(self.parameters, self.buffers, stages, owners, self.active)
 
     def missing(self) -> tuple[UnknownOp, ...]:
         """Unknown operators, each stage, module and operator once."""

@@ -106,8 +106,6 @@ class Baseline:
     """Stage and call -> how often, with which inputs, at which sizes."""
     modules: ModuleKinds = field(default_factory=dict)
     """As of a capture."""
-    buffer_bytes: int | None = None
-    """As of a capture."""
 
     def __repr__(self) -> str:
         """One line."""
@@ -119,7 +117,7 @@ class Baseline:
         return f"{self.target.title} at {self.workload.name}"
 
 
-BASELINE: Final = FileKind(name="costproof/baseline", version=(2, 1), type=Baseline)
+BASELINE: Final = FileKind(name="costproof/baseline", version=(3, 0), type=Baseline)
 
 
 _AGAIN: Final = "costproof capture TARGET -f baseline -o FILE; make baselines writes those of the built-in targets"
@@ -184,7 +182,6 @@ def baseline_of(capture: Capture) -> Baseline:
         sources={x.source: fold(x, roles) for x in capture.ledgers} | of_peaks(by_stage(capture.peaks)),
         calls=calls_of(capture.invocations),
         modules=capture.modules,
-        buffer_bytes=capture.buffer_bytes,
     )
 
 

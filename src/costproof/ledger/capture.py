@@ -78,8 +78,6 @@ class Capture:
     """Of a target without formulas, its modules by place."""
     recorded: dict[str, tuple[Metric, ...]] = field(default_factory=dict)
     """Source -> the metrics that it is on record to give for this target in such a run; empty: there is no record."""
-    buffer_bytes: int | None = None
-    """Bytes of all registered buffers of the model, persistent or not, each once; ``None``: not known."""
 
     def __repr__(self) -> str:
         """One line: a notebook must not print thousands of nodes."""
@@ -108,6 +106,11 @@ class Capture:
         return known[source]
 
     @property
+    def failed(self) -> tuple[str, ...]:
+        """Sources that tried to count and could not, each with its reason: the verdict is incomplete."""
+        return tuple(f"{source}: {why}" for source, why in self.lacking.items() if why.startswith(FAILED))
+
+    @property
     def not_counted(self) -> tuple[tuple[str, str], ...]:
         """What no number here contains, with the reason: work outside a run, and sources that the target lacks."""
         return (*NOT_COUNTED, *((f"{source} source", why) for source, why in sorted(self.lacking.items())))
@@ -123,7 +126,7 @@ FAILED: Final = "failed: "
 SECONDS: Final = 60
 """Of the processor, to read one; that of a model with 61 layers takes three."""
 
-CAPTURE: Final = FileKind(name="costproof/capture", version=(3, 1), type=Capture)
+CAPTURE: Final = FileKind(name="costproof/capture", version=(4, 0), type=Capture)
 
 
 def read_capture(path: Path) -> Capture:

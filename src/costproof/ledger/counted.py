@@ -6,7 +6,7 @@ from typing import Final
 
 from costproof.ledger.metrics import Metric
 from costproof.ledger.plural import plural
-from costproof.ledger.workload import TargetInfo, Workload
+from costproof.ledger.workload import SIZE_FROM, TargetInfo, Workload
 
 _WEIGHTS: Final[frozenset[Metric]] = frozenset({"weight_bytes", "weight_read_bytes", "unfused_bytes", "floor_bytes"})
 _CACHE: Final[frozenset[Metric]] = frozenset({"kv_read_bytes", "kv_cache_bytes", "unfused_bytes", "floor_bytes"})
@@ -20,10 +20,12 @@ def counted_line(target: TargetInfo, workload: Workload) -> str:
     """
     dtypes = " and ".join(target.dtypes) or workload.dtype
     cut = ", ".join(f"{part} {of}" for part, of in sorted(target.cut.items()))
+    place = workload.inputs.get(SIZE_FROM)
     parts = [
         f"weights and cache {dtypes}" if dtypes == workload.dtype else f"weights {dtypes}, cache {workload.dtype}",
         f"{workload.attention} attention",
         f"cut to {cut}" if cut else "all layers",
+        f"images of {workload.inputs.get('image_size')} pixels a side ({place})" if place else "",
         _unused(target),
     ]
     return f"Counted: {'; '.join(filter(None, (', '.join(filter(None, parts)), quantised(target, workload))))}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
@@ -18,10 +19,14 @@ RULES: Final = "rules"
 """Names the operator rules of the user's own among the versions."""
 
 
+_read: Final = cache(version)
+"""Metadata takes milliseconds to parse; a package that is missing is looked for again."""
+
+
 def installed(package: str) -> str | None:
     """The version of a distribution, or ``None``."""
     try:
-        return version(package)
+        return _read(package)
     except PackageNotFoundError:
         return None
 

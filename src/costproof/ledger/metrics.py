@@ -50,6 +50,11 @@ EVERY_METRIC: Final[dict[Metric, MetricInfo]] = {
     "weight_bytes": MetricInfo(
         "bytes", True, "weight bytes", "bytes of the module's own parameters in the run's dtype", column="Weights",
     ),
+    "buffer_bytes": MetricInfo(
+        "bytes", True, "buffer bytes",
+        "bytes of the buffers that the module itself registers, persistent or not, each in its own dtype; what several "
+        "names or views share counts once",
+    ),
     "calls": MetricInfo("calls", False, "calls", "how often the module's forward runs", proven=True),
     "flops": MetricInfo(
         "FLOP", False, "FLOPs",

@@ -105,6 +105,8 @@ class ModuleKind:
 
 
 UNREAD: Final = "nothing reads it"
+SIZE_FROM: Final = "image_size_from"
+"""Input of a workload: the key of a processor that its image size is from."""
 FURTHER_TOKENS: Final = "layers that predict further tokens (MTP) are not part of the class"
 OWN_CODE: Final = "transformers has the class: the code that it names does not run"
 NO_CLASS: Final = "transformers has no such type: that of the architecture is counted"

@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 import sys
 import warnings
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 from unittest import mock
 
@@ -188,12 +191,43 @@ def _unaware(undo: ExitStack, notes: dict[str, None]) -> None:
 def _everywhere(swaps: list[tuple[str, Any, Any]]) -> None:
     """Put each (name, old, new) into every module that has the old under its name, those imported meanwhile too."""
     named = {name: (old, new) for name, old, new in swaps}
-    for module in list(sys.modules.values()):  # by the thousand: only those that have one of the names are looked into
+    for module in _holders():
         names = getattr(module, "__dict__", {})
         for name in named.keys() & names.keys():
             old, new = named[name]
             if names[name] is old:
                 names[name] = new
+
+
+_lacking: Final[dict[int, weakref.ref[ModuleType]]] = {}
+"""Modules of packages that have none of the functions, by id; each reference goes with its module."""
+
+
+def _holders() -> list[Any]:
+    """Return the modules that have one of the functions or may get one.
+
+    Most of thousands are remembered not to: plain modules of packages. A module of anybody else may be reloaded or
+    written to, and one with a class of its own may fetch a function when it is first asked for it.
+    """
+    modules = {id(module): module for module in list(sys.modules.values())}
+    found = [modules[key] for key in modules.keys() - _lacking.keys()]
+    for module in found:
+        if type(module) is ModuleType and _is_complete(module) and _CHANGED.isdisjoint(vars(module)):
+            _remember(module)
+    return found
+
+
+def _remember(module: ModuleType) -> None:
+    """Remember that a module lacks the functions, until it goes: another one may get its id."""
+    key = id(module)
+    _lacking[key] = weakref.ref(module, lambda _: _lacking.pop(key, None))
+
+
+def _is_complete(module: ModuleType) -> bool:
+    """Return whether a module is Python's or of a package, and is imported to its end."""
+    file, spec = getattr(module, "__file__", None) or "", getattr(module, "__spec__", None)
+    own = f"{os.sep}site-packages{os.sep}" in file or module.__name__.partition(".")[0] in sys.stdlib_module_names
+    return own and spec is not None and not getattr(spec, "_initializing", False)
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None:
@@ -332,3 +366,4 @@ _FUNCTIONS: Final[Mapping[str, Mapping[str, Change]]] = {
     "integrations.moe": {"_can_use_grouped_mm": _of_experts},
 }
 """Module of transformers -> function -> what stands in its place."""
+_CHANGED: Final = frozenset(name for changes in _FUNCTIONS.values() for name in changes)

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 from costproof.ledger.conventions import Conventions
 from costproof.ledger.errors import BadInput, CostproofError, Problems
 from costproof.ledger.run import RunOptions
-from costproof.ledger.workload import FLOAT_BYTES, Dtype, TargetInfo, Workload
+from costproof.ledger.workload import Dtype, TargetInfo, Workload
 from costproof.models.changing import changes, keys_of, with_keys
 from costproof.models.stored import PLAIN, Stored
 
@@ -30,14 +30,6 @@ class Config(ABC):
     @abstractmethod
     def symbols(self) -> dict[str, int]:
         """Values of the configuration's symbols, as the formulas name them."""
-
-    def buffer_bytes(self, element: int) -> int | None:
-        """Return the bytes of all registered buffers of the model, persistent or not; ``None``: nothing says it.
-
-        Args:
-            element: bytes of one in the dtype of the run.
-        """
-        return None
 
     @abstractmethod
     def contradictions(self) -> list[CostproofError]:
@@ -129,10 +121,6 @@ class Configured(ABC, Generic[C]):
             raise BadInput("the model is cut already", where="--layers", got=options.layers)
         small, cut = self.first_layers(options.layers)
         return replace(self, config=small, options=options, cut=tuple(cut.items()), whole=self.config)
-
-    def buffer_bytes(self, workload: Workload) -> int | None:
-        """Return the bytes of all registered buffers; ``None``: the formulas do not say it."""
-        return self.config.buffer_bytes(FLOAT_BYTES[workload.dtype])
 
     def uncut(self) -> Self:
         """The model with all its layers."""

@@ -6,11 +6,14 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
+
+GIVEN: Final = "the numbers that it was given"
+"""What notes call the numbers of a module and inputs that have some."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +64,9 @@ class ExportJob:
     repeated: bool = False
     """Whether it is one decode step, that stands for N of them at contexts from P."""
     elsewhere: bool = False
-    """Whether it may be exported with ones for numbers, where numbers decide what it does; as of :class:`Run`."""
+    """Whether it may be exported with numbers, where numbers decide what it does; as of :class:`Run`."""
+    real: Callable[[], ExportJob] | None = None
+    """With ``elsewhere``: makes the job with the numbers that module and arguments have; as of :class:`Run`."""
     numbers: bool = False
     """Whether module and arguments have numbers, and the export follows the way that these decide."""
     holds: tuple[str, ...] = ()
@@ -124,7 +129,7 @@ class Run:
     elsewhere: bool = False
     """Whether a run on meta may be taken to the CPU where the model looks at numbers."""
     real: Callable[[], Run] | None = None
-    """With ``elsewhere``: makes the run with numbers on the CPU; else all parameters and inputs are ones."""
+    """With ``elsewhere``: makes the run with the numbers that module and inputs have. What has none is ones."""
 
     def inputs(self) -> dict[str, Any]:
         """A copy of the arguments: a forward changes the cache that it gets."""

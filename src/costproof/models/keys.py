@@ -175,10 +175,19 @@ def type_of_class(data: Mapping[str, Any]) -> str | None:
         return None
     from transformers.models.auto import configuration_auto, modeling_auto
 
-    if data.get("model_type") in configuration_auto.CONFIG_MAPPING_NAMES:
+    configs = configuration_auto.CONFIG_MAPPING_NAMES
+    if data.get("model_type") in configs:
         return None
     tables = (t for name, t in vars(modeling_auto).items() if name.endswith("_MAPPING_NAMES"))
-    return next((kind for table in tables for kind, names in table.items() if named[0] in _each(names)), None)
+    kinds = dict.fromkeys(kind for table in tables for kind, names in table.items() if named[0] in _each(names))
+    # LlamaForCausalLM is the class of internlm3 too, and GPT2Config that of gpt-sw3: the type of its name comes first.
+    return max(kinds, key=lambda kind: _named_alike(kind, str(configs.get(kind)), str(named[0])), default=None)
+
+
+def _named_alike(kind: str, config: str, architecture: str) -> tuple[bool, bool]:
+    """Return whether a class begins with the name of a type's configuration, and whether that is the type's own."""
+    name = config.removesuffix("Config")
+    return architecture.startswith(name), re.sub("[-_]", "", kind) == name.lower()
 
 
 def _each(names: str | tuple[str, ...] | list[str]) -> tuple[str, ...]:

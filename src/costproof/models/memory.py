@@ -27,9 +27,10 @@ def free_bytes(device: torch.device) -> int | None:
         return None
 
 
-def size_of(model: nn.Module) -> int:
-    """Bytes of its parameters and buffers, each tensor once."""
-    return sum(t.nbytes for t in (*model.parameters(), *model.buffers()))
+def size_of(model: nn.Module, *, without_numbers: bool = False) -> int:
+    """Bytes of its parameters and buffers, each tensor once; with ``without_numbers`` only of those on meta."""
+    tensors = (*model.parameters(), *model.buffers())
+    return sum(t.nbytes for t in tensors if t.is_meta or not without_numbers)
 
 
 def require_room(model: nn.Module, device: str) -> None:

@@ -11,8 +11,9 @@ import logging
 import sys
 import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from itertools import chain
 from types import ModuleType
 from typing import Any, Final
 
@@ -86,16 +87,11 @@ class _Functions:
     """The functions and classes that modules of torch and TorchLens hold, with the methods of these classes."""
 
     def __init__(self, more: Sequence[Any]) -> None:
-        modules = tuple(
-            module
-            for name, module in list(sys.modules.items())
-            if name.partition(".")[0] in _PACKAGES and isinstance(module, ModuleType)
-        )
         loggers = (getattr(sys.modules.get(name), "log", None) for name in _LOGGING)
-        shared = {id(place): place for place in (*modules, *_classes(modules))}
         others = {id(place): place for place in (*more, *(log for log in loggers if isinstance(log, logging.Logger)))}
-        self._before = [Namespace(place) for key, place in others.items() if key not in shared]
-        self._before += map(Namespace.of, shared.values())
+        shared = _libraries()
+        self._before = [Namespace(place) for key, place in others.items() if key not in shared.ids]
+        self._before += shared.spaces()
         classes = {id(place) for place in more if isinstance(place, type)}
         self._own = [space for space in self._before if id(space.place) in classes]
         self._configs = [
@@ -166,23 +162,81 @@ def _put_back(space: Namespace) -> None:
 _TORCHLENS: Final = "torchlens"
 _PACKAGES: Final = frozenset({"torch", "torchlens", "transformers", "builtins"})
 
-_known_classes: tuple[int, tuple[type, ...]] = (0, ())
-"""How many modules there were, and the classes that they held: looking for them takes longer than all else."""
+_UNWATCHED: Final = (
+    "torch._dynamo", "torch._inductor", "torch._numpy", "torch.ao", "torch.distributed", "torch.distributions",
+    "torch.onnx", "torch.testing",
+)  # fmt: skip
+"""Packages whose classes no tracer changes; their modules are looked at all the same."""
+_IMMUTABLE: Final = 1 << 8
+"""The flag of a class to which nothing can be assigned."""
 
 
-def _classes(modules: tuple[ModuleType, ...]) -> tuple[type, ...]:
+class _Libraries:
+    """The namespaces of some modules and of the classes in them."""
+
+    __slots__ = ("_changing", "_now", "_steady", "_values", "ids", "modules")
+
+    def __init__(self, modules: list[ModuleType]) -> None:
+        self.modules = modules
+        places = {id(place): place for place in (*modules, *_classes(modules))}
+        self.ids = places.keys()
+        self._changing: list[Any] = []
+        """Places that have changed before, as those with a counter do at every run; few."""
+        self._divide(Namespace.of(place) for place in places.values())
+
+    def spaces(self) -> list[Namespace]:
+        """Return the namespaces as they are now."""
+        if not self._same():
+            self._divide(self._steady)
+        return [*self._steady, *map(Namespace.of, self._changing)]
+
+    def _divide(self, spaces: Iterable[Namespace]) -> None:
+        steady = [(space, space.same()) for space in spaces]
+        self._steady = [space for space, same in steady if same]
+        self._changing += [space.place for space, same in steady if not same]
+        self._now = [vars(space.place).values() for space in self._steady]
+        self._values = list(chain.from_iterable(space.before.values() for space in self._steady))
+
+    def _same(self) -> bool:
+        """Return whether nothing has been replaced in the steady places.
+
+        They hold 100,000 values. A comparison of two lists looks at identity first, and takes a third of the time of
+        anything else.
+        """
+        with suppress(Exception):  # what arrays say of equality is no truth value
+            return self._values == list(chain.from_iterable(self._now))
+        return False
+
+
+def _classes(modules: Sequence[ModuleType]) -> list[type]:
     """The classes of torch and TorchLens whose methods are replaced while something watches."""
-    global _known_classes
-    if _known_classes[0] != len(modules):
-        found = {
-            id(value): value
-            for module in modules
-            if module.__name__.partition(".")[0] in ("torch", "torchlens")
-            for value in list(vars(module).values())
-            if issubclass(type(value), type) and value.__module__.partition(".")[0] in ("torch", "torchlens")
-        }
-        _known_classes = len(modules), tuple(found.values())
-    return _known_classes[1]
+    found = {
+        id(value): value
+        for module in modules
+        if module.__name__.partition(".")[0] in ("torch", "torchlens")
+        for value in list(vars(module).values())
+        if issubclass(type(value), type)
+        and value.__module__.partition(".")[0] in ("torch", "torchlens")
+        and not value.__module__.startswith(_UNWATCHED)
+        and not value.__flags__ & _IMMUTABLE
+    }
+    return list(found.values())
+
+
+_modules: list[Any] = []
+"""All modules, when it was last looked which of them are those of libraries."""
+_known = _Libraries([])
+
+
+def _libraries() -> _Libraries:
+    """Return the modules and classes that tracers, or what they start, may change."""
+    global _modules, _known
+    if (now := list(sys.modules.items())) != _modules:
+        found = [m for name, m in now if name.partition(".")[0] in _PACKAGES and isinstance(m, ModuleType)]
+        if found != _known.modules:
+            _known = _Libraries(found)
+        _modules = now
+    return _known
 
 
 def _stands_in(value: Any) -> bool:

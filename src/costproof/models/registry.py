@@ -295,5 +295,6 @@ def _reader(folder: Path) -> TargetFactory:
             where=str(folder),
             expected="; ".join(f"{what} ({name})" for name, what in holds.items()),
             got=" and ".join(meant) or "none",
+            fix=f"hf:{folder} counts the configuration in it" if (folder / "config.json").is_file() else None,
         )
     return next(iter(meant.values()))

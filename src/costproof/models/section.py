@@ -89,6 +89,11 @@ class Section:
             return None
         return default
 
+    def given(self, key: str, default: object) -> Any:
+        """:meth:`take` where ``null`` is as if the key were left out."""
+        value = self.take(key, default)
+        return default if value is None else value
+
     def integer(self, key: str, default: object = _MISSING, *, least: int = 1, most: int = LARGEST) -> int:
         """An integer within bounds; ``least`` stands in for a value that is a problem."""
         value = self.take(key, default)

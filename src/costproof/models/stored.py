@@ -6,6 +6,7 @@ Formats are recognised and not yet counted: a format in another dtype than the r
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -13,8 +14,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final, get_args
 
+from costproof.ledger.errors import BadInput
 from costproof.ledger.files import read_json
 from costproof.ledger.workload import Dtype
+from costproof.models.processor import ImageSize, image_size
 
 _KEY: Final = re.compile(
     r"((\w+_)?(quant|quanti[sz](e|ed|ation)|compression)_(config|cfg|method|algo|bits?|dtype|type|scheme)"
@@ -69,6 +72,8 @@ class Stored:
     """``weights`` or ``cache`` -> the format and where it is named; empty: nothing says that it is quantised."""
     dtype: Dtype | None = None
     """What the configuration names; ``None``: nothing, or what no run has."""
+    images: ImageSize | None = None
+    """The size that its processor makes of images; ``None``: nothing says it."""
 
 
 PLAIN: Final = Stored()
@@ -101,14 +106,27 @@ def stored(data: object, path: Path | None) -> Stored:
     named = _dtype(data)
     found = {"weights": "; ".join(weights), "cache": "; ".join(cache)}
     run = named if named in get_args(Dtype) else None
-    return Stored(tuple((part, text) for part, text in found.items() if text), run)  # type: ignore[arg-type]
+    images = None if path is None else image_size(path)
+    return Stored(tuple((part, text) for part, text in found.items() if text), run, images)  # type: ignore[arg-type]
+
+
+def _is_there(file: Path) -> bool:
+    """Return whether a file lies beside a configuration.
+
+    Raises:
+        BadInput: something else has its name: taken for nothing, it would leave a quantised checkpoint unnoticed.
+    """
+    if os.path.lexists(file) and not file.is_file():
+        got = "a link that leads nowhere" if file.is_symlink() and not file.exists() else "no regular file"
+        raise BadInput("a file beside the configuration cannot be read", where=str(file), expected="a file", got=got)
+    return file.is_file()
 
 
 def _beside(path: Path) -> Iterator[tuple[str, Any]]:
     """Yield the descriptions of quantised weights in files beside a configuration."""
     named = (path.parent / name for name in FILES)
     for beside in (*named, *sorted(path.parent.glob(_DESCRIPTIONS))):
-        if beside.is_file() and beside != path:
+        if _is_there(beside) and beside != path:
             yield beside.name, read_json(beside, what="description of a quantised checkpoint")
 
 
@@ -215,7 +233,7 @@ def _packed(folder: Path) -> Iterator[str]:
 
 def _tensors(folder: Path) -> Iterator[tuple[str, str]]:
     """Yield the tensors that only a quantised checkpoint has, with their file, by indices and by headers."""
-    for index in islice(sorted(folder.glob(_INDICES)), _MOST_FILES):
+    for index in filter(_is_there, islice(sorted(folder.glob(_INDICES)), _MOST_FILES)):
         data = read_json(index, what="index of the weights")
         names = data.get("weight_map") if isinstance(data, dict) else None
         for name in sorted(map(str, names if isinstance(names, dict) else ())):

@@ -91,15 +91,6 @@ class Target(Protocol):
 
 
 @runtime_checkable
-class WithBuffers(Target, Protocol):
-    """A target that knows what its registered buffers take."""
-
-    def buffer_bytes(self, workload: Workload) -> int | None:
-        """Return the bytes of all registered buffers, each once, persistent or not; ``None``: not known."""
-        ...
-
-
-@runtime_checkable
 class WithFormulas(Target, Protocol):
     """A target that closed formulas describe: the analytic source."""
 

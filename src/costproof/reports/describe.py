@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Final
 
+from costproof.compare.diff.types import Side
 from costproof.ledger.conventions import Conventions
 from costproof.ledger.counted import counted_line
 from costproof.ledger.plural import plural
@@ -83,6 +84,14 @@ def head(title: str, sentence: str, target: TargetInfo, workload: Workload) -> l
         f"- {markdown(counted_line(target, workload))}",
         "",
     ]
+
+
+def counted_lines(base: Side, head: Side) -> list[str]:
+    """Return what the numbers of two sides leave out: one line where it is the same of both."""
+    if base.counted == head.counted:
+        return [base.counted]
+    sides = (("base", base), ("head", head))
+    return [side.counted.replace("Counted:", f"Counted in the {name}:", 1) for name, side in sides]
 
 
 def foot(conventions: Conventions, environment: dict[str, str], before: Sequence[str] = ()) -> list[str]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from costproof.ledger.metrics import EVERY_METRIC
 from costproof.ledger.plural import plural
 from costproof.ledger.workload import Plain
-from costproof.reports.describe import versions_line
+from costproof.reports.describe import counted_lines, versions_line
 from costproof.reports.diff_words import (
     MAX_CHANGES,
     MAX_ROWS,
@@ -40,7 +40,7 @@ _TERMS: Final = 40
 
 def diff_md(found: Diff) -> str:
     """The report; one line where nothing changed."""
-    counted = [markdown(line) for line in dict.fromkeys((found.base.counted, found.head.counted))]
+    counted = [markdown(line) for line in counted_lines(found.base, found.head)]
     if found.verdict == "same":
         return f"✅ {markdown(sentence(found))} {' '.join(counted)}\n"
     names = dict.fromkeys(code(cut(side.name, _NAME)) for side in (found.base, found.head))

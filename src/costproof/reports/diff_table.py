@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from costproof.ledger.metrics import EVERY_METRIC
 from costproof.ledger.plural import plural
+from costproof.reports.describe import counted_lines
 from costproof.reports.diff_words import MAX_ROWS, amount, apart, change, gaps, lines, percent, sentence, signed, told
 from costproof.reports.screen import say, typeset
 from costproof.reports.uncoloured import uncoloured
@@ -25,7 +26,7 @@ def print_diff(console: Console, found: Diff) -> None:
         say(console, text, style)
 
     tell(" → ".join(dict.fromkeys((found.base.name, found.head.name))), "bold")
-    for line in dict.fromkeys((found.base.counted, found.head.counted)):
+    for line in counted_lines(found.base, found.head):
         tell(line)
     every = list(lines(found))
     if every:

@@ -27,7 +27,7 @@ _APART: Final = {
     FORMULAS: "another version of the formulas",
     CODE: "other code of the model",
     UNNAMED: "something that no change names",
-    "model": "another model",
+    "family": "another family",
 }
 _BESIDE: Final = ("params", "weight_bytes", "output_bytes")
 _UNITS: Final = {"FLOP": "FLOP", "bytes": "B", "MAC": "MAC"}

@@ -6,6 +6,7 @@ from typing import Final
 
 from costproof.compare.gate.types import Gate
 from costproof.ledger.plural import plural
+from costproof.reports.describe import counted_lines
 from costproof.reports.diff_words import change
 from costproof.reports.escape import code, details, markdown, table, unbroken
 from costproof.reports.gate_words import HEAD, LEFT, Line, changes, idle, lines, reasons, sentence, whys
@@ -23,7 +24,7 @@ def gate_md(found: Gate) -> str:
     """The report; one line where everything passed without an allowance."""
     notes = idle(found)
     failed, allowed = lines(found, "unknown", "over"), lines(found, "allowed")
-    counted = [markdown(line) for line in dict.fromkeys((found.base.counted, found.head.counted))]
+    counted = [markdown(line) for line in counted_lines(found.base, found.head)]
     if found.verdict == "passed" and not allowed and not notes:
         return f"✅ {markdown(sentence(found))} {' '.join(counted)}\n"
     names = dict.fromkeys(code(cut(side.name, _NAME)) for side in (found.base, found.head))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from costproof.compare.gate.types import Gate
 from costproof.ledger.plural import plural
+from costproof.reports.describe import counted_lines
 from costproof.reports.escape import visible
 from costproof.reports.gate_words import HEAD, LEFT, changes, idle, lines, reasons, sentence, whys
 from costproof.reports.screen import aligned, filled
@@ -15,7 +16,7 @@ def gate_text(found: Gate, width: int | None = None) -> str:
     """The verdict, the checks that did not simply pass, and allowances to take out."""
     shown = lines(found, "unknown", "over", "allowed")
     rows = [tuple(map(visible, x.cells)) for x in shown[:_ROWS]]
-    text = [sentence(found), *dict.fromkeys((found.base.counted, found.head.counted))]
+    text = [sentence(found), *counted_lines(found.base, found.head)]
     text += [f"  {why}" for why in reasons(found)[1:_ROWS]]
     if rows:
         text += ["", *aligned(HEAD, rows, LEFT, width, keys=2), ""]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from costproof.ledger.errors import BadInput, did_you_mean
 from costproof.plugins import Plugin, Registry, at
 from costproof.reports.output import Output
 
@@ -295,9 +296,28 @@ PICTURES: Final = (*variants("graph"), "png")
 
 
 def variant(about: str, format_: str | None, file: Path | None = None) -> Output:
-    """The output that is asked for: by its format, else by the ending of the file, else the first."""
+    """Return the output that is asked for: by its format, else by the ending of the file, else the first.
+
+    Raises:
+        BadInput: no format has this ending.
+    """
     known = variants(about)
     if format_ is not None:
         return known[format_]
-    named = [o for o in known.values() if file is not None and file.suffix and o.file.endswith(file.suffix)]
-    return [*named, *known.values()][0]
+    first = next(iter(known.values()))
+    if file is None or not file.suffix:
+        return first
+    by_ending = {Path(o.file).suffix: o for o in reversed(known.values())}
+    check_ending(file, (*by_ending, ".txt"))
+    return by_ending.get(file.suffix, first)
+
+
+def check_ending(file: Path, known: Iterable[str]) -> None:
+    """Check that a format is written to files of this ending.
+
+    Raises:
+        BadInput: no.
+    """
+    if file.suffix not in (endings := sorted({*known})):
+        expected, fix = " or ".join(endings), did_you_mean(file.suffix, endings) or "-f says the format"
+        raise BadInput("no format has this ending", where="-o", expected=expected, got=str(file), fix=fix)

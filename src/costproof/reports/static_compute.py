@@ -108,7 +108,7 @@ class StaticCompute:
         return f"StaticCompute({self.target.name} at {self.workload.name}: {plural(len(self.stages), 'stage')})"
 
 
-STATIC_COMPUTE: Final = FileKind(name="costproof/static_compute", version=(3, 1), type=StaticCompute)
+STATIC_COMPUTE: Final = FileKind(name="costproof/static_compute", version=(3, 2), type=StaticCompute)
 
 
 def static_compute(capture: Capture, verdict: str, *, formulas: bool = True) -> StaticCompute:

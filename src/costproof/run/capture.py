@@ -25,7 +25,6 @@ from costproof.models.serving import lacking, options_of
 from costproof.models.target import (
     MayBeHere,
     Runnable,
-    WithBuffers,
     WithCheckpoint,
     WithFormulas,
     WithModules,
@@ -39,7 +38,7 @@ from costproof.run.prepare import Prepared
 from costproof.tracers.both import trace_sources
 from costproof.tracers.dynamic import DynamicResult
 from costproof.tracers.export_cache import exports_kept
-from costproof.tracers.static import WITH_ONES
+from costproof.tracers.static import WITH_GIVEN, WITH_ONES
 
 T = TypeVar("T")
 
@@ -90,7 +89,7 @@ def _counted(run: Prepared, progress: Progress) -> Report:
     dynamic: DynamicResult | None = found.get("dynamic")
     followed = dynamic is not None and dynamic.by_values
     if "static" in found:  # its graphs hold for one way where values decide
-        followed = followed or any(WITH_ONES in note for note in found["static"].notes)
+        followed = followed or any(which in note for note in found["static"].notes for which in (WITH_ONES, WITH_GIVEN))
     if followed and isinstance(target, WithValues):
         workload = target.with_values(workload)
     ledgers: dict[str, Ledger] = {**found, **({"dynamic": dynamic.ledger} if dynamic is not None else {})}
@@ -118,7 +117,6 @@ def _counted(run: Prepared, progress: Progress) -> Report:
         lacking=missing,
         modules=target.module_kinds() if isinstance(target, WithModules) else {},
         recorded={s: metrics for s, metrics in recorded(target, workload).items() if s in ledgers},
-        buffer_bytes=target.buffer_bytes(workload) if isinstance(target, WithBuffers) else None,
     )
     if dynamic is None or dynamic.measured is None:
         return Report(capture)

@@ -12,6 +12,7 @@ from costproof.compare.diff.attribution import Point
 from costproof.compare.diff.changes import FORMULA_SOURCE, SETTINGS, WORKLOAD, differences, settings
 from costproof.compare.diff.diff import Levers, Place, adds_up
 from costproof.compare.diff.diff import diff as compared
+from costproof.compare.diff.parts import one_sided_parts
 from costproof.compare.diff.types import IMPLEMENTATION, Diff
 from costproof.graph.rules.files import Files
 from costproof.ledger.baseline import Baseline
@@ -25,8 +26,8 @@ from costproof.run.sides import Read, check_counted, read_side
 from costproof.run.sweeping.columns import Exact
 from costproof.run.sweeping.shapes import Place as At
 
-MODEL: Final = "model"
-"""Stands for the whole configuration where the two sides are of different families."""
+FAMILY: Final = "family"
+"""Stands for what no common key and no part of one side says, where the two sides are of different families."""
 
 
 def diff(
@@ -58,7 +59,7 @@ def diff(
     check_counted(rules, trust_remote_code, base, head)
     read = partial(read_side, rules=rules, trust_remote_code=trust_remote_code)
     sides = read(base, base_config), read(head, config)
-    if sides[0].exported != sides[1].exported:
+    if (sides[0].exported is None) != (sides[1].exported is None):
         # One has no formulas: the other is held against it by what both have.
         given = (base, base_config), (head, config)
         one, other = (read(*g, by_graph=True) if s.counted else s for s, g in zip(sides, given, strict=True))
@@ -84,7 +85,7 @@ def levers(base: Read, head: Read) -> Levers | None:
     kernels = tuple(c.key for c in changed.implementation.changed)
     if another:  # keys that one family alone has change with the family
         keys = tuple(k for k in keys if all(k in (side.target.config or {}) for side in (old, new)))
-    players = (*keys, MODEL) if another else keys
+    players = (*keys, FAMILY) if another else keys
     players += tuple(c.key for c in changed.workload.changed if c.key.startswith(WORKLOAD))
     models = (base.target, head.target) if another else (base.target, None)
     implementation = "attention" in kernels or "experts" in kernels
@@ -92,11 +93,17 @@ def levers(base: Read, head: Read) -> Levers | None:
         return None
     whole = frozenset({*players, *([IMPLEMENTATION] if implementation else [])})
     ends = {
-        changed: _totals(side.baseline) for changed, side in ((frozenset[str](), base), (whole, head)) if side.counted
+        changed: _totals(side.baseline)
+        for changed, side in ((frozenset[str](), base), (whole, head))
+        if side.counted and not another
     }
-    between = _point(models, old, new, frozenset(keys))
+    folded = [side.sources.get(FORMULA_SOURCE) for side in (old, new)]
+    one_sided = one_sided_parts(folded[0], folded[1]) if another and folded[0] and folded[1] else None
+    between = _point(models, old, new, frozenset(keys), frozenset(one_sided.owners if one_sided else ()))
     # The formulas at hand have been evaluated there: to write them as polynomials too takes as long again.
-    return Levers(players, lambda changed: ends[changed] if changed in ends else between(changed), implementation)
+    return Levers(
+        players, lambda changed: ends[changed] if changed in ends else between(changed), implementation, one_sided
+    )
 
 
 def _totals(side: Baseline) -> Mapping[Place, int | None]:
@@ -106,13 +113,18 @@ def _totals(side: Baseline) -> Mapping[Place, int | None]:
 
 
 def _point(
-    models: tuple[WithKeys, WithKeys | None], base: Baseline, head: Baseline, keys: frozenset[str]
+    models: tuple[WithKeys, WithKeys | None],
+    base: Baseline,
+    head: Baseline,
+    keys: frozenset[str],
+    without: frozenset[str],
 ) -> Point[Place]:
     """The totals of the formulas where some keys and settings are the head's.
 
     Args:
         models: the base's, and the head's if that is another family.
         keys: of both families.
+        without: roles that are left out.
     """
     usual, other = models
     config: Mapping[str, Plain] = head.target.config or {}
@@ -122,10 +134,10 @@ def _point(
     points: dict[tuple[bool, bool], Points] = {}
 
     def point(changed: frozenset[str]) -> Mapping[Place, int | None]:
-        another, kernels = other is not None and MODEL in changed, IMPLEMENTATION in changed
+        another, kernels = other is not None and FAMILY in changed, IMPLEMENTATION in changed
         if (another, kernels) not in points:
             model = other if another and other is not None else usual
-            points[another, kernels] = Points(cast("WithKeys", Mixture(model, base, head, kernels)))
+            points[another, kernels] = Points(cast("WithKeys", Mixture(model, base, head, kernels, without)))
         of = points[another, kernels]
         now = before if another else of.keys()
         place = At(
@@ -153,6 +165,8 @@ class Mixture:
     head: Baseline
     kernels: bool
     """Whether the kernels are the head's."""
+    without: frozenset[str] = frozenset()
+    """Roles that are left out."""
 
     @property
     def config(self) -> Any:
@@ -173,7 +187,8 @@ class Mixture:
 
     def formulas(self, workload: Workload) -> Ledger:
         """Those of the model."""
-        return self.model.formulas(workload)
+        made = self.model.formulas(workload)
+        return replace(made, nodes=tuple(n for n in made.nodes if n.role not in self.without)) if self.without else made
 
     def workload(self, preset: str | None = None, **changed: Any) -> Workload:
         """The base's workload with these settings, and with the head's kernels.

@@ -17,12 +17,11 @@ from costproof.ledger.node import exact_sum
 from costproof.ledger.peaks import CallPeaks
 from costproof.ledger.symbols import FUNCTIONS, parse, text
 from costproof.ledger.workload import FLOAT_BYTES
-from costproof.models.target import WithBuffers
 from costproof.run.activations import activations
 from costproof.run.along import Along, Found, OfCalls, Sum, Term
 from costproof.run.devices import machine
 from costproof.run.side_files import Given, check_whole
-from costproof.run.sides import check_counted, read_side
+from costproof.run.sides import Read, check_counted, read_side
 from costproof.run.written_scores import written_scores
 
 SETTINGS: Final = ("batch", "text_tokens")
@@ -71,10 +70,8 @@ def fits(
             terms = (*activations(element, stage), *written_scores(side, along["batch"], stage))
             held = along["batch"].value(along["batch"].own, terms)
         stages.append(StageMemory(stage, folded.total("kv_cache_bytes", stage), held, *_peaks(read.peaks, stage)))
-    weights, buffers = folded.total("weight_bytes"), side.buffer_bytes
-    described: object = read.target
-    if buffers is None and isinstance(described, WithBuffers):  # a file of whole stages, or of an older version
-        buffers = described.buffer_bytes(side.workload)
+    weights, buffers = folded.total("weight_bytes"), folded.total("buffer_bytes")
+    certain = None if weights is None or buffers is None or side.target.quantised else weights + buffers
     kept = (*activations(element), *written_scores(side, along["batch"])) if along else ()
     return Fits(
         side.conventions, side.target, side.workload, side.environment, device, room, name,
@@ -85,9 +82,23 @@ def fits(
         peak_bytes=max((s.peak_bytes for s in stages if s.peak_bytes is not None), default=None),
         stages=tuple(stages),
         limits=()
-        if weights is None or buffers is None or side.target.quantised
-        else tuple(_limits(along, weights + buffers, room, kept, read.peaks)),
+        if certain is None
+        else (*_limits(along, certain, room, kept, read.peaks), *_of_graph(read, certain, room)),
     )  # fmt: skip
+
+
+def _of_graph(read: Read, held: int, room: int) -> Iterator[Limit]:
+    """Yield the limits of a run that its graphs counted, which makes its own cache."""
+    run = read.exported
+    if (
+        run is None
+        or "kv_cache_bytes" not in run.ledger.metrics
+        or given_cache(read.baseline, read.baseline.sources[run.ledger.source])
+    ):
+        return
+    if read.baseline.sources[run.ledger.source].total("kv_cache_bytes"):
+        for setting in SETTINGS:
+            yield from run.limits(setting, held, room)
 
 
 def given_cache(side: Baseline, folded: Folded) -> int | None:

@@ -40,7 +40,12 @@ class Points:
         """
         target = load_target(name, config, trusted=trusted)
         if not isinstance(target, WithKeys):
-            raise BadInput("no formulas describe this target", where=name, expected="a family of costproof targets")
+            raise BadInput(
+                "no formulas describe this target",
+                where=name,
+                expected="a family of costproof targets",
+                fix=f"costproof derive {name} reads closed forms off its graph; costproof report {name} counts one run",
+            )
         return cls(target)
 
     def key(self, name: str, where: str = "") -> str:

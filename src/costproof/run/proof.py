@@ -85,6 +85,7 @@ def pieces_of(asked: RunRequest) -> tuple[WithProof, Proof]:
             "this target does not say what a proof ranges over",
             where=target.name,
             expected="a target with a method proof(samples, seed)",
+            fix=f"costproof derive {asked.target} checks the closed form of a graph at random sizes",
         )
     require("trace", "a proof")
     chosen: dict[str, Any] = {"samples": SAMPLES, "seed": SEED, **asked.prove}

@@ -16,9 +16,9 @@ from costproof.ledger.metrics import IN_FLOAT32, SKIPPABLE, TRAFFIC
 from costproof.ledger.node import CostNode
 from costproof.run.along import Along, Sum, Term, grows
 from costproof.run.devices import machine
-from costproof.run.routing import routed
+from costproof.run.routing import routed, without_formulas
 from costproof.run.side_files import Given, check_whole
-from costproof.run.sides import check_counted, read_side
+from costproof.run.sides import check_counted, is_without_formulas, read_side
 
 ATTENTION: Final = "attention"
 """Kind of the products of attention in formulas."""
@@ -58,6 +58,8 @@ def roofline(
     """
     device = on if isinstance(on, Device) else machine(on)
     check_counted(rules, trust_remote_code, target)
+    if routing != "bound" and is_without_formulas(target, config, trust_remote_code=trust_remote_code):
+        raise without_formulas()
     read = read_side(target, config, rules=rules, trust_remote_code=trust_remote_code)
     side = read.baseline
     check_whole(side)

@@ -42,7 +42,7 @@ def routed(
     if routing == "bound":
         return folded, "bound", ()
     if along is None:
-        raise BadInput("no formulas describe this run, so its routing cannot be changed", where="--routing")
+        raise without_formulas()
     data = None if routing in ROUTINGS else read_json(Path(routing), what="routing")
     found = _touched(along, data, os.fspath(routing))
     if not found:
@@ -64,6 +64,12 @@ def routed(
             for one, others in rows[stage].items()
         }
     return replace(folded, rows=rows), "uniform" if data is None else "given", tuple(found)
+
+
+def without_formulas() -> BadInput:
+    """Return the error of a run whose experts cannot be told from its other weights."""
+    fix = "leave it out: the bound min(E, T k) is counted"
+    return BadInput("no formulas describe this run, so its routing cannot be changed", where="--routing", fix=fix)
 
 
 def _with(costs: Mapping[Metric, int | None], metric: Metric, more: int | None) -> dict[Metric, int | None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -19,10 +19,12 @@ from costproof.ledger.peaks import CallPeaks
 from costproof.ledger.workload import Workload
 from costproof.models.changing import key_named, keys_of
 from costproof.models.generic.address import CONFIGURATION, names_function
+from costproof.models.generic.described import module_kinds
 from costproof.models.registry import TARGETS, load_target
-from costproof.models.target import Target, WithBuffers, WithKeys
+from costproof.models.target import Exportable, Target, WithKeys
 from costproof.run.alone import alone_with
 from costproof.run.formulas import analytic_ledger
+from costproof.run.graph_limits import GraphRun
 from costproof.run.request import chosen, request, settings
 from costproof.run.side_files import Given, file_at, is_revision
 
@@ -36,8 +38,8 @@ class Read:
     """The target of its configuration, for other points than its own; ``None``: no formulas describe it."""
     counted: bool = False
     """Whether the formulas at hand made the numbers."""
-    exported: bool = False
-    """Whether an export made them, for want of formulas."""
+    exported: GraphRun | None = None
+    """The run that exports counted, for want of formulas."""
     peaks: tuple[CallPeaks, ...] = ()
     """Of live activations, where the side is a capture that has them."""
 
@@ -119,6 +121,20 @@ def check_counted(rules: Files, trust_remote_code: bool, *sides: Given) -> None:
         raise BadInput("only a target is counted", where=where, expected="a target with settings as a side")
 
 
+def is_without_formulas(
+    given: Given, config: str | os.PathLike[str] | None = None, *, trust_remote_code: bool = False
+) -> bool:
+    """Return whether a side is a target that no formulas describe; it is not counted, and its model is not built.
+
+    Raises:
+        BadInput: there is no such target.
+    """
+    if isinstance(given, Capture | Baseline) or not names_target(os.fspath(given)):
+        return False
+    path = None if config is None else Path(config)
+    return not isinstance(load_target(_name_of(os.fspath(given)), path, trusted=trust_remote_code), WithKeys)
+
+
 def target_with_settings(
     text: str, config: str | os.PathLike[str] | None = None, *, trusted: bool = False
 ) -> tuple[Target, Workload]:
@@ -167,9 +183,7 @@ def _counted(text: str, config: str | os.PathLike[str] | None, trusted: bool, by
         return _exported(target, work)
     ledgers = (analytic_ledger(target, work),)
     calls = target.invocations(work)
-    buffers = target.buffer_bytes(work) if isinstance(target, WithBuffers) else None
-    info = target.info()
-    found = Capture(target.conventions(work), info, work, environment(), calls, ledgers, buffer_bytes=buffers)
+    found = Capture(target.conventions(work), target.info(), work, environment(), calls, ledgers)
     return Read(baseline_of(found), target, counted=True)
 
 
@@ -178,7 +192,11 @@ def _exported(target: Target, work: Workload) -> Read:
     from costproof.run.prepare import Prepared
 
     require("trace", "counting by an exported graph")
-    return Read(baseline_of(count(Prepared(target, work, ("static",))).capture), None, exported=True)
+    found = count(Prepared(target, work, ("static",))).capture
+    if not found.modules and isinstance(target, Exportable):  # of a family: held against a model by part
+        found = replace(found, modules=module_kinds(target.build(work)))
+    run = GraphRun(target, work, found.ledger("static")) if isinstance(target, Exportable) else None
+    return Read(baseline_of(found), None, exported=run)
 
 
 def _value(text: str) -> Any:

@@ -24,6 +24,7 @@ from costproof.ledger.profile import Measured
 from costproof.ledger.progress import Progress, silent
 from costproof.ledger.run import Convention, RunRecord, TracedRun
 from costproof.ledger.workload import Workload
+from costproof.models.generic.alike import held_bytes
 from costproof.models.jobs import Run
 from costproof.models.target import Exportable, Runnable
 from costproof.tracers.assemble import call_graph
@@ -128,6 +129,7 @@ def dynamic_ledger(
     paths = Paths(model)
     owners = paths.class_names()
     tally.parameters |= {n: (tuple(p.shape), dtype_name(p.dtype)) for n, p in paths.parameters.items()}
+    tally.buffers |= held_bytes(paths.buffers)
     if any(run.elsewhere for run in runs):  # its inputs may be guesses
         notes += unused(unread_modules(paths.parameters, read))
 

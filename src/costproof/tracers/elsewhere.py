@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from costproof.ledger.errors import CostproofError, Incomplete, first_line
 from costproof.models.generic.alike import alike
 from costproof.models.generic.copies import TooLarge, unchecked, with_ones
-from costproof.models.jobs import Run
+from costproof.models.jobs import GIVEN, Run
 from costproof.tracers.hooks import Hooked, trace_hooks
 from costproof.tracers.paths import settled
 from costproof.tracers.torchlens_trace import Forward, trace_graph
@@ -32,7 +32,7 @@ class Traced:
 
 
 def trace_run(run: Run, *, all_calls: bool = False) -> Traced:
-    """Trace a run; one that may run elsewhere is given numbers on the CPU when meta refuses: ones, or its own.
+    """Trace a run; one that may run elsewhere does so with numbers when meta refuses: its own, ones where it has none.
 
     Tensors without numbers that claim to be on the CPU would be a step between; TorchLens refuses them.
 
@@ -53,9 +53,11 @@ def trace_run(run: Run, *, all_calls: bool = False) -> Traced:
     except TooLarge as large:
         large.what = f"meta is not enough ({_line(refused)}), and {large.what}"
         raise
-    except Exception:
-        raise refused  # noqa: B904
-    return replace(found, notes=(f"run {run.id}: on the CPU with numbers, because: {_line(refused)}",))
+    except Exception as error:
+        # With numbers of its own it is the model that fails; with ones the numbers may be why.
+        raise error if run.real is not None and isinstance(error, Incomplete) else refused from None
+    which = "ones for numbers" if run.real is None else GIVEN
+    return replace(found, notes=(f"run {run.id}: on the CPU with {which}, because: {_line(refused)}",))
 
 
 def _traced(run: Run, *, all_calls: bool) -> Traced:
@@ -67,19 +69,20 @@ def _line(error: Exception) -> str:
 
 
 def with_numbers(run: Run) -> Run:
-    """The run on the CPU: its own one with numbers, or a copy with ones in every parameter and input.
+    """The run on the CPU with the numbers that its parameters and inputs have, and ones where they have none.
 
     Raises:
         Incomplete: the copy would be too large.
     """
-    if run.real is not None:
-        return run.real()
-    return replace(run, model=with_ones(run.model), kwargs=_each(run.kwargs, alike(run.kwargs, _ones)))
+    given = run if run.real is None else run.real()
+    return replace(given, model=with_ones(given.model), kwargs=_each(given.kwargs, alike(given.kwargs, _numbered)))
 
 
-def _ones(tensor: torch.Tensor) -> torch.Tensor:
+def _numbered(tensor: torch.Tensor) -> torch.Tensor:
     import torch
 
+    if not tensor.is_meta:
+        return tensor.detach().clone().cpu()
     if tensor.layout is not torch.strided:
         raise Incomplete("a sparse tensor has no ones", got=tensor.layout)
     return torch.ones_like(tensor, device="cpu")

@@ -153,6 +153,7 @@ def _data(found: Exported) -> dict[str, Any]:
         "graph": writer.graph(found.graph),
         "past": writer.numbers(found.cache_inputs),
         "parameters": [[name, list(shape), dtype] for name, (shape, dtype) in found.parameters.items()],
+        "buffers": [*found.buffers.items()],
         "guards": found.guards,
         "notes": found.notes,
         "values": writer.values,
@@ -167,6 +168,7 @@ class _Stored:
     graph: StoredGraph
     past: list[int]
     parameters: list[tuple[str, list[StoredSize], str]]
+    buffers: list[tuple[str, int | None]]
     guards: list[str]
     notes: list[str]
     values: list[StoredValue]
@@ -178,6 +180,7 @@ def _exported(stored: _Stored, job: ExportJob) -> Exported:
         job,
         reader.graph(stored.graph),
         {name: (tuple(map(back, shape)), dtype) for name, shape, dtype in stored.parameters},
+        dict(stored.buffers),
         reader.tensors(stored.past),
         tuple(stored.guards),
         tuple(stored.notes),

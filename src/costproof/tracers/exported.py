@@ -17,6 +17,7 @@ from costproof.graph.paths import renamer
 from costproof.graph.rules.names import canonical
 from costproof.ledger.errors import Incomplete
 from costproof.models.caches import caches_of, states
+from costproof.models.generic.alike import held_bytes
 from costproof.models.jobs import ExportJob
 from costproof.tracers.autocast import autocast_noted, under_autocast
 from costproof.tracers.exported_regions import Mapped, autocast_dtype, inner_graph
@@ -56,6 +57,8 @@ class Exported:
     graph: Graph
     parameters: Mapping[str, tuple[tuple[int, ...], str]]
     """Full name -> shape and dtype of the parameters that the program holds, read or not."""
+    buffers: Mapping[str, int | None]
+    """Full name -> bytes of the buffers that the program holds, as of :func:`~.alike.held_bytes`."""
     cache_inputs: tuple[Value, ...]
     """The past keys and values among the inputs: those whose argument is called so."""
     guards: tuple[str, ...]
@@ -117,9 +120,15 @@ class _Reader:
             if (outer := self._named(name)) is not None
             for tensor in (self.program.state_dict[name],)
         }
+        held = {**self.program.constants, **self.program.state_dict}
+        buffers = held_bytes({
+            outer: held[name]
+            for name in self.program.graph_signature.buffers
+            if (outer := self._named(name)) is not None
+        })  # fmt: skip
         graph = Graph(tuple(self.ops), result, cache, tuple(self.seen.values())).with_calls_of(self.job.own_calls)
         cache_inputs = tuple(v for n in past if isinstance(v := self.values[n], Value))
-        return Exported(self.job, graph, parameters, cache_inputs, self.size.guards, notes)
+        return Exported(self.job, graph, parameters, buffers, cache_inputs, self.size.guards, notes)
 
     def _placeholder(self, node: fx.Node, spec: Any, *, cached: bool) -> None:
         value = node.meta.get("val")

@@ -167,7 +167,9 @@ def inputs_by_path(job: ExportJob, program: torch.export.ExportedProgram) -> dic
 
 
 def with_numbers(job: ExportJob) -> ExportJob:
-    """The job with ones for parameters and arguments, as a run has that looks at numbers; sizes are constants.
+    """The job with the numbers of parameters and arguments, as a run has that looks at them; sizes are constants.
+
+    What has no numbers is ones.
 
     Raises:
         Incomplete: the module is too large for that.
@@ -177,12 +179,17 @@ def with_numbers(job: ExportJob) -> ExportJob:
     from costproof.models.generic.alike import alike
     from costproof.models.generic.copies import with_ones, with_values
 
-    ones = alike(dict(job.args), lambda value: torch.ones_like(value, device="cpu"))
+    given = job if job.real is None else job.real()
 
-    module: Any = with_ones(job.module)
+    def numbered(value: torch.Tensor) -> torch.Tensor:
+        return torch.ones_like(value, device="cpu") if value.is_meta else value.detach().clone().cpu()
+
+    same = alike(dict(given.args), numbered)
+    module: Any = with_ones(given.module)
     if rest := getattr(module, "rest", None):  # what a wrapper adds to the arguments is where the module is
         module.rest = with_values(rest, torch.device("cpu"))
-    return replace(job, module=module, args=each_argument(job, lambda _, value: ones(value)), sizes=(), numbers=True)
+    args = each_argument(given, lambda _, value: same(value))
+    return replace(job, module=module, args=args, sizes=(), numbers=True)
 
 
 def resized(job: ExportJob, values: Mapping[str, int]) -> ExportJob:

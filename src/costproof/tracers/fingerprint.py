@@ -81,6 +81,8 @@ class _Teller:
         self._kept: list[Any] = []
         """So that no other object gets the address of one that was told."""
         self._classes: dict[type, None] = {}
+        self._memories: dict[int, int] = {}
+        """Address of a piece of memory -> its number."""
 
     def __call__(self, value: Any) -> Any:
         """Everything about a value.
@@ -154,7 +156,8 @@ class _Teller:
         told = [list(map(int, value.shape)), list(map(int, value.stride())), str(value.dtype), str(value.device)]
         told.append(value.requires_grad)
         if value.device.type == "meta" and type(value) in (torch.Tensor, torch.nn.Parameter):
-            return told
+            memory = value.untyped_storage()._cdata
+            return [*told, value.storage_offset(), self._memories.setdefault(memory, len(self._memories))]
         if value.device.type != "cpu" or value.numel() > _MOST_NUMBERS:
             raise Untold("a tensor with numbers")
         numbers = value.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes()

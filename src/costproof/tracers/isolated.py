@@ -20,6 +20,7 @@ from costproof.ledger.node import CostNode, Ledger, UnknownOp
 from costproof.ledger.progress import Progress, silent
 from costproof.ledger.run import Convention
 from costproof.ledger.workload import Workload
+from costproof.models.generic.alike import held_bytes
 from costproof.models.jobs import ExportJob
 from costproof.models.serving import options_of
 from costproof.models.target import Staged
@@ -63,6 +64,7 @@ def isolated_ledger(target: Staged, workload: Workload, progress: Progress = sil
                 tally.add(work, *stage_nodes(run, traced, work, options_of(target).convention), run.context)
             notes += [f"run {run.id}: {p}" for p in (*traced.problems, *traced.notes)]
             tally.parameters |= _parameters(run)
+            tally.buffers |= _buffers(run)
     progress("trace", len(runs), len(runs))
     nodes, bent = tally.summed(workload.new_tokens)
     owners = Paths(model).class_names()
@@ -108,6 +110,12 @@ def stage_nodes(
     grown = cache_nodes(lambda path, call: here, traced.graph, traced.inputs)
     beside = fvcore_nodes(traced.graph, place) if convention else ()
     return merge_nodes((*found.nodes, *grown, *beside)), (*found.unknown, *lost_tensors(traced.problems, run.stage))
+
+
+def _buffers(run: ExportJob) -> dict[str, int | None]:
+    """Full name -> bytes of the buffers inside a wrapper that are the model's."""
+    rename, named = renamer(run.prefix), Paths(run.module).buffers.items()
+    return held_bytes({outer: buffer for name, buffer in named if (outer := rename(name)) is not None})
 
 
 def _parameters(run: ExportJob) -> dict[str, tuple[tuple[int, ...], str]]:

@@ -28,7 +28,9 @@ _NO_FORMULA: Final = ("_trilinear", "mkldnn_rnn_layer", "_cudnn_rnn", "miopen_rn
 _VECTORS: Final = ("linalg_vector_norm", "linalg_cross")
 """Of torch.linalg, those that multiply no matrices."""
 _MASKS: Final = (torch.bool, torch.uint8)
-_BRANCHES: Final = ("equal", "is_nonzero", "_nested_tensor_from_mask", "_nested_tensor_from_mask_left_aligned")
+_BRANCHES: Final = (
+    "equal", "is_nonzero", "_nested_tensor_from_mask", "_nested_tensor_from_mask_left_aligned", "_pack_padded_sequence",
+)  # fmt: skip
 """Operators that torch does not tag, of which values decide the result's sizes or a branch."""
 _OWN: Final = ("aten", "prims", "prim", "profiler", "_c10d_functional")
 """Namespaces in which an operator without a formula multiplies no matrices."""

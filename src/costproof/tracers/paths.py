@@ -1,4 +1,4 @@
-"""One name for every module and parameter of a model, whoever tells about it.
+"""One name for every module, parameter and buffer of a model, whoever tells about it.
 
 A shared module hangs at several paths, a tied parameter has several names, and ``torch.compile`` puts
 a wrapper around a module. The name is the first path that ``named_modules`` gives, without wrappers.
@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final, TypeVar
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
 COMPILED: Final = "OptimizedModule"
@@ -33,6 +34,8 @@ class Paths:
         """Name -> parameter, each once."""
         self.tied: dict[str, str] = {}
         """Other names of tied parameters -> their name; parameters of shared modules are not told again."""
+        self.buffers: dict[str, torch.Tensor] = {}
+        """Every name -> buffer; buffers of shared modules are not told again."""
         for full, module in model.named_modules(remove_duplicate=False):
             if _is_wrapper(module):
                 continue
@@ -51,6 +54,8 @@ class Paths:
                     self.parameters[name] = parameter
                 else:
                     self.tied[name] = first
+            for leaf, buffer in module.named_buffers(recurse=False, remove_duplicate=False):
+                self.buffers[f"{path}.{leaf}" if path else leaf] = buffer
 
     def module(self, path: str) -> str:
         """The path of the module that is at ``path``."""

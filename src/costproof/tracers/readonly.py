@@ -6,7 +6,9 @@ import functools
 import gc
 import pkgutil
 import re
+import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
@@ -34,11 +36,13 @@ def torchlens_wrappers() -> Iterator[None]:
     from torchlens.backends.torch.wrappers import unwrap_torch
 
     before, own = _state._is_decorated, frozenset(vars(torch.Tensor))
+    compiler = "torch._dynamo.trace_rules" in sys.modules
     try:
         yield
     finally:
         if not before:
-            unwrap_torch()
+            with _quickly(keep_tables=compiler):
+                unwrap_torch()
             for name in frozenset(vars(torch.Tensor)) - own:
                 delattr(torch.Tensor, name)
 
@@ -55,7 +59,32 @@ def wrapped_once() -> Iterator[None]:
         yield
         return
     with torchlens_wrappers():
-        wrap_torch()
+        with _quickly():
+            wrap_torch()
+        yield
+
+
+@contextmanager
+def _quickly(*, keep_tables: bool = False) -> Iterator[None]:
+    """Let TorchLens put its wrappers on or take them off in less time.
+
+    Advisory warnings are ignored once for the block, not for each of the thousand functions that are set.
+
+    Args:
+        keep_tables: keep the compiler's tables of functions. TorchLens fills them before it puts wrappers on, where the
+            compiler is imported by then, so they name no wrapper.
+    """
+    from unittest import mock
+
+    from torchlens.backends.torch import wrappers
+
+    with ExitStack() as around:
+        around.enter_context(warnings.catch_warnings())
+        for category in (DeprecationWarning, PendingDeprecationWarning, FutureWarning, UserWarning):
+            warnings.simplefilter("ignore", category)
+        around.enter_context(mock.patch.object(wrappers, "_setattr_ignoring_advisories", setattr, create=True))
+        if keep_tables:
+            around.enter_context(mock.patch.object(wrappers, "_dynamo_identity_rule_caches", list, create=True))
         yield
 
 

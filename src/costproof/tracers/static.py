@@ -22,7 +22,7 @@ from costproof.ledger.run import RunOptions
 from costproof.ledger.series import CONTEXT, STEPS
 from costproof.ledger.workload import Workload, watched_steps
 from costproof.models.generic.copies import unchecked
-from costproof.models.jobs import ExportJob
+from costproof.models.jobs import GIVEN, ExportJob
 from costproof.models.serving import options_of
 from costproof.models.target import Exportable, PartlyExported, Target
 from costproof.tracers.export_cache import kept_export
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 Values = Mapping[tuple[str, str], Mapping[str, int]]
 """(stage, invocation) -> values of the workload's symbols there."""
 WITH_ONES: Final = "with ones for numbers"
+WITH_GIVEN: Final = f"with {GIVEN}"
 """In the note on an export of which values decide a size or a branch."""
 
 
@@ -179,6 +180,7 @@ def one_export(
             found += convention_nodes(exported, values)
         tally.add(work, found, unknown_ops(exported, work, missing, values), context)
         tally.parameters |= exported.parameters
+        tally.buffers |= exported.buffers
 
     def followed(one: ExportJob) -> Exported:
         """At sizes that are constants; where these do not decide the way, with numbers that do."""
@@ -193,7 +195,8 @@ def one_export(
                 found = export(with_numbers(one))
         except Incomplete:
             raise refused from None
-        notes[f"export {job.id}: {WITH_ONES}, because: {refused.line}"] = None
+        which = WITH_ONES if one.real is None else WITH_GIVEN
+        notes[f"export {job.id}: {which}, because: {refused.line}"] = None
         return found
 
     try:

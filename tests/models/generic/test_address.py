@@ -59,6 +59,15 @@ def test_half_an_address(text: str, fix: str) -> None:
     assert fix in str(caught.value)
 
 
+def test_a_folder_of_reports_is_no_snapshot(tmp_path: Path) -> None:
+    (tmp_path / "capture.json").write_text('{"schema": "costproof/capture"}')
+    with pytest.raises(BadInput, match="this folder names no target") as caught:
+        address(str(tmp_path))
+    assert caught.value.got == "a folder of reports"
+    (tmp_path / "config.json").write_text("{}")  # a snapshot with reports in it
+    assert address(str(tmp_path)).kind == "folder"
+
+
 @pytest.mark.parametrize(
     ("text", "label"),
     [("hf:bert", "bert"), ("hf:a/bert/config.json", "bert"), ("hf:a/b.json", "b"), ("m.py:make", "m-make"), ("x", "x")],

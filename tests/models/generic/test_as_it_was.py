@@ -7,6 +7,7 @@ import copy
 import ctypes
 import decimal
 import gc
+import logging
 import os
 import random
 import resource
@@ -18,7 +19,7 @@ import time
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pytest
@@ -270,6 +271,9 @@ def test_what_a_forward_does_is_undone(write: str) -> None:
     assert numbers(module.held[1]) == held
 
 
+LOGGER: Final = logging.getLogger(__name__)
+
+
 def settings() -> dict[str, Any]:
     """Settings of Python, the system, NumPy and torch that a forward may change."""
     umask = os.umask(0o22)
@@ -290,6 +294,25 @@ def settings() -> dict[str, Any]:
         "printed": (torch._tensor_str.PRINT_OPTS.precision, np.get_printoptions()["precision"], np.geterr()),
         "autocast": torch.is_autocast_cache_enabled(),
         "numbers": (decimal.getcontext().prec, socket.getdefaulttimeout()),
+        "decimal": [
+            (id(each), str(each.flags), str(each.traps)) for each in (decimal.getcontext(), decimal.DefaultContext)
+        ],
+        "logging": (LOGGER.level, LOGGER.disabled, LOGGER.propagate, logging.raiseExceptions),
+        "sums": (
+            torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction,
+            torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction,
+            torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed(), torch.backends.cuda.cudnn_sdp_enabled(),
+        ),
+        "torch": (
+            torch.backends.mkldnn.deterministic, torch.backends.opt_einsum.strategy, torch.backends.quantized.engine,
+            torch.utils.deterministic.fill_uninitialized_memory,
+            torch.__future__.get_swap_module_params_on_conversion(),
+            torch.multiprocessing.get_sharing_strategy(), torch.distributions.Distribution._validate_args,
+        ),
+        "interpreter": (
+            threading.stack_size(), sys.getdlopenflags(), sys.get_coroutine_origin_tracking_depth(),
+            *sys.get_asyncgen_hooks(), np.geterrcall(),
+        ),
     }  # fmt: skip
 
 
@@ -321,6 +344,27 @@ def change_settings(module: object) -> None:
     np.seterr(all="raise")
     torch.set_autocast_cache_enabled(False)
     decimal.getcontext().prec = 3
+    decimal.getcontext().traps[decimal.Inexact] = True
+    decimal.setcontext(decimal.Context(prec=5, flags=[decimal.Rounded]))
+    decimal.DefaultContext.traps[decimal.Overflow] = False
+    LOGGER.setLevel(50)
+    LOGGER.disabled, LOGGER.propagate, logging.raiseExceptions = True, False, False
+    matmul: Any = torch.backends.cuda.matmul
+    matmul.allow_fp16_reduced_precision_reduction = matmul.allow_bf16_reduced_precision_reduction = False
+    torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True)
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    torch.backends.mkldnn.set_flags(True, True)
+    torch.backends.opt_einsum.strategy = "optimal"
+    torch.backends.quantized.engine = torch.backends.quantized.supported_engines[0]
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    torch.multiprocessing.set_sharing_strategy("file_system")
+    torch.distributions.Distribution.set_default_validate_args(False)
+    threading.stack_size(2**20)
+    sys.setdlopenflags(sys.getdlopenflags() | os.RTLD_GLOBAL)
+    sys.set_coroutine_origin_tracking_depth(3)
+    sys.set_asyncgen_hooks(print, print)
+    np.seterrcall(lambda *_: None)
     socket.setdefaulttimeout(1)
     sys.setprofile(lambda *_: None)
 
@@ -334,6 +378,46 @@ def test_settings_that_a_forward_changes_are_put_back() -> None:
         assert settings() == before
     finally:
         resource.setrlimit(resource.RLIMIT_CORE, limit)
+
+
+class Counts(nn.Linear):
+    """A layer that keeps notes on its class."""
+
+    calls = 0
+    shapes: list[Any] = []  # noqa: RUF012  # shared by all of them, as the notes of such code are
+    seen = torch.zeros(1)
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002
+        kind: Any = type(self)
+        kind.calls += 1
+        kind.shapes.append(input.shape)
+        kind.last = "forward"
+        kind.seen.add_(1)
+        return super().forward(input)
+
+
+def test_attributes_of_the_classes_of_a_module_are_as_they_were() -> None:
+    costproof.count(nn.Sequential(Counts(4, 4)), torch.randn(3, 4))
+    assert (Counts.calls, Counts.shapes, hasattr(Counts, "last"), Counts.seen.item()) == (0, [], False, 0)
+
+
+class Kept(type):
+    """A metaclass that lets nothing be taken away."""
+
+    def __delattr__(cls, name: str) -> None:
+        raise TypeError(name)
+
+
+class Marks(nn.Linear, metaclass=Kept):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002
+        type(self).mark = 1  # type: ignore[attr-defined]
+        return super().forward(input)
+
+
+def test_an_attribute_of_a_class_that_stays_is_named() -> None:
+    with pytest.raises(CostproofError, match=r"Marks\.mark nothing -> 1"):
+        costproof.count(Marks(4, 4), torch.randn(3, 4))
+    type.__delattr__(Marks, "mark")
 
 
 def test_a_setting_that_cannot_be_put_back_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

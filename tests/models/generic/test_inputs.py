@@ -221,9 +221,9 @@ class Strided(nn.Module):
 def test_integers_of_buffers_are_what_the_model_sets_them_to_not_ones() -> None:
     with torch.device("meta"):
         nowhere = Strided()
-    for module in (nowhere, Strided()):
+    for module, scale in ((nowhere, [1.0, 1.0]), (Strided(), [0.0, 0.0])):
         found = with_ones(module)
-        assert (int(found.step), found.scale.tolist()) == (3, [1.0, 1.0])  # type: ignore[arg-type, operator]
+        assert (int(found.step), found.scale.tolist()) == (3, scale)  # type: ignore[arg-type, operator]
 
 
 class Masked(nn.Module):

@@ -13,6 +13,7 @@ import costproof
 from costproof.compare.gate.judge import judge
 from costproof.compare.gate.policy import policy_from_text
 from costproof.ledger.baseline import Baseline, baseline_of
+from costproof.ledger.errors import Incomplete
 from costproof.models.generic.described import arguments
 
 POLICY = policy_from_text("costproof_policy: 1\nlimits:\n  - {metric: flops, increase: 1 G}\n", where="policy.yaml")
@@ -61,11 +62,65 @@ def test_other_values_that_a_run_follows_are_other_work(tmp_path: Path, case: st
     assert "inputs.ids: " in refused(base, head)
 
 
-def test_values_that_a_run_on_shapes_replaces_are_told_where_it_follows_them(tmp_path: Path) -> None:
-    """A loop of 4 products, then one of 2 of twice the width: both runs have ones, so one round each."""
+def test_values_that_a_run_on_shapes_drops_are_told_where_it_follows_them(tmp_path: Path) -> None:
+    """Four times the 12 rows, then twice as many of twice the width: as many FLOPs."""
     base = counted(written(tmp_path, "x.repeat(int(ids), 1)", "torch.tensor(4)"))
     head = counted(written(tmp_path, "x.repeat(int(ids), 1)", "torch.tensor(2)", width=16))
+    assert {side.sources["dynamic"].total("flops") for side in (base, head)} == {4 * 12 * 2 * 8 * 8}
     assert "inputs.ids: int64[] 4 → int64[] 2" in refused(base, head)
+
+
+DECIDED = """
+import torch
+from torch import nn
+from torch.nn.utils.rnn import pack_padded_sequence
+
+
+class Rows(nn.Linear):
+    def __init__(self, device):
+        super().__init__(8, 8, bias=False, device=device)
+        self.register_buffer("kept", torch.arange(12, device=device) < 7)
+        self.gate = nn.Parameter(torch.arange(12.0, device=device))
+
+    def forward(self, x, ids, mask):
+        return super().forward(ROWS)
+
+
+def make():
+    return Rows("DEVICE"), (torch.ones(12, 3, 8), torch.tensor(IDS), torch.arange(12) < 5)
+"""
+
+
+def decided(folder: Path, rows: str, ids: str, device: str = "cpu") -> str:
+    folder.mkdir(exist_ok=True)
+    text = DECIDED.replace("ROWS", rows).replace("IDS", ids).replace("DEVICE", device)
+    (folder / "model.py").write_text(text)
+    return f"{folder / 'model.py'}:make"
+
+
+@pytest.mark.parametrize(("device", "rows"), [("cpu", 5 + 4 + 7 + 2), ("meta", 5 + 4 + 12 + 0)])
+def test_a_module_of_a_file_takes_the_way_that_its_own_values_decide(tmp_path: Path, device: str, rows: int) -> None:
+    """A mask, a number, a buffer, and a parameter of which 10 and 11 are above 9; on meta these two are ones."""
+    each = "torch.cat([x[mask], x[: int(ids)], x[self.kept], x[self.gate > 9]])"
+    found = costproof.capture(decided(tmp_path, each, "4", device), sources=["static", "dynamic"])
+    for source in ("static", "dynamic"):
+        ledger = found.ledger(source)
+        assert ledger.stage_total("forward", "flops") == rows * 3 * 2 * 8 * 8
+        assert any("with the numbers that it was given, because: " in note for note in ledger.notes)
+
+
+def test_lengths_of_sequences_are_followed(tmp_path: Path) -> None:
+    """torch tags no operator of a packed sequence: 3 + 2 + 1 rows of 8 by 8, then 3 + 3 + 3 ones."""
+    rows = "pack_padded_sequence(x[:3], ids, batch_first=True).data"
+    found = [counted(decided(tmp_path / ids, rows, ids)) for ids in ("[3, 2, 1]", "[3, 3, 3]")]
+    assert [side.sources["dynamic"].total("flops") for side in found] == [6 * 2 * 8 * 8, 9 * 2 * 8 * 8]
+    assert "inputs.ids: int64[3] [3, 2, 1] → int64[3] [3, 3, 3]" in refused(*found)
+
+
+def test_a_model_that_fails_on_its_own_values_says_so(tmp_path: Path) -> None:
+    target = decided(tmp_path, "x[self.kept] + x[self.gate > 9]", "0")
+    with pytest.raises(Incomplete, match=r"size of tensor a \(7\) must match the size of tensor b \(2\)"):
+        costproof.capture(target, sources=["dynamic"])
 
 
 @pytest.mark.parametrize("run", ["cpu", "meta"])

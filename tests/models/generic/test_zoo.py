@@ -100,6 +100,10 @@ def test_layers_that_have_something_of_their_own_are_cut_as_the_others_are() -> 
         "rope_parameters": {"mrope_section": [2, 3, 3]}, "audio_length_per_tok": 8,
         "mask_types": ["a", "a", "a", "a"],
     }  # fmt: skip
+    # Layer 4 of every eight attends: five have both kinds.
+    assert tiny({"num_hidden_layers": 32, "attn_layer_period": 8, "attn_layer_offset": 4}, 1) == {
+        "num_hidden_layers": 5, "attn_layer_period": 8, "attn_layer_offset": 4,
+    }  # fmt: skip
     series = {"context_length": 16_384, "adapter_input_size": 64, "input_size": 64}
     assert tiny(series, 16) == {"context_length": 1024, "adapter_input_size": 4, "input_size": 64}
     assert tiny({"context_length": None}, 16) == {"context_length": None}

@@ -50,13 +50,20 @@ def differences(base: Baseline, head: Baseline) -> Differences:
     both = formulas[0].keys() & formulas[1].keys() if alike else frozenset[str]()
     targets = base.target, head.target
     # Without keys the sizes say what changed; beside keys they would say it again.
-    keys = [(t.symbols if targets[0].config is targets[1].config is None else t.config) or {} for t in targets]
+    described = [t.config is not None for t in targets]
+    alike_described = described[0] == described[1]
+    keys = [(t.config if all(described) else t.symbols if alike_described else {}) or {} for t in targets]
     config = _changes(*keys)
-    workload = _changes(*(settings(side) | _inputs(side.workload.arguments) for side in (base, head)))
-    follow = bool(config.changed) and None not in (targets[0].config, targets[1].config)
+    arguments = [_inputs(side.workload.arguments) if alike_described else {} for side in (base, head)]
+    workload = _changes(*(settings(side) | given for side, given in zip((base, head), arguments, strict=True)))
+    follow = bool(config.changed) and all(described)
     if not (workload.changed or follow):
         # The target may say in its calls alone what goes in. What a stage hands to the next follows from the keys.
-        workload = _changes(*(_inputs(side.calls) for side in (base, head)))
+        # Only formulas have symbols of their own for what goes in.
+        calls = (
+            {n: c if alike_described else c.partition(" at ")[0] for n, c in s.calls.items()} for s in (base, head)
+        )
+        workload = _changes(*map(_inputs, calls))
     return Differences(
         config=config,
         workload=workload,

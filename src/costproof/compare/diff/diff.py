@@ -8,7 +8,7 @@ from typing import Final
 
 from costproof.compare.diff.attribution import Attribution, Player, Point, Split, Term, attribute
 from costproof.compare.diff.changes import FORMULA_SOURCE, Differences, differences
-from costproof.compare.diff.parts import parts_of
+from costproof.compare.diff.parts import Parts, parts_of
 from costproof.compare.diff.rows import matched
 from costproof.compare.diff.types import (
     CODE,
@@ -33,6 +33,7 @@ from costproof.ledger.sources import ALL_SOURCES
 
 Place = tuple[str, Metric]
 """A stage and a metric; of all stages under an empty name."""
+NOTHING: Final = Folded((), (), {})
 _PER_CALL: Final = ("flops", "vector_flops", *TRAFFIC, UNFUSED)
 _AFFECTED: Final[Mapping[str, tuple[Metric, ...]]] = {
     "unit": ("flops", "vector_flops"),  # FLOPs of MACs are known: two each
@@ -54,6 +55,8 @@ class Levers:
     """Keys with the head's values, and ``implementation`` -> the totals of the formulas there."""
     implementation: bool
     """Whether the kernels changed too."""
+    one_sided: Parts | None = None
+    """Parts that one of two families has, which :attr:`point` leaves out."""
 
 
 def diff(base: Baseline, head: Baseline, levers: Levers | None = None) -> Diff:
@@ -105,7 +108,7 @@ def diff(base: Baseline, head: Baseline, levers: Levers | None = None) -> Diff:
         head=side_of(head),
         config=changed.config,
         workload=changed.workload,
-        modules=Changes(between.parts.changes if between.parts else ()),
+        modules=Changes(parts.changes if (parts := between.changed_parts) else ()),
         implementation=changed.implementation,
         libraries=changed.libraries,
         formulas=changed.formulas,
@@ -221,6 +224,7 @@ class _Between:
         self.kernels: Mapping[Place, int | None] = {}
         self.start: Mapping[Place, int | None] = {}
         self.end: Mapping[Place, int | None] = {}
+        self.one_sided = levers.one_sided if levers is not None else None
         if levers is not None:
             try:
                 self._split(levers)
@@ -263,19 +267,35 @@ class _Between:
         return all(
             values
             and FORMULA_SOURCE in side.sources
-            and all(side.sources[FORMULA_SOURCE].total(m, s or None) == v for (s, m), v in values.items())
+            and all(self._common(side.sources[FORMULA_SOURCE], place) == v for place, v in values.items())
             for side, values in sides
         )
+
+    def _common(self, side: Folded, place: Place) -> int | None:
+        """Return a sum of a side without the parts that one of two families has."""
+        stage, metric = place
+        whole = side.total(metric, stage or None)
+        own = self.one_sided.terms(stage, metric, NOTHING, side) if self.one_sided else {}
+        return None if whole is None or own is None else whole - sum(own.values())
 
     @property
     def players(self) -> tuple[Player, ...]:
         """What terms name beside what is not a key."""
+        parts = self.changed_parts
+        return (*self._keys, *(Player(name, (name,)) for name in (parts.names if parts else ())))
+
+    @property
+    def _keys(self) -> tuple[Player, ...]:
+        """Keys and settings."""
         if self.found is not None:
             return self.found.players
         kinds = (self.changed.config, self.changed.workload)
-        if self.parts is None:
-            return self._joined(*kinds)
-        return (*(p for kind in kinds for p in self._joined(kind)), *(Player(n, (n,)) for n in self.parts.names))
+        return self._joined(*kinds) if self.parts is None else tuple(p for kind in kinds for p in self._joined(kind))
+
+    @property
+    def changed_parts(self) -> Parts | None:
+        """Parts that changed, or that one of two families has."""
+        return self.parts or self.one_sided
 
     def quantity(self, place: Place, old: Folded, new: Folded) -> Quantity:
         """One number on both sides, its difference split."""
@@ -286,15 +306,21 @@ class _Between:
         split = Split()
         if head != base:
             by_part = self.parts.terms(stage, metric, old, new) if self.parts else None
-            split = self._of(place, head - base) if by_part is None else _split_of(by_part)
+            own = (self.one_sided.terms(stage, metric, old, new) if self.one_sided else None) or {}
+            split = self._of(place, head - base, own) if by_part is None else _split_of(by_part)
         return Quantity(base, head, head - base, split.terms, split.shares)
 
-    def _of(self, place: Place, delta: int) -> Split:
-        """What the formulas say of it, and the rest, which no key explains."""
+    def _of(self, place: Place, delta: int, own: Mapping[tuple[str, ...], int]) -> Split:
+        """What the formulas say of it, and the rest, which no key explains.
+
+        Args:
+            own: terms of the parts that one of two families has.
+        """
         split = Split() if self.found is None else self.found.splits.get(place, Split())
         start, end, kernels = (x.get(place, 0) for x in (self.start, self.end, self.kernels or self.start))
         known = self.found is not None and None not in (start, end, kernels)
-        terms, shares = list(split.terms), dict(split.shares)
+        by_part = _split_of(own)
+        terms, shares = [*split.terms, *by_part.terms], {**split.shares, **by_part.shares}
         if known and self.kernels and (amount := (kernels or 0) - (start or 0)):
             terms.append(Term((IMPLEMENTATION,), amount))
             shares[IMPLEMENTATION] = amount
@@ -313,7 +339,7 @@ class _Between:
             (IMPLEMENTATION, [c for c in self.changed.implementation.changed if keys or c.key == "classes"]),
             (FORMULAS, self.changed.formulas.changed),
         )
-        named = [p.name for p in self.players] if keys else []
+        named = [p.name for p in self._keys] if keys else []
         return (*named, *(name for name, changes in kinds if changes)) or (UNNAMED,)
 
 

@@ -1,29 +1,33 @@
 """Two models without formulas, compared by part: which modules are new, gone, repeated more often, or others.
 
 Parts have paths with ``*`` for numbers. A part belongs to the outermost part around it that changed in the same way:
-one more block is a change of ``blocks.*``, and all that is inside the block goes with it.
+one more block is a change of ``blocks.*``, and all that is inside the block goes with it. Of two families of
+transformers, ``Qwen3MLP`` is the class that ``LlamaMLP`` is: the name alone changes nothing.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Final, Literal
 
 from costproof.compare.diff.types import UNNAMED, Change
 from costproof.ledger.baseline import Baseline, Folded, Row
-from costproof.ledger.metrics import EVERY_METRIC, Metric
+from costproof.ledger.metrics import EVERY_METRIC, STAGE_WIDE, Metric
 from costproof.ledger.workload import ModuleKind, ModuleKinds, Plain
 
-Fate = Fraction | Literal["new", "gone", "other"]
-"""What became of a part: so many times as often, new, gone, or of another class, other settings or shapes."""
+Fate = Fraction | Literal["new", "gone", "other", "renamed"]
+"""What became of a part: so many times as often, new, gone, of another class, other settings or shapes, or of the same
+class of another family."""
 _SAME: Final = Fraction(1)
 _MOST: Final = 3
 """Kinds of modules that a text names."""
 _WHOLE_CALL: Final = ("floor_bytes",)
 """Metrics that belong to a whole call, though a row of the root has them."""
+_FAMILY: Final = re.compile(r"([A-Z]\w*?)(?:For[A-Z]\w*|LMHeadModel|Model)")
+"""What classes of transformers begin with, as the class of the whole model shows it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +45,8 @@ class Parts:
     """Names of what changed about the model besides its modules: blamed where nothing else can be."""
     uneven: frozenset[str] = frozenset()
     """Parts whose members do not all cost the same on both sides."""
+    one_sided: bool = False
+    """Whether these are the parts that one of two families has: terms are of these parts alone."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -54,7 +60,8 @@ class Parts:
             stage: empty for all stages together.
 
         Returns:
-            names -> units, which add up to the difference; ``None`` where no rows add up to it.
+            names -> units, which add up to the difference, or to that of the parts that one family has; ``None`` where
+            no rows add up to it.
         """
         if EVERY_METRIC[metric].largest:
             return None
@@ -63,29 +70,31 @@ class Parts:
         def add(names: tuple[str, ...], amount: int) -> None:
             found[names] = found.get(names, 0) + amount
 
-        rows = [
-            {row: value for row, value in side.items() if row.metric == metric and stage in ("", row.stage)}
-            for side in (base, head)
-        ]
+        rows = [_rows(side, stage, metric) for side in (base, head)]
         for row in dict.fromkeys((*rows[0], *rows[1])):
             before, after = (side.get(row, 0) for side in rows)
             if before is None or after is None:
                 return None
             for names, amount in self._of_row(row, before, after):
                 add(names, amount)
+        if self.one_sided:
+            return {names: amount for names, amount in found.items() if amount}
         if not stage:
-            once = [side.repeated.get(metric, 0) for side in (base, head)]
-            if None in once:
+            whole = [side.total(metric) for side in (base, head)]
+            if None in whole:
                 return None
-            add(self._joint, (once[0] or 0) - (once[1] or 0))
+            add(self._joint, (whole[1] or 0) - (whole[0] or 0) - sum(found.values()))
         return {names: amount for names, amount in found.items() if amount}
 
     @property
     def _joint(self) -> tuple[str, ...]:
-        return (*self.inputs, *(self.names or self.weak)) or (UNNAMED,)
+        changed = tuple(name for name, fate in self.fates.items() if fate != "renamed")
+        return (*self.inputs, *(changed or self.weak)) or (UNNAMED,)
 
     def _of_row(self, row: Row, before: int, after: int) -> Iterator[tuple[tuple[str, ...], int]]:
         owner = self.owners.get(row.part)
+        if owner is None and self.one_sided:
+            return
         if owner is None:
             alone = self.inputs if self.names and row.metric not in _WHOLE_CALL else ()
             yield alone or self._joint, after - before
@@ -102,23 +111,80 @@ class Parts:
                 yield (owner,), after - int(between)
 
 
+def one_sided_parts(base: Folded, head: Folded) -> Parts:
+    """Return the parts, by role, that the formulas of one of two families have and those of the other do not."""
+    kinds = [_kinds(side) for side in (base, head)]
+    parts = [part for part in dict.fromkeys((*kinds[1], *kinds[0])) if (part in kinds[0]) != (part in kinds[1])]
+    fates: dict[str, Fate] = {part: "new" if part in kinds[1] else "gone" for part in parts}
+    owners = {part: _owner(part, fates, ()) for part in parts}
+    tops = dict.fromkeys(owners.values())
+    texts = [{top: _inside(top, owners, side) for top in tops} for side in kinds]
+    changes = tuple(Change(top, texts[0][top], texts[1][top]) for top in tops)
+    return Parts({top: fates[top] for top in tops}, owners, changes, one_sided=True)
+
+
+def _kinds(side: Folded) -> dict[str, dict[str, None]]:
+    """Return the kinds of operators of every part; the root of a call is none."""
+    found: dict[str, dict[str, None]] = {}
+    roots = {row.part for row, _ in side.items() if row.metric in _WHOLE_CALL}
+    for row in (row for row, _ in side.items() if row.part not in roots):
+        found.setdefault(row.part, {}).update({row.kind: None} if row.kind else {})
+    return found
+
+
+def _inside(top: str, owners: Mapping[str, str], kinds: Mapping[str, Mapping[str, None]]) -> str | None:
+    """Return the kinds of operators of a part and of all that it owns as text; ``None`` where it is not there."""
+    if top not in kinds:
+        return None
+    found = dict.fromkeys(kind for part, owner in owners.items() if owner == top for kind in kinds[part])
+    return ", ".join(found) or "no operator"
+
+
+def _rows(side: Folded, stage: str, metric: Metric) -> dict[Row, int | None]:
+    """Return the rows of a metric; of all stages together those of a module that works in several of them once."""
+    found: dict[Row, int | None] = {}
+    for row, value in side.items():
+        if row.metric != metric or stage not in ("", row.stage):
+            continue
+        place = row._replace(stage="") if not stage and metric in STAGE_WIDE else row
+        known = found.get(place, 0)
+        found[place] = None if value is None or known is None else max(value, known) if place != row else value
+    return found
+
+
 def parts_of(base: Baseline, head: Baseline, inputs: tuple[str, ...], weak: tuple[str, ...]) -> Parts | None:
     """Compare the modules of two sides; ``None`` where one of them does not say its modules."""
     old, new = _in_dtype(base.modules, base.workload.dtype, head.workload.dtype), head.modules
     if not (old and new):
         return None
-    fates = {path: _fate(old.get(path, ()), new.get(path, ())) for path in dict.fromkeys((*new, *old))}
-    owners = {path: _owner(path, fates) for path, fate in fates.items() if fate != _SAME}
+    paths = dict.fromkeys((*new, *old))
+    # Where only the names of families tell classes apart, they are the same here.
+    own, other = _without_family(old, new), _without_family(new, old)
+    fates = {path: _fate(own.get(path, ()), other.get(path, ())) for path in paths}
+    renamed = {path for path in paths if {k.kind for k in old.get(path, ())} != {k.kind for k in new.get(path, ())}}
+    fates |= {path: "renamed" for path in renamed if fates[path] == _SAME}
+    replaced = {path for path in paths if {k.kind for k in own.get(path, ())} != {k.kind for k in other.get(path, ())}}
+    owners = {path: _owner(path, fates, replaced) for path, fate in fates.items() if fate != _SAME}
     tops = dict.fromkeys(owners.values())
     uneven = {part for side in (base, head) for folded in side.sources.values() for part in folded.uneven}
     return Parts(
         fates={path: fates[path] for path in tops},
         owners=owners,
-        changes=tuple(_change(path, old, new, fates[path]) for path in tops),
+        changes=tuple(_change(path, own, other, fates[path]) for path in tops if fates[path] != "renamed"),
         inputs=inputs,
         weak=weak,
-        uneven=frozenset(uneven),
+        uneven=frozenset(uneven | renamed),
     )
+
+
+def _without_family(kinds: ModuleKinds, others: ModuleKinds) -> ModuleKinds:
+    """Return the modules with classes named without their family, where the other model is of another one."""
+    (own, other) = (
+        _FAMILY.fullmatch(found["(root)"][0].kind) if "(root)" in found else None for found in (kinds, others)
+    )
+    if own is None or other is None or own[1] == other[1]:
+        return kinds
+    return {path: tuple(replace(k, kind=k.kind.removeprefix(own[1])) for k in those) for path, those in kinds.items()}
 
 
 def _in_dtype(kinds: ModuleKinds, old: str, new: str) -> ModuleKinds:
@@ -146,17 +212,20 @@ def _key(kind: ModuleKind) -> str:
     return repr((kind.kind, sorted(kind.settings.items()), sorted(kind.shapes.items())))
 
 
-def _owner(path: str, fates: Mapping[str, Fate]) -> str:
+def _owner(path: str, fates: Mapping[str, Fate], replaced: Collection[str]) -> str:
     """Return the outermost part around a path that changed in the same way without a gap.
 
     What is new or gone inside a part of another class belongs to that part.
+
+    Args:
+        replaced: parts of another class.
     """
     top, fate = path, fates[path]
     for around in _around(path):
         outer = fates.get(around, _SAME)
-        if outer == fate and fate != "other":
+        if outer == fate and fate not in ("other", "renamed"):
             top = around
-        elif outer == "other" and fate in ("new", "gone"):
+        elif outer == "other" and around in replaced and fate in ("new", "gone"):
             top, fate = around, outer
         else:
             break

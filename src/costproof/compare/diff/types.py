@@ -126,7 +126,10 @@ class Diff(Shown):
     config: Changes
     workload: Changes
     modules: Changes
-    """Of targets without formulas: parts that are repeated more or less often, new, gone, or others."""
+    """Of targets without formulas: parts that are repeated more or less often, new, gone, or others.
+
+    Of two families with formulas: parts, by role, that one of them has.
+    """
     implementation: Changes
     """The attention and expert kernels, and the classes that are counted."""
     libraries: Changes

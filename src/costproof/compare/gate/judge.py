@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import date
@@ -25,6 +26,8 @@ from costproof.ledger.sources import ALL_SOURCES
 from costproof.ledger.workload import Plain
 
 _LET: Final = "inputs: any in the policy lets them be"
+_BUILD: Final = re.compile(r"\+(cpu|cu\d+|rocm[\d.]+|xpu)$")
+"""The device that a wheel of torch is built for, at the end of its version: counts are the same."""
 _MOST: Final = 6
 """Changes that a reason lists."""
 
@@ -95,8 +98,11 @@ def _gaps(
     """Yield why the two cannot be held against each other."""
     if not sources:
         yield "the base has no source"
+    both = [s for s in sources if s in base.sources and s in head.sources]
+    way = f" (sources: [{', '.join(both)}] in the policy decides by what both have)" if both else ""
     for side, found in (("base", base), ("head", head)):
-        yield from (f"the {side} has no {s} source" for s in sources if s not in found.sources)
+        if missing := [s for s in sources if s not in found.sources]:
+            yield f"the {side} has no {' and no '.join(missing)} source{way}"
         for source in (s for s in sources if s in found.sources):
             folded = found.sources[source]
             if not folded.stages:
@@ -104,7 +110,7 @@ def _gaps(
             for stage in (s for s in folded.stages if not any(folded.rows.get(s, {}).values())):
                 yield f"the {source} source of the {side} counts nothing in {stage}"
     if policy.inputs == "same":
-        yield from _other_work(base, head, changed, [s for s in sources if s in base.sources and s in head.sources])
+        yield from _other_work(base, head, changed, both)
     if policy.versions == "same" and (other := [*_other_versions(changed, sources)]):
         let = "versions: any in the policy lets them be"
         yield f"base and head are counted by different versions ({_listed(other)}); {let}"
@@ -140,7 +146,10 @@ def _other_versions(changed: Differences, sources: Sequence[str]) -> Iterator[Ch
     """Yield the versions that may have changed a number of these sources: formulas are exact in every sympy."""
     graphs = any(s != FORMULA_SOURCE for s in sources)
     every = (*changed.formulas.changed, *(changed.libraries.changed if graphs else ()))
-    yield from (c for c in every if c.key == "costproof" or (graphs and c.key in {*COUNTING, RULES} - {*FORMULAS}))
+    for change in every:
+        base, head = (_BUILD.sub("", str(version)) for version in (change.base, change.head))
+        if change.key == "costproof" or (graphs and change.key in {*COUNTING, RULES} - {*FORMULAS} and base != head):
+            yield change
 
 
 def _listed(changes: Sequence[Change]) -> str:

@@ -221,7 +221,7 @@ class _Reader:
         if any(c in place.stage + place.role for c in WILD):
             self.problem("an allowance names its place", where, "a stage, a role, or neither", str(place))
         reason, until = self.text(item, "reason", where), self.text(item, "until", where)
-        if not reason:
+        if not reason.strip():
             self.problem("an allowance has a reason", f"{where}.reason", "why more is allowed, in a few words")
         try:
             day = date.fromisoformat(until)

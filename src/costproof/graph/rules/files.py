@@ -5,16 +5,18 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from costproof.foreign import contained
+from costproof.graph.rules.registry import RULES as RULE_MODULES
 from costproof.graph.rules.registry import registered, unregister
 from costproof.ledger.environment import RULES
 from costproof.ledger.errors import BadInput
+from costproof.plugins import OURS, Plugin
 
 T = TypeVar("T")
 Files = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
@@ -64,9 +66,28 @@ def in_force() -> tuple[Path, ...]:
 
 
 def versions_in_force() -> dict[str, str]:
-    """Return an entry for an environment: names and hashes of the files whose rules hold now, where there are any."""
-    texts = [f"{file.name} {sha256(file.read_bytes()).hexdigest()[:12]}" for file in _in_force]
+    """Return an entry for an environment: names and hashes of the files whose rules hold now, where there are any.
+
+    These are the files of the user, and the modules of rules that other distributions offer.
+    """
+    files = [*_in_force, *(file for item in RULE_MODULES.all().values() if (file := _offered(item)) is not None)]
+    texts = [f"{file.name} {sha256(file.read_bytes()).hexdigest()[:12]}" for file in files]
     return {RULES: ", ".join(texts)} if texts else {}
+
+
+def _offered(item: Plugin[object]) -> Path | None:
+    """Return the file of a module of rules of another distribution, which is not imported; ``None`` of ours."""
+    if item.owner == OURS:
+        return None
+    top, *inner = item.what.partition(":")[0].strip().split(".")
+    spec = None
+    with suppress(ImportError, ValueError):  # no name of a module
+        spec = importlib.util.find_spec(top)
+    if spec is None or spec.origin is None:
+        return None
+    place = Path(spec.origin).parent.joinpath(*inner)
+    files = (place.with_suffix(".py"), place / "__init__.py") if inner else (Path(spec.origin),)
+    return next((file for file in files if file.is_file()), None)
 
 
 def with_rules_in_force(work: Callable[..., T]) -> Callable[..., T]:

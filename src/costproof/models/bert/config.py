@@ -30,10 +30,6 @@ class BertConfig(TextEncoderConfig):
         "gradient_checkpointing": "of training alone",
     }
 
-    def buffer_bytes(self, element: int) -> int | None:
-        """Positions and types of the longest text, in int64."""
-        return 2 * 8 * self.max_positions
-
     def sizes(self) -> dict[str, int]:
         """Values of the configuration's symbols, without the prefix."""
         return TextEncoderConfig.sizes(self) | {"types": self.types}

@@ -34,10 +34,6 @@ class ClipVisionConfig(VisionConfig):
         **dict.fromkeys(("dropout", "vocab_size"), "the class does not read it"),
     }
 
-    def buffer_bytes(self, element: int) -> int | None:
-        """Positions of all patches and of the class token, in int64."""
-        return 8 * (self.grid**2 + int(self.class_token))
-
     def sizes(self) -> dict[str, int]:
         """Values of the configuration's symbols, without the prefix."""
         return VisionConfig.sizes(self) | ({"pooled": self.pooled} if self.pooled else {})

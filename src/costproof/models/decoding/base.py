@@ -90,6 +90,11 @@ class CausalTarget(Native[C]):
         return architecture == type(cls.default().config).architecture
 
     @classmethod
+    def serves(cls, config: Mapping[str, Any]) -> bool:
+        """Whether the formulas describe the cache of a configuration."""
+        return type(cls.default().config).caches_as(config)
+
+    @classmethod
     def settings(cls) -> tuple[Setting, ...]:
         """What can be chosen about a run beside the preset."""
         usual = (replace(s, choices=cls.attentions) if s is common.ATTENTION else s for s in SETTINGS)

@@ -81,10 +81,6 @@ class TextConfig(NativeConfig):
     follows: ClassVar[Mapping[str, str]] = {}
     """Symbols that follow from drawn parameters in another way than in every decoder, or in addition."""
 
-    def buffer_bytes(self, element: int) -> int | None:
-        """Frequencies of the rotation, as they are and as they were: twice half of a head, in float32."""
-        return 4 * self.head_dim
-
     def symbols(self) -> dict[str, int]:
         """Values of the configuration's symbols, as the formulas name them."""
         named = ("hidden", "intermediate", "layers", "heads", "kv_heads", "head_dim", "vocab")
@@ -128,6 +124,15 @@ class TextConfig(NativeConfig):
         config = replace(config, waived=top.finish())
         problems += [] if problems else config.contradictions()
         return config
+
+    @classmethod
+    def caches_as(cls, data: Mapping[str, Any]) -> bool:
+        """Whether a cache of transformers keeps the tokens that the formulas say.
+
+        It cuts what it keeps to a window or chunk that a file names, though the class of the model reads neither.
+        """
+        cut = any(data.get(key) is not None for key in ("sliding_window", "attention_chunk_size"))
+        return not cut and _see_all(data.get("layer_types"))
 
     @classmethod
     def sizes(cls, top: Section) -> dict[str, Any]:
@@ -185,7 +190,7 @@ class TextConfig(NativeConfig):
             )
             if whole % part
         ]
-        if self.head_dim % 2:
+        if self.head_dim % 2 or not self.head_dim:
             where = f"$.{keys['head_dim']}"
             found.append(BadInput("rotation needs pairs", where=where, expected="an even width", got=self.head_dim))
         return found
@@ -266,6 +271,11 @@ class WindowedConfig(TextConfig):
     patterns: ClassVar[tuple[str, ...]] = ("f", "w", "wf", "fw")
     """Patterns that a proof draws."""
 
+    @classmethod
+    def caches_as(cls, data: Mapping[str, Any]) -> bool:
+        """Whether a cache of transformers keeps the tokens that the formulas say: the class reads the window."""
+        return not cls.one_mask or (data.get("attention_chunk_size") is None and data.get("layer_types") is None)
+
     def windows(self) -> tuple[int, ...]:
         """For every layer its window, or 0."""
         kinds = (self.pattern * self.layers)[: self.layers]
@@ -291,6 +301,11 @@ class WindowedConfig(TextConfig):
                 BadInput("the window is too short", where="$.sliding_window", expected=expected, got=self.window)
             )
         return found
+
+
+def _see_all(types: object) -> bool:
+    """Whether the kinds of layers in a file, if it has them, are all those that see the whole context."""
+    return not isinstance(types, list) or all(kind == "full_attention" for kind in types)
 
 
 LEAST_WINDOW: Final = 5

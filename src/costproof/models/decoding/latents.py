@@ -91,10 +91,6 @@ class LatentConfig(MixtureConfig):
         **{f"text_{name}": f"2*text_{name}_halves" for name in ("kv_rank", "nope", "rope")},
     }
 
-    def buffer_bytes(self, element: int) -> int | None:
-        """Frequencies of the rotation, of the part of a head that turns."""
-        return 4 * self.rope
-
     def __post_init__(self) -> None:
         """Every head has keys and values of its own."""
         object.__setattr__(self, "kv_heads", self.heads)

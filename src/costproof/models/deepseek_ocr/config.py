@@ -165,10 +165,6 @@ class OcrConfig(Config):
 
     not_drawn: ClassVar = NOT_DRAWN
 
-    def buffer_bytes(self, element: int) -> int | None:
-        """Positions of CLIP's patches and class token, in int64, and frequencies of the decoder's rotation."""
-        return 8 * self.clip.positions + 4 * self.text.head_dim
-
     @property
     def projector_in(self) -> int:
         """Features per vision token that the projector reads."""

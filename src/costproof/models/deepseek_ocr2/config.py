@@ -88,10 +88,6 @@ class Ocr2Config(NativeConfig):
     model_type: ClassVar[str] = "deepseek_ocr2"
     architecture: ClassVar[str] = "DeepseekOcr2ForConditionalGeneration"
 
-    def buffer_bytes(self, element: int) -> int | None:
-        """Frequencies of the rotation in the encoder and in the decoder."""
-        return 4 * self.encoder.head_dim + 4 * self.text.head_dim
-
     def symbols(self) -> dict[str, int]:
         """Values of the configuration's symbols, as the formulas name them."""
         sam, encoder, text = self.sam, self.encoder, self.text

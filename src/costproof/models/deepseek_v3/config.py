@@ -44,10 +44,6 @@ class DeepseekV3Config(LatentConfig):
     keys: ClassVar = {**LatentConfig.keys, "norm_topk": "norm_topk_prob"}
     left_out: ClassVar = {"num_key_value_heads": 128, "max_position_embeddings": 4096, "norm_topk_prob": True}
 
-    def buffer_bytes(self, element: int) -> int | None:
-        """Frequencies of the rotation, and of every router what corrects its scores, in float32."""
-        return 4 * self.rope + 4 * self.experts * sum(self.routed())
-
     @classmethod
     def others(cls, top: Section, sizes: Mapping[str, int]) -> dict[str, Any]:
         """Experts, their groups, dense layers, and the widths of latent attention."""

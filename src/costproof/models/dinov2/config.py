@@ -54,10 +54,6 @@ class Dinov2Config(VisionConfig):
         ),
     }
 
-    def buffer_bytes(self, element: int) -> int | None:
-        """None: positions are learned."""
-        return 0
-
     def __post_init__(self) -> None:
         """The inner width of the MLP."""
         inner = self.hidden * self.mlp_ratio

@@ -36,7 +36,3 @@ class DistilBertConfig(TextEncoderConfig):
         "sinusoidal_pos_embds": "what the table of positions begins as decides no cost",
         "tie_weights_": "the class does not read it",
     }
-
-    def buffer_bytes(self, element: int) -> int | None:
-        """Positions of the longest text, in int64."""
-        return 8 * self.max_positions

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 from costproof.analytic.symbols import VISION_SYMBOLS
 from costproof.ledger.capture import SymbolDoc
 from costproof.ledger.errors import BadInput, CostproofError
-from costproof.ledger.workload import FLOAT_BYTES, TensorSpec, Workload
+from costproof.ledger.workload import FLOAT_BYTES, SIZE_FROM, TensorSpec, Workload
 from costproof.models import settings as common
 from costproof.models.encoding.base import EncoderTarget, Tensors
 from costproof.models.encoding.config import VisionConfig
@@ -41,11 +41,14 @@ class VisionTarget(EncoderTarget[C]):
         return VISION_SYMBOLS
 
     def usual(self, name: str) -> Workload:
-        """One image."""
-        return self._sized(Workload(name, 0, 0), self.config.image)
+        """One image, as large as the processor makes it, or as the configuration has it."""
+        images = self.stored.images
+        if images is None:
+            return self._sized(Workload(name, 0, 0), self.config.image)
+        return self._sized(Workload(name, 0, 0), images.side, {SIZE_FROM: images.where})
 
-    def _sized(self, workload: Workload, side: int) -> Workload:
-        return replace(workload, inputs={SIZE: side}, what=f"images of {side} x {side}")
+    def _sized(self, workload: Workload, side: int, more: Mapping[str, str] | None = None) -> Workload:
+        return replace(workload, inputs={SIZE: side, **(more or {})}, what=f"images of {side} x {side}")
 
     def with_own(self, workload: Workload, given: dict[str, Any], found: list[CostproofError]) -> Workload:
         """The workload with images of another size."""

@@ -13,7 +13,7 @@ from costproof.analytic.feed_forward import Mlp
 from costproof.analytic.linear import Lent, Linear, LmHead
 from costproof.analytic.mlp import Activation
 from costproof.analytic.norms import LayerNorm
-from costproof.analytic.position_embedding import LearnedPositions
+from costproof.analytic.position_embedding import LearnedPositions, PositionIds
 from costproof.analytic.transformer import TransformerLayer
 from costproof.ledger.symbols import sym
 from costproof.models.encoding.config import TextEncoderConfig
@@ -66,7 +66,7 @@ def encoder(config: TextEncoderConfig, style: Style, *, eager: bool) -> tuple[Pa
     segments = Part("text.token_type", (Embedding(call.rows, sym("text_types"), width, b),))
     return (
         *(Part(role) for role in ("text", "text.encoder", "text.dropout")),
-        Part("text.embeddings", (added,)),
+        Part("text.embeddings", (added, PositionIds(sym("text_positions"), 1 + int(style.segments)))),
         Part("text.word", (words,)),
         Part("text.position", (Embedding(positions, sym("text_positions"), width, b),)),
         *((segments,) if style.segments else ()),

@@ -12,7 +12,7 @@ from costproof.analytic.costs import Size
 from costproof.analytic.embedding import Embedding
 from costproof.analytic.feed_forward import Mlp
 from costproof.analytic.norms import LayerNorm
-from costproof.analytic.position_embedding import ClassAndPositions
+from costproof.analytic.position_embedding import ClassAndPositions, PositionIds
 from costproof.analytic.transformer import TransformerLayer
 from costproof.ledger.symbols import sym
 from costproof.models.encoding.config import VisionConfig
@@ -88,7 +88,7 @@ def encoder(
     first = Part("vision.norm_first", (LayerNorm(call.rows, width, b),))
     return (
         *(Part(role) for role in style.containers),
-        Part("vision.embeddings", (positions,)),
+        Part("vision.embeddings", (positions,) if style.own_table else (positions, PositionIds(entries))),
         Part("vision.patches.projection", (patches,)),
         *(() if style.own_table else (table,)),
         *((first,) if style.norm_first else ()),

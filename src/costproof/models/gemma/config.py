@@ -36,10 +36,6 @@ class GemmaConfig(TextConfig):
     }  # fmt: skip
     beside: ClassVar = {"hidden_activation": "the class reads hidden_act"}
 
-    def buffer_bytes(self, element: int) -> int | None:
-        """Frequencies of the rotation, and what scales the embedding."""
-        return 4 * self.head_dim + element
-
     def __post_init__(self) -> None:
         # The first files of Gemma say "gelu", and mean the tanh form: the class takes it for that.
         if self.activation == "gelu":

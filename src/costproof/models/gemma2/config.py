@@ -51,10 +51,6 @@ class Gemma2Config(WindowedConfig):
         "cache_implementation": "the cache of a run is a dynamic one",
     }
 
-    def buffer_bytes(self, element: int) -> int | None:
-        """Frequencies of the rotation, and what scales the embedding."""
-        return 4 * self.head_dim + element
-
     @classmethod
     def others(cls, top: Section, sizes: Mapping[str, int]) -> dict[str, Any]:
         """Window and pattern."""

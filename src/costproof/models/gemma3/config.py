@@ -51,10 +51,6 @@ class Gemma3Config(WindowedConfig):
     }
     patterns: ClassVar[tuple[str, ...]] = ("f", "w", "wf", "wwf")
 
-    def buffer_bytes(self, element: int) -> int | None:
-        """Frequencies of the rotation of each kind of layers, and what scales the embedding."""
-        return 4 * self.head_dim * len({window > 0 for window in self.windows()}) + element
-
     @classmethod
     def others(cls, top: Section, sizes: Mapping[str, int]) -> dict[str, Any]:
         """Window and pattern; ``sliding_window_pattern`` says which layers have none: every so many."""

@@ -109,14 +109,7 @@ def address(text: str, names: Container[str] = ()) -> Address:
             return Address("file" if kind == "file" else "module", found["place"], found["function"])
     if text.endswith(".json") or Path(text).is_file():
         if (ours := _kind_of_ours(Path(text))) is not None:
-            raise BadInput(
-                "this file names no target",
-                where=text[:80],
-                expected=FORMS,
-                got=f"a file of the kind {ours}",
-                fix="costproof diff, gate, roofline and fits take a capture, a baseline or a folder of reports; "
-                "costproof explain a capture or such a folder",
-            )
+            raise _counted(text, "file", f"a file of the kind {ours}")
         fix = f"{CONFIGURATION}{text[:80]}" if text.endswith(".json") else f"{text[:80]}:FUNCTION"
         raise BadInput(
             "this names no target",
@@ -125,5 +118,19 @@ def address(text: str, names: Container[str] = ()) -> Address:
             fix=f"{fix} names the model in the file; --config FILE configures a registered target",
         )
     if Path(text).is_dir() or "/" in text or "\\" in text:
+        if not Path(text, "config.json").exists() and _kind_of_ours(Path(text, "capture.json")) is not None:
+            raise _counted(text, "folder", "a folder of reports")
         return Address("folder", text)
     return Address("name", text)
+
+
+def _counted(text: str, what: str, got: str) -> BadInput:
+    """Return the error on what an earlier run wrote, where a target is expected."""
+    return BadInput(
+        f"this {what} names no target",
+        where=text[:80],
+        expected=FORMS,
+        got=got,
+        fix="costproof diff, gate, roofline and fits take a capture, a baseline or a folder of reports; "
+        "costproof explain a capture or such a folder",
+    )

@@ -48,6 +48,30 @@ def alike(values: Any, change: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return changed
 
 
+def held_bytes(tensors: Mapping[str, torch.Tensor]) -> dict[str, int | None]:
+    """Return the bytes of some tensors; memory that several of them share counts for the first.
+
+    ``None``: a tensor without a shape yet, or one that does not say where its elements are, such as a sparse one.
+    """
+    spans = {id(t): span for span in _spans(filter(_in_one_piece, _each_once(tensors.values()))) for t in span.tensors}
+    counted: set[int] = set()
+    found: dict[str, int | None] = {}
+    for name, tensor in tensors.items():
+        span = spans.get(id(tensor))
+        if span is None:
+            found[name] = 0 if _strided(tensor) and tensor.numel() == 0 else None
+            continue
+        # A view with steps leaves gaps, which are nobody's.
+        elements = min(span.end - span.first, sum(one.numel() for one in span.tensors))
+        found[name] = 0 if id(span) in counted else elements * tensor.element_size()
+        counted.add(id(span))
+    return found
+
+
+def _each_once(tensors: Iterable[torch.Tensor]) -> Iterable[torch.Tensor]:
+    return {id(t): t for t in tensors}.values()
+
+
 @dataclass(frozen=True, slots=True)
 class Place:
     """Where a tensor is among some arguments."""
@@ -89,10 +113,14 @@ def restored(args: Mapping[str, Any], changed: Mapping[str, Any]) -> dict[str, A
 
 def _in_one_piece(tensor: torch.Tensor) -> bool:
     """Whether its elements are those of its memory, at places that its strides tell."""
+    return _strided(tensor) and tensor.numel() > 0 and not (tensor.is_quantized or tensor.is_conj() or tensor.is_neg())
+
+
+def _strided(tensor: torch.Tensor) -> bool:
+    """Whether it is an ordinary tensor, and not sparse."""
     import torch
 
-    plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided
-    return plain and tensor.numel() > 0 and not (tensor.is_quantized or tensor.is_conj() or tensor.is_neg())
+    return type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided
 
 
 def _spans(tensors: Iterable[torch.Tensor]) -> list[Span]:

@@ -99,10 +99,10 @@ def unchecked() -> AbstractContextManager[Any]:
 
 
 def with_ones(module: nn.Module) -> nn.Module:
-    """A copy on the CPU with ones. Numbers do not matter for what is computed, so long as none is NaN.
+    """Return a copy on the CPU with the numbers that the module has, and ones where it has none.
 
-    Integers in buffers do matter, since sizes are made of them: where they have no values, a model of transformers
-    is asked to set them as it does for any module that was made on meta.
+    Parameters that have numbers are shared. Integers in buffers that have none are made: sizes come from them, and a
+    model of transformers sets them as it does for any module that was made on meta.
 
     Raises:
         TooLarge: the copy would be.
@@ -110,7 +110,7 @@ def with_ones(module: nn.Module) -> nn.Module:
     """
     import torch
 
-    if (size := size_of(module)) > MOST_BYTES:
+    if (size := size_of(module, without_numbers=True)) > MOST_BYTES:
         raise TooLarge(
             "the module is too large to be given numbers",
             where=type(module).__name__,
@@ -119,20 +119,30 @@ def with_ones(module: nn.Module) -> nn.Module:
             fix=FEWER,
         )
 
-    def ones(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.clone() if _decides(tensor) and not tensor.is_meta else torch.ones_like(tensor, device="cpu")
-
-    made = with_tensors(module, ones)
+    bare = {name for name, part in module.named_modules() if _lacks_integers(part)}
+    made = with_tensors(module, _numbered)
     with torch.no_grad():
-        for model in made.modules():
-            for part in model.modules() if callable(attribute(model, "_init_weights", None)) else ():
-                if any(_decides(b) for b in part._buffers.values() if b is not None):
-                    model._init_weights(part)  # type: ignore[operator]
+        for path, model in made.named_modules():
+            for name, part in model.named_modules() if callable(attribute(model, "_init_weights", None)) else ():
+                if f"{path}.{name}".strip(".") in bare:
+                    model._init_weights(part)
     return made
 
 
-def _decides(tensor: torch.Tensor) -> bool:
-    return not (tensor.is_floating_point() or tensor.is_complex())
+def _lacks_integers(part: nn.Module) -> bool:
+    buffers = [b for b in part._buffers.values() if b is not None and not (b.is_floating_point() or b.is_complex())]
+    return any(b.is_meta for b in buffers) and all(p.is_meta for p in part._parameters.values() if p is not None)
+
+
+def _numbered(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a parameter with numbers on the CPU itself, of other tensors a copy there; ones where there are none."""
+    import torch
+
+    if tensor.is_meta:
+        return torch.ones_like(tensor, device="cpu")
+    if isinstance(tensor, torch.nn.Parameter) and tensor.device.type == "cpu" and not tensor.is_inference():
+        return tensor
+    return tensor.detach().clone().cpu()
 
 
 def own_inputs(inputs: Mapping[str, Any]) -> dict[str, Any]:
@@ -209,7 +219,8 @@ def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def with_tensors(module: nn.Module, change: Callable[[torch.Tensor], torch.Tensor]) -> nn.Module:
-    """A copy with another tensor in place of each: parameters stay parameters, and what is tied stays tied.
+    """A copy with another tensor in place of each: parameters stay parameters, what is tied stays tied, and buffers
+    that share memory share it.
 
     Raises:
         Incomplete: something else that the module holds cannot be copied.
@@ -222,7 +233,8 @@ def with_tensors(module: nn.Module, change: Callable[[torch.Tensor], torch.Tenso
         return torch.nn.Parameter(made, tensor.requires_grad) if parameter else made
 
     # What is in the memo is taken for copied: tensors are what we say, all else is a copy.
-    memo: dict[int, Any] = {id(t): changed(t) for t in _tensors(module)}
+    same = alike(list(module.buffers()), changed)
+    memo: dict[int, Any] = {id(t): same(t) for t in _tensors(module)}
     try:
         with mock.patch.dict(copy._deepcopy_dispatch, _COPIED):  # type: ignore[attr-defined]
             made: nn.Module = copy.deepcopy(module, memo)

@@ -221,6 +221,7 @@ class HuggingFace:
             config._attn_implementation = attention
         with torch.device("meta"), bounded(self.data, self.where):
             made: nn.Module = build(config, dtype=getattr(torch, dtype or self.stored.dtype or "bfloat16"))
+            _make_long_frequencies(made)
         return made.eval()
 
     def _chosen(self) -> tuple[Any, str, tuple[str, ...]]:
@@ -248,6 +249,21 @@ class HuggingFace:
         place = next((p for p in places.values() if named and p.endswith(f".{named[0]}")), next(iter(places.values())))
         made = get_class_from_dynamic_module(place, str(self.code), local_files_only=True)
         return made._from_config, place.rpartition(".")[2]
+
+
+def _make_long_frequencies(model: nn.Module) -> None:
+    """Make the frequencies that LongRoPE makes in its first forward and keeps as a plain attribute.
+
+    An export leaves its own tensor there, which no other export takes; as a buffer they are given back.
+    """
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    for part in model.modules():
+        config = attribute(part, "config", None)
+        longest = (attribute(config, "rope_parameters", None) or {}).get("original_max_position_embeddings")
+        if attribute(part, "rope_type", None) == "longrope" and longest and not has_attribute(part, "long_inv_freq"):
+            found, _ = ROPE_INIT_FUNCTIONS["longrope"](config, None, seq_len=longest + 1)
+            part.register_buffer("long_inv_freq", found, persistent=False)
 
 
 def _class_named(name: str) -> Any:

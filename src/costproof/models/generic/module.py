@@ -5,20 +5,31 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from costproof.ledger.attributes import has_attribute
 from costproof.ledger.conventions import Conventions
 from costproof.ledger.errors import BadInput, CostproofError, Problems
 from costproof.ledger.plural import plural
 from costproof.ledger.progress import Progress
 from costproof.ledger.run import RunOptions
-from costproof.ledger.workload import Attention, Dtype, Input, Invocation, ModuleKinds, TargetInfo, Workload
+from costproof.ledger.workload import (
+    SIZE_FROM,
+    Attention,
+    Dtype,
+    Input,
+    Invocation,
+    ModuleKinds,
+    TargetInfo,
+    Workload,
+)
 from costproof.models import settings as common
 from costproof.models.caches import is_cache
 from costproof.models.decoding.decoder import Decoder
 from costproof.models.decoding.names import STAGES
 from costproof.models.encoding.names import STAGE
-from costproof.models.generic.copies import inputs_on_meta, on_meta, unwrapped, with_values
+from costproof.models.generic.copies import inputs_on_meta, on_meta, runs_on_meta, unwrapped, with_ones, with_values
 from costproof.models.generic.cutting import CutModel
 from costproof.models.generic.described import arguments, module_kinds, shapes
 from costproof.models.generic.encoder_decoder import TWO_STAGES, TwoStacks, of_encoder
@@ -50,6 +61,7 @@ from costproof.models.generic.usual import (
     too_short,
 )
 from costproof.models.jobs import Built, ExportJob, Run
+from costproof.models.processor import ImageSize, unfit
 from costproof.models.stretch import Stretch
 from costproof.models.target import NamedWorkload, Setting
 
@@ -98,13 +110,6 @@ class GenericTarget:
             dtypes=() if "dtype" in self.maker.chooses else dtypes_of(made.module),
         )
 
-    def buffer_bytes(self, workload: Workload) -> int | None:
-        """Return the bytes of all registered buffers; ``None`` if a run gives one its shape."""
-        from torch.nn.parameter import is_lazy
-
-        buffers = [*made_of(self.maker, workload.dtype, workload.attention).module.buffers()]
-        return None if any(map(is_lazy, buffers)) else sum(b.numel() * b.element_size() for b in buffers)
-
     def module_kinds(self) -> ModuleKinds:
         """The modules of the model, by place."""
         return module_kinds(made_of(self.maker, None, None).module)
@@ -132,9 +137,11 @@ class GenericTarget:
         if isinstance(self.maker, Cuttable):
             self.maker.check_depth(made.module)
         most = longest(made.module)
-        filled = self._filled(made, dtype, attention, given.get("image_size"))
+        images = None if "image_size" in given or made.inputs is not None else self.maker.stored.images
+        filled = self._filled(made, dtype, attention, images.side if images else given.get("image_size"))
         usual = USUAL + (filled if filled >= USUAL else 0)
         inputs: dict[str, Input] = {k: given[k] for k in ("image_size", "input") if k in given}
+        inputs |= {"image_size": images.side, SIZE_FROM: images.where} if images else {}
         plain = Workload(
             name="usual" if not given else "custom",
             text_tokens=given.get("seq_len", usual if most is None else min(usual, most)),
@@ -145,6 +152,8 @@ class GenericTarget:
             inputs=inputs,
         )
         takes = self._takes(plain)
+        if images and "image_size" not in takes:
+            plain = replace(plain, inputs={k: v for k, v in inputs.items() if k in given})
         wrong = [name for name in given if name not in takes]
         if wrong:
             where = ", ".join("--" + name.replace("_", "-") for name in wrong)
@@ -157,11 +166,20 @@ class GenericTarget:
         if "seq_len" not in takes:
             plain = replace(plain, text_tokens=0)
         self.check(plain)
+        if images and "image_size" in takes:
+            self._check_size(made, plain, images)
         found = self._inputs(made, plain)
         if made.inputs is not None:
             plain = replace(plain, batch=found.values.get("B") or 1)
         what = "" if "new_tokens" in takes else ", ".join(_titles(found.args))
         return replace(plain, what=what, arguments=shapes(found.args))
+
+    def _check_size(self, made: Made, workload: Workload, images: ImageSize) -> None:
+        """Check that the model runs on images of the processor's size, if it runs on shapes at all."""
+        own = replace(workload, inputs={k: v for k, v in workload.inputs.items() if k == "input"})
+        sized, usual = (self._inputs(made, run).args for run in (workload, own))
+        if runs_on_meta(made.module, sized) is None and runs_on_meta(made.module, usual) is not None:
+            raise unfit(images, "a size that the class runs on, as that of the configuration", self.name)
 
     def with_values(self, workload: Workload) -> Workload:
         """Return the workload with the values of the tensors that came with the module.
@@ -207,9 +225,13 @@ class GenericTarget:
 
     def export_jobs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
         """What is exported, stage by stage."""
-        jobs = (replace(j, elsewhere=not self.options.real) for j in self._plan(workload).export_jobs(model))
+        plan = self._plan(workload)
+        jobs = (replace(j, elsewhere=not self.options.real) for j in plan.export_jobs(model))
         first, *rest = jobs
-        return (replace(first, notes=(*self._notes(workload), *first.notes)), *rest)
+        first = replace(first, notes=(*self._notes(workload), *first.notes))
+        if isinstance(plan, Whole) and self._has_numbers(workload):
+            first = replace(first, real=partial(self._numbered_job, workload))
+        return (first, *rest)
 
     def stages_of(self, path: str, workload: Workload) -> tuple[str, ...]:
         """The stages that a module works in."""
@@ -273,7 +295,34 @@ class GenericTarget:
         """One forward, or the prefill and some steps."""
         found = self._plan(workload).runs(model)
         device = next((p.device for p in model.parameters() if not p.is_meta), None)
-        return tuple(replace(run, kwargs=with_values(run.kwargs, device)) for run in found) if device else found
+        if device:
+            return tuple(replace(run, kwargs=with_values(run.kwargs, device)) for run in found)
+        if not self._has_numbers(workload):
+            return found
+        return tuple(replace(run, real=partial(self._numbered_run, i, workload)) for i, run in enumerate(found))
+
+    def _has_numbers(self, workload: Workload) -> bool:
+        """Return whether a run on meta drops numbers of the module, or of inputs that came with it."""
+        from torch._subclasses.fake_tensor import FakeTensor
+        from torch.utils._pytree import tree_leaves
+
+        made = made_of(self.maker, workload.dtype, workload.attention)
+        tensors = [*made.module.parameters(), *made.module.buffers(), *tree_leaves(made.inputs)]
+        known = [t for t in tensors if has_attribute(t, "is_meta") and not t.is_meta]
+        return not self.options.real and bool(known) and not any(isinstance(t, FakeTensor) for t in known)
+
+    def _numbered(self, workload: Workload) -> tuple[GenericTarget, nn.Module]:
+        """Return the target and its module with the numbers that they came with."""
+        made = made_of(self.maker, workload.dtype, workload.attention)
+        return replace(self, options=replace(self.options, device="cpu")), unwrapped(made.module)
+
+    def _numbered_job(self, workload: Workload) -> ExportJob:
+        target, module = self._numbered(workload)
+        return target.export_jobs(with_ones(module), workload)[0]
+
+    def _numbered_run(self, index: int, workload: Workload) -> Run:
+        target, module = self._numbered(workload)
+        return target._plan(workload).runs(module)[index]
 
     def _notes(self, workload: Workload) -> tuple[str, ...]:
         """What is to say about the module, and about its stages."""

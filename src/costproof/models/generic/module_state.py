@@ -1,7 +1,8 @@
 """The state of a module: saved, put back, compared bit for bit. Needs torch to load.
 
-That is what its parts hold (attributes, parameters, buffers, hooks, children, modes), what is set on its tensors
-(class, dtype, device, layout, gradient, attributes, version), which of them share memory, and the bits in it. All of it
+That is what its parts hold (attributes, parameters, buffers, hooks, children, modes), the attributes of its own
+classes, what is set on its tensors (class, dtype, device, layout, gradient, attributes, version), which of them share
+memory, and the bits in it. All of it
 is read and written with the modes of the caller off: :mod:`costproof.models.modes`.
 """
 
@@ -21,6 +22,7 @@ from torch.autograd import grad_mode
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from costproof.models.bits import MOST_KEPT, MOST_SUMMED, Bits, storage_of
+from costproof.process_settings import is_code
 
 _ABSENT: Final = object()
 _PLAIN: Final = frozenset({int, float, str, bytes, bool, complex, type(None)})
@@ -48,7 +50,7 @@ class ModuleState:
             arguments: of its call, whose state is saved too.
             bits: save the bits of all tensors, and not only of those that :meth:`about_to_write` is told.
         """
-        self._held: list[_Held | _Contents] = []
+        self._held: list[_Held | _Contents | _OfClass] = []
         self._set: list[_Held | _Contents] = []
         """What is set on tensors."""
         self._tensors: list[_Tensor] = []
@@ -57,6 +59,9 @@ class ModuleState:
         kinds = {kind for part in module.modules() for kind in type(part).__mro__}
         self._code = {kind.__module__ for kind in kinds if kind.__module__.partition(".")[0] not in _LIBRARIES}
         with DisableTorchFunction():
+            for kind in kinds:
+                if kind.__module__ in self._code:
+                    self._class(kind)
             self._value(module, "")
             for name, value in (arguments or {}).items():
                 self._value(value, name)
@@ -129,6 +134,12 @@ class ModuleState:
         with suppress(Exception):  # a class may have none, or one of its own that fails
             self._container(object.__getattribute__(value, "__dict__"), name, attributes=True)
 
+    def _class(self, kind: type) -> None:
+        held = _OfClass(kind)
+        self._held.append(held)
+        for name, value in held.before.items():
+            self._value(value, f"{kind.__name__}.{name}")
+
     def _slot(self, value: Any, place: Any, name: str) -> None:
         held = _get(place, value)
         self._held.append(_Held(name, held, lambda: _get(place, value), lambda v: _set(place, value, v)))
@@ -184,6 +195,37 @@ class _Held:
     def differences(self) -> Iterator[str]:
         if (now := self._get()) is not self._before:
             yield f"{self._name} {_text(self._before)} -> {_text(now)}"
+
+
+class _OfClass:
+    """The attributes of a class that are not code: counters, caches, tables."""
+
+    def __init__(self, kind: type) -> None:
+        self._kind = kind
+        self.before = self._read()
+
+    def put_back(self) -> None:
+        for name, before in self._changed():
+            with suppress(Exception):  # its metaclass may refuse
+                if before is _ABSENT:
+                    delattr(self._kind, name)
+                else:
+                    setattr(self._kind, name, before)
+
+    def differences(self) -> Iterator[str]:
+        for name, before in self._changed():
+            now = vars(self._kind).get(name, _ABSENT)
+            yield f"{self._kind.__name__}.{name} {_text(before)} -> {_text(now)}"
+
+    def _changed(self) -> list[tuple[str, Any]]:
+        now = self._read()
+        names = {**self.before, **now}
+        pairs = ((name, self.before.get(name, _ABSENT)) for name in names)
+        return [(name, before) for name, before in pairs if now.get(name, _ABSENT) is not before]
+
+    def _read(self) -> dict[str, Any]:
+        found = dict(vars(self._kind))  # Python keeps notes of its own under names with two underscores
+        return {name: value for name, value in found.items() if not name.startswith("__") and not is_code(value)}
 
 
 class _Contents:

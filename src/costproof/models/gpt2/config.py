@@ -50,10 +50,6 @@ class Gpt2Config(TextConfig):
         **dict.fromkeys(("n_ctx", "n_special", "predict_special_tokens"), "the class does not read it"),
     }
 
-    def buffer_bytes(self, element: int) -> int | None:
-        """None: positions are learned."""
-        return 0
-
     def symbols(self) -> dict[str, int]:
         """Values of the configuration's symbols, as the formulas name them."""
         return {**TextConfig.symbols(self), "text_positions": self.max_positions}

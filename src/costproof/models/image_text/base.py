@@ -128,9 +128,10 @@ class ImageTextTarget(Native[C]):
 
     @classmethod
     def serves(cls, config: Mapping[str, Any]) -> bool:
-        """Whether the parts of a configuration are of the kinds that the formulas describe."""
-        usual = cls.default().config
-        return all(is_of(config, key, part) for key, part in ((VISION, usual.vision), (TEXT, usual.text)))
+        """Whether the parts of a configuration are of the kinds that the formulas describe, and so is the cache."""
+        usual, text = cls.default().config, config.get(TEXT)
+        kinds = all(is_of(config, key, part) for key, part in ((VISION, usual.vision), (TEXT, usual.text)))
+        return kinds and usual.text.caches_as(text if isinstance(text, dict) else {})
 
     @classmethod
     def settings(cls) -> tuple[Setting, ...]:

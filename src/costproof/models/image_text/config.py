@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Final, Self, TypeVar
 
 from costproof.ledger.errors import BadInput, CostproofError
-from costproof.ledger.node import exact_sum
 from costproof.models.decoding.config import TextConfig
 from costproof.models.encoding.config import EncoderConfig
 from costproof.models.native import NativeConfig, check_type
@@ -42,10 +41,6 @@ class ImageTextConfig(NativeConfig):
         """All that decides a cost, as JSON data."""
         found = NativeConfig.normalised(self)
         return found | {key: part.normalised() for key, part in (("vision", self.vision), ("text", self.text))}
-
-    def buffer_bytes(self, element: int) -> int | None:
-        """Those of the tower and of the decoder."""
-        return exact_sum((self.vision.buffer_bytes(element), self.text.buffer_bytes(element)))
 
     def native(self) -> dict[str, Any]:
         """Keyword arguments for the configuration class of transformers."""

@@ -76,8 +76,8 @@ class LlavaConfig(ImageTextConfig):
     @classmethod
     def parts(cls, top: Section) -> Self:
         """All fields; a decoder shares its table with the output projection if either section says so."""
-        vision, of_vision = part(top, VISION, ClipVisionConfig, top.take(VISION, _CLIP_LEFT_OUT))
-        given = top.take(TEXT, {})
+        vision, of_vision = part(top, VISION, ClipVisionConfig, top.given(VISION, _CLIP_LEFT_OUT))
+        given = top.given(TEXT, {})
         text, of_text = part(top, TEXT, LlamaConfig, {**_LLAMA_LEFT_OUT, **given} if isinstance(given, dict) else given)
         tied = yes_or_no(top, "tie_word_embeddings", default=text.tied)
         token = "image_token_id" if "image_token_id" in top.data else "image_token_index"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
 from costproof.ledger.node import Ledger
 from costproof.ledger.workload import FLOAT_BYTES, Invocation, TensorSpec, Workload
@@ -20,6 +21,7 @@ from costproof.models.image_text.places import Anatomy, Parts
 from costproof.models.jobs import ExportJob
 from costproof.models.llama.config import LlamaConfig
 from costproof.models.llava.config import LlavaConfig
+from costproof.models.processor import unfit
 
 if TYPE_CHECKING:
     from torch import nn
@@ -43,6 +45,19 @@ class Llava(ImageTextTarget[LlavaConfig]):
         return Anatomy(
             Parts({TOWER: "vision", PROJECTOR: "projector"}), inner=("transformers.models.llama.modeling_llama",)
         )
+
+    @classmethod
+    def from_file(cls, path: Path) -> Self:
+        """The configuration in a file.
+
+        Raises:
+            BadInput: the processor beside it makes images of another size; the class fits no positions to them.
+        """
+        made = super(Llava, cls).from_file(path)
+        images, side = made.stored.images, made.config.vision.image
+        if images is not None and images.side != side:
+            raise unfit(images, side, str(path))
+        return made
 
     def image_tokens(self, workload: Workload) -> int:
         """Places in a prompt that an image takes."""

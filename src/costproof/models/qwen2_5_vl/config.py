@@ -15,7 +15,7 @@ from costproof.models.section import Section, shown
 
 _IDS: Final = ("video_token_id", "vision_start_token_id", "vision_end_token_id", "vision_token_id")
 _OF_THE_WHOLE: Final = (
-    *_IDS, VISION, "architectures", "model_type", "image_token_id", "tie_word_embeddings", "transformers_version",
+    *_IDS, VISION, TEXT, "architectures", "model_type", "image_token_id", "tie_word_embeddings", "transformers_version",
     "torch_dtype", "dtype", "_name_or_path",
 )  # fmt: skip
 """Keys of the whole, where a file has those of the decoder beside them."""
@@ -65,10 +65,6 @@ class Qwen25VlVisionConfig(EncoderConfig):
         **dict.fromkeys(("in_chans", "spatial_patch_size"), "the class does not read it"),
     }
     prefix: ClassVar[str] = "vision"
-
-    def buffer_bytes(self, element: int) -> int | None:
-        """Frequencies of rows and columns, as they are and as they were, in float32."""
-        return 2 * 4 * (self.head_dim // 4)
 
     @property
     def volume(self) -> int:
@@ -140,6 +136,11 @@ class Qwen25VlTextConfig(TextConfig):
         "image_token_id": "the whole has it",
     }
 
+    @classmethod
+    def caches_as(cls, data: Mapping[str, Any]) -> bool:
+        """Whether a cache keeps the tokens that the formulas say: the class drops a window that is not in use."""
+        return True
+
     def native(self) -> dict[str, Any]:
         """Keyword arguments for the configuration class of transformers."""
         rope = {"rope_type": "default", "rope_theta": 1e6, _SECTIONS: list(self.sections)}
@@ -186,10 +187,10 @@ class Qwen25VlConfig(ImageTextConfig):
     @classmethod
     def parts(cls, top: Section) -> Self:
         """All fields; published files have the keys of the decoder beside those of the whole."""
-        nested = TEXT in top.data
+        nested = top.data.get(TEXT) is not None
         given = top.take(TEXT, {}) if nested else {k: v for k, v in top.data.items() if k not in _OF_THE_WHOLE}
         top.known.update(() if nested else given)
-        vision, of_vision = part(top, VISION, Qwen25VlVisionConfig, top.take(VISION, {}))
+        vision, of_vision = part(top, VISION, Qwen25VlVisionConfig, top.given(VISION, {}))
         text, of_text = part(top, TEXT if nested else "", Qwen25VlTextConfig, _rotated(given))
         tied = yes_or_no(top, "tie_word_embeddings", default=text.tied)
         token = top.integer("image_token_id", 151655, least=0)

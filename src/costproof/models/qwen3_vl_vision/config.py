@@ -52,10 +52,6 @@ class Qwen3VlVisionConfig(EncoderConfig):
     beside: ClassVar = {"rope_parameters": "decides no cost", "rope_theta": "decides no cost"}
     prefix: ClassVar[str] = "vision"
 
-    def buffer_bytes(self, element: int) -> int | None:
-        """Frequencies of rows and columns, as they are and as they were, in float32."""
-        return 2 * 4 * (self.head_dim // 4)
-
     @property
     def volume(self) -> int:
         """Elements of a patch."""

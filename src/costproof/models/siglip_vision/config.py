@@ -27,10 +27,6 @@ class SiglipVisionConfig(VisionConfig):
     class_token: ClassVar[bool] = False
     beside: ClassVar = {"projection_dim": "the class does not read it"}
 
-    def buffer_bytes(self, element: int) -> int | None:
-        """Positions of all patches, in int64."""
-        return 8 * self.grid**2
-
     def native(self) -> dict[str, Any]:
         """Keyword arguments for the configuration class of transformers."""
         return EncoderConfig.native(self)

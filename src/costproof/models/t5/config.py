@@ -43,10 +43,6 @@ class T5Config(NativeConfig):
         "buckets": "relative_attention_num_buckets",
     }
 
-    def buffer_bytes(self, element: int) -> int | None:
-        """None: distances are looked up."""
-        return 0
-
     @property
     def activation(self) -> str:
         """The activation of the MLPs."""

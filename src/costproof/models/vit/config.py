@@ -32,10 +32,6 @@ class VitConfig(VisionConfig):
     keys: ClassVar = {**VisionConfig.keys, "qkv_bias": "qkv_bias"}
     beside: ClassVar = {"encoder_stride": "of a class that restores images"}
 
-    def buffer_bytes(self, element: int) -> int | None:
-        """None: positions are learned."""
-        return 0
-
     def sizes(self) -> dict[str, int]:
         """Values of the configuration's symbols, without the prefix."""
         return VisionConfig.sizes(self) | ({"pooled": self.pooled} if self.pooled else {})

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from costproof.compare.diff.types import Diff, Quantity, RowDiff
 from costproof.ledger.metrics import EVERY_METRIC, Metric
 from costproof.ledger.plural import plural, verb
-from costproof.reports.describe import versions_line
+from costproof.reports.describe import counted_lines, versions_line
 from costproof.reports.diff_words import amount, change, gaps, headline, percent, sentence, signed, told
 from costproof.reports.html.document import Html, h, joined, page, table
 from costproof.reports.html.parts import (
@@ -31,7 +31,7 @@ def diff_page(found: Diff) -> str:
     metrics = _metrics(found)
     about = [f"{n}: {s.target} ({s.implementation}, configuration {s.config_hash}), workload {s.workload}"
              + (f": {s.what}" if s.what else "") for n, s in (("Base", found.base), ("Head", found.head))]  # fmt: skip
-    about += dict.fromkeys((found.base.counted, found.head.counted))
+    about += counted_lines(found.base, found.head)
     made = (("Base", found.base), ("Head", found.head))
     return page(
         f"{found.base.name} → {found.head.name}",

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from costproof.compare.gate.types import Gate
 from costproof.ledger.plural import plural
 from costproof.reports.blocks import Items
-from costproof.reports.describe import versions_line
+from costproof.reports.describe import counted_lines, versions_line
 from costproof.reports.diff_words import change
 from costproof.reports.gate_words import HEAD, Line, idle, lines, reasons, sentence
 from costproof.reports.html.document import Html, h, page, table
@@ -27,7 +27,7 @@ def gate_page(found: Gate) -> str:
             title,
             found.verdict,
             sentence(found),
-            [*dict.fromkeys((found.base.counted, found.head.counted)), f"Policy: {found.policy}"],
+            [*counted_lines(found.base, found.head), f"Policy: {found.policy}"],
         ),
         gate_body(found),
         foot,

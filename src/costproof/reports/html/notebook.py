@@ -19,7 +19,7 @@ from costproof.reports.certificate_words import SENTENCE
 from costproof.reports.claims_words import sentence as claims_sentence
 from costproof.reports.counters import CounterReport
 from costproof.reports.counters_md import counts
-from costproof.reports.describe import model_line
+from costproof.reports.describe import counted_lines, model_line
 from costproof.reports.diff_words import sentence as diff_sentence
 from costproof.reports.explain import Explanation
 from costproof.reports.gate_words import sentence as gate_sentence
@@ -95,7 +95,7 @@ def _report(found: Report) -> Iterable[Html | None]:
 @_parts.register
 def _diff(found: Diff) -> Iterable[Html | None]:
     names = " → ".join(dict.fromkeys((found.base.name, found.head.name)))
-    counted = dict.fromkeys((found.base.counted, found.head.counted))
+    counted = counted_lines(found.base, found.head)
     return chain(_head(names, found.verdict, diff_sentence(found), *counted), diff_cell(found))
 
 
@@ -123,7 +123,7 @@ def _certificate(found: Certificate) -> Iterable[Html | None]:
 @_parts.register
 def _gate(found: Gate) -> Iterable[Html | None]:
     names = " → ".join(dict.fromkeys((found.base.name, found.head.name)))
-    counted = dict.fromkeys((found.base.counted, found.head.counted))
+    counted = counted_lines(found.base, found.head)
     top = _head(f"Cost gate: {names}", found.verdict, gate_sentence(found), *counted, f"Policy: {found.policy}")
     return chain(top, gate_body(found, MOST_IN_A_CELL))
 

@@ -8,7 +8,7 @@ from costproof.analytic.conv2d import Conv2d
 from costproof.analytic.embedding import Embedding
 from costproof.analytic.feed_forward import Mlp
 from costproof.analytic.norms import LayerNorm
-from costproof.analytic.position_embedding import ClassAndPositions
+from costproof.analytic.position_embedding import ClassAndPositions, PositionIds
 from costproof.analytic.transformer import TransformerLayer
 from costproof.ledger.symbols import sym
 from costproof.models.deepseek_ocr.formulas.structure import Structure, View
@@ -30,7 +30,7 @@ def parts(structure: Structure, view: View) -> tuple[Part, ...]:
     layer = _layer(structure).parts("clip.layer", Call(n, tokens, b))
     return (
         Part("clip"),
-        Part("clip.embeddings", (positions,)),
+        Part("clip.embeddings", (positions, PositionIds(entries))),
         *((Part("clip.patches", (unused,), called=False),) if structure.remote else ()),
         Part("clip.positions", (table,), called=always or not resampled),
         Part("clip.norm", (LayerNorm(n * tokens, hidden, b),)),

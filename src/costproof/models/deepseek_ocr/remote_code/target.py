@@ -68,10 +68,6 @@ class RemoteCodeOcr(OcrTarget):
         info = OcrTarget.info(self)
         return replace(info, implementation="vendor", symbols={**info.symbols, "clip_patch": self.config.clip.patch})
 
-    def buffer_bytes(self, workload: Workload) -> int | None:
-        """Unknown: the code of the snapshot registers what it likes."""
-        return None
-
     def with_options(self, options: RunOptions) -> RemoteCodeOcr:
         """The same model, run in another way. Its loops need numbers: in place of ``meta`` it runs on the CPU."""
         made = OcrTarget.with_options(self, options if options.real else replace(options, device="cpu"))

@@ -1,0 +1,160 @@
+"""From which batch and length on weights and cache do not fit, read off the graphs of a model without formulas.
+
+A count has the bytes of the cache in the symbols of its exports. These are evaluated at the sizes of other runs, for as
+long as the conditions of the exports are met: beyond, another graph may run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from costproof.compare.identity import free_symbols
+from costproof.estimate.memory import Limit, LimitPoint
+from costproof.ledger.errors import BadInput, Incomplete, Problems
+from costproof.ledger.evaluate import evaluate
+from costproof.ledger.node import CostNode, Ledger
+from costproof.ledger.symbols import parse
+from costproof.ledger.workload import Workload
+from costproof.models.target import Exportable
+from costproof.run.alone import alone
+
+if TYPE_CHECKING:
+    from costproof.compare.proof.closed_form import Limit as Condition
+
+_FAR: Final = 2**40
+"""No batch and no length is as large."""
+_Sizes = Mapping[tuple[str, str], Mapping[str, int]]
+"""(stage, invocation) -> the values of its symbols."""
+
+
+class _NotKnownError(Exception):
+    """Why a limit is not found."""
+
+
+@dataclass(frozen=True, slots=True)
+class GraphRun:
+    """A run that was counted by its graphs alone."""
+
+    target: Exportable
+    workload: Workload
+    ledger: Ledger
+
+    def limits(self, setting: str, held: int, room: int) -> Iterator[Limit]:
+        """Yield the first value of a setting at which the cache no longer fits beside what is held.
+
+        Args:
+            setting: ``batch`` or ``text_tokens``.
+            held: bytes that do not depend on it.
+        """
+        own: int = getattr(self.workload, setting)
+        try:
+            if self._sizes(setting, own) == self._sizes(setting, own + 1):
+                return  # the run has no such size
+        except BadInput:  # or takes no other one
+            return
+        here = (LimitPoint(own, held + (self._cache(setting, own) or 0)),)
+        try:
+            at = self._first(setting, own, room - held)
+            points = tuple(LimitPoint(n, held + self._cache(setting, n)) for n in (at - 1, at) if n > 0) if at else here
+            if at is not None and (why := self._refusal(setting, at)):
+                yield Limit(setting, "weights and cache", "refused", at, here, why)
+                return
+            self._check_graphs(setting, [p.at for p in points] if at is not None else [own, _FAR])
+        except _NotKnownError as error:
+            yield Limit(setting, "weights and cache", "not solved", None, here, str(error))
+            return
+        yield Limit(setting, "weights and cache", "never" if at is None else "from", at, points)
+
+    def _sizes(self, setting: str, at: int) -> _Sizes:
+        there: dict[str, Any] = {setting: at}
+        return {(c.stage, c.id): c.symbols for c in self.target.invocations(replace(self.workload, **there))}
+
+    def _refusal(self, setting: str, at: int) -> str:
+        """Return what the model says against a run of this size."""
+        there: dict[str, Any] = {setting: at}
+        try:
+            self.target.check(replace(self.workload, **there))
+        except BadInput as error:
+            return (error.problems[0] if isinstance(error, Problems) else error).line
+        return ""
+
+    def _cached(self) -> list[CostNode]:
+        return [n for n in self.ledger.nodes if n.cost("kv_cache_bytes") or "kv_cache_bytes" in n.exprs]
+
+    def _cache(self, setting: str, at: int) -> int:
+        """Return the bytes of the cache by the formulas of the graphs."""
+        sizes = self._sizes(setting, at)
+        return sum(
+            evaluate(parse(n.exprs["kv_cache_bytes"]), sizes[n.stage, n.invocation])
+            if "kv_cache_bytes" in n.exprs
+            else n.cost("kv_cache_bytes") or 0
+            for n in self._cached()
+        )
+
+    def _first(self, setting: str, own: int, room: int) -> int | None:
+        """Return the first value at which the cache is larger; ``None`` if there is none.
+
+        A cache never shrinks with the run, so that bisection finds it.
+        """
+        below, above = 0, own
+        while self._cache(setting, above) <= room:
+            below, above = above, 2 * above
+            if above > _FAR:
+                return None
+        while above - below > 1:
+            middle = (below + above) // 2
+            below, above = (below, middle) if self._cache(setting, middle) > room else (middle, above)
+        return above
+
+    def _check_graphs(self, setting: str, places: list[int]) -> None:
+        """Check that the graphs that were counted are those of other values.
+
+        Raises:
+            _NotKnownError: an export has a number where the setting is, or a condition that is not met.
+        """
+        own: int = getattr(self.workload, setting)
+        before, after = self._sizes(setting, own), self._sizes(setting, own + 1)
+        for stage, free, conditions in self._graphs():
+            for at in places:
+                if at == 1 < own:
+                    raise _NotKnownError(f"a graph in symbols need not be that of {setting.replace('_', '-')} 1")
+                for (name, invocation), values in self._sizes(setting, at).items():
+                    if name != stage:
+                        continue
+                    varied = {k for k, v in after[name, invocation].items() if before[name, invocation].get(k) != v}
+                    if not varied <= free:
+                        option = setting.replace("_", "-")
+                        raise _NotKnownError(
+                            f"the graph of {stage} was exported at {option} {own}, as a number; "
+                            f"a run of {option} {own + 1} or more may have a symbol"
+                        )
+                    if unmet := next((c.text for c in conditions if not _met(c, values)), ""):
+                        raise _NotKnownError(f"the graph of {stage} holds only where {unmet}")
+
+    def _graphs(self) -> list[tuple[str, frozenset[str], tuple[Condition, ...]]]:
+        """Return (stage, symbols, conditions) of the exports that say something of the cache."""
+        from costproof.tracers.derive.limits import limits
+        from costproof.tracers.export_cache import exports_kept, kept_export
+
+        stages = {n.stage for n in self._cached()}
+        with alone(), exports_kept(True):
+            model = self.target.build(self.workload)
+            found = []
+            for job in self.target.export_jobs(model, self.workload):
+                free = frozenset().union(*(free_symbols(size.symbol) for size in job.sizes))
+                for stage in stages.intersection(job.stages):
+                    try:
+                        conditions = limits(kept_export(job), {})
+                    except Incomplete as error:
+                        raise _NotKnownError(error.line) from error
+                    found.append((stage, free, conditions))
+        return found
+
+
+def _met(condition: Condition, values: Mapping[str, int]) -> bool:
+    try:
+        return evaluate(parse(condition.margin), values) >= 0
+    except BadInput:
+        return False

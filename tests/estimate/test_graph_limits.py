@@ -1,0 +1,100 @@
+"""Limits of a model without formulas, read off its graphs. Expected values are worked out by hand."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+import costproof
+from costproof.compare.proof.closed_form import Limit as Condition
+from costproof.estimate.memory import Limit
+from costproof.ledger.errors import BadInput
+from costproof.ledger.node import CostNode, Ledger
+from costproof.ledger.workload import Invocation, Workload
+from costproof.models.target import Exportable
+from costproof.run.graph_limits import GraphRun
+
+OLMO2: dict[str, Any] = {
+    "model_type": "olmo2", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4,
+    "num_key_value_heads": 4, "vocab_size": 64, "max_position_embeddings": 128, "pad_token_id": 0, "eos_token_id": 1,
+}  # fmt: skip
+
+
+@pytest.mark.usefixtures("one_process")
+def test_a_model_without_formulas_has_the_limits_of_its_graphs(tmp_path: Path) -> None:
+    (tmp_path / "c.json").write_text(json.dumps(OLMO2))
+    found = costproof.fits(f"hf:{tmp_path}/c.json,batch=2,seq-len=10", memory=60_000)
+    # Two tables, four matrices of attention, three of the MLP, five norms.
+    weights = 2 * (2 * 64 * 32 + 4 * 32 * 32 + 3 * 32 * 48 + 5 * 32)
+    assert found.weights_bytes == weights
+    held, token = weights + (found.buffers_bytes or 0), 2 * 32 * 2
+    assert found.cache_bytes == 2 * 11 * token  # a prompt of ten and a step
+    batch, tokens = found.limits
+    first = (60_000 - held) // (11 * token) + 1
+    assert (batch.setting, batch.outcome, batch.at) == ("batch", "from", first)
+    assert [(p.at, p.bytes) for p in batch.points] == [(n, held + n * 11 * token) for n in (first - 1, first)]
+    longest = (60_000 - held) // (2 * token) - 1
+    assert (tokens.setting, tokens.outcome, tokens.at) == ("text_tokens", "refused", longest + 1)
+    assert "longer than the model's context" in tokens.why
+
+
+class Toy:
+    """A target whose cache has 8 bytes for each token of each row."""
+
+    def invocations(self, workload: Workload) -> tuple[Invocation, ...]:
+        return (Invocation("prefill", "prompt", 1, {"B": workload.batch, "S": workload.text_tokens}, ()),)
+
+    def check(self, workload: Workload) -> None:
+        if workload.text_tokens > 1_000:
+            raise BadInput("too long a text")
+
+
+def limit(
+    monkeypatch: pytest.MonkeyPatch,
+    setting: str,
+    room: int,
+    *,
+    free: str = "BS",
+    conditions: tuple[Condition, ...] = (),
+    form: str = "8*B*S",
+    **own: int,
+) -> Limit:
+    monkeypatch.setattr(GraphRun, "_graphs", lambda self: [("prefill", frozenset(free), conditions)])
+    node = CostNode("prefill", "prompt", "a", "", {"kv_cache_bytes": 0}, {"kv_cache_bytes": form})
+    ledger = Ledger(source="static", nodes=(node,), metrics=("kv_cache_bytes",), stages=("prefill",))
+    workload = replace(Workload("custom", text_tokens=10, new_tokens=0, batch=2), **cast("dict[str, Any]", own))
+    run = GraphRun(cast(Exportable, Toy()), workload, ledger)
+    (found,) = run.limits(setting, 100, room)
+    return found
+
+
+def test_a_limit_is_where_one_more_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = limit(monkeypatch, "text_tokens", 100 + 8 * 2 * 999)
+    assert (found.outcome, found.at, [p.bytes for p in found.points]) == ("from", 1_000, [100 + 15_984, 100 + 16_000])
+    first = limit(monkeypatch, "text_tokens", 100 + 15)
+    assert (first.outcome, first.at) == ("not solved", None)  # a graph of ten need not be that of one
+
+
+def test_a_run_that_the_model_refuses_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = limit(monkeypatch, "text_tokens", 100 + 8 * 2 * 1_000)
+    assert (found.outcome, found.at, found.why) == ("refused", 1_001, "too long a text")
+
+
+def test_beyond_the_conditions_of_an_export_nothing_is_claimed(monkeypatch: pytest.MonkeyPatch) -> None:
+    window = (Condition("S <= 500", "500 - S"),)
+    found = limit(monkeypatch, "text_tokens", 100 + 8 * 2 * 600, conditions=window)
+    assert (found.outcome, found.why) == ("not solved", "the graph of prefill holds only where S <= 500")
+    assert limit(monkeypatch, "text_tokens", 100 + 8 * 2 * 499, conditions=window).outcome == "from"
+    flat = limit(monkeypatch, "text_tokens", 10_000, conditions=window, form="8*B")
+    assert flat.outcome == "not solved"
+    assert limit(monkeypatch, "text_tokens", 10_000, form="8*B").outcome == "never"
+
+
+def test_a_size_that_the_export_has_as_a_number_is_not_varied(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = limit(monkeypatch, "batch", 1_000, free="S", form="8*S", batch=1)
+    assert found.outcome == "not solved"
+    assert "exported at batch 1, as a number" in found.why

@@ -1,0 +1,162 @@
+"""Bytes of registered buffers, and of what operators read of them, by hand: from the graph and from the run."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import costproof
+from costproof.ledger.node import Ledger
+
+
+def ledgers(module: nn.Module, *inputs: torch.Tensor) -> tuple[Ledger, Ledger]:
+    report = costproof.count(module, *inputs)
+    assert report.discrepancy.verdict == "exact"
+    return report.capture.ledger("static"), report.capture.ledger("dynamic")
+
+
+class Every(nn.Module):
+    """Buffers of every kind, of which forward reads one."""
+
+    table: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.zeros(100))  # 400
+        self.register_buffer("head", self.table[:10])  # a view of it
+        self.register_buffer("again", self.table)  # the same
+        self.register_buffer("two", torch.zeros(30)[4:9])  # 5 of 30 elements are registered: 20
+        self.register_buffer("one", torch.zeros(1).expand(50))  # one element lies in memory: 4
+        self.register_buffer("even", torch.zeros(20)[::2])  # 10 elements: 40
+        self.register_buffer("kept", torch.zeros(3, dtype=torch.int64), persistent=False)  # 24
+        self.register_buffer("mask", torch.zeros(7, dtype=torch.bool))  # 7
+        self.register_buffer("nothing", None)
+        self.register_buffer("empty", torch.zeros(0))
+        self.plain = torch.zeros(1000)
+        self.part = nn.Linear(4, 4, bias=False)
+        self.part.register_buffer("scale", torch.ones((), dtype=torch.float16))  # 2
+        self.part.register_buffer("tied", self.table)  # counts where it comes first
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scaled: torch.Tensor = self.part(x) * self.table[:4]
+        return scaled
+
+
+def test_buffers_of_every_kind() -> None:
+    for ledger in ledgers(Every(), torch.ones(3, 4)):
+        own = {n.module: n.cost("buffer_bytes") for n in ledger.nodes if n.cost("buffer_bytes") != 0}
+        assert own == {"": 400 + 20 + 4 + 40 + 24 + 7, "part": 2}
+        assert ledger.total("buffer_bytes") == 497
+
+
+def test_batch_norm_in_a_module_that_hangs_at_two_places() -> None:
+    """Per channel a mean and a variance in float32, and a count of batches in int64."""
+    norm = nn.BatchNorm2d(6)
+    for ledger in ledgers(nn.Sequential(norm, nn.ReLU(), norm), torch.ones(2, 6, 3, 3)):
+        assert ledger.total("buffer_bytes") == 2 * 6 * 4 + 8
+        assert ledger.total("params") == 2 * 6
+
+
+def test_what_is_not_known() -> None:
+    class Sparse(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("adjacency", torch.eye(4).to_sparse())
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.relu(x)
+
+    report = costproof.count(Sparse(), torch.ones(4, 4))
+    assert {x.total("buffer_bytes") for x in report.capture.ledgers} == {None}
+
+
+class Packed(nn.Module):
+    """A linear layer of int8 weights, 24 x 16, with a scale for every output, as deployed models hold them."""
+
+    weight: torch.Tensor
+    scale: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("weight", torch.ones(24, 16, dtype=torch.int8))
+        self.register_buffer("scale", torch.ones(24))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(x, self.weight.to(x.dtype)) * self.scale
+
+
+def test_packed_weights_are_read() -> None:
+    for ledger in ledgers(Packed(), torch.ones(5, 16)):
+        assert ledger.total("buffer_bytes") == 24 * 16 + 24 * 4
+        # In float32 come 5 x 16 and go 5 x 24; 24 x 16 bytes and 24 scales are read between.
+        assert ledger.total("floor_bytes") == 4 * (5 * 16 + 5 * 24) + 24 * 16 + 24 * 4
+
+
+class Quantised(nn.Module):
+    """Four bits a weight, eight of them in an int32, as AWQ and GPTQ lay them out."""
+
+    qweight: torch.Tensor
+    qzeros: torch.Tensor
+    scales: torch.Tensor
+    shifts: torch.Tensor
+
+    def __init__(self, width: int, out: int, group: int) -> None:
+        super().__init__()
+        self.sizes = width, out, group
+        self.register_buffer("qweight", torch.zeros(width // 8, out, dtype=torch.int32))
+        self.register_buffer("qzeros", torch.zeros(width // group, out // 8, dtype=torch.int32))
+        self.register_buffer("scales", torch.ones(width // group, out, dtype=torch.float16))
+        self.register_buffer("shifts", torch.arange(0, 32, 4, dtype=torch.int32), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        width, out, group = self.sizes
+        w = ((self.qweight[:, None, :] >> self.shifts[None, :, None]) & 15).reshape(width, out)
+        zeros = ((self.qzeros[:, :, None] >> self.shifts) & 15).reshape(-1, 1, out)
+        w = (w.reshape(-1, group, out) - zeros).to(x.dtype) * self.scales[:, None, :]
+        return x @ w.reshape(width, out)
+
+
+def test_four_bits_in_integers_are_read_once() -> None:
+    width, out, group = 64, 32, 16
+    held = 4 * width // 8 * out + 4 * width // group * out // 8 + 2 * width // group * out + 4 * 8
+    for ledger in ledgers(Quantised(width, out, group), torch.ones(3, width, dtype=torch.float16)):
+        assert ledger.total("buffer_bytes") == held
+        assert ledger.total("floor_bytes") == 2 * 3 * (width + out) + held
+
+
+class LooksUp(nn.Module):
+    """Rows of an int8 table, by indices that are a buffer too, which are no numbers."""
+
+    table: torch.Tensor
+    places: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.ones(1000, 8, dtype=torch.int8))
+        self.register_buffer("places", torch.arange(6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.table[self.places].to(x.dtype)
+
+
+def test_look_ups_read_rows() -> None:
+    for ledger in ledgers(LooksUp(), torch.ones(6, 8)):
+        assert ledger.total("buffer_bytes") == 1000 * 8 + 6 * 8
+        assert ledger.total("floor_bytes") == 4 * 2 * 6 * 8 + 6 * 8
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_masks_and_indices_are_no_numbers(masked: bool) -> None:
+    class Indexed(nn.Module):
+        held: torch.Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("held", torch.ones(8, dtype=torch.uint8) if masked else torch.arange(8))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.masked_fill(self.held > 0, 0.0) if masked else x.scatter(0, self.held, x)
+
+    for ledger in ledgers(Indexed(), torch.ones(8)):
+        assert ledger.total("floor_bytes") == 2 * 8 * 4
