@@ -353,3 +353,153 @@ def test_without_a_cache_nothing_is_absorbed() -> None:
     graph = latents(10, 8, 3, 16)
     own = replace(graph.ops[0], tensors=(value(1, 10, 8), graph.ops[0].tensors[1]))
     assert not skippable(costed(replace(graph, ops=(own, *graph.ops[1:]))))
+
+
+LOWER: Final = torch.ones(11, 11).tril().bool()
+
+
+def scores(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    return query @ key.transpose(-1, -2)
+
+
+class Masked(nn.Module):
+    """Attention that is written out in one of several ways, under one mask."""
+
+    WAYS: Final = ("added", "where", "triangle", "retention", "sigmoid", "after")
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way = way
+        self.register_buffer("lower", LOWER)
+
+    def forward(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        lower = self.get_buffer("lower")
+        if self.way == "added":
+            added = torch.zeros(11, 11).masked_fill(~lower, -1e9)
+            return torch.baddbmm(added, query, key.transpose(-1, -2)).softmax(-1) @ value
+        if self.way == "where":
+            found = torch.where(lower, scores(query, key), -1e9)
+            found = (found - found.amax(-1, keepdim=True)).exp()
+            return (found / found.sum(-1, keepdim=True)) @ value
+        if self.way == "triangle":
+            return scores(query, key).tril() @ value
+        if self.way == "retention":
+            return (scores(query, key) * lower) @ value
+        if self.way == "sigmoid":
+            return scores(query, key).masked_fill(~lower, -1e9).sigmoid() @ value
+        return (scores(query, key).softmax(-1) * lower) @ value
+
+
+@pytest.mark.parametrize("way", Masked.WAYS)
+def test_a_mask_without_the_usual_softmax(way: str) -> None:
+    inputs = [torch.ones(3, 11, DIM) for _ in range(3)]
+    found = api.roofline(api.count(Masked(way), *inputs).capture, on=FREE)
+    kept = 4 * 3 * DIM * int(LOWER.sum()) if way != "after" else 2 * 3 * DIM * (121 + int(LOWER.sum()))
+    assert seconds(found) <= Fraction(kept, RATES["float32"])
+
+
+class Expert(nn.Module):
+    """Products of activations that no mask meets: rows of weights, and angles of a rotation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.ones(4, DIM, DIM)), nn.Parameter(torch.ones(4, 1, DIM))
+        self.register_buffer("rates", torch.ones(1, DIM))
+
+    def forward(self, x: torch.Tensor, which: torch.Tensor) -> torch.Tensor:
+        angles = torch.arange(x.shape[1], dtype=x.dtype)[:, None] @ self.get_buffer("rates")
+        x = x * angles.cos()
+        found = (x @ self.weight[which] + self.bias[which]).relu()
+        return functional.scaled_dot_product_attention(found, found, found) @ self.weight[which]
+
+
+def test_products_that_no_mask_meets_stay() -> None:
+    inputs = (torch.ones(2, 11, DIM), torch.tensor([0, 3]))
+    found = api.roofline(api.count(Expert(), *inputs).capture, on=FREE)
+    kept = 2 * 2 * (2 * 11 * DIM * DIM + 2 * 11 * 11 * DIM) + 2 * 11 * DIM
+    assert seconds(found) == Fraction(kept, RATES["float32"])
+
+
+@pytest.mark.parametrize(
+    ("module", "shape", "least"),
+    [
+        # A result of a convolution takes at least one product for each channel, whatever the algorithm.
+        (nn.Conv2d(4, 6, 3, padding=1, bias=False), (2, 4, 8, 8), 2 * 2 * 64 * 4 * 6),
+        (nn.Conv2d(4, 6, 3, padding=1, bias=False), (2, 4, 1, 1), 2 * 2 * 4 * 6),
+        (nn.Conv1d(4, 6, 5, stride=2, groups=2, bias=False), (2, 4, 11), 2 * 2 * 4 * 2 * 6),
+        (nn.ConvTranspose2d(4, 6, 3, padding=1, bias=False), (2, 4, 5, 5), 2 * 2 * 25 * 4 * 6),
+        # Windows that do not overlap share nothing.
+        (nn.Conv2d(4, 6, 2, stride=2, bias=False), (2, 4, 8, 8), 2 * 2 * 16 * 4 * 6 * 4),
+        (nn.Conv2d(4, 6, 1, bias=False), (2, 4, 8, 8), 2 * 2 * 64 * 4 * 6),
+    ],
+)
+def test_convolutions(module: nn.Module, shape: tuple[int, ...], least: int) -> None:
+    found = api.roofline(api.count(module, torch.ones(*shape)).capture, on=FREE)
+    assert sum((found.run.floor.least or {"": found.run.floor.flops or 0}).values()) == least
+
+
+def test_float32_on_units_of_tf32() -> None:
+    """Recurrent layers and fused attention run there by default, as convolutions do; plain products do not."""
+    peaks = {"float32": 10**9, "tf32": 6 * 10**9}
+    device = replace(FREE, peaks=tuple(Peak(d, rate, "dense", "matrix", ()) for d, rate in peaks.items()))
+    one, of = Arithmetic("float32"), roof(device, "float32")
+    for kind, rate in {
+        "aten.lstm": 6, "aten.gru": 6, "aten.conv2d": 6, "aten.scaled_dot_product_attention": 2, "attention": 2,
+        "aten.gru_cell": 1, "aten.mm": 1, "linear": 1,
+    }.items():  # fmt: skip
+        assert of.work(one.of_kinds({kind: {"flops": 12 * 10**9}}), 0).compute_s == str(Fraction(12, rate)), kind
+
+
+class Kept(nn.Module):
+    """A step over a cache of a fixed length."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+
+    def forward(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        if self.how == "written":
+            return (scores(query, key) + mask).softmax(-1) @ value
+        given = mask if self.how == "mask" else None
+        causal = self.how == "flag"
+        return functional.scaled_dot_product_attention(query, key, value, attn_mask=given, is_causal=causal)
+
+
+@pytest.mark.parametrize("how", ["written", "mask", "flag", "none"])
+def test_keys_that_a_mask_hides_need_not_be_read(how: str) -> None:
+    rows, width = 64, HEADS * DIM * 4
+    inputs = (*(torch.ones(1, HEADS, n, DIM) for n in (1, rows, rows)), torch.zeros(1, 1, 1, rows))
+    counted = api.count(Kept(how), *inputs).capture
+    # A query, a result; of the keys and values only the first is filled, or all are.
+    needed = 2 * width + 2 * width * (rows if how == "none" else 1)
+    for source in ("static", "dynamic"):
+        found = api.roofline(counted, on=BUSY, source=source)
+        assert seconds(found) <= Fraction(needed + (rows * 4 if how in ("written", "mask") else 0), 10**9), source
+        assert found.run.modules.bytes is not None
+        assert (found.run.modules.bytes == needed) == (how == "none")
+
+
+AUTO: Final = """
+import torch
+from torch import nn
+class Auto(nn.Module):
+    def __init__(self, device): super().__init__(); self.a = nn.Linear(16, 512, bias=False); self.device = device
+    def forward(self, x):
+        with torch.autocast(self.device, torch.bfloat16): return self.a(x)
+def cpu():
+    with torch.device("meta"): return Auto("cpu"), (torch.ones(512, 16),)
+def cuda(): return Auto("cuda"), (torch.ones(512, 16),)
+"""
+
+
+@pytest.mark.filterwarnings("ignore:.*CUDA is not available")
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_autocast_makes_results_narrow(tmp_path: Path, device: str) -> None:
+    """An export on meta, and one without the device, has results in float32."""
+    path = tmp_path / "auto.py"
+    path.write_text(AUTO)
+    counted = api.capture(f"{path}:{device}")
+    moved = 4 * 512 * 16 * 2 + 2 * 512 * 512
+    for source in ("static", "dynamic"):
+        found = api.roofline(counted, on="h100-sxm", source=source)
+        assert (found.math, found.run.floor.bytes, found.run.modules.bytes) == ("bfloat16", moved, moved), source

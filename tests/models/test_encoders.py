@@ -36,6 +36,7 @@ from costproof.run.formulas import analytic_ledger
 from costproof.run.proof_tasks import carried_out
 from costproof.tracers.dynamic import dynamic_ledger
 from tests.models.test_families import SOURCES
+from tests.same_bounds import assert_same_bounds
 from tests.variants import with_variants
 
 pytestmark = pytest.mark.usefixtures("one_process")
@@ -150,6 +151,7 @@ def test_three_sources_agree(case: str, tmp_path: Path, *, thorough: bool) -> No
     compared = compare(capture)
     wrong = [f for f in compared.findings if f.status != "exact"]
     assert (compared.verdict, wrong[:3]) == ("exact", [])
+    assert_same_bounds(capture)
     assert {len(f.values) for f in compared.findings} == {len(sources)}
     if case in FILES:
         outcomes = planted(name, capture, 1)

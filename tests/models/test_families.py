@@ -40,6 +40,7 @@ from costproof.run.capture import count
 from costproof.run.formulas import analytic_ledger
 from costproof.run.prepare import Prepared
 from costproof.run.proof_tasks import carried_out
+from tests.same_bounds import assert_same_bounds
 from tests.variants import with_variants
 
 pytestmark = pytest.mark.usefixtures("one_process")
@@ -103,6 +104,7 @@ def exact(file: dict[str, Any], run: dict[str, Any], folder: Path, sources: tupl
     wrong = [f for f in compared.findings if f.status != "exact"]
     assert (compared.verdict, wrong[:3]) == ("exact", [])
     assert {len(f.values) for f in compared.findings} == {len(sources)}
+    assert_same_bounds(capture)
     return capture
 
 

@@ -8,6 +8,7 @@ from typing import Final
 
 from costproof.estimate.measured import Measurement, OperatorRow, PartRow, Row
 from costproof.estimate.split import Split
+from costproof.ledger.counted import counted_line
 from costproof.ledger.plural import plural
 from costproof.reports.escape import code, markdown, table
 from costproof.reports.numbers import human, share
@@ -54,7 +55,14 @@ _NANO: Final = 10**9
 def measure_text(found: Measurement, width: int | None = None) -> str:
     """For the console."""
     heads, parts = _heads(found)
-    lines = [found.name, _roof(found), "", *aligned(heads, [_stage(r) for r in found.rows], 2, width), ""]
+    lines = [
+        found.name,
+        counted_line(found.target, found.workload),
+        _roof(found),
+        "",
+        *aligned(heads, [_stage(r) for r in found.rows], 2, width),
+        "",
+    ]
     lines += [*aligned(parts, [_parts(r) for r in found.rows], 2, width), "", *_says(found)]
     lines += [*aligned(_parted(found), _model(found), 3, width), *_more(len(found.parts), MAX_PARTS, "part"), ""]
     lines += [*aligned(OPERATORS, _operators(found), 4, width), *_more(len(found.operators), MAX_OPERATORS, "operator")]
@@ -67,7 +75,8 @@ def measure_md(found: Measurement) -> str:
     """For people."""
     heads, parts = _heads(found)
     what = "Predicted" if found.predicted else "Measured"
-    lines = [f"# {what}: {markdown(found.name)}", "", markdown(_roof(found)), ""]
+    counted = markdown(counted_line(found.target, found.workload))
+    lines = [f"# {what}: {markdown(found.name)}", "", counted, "", markdown(_roof(found)), ""]
     wrong = [f"- **{markdown(wrong)}**" for wrong in _wrong(found)]
     wrong += [
         f"- **{code(o.run)} {code(o.stage)} {code(f'{o.operator} {_shapes(o)}')} could not be made: {markdown(o.why)}**"

@@ -28,7 +28,8 @@ def autocast_noted() -> Iterator[CastTo]:
     import torch
 
     found = CastTo()
-    init, enter = torch.autocast.__init__, torch.autocast.__enter__
+    kind: Any = torch.autocast
+    init, enter = kind.__init__, kind.__enter__
 
     def making(self: Any, device_type: str, dtype: Any = None, enabled: bool = True, *rest: Any, **named: Any) -> None:
         init(self, device_type, dtype, enabled, *rest, **named)
@@ -40,11 +41,11 @@ def autocast_noted() -> Iterator[CastTo]:
             found.on.add(dtype_name(self.fast_dtype))
         return enter(self)
 
-    torch.autocast.__init__, torch.autocast.__enter__ = making, entering  # type: ignore[method-assign,assignment]
+    kind.__init__, kind.__enter__ = making, entering
     try:
         yield found
     finally:
-        torch.autocast.__init__, torch.autocast.__enter__ = init, enter  # type: ignore[method-assign]
+        kind.__init__, kind.__enter__ = init, enter
 
 
 def under_autocast(graph: Graph, dtypes: Collection[str]) -> Graph:
