@@ -472,7 +472,8 @@ _OF_PYTHON: Final = (
 )
 _OF_MAIN_THREAD: Final = (
     ProcessSetting("the handlers of signals", _handlers, _set_handlers),
-    ProcessSetting("timers", _timers, _stop_timers),
+    # One that ran before may have come to its end.
+    ProcessSetting("timers", _timers, _stop_timers, lambda before, now: all(map(operator.le, now, before))),
 )
 
 

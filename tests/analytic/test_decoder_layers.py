@@ -22,20 +22,20 @@ DECODERS: list[tuple[str, Layer, Expected]] = [
     (
         "one cosine and one sine per angle",
         RotaryHalves(positions=3, head_dim=8, item_bytes=2),
-        # 3*4 = 12 angles: product, cos, sin, two scalings; 4 frequencies of 4 bytes in, 2*12 out
-        Expected(vector={"elementwise": 60}, incoming=16, outgoing=48),
+        # 3*4 = 12 angles: product, cos, sin, two scalings; 4 frequencies of 4 bytes in, held twice, 2*12 out
+        Expected(vector={"elementwise": 60}, incoming=16, outgoing=48, buffers=32),
     ),
     (
         "cosines and sines on three axes",
         RotaryAxes(positions=6, head_dim=8, item_bytes=2),
-        # 3*6*4 = 72 angles: product, cos, sin, two scalings; 4 frequencies of 4 bytes in, 2*6*8 out
-        Expected(vector={"elementwise": 360}, incoming=16, outgoing=192),
+        # 3*6*4 = 72 angles: product, cos, sin, two scalings; 4 frequencies of 4 bytes in, held twice, 2*6*8 out
+        Expected(vector={"elementwise": 360}, incoming=16, outgoing=192, buffers=32),
     ),
     (
         "complex numbers",
         RotaryComplex(positions=3, head_dim=8, item_bytes=2),
-        # 12 angles: product, cos, sin, four products of parts; 12 numbers of 8 bytes out
-        Expected(vector={"elementwise": 84}, incoming=16, outgoing=96),
+        # 12 angles: product, cos, sin, four products of parts; 4 frequencies held twice; 12 numbers of 8 bytes out
+        Expected(vector={"elementwise": 84}, incoming=16, outgoing=96, buffers=32),
     ),
     (
         "rotation of pairs",

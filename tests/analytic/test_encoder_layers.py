@@ -19,11 +19,12 @@ from costproof.analytic.patch_grid import (
     VolumePatches,
     WindowOrder,
 )
-from costproof.analytic.position_embedding import ClassAndPositions, LearnedPositions
+from costproof.analytic.position_embedding import ClassAndPositions, LearnedPositions, PositionIds
 from costproof.analytic.relative_bias import DistanceBuckets, NoBias, Scale
 from tests.analytic.test_layers import Expected, check
 
 ENCODERS: list[tuple[str, Layer, Expected]] = [
+    ("indices of 5 positions and of segments, int64", PositionIds(entries=5, buffers=2), Expected(buffers=80)),
     (
         "layer scale",
         LayerScale(rows=3, width=4, item_bytes=2),
@@ -70,8 +71,8 @@ ENCODERS: list[tuple[str, Layer, Expected]] = [
     (
         "rows and columns",
         AxialTable(patches=3, head_dim=8),
-        # 3*4 angles: product, cos, sin, two scalings; 2 frequencies in, 2*3*8 out, 4 bytes each
-        Expected(vector={"elementwise": 60}, incoming=8, outgoing=192),
+        # 3*4 angles: product, cos, sin, two scalings; 2 frequencies in, held twice, 2*3*8 out, 4 bytes each
+        Expected(vector={"elementwise": 60}, incoming=8, outgoing=192, buffers=16),
     ),
     (
         "patches of volumes without a bias",

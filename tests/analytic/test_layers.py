@@ -38,6 +38,7 @@ class Expected:
     past: int = 0
     """Bytes read from the cache."""
     cache: int = 0
+    buffers: int = 0
     active: int | None = None
 
 
@@ -230,7 +231,8 @@ CASES: list[tuple[str, Layer, Expected]] = [
     (
         "embedding, scaled",
         Embedding(rows=3, entries=7, width=4, item_bytes=2, scaled=True),
-        Expected(params=28, read=24, vector={"elementwise": 12}, incoming=2, outgoing=24),
+        # the scale is a buffer of one element
+        Expected(params=28, read=24, vector={"elementwise": 12}, incoming=2, outgoing=24, buffers=2),
     ),
     (
         "learned positions",
@@ -256,8 +258,8 @@ CASES: list[tuple[str, Layer, Expected]] = [
     (
         "rotary table",
         RotaryTable(positions=3, head_dim=4, item_bytes=2),
-        # angles 3*2 = 6, cos 12, sin 12, two scalings 24: 54; 2 frequencies of 4 bytes; 2 tables of 12
-        Expected(vector={"elementwise": 54}, incoming=8, outgoing=48),
+        # angles 3*2 = 6, cos 12, sin 12, two scalings 24: 54; 2 frequencies of 4 bytes, held twice; 2 tables of 12
+        Expected(vector={"elementwise": 54}, incoming=8, outgoing=48, buffers=16),
     ),
     (
         "rotation of queries and keys",
@@ -319,7 +321,7 @@ CASES: list[tuple[str, Layer, Expected]] = [
         "router with sigmoid, groups of two best, correction, normalised weights",
         Router(3, 4, 8, 2, 2, Routing("sigmoid", groups=4, group_best=2, corrected=True, normalised=True, floor=True)),
         # sigmoid 24; top-k 24, best of groups 24, top-k of groups 12: 60
-        # correction 24, sums of groups 3*4*2 = 24, sums 6, floor 3, divisions 6, scale 6: 69; 8 corrections in
+        # correction 24, sums of groups 3*4*2 = 24, sums 6, floor 3, divisions 6, scale 6: 69; 8 corrections of 4 bytes in
         Expected(
             params=32,
             read=64,
@@ -327,6 +329,7 @@ CASES: list[tuple[str, Layer, Expected]] = [
             vector={"sigmoid": 24, "select": 60, "elementwise": 69},
             incoming=56,
             outgoing=24,
+            buffers=32,
         ),
     ),
     (
@@ -402,6 +405,7 @@ def check(layer: Layer, expected: Expected) -> None:
     assert costs.output_bytes == expected.outgoing
     assert costs.kv_read_bytes == expected.past
     assert costs.kv_cache_bytes == expected.cache
+    assert costs.buffer_bytes == expected.buffers
 
 
 def test_activation_without_a_formula_is_an_error() -> None:

@@ -29,7 +29,7 @@ VENDOR: list[tuple[str, Layer, Expected]] = [
         "rotary table by a product",
         RotaryProduct(positions=5, head_dim=8, item_bytes=2),
         # [4, 1] by [1, 5]: 20 MACs; 5*8 angles: cos, sin and two scalings; in 4 float32, out 2*40*2
-        Expected(flops={"matmul": 40}, vector={"elementwise": 160}, incoming=16, outgoing=160),
+        Expected(flops={"matmul": 40}, vector={"elementwise": 160}, incoming=16, outgoing=160, buffers=16),
     ),
     (
         "looped experts, few rows",

@@ -203,7 +203,7 @@ class _Libraries:
         They hold 100,000 values. A comparison of two lists looks at identity first, and takes a third of the time of
         anything else.
         """
-        with suppress(Exception):  # what arrays say of equality is no truth value
+        with suppress(Exception):  # the equality of arrays has no truth value
             return self._values == list(chain.from_iterable(self._now))
         return False
 

@@ -544,6 +544,18 @@ def test_interrupts_at_random_moments(moments: int) -> None:
     assert costproof.count(module, x).capture.ledger("dynamic").nodes == whole
 
 
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="there are no timers")
+def test_a_timer_of_the_user_may_end_during_a_count() -> None:
+    handler = signal.signal(signal.SIGALRM, lambda *_: None)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 1e-3)
+        costproof.count(nn.Linear(3, 4), torch.randn(2, 3))
+        assert signal.getitimer(signal.ITIMER_REAL)[0] == 0
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, handler)
+
+
 def test_what_the_user_replaces_between_two_counts_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     def ends(module: Any) -> None:
         raise KeyboardInterrupt

@@ -135,12 +135,16 @@ def _lacks_integers(part: nn.Module) -> bool:
 
 
 def _numbered(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a parameter with numbers on the CPU itself, of other tensors a copy there; ones where there are none."""
+    """Return a parameter with numbers on the CPU itself, of other tensors a copy there; ones where there are none.
+
+    What a run writes into a sparse parameter could not be undone, so it is copied too.
+    """
     import torch
 
     if tensor.is_meta:
         return torch.ones_like(tensor, device="cpu")
-    if isinstance(tensor, torch.nn.Parameter) and tensor.device.type == "cpu" and not tensor.is_inference():
+    plain = isinstance(tensor, torch.nn.Parameter) and tensor.layout is torch.strided and not tensor.is_inference()
+    if plain and tensor.device.type == "cpu":
         return tensor
     return tensor.detach().clone().cpu()
 
