@@ -321,7 +321,7 @@ CASES: list[tuple[str, Layer, Expected]] = [
         "router with sigmoid, groups of two best, correction, normalised weights",
         Router(3, 4, 8, 2, 2, Routing("sigmoid", groups=4, group_best=2, corrected=True, normalised=True, floor=True)),
         # sigmoid 24; top-k 24, best of groups 24, top-k of groups 12: 60
-        # correction 24, sums of groups 3*4*2 = 24, sums 6, floor 3, divisions 6, scale 6: 69; 8 corrections of 4 bytes in
+        # correction 24, sums of groups 3*4*2 = 24, sums 6, floor 3, divisions 6, scale 6: 69; 8 float32 corrections in
         Expected(
             params=32,
             read=64,
