@@ -180,7 +180,7 @@ def test_prepared_inputs_give_what_the_model_gives_with_its_own(tmp_path: Path) 
 
 @pytest.mark.slow
 def test_draws_hold() -> None:
-    made = DeepseekOcr2.default().proof(3, 5)
+    made = DeepseekOcr2.default().proof(2, 5)
     for draw in (piece for piece in made.pieces if piece.phase == "draws"):
         found = carried_out(draw)
         assert (found.counterexamples, min(found.rows.values()) >= 10) == ((), True)

@@ -133,7 +133,7 @@ def test_prepared_inputs_give_what_the_model_gives_with_its_own(tmp_path: Path) 
 
 @pytest.mark.slow
 def test_draws_hold() -> None:
-    made = Qwen25Vl.default().proof(3, 5)
+    made = Qwen25Vl.default().proof(2, 5)
     for draw in [piece for piece in made.pieces if piece.phase == "draws"]:
         found = carried_out(draw)
         assert (found.counterexamples, min(found.rows.values()) > 20) == ((), True)
