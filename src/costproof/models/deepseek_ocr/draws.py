@@ -128,9 +128,8 @@ def draw(seed: int, number: int) -> Piece[DeepseekOcr]:
         attention = attention if flash_attention.missing() else flash_attention.FLASH
     experts = rng.choice(_EXPERTS[dtype])
     steps = rng.choice(_STEPS)
-    workload = page_workload(
-        f"draw {number}", page, p["text_tokens"], steps, p["B"], dtype, attention, logits, experts
-    )  # fmt: skip
+    tokens = p["text_tokens"] if page else max(1, p["text_tokens"])  # a prompt needs one
+    workload = page_workload(f"draw {number}", page, tokens, steps, p["B"], dtype, attention, logits, experts)
     sizes = {"n": p["n"], "P": p["P"], "N": steps}
     config = _in_rows(config) if experts == "grouped_mm" else config
     return Piece(f"draws: {number}", "draws", DeepseekOcr(config), workload, sizes=sizes)
