@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.pools import TRACES, Here, Kept
 
@@ -34,6 +35,9 @@ def pytest_configure(config: pytest.Config) -> None:
     objects by the million that go when their test ends, so that garbage is seldom looked for.
     """
     gc.set_threshold(100_000, 50, 100)
+    # On a busy machine examples take as long as they take.
+    settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("busy")
     if not hasattr(config, "workerinput"):
         os.environ.setdefault("OMP_NUM_THREADS", "1")
         os.environ[FOLDER] = tempfile.mkdtemp(prefix="exports-")

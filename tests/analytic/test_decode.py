@@ -26,7 +26,7 @@ P, N, B = sym("P"), sym("N"), sym("B")
     context=st.integers(1, 50),
     steps=st.integers(1, 30),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_closed_form_is_the_sum(coefficients: list[int], context: int, steps: int) -> None:
     expr = sum((c * P**k for k, c in enumerate(coefficients)), sympy.Integer(0))
     by_adding = sum(sum(c * (context + i) ** k for k, c in enumerate(coefficients)) for i in range(steps))
@@ -40,7 +40,7 @@ def test_coefficients_may_be_anything_without_the_context() -> None:
 
 
 @given(most=st.integers(1, 40), ahead=st.integers(0, 3), context=st.integers(1, 30), steps=st.integers(1, 30))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_what_grows_until_it_is_full_has_a_closed_form(most: int, ahead: int, context: int, steps: int) -> None:
     expr = 3 * B * sympy.Min(sym("m"), P + ahead) + P
     by_adding = sum(3 * 2 * min(most, context + i + ahead) + context + i for i in range(steps))

@@ -15,7 +15,7 @@ from costproof.models.deepseek_ocr.formulas.structure import Structure
 from tests.analytic.published import counted, page
 
 SMALL = Structure(sam_layers=2, sam_global_layers=(1,), clip_layers=2, text_layers=2)
-FAST = settings(max_examples=25, deadline=None)
+FAST = settings(max_examples=25)
 
 
 def total(result: Ledger, stage: str, metric: Metric = "flops") -> int:

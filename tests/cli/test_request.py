@@ -57,7 +57,7 @@ REQUESTS = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(REQUESTS)
 def test_a_request_is_what_its_file_says(asked: RunRequest) -> None:
     from costproof.ledger.document import read_document

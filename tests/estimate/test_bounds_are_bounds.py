@@ -55,7 +55,7 @@ def pairs(queries: int, past: int, window: int = 0) -> int:
     )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     q=st.integers(1, 12), k=st.integers(1, 12), left=st.integers(0, 6) | st.none(), right=st.integers(0, 6) | st.none()
 )

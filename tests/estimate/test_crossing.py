@@ -49,7 +49,7 @@ def test_by_hand(expr: sympy.Expr, start: int, first: int | None) -> None:
 numbers = st.integers(-60, 60)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(numbers, numbers, numbers, numbers, numbers, st.integers(1, 9), st.integers(1, 12))
 def test_the_same_as_looking(a: int, b: int, c: int, d: int, e: int, over: int, start: int) -> None:
     expr = sympy.Rational(a, over) * X**2 + b * X + 20 * c + sympy.Min(d, e * X) - sympy.Max(e, d * X - 7)

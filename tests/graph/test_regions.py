@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from costproof.graph.costed import costed
@@ -387,7 +387,6 @@ def test_an_operator_without_a_rule_reads_and_writes() -> None:
     assert io(traffic([call("mylib.mystery", [x], [y])], [y]), "m") == (64, 64, 0)
 
 
-@settings(deadline=None)
 @given(b=st.integers(1, 9), s=st.integers(1, 9))
 def test_symbolic_traffic_equals_integer_traffic(b: int, s: int) -> None:
     def block(batch: Size, length: Size) -> RegionTraffic:

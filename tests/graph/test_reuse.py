@@ -137,7 +137,7 @@ def graphs(draw: st.DrawFn) -> Graph:
     return Graph(tuple(ops), (values[-1], *kept))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(graphs())
 def test_a_larger_region_hides_bytes_and_adds_none(graph: Graph) -> None:
     found = reuse(costed(graph), ())

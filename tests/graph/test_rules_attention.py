@@ -15,7 +15,7 @@ aten = torch.ops.aten
 side = st.integers(1, 4)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(b=side, heads=side, share=side, q=side, k=side, d=side, dv=side, causal=st.booleans())
 def test_sdpa_is_its_two_products(
     b: int, heads: int, share: int, q: int, k: int, d: int, dv: int, causal: bool

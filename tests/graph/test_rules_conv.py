@@ -13,7 +13,7 @@ from tests.graph.opcalls import call, counted, taken, torch_count, value
 aten = torch.ops.aten
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     groups=st.integers(1, 3),
     per_group=st.tuples(st.integers(1, 3), st.integers(1, 3)),

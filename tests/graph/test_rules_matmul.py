@@ -24,7 +24,7 @@ def ones(*shape: int) -> torch.Tensor:
     return torch.ones(shape)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(side, side, side, side)
 def test_products_agree_with_torch(b: int, n: int, k: int, m: int) -> None:
     cases: list[tuple[Any, tuple[torch.Tensor, ...]]] = [
@@ -118,7 +118,7 @@ def _multiplications(equation: str, sizes: dict[str, int]) -> int:
     return sum(1 for _ in product(*(range(sizes[i]) for i in letters)))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     st.sampled_from(["bhwc,hkc->bhwk", "bhwc,wkc->bhwk", "ik,kj->ij", "bij,bjk->bik", "ij,ij->", "i,j->ij", "bi,i->b"]),
     st.lists(side, min_size=8, max_size=8),
@@ -226,7 +226,7 @@ def test_grouped_fallback_equals_a_loop_of_products() -> None:
     assert counted(op).flops == looped
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(side, side, side, side)
 def test_symbolic_equals_integer(b: int, n: int, k: int, m: int) -> None:
     names = {"b": b, "n": n, "k": k, "m": m}

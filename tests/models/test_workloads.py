@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from costproof.ledger.errors import BadInput, Problems
@@ -254,7 +254,6 @@ def test_a_text_only_run_has_no_image_stages() -> None:
     assert "H_g" not in found[0].symbols
 
 
-@settings(deadline=None)
 @given(preset=st.sampled_from(sorted(PRESETS)), batch=st.integers(1, 4), text=st.integers(1, 900))
 def test_every_mode_is_consistent(preset: str, batch: int, text: int) -> None:
     workload = make_workload(preset, batch=batch, text_tokens=text)

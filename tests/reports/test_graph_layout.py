@@ -15,7 +15,7 @@ def _ranks(placed: Layout) -> list[int]:
     return list(placed.ranks)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(SIZES, ARROWS, st.booleans())
 def test_boxes_never_overlap_and_lie_inside(
     sizes: list[tuple[int, int]], arrows: list[tuple[int, int]], late: bool

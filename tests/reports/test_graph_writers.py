@@ -96,7 +96,7 @@ def test_hostile_names_stay_text_everywhere() -> None:
     assert len(_tooltips(svg(view))) == 3
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(NASTY, NASTY)
 def test_any_name_stays_in_its_place(name: str, path: str) -> None:
     view = GraphView(name, (_node(0, class_name=name, pattern=path), _node(1)), (Edge("n0", "n1", 1),), (), (path,))

@@ -161,7 +161,7 @@ def test_an_einsum_of_three_as_the_package_orders_it(ordered: bool, monkeypatch:
     assert (found.discrepancy.judges.flops, found.discrepancy.judges.alone) == (expected, ())
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     st.lists(st.lists(st.sampled_from("abcd"), max_size=3, unique=True), min_size=2, max_size=4),
     st.lists(st.integers(1, 3), min_size=4, max_size=4), st.sets(st.sampled_from("abcd")), st.randoms(), st.booleans(),
