@@ -27,7 +27,7 @@ ON_A_CAPTURE = (
     (0, "compare capture.json"),
     (0, "render capture.json -f static-md -o static.md"),
     (0, "render capture.json -f html -o page.html"),
-    (0, "graph capture.json -f svg -o graph.svg"),
+    (0, "graph capture.json -f svg -o pictures"),
     (0, "explain deepseek-ocr prefill --module *self_attn"),
     (0, "check claims.yaml deepseek-ocr"),
     (0, "capture deepseek-ocr --sources analytic -o analytic.json"),
