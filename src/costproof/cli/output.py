@@ -130,7 +130,7 @@ def tell(*lines: str) -> None:
 
 
 def check_no_picture(folder: Path | None) -> None:
-    """Check that a folder for pictures is not called as one of them.
+    """Check that ``-o`` names a folder, not a picture file such as ``graph.svg``.
 
     Raises:
         BadInput: it is.

@@ -104,7 +104,7 @@ def _of_no_delta(
     metric: str = "calls",
     level: Level = "source",
 ) -> Finding:
-    """Return a finding that compares no two numbers.
+    """Return a finding that is not a comparison of two numbers.
 
     Args:
         shown: evidence of the cause.

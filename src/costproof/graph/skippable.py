@@ -24,7 +24,7 @@ from costproof.graph.rules.sizes import numel, prod, total
 
 _TRIANGLES: Final = frozenset({"tril", "triu"})
 _ADDING: Final = frozenset({"baddbmm", "addmm"})
-"""Products that add their first tensor."""
+"""Matrix products whose first operand is added to the result."""
 _STORED: Final = ("param", "buffer")
 _MOVING: Final = ("alias", "move", "lookup")
 _LINEAR: Final = frozenset({"linear", "mm", "matmul", "addmm"})
@@ -61,11 +61,11 @@ def skippable(costed: Costed) -> Mapping[int, Size]:
 
 
 def _hidden(costed: Costed, multiplies: Callable[[int], bool]) -> Iterator[int]:
-    """Yield the products of written-out attention whose scores a mask may hide: both of the two."""
+    """Yield both matrix products of each unfused attention whose scores a mask may hide."""
     scores: dict[str, dict[int, bool]] = {}
-    """Id of a value that is made of scores -> the product that made them -> whether a mask has met them."""
+    """Id of a value derived from scores -> index of the product that computed them -> whether a mask was applied."""
     live, kept = set[str](), set[str]()
-    """Values that depend on activations or weights; values that are stored numbers, maybe moved."""
+    """Ids of values computed from activations or weights; ids of parameters and buffers, also as views or copies."""
     for i, (op, cost) in enumerate(zip(costed.graph.ops, costed.costs, strict=True)):
         live.update(v.id for v in op.tensors if v.floating and v.origin in ("input", "cache", "param"))
         kept.update(v.id for v in op.tensors if v.origin in _STORED)

@@ -214,7 +214,7 @@ def _cache(value: object) -> str:
 
 
 def _caches(data: object, path: str) -> Iterator[str]:
-    """Yield the formats of keys and values that a configuration and its parts name themselves."""
+    """Yield the key/value cache formats that a configuration and its sections name."""
     for key, value in data.items() if isinstance(data, dict) else ():
         if key in _CACHES and (text := _cache({key: value})):
             yield f"{text} ({path}.{key})"

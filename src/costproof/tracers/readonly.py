@@ -66,7 +66,7 @@ def wrapped_once() -> Iterator[None]:
 
 @contextmanager
 def _quickly(*, keep_tables: bool = False) -> Iterator[None]:
-    """Let TorchLens put its wrappers on or take them off in less time.
+    """Speed up installing and removing TorchLens's wrappers.
 
     Advisory warnings are ignored once for the block, not for each of the thousand functions that are set.
 

@@ -27,7 +27,7 @@ from costproof.ledger.workload import Plain
 
 _LET: Final = "inputs: any in the policy lets them be"
 _BUILD: Final = re.compile(r"\+(cpu|cu\d+|rocm[\d.]+|xpu)$")
-"""The device that a wheel of torch is built for, at the end of its version: counts are the same."""
+"""Suffix of a torch version that names the device of the build (``+cu128``); it changes no count."""
 _MOST: Final = 6
 """Changes that a reason lists."""
 

@@ -66,7 +66,7 @@ def in_force() -> tuple[Path, ...]:
 
 
 def versions_in_force() -> dict[str, str]:
-    """Return an entry for an environment: names and hashes of the files whose rules hold now, where there are any.
+    """Return the names and hashes of the rule files in force, as an entry of the environment; empty without any.
 
     These are the files of the user, and the modules of rules that other distributions offer.
     """
