@@ -106,6 +106,14 @@ def test_complex_multiplication_is_four_real_ones() -> None:
     assert counted(call("mm", [a, b], [c])).flops == 4 * (2 * 2 * 3 * 4)
 
 
+def test_three_real_products_do_for_a_complex_one() -> None:
+    """(a + ib)(c + id): ac, bd and (a + b)(c + d); 2 x 3 x 4 products of 8 FLOPs, of which 6 are needed."""
+    a, b, c = value(2, 3, dtype="complex64"), value(3, 4, dtype="complex64"), value(2, 4, dtype="complex64")
+    cost = counted(call("mm", [a, b], [c]))
+    assert (cost.flops, cost.skippable) == (8 * 24, 2 * 24)
+    assert counted(call("mm", [value(2, 3), value(3, 4)], [value(2, 4)])).skippable == 0
+
+
 def test_outer_product_accumulates_nothing() -> None:
     cost = counted(call("outer", [value(3), value(4)], [value(3, 4)]))
     assert (cost.flops, cost.vector) == (0, 12)
