@@ -15,7 +15,7 @@ from costproof.ledger.symbols import sym
 from costproof.models.deepseek_ocr import exports
 from costproof.models.jobs import ExportJob, SymbolicSize
 from costproof.tracers.exported import export_graph
-from costproof.tracers.exported_sizes import plain
+from costproof.tracers.exporting import plain
 from tests.tracers.small import PAGE, Wrapper, model, toy
 
 N, B, S, P = sym("n"), sym("B"), sym("S"), sym("P")
