@@ -31,6 +31,7 @@ from costproof.run.kept_answers import Kept
 from costproof.run.prepare import loaded
 from costproof.run.proof_certificate import assemble, domain
 from costproof.run.request import RunRequest, request
+from costproof.tracers.sources import preload_modules
 
 SAMPLES: Final = 64
 SEED: Final = 1
