@@ -20,12 +20,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from costproof.graph.stored import Reader, StoredGraph, StoredSize, StoredValue, Writer, back
 from costproof.ledger.errors import BadInput, CostproofError
 from costproof.ledger.files import MAX_BYTES, first_bytes
 from costproof.ledger.schema import adapter
 from costproof.ledger.writing import through, write_texts
 from costproof.models.jobs import ExportJob
+from costproof.opgraph.stored import Reader, StoredGraph, StoredSize, StoredValue, Writer, back
 from costproof.tracers.exported import Exported, export_graph
 from costproof.tracers.fingerprint import fingerprint
 

@@ -12,13 +12,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from costproof.graph.graph import AUTOCAST, Graph, ModuleCall, OpCall, Value
-from costproof.graph.paths import renamer
-from costproof.graph.rules.names import canonical
 from costproof.ledger.errors import Incomplete
 from costproof.models.caches import caches_of, states
 from costproof.models.generic.alike import held_bytes
 from costproof.models.jobs import ExportJob
+from costproof.opgraph.graph import AUTOCAST, Graph, ModuleCall, OpCall, Value
+from costproof.opgraph.paths import renamer
+from costproof.opgraph.rules.names import canonical
 from costproof.tracers.autocast import autocast_noted, under_autocast
 from costproof.tracers.exported_regions import Mapped, autocast_dtype, inner_graph
 from costproof.tracers.exported_sizes import Sizes, inputs_by_path

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from costproof.graph.graph import Value
+from costproof.opgraph.graph import Value
 
 if TYPE_CHECKING:
     from torch import fx

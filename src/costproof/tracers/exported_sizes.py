@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import sympy
 
-from costproof.graph.graph import Size
 from costproof.ledger.errors import Bug, Incomplete
 from costproof.ledger.evaluate import evaluate
 from costproof.ledger.symbols import FUNCTIONS, parse
 from costproof.models.jobs import ExportJob
+from costproof.opgraph.graph import Size
 
 if TYPE_CHECKING:
     import torch

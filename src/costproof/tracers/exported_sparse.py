@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from costproof.graph.rules.matmul import NONZERO
+from costproof.opgraph.rules.matmul import NONZERO
 
 if TYPE_CHECKING:
     import torch

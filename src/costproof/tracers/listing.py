@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
-from costproof.graph.costed import Costed, costed
-from costproof.graph.graph import Value
-from costproof.graph.reuse import reuse
-from costproof.graph.rules.registry import UnknownCost
 from costproof.ledger.listing import Line, Listing
 from costproof.ledger.workload import Workload
 from costproof.models.jobs import ExportJob
 from costproof.models.target import Exportable
+from costproof.opgraph.costed import Costed, costed
+from costproof.opgraph.graph import Value
+from costproof.opgraph.reuse import reuse
+from costproof.opgraph.rules.registry import UnknownCost
 from costproof.tracers.export_cache import kept_export
 from costproof.tracers.exported_sizes import resized
 

@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from costproof.graph.rules.files import in_force
 from costproof.ledger.node import Ledger
 from costproof.ledger.progress import Progress, silent
 from costproof.ledger.schema import adapter
 from costproof.ledger.workload import Workload
 from costproof.models.configured import Configured
 from costproof.models.target import Exportable
+from costproof.opgraph.rules.files import in_force
 from costproof.tracers import static
 from costproof.tracers.export_cache import DAMAGED, keep, kept_file, read
 from costproof.tracers.fingerprint import INSTALLED, OWN, digest, surroundings

@@ -15,11 +15,11 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from costproof.graph.graph import OpCall, Value
-from costproof.graph.rules.registry import UnknownCost, cost_of
 from costproof.ledger.errors import said_by
 from costproof.models.as_it_runs import as_it_runs
 from costproof.models.jobs import Run
+from costproof.opgraph.graph import OpCall, Value
+from costproof.opgraph.rules.registry import UnknownCost, cost_of
 from costproof.tracers.derive.known import Known
 from costproof.tracers.elsewhere import with_numbers
 from costproof.tracers.operands import dtype_name, operands, plain_value

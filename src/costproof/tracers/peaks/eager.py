@@ -10,9 +10,9 @@ from typing import Any, Final
 
 import torch
 
-from costproof.graph.liveness import Timeline
 from costproof.ledger.errors import CostproofError, Incomplete, first_line
 from costproof.models.as_it_runs import as_it_runs
+from costproof.opgraph.liveness import Timeline
 from costproof.tracers.exported_sizes import each_argument
 from costproof.tracers.peaks.on_cpu import OnCpu, namer
 from costproof.tracers.peaks.storages import Storages

@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from costproof.graph.paths import renamer
 from costproof.models.generic.alike import alike
 from costproof.models.generic.copies import with_tensors
 from costproof.models.jobs import ExportJob
+from costproof.opgraph.paths import renamer
 from costproof.tracers.exported_sizes import each_argument
 from costproof.tracers.paths import Paths, unwrapped
 

@@ -14,9 +14,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-from costproof.graph.liveness import Event, Timeline
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.peaks import LiveTensor
+from costproof.opgraph.liveness import Event, Timeline
 from costproof.tracers.operands import dtype_name
 
 
