@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from costproof.graph.rules import registry
+from costproof.opgraph.rules import registry
 from costproof.processes import template
 from costproof.run import alone as lock
 from costproof.run import capture, derive, module

@@ -31,9 +31,9 @@ from costproof.ledger.errors import no_such
 
 if TYPE_CHECKING:
     from costproof.estimate.hardware import Device
-    from costproof.graph.rules.registry import RuleInfo, operator_rule
     from costproof.models.registry import TargetFactory
     from costproof.models.target import NamedWorkload
+    from costproof.opgraph.rules.registry import RuleInfo, operator_rule
     from costproof.plugins import Plugin
     from costproof.reports.frames import frame
     from costproof.reports.outputs import formats
@@ -83,7 +83,7 @@ _PLACES: Final = {
     "measure": "run.measure",
     "measure_machine": "run.devices",
     "operator_graph": "run.listing",
-    "operator_rule": "graph.rules.registry",
+    "operator_rule": "opgraph.rules.registry",
     "operators": "run.listing",
     "peaks": "run.peaks",
     "plot": "run.plot",
@@ -250,7 +250,7 @@ def ops(pattern: str = "*") -> tuple[RuleInfo, ...]:
     """The operator rules whose operator matches a glob."""
     from fnmatch import fnmatchcase
 
-    from costproof.graph.rules.registry import rule_table
+    from costproof.opgraph.rules.registry import rule_table
 
     return tuple(r for r in rule_table() if fnmatchcase(r.operator, pattern))
 

@@ -29,9 +29,9 @@ from costproof.analytic.costs import costs_of
 from costproof.analytic.feed_forward import Mixture, Mlp
 from costproof.analytic.router import Routing
 from costproof.analytic.transformer import TransformerLayer
-from costproof.graph.account import account
-from costproof.graph.costed import costed
 from costproof.models.jobs import ExportJob
+from costproof.opgraph.account import account
+from costproof.opgraph.costed import costed
 from costproof.tracers.exported import export_graph
 
 Costs = dict[tuple[str, str], int]

@@ -18,15 +18,15 @@ from pathlib import Path
 import pytest
 
 from costproof import read
-from costproof.graph.costed import costed
-from costproof.graph.graph import Graph, OpCall, Value
-from costproof.graph.rules.cost import OpCost
-from costproof.graph.rules.files import rules_from
-from costproof.graph.rules.registry import UnknownCost, cost_of, registered, rule_table
-from costproof.graph.sized import bounded
 from costproof.ledger.errors import BadInput
 from costproof.ledger.node import NO_RULE, UnknownOp, unknown_clause
 from costproof.ledger.symbols import sym
+from costproof.opgraph.costed import costed
+from costproof.opgraph.graph import Graph, OpCall, Value
+from costproof.opgraph.rules.cost import OpCost
+from costproof.opgraph.rules.files import rules_from
+from costproof.opgraph.rules.registry import UnknownCost, cost_of, registered, rule_table
+from costproof.opgraph.sized import bounded
 from tests.cli.running import Result, costproof
 
 MYLIB = Path(__file__).parents[1] / "data" / "mylib"
@@ -121,7 +121,8 @@ def test_a_file_that_holds_no_rules(text: str | None, what: str, got: str | None
 def test_a_transform_of_a_file_holds_as_long_as_its_rules(tmp_path: Path) -> None:
     before, file = registered(), tmp_path / "mine.py"
     file.write_text(
-        "from costproof.graph.rules.registry import graph_transform\n@graph_transform\ndef same(graph): return graph\n"
+        "from costproof.opgraph.rules.registry import graph_transform\n"
+        "@graph_transform\ndef same(graph): return graph\n"
     )
     with rules_from([file]):
         assert registered() - before == {"rules_mine.same"}

@@ -20,14 +20,14 @@ from costproof import api
 from costproof.estimate.arithmetic import Arithmetic, arithmetic_of
 from costproof.estimate.hardware import Device, Figure, Peak
 from costproof.estimate.roofline import Roofline, bounds, roof
-from costproof.graph.account import multiplied_in
-from costproof.graph.costed import costed
-from costproof.graph.graph import Graph, OpCall, Value
-from costproof.graph.rules.attention import seen_at_end, seen_from_start
-from costproof.graph.skippable import skippable
 from costproof.ledger.baseline import Folded, Rows
+from costproof.opgraph.account import multiplied_in
+from costproof.opgraph.costed import costed
+from costproof.opgraph.graph import Graph, OpCall, Value
+from costproof.opgraph.rules.attention import seen_at_end, seen_from_start
+from costproof.opgraph.skippable import skippable
 from costproof.reports.roofline_words import floor, left_out, modules
-from tests.graph.opcalls import call, value
+from tests.opgraph.opcalls import call, value
 
 RATES: Final = {"float32": 10**9, "bfloat16": 4 * 10**9, "float16": 5 * 10**9}
 FREE: Final = Device(

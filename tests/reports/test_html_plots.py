@@ -10,9 +10,9 @@ import pytest
 
 import costproof as cp
 from costproof.estimate.hardware import Device, Figure, Peak
-from costproof.graph.liveness import Event, Timeline, peak_of
 from costproof.ledger.capture import Capture
 from costproof.ledger.peaks import CallPeaks, GapPart, LiveTensor, Peaks, by_stage
+from costproof.opgraph.liveness import Event, Timeline, peak_of
 from costproof.reports.html.memory import peaks_page, peaks_part
 from tests.cli.running import costproof
 from tests.conftest import Golden

@@ -24,12 +24,12 @@ from transformers import (
 from transformers.pytorch_utils import compile_compatible_method_lru_cache
 from transformers.utils.import_utils import is_torchdynamo_exporting, is_tracing
 
-from costproof.graph.account import account, placer
-from costproof.graph.costed import costed
 from costproof.ledger.evaluate import evaluate
 from costproof.ledger.symbols import parse
 from costproof.models.as_it_runs import NO_PADDING, _lacking, as_it_runs
 from costproof.models.jobs import ExportJob, Run, SymbolicSize
+from costproof.opgraph.account import account, placer
+from costproof.opgraph.costed import costed
 from costproof.tracers.exported import export_graph
 from costproof.tracers.hooks import trace_hooks
 from costproof.tracers.torchlens_trace import trace_graph

@@ -19,12 +19,12 @@ import sympy
 import torch
 from torch import nn
 
-from costproof.graph.account import account
-from costproof.graph.costed import costed
-from costproof.graph.graph import OpCall, Value
-from costproof.graph.stored import back, plain
 from costproof.ledger.symbols import parse
 from costproof.models.jobs import ExportJob, SymbolicSize
+from costproof.opgraph.account import account
+from costproof.opgraph.costed import costed
+from costproof.opgraph.graph import OpCall, Value
+from costproof.opgraph.stored import back, plain
 from costproof.tracers import cache, fingerprint
 from costproof.tracers.cache import FOLDER, cache_enabled, cached_export
 from costproof.tracers.exported import Exported, export_graph

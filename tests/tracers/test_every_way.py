@@ -19,10 +19,10 @@ from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
 from costproof.compare.kinds import kind_of
-from costproof.graph.costed import costed
-from costproof.graph.graph import Graph
-from costproof.graph.rules.registry import UnknownCost
 from costproof.models.jobs import ExportJob
+from costproof.opgraph.costed import costed
+from costproof.opgraph.graph import Graph
+from costproof.opgraph.rules.registry import UnknownCost
 from costproof.tracers.exported import export_graph
 from costproof.tracers.torchlens_trace import trace_forward
 from tests.tracers.small import Wrapper

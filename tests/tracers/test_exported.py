@@ -7,13 +7,13 @@ import sympy
 import torch
 from torch import nn
 
-from costproof.graph.account import account
-from costproof.graph.costed import costed
-from costproof.graph.rules.sizes import nbytes
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.symbols import sym
 from costproof.models.deepseek_ocr import exports
 from costproof.models.jobs import ExportJob, SymbolicSize
+from costproof.opgraph.account import account
+from costproof.opgraph.costed import costed
+from costproof.opgraph.rules.sizes import nbytes
 from costproof.tracers.exported import export_graph
 from costproof.tracers.exporting import plain
 from tests.tracers.small import PAGE, Wrapper, model, toy

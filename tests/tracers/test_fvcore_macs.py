@@ -18,9 +18,6 @@ from fvcore.nn import ActivationCountAnalysis, FlopCountAnalysis
 from torch import Tensor, nn
 
 from costproof.compare.kinds import kind_of
-from costproof.graph.costed import costed
-from costproof.graph.fvcore_macs import fvcore_nodes
-from costproof.graph.graph import Graph
 from costproof.ledger.metrics import FVCORE
 from costproof.ledger.node import Ledger
 from costproof.ledger.run import RunOptions
@@ -28,6 +25,9 @@ from costproof.ledger.workload import Workload
 from costproof.models.deepseek_ocr import build
 from costproof.models.deepseek_ocr.page import Page, page_workload, with_page
 from costproof.models.jobs import ExportJob
+from costproof.opgraph.costed import costed
+from costproof.opgraph.fvcore_macs import fvcore_nodes
+from costproof.opgraph.graph import Graph
 from costproof.tracers.counters.surroundings import jit_on_meta, positional, renamed
 from costproof.tracers.dynamic import dynamic_ledger
 from costproof.tracers.exported import export_graph

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import nn
 
-from costproof.graph.costed import costed
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.workload import Workload
 from costproof.models.deepseek_ocr import exports
 from costproof.models.deepseek_ocr.page import with_page
 from costproof.models.jobs import ExportJob
+from costproof.opgraph.costed import costed
 from costproof.tracers.isolated import isolated_ledger, stage_nodes, trace_stage
 from tests.tracers.small import PAGE, SmallTarget, Toy, Wrapper, counted, model, toy
 

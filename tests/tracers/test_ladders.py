@@ -11,8 +11,6 @@ import pytest
 import torch
 from torch import nn
 
-from costproof.graph.account import account
-from costproof.graph.costed import costed
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.node import Ledger, total
 from costproof.ledger.run import RunOptions
@@ -20,6 +18,8 @@ from costproof.ledger.workload import TargetInfo, Workload
 from costproof.models.generic.makers import known
 from costproof.models.generic.modules import around
 from costproof.models.jobs import ExportJob, Run, SymbolicSize
+from costproof.opgraph.account import account
+from costproof.opgraph.costed import costed
 from costproof.tracers.cpu_fallback import trace_run
 from costproof.tracers.exported import export_graph
 from costproof.tracers.exporting import with_numbers

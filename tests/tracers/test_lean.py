@@ -8,8 +8,8 @@ import torch._dynamo
 import torch.fx.config
 from torch import Tensor, nn
 
-from costproof.graph.costed import costed
 from costproof.models.jobs import ExportJob, SymbolicSize
+from costproof.opgraph.costed import costed
 from costproof.tracers import lean
 from costproof.tracers.exported import export_graph
 from tests.tracers.small import Wrapper

@@ -27,9 +27,9 @@ from collections import Counter
 import pytest
 import torch
 
-from costproof.graph.costed import costed
-from costproof.graph.dataflow import data_edges
 from costproof.ledger.callgraph import CallGraph, PlainAt, TensorAt
+from costproof.opgraph.costed import costed
+from costproof.opgraph.dataflow import data_edges
 from costproof.tracers.callgraph import call_graph
 from costproof.tracers.dynamic import check
 from costproof.tracers.hooks import trace_hooks

@@ -10,8 +10,6 @@ import pytest
 import sympy
 
 from costproof.compare.compare import compare
-from costproof.graph.merge import evidence, merge_nodes
-from costproof.graph.steps import Step, every_step, over_steps
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.evaluate import evaluate
 from costproof.ledger.node import CostNode, Ledger
@@ -19,6 +17,8 @@ from costproof.ledger.symbols import parse
 from costproof.ledger.workload import Workload
 from costproof.models.deepseek_ocr.page import Page, page_workload, with_page
 from costproof.models.jobs import Built, ExportJob
+from costproof.opgraph.merge import evidence, merge_nodes
+from costproof.opgraph.steps import Step, every_step, over_steps
 from costproof.run.capture import count
 from costproof.run.prepare import Prepared
 from costproof.tracers.dynamic import dynamic_ledger

@@ -8,15 +8,15 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from costproof.graph.account import account, placer
-from costproof.graph.costed import costed
-from costproof.graph.graph import ModuleCall
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.workload import Dtype
 from costproof.models.deepseek_ocr import runs
 from costproof.models.deepseek_ocr.page import with_page
+from costproof.opgraph.account import account, placer
+from costproof.opgraph.costed import costed
+from costproof.opgraph.graph import ModuleCall
 from costproof.tracers.torchlens_trace import trace_graph
-from tests.graph.opcalls import counted
+from tests.opgraph.opcalls import counted
 from tests.tracers.small import PAGE, model, toy, toy_run
 
 

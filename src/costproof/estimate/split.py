@@ -69,7 +69,7 @@ class Work:
 
 
 def kind_of(subject: str, in_experts: bool) -> Kind:
-    """What an operator is, by the subject of its rule (:func:`costproof.graph.rules.registry.subject_of`)."""
+    """What an operator is, by the subject of its rule (:func:`costproof.opgraph.rules.registry.subject_of`)."""
     if in_experts:
         return "experts"
     return "products" if subject in _PRODUCTS else "movement" if subject in _MOVEMENT else "other"

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from costproof.foreign import in_command, running
-from costproof.graph.rules.files import Files, rules_from
 from costproof.ledger.offline import offline
+from costproof.opgraph.rules.files import Files, rules_from
 
 if TYPE_CHECKING:
     from costproof.models.generic.as_it_was import Before

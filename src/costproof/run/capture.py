@@ -10,7 +10,6 @@ from itertools import chain
 from typing import Any, TypeVar, cast
 
 from costproof.analytic.costs import formula_docs
-from costproof.graph.rules.files import versions_in_force
 from costproof.ledger.capture import FAILED, Capture
 from costproof.ledger.environment import environment
 from costproof.ledger.errors import BadInput, CostproofError, Incomplete, first_line
@@ -30,6 +29,7 @@ from costproof.models.target import (
     WithModules,
     WithValues,
 )
+from costproof.opgraph.rules.files import versions_in_force
 from costproof.reports.report import Report
 from costproof.run.alone import alone
 from costproof.run.formulas import analytic_ledger

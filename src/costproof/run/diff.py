@@ -14,12 +14,12 @@ from costproof.compare.diff.diff import Levers, Place, adds_up
 from costproof.compare.diff.diff import diff as compared
 from costproof.compare.diff.parts import one_sided_parts
 from costproof.compare.diff.types import IMPLEMENTATION, Diff
-from costproof.graph.rules.files import Files
 from costproof.ledger.baseline import Baseline
 from costproof.ledger.errors import BadInput, Bug
 from costproof.ledger.node import Ledger
 from costproof.ledger.workload import Invocation, Plain, TargetInfo, Workload
 from costproof.models.target import WithKeys
+from costproof.opgraph.rules.files import Files
 from costproof.run.points import Points
 from costproof.run.side_files import Given, check_cut_alike, has_parts, of_stages
 from costproof.run.sides import Read, check_counted, read_side

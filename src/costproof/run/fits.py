@@ -10,13 +10,13 @@ from costproof.estimate.crossing import FAR
 from costproof.estimate.hardware import Device
 from costproof.estimate.memory import NEEDED, Fits, Held, Limit, LimitPoint, StageMemory, size
 from costproof.estimate.roofline import counted
-from costproof.graph.rules.files import Files
 from costproof.ledger.baseline import Baseline, Folded
 from costproof.ledger.errors import BadInput
 from costproof.ledger.node import exact_sum
 from costproof.ledger.peaks import CallPeaks
 from costproof.ledger.symbols import FUNCTIONS, parse, text
 from costproof.ledger.workload import FLOAT_BYTES
+from costproof.opgraph.rules.files import Files
 from costproof.run.activations import activations
 from costproof.run.along import Along, Found, OfCalls, Sum, Term
 from costproof.run.devices import machine

@@ -17,7 +17,7 @@ from costproof.ledger.errors import BadInput, Incomplete
 from costproof.run.side_files import Given, baseline_at, check_cut_alike, has_parts, of_stages
 
 if TYPE_CHECKING:
-    from costproof.graph.rules.files import Files
+    from costproof.opgraph.rules.files import Files
 
 
 def gate(

@@ -17,7 +17,7 @@ from costproof.reports.manifest import capture_file
 from costproof.reports.outputs import PICTURES, variants
 
 if TYPE_CHECKING:
-    from costproof.graph.rules.files import Files
+    from costproof.opgraph.rules.files import Files
 
 
 def drawable(

@@ -17,7 +17,6 @@ from typing import Any, Final
 
 from costproof.estimate.hardware import registry
 from costproof.foreign import skipped
-from costproof.graph.rules.registry import RULES
 from costproof.ledger.environment import VERSION, installed
 from costproof.ledger.errors import EXIT_INCOMPLETE, EXIT_OK, CostproofError, first_line
 from costproof.ledger.extras import advice, extras, packages_of
@@ -26,6 +25,7 @@ from costproof.ledger.plural import plural
 from costproof.models import flash_attention
 from costproof.models.flash_attention import COMPILED, FLASH, WITHOUT_CUDA
 from costproof.models.registry import TARGETS
+from costproof.opgraph.rules.registry import RULES
 from costproof.plugins import Registry
 from costproof.reports.numbers import human
 from costproof.reports.outputs import REGISTRY

@@ -14,8 +14,6 @@ from costproof.estimate.hardware import Device
 from costproof.estimate.measured import Measurement, OperatorRow, Place, part_rows, rows
 from costproof.estimate.roofline import roof
 from costproof.estimate.split import Work, kind_of
-from costproof.graph.rules.files import versions_in_force
-from costproof.graph.rules.registry import subject_of
 from costproof.ledger.environment import environment
 from costproof.ledger.errors import BadInput
 from costproof.ledger.extras import require
@@ -25,6 +23,8 @@ from costproof.ledger.progress import Progress, silent
 from costproof.ledger.run import RANDOM
 from costproof.models.serving import options_of, require_device
 from costproof.models.target import Runnable
+from costproof.opgraph.rules.files import versions_in_force
+from costproof.opgraph.rules.registry import subject_of
 from costproof.run.alone import alone_with
 from costproof.run.devices import machine, measure_machine
 from costproof.run.prepare import prepare

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from costproof.graph.rules.files import versions_in_force
 from costproof.ledger.environment import environment
 from costproof.ledger.errors import BadInput
 from costproof.ledger.extras import require
@@ -13,6 +12,7 @@ from costproof.ledger.progress import Progress, silent
 from costproof.ledger.workload import Workload
 from costproof.models.serving import lacking
 from costproof.models.target import Exportable, Target
+from costproof.opgraph.rules.files import versions_in_force
 from costproof.run.alone import alone, alone_with
 from costproof.run.prepare import prepare
 from costproof.run.request import RunRequest, request

@@ -12,7 +12,6 @@ from typing import Any, Final
 
 from costproof.compare.proof.certificate import Certificate, differences, read_certificate
 from costproof.compare.proof.judge import Answer
-from costproof.graph.rules.files import Files, with_rules_in_force
 from costproof.ledger.environment import RULES
 from costproof.ledger.errors import EXIT_FINDINGS, BadInput
 from costproof.ledger.extras import require
@@ -22,6 +21,7 @@ from costproof.models.flash_attention import FLASH
 from costproof.models.proof import Piece, Proof, Provable, Proves, WithProof
 from costproof.models.registry import TARGETS
 from costproof.models.target import Runnable
+from costproof.opgraph.rules.files import Files, with_rules_in_force
 from costproof.processes import Pool
 from costproof.reports.folder import check_folder
 from costproof.reports.outputs import variants

@@ -11,9 +11,9 @@ from typing import Final, Literal
 from costproof.estimate.arithmetic import Arithmetic, arithmetic_of
 from costproof.estimate.hardware import Device
 from costproof.estimate.roofline import Border, BorderPoint, Roof, Roofline, bounds, counted, peaks_of, roof
-from costproof.graph.rules.files import Files
 from costproof.ledger.metrics import IN_FLOAT32, SKIPPABLE, TRAFFIC
 from costproof.ledger.node import CostNode
+from costproof.opgraph.rules.files import Files
 from costproof.run.along import Along, Sum, Term, grows
 from costproof.run.devices import machine
 from costproof.run.routing import routed, without_formulas

@@ -9,7 +9,6 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from costproof.graph.rules.files import Files
 from costproof.ledger.baseline import Baseline, baseline_of
 from costproof.ledger.capture import Capture
 from costproof.ledger.environment import environment
@@ -22,6 +21,7 @@ from costproof.models.generic.address import CONFIGURATION, names_function
 from costproof.models.generic.described import module_kinds
 from costproof.models.registry import TARGETS, load_target
 from costproof.models.target import Exportable, Target, WithKeys
+from costproof.opgraph.rules.files import Files
 from costproof.run.alone import alone_with
 from costproof.run.formulas import analytic_ledger
 from costproof.run.graph_limits import GraphRun

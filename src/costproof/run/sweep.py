@@ -8,9 +8,9 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from costproof.graph.rules.files import Files
 from costproof.ledger.errors import BadInput, CostproofError, Problems, no_such
 from costproof.ledger.extras import require
+from costproof.opgraph.rules.files import Files
 from costproof.run.alone import alone_with
 from costproof.run.points import Points
 from costproof.run.request import checked, option

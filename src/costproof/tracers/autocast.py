@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from costproof.graph.graph import AUTOCAST, Graph
 from costproof.ledger.metrics import ARITHMETIC
+from costproof.opgraph.graph import AUTOCAST, Graph
 from costproof.tracers.operands import dtype_name
 
 

@@ -27,8 +27,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from costproof.graph.rules.files import in_force
-from costproof.graph.stored import Reader, StoredGraph, StoredSize, StoredValue, Writer, back
 from costproof.ledger.errors import BadInput, CostproofError
 from costproof.ledger.files import MAX_BYTES, first_bytes
 from costproof.ledger.node import Ledger
@@ -39,6 +37,8 @@ from costproof.ledger.writing import through, write_texts
 from costproof.models.configured import Configured
 from costproof.models.jobs import ExportJob
 from costproof.models.target import Exportable
+from costproof.opgraph.rules.files import in_force
+from costproof.opgraph.stored import Reader, StoredGraph, StoredSize, StoredValue, Writer, back
 from costproof.tracers.exported import Exported, export_graph
 from costproof.tracers.fingerprint import INSTALLED, OWN, digest, fingerprint, surroundings
 

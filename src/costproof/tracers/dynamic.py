@@ -8,14 +8,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from costproof.graph.account import account, appended, placer
-from costproof.graph.costed import Costed, costed
-from costproof.graph.dataflow import data_edges
-from costproof.graph.fvcore_macs import fvcore_nodes
-from costproof.graph.grouped import Groups, group_costs, group_parameters
-from costproof.graph.merge import merge_nodes
-from costproof.graph.parameters import read_parameters, unread_modules, with_owners
-from costproof.graph.tally import Tally, graph_metrics
 from costproof.ledger.callgraph import CallGraph
 from costproof.ledger.capture import TraceCheck
 from costproof.ledger.errors import Incomplete
@@ -29,6 +21,14 @@ from costproof.models.generic.alike import held_bytes
 from costproof.models.jobs import Run
 from costproof.models.serving import options_of
 from costproof.models.target import Exportable, Runnable, Target, WithFormulas
+from costproof.opgraph.account import account, appended, placer
+from costproof.opgraph.costed import Costed, costed
+from costproof.opgraph.dataflow import data_edges
+from costproof.opgraph.fvcore_macs import fvcore_nodes
+from costproof.opgraph.grouped import Groups, group_costs, group_parameters
+from costproof.opgraph.merge import merge_nodes
+from costproof.opgraph.parameters import read_parameters, unread_modules, with_owners
+from costproof.opgraph.tally import Tally, graph_metrics
 from costproof.tracers.callgraph import call_graph
 from costproof.tracers.cpu_fallback import trace_run
 from costproof.tracers.flop_counter_ledger import Flops, judged_ledger

@@ -12,14 +12,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from costproof.graph.graph import AUTOCAST, Graph, ModuleCall, OpCall, Value
-from costproof.graph.paths import renamer
-from costproof.graph.rules.matmul import NONZERO
-from costproof.graph.rules.names import canonical
 from costproof.ledger.errors import Incomplete
 from costproof.models.caches import caches_of, states
 from costproof.models.generic.alike import held_bytes
 from costproof.models.jobs import ExportJob
+from costproof.opgraph.graph import AUTOCAST, Graph, ModuleCall, OpCall, Value
+from costproof.opgraph.paths import renamer
+from costproof.opgraph.rules.matmul import NONZERO
+from costproof.opgraph.rules.names import canonical
 from costproof.tracers.autocast import autocast_noted, under_autocast
 from costproof.tracers.exporting import Sizes, exported_program, inputs_by_path
 from costproof.tracers.operands import dtype_name, operands, plain_value

@@ -11,12 +11,12 @@ from unittest import mock
 
 import sympy
 
-from costproof.graph.graph import Size
 from costproof.ledger.errors import Bug, Incomplete, first_line, said_by
 from costproof.ledger.evaluate import evaluate
 from costproof.ledger.symbols import FUNCTIONS, parse
 from costproof.models.as_it_runs import as_it_runs
 from costproof.models.jobs import ExportJob, SymbolicSize
+from costproof.opgraph.graph import Size
 from costproof.tracers.direct import through_call
 from costproof.tracers.indexing import rows_of_numbers
 from costproof.tracers.lean import lean

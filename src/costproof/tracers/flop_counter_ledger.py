@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Final
 
-from costproof.graph.merge import merge_unknown
 from costproof.ledger.node import CostNode, Ledger, UnknownOp
 from costproof.models.jobs import Run
+from costproof.opgraph.merge import merge_unknown
 
 Where = tuple[tuple[str, int], ...]
 """The calls that are running, outermost first: (path of the module, number of its call)."""

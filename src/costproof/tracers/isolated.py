@@ -8,14 +8,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from costproof.graph.account import account, cache_nodes
-from costproof.graph.costed import Costed, costed
-from costproof.graph.fvcore_macs import fvcore_nodes
-from costproof.graph.merge import merge_nodes
-from costproof.graph.parameters import with_owners
-from costproof.graph.paths import renamed, renamer
-from costproof.graph.reuse import RETURNED
-from costproof.graph.tally import Tally, graph_metrics
 from costproof.ledger.node import CostNode, Ledger, UnknownOp
 from costproof.ledger.progress import Progress, silent
 from costproof.ledger.run import Convention
@@ -24,6 +16,14 @@ from costproof.models.generic.alike import held_bytes
 from costproof.models.jobs import ExportJob
 from costproof.models.serving import options_of
 from costproof.models.target import Staged
+from costproof.opgraph.account import account, cache_nodes
+from costproof.opgraph.costed import Costed, costed
+from costproof.opgraph.fvcore_macs import fvcore_nodes
+from costproof.opgraph.merge import merge_nodes
+from costproof.opgraph.parameters import with_owners
+from costproof.opgraph.paths import renamed, renamer
+from costproof.opgraph.reuse import RETURNED
+from costproof.opgraph.tally import Tally, graph_metrics
 from costproof.tracers.dynamic import unfused_where_told
 from costproof.tracers.operands import dtype_name
 from costproof.tracers.paths import Paths

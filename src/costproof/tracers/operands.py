@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from costproof.graph.graph import Value
+from costproof.opgraph.graph import Value
 
 Operands = tuple[tuple[Value, ...], dict[str, Any], dict[str, Value]]
 """Tensors in order, other arguments by name, tensors by name: the fields of an :class:`.OpCall`."""

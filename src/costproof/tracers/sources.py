@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from costproof.graph.rules.files import with_rules_in_force
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.node import Ledger
 from costproof.ledger.progress import Progress, silent
 from costproof.ledger.workload import Workload
 from costproof.models.serving import options_of
 from costproof.models.target import Exportable, Runnable, Target
+from costproof.opgraph.rules.files import with_rules_in_force
 from costproof.processes import Failed, Pool, Say
 
 if TYPE_CHECKING:

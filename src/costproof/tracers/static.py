@@ -6,16 +6,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from costproof.graph.account import account, cache_nodes
-from costproof.graph.costed import Costed, costed
-from costproof.graph.fvcore_macs import fvcore_nodes
-from costproof.graph.graph import Value
-from costproof.graph.merge import merge_nodes
-from costproof.graph.reuse import reuse
-from costproof.graph.rules.registry import UnknownCost
-from costproof.graph.sized import bounded, known_at_sizes, sized
-from costproof.graph.steps import Step, every_step, over_steps
-from costproof.graph.tally import Tally, graph_metrics
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.evaluate import evaluate_ledger
 from costproof.ledger.listing import Line, Listing
@@ -29,6 +19,16 @@ from costproof.models.generic.copies import unchecked
 from costproof.models.jobs import GIVEN, ExportJob, SymbolicSize
 from costproof.models.serving import options_of
 from costproof.models.target import Exportable, PartlyExported, Runnable, Staged, Target, WithFormulas
+from costproof.opgraph.account import account, cache_nodes
+from costproof.opgraph.costed import Costed, costed
+from costproof.opgraph.fvcore_macs import fvcore_nodes
+from costproof.opgraph.graph import Value
+from costproof.opgraph.merge import merge_nodes
+from costproof.opgraph.reuse import reuse
+from costproof.opgraph.rules.registry import UnknownCost
+from costproof.opgraph.sized import bounded, known_at_sizes, sized
+from costproof.opgraph.steps import Step, every_step, over_steps
+from costproof.opgraph.tally import Tally, graph_metrics
 from costproof.tracers.cache import cached_export
 from costproof.tracers.exported import Exported
 from costproof.tracers.exporting import resized, with_numbers

@@ -17,13 +17,13 @@ from functools import cache
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
-from costproof.graph.graph import Graph, ModuleCall, OpCall, Value
 from costproof.ledger.errors import Incomplete, first_line
 from costproof.ledger.extras import advice
 from costproof.ledger.node import UnknownOp
 from costproof.models.as_it_runs import as_it_runs
 from costproof.models.caches import CACHES
 from costproof.models.jobs import Run
+from costproof.opgraph.graph import Graph, ModuleCall, OpCall, Value
 from costproof.tracers.autocast import autocast_noted, under_autocast
 from costproof.tracers.hooks_inside import hooks_inside
 from costproof.tracers.indexing import views_apart

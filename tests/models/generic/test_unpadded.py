@@ -6,8 +6,6 @@ import pytest
 import torch
 from torch import nn
 
-from costproof.graph.account import account
-from costproof.graph.costed import costed
 from costproof.ledger.node import total
 from costproof.models.as_it_runs import as_it_runs
 from costproof.models.generic.modules import around
@@ -15,6 +13,8 @@ from costproof.models.generic.places import places
 from costproof.models.generic.towers import NONE, towers
 from costproof.models.generic.unpadded import ALL_ROWS
 from costproof.models.jobs import ExportJob
+from costproof.opgraph.account import account
+from costproof.opgraph.costed import costed
 from costproof.tracers.exported import export_graph
 
 

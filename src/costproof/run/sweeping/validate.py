@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, Final
 
-from costproof.graph.rules.files import with_rules_in_force
 from costproof.ledger.errors import EXIT_FINDINGS, EXIT_INCOMPLETE, EXIT_OK, BadInput, CostproofError
 from costproof.ledger.extras import require
 from costproof.ledger.metrics import Metric
@@ -17,6 +16,7 @@ from costproof.ledger.progress import Progress, silent
 from costproof.ledger.workload import Workload
 from costproof.models.serving import lacking
 from costproof.models.target import WithKeys
+from costproof.opgraph.rules.files import with_rules_in_force
 from costproof.reports.numbers import exact
 from costproof.run.capture import count
 from costproof.run.peaks import measured

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from costproof.graph.rules.files import with_rules_in_force
 from costproof.ledger.counter import CounterCall, CounterInfo, CounterRecord, CounterRun, Spent
 from costproof.ledger.environment import installed
 from costproof.ledger.errors import CostproofError, Incomplete
@@ -20,6 +19,7 @@ from costproof.ledger.progress import Progress, silent
 from costproof.ledger.workload import Workload
 from costproof.models.jobs import ExportJob, Run
 from costproof.models.target import Exportable
+from costproof.opgraph.rules.files import with_rules_in_force
 from costproof.processes import Late, Limits, Pool, failure
 from costproof.tracers.counters.protocol import Counter
 from costproof.tracers.counters.registry import COUNTERS, not_installed
@@ -170,8 +170,8 @@ def _truth(job: ExportJob, args: Mapping[str, Any], place: tuple[str, str]) -> t
     Raises:
         Incomplete: the cut cannot be traced, or an operator has no rule.
     """
-    from costproof.graph.account import account
-    from costproof.graph.costed import costed
+    from costproof.opgraph.account import account
+    from costproof.opgraph.costed import costed
     from costproof.tracers.counters.surroundings import renamed
     from costproof.tracers.torchlens_trace import trace_graph
 

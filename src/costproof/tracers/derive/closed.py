@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from typing import Final
 
 from costproof.compare.proof.closed_form import Limit
-from costproof.graph.account import account
-from costproof.graph.costed import costed
-from costproof.graph.merge import merge_nodes
-from costproof.graph.paths import renamer
-from costproof.graph.sized import bounded
 from costproof.ledger.errors import CostproofError, Incomplete, first_line
 from costproof.ledger.evaluate import evaluate
 from costproof.ledger.node import CostNode, rule_wanted, unknown_clause
 from costproof.ledger.symbols import parse
+from costproof.opgraph.account import account
+from costproof.opgraph.costed import costed
+from costproof.opgraph.merge import merge_nodes
+from costproof.opgraph.paths import renamer
+from costproof.opgraph.sized import bounded
 from costproof.tracers.cache import cached_export
 from costproof.tracers.derive.domain import Draw, all_met, examples, limits
 from costproof.tracers.derive.subject import Subject

@@ -16,11 +16,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from costproof.graph.graph import OpCall, Value
-from costproof.graph.rules.registry import UnknownCost, cost_of
 from costproof.ledger.errors import said_by
 from costproof.models.as_it_runs import as_it_runs
 from costproof.models.jobs import Run
+from costproof.opgraph.graph import OpCall, Value
+from costproof.opgraph.rules.registry import UnknownCost, cost_of
 from costproof.tracers.cpu_fallback import with_numbers
 from costproof.tracers.operands import dtype_name, operands, plain_value
 from costproof.tracers.readonly import uncollected, watched

@@ -10,9 +10,9 @@ from typing import Any, Final
 
 import torch
 
-from costproof.graph.liveness import Timeline
 from costproof.ledger.errors import CostproofError, Incomplete, first_line
 from costproof.models.as_it_runs import as_it_runs
+from costproof.opgraph.liveness import Timeline
 from costproof.tracers.exporting import each_argument
 from costproof.tracers.peaks.memory import OnCpu, Storages, namer
 from costproof.tracers.readonly import watched

@@ -15,13 +15,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-from costproof.graph.liveness import Event, Timeline
-from costproof.graph.paths import renamer
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.peaks import LiveTensor
 from costproof.models.generic.alike import alike
 from costproof.models.generic.copies import with_tensors
 from costproof.models.jobs import ExportJob
+from costproof.opgraph.liveness import Event, Timeline
+from costproof.opgraph.paths import renamer
 from costproof.tracers.exporting import each_argument
 from costproof.tracers.operands import dtype_name
 from costproof.tracers.paths import Paths, unwrapped

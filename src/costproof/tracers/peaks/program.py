@@ -15,10 +15,10 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch.fx.node import map_arg
 from torch.utils._pytree import tree_iter
 
-from costproof.graph.graph import Size
-from costproof.graph.liveness import Program, Step
 from costproof.ledger.errors import CostproofError, Incomplete, first_line
 from costproof.models.jobs import ExportJob
+from costproof.opgraph.graph import Size
+from costproof.opgraph.liveness import Program, Step
 from costproof.tracers.exporting import Sizes, exported_program, inputs_by_path
 from costproof.tracers.peaks.memory import OnCpu, Storages, namer
 

@@ -1,0 +1,268 @@
+"""Bytes across the border of a module's own work.
+
+A region is what one call of one module runs itself, without its children. Views and casts are looked
+through to their root: the tensor that an operator, an input, a parameter or a buffer really made.
+A region reads each outside root once, at most as much of it as its views show or as it looks up, and writes each root
+that an outside reader reads once. Everything between two operators of the same region stays inside, as in
+a perfectly fused kernel. What a cache held before the call is read like any other root, and counted apart.
+Integer and boolean tensors are not activations; integer buffers that arithmetic turns into floating-point numbers, as
+packed weights, are read all the same. A root that every outside reader sees through a cast is
+written in the size that they see. What is written over a part of a tensor of another region is written too, and so is
+what is left of an input that is written over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, TypeVar
+
+from costproof.ledger.workload import ITEM_BYTES
+from costproof.opgraph.graph import Graph, OpCall, Size, Value
+from costproof.opgraph.parts import Part, largest, number_bytes, part_of
+from costproof.opgraph.rules.cost import OpCost, PartialRead
+from costproof.opgraph.rules.names import canonical, overwrites
+from costproof.opgraph.rules.registry import UnknownCost
+from costproof.opgraph.rules.sizes import nbytes, numel, prod, smaller, total
+
+Region = tuple[str, int]
+"""Module path and number of the call."""
+R = TypeVar("R", bound=Hashable)
+_SCATTERS: Final = frozenset({
+    "index_put", "index_add", "index_copy", "index_fill", "index_reduce", "scatter", "scatter_add", "scatter_reduce",
+    "put", "one_hot", "repeat_interleave", "nll_loss", "nll_loss_forward", "cross_entropy",
+})  # fmt: skip
+"""Operators whose integer arguments behind the first say where, and how often."""
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What one tensor contributes to one region."""
+
+    value: Value
+    """The root."""
+    nbytes: Size
+
+
+@dataclass(frozen=True, slots=True)
+class RegionTraffic:
+    """All that crosses the border of one region, and the parameters it reads."""
+
+    inputs: tuple[Traffic, ...] = ()
+    outputs: tuple[Traffic, ...] = ()
+    weights: tuple[Traffic, ...] = ()
+    cached: tuple[Traffic, ...] = ()
+
+    @property
+    def input_bytes(self) -> Size:
+        """Bytes of activations that come in."""
+        return total(t.nbytes for t in self.inputs)
+
+    @property
+    def output_bytes(self) -> Size:
+        """Bytes of activations that go out."""
+        return total(t.nbytes for t in self.outputs)
+
+    @property
+    def kv_read_bytes(self) -> Size:
+        """Bytes that come in from a cache, as it was before the call."""
+        return total(t.nbytes for t in self.cached)
+
+    @property
+    def weight_read_bytes(self) -> Size:
+        """Bytes of parameters that are read."""
+        return total(t.nbytes for t in self.weights)
+
+    @property
+    def bytes(self) -> Size:
+        """Bytes of all of them."""
+        return total(t.nbytes for t in self.every)
+
+    @property
+    def every(self) -> tuple[Traffic, ...]:
+        """All of them."""
+        return (*self.inputs, *self.outputs, *self.weights, *self.cached)
+
+
+@dataclass(slots=True)
+class _Reads:
+    """How one region reads one root: through which views, and of which views only rows."""
+
+    root: Value
+    views: dict[str, Value] = field(default_factory=dict)
+    partial: list[PartialRead] = field(default_factory=list)
+
+
+def region_traffic(
+    graph: Graph,
+    costs: Sequence[OpCost | UnknownCost],
+    roots: Mapping[str, Value],
+    shown: Mapping[str, Part],
+    regions: Sequence[R],
+) -> dict[R, RegionTraffic]:
+    """The traffic of every region of a graph.
+
+    Args:
+        graph: operators in order of execution.
+        costs: what each of them costs, for the roles; an operator without a rule is taken as work.
+        roots: as :func:`resolve` finds them.
+        shown: as :func:`~costproof.opgraph.parts.parts` finds them.
+        regions: of each operator, the region that it is in.
+    """
+    producer: dict[str, R] = {}
+    written: list[tuple[R, Value, Value]] = []
+    """What is written over a part of a tensor: by whom, the part, and the root."""
+    reads: dict[R, dict[str, _Reads]] = {}
+    for op, cost, region in zip(graph.ops, costs, regions, strict=True):
+        if isinstance(cost, OpCost) and cost.role == "alias":
+            continue
+        producer.update((out.id, region) for out in op.outputs)
+        if isinstance(cost, OpCost) and cost.aliases is None and op.tensors and overwrites(op):
+            written += ((region, out, roots[op.tensors[0].id]) for out in op.outputs if op.tensors[0].id in roots)
+        partial = {p.value.id: p for p in cost.partial} if isinstance(cost, OpCost) else {}
+        for value in read_by(op, cost):
+            root = roots.get(value.id, value)
+            mine = reads.setdefault(region, {}).setdefault(root.id, _Reads(root))
+            if value.id in partial:
+                mine.partial.append(partial[value.id])
+            else:
+                mine.views.setdefault(value.id, value)
+
+    packed = packed_numbers(graph, costs, roots)
+    inputs: dict[R, list[Traffic]] = {}
+    weights: dict[R, list[Traffic]] = {}
+    cached: dict[R, list[Traffic]] = {}
+    outside: dict[str, tuple[Value, list[Value]]] = {}
+    """Id of a root -> the root, and how those see it that did not make it."""
+    for region, by_root in reads.items():
+        for read in by_root.values():
+            root = read.root
+            if root.origin == "param":
+                weights.setdefault(region, []).append(Traffic(root, _weight_bytes(read, shown)))
+            elif root.origin == "buffer" and root.id in packed:
+                inputs.setdefault(region, []).append(Traffic(root, _viewed(read, shown)))
+            elif root.floating and producer.get(root.id) != region:
+                found = cached if root.origin == "cache" else inputs
+                found.setdefault(region, []).append(Traffic(root, _viewed(read, shown)))
+                seen = (*read.views.values(), *(p.value for p in read.partial))
+                outside.setdefault(root.id, (root, []))[1].extend(seen)
+    for value in (v for v in (*graph.outputs, *_handed_back(graph, roots)) if v.floating):
+        root = roots.get(value.id, value)
+        outside.setdefault(root.id, (root, []))[1].append(value)
+    outputs: dict[R, list[Traffic]] = {}
+    for root, views in outside.values():
+        if root.id in producer and root.floating:
+            whole = prod((numel(root), _item(root, views)))
+            outputs.setdefault(producer[root.id], []).append(Traffic(root, whole))
+    for region, part, root in written:
+        own = producer.get(root.id) == region
+        if part.floating and not own and part.id not in outside:
+            outputs.setdefault(region, []).append(Traffic(part, nbytes(part)))
+    return {
+        region: RegionTraffic(
+            *(tuple(t for t in found.get(region, ()) if t.nbytes != 0) for found in (inputs, outputs, weights, cached))
+        )
+        for region in dict.fromkeys((*reads, *outputs))
+    }
+
+
+def _handed_back(graph: Graph, roots: Mapping[str, Value]) -> Iterable[Value]:
+    """What is written over the whole of an input, last of all: the caller has it after the call."""
+    given: dict[str, str] = {}
+    last: dict[str, Value] = {}
+    for op in graph.ops:
+        before = op.tensors[0] if op.tensors and len(op.outputs) == 1 and overwrites(op) else None
+        # A view of it is a part, which counts where it is written.
+        if before is not None and before.id not in roots and (before.origin == "input" or before.id in given):
+            source = given.get(before.id, before.id)
+            given[op.outputs[0].id] = source
+            last[source] = op.outputs[0]
+    return last.values()
+
+
+def resolve(ops: Iterable[OpCall], costs: Iterable[OpCost | UnknownCost]) -> dict[str, Value]:
+    """Id of every view and cast -> the tensor that was really made."""
+    roots: dict[str, Value] = {}
+    for op, cost in zip(ops, costs, strict=True):
+        if isinstance(cost, UnknownCost) or not op.tensors or (cost.role != "alias" and cost.aliases is None):
+            continue
+        sources = cost.aliases or (op.tensors[0],) * len(op.outputs)
+        for out, source in zip(op.outputs, sources, strict=False):
+            root = roots.get(source.id, source)
+            if out.id != root.id:
+                roots[out.id] = root
+    return roots
+
+
+def read_by(op: OpCall, cost: OpCost | UnknownCost) -> tuple[Value, ...]:
+    """The tensors whose data an operator takes in."""
+    if isinstance(cost, UnknownCost) or cost.reads is None:
+        return op.tensors
+    return cost.reads
+
+
+def _viewed(read: _Reads, shown: Mapping[str, Part]) -> Size:
+    """Bytes that a region reads of an activation: its parts together, at most the whole in the size that it sees."""
+    root = read.root
+    whole = prod((numel(root), _item(root, (*read.views.values(), *(p.value for p in read.partial)))))
+    sizes: list[Size] = []
+    for size in (*largest(_sizes(root, read.views.values(), shown)), *(_looked_up(root, p) for p in read.partial)):
+        if size == whole:
+            return whole
+        sizes.append(size)
+    return smaller(whole, total(sizes))
+
+
+def packed_numbers(graph: Graph, costs: Sequence[OpCost | UnknownCost], roots: Mapping[str, Value]) -> frozenset[str]:
+    """Return the ids of integer tensors of which arithmetic makes floating-point numbers, as it does of packed weights.
+
+    Indices of look-ups and scatters are none, and neither are masks: no number is made of them.
+    """
+    found: set[str] = set()
+    for op, cost in zip(reversed(graph.ops), reversed(costs), strict=True):
+        if not any(out.floating or {out.id, roots.get(out.id, out).id} & found for out in op.outputs):
+            continue
+        picked = {p.value.id for p in cost.partial} if isinstance(cost, OpCost) and cost.role == "lookup" else None
+        for i, value in enumerate(op.tensors):
+            root = roots.get(value.id, value)
+            index = value.id not in picked if picked is not None else i > 0 and canonical(op.name) in _SCATTERS
+            if not (index or root.floating or root.dtype == "bool"):
+                found |= {value.id, root.id}
+    return frozenset(found)
+
+
+def _sizes(root: Value, views: Iterable[Value], shown: Mapping[str, Part]) -> list[tuple[Part, Size]]:
+    """Parts and their bytes, the widest first: a cast to a wider type is read in the root's own."""
+    by_width = sorted(views, key=number_bytes, reverse=True)
+    return [(part, prod((part.numbers, _number(root, v)))) for v in by_width for part in (part_of(v, shown),)]
+
+
+def _looked_up(root: Value, read: PartialRead) -> Size:
+    """Bytes of the rows of an activation, or of a buffer."""
+    value = read.value
+    return prod((read.elements, ITEM_BYTES[value.dtype] // number_bytes(value), _number(root, value)))
+
+
+def _number(root: Value, view: Value) -> int:
+    """Bytes that are read of a number: where a view casts to a wider type, the root's own."""
+    return min(number_bytes(root), number_bytes(view))
+
+
+def _item(root: Value, views: Iterable[Value]) -> int:
+    """Bytes of an element, in the size that readers see."""
+    return ITEM_BYTES[root.dtype] // number_bytes(root) * min(number_bytes(root), max(map(number_bytes, views)))
+
+
+def _weight_bytes(read: _Reads, shown: Mapping[str, Part]) -> Size:
+    """Bytes that a region reads of a parameter; a cast of it is read in the parameter's own type."""
+    whole, number = nbytes(read.root), number_bytes(read.root)
+    rows = [prod((p.elements, ITEM_BYTES[read.root.dtype])) for p in read.partial]
+    if read.views:
+        seen = [(part, prod((part.numbers, number))) for v in read.views.values() for part in (part_of(v, shown),)]
+        size = smaller(whole, total(largest(seen)))
+        if size == whole or not rows:
+            return size
+        return smaller(whole, total((size, *rows)))
+    if len(rows) > 1 and all(p.distinct for p in read.partial):
+        return smaller(whole, total(rows))
+    return total(rows)
