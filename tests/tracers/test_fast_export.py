@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from costproof.models.jobs import ExportJob, SymbolicSize
 from costproof.opgraph.costed import costed
-from costproof.tracers import lean
+from costproof.patches.export import fast_export
 from costproof.tracers.exported import export_graph
 from tests.tracers.small import Wrapper
 
@@ -51,7 +51,7 @@ def job(row: Row) -> ExportJob:
 def test_operators_are_remembered_for_many_layers_alone(layers: int, remembered: bool) -> None:
     before, row = settings(), Row(layers)
     MET.clear()
-    with lean.lean(row):
+    with fast_export(row):
         assert settings() == (True, remembered)
     assert settings() == before == (False, True)
     export_graph(job(row))
@@ -61,14 +61,14 @@ def test_operators_are_remembered_for_many_layers_alone(layers: int, remembered:
 
 def test_settings_are_put_back_after_an_error() -> None:
     before = settings()
-    with pytest.raises(ValueError, match="stopped"), lean.lean(Row(1)):
+    with pytest.raises(ValueError, match="stopped"), fast_export(Row(1)):
         raise ValueError("stopped")
     assert settings() == before
 
 
 def test_what_a_user_has_switched_off_stays_off() -> None:
     with torch._dynamo.config.patch(fake_tensor_cache_enabled=False):
-        with lean.lean(Row(9)):
+        with fast_export(Row(9)):
             assert settings() == (True, False)
         assert settings() == (False, False)
 
@@ -76,7 +76,7 @@ def test_what_a_user_has_switched_off_stays_off() -> None:
 def test_the_graph_costs_the_same_either_way(monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
     for few in (0, 9):
-        monkeypatch.setattr(lean, "_FEW_LAYERS", few)
+        monkeypatch.setattr("costproof.patches.export._MAX_UNCACHED_LAYERS", few)
         work = costed(export_graph(job(Row(5))).graph)
         found.append([(op.name, op.module, [v.shape for v in op.outputs], cost) for op, cost in
                       zip(work.graph.ops, work.costs, strict=True)])  # fmt: skip
