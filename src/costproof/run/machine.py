@@ -29,8 +29,8 @@ from costproof.opgraph.rules.registry import RULES
 from costproof.plugins import Registry
 from costproof.reports.numbers import human
 from costproof.reports.outputs import REGISTRY
+from costproof.tracers.cache import folder
 from costproof.tracers.counters.registry import COUNTERS, not_installed
-from costproof.tracers.export_cache import folder
 
 NEEDED_FOR = {
     "sympy": "formulas",
