@@ -39,7 +39,7 @@ def operators(
         if not isinstance(model, Exportable):
             raise BadInput("no graph to list", where=model.name, got=lacking(model, ["static"])["static"])
         require("trace", "the graph of a stage")
-        from costproof.tracers.listing import listings  # imports torch
+        from costproof.tracers.static import listings  # imports torch
 
         found = tuple(listings(model, prepared.workload, stage))
     if module is not None:

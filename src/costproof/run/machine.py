@@ -28,8 +28,8 @@ from costproof.models.registry import TARGETS
 from costproof.opgraph.rules.registry import RULES
 from costproof.plugins import Registry
 from costproof.reports.outputs import REGISTRY
+from costproof.tracers.cache import folder
 from costproof.tracers.counters.registry import COUNTERS, not_installed
-from costproof.tracers.export_cache import folder
 from costproof.views.numbers import human
 
 NEEDED_FOR = {

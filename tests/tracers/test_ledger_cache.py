@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from costproof.ledger.node import Ledger
-from costproof.tracers import static_kept
-from costproof.tracers.export_cache import FOLDER, keep
+from costproof.tracers import cache
+from costproof.tracers.cache import FOLDER, save
 from costproof.tracers.fingerprint import OWN
 
 
@@ -68,14 +68,14 @@ def test_the_same_command_reads_it_without_torch_and_another_one_counts(
 
     # A module that was loaded has changed since: it is counted again, and kept in its place.
     changed(file, lambda data: data["files"].update({place: [0, 0] for place in tuple(data["files"])[:1]}))
-    assert static_kept._read(file) is None
+    assert cache._load_ledger(file) is None
     assert command() == (first, True)
-    again_kept = static_kept._read(file)
+    again_kept = cache._load_ledger(file)
     assert again_kept is not None
     assert again_kept.nodes[0].module == first["nodes"][0]["module"]
 
     file.write_bytes(file.read_bytes()[:-100])
-    assert static_kept._read(file) is None
+    assert cache._load_ledger(file) is None
 
 
 def test_nothing_is_kept_by_a_program_that_may_have_changed_what_it_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,18 +84,18 @@ def test_nothing_is_kept_by_a_program_that_may_have_changed_what_it_loaded(monke
 
     asked = prepare(request("vit-l-16"))
     target: Any = asked.target
-    monkeypatch.setattr(static_kept, "_is_command", lambda: True)
-    assert static_kept._file(target, asked.workload) is None  # torch is loaded here
+    monkeypatch.setattr(cache, "_is_command", lambda: True)
+    assert cache._ledger_file(target, asked.workload) is None  # torch is loaded here
     monkeypatch.delitem(sys.modules, "torch")
-    assert static_kept._file(target, asked.workload) is not None
-    monkeypatch.setattr(static_kept, "in_force", lambda: (Path("rules.py"),))
-    assert static_kept._file(target, asked.workload) is None
+    assert cache._ledger_file(target, asked.workload) is not None
+    monkeypatch.setattr(cache, "in_force", lambda: (Path("rules.py"),))
+    assert cache._ledger_file(target, asked.workload) is None
 
 
 def test_code_of_somebody_else_keeps_a_ledger_from_being_kept(tmp_path: Path) -> None:
-    assert static_kept._loaded() is None  # these tests are in no package
+    assert cache._loaded_files() is None  # these tests are in no package
     file = tmp_path / "x.json.gz"
-    static_kept._write(file, Ledger("static", (), (), ()))
+    cache._save_ledger(file, Ledger("static", (), (), ()))
     assert not file.exists()
 
 
@@ -103,9 +103,9 @@ def test_a_file_under_the_name_of_another_is_not_read(tmp_path: Path) -> None:
     ledger = {"source": "static", "nodes": [], "metrics": [], "stages": []}
     file, other = tmp_path / "a.json.gz", tmp_path / "b.json.gz"
     for place in (file, other):
-        keep(place, json.dumps({"name": file.name, "files": {}, "ledger": ledger}).encode())
-    assert static_kept._read(file) == Ledger("static", (), (), ())
-    assert static_kept._read(other) is None
+        save(place, json.dumps({"name": file.name, "files": {}, "ledger": ledger}).encode())
+    assert cache._load_ledger(file) == Ledger("static", (), (), ())
+    assert cache._load_ledger(other) is None
 
 
 @pytest.mark.parametrize(
@@ -124,24 +124,24 @@ def test_a_file_under_the_name_of_another_is_not_read(tmp_path: Path) -> None:
 def test_json_of_another_shape_is_not_read(changes: dict[str, Any], tmp_path: Path) -> None:
     file = tmp_path / "a.json.gz"
     ledger = {"source": "static", "nodes": [], "metrics": [], "stages": []}
-    keep(file, json.dumps({"name": file.name, "files": {}, "ledger": ledger, **changes}).encode())
-    assert static_kept._read(file) is None
+    save(file, json.dumps({"name": file.name, "files": {}, "ledger": ledger, **changes}).encode())
+    assert cache._load_ledger(file) is None
 
 
 def test_what_is_nested_too_deep_and_what_is_no_file_are_not_read(tmp_path: Path) -> None:
     file = tmp_path / "a.json.gz"
-    keep(file, b"[" * 200_000 + b"]" * 200_000)
-    assert static_kept._read(file) is None
+    save(file, b"[" * 200_000 + b"]" * 200_000)
+    assert cache._load_ledger(file) is None
     for put in (os.mkfifo, os.mkdir, lambda path: os.symlink("/dev/zero", path)):
         file.rmdir() if file.is_dir() else file.unlink()
         put(file)
-        assert static_kept._read(file) is None
+        assert cache._load_ledger(file) is None
 
 
 def test_code_from_another_folder_is_another_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    before = static_kept._packages()
+    before = cache._package_folders()
     monkeypatch.syspath_prepend(tmp_path)
-    assert static_kept._packages() == [[str(tmp_path), None], *before]
+    assert cache._package_folders() == [[str(tmp_path), None], *before]
     assert any(changed is not None for _, changed in before)
 
 
@@ -152,4 +152,4 @@ def test_only_the_command_is_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
         (tmp_path / "mine.py", False),
     ):
         monkeypatch.setattr(sys.modules["__main__"], "__file__", str(place), raising=False)
-        assert static_kept._is_command() is expected
+        assert cache._is_command() is expected

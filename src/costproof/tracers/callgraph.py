@@ -1,26 +1,79 @@
-"""What decided the shapes of a module when it was made, read from the module and its configuration.
-
-Of torch's own layers a table names every size; for all other classes three rules apply, each
-seen from the constructor of the class itself:
-
-1. attributes that bear the name of one of its arguments, or of a size (``hidden_size``, ``num_heads``);
-2. of the configuration that the module keeps, the sizes that its constructor mentions;
-3. the shapes of the parameters that it owns (``gate_up_proj.shape``).
-"""
+"""The callgraph of a whole capture, from the runs that were traced."""
 
 from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 from costproof.ledger.attributes import attribute, has_attribute
-from costproof.ledger.callgraph import Setting
+from costproof.ledger.callgraph import CallGraph, Event, Setting, ValueAt
+from costproof.tracers.hooks import ROOT, Hooked
+from costproof.tracers.paths import Paths
 
 if TYPE_CHECKING:
     from torch import nn
+
+
+def call_graph(
+    hooked: Sequence[Hooked],
+    operators: Mapping[str, Mapping[str, int]],
+    feeds: Mapping[tuple[str, str], int],
+    *,
+    all_calls: bool = False,
+) -> CallGraph:
+    """The callgraph of several runs of one model, in order; calls are counted through.
+
+    Args:
+        operators: innermost module -> operator -> calls, from the operator trace.
+        feeds: (a, b) -> how often a fed b, from the operator trace.
+        all_calls: keep what went in and out of every call, if the runs noted it.
+    """
+    model = hooked[0].run.model
+    counts: Counter[str] = Counter()
+    edges: Counter[str] = Counter()
+    inputs: dict[str, tuple[ValueAt, ...]] = {}
+    outputs: dict[str, tuple[ValueAt, ...]] = {}
+    events: list[Event] = []
+    for part in hooked:
+        for target, source in ((inputs, part.inputs), (outputs, part.outputs)):
+            for path, values in source.items():
+                if all_calls or path not in target:
+                    target[path] = (*target.get(path, ()), *_renumbered(values, counts[path]))
+        events += [_later(e, len(events) + i, counts[e.name]) for i, e in enumerate(part.events)]
+        counts.update(part.call_counts)
+        edges.update({f"{a}->{b}": n for (a, b), n in part.edges.items()})
+    paths = Paths(model)
+    modules = {path or ROOT: module for path, module in paths.modules.items()}
+    return CallGraph(
+        call_counts=dict(counts),
+        edges=dict(edges),
+        op_call_counts={k or ROOT: dict(v) for k, v in operators.items()},
+        module_children={p or ROOT: k for p in paths.modules if (k := tuple(paths.children(p)))},
+        module_types={path: type(module).__name__ for path, module in modules.items()},
+        constructor_params={p: c for p, m in modules.items() if (c := constructor_params(m))},
+        input_metadata=inputs,
+        output_metadata=outputs,
+        events=tuple(events),
+        data_edges={f"{a or ROOT}->{b or ROOT}": n for (a, b), n in sorted(feeds.items())},
+        module_aliases=paths.aliases,
+        tied_parameters=paths.tied,
+    )
+
+
+def _renumbered(values: Iterable[ValueAt], before: int) -> tuple[ValueAt, ...]:
+    return tuple(replace(v, call=v.call + before) if before else v for v in values)
+
+
+def _later(event: Event, index: int, before: int) -> Event:
+    call = event.data.get("call")
+    data = {**event.data, "call": call + before} if isinstance(call, int) else event.data
+    return replace(event, index=index, data=data)
+
 
 _ENDS: Final = (
     "_size", "_sizes", "_dim", "_dims", "_rank", "_heads", "_features", "_channels", "_experts", "_groups", "_width",

@@ -25,8 +25,8 @@ from costproof.opgraph.account import account
 from costproof.opgraph.costed import costed
 from costproof.opgraph.graph import OpCall, Value
 from costproof.opgraph.stored import back, plain
-from costproof.tracers import export_cache, fingerprint
-from costproof.tracers.export_cache import FOLDER, exports_kept, kept_export
+from costproof.tracers import cache, fingerprint
+from costproof.tracers.cache import FOLDER, cache_enabled, cached_export
 from costproof.tracers.exported import Exported, export_graph
 from tests.tracers.small import Wrapper
 
@@ -61,7 +61,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         found.append(one.id)
         return export_graph(one)
 
-    monkeypatch.setattr(export_cache, "export_graph", counting)
+    monkeypatch.setattr(cache, "export_graph", counting)
     return found
 
 
@@ -70,7 +70,7 @@ def kept(folder: Path) -> list[Path]:
 
 
 def test_what_was_exported_is_not_exported_again(made: list[str]) -> None:
-    first, again = kept_export(job()), kept_export(job())
+    first, again = cached_export(job()), cached_export(job())
     assert made == ["toy"]
     for found in (first, again):
         nodes = account(costed(found.graph), lambda module, call: ("stage", "once")).nodes
@@ -164,7 +164,7 @@ def test_versions_and_the_environment(what: str, monkeypatch: pytest.MonkeyPatch
 
 def test_the_name_is_the_same_in_every_process() -> None:
     """The seed of hashes, which orders sets, is another one in each."""
-    code = "from tests.tracers.test_export_cache import job, fingerprint; print(fingerprint.fingerprint(job()))"
+    code = "from tests.tracers.test_cache import job, fingerprint; print(fingerprint.fingerprint(job()))"
     paths = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     begun = [
         subprocess.Popen([sys.executable, "-c", code], env={**paths, "PYTHONHASHSEED": seed}, stdout=subprocess.PIPE)
@@ -198,7 +198,7 @@ def test_what_cannot_be_told_is_not_kept(module: nn.Module) -> None:
 def test_it_is_exported_all_the_same(folder: Path) -> None:
     module = model()
     module.pattern = re.compile("a")  # type: ignore[assignment]
-    assert kept_export(job(module)).graph.ops
+    assert cached_export(job(module)).graph.ops
     assert kept(folder) == []
 
 
@@ -229,20 +229,20 @@ def damaged(whole: bytes) -> dict[str, bytes]:
 
 
 def test_a_damaged_file_is_made_anew(folder: Path, made: list[str]) -> None:
-    right = kept_export(job())
+    right = cached_export(job())
     (file,) = kept(folder)
     whole = file.read_bytes()
     for what, content in damaged(whole).items():
         file.write_bytes(content)
         made.clear()
-        assert kept_export(job()).graph == right.graph, what
+        assert cached_export(job()).graph == right.graph, what
         assert made == ["toy"], what
         assert file.read_bytes() == whole, what
 
 
 def test_what_is_no_file_is_made_anew(folder: Path, made: list[str], tmp_path: Path) -> None:
     """A FIFO and ``/dev/zero`` never end, so nothing of them may be read."""
-    right = kept_export(job())
+    right = cached_export(job())
     (file,) = kept(folder)
     whole = file.read_bytes()
 
@@ -250,7 +250,7 @@ def test_what_is_no_file_is_made_anew(folder: Path, made: list[str], tmp_path: P
         file.unlink()
         os.mkfifo(file) if put == "fifo" else file.symlink_to(put)
         made.clear()
-        assert kept_export(job()).graph == right.graph
+        assert cached_export(job()).graph == right.graph
         assert made == ["toy"]
         assert not file.is_symlink()
         assert file.read_bytes() == whole
@@ -258,35 +258,35 @@ def test_what_is_no_file_is_made_anew(folder: Path, made: list[str], tmp_path: P
     file.mkdir()
     (file / "mine").write_text("mine")
     made.clear()
-    assert [kept_export(job()).graph for _ in range(2)] == [right.graph] * 2
+    assert [cached_export(job()).graph for _ in range(2)] == [right.graph] * 2
     assert made == ["toy"]
     assert file.read_bytes() == whole
     assert [p.read_text() for p in folder.rglob("mine")] == ["mine"]
 
 
 def test_a_file_that_unpacks_to_more_than_the_bound(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept_export(job())
+    cached_export(job())
     (file,) = kept(folder)
     size = len(gzip.decompress(file.read_bytes()))
-    monkeypatch.setattr(export_cache, "MAX_BYTES", size)
-    assert len(export_cache.read(file)) == size
-    monkeypatch.setattr(export_cache, "MAX_BYTES", size - 1)
+    monkeypatch.setattr(cache, "MAX_BYTES", size)
+    assert len(cache.load(file)) == size
+    monkeypatch.setattr(cache, "MAX_BYTES", size - 1)
     with pytest.raises(ValueError, match="too large"):
-        export_cache.read(file)
+        cache.load(file)
 
 
 def test_a_file_where_the_folder_should_be(folder: Path) -> None:
     folder.write_text("mine")
-    assert kept_export(job()).graph.ops
+    assert cached_export(job()).graph.ops
     assert folder.read_text() == "mine"
 
 
 def test_writers_side_by_side(folder: Path) -> None:
-    found = kept_export(job())
+    found = cached_export(job())
     (file,) = kept(folder)
     with ThreadPoolExecutor(8) as threads:
-        for _ in threads.map(lambda _: export_cache._write(file, file.name.partition(".")[0], found), range(40)):
-            assert export_cache._read(file, file.name.partition(".")[0], found.job) == found
+        for _ in threads.map(lambda _: cache._save_export(file, file.name.partition(".")[0], found), range(40)):
+            assert cache._load_export(file, file.name.partition(".")[0], found.job) == found
     assert kept(folder) == [file]
 
 
@@ -294,9 +294,9 @@ def test_writers_side_by_side(folder: Path) -> None:
 def test_nothing_is_kept(how: str, folder: Path, made: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     if how == "no folder":
         monkeypatch.setenv(FOLDER, "")
-    with exports_kept(how != "not wanted"):
-        kept_export(job())
-        kept_export(job())
+    with cache_enabled(how != "not wanted"):
+        cached_export(job())
+        cached_export(job())
     assert made == ["toy", "toy"]
     assert kept(folder) == []
 
@@ -304,13 +304,13 @@ def test_nothing_is_kept(how: str, folder: Path, made: list[str], monkeypatch: p
 def test_the_folder_of_a_user(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(FOLDER)
     monkeypatch.setenv("XDG_CACHE_HOME", "caches")
-    assert export_cache.folder() == Path("caches/costproof/exports")
+    assert cache.folder() == Path("caches/costproof/exports")
 
 
 def test_old_files_go(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(export_cache, "MOST_FILES", 2)
+    monkeypatch.setattr(cache, "MOST_FILES", 2)
     for width in (8, 9, 10):
-        kept_export(job(model(width=width)))
+        cached_export(job(model(width=width)))
         for age, file in enumerate(kept(folder)):
             os.utime(file, (age, age))
     assert len(kept(folder)) == 2
@@ -323,8 +323,8 @@ def test_arguments_that_json_cannot_hold(folder: Path, monkeypatch: pytest.Monke
         op = OpCall("op", "aten.odd", "1", 1, (x,), (x,), {"how": object()})
         return Exported(one, type(found.graph)((op,), (x,)), {}, {}, (), ())
 
-    monkeypatch.setattr(export_cache, "export_graph", odd)
-    assert kept_export(job()).graph.ops[0].name == "aten.odd"
+    monkeypatch.setattr(cache, "export_graph", odd)
+    assert cached_export(job()).graph.ops[0].name == "aten.odd"
     assert kept(folder) == []
 
 
@@ -345,7 +345,7 @@ def test_numbers_that_are_not_whole(whole: bool) -> None:
     # In the first the number is 18.0; the other is an expression in n and 13.0, which our grammar has not.
     one = replace(job(Scaled(whole=whole)), args={"x": torch.empty(3, 5, 6, device="meta")})
     one = replace(one, module=Scaled(whole=whole), prefix={"": "toy"}, sizes=[SymbolicSize(("x",), 0, "n")])
-    first, again = kept_export(one), kept_export(one)
+    first, again = cached_export(one), cached_export(one)
     assert again.graph == first.graph
 
 
@@ -358,14 +358,14 @@ def test_a_float_of_sympy_is_read_as_it_was_or_not_at_all(value: str, stays: boo
 def test_what_a_process_that_died_left_is_removed_and_nothing_else(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(export_cache, "MOST_FILES", 1)
+    monkeypatch.setattr(cache, "MOST_FILES", 1)
     folder.mkdir(exist_ok=True)
     mine = {"mine.json.gz", "tmpabc.part", "notes"}
     for name in (*mine, ".costproof-0123456789abcdef.part"):
         (folder / name).write_bytes(b"x")
         os.utime(folder / name, (1, 1))
     for name in ("a" * 64, "b" * 64):
-        export_cache.keep(folder / f"{name}.json.gz", b"{}")
+        cache.save(folder / f"{name}.json.gz", b"{}")
     assert {p.name for p in folder.iterdir()} == {*mine, f"{'b' * 64}.json.gz"}
 
 
@@ -373,6 +373,6 @@ def test_a_pipe_in_place_of_a_file_is_replaced(folder: Path) -> None:
     folder.mkdir(exist_ok=True)
     file = folder / f"{'a' * 64}.json.gz"
     os.mkfifo(file)
-    export_cache.keep(file, b"{}")
+    cache.save(file, b"{}")
     assert file.is_file()
-    assert export_cache.read(file) == b"{}"
+    assert cache.load(file) == b"{}"

@@ -21,8 +21,8 @@ from costproof.ledger.errors import CostproofError, Incomplete, first_line
 from costproof.models.as_it_runs import as_it_runs
 from costproof.models.generic.copies import with_tensors
 from costproof.models.jobs import Run
-from costproof.tracers.elsewhere import with_numbers
-from costproof.tracers.stage_clock import NOWHERE, Stage, entered
+from costproof.tracers.cpu_fallback import with_numbers
+from costproof.tracers.timing import NOWHERE, Stage, entered
 
 _WEIGHTS_KEPT: Final = 8
 """Of a distinct call: so many sets of weights take turns."""
