@@ -14,7 +14,7 @@ from costproof.ledger.errors import EXIT_FINDINGS, EXIT_INCOMPLETE, EXIT_OK
 from costproof.ledger.schema import FileKind
 from costproof.ledger.shown import Shown
 from costproof.ledger.workload import TargetInfo, Workload
-from costproof.reports.absent import Absent
+from costproof.views.absent import Absent
 
 
 @dataclass(frozen=True, slots=True)

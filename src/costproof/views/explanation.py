@@ -11,13 +11,13 @@ from costproof.ledger.errors import BadInput, Incomplete, did_you_mean, no_such
 from costproof.ledger.metrics import METRICS, PEAK_METRICS, STAGE_WIDE, Metric
 from costproof.ledger.node import CostNode, Ledger, bearing, total
 from costproof.ledger.peaks import Peaks, by_stage
-from costproof.ledger.shown import Shown
+from costproof.ledger.shown import Printed
 from costproof.ledger.sources import GRAPH_SOURCES
 from costproof.ledger.workload import Invocation, TargetInfo, Workload
-from costproof.reports.absent import sources
-from costproof.reports.describe import mixed_attention
-from costproof.reports.formulas import FormulaText, nodes_formula
-from costproof.reports.quantities import EXPLAINED, TOTAL, with_quantity
+from costproof.views.absent import sources
+from costproof.views.describe import mixed_attention
+from costproof.views.formulas import FormulaText, nodes_formula
+from costproof.views.quantities import EXPLAINED, TOTAL, with_quantity
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class ExplainedCall:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Explanation(Shown):
+class Explanation(Printed):
     """Answer to ``costproof explain``; printed, it is the text of the command."""
 
     target: TargetInfo
@@ -78,16 +78,6 @@ class Explanation(Shown):
     """Symbol -> meaning, for those that occur."""
     attention: str = ""
     """What runs as attention where, unless it is the same everywhere."""
-
-    def __repr__(self) -> str:
-        from costproof.reports.explain_texts import explain_text
-
-        return explain_text(self).rstrip("\n")
-
-    def _repr_markdown_(self) -> str:
-        from costproof.reports.explain_texts import explain_md
-
-        return explain_md(self)
 
 
 def no_formulas(name: str, why: str, address: str, stage: str) -> BadInput:
@@ -108,7 +98,7 @@ def explain(
 
     Args:
         stage: a stage; or ``total``, the sums of all calls of all stages.
-        metric: one of :data:`~costproof.reports.quantities.EXPLAINED`.
+        metric: one of :data:`~costproof.views.quantities.EXPLAINED`.
         capture: holds the analytic ledger; the graph sources are not needed.
         module: glob on module paths; ``None`` for all.
         graph: a capture of the same target and workload with graph sources to point at.

@@ -28,12 +28,11 @@ from costproof.ledger.metrics import EVERY_METRIC, Metric
 from costproof.ledger.node import CostNode, Ledger, exact_sum, total
 from costproof.ledger.peaks import Peaks
 from costproof.ledger.workload import FLOAT_BYTES
-from costproof.reports.counters import CounterReport
-from costproof.reports.diff_csv import diff_rows
-from costproof.reports.explain import Explanation
-from costproof.reports.quantities import SHOWN
-from costproof.reports.report import Report
-from costproof.reports.static_compute import StaticCompute
+from costproof.views.counters import CounterReport
+from costproof.views.explanation import Explanation
+from costproof.views.quantities import SHOWN
+from costproof.views.results import Results
+from costproof.views.static_compute import StaticCompute
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -203,13 +202,30 @@ def _parts(found: Explanation) -> list[dict[str, Any]]:
     ]
 
 
-@_rows.register
-def _changed(found: Diff) -> list[dict[str, Any]]:
-    return diff_rows(found)
+DIFF_COLUMNS: Final = (
+    "source", "level", "stage", "part", "kind", "metric", "base", "head", "delta", "change", "moved",
+)  # fmt: skip
 
 
 @_rows.register
-def _stages_of(report: Report) -> list[dict[str, Any]]:
+def diff_rows(found: Diff) -> list[dict[str, Any]]:
+    """Totals, stages and rows of every source; ``None`` is unknown. Sums that are the same are there too."""
+    rows: list[dict[str, Any]] = []
+    for source, part in found.by_source.items():
+        sums = (("total", "", "", part.totals), *(("stage", s.id, s.change, s.totals) for s in part.stages))
+        for level, stage, change, totals in sums:
+            for metric, q in totals.items():
+                numbers = {"base": q.base, "head": q.head, "delta": q.delta}
+                rows.append({"source": source, "level": level, "stage": stage, "metric": metric, **numbers})
+                rows[-1]["change"] = "same" if q.delta == 0 else change or "changed"
+        for r in part.rows:
+            own = {name: getattr(r, name) for name in DIFF_COLUMNS[2:]}
+            rows.append({"source": source, "level": "row", **own})
+    return [{name: row.get(name, "") for name in DIFF_COLUMNS} for row in rows]
+
+
+@_rows.register
+def _stages_of(report: Results) -> list[dict[str, Any]]:
     return _stages(report.figures)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from costproof.ledger.metrics import PROVEN
 from costproof.ledger.plural import plural
-from costproof.reports.numbers import some
+from costproof.views.numbers import some
 
 if TYPE_CHECKING:
     from costproof.compare.findings import Discrepancy, Finding

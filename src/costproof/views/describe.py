@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
 from typing import Final
 
 from costproof.compare.diff.types import Side
 from costproof.ledger.conventions import Conventions
-from costproof.ledger.counted import counted_line
 from costproof.ledger.plural import plural
 from costproof.ledger.run import RANDOM, RunRecord
 from costproof.ledger.workload import LOUD, TargetInfo, Workload
-from costproof.reports.escape import code, markdown, table
 
 _MOST_CHANGES: Final = 4
 _MOST_KEYS: Final = 8
@@ -72,34 +69,12 @@ def _few(keys: Sequence[str]) -> str:
     return ", ".join(names[:_MOST_KEYS]) + more
 
 
-def head(title: str, sentence: str, target: TargetInfo, workload: Workload) -> list[str]:
-    """The first lines of a Markdown report: what it says, and about which model and workload."""
-    return [
-        f"# {title}",
-        "",
-        f"**{markdown(sentence)}**",
-        "",
-        f"- Model {code(target.name)}: {markdown(model_line(target))}",
-        f"- Workload {code(workload.name)}: {markdown(workload_line(workload))}",
-        f"- {markdown(counted_line(target, workload))}",
-        "",
-    ]
-
-
 def counted_lines(base: Side, head: Side) -> list[str]:
     """Return what the numbers of two sides leave out: one line where it is the same of both."""
     if base.counted == head.counted:
         return [base.counted]
     sides = (("base", base), ("head", head))
     return [side.counted.replace("Counted:", f"Counted in the {name}:", 1) for name, side in sides]
-
-
-def foot(conventions: Conventions, environment: dict[str, str], before: Sequence[str] = ()) -> list[str]:
-    """The last lines: conventions and versions, without which no number can be compared."""
-    answers = {f.name: str(getattr(conventions, f.name)) for f in fields(conventions)}
-    rows = [(code(q), code(a), markdown(MEANING.get((q, a), ""))) for q, a in answers.items()]
-    table_ = table(("Question", "Answer", "Meaning"), "lll", rows)
-    return ["## Conventions", "", *before, *table_, "", f"Made with {markdown(versions_line(environment))}."]
 
 
 def run_line(run: RunRecord | None) -> str:

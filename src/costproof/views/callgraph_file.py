@@ -12,8 +12,7 @@ from costproof.ledger.conventions import Conventions
 from costproof.ledger.files import read_json
 from costproof.ledger.schema import FileKind, from_data
 from costproof.ledger.workload import TargetInfo, Workload
-from costproof.reports.absent import callgraph_of
-from costproof.reports.old_callgraph import is_old, renewed
+from costproof.views.absent import callgraph_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +29,6 @@ class CallGraphFile(CallGraph):
 
 
 CALLGRAPH: Final = FileKind(name="costproof/callgraph", version=(2, 3), type=CallGraphFile)
-_OLD: Final = FileKind(name=CALLGRAPH.name, version=CALLGRAPH.version, type=CallGraph)
 _MAKE_AGAIN: Final = "costproof render CAPTURE -f callgraph-json"
 
 Drawable: TypeAlias = Capture | CallGraph
@@ -45,17 +43,11 @@ def read_drawable(path: Path) -> Drawable:
         Problems: it is damaged.
     """
     data = read_json(path, what="capture")
-    if is_old(data):
-        made = {"schema": _OLD.name, "schema_version": "{}.{}".format(*_OLD.version), **renewed(data)}
-        return _checked(from_data(made, _OLD, where=str(path), make_again=_MAKE_AGAIN), path)
     if isinstance(data, dict) and data.get("schema") == CALLGRAPH.name:
-        return _checked(from_data(data, CALLGRAPH, where=str(path), make_again=_MAKE_AGAIN), path)
+        graph = from_data(data, CALLGRAPH, where=str(path), make_again=_MAKE_AGAIN)
+        check_levels(graph, str(path))
+        return graph
     return capture_of(data, where=str(path))
-
-
-def _checked(graph: CallGraph, path: Path) -> CallGraph:
-    check_levels(graph, str(path))
-    return graph
 
 
 def callgraph_file(capture: Capture) -> CallGraphFile:

@@ -1,12 +1,11 @@
-"""Paths of several modules as one pattern, and short forms of long names."""
+"""Write several module paths as one pattern, and sort paths by their numbers."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from costproof.compare.patterns import patterns
-from costproof.reports.escape import visible
-from costproof.reports.numbers import some
+from costproof.views.numbers import some
 
 _SHOWN = 3
 
@@ -34,16 +33,3 @@ def below(path: str, prefix: str) -> bool:
 def natural(path: str) -> tuple[tuple[int, int, str], ...]:
     """Sort key that puts ``layers.10`` after ``layers.9``."""
     return tuple((0, int(p), "") if p.isdecimal() and p.isascii() else (1, 0, p) for p in path.split("."))
-
-
-def plain(text: str) -> str:
-    """The text with what no file can hold made visible: control characters, line breaks, lone surrogates."""
-    return visible(text).encode("utf-8", "backslashreplace").decode()
-
-
-def shorten(text: str, width: int) -> str:
-    """The text, its middle left out where it is longer than ``width`` characters; the end says more than the start."""
-    if len(text) <= width:
-        return text
-    tail = (width - 1) * 2 // 3
-    return text[: width - 1 - tail] + "…" + text[-tail:]

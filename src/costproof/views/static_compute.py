@@ -16,9 +16,25 @@ from costproof.ledger.plural import plural
 from costproof.ledger.schema import FileKind
 from costproof.ledger.whole import WholeModel
 from costproof.ledger.workload import Invocation, TargetInfo, TensorSpec, Workload
-from costproof.reports.formulas import FormulaText, nodes_formula, stage_formula
-from costproof.reports.quantities import METRICS_SHOWN, PER_CALL, SHOWN, Costs, Flat, with_derived
-from costproof.reports.values import Quantity, Where, added, executed, gives, known, ledgers, quantity, value, whole
+from costproof.views.formulas import FormulaText, nodes_formula, stage_formula
+from costproof.views.quantities import (
+    METRICS_SHOWN,
+    PER_CALL,
+    SHOWN,
+    Costs,
+    Flat,
+    KnownAmount,
+    Where,
+    added,
+    executed,
+    gives,
+    known,
+    ledgers,
+    quantity,
+    value,
+    whole,
+    with_derived,
+)
 
 FORMULA_METRICS: Final[tuple[Metric, ...]] = tuple(m for m, i in METRICS.items() if i.formula)
 
@@ -127,7 +143,7 @@ def static_compute(capture: Capture, verdict: str, *, formulas: bool = True) -> 
     totals = {
         m: quantity(capture, m, settled=settled)
         if METRICS[m].stage_wide
-        else added(*(Quantity(s.costs[m], s.at_least.get(m)) for s in stages))
+        else added(*(KnownAmount(s.costs[m], s.at_least.get(m)) for s in stages))
         for m in METRICS_SHOWN
     }
     first = next(iter(ledgers(capture)), None)

@@ -12,13 +12,13 @@ from costproof.ledger.callgraph import CallGraph, TensorAt
 from costproof.ledger.metrics import METRICS, Metric
 from costproof.ledger.node import CostNode, Ledger, exact_sum, total
 from costproof.ledger.sources import GRAPH_SOURCES
-from costproof.reports.graph.names import natural, pattern
-from costproof.reports.values import ledgers
-from costproof.reports.verdicts import worst
+from costproof.views.module_paths import natural, pattern
+from costproof.views.quantities import ledgers
+from costproof.views.verdicts import worst
 
 if TYPE_CHECKING:
     from costproof.compare.findings import Finding
-    from costproof.reports.report import Report
+    from costproof.views.results import Results
 
 LABELS: Final = 3
 """Names of graph nodes that a row shows for each operator."""
@@ -45,7 +45,7 @@ class _Place:
 class Rows:
     """All rows of a report, stage by stage, parents before children."""
 
-    def __init__(self, found: Report, formulas: Formulas, boxes: dict[str, str]) -> None:
+    def __init__(self, found: Results, formulas: Formulas, boxes: dict[str, str]) -> None:
         """Build them.
 
         Args:
