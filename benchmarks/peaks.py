@@ -21,8 +21,8 @@ from costproof.models.families.llama import Llama, LlamaConfig
 from costproof.models.families.qwen3_moe import Qwen3Moe, Qwen3MoeConfig
 from costproof.models.target import Exportable
 from costproof.reports.escape import table
-from costproof.reports.numbers import exact
 from costproof.tracers.peaks.calls import calls, peaks_of
+from costproof.views.numbers import exact
 
 ATTENTION: Final = ("sdpa", "eager")
 HEAD: Final = (

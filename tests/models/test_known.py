@@ -19,8 +19,8 @@ from costproof.models.families.t5.target import T5
 from costproof.models.image_text.base import ImageTextTarget
 from costproof.models.known import KNOWN, Known
 from costproof.models.registry import TARGETS, load_target
-from costproof.reports.describe import model_line
 from costproof.run.formulas import analytic_ledger
+from costproof.views.describe import model_line
 
 # Model pages of Hugging Face, "Model size" of the published tensors, and the counts in the papers' tables.
 PUBLISHED = {

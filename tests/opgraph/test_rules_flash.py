@@ -12,9 +12,9 @@ from costproof.ledger.node import UnknownOp
 from costproof.ledger.symbols import sym
 from costproof.opgraph.costed import costed
 from costproof.opgraph.graph import Graph, OpCall, Value
+from costproof.opgraph.rules.attention import unpadded
 from costproof.opgraph.rules.cost import OpCost
 from costproof.opgraph.rules.names import canonical, source_kind
-from costproof.opgraph.rules.padding import unpadded
 from costproof.opgraph.rules.registry import UnknownCost, cost_of
 from costproof.opgraph.sized import bounded, sized
 from tests.opgraph.opcalls import call, counted, value
