@@ -28,13 +28,13 @@ from costproof.ledger.errors import BadInput, Problems
 from costproof.ledger.files import MAX_PARTS, json_text, read_json
 from costproof.ledger.schema import to_data
 from costproof.ledger.symbols import parse, terms
-from costproof.models.deepseek_ocr.preprocess import image_sides
-from costproof.models.deepseek_ocr.remote_code.snapshot import CODE, imported
+from costproof.models.families.deepseek_ocr.preprocess import image_sides
+from costproof.models.families.deepseek_ocr.remote_code.snapshot import CODE, imported
 from costproof.models.loading import shards
 from costproof.models.section import Section
-from costproof.reports import manifest as manifests
-from costproof.reports.manifest import MANIFEST, NAME, check_manifest, manifest
 from costproof.run import kept_answers, side_files
+from costproof.views import manifest as manifests
+from costproof.views.manifest import MANIFEST, NAME, check_manifest, manifest
 from tests.cli.running import costproof
 from tests.reports.toy import toy
 from tests.written import write_capture

@@ -24,7 +24,7 @@ from costproof.models.jobs import ExportJob, SymbolicSize
 from costproof.opgraph.account import account
 from costproof.opgraph.costed import costed
 from costproof.opgraph.graph import OpCall, Value
-from costproof.opgraph.stored import back, plain
+from costproof.opgraph.serialization import back, plain
 from costproof.tracers import cache, fingerprint
 from costproof.tracers.cache import FOLDER, cache_enabled, cached_export
 from costproof.tracers.exported import Exported, export_graph

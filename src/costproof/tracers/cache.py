@@ -38,7 +38,7 @@ from costproof.models.configured import Configured
 from costproof.models.jobs import ExportJob
 from costproof.models.target import Exportable
 from costproof.opgraph.rules.files import in_force
-from costproof.opgraph.stored import Reader, StoredGraph, StoredSize, StoredValue, Writer, back
+from costproof.opgraph.serialization import Reader, StoredGraph, StoredSize, StoredValue, Writer, back
 from costproof.tracers.exported import Exported, export_graph
 from costproof.tracers.fingerprint import INSTALLED, OWN, digest, fingerprint, surroundings
 

@@ -25,10 +25,8 @@ from costproof.opgraph.account import account, appended, placer
 from costproof.opgraph.costed import Costed, costed
 from costproof.opgraph.dataflow import data_edges
 from costproof.opgraph.fvcore_macs import fvcore_nodes
-from costproof.opgraph.grouped import Groups, group_costs, group_parameters
-from costproof.opgraph.merge import merge_nodes
-from costproof.opgraph.parameters import read_parameters, unread_modules, with_owners
-from costproof.opgraph.tally import Tally, graph_metrics
+from costproof.opgraph.merge import Groups, group_costs, group_parameters, merge_nodes
+from costproof.opgraph.tally import Tally, graph_metrics, read_parameters, unread_modules, with_owners
 from costproof.patches.patch import gc_disabled
 from costproof.patches.torchlens import wrapped_once
 from costproof.tracers.callgraph import call_graph

@@ -16,8 +16,7 @@ from costproof.ledger.errors import Incomplete
 from costproof.models.caches import caches_of, states
 from costproof.models.generic.alike import held_bytes
 from costproof.models.jobs import ExportJob
-from costproof.opgraph.graph import AUTOCAST, Graph, ModuleCall, OpCall, Value
-from costproof.opgraph.paths import renamer
+from costproof.opgraph.graph import AUTOCAST, Graph, ModuleCall, OpCall, Value, renamer
 from costproof.opgraph.rules.matmul import NONZERO
 from costproof.opgraph.rules.names import canonical
 from costproof.patches.tensor import autocast_recorded

@@ -19,11 +19,10 @@ from costproof.models.target import Staged
 from costproof.opgraph.account import account, cache_nodes
 from costproof.opgraph.costed import Costed, costed
 from costproof.opgraph.fvcore_macs import fvcore_nodes
+from costproof.opgraph.graph import renamed, renamer
 from costproof.opgraph.merge import merge_nodes
-from costproof.opgraph.parameters import with_owners
-from costproof.opgraph.paths import renamed, renamer
 from costproof.opgraph.reuse import RETURNED
-from costproof.opgraph.tally import Tally, graph_metrics
+from costproof.opgraph.tally import Tally, graph_metrics, with_owners
 from costproof.patches.patch import gc_disabled
 from costproof.patches.torchlens import wrapped_once
 from costproof.tracers.dynamic import unfused_where_told

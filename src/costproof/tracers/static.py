@@ -20,14 +20,12 @@ from costproof.models.jobs import GIVEN, ExportJob, SymbolicSize
 from costproof.models.serving import options_of
 from costproof.models.target import Exportable, PartlyExported, Runnable, Staged, Target, WithFormulas
 from costproof.opgraph.account import account, cache_nodes
-from costproof.opgraph.costed import Costed, costed
+from costproof.opgraph.costed import Costed, bounded, costed, known_at_sizes, sized
 from costproof.opgraph.fvcore_macs import fvcore_nodes
 from costproof.opgraph.graph import Value
-from costproof.opgraph.merge import merge_nodes
+from costproof.opgraph.merge import Step, every_step, merge_nodes, over_steps
 from costproof.opgraph.reuse import reuse
 from costproof.opgraph.rules.registry import UnknownCost
-from costproof.opgraph.sized import bounded, known_at_sizes, sized
-from costproof.opgraph.steps import Step, every_step, over_steps
 from costproof.opgraph.tally import Tally, graph_metrics
 from costproof.patches.patch import gc_disabled
 from costproof.tracers.cache import cached_export

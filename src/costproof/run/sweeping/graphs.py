@@ -14,12 +14,12 @@ import numpy as np
 from costproof.ledger.errors import BadInput, Incomplete, no_such
 from costproof.ledger.metrics import METRICS, PEAK_METRICS, Metric
 from costproof.ledger.peaks import CallPeaks, largest
-from costproof.reports.numbers import exact
 from costproof.run.peaks import measured
 from costproof.run.points import Points
 from costproof.run.sweeping.axes import Axis
 from costproof.run.sweeping.shapes import Place, Shape
 from costproof.run.sweeping.traced import Values
+from costproof.views.numbers import exact
 
 SWEPT: Final[Metric] = "graph_peak_bytes"
 """The peak that an export has in symbols; the other one is seen in a run alone."""

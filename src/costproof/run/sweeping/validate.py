@@ -17,7 +17,6 @@ from costproof.ledger.workload import Workload
 from costproof.models.serving import lacking
 from costproof.models.target import WithKeys
 from costproof.opgraph.rules.files import with_rules_in_force
-from costproof.reports.numbers import exact
 from costproof.run.capture import count
 from costproof.run.peaks import measured
 from costproof.run.prepare import Prepared
@@ -25,6 +24,7 @@ from costproof.run.sweeping.axes import Axis, blocks
 from costproof.run.sweeping.driver import Sweep, title
 from costproof.run.sweeping.graphs import SWEPT, peak_of, told
 from costproof.run.sweeping.shapes import Cell, Place
+from costproof.views.numbers import exact
 
 SOURCES: Final = ("analytic", "static")
 _PATIENCE: Final = 5

@@ -13,10 +13,9 @@ from costproof.ledger.evaluate import evaluate
 from costproof.ledger.node import CostNode, rule_wanted, unknown_clause
 from costproof.ledger.symbols import parse
 from costproof.opgraph.account import account
-from costproof.opgraph.costed import costed
+from costproof.opgraph.costed import bounded, costed
+from costproof.opgraph.graph import renamer
 from costproof.opgraph.merge import merge_nodes
-from costproof.opgraph.paths import renamer
-from costproof.opgraph.sized import bounded
 from costproof.tracers.cache import cached_export
 from costproof.tracers.derive.domain import Draw, all_met, examples, limits
 from costproof.tracers.derive.subject import Subject

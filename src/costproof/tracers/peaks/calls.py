@@ -17,9 +17,8 @@ from costproof.ledger.symbols import text
 from costproof.ledger.workload import Workload
 from costproof.models.jobs import ExportJob
 from costproof.models.target import Exportable
-from costproof.opgraph.liveness import Timeline, peak_of, timeline
+from costproof.opgraph.liveness import Timeline, gap_parts, peak_of, timeline
 from costproof.opgraph.peak_form import peak_form
-from costproof.opgraph.peak_gap import gap_parts
 from costproof.patches.patch import gc_disabled
 from costproof.tracers.exporting import resized
 from costproof.tracers.guards import margins

@@ -20,8 +20,8 @@ from costproof.ledger.peaks import LiveTensor
 from costproof.models.generic.alike import alike
 from costproof.models.generic.copies import with_tensors
 from costproof.models.jobs import ExportJob
+from costproof.opgraph.graph import renamer
 from costproof.opgraph.liveness import Event, Timeline
-from costproof.opgraph.paths import renamer
 from costproof.tracers.exporting import each_argument
 from costproof.tracers.operands import dtype_name
 from costproof.tracers.paths import Paths, unwrapped
