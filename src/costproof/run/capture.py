@@ -30,10 +30,10 @@ from costproof.models.target import (
     WithValues,
 )
 from costproof.opgraph.rules.files import versions_in_force
+from costproof.parametric.formulas import evaluate_formulas
 from costproof.plugins import at
 from costproof.reports.report import Report
 from costproof.run.alone import alone
-from costproof.run.formulas import analytic_ledger
 from costproof.run.prepare import Prepared
 from costproof.tracers.both import trace_sources
 from costproof.tracers.dynamic import DynamicResult
@@ -187,7 +187,7 @@ _TRACERS: Final[Mapping[str, Callable[[], Callable[..., Any]]]] = {
 def _one(run: Prepared, source: str, progress: Progress) -> Any:
     """Count with one source; :func:`lacking` has said before that the target offers what it asks for."""
     if source == "analytic":
-        return analytic_ledger(cast(WithFormulas, run.target), run.workload)
+        return evaluate_formulas(cast(WithFormulas, run.target), run.workload)
     options = {"all_calls": run.all_calls} if source == "dynamic" else {}
     return _TRACERS[source]()(run.target, run.workload, progress, **options)
 
