@@ -65,8 +65,8 @@ def measure(run: Any, rounds: int, all_calls: bool) -> dict[str, list[float]]:
     """Processor seconds of ``rounds`` forwards of each kind, taken in turns on one thread."""
     import torch
 
+    from costproof.tracers.flop_counter_mode import Judge
     from costproof.tracers.hooks import trace_hooks
-    from costproof.tracers.judge import Judge
 
     def plain() -> None:
         with torch.no_grad():

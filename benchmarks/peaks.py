@@ -23,8 +23,8 @@ from costproof.models.qwen3_moe.config import Qwen3MoeConfig
 from costproof.models.qwen3_moe.target import Qwen3Moe
 from costproof.models.target import Exportable
 from costproof.reports.escape import table
-from costproof.reports.numbers import exact
 from costproof.tracers.peaks.calls import calls, peaks_of
+from costproof.views.numbers import exact
 
 ATTENTION: Final = ("sdpa", "eager")
 HEAD: Final = (

@@ -13,7 +13,7 @@ from costproof.models.generic.alike import alike
 from costproof.models.generic.copies import with_tensors
 from costproof.models.jobs import ExportJob
 from costproof.tracers.direct import through_call
-from costproof.tracers.exported_sizes import each_argument
+from costproof.tracers.exporting import each_argument
 
 
 @dataclass(frozen=True, slots=True)

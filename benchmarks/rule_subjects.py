@@ -20,7 +20,7 @@ from costproof.models.jobs import ExportJob, Run
 from costproof.models.target import WithFormulas
 from costproof.parametric.formulas import evaluate_formulas
 from costproof.tracers import dynamic, static
-from costproof.tracers.elsewhere import Traced, trace_run
+from costproof.tracers.cpu_fallback import Traced, trace_run
 from costproof.tracers.exported import Exported, export_graph
 
 CONFIG: dict[str, Any] = {
@@ -71,7 +71,7 @@ class Subject:
         ledgers: list[Ledger] = []
         if isinstance(self.target, WithFormulas):
             ledgers.append(evaluate_formulas(self.target, self.workload))
-        with mock.patch.object(static, "kept_export", export), mock.patch.object(dynamic, "trace_run", trace):
+        with mock.patch.object(static, "cached_export", export), mock.patch.object(dynamic, "trace_run", trace):
             ledgers.append(static.static_ledger(self.target, self.workload))
             ran = dynamic.dynamic_ledger(self.target, self.workload)
         return Capture(

@@ -25,6 +25,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from costproof.ledger import shown
 from costproof.ledger.capture import Capture, read_capture
 from costproof.ledger.environment import VERSION as __version__
 from costproof.ledger.errors import no_such
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from costproof.models.target import NamedWorkload
     from costproof.opgraph.rules.registry import RuleInfo, operator_rule
     from costproof.plugins import Plugin
-    from costproof.reports.frames import frame
     from costproof.reports.outputs import formats
     from costproof.reports.report import Report
     from costproof.run.claims import check
@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from costproof.run.roofline import roofline
     from costproof.run.schemas import schemas
     from costproof.run.sweep import sweep
+    from costproof.views.frames import frame
 
 _PLACES: Final = {
     "Report": "reports.report",
@@ -77,7 +78,7 @@ _PLACES: Final = {
     "explain": "run.report",
     "fits": "run.fits",
     "formats": "reports.outputs",
-    "frame": "reports.frames",
+    "frame": "views.frames",
     "machine": "run.devices",
     "machines": "run.devices",
     "measure": "run.measure",
@@ -154,6 +155,15 @@ __all__ = [
 Path_ = str | os.PathLike[str]
 
 
+def _display(value: object, format: shown.Format) -> str:  # noqa: A002
+    from costproof.reports.html.notebook import display
+
+    return display(value, format)
+
+
+shown.display = _display
+
+
 def __getattr__(name: str) -> Any:
     if name not in _PLACES:
         raise AttributeError(f"module 'costproof' has no attribute {name!r}")
@@ -219,7 +229,7 @@ def read(path: Path_) -> Capture:
         BadInput: the file is not a whole capture of a version that this costproof reads, or the folder holds files of
             two runs.
     """
-    from costproof.reports.manifest import capture_file
+    from costproof.views.manifest import capture_file
 
     return read_capture(capture_file(Path(path)))
 

@@ -21,12 +21,11 @@ from costproof import read
 from costproof.ledger.errors import BadInput
 from costproof.ledger.node import NO_RULE, UnknownOp, unknown_clause
 from costproof.ledger.symbols import sym
-from costproof.opgraph.costed import costed
+from costproof.opgraph.costed import bounded, costed
 from costproof.opgraph.graph import Graph, OpCall, Value
 from costproof.opgraph.rules.cost import OpCost
 from costproof.opgraph.rules.files import rules_from
 from costproof.opgraph.rules.registry import UnknownCost, cost_of, registered, rule_table
-from costproof.opgraph.sized import bounded
 from tests.cli.running import Result, costproof
 
 MYLIB = Path(__file__).parents[1] / "data" / "mylib"

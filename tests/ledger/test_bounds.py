@@ -32,9 +32,9 @@ from costproof.models.deepseek_ocr.preprocess import image_sides
 from costproof.models.deepseek_ocr.remote_code.snapshot import CODE, imported
 from costproof.models.loading import shards
 from costproof.models.section import Section
-from costproof.reports import manifest as manifests
-from costproof.reports.manifest import MANIFEST, NAME, check_manifest, manifest
 from costproof.run import kept_answers, side_files
+from costproof.views import manifest as manifests
+from costproof.views.manifest import MANIFEST, NAME, check_manifest, manifest
 from tests.cli.running import costproof
 from tests.reports.toy import toy
 from tests.written import write_capture

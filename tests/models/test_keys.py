@@ -23,7 +23,7 @@ from costproof.models.native import NativeConfig
 from costproof.models.registry import TARGETS, load_target
 from costproof.models.target import Target
 from costproof.plugins import OURS
-from costproof.reports.describe import model_line
+from costproof.views.describe import model_line
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 32, "intermediate_size": 48,

@@ -20,7 +20,7 @@ from costproof.models.known import KNOWN, Known
 from costproof.models.registry import TARGETS, load_target
 from costproof.models.t5.target import T5
 from costproof.parametric.formulas import evaluate_formulas
-from costproof.reports.describe import model_line
+from costproof.views.describe import model_line
 
 # Model pages of Hugging Face, "Model size" of the published tensors, and the counts in the papers' tables.
 PUBLISHED = {

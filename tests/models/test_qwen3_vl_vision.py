@@ -21,8 +21,8 @@ from costproof.models.registry import load_target
 from costproof.parametric.formulas import evaluate_formulas
 from costproof.run import capture as running
 from costproof.run.proof_tasks import carried_out
-from costproof.tracers.both import Sources
 from costproof.tracers.dynamic import dynamic_ledger
+from costproof.tracers.sources import TracedSources
 from costproof.tracers.static import static_ledger
 
 CLAIMS: Final = Path(__file__).resolve().parents[2] / "docs" / "examples" / "qwen3-vl-vision.yaml"
@@ -42,8 +42,8 @@ def small(**changes: Any) -> tuple[Qwen3VlVisionConfig, list[str]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_three_sources_agree(attention: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def both(target: Any, workload: Workload, *args: object, **more: object) -> Sources:
-        return Sources(static_ledger(target, workload), dynamic_ledger(target, workload))
+    def both(target: Any, workload: Workload, *args: object, **more: object) -> TracedSources:
+        return TracedSources(static_ledger(target, workload), dynamic_ledger(target, workload))
 
     monkeypatch.setattr(running, "trace_sources", both)
     file = tmp_path / "config.json"

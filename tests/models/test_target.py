@@ -15,7 +15,7 @@ from costproof.models.deepseek_ocr.config import ClipConfig, OcrConfig, SamConfi
 from costproof.models.deepseek_ocr.geometry import structure
 from costproof.models.deepseek_ocr.target import DeepseekOcr
 from costproof.models.deepseek_ocr.workloads import make_workload
-from costproof.reports.describe import model_line
+from costproof.views.describe import model_line
 
 WORKLOADS = ("base", "gundam:3x2", "text-only")
 

@@ -25,8 +25,8 @@ from costproof.models.deepseek_ocr.remote_code.snapshot import read_snapshot
 from costproof.models.deepseek_ocr.remote_code.target import RemoteCodeOcr
 from costproof.reports.graph.choice import Choice
 from costproof.reports.graph.view import graph_view
-from costproof.reports.verdicts import stage_words
 from costproof.tracers.dynamic import dynamic_ledger
+from costproof.views.verdicts import stage_words
 from tests.models.vendor import SMALL, SNAPSHOT, copied, tree
 
 LENGTH = 15

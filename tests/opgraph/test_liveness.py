@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from costproof.ledger.peaks import CallPeaks, LiveTensor
-from costproof.opgraph.liveness import Event, Program, Step, Timeline, peak_of, timeline
-from costproof.opgraph.peak_gap import gap_parts
+from costproof.opgraph.liveness import Event, Program, Step, Timeline, gap_parts, peak_of, timeline
 
 
 def tensor(name: str, size: int, module: str = "") -> LiveTensor:

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from costproof.opgraph.account import account
-from costproof.opgraph.active import active_elements
 from costproof.opgraph.costed import costed
 from costproof.opgraph.graph import Graph, ModuleCall, OpCall, Value
 from costproof.opgraph.rules.experts import looped
+from costproof.opgraph.tally import active_elements
 
 
 def value(name: str, *shape: int, origin: str = "op", dtype: str = "float32") -> Value:

@@ -10,13 +10,12 @@ import sympy
 from costproof.compare.kinds import kind_of
 from costproof.ledger.node import UnknownOp
 from costproof.ledger.symbols import sym
-from costproof.opgraph.costed import costed
+from costproof.opgraph.costed import bounded, costed, sized
 from costproof.opgraph.graph import Graph, OpCall, Value
+from costproof.opgraph.rules.attention import unpadded
 from costproof.opgraph.rules.cost import OpCost
 from costproof.opgraph.rules.names import canonical, source_kind
-from costproof.opgraph.rules.padding import unpadded
 from costproof.opgraph.rules.registry import UnknownCost, cost_of
-from costproof.opgraph.sized import bounded, sized
 from tests.opgraph.opcalls import call, counted, value
 
 N = sym("n")

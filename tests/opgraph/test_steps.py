@@ -9,7 +9,7 @@ import pytest
 from costproof.ledger.metrics import FLOOR
 from costproof.ledger.node import CostNode
 from costproof.ledger.workload import watched_steps
-from costproof.opgraph.steps import Step, over_steps
+from costproof.opgraph.merge import Step, over_steps
 
 
 def floor_over_steps(rows: list[int], table: int, rest: list[int]) -> int | None:

@@ -18,7 +18,7 @@ from costproof.models.deepseek_ocr.wrappers import symbolic_int
 from costproof.models.jobs import ExportJob, SymbolicSize
 from costproof.run.proof_tasks import carried_out
 from costproof.tracers.exported import Exported, export_graph
-from costproof.tracers.exported_sizes import plain
+from costproof.tracers.exporting import plain
 from costproof.tracers.guards import holds_at
 
 

@@ -17,11 +17,11 @@ from costproof.ledger.errors import BadInput, Bug, Incomplete
 from costproof.ledger.peaks import CallPeaks, Peak
 from costproof.ledger.schema import json_schema, load
 from costproof.parametric.evaluator import Evaluator
-from costproof.reports.sweep_file import SWEEP
 from costproof.run.peaks import peaks
 from costproof.run.sweep import sweep
 from costproof.run.sweeping import driver, files
 from costproof.run.sweeping.validate import Counted
+from costproof.views.sweep_file import SWEEP
 from tests.cli.running import costproof
 
 OVER = {"hidden": "64,128,100", "batch": "1,3", "text_tokens": "5,700"}

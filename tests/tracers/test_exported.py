@@ -15,7 +15,7 @@ from costproof.opgraph.account import account
 from costproof.opgraph.costed import costed
 from costproof.opgraph.rules.sizes import nbytes
 from costproof.tracers.exported import export_graph
-from costproof.tracers.exported_sizes import plain
+from costproof.tracers.exporting import plain
 from tests.tracers.small import PAGE, Wrapper, model, toy
 
 N, B, S, P = sym("n"), sym("B"), sym("S"), sym("P")

@@ -31,7 +31,7 @@ from costproof.opgraph.graph import Graph
 from costproof.tracers.counters.surroundings import jit_on_meta, positional, renamed
 from costproof.tracers.dynamic import dynamic_ledger
 from costproof.tracers.exported import export_graph
-from costproof.tracers.exported_sizes import resized
+from costproof.tracers.exporting import resized
 from costproof.tracers.isolated import isolated_ledger, stage_nodes, trace_stage
 from costproof.tracers.static import static_ledger
 from costproof.tracers.torchlens_trace import trace_forward

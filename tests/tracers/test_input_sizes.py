@@ -17,7 +17,7 @@ from costproof.models.proof import WithProof
 from costproof.models.registry import load_target
 from costproof.run.capture import count
 from costproof.run.prepare import Prepared
-from costproof.tracers.input_sizes import input_sizes
+from costproof.tracers.static import input_sizes
 from tests.compare import builders as b
 from tests.recorded import families
 

@@ -16,8 +16,8 @@ from torch import nn
 
 import costproof
 from costproof.models.jobs import Run
+from costproof.tracers.flop_counter_ledger import Judged, Quantity, every_step, judged_ledger
 from costproof.tracers.hooks import trace_hooks
-from costproof.tracers.judged import Judged, Quantity, every_step, judged_ledger
 from tests.opgraph.opcalls import counted, taken
 
 aten = torch.ops.aten

@@ -20,9 +20,9 @@ from costproof.models.generic.modules import around
 from costproof.models.jobs import ExportJob, Run, SymbolicSize
 from costproof.opgraph.account import account
 from costproof.opgraph.costed import costed
-from costproof.tracers.elsewhere import trace_run
+from costproof.tracers.cpu_fallback import trace_run
 from costproof.tracers.exported import export_graph
-from costproof.tracers.exported_sizes import with_numbers
+from costproof.tracers.exporting import with_numbers
 from costproof.tracers.hooks import trace_hooks
 from costproof.tracers.static import exported_ledger
 from costproof.tracers.torchlens_trace import trace_graph

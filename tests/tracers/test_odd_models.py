@@ -30,7 +30,7 @@ import torch
 from costproof.ledger.callgraph import CallGraph, PlainAt, TensorAt
 from costproof.opgraph.costed import costed
 from costproof.opgraph.dataflow import data_edges
-from costproof.tracers.assemble import call_graph
+from costproof.tracers.callgraph import call_graph
 from costproof.tracers.dynamic import check
 from costproof.tracers.hooks import trace_hooks
 from costproof.tracers.torchlens_trace import trace_graph

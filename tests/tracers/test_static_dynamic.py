@@ -17,13 +17,12 @@ from costproof.ledger.symbols import parse
 from costproof.ledger.workload import Workload
 from costproof.models.deepseek_ocr.page import Page, page_workload, with_page
 from costproof.models.jobs import Built, ExportJob
-from costproof.opgraph.merge import evidence, merge_nodes
-from costproof.opgraph.steps import Step, every_step, over_steps
+from costproof.opgraph.merge import Step, every_step, evidence, merge_nodes, over_steps
 from costproof.run.capture import count
 from costproof.run.prepare import Prepared
-from costproof.tracers.both import trace_sources
 from costproof.tracers.dynamic import dynamic_ledger
 from costproof.tracers.isolated import isolated_ledger
+from costproof.tracers.sources import trace_sources
 from costproof.tracers.static import static_ledger
 from tests.tracers.small import PAGE, SmallTarget, counted, model
 

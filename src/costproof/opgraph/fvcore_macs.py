@@ -21,9 +21,8 @@ from costproof.ledger.metrics import Metric
 from costproof.ledger.node import CostNode, exact_sum
 from costproof.opgraph.account import Place
 from costproof.opgraph.graph import Graph, OpCall, Value
-from costproof.opgraph.rules.cost import Uncountable
+from costproof.opgraph.rules.cost import Uncountable, attr, has, result, tensor
 from costproof.opgraph.rules.names import canonical, source_kind
-from costproof.opgraph.rules.operands import attr, has, result, tensor
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,16 +1,18 @@
-"""Sums over nodes: one node for each id, one entry for each unknown operator."""
+"""Add up cost nodes: equal ids, the modules of a group of experts, and decode steps."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import sympy
 
-from costproof.ledger.metrics import Metric
+from costproof.ledger.errors import BadInput, Incomplete
+from costproof.ledger.metrics import FLOOR, UNFUSED, Metric
 from costproof.ledger.node import CostNode, UnknownOp, exact_sum
+from costproof.ledger.series import STEPS, sum_over_steps
 from costproof.ledger.symbols import parse, text
 
 MAX_EVIDENCE: Final = 12
@@ -78,3 +80,162 @@ def merge_unknown(found: Iterable[UnknownOp]) -> tuple[UnknownOp, ...]:
         bound = exact_sum((old.bound_flops, op.bound_flops))
         merged[key] = replace(old, count=old.count + op.count, bound_flops=bound)
     return tuple(merged.values())
+
+
+Groups = Mapping[str, tuple[int, ...]]
+"""Path of the module that holds the others -> rows that each of them receives in the run."""
+READING: Final[tuple[Metric, ...]] = ("weight_read_bytes", UNFUSED)
+"""What the weights that are read belong to."""
+
+
+def group_costs(nodes: Iterable[CostNode], groups: Groups) -> tuple[CostNode, ...]:
+    """Costs of one run with those of grouped modules on their groups, without their calls.
+
+    Weights read count min(E, rows) of E experts, as for every kernel of experts (docs/conventions.md);
+    the trace shows those that rows reached, so it is scaled up from these. Experts are alike: a share
+    that is not a whole number of bytes makes the number unknown. The floor of their stage reads as many.
+    """
+    found, inside = _split(nodes, groups)
+    unseen: dict[tuple[str, str], list[int | None]] = {}
+    for node in merge_nodes(replace(n, costs={m: v for m, v in n.costs.items() if m != "calls"}) for n in inside):
+        read = node.cost("weight_read_bytes")
+        if read:
+            rows = groups[node.module]
+            bound, rest = divmod(read * min(len(rows), sum(rows)), sum(1 for r in rows if r))
+            more = None if rest else bound - read
+            unseen.setdefault((node.stage, node.invocation), []).append(more)
+            node = _with(node, READING, [more])
+        if node.costs:
+            found.append(node)
+    return tuple(_with(n, (FLOOR,), unseen.get((n.stage, n.invocation), ())) if n.module == "" else n for n in found)
+
+
+def group_parameters(nodes: Iterable[CostNode], groups: Groups, positions: int) -> tuple[CostNode, ...]:
+    """Stage-wide nodes with the parameters of grouped modules on their groups.
+
+    Of E experts' parameters one token passes rows / (positions E): as many experts as rows per position.
+
+    Args:
+        positions: how many tokens passed the router.
+    """
+    found, inside = _split(nodes, groups)
+    for node in merge_nodes(inside):
+        rows = groups[node.module]
+        held = node.cost("params")
+        share, rest = divmod((held or 0) * sum(rows), positions * len(rows))
+        active = None if rest or held is None else share
+        found.append(replace(node, costs={**node.costs, "params_active": active}))
+    return tuple(found)
+
+
+def _with(node: CostNode, metrics: Iterable[Metric], more: Iterable[int | None]) -> CostNode:
+    """A node with more of some metrics, where it has them."""
+    added = {m: exact_sum((node.cost(m), *more)) for m in metrics if m in node.costs}
+    return replace(node, costs=node.costs | added)
+
+
+def _split(nodes: Iterable[CostNode], groups: Groups) -> tuple[list[CostNode], list[CostNode]]:
+    """Nodes of modules in no group, and those of the others, on their groups."""
+    found: list[CostNode] = []
+    inside: list[CostNode] = []
+    for node in nodes:
+        group = next((g for g in groups if node.module.startswith(g + ".")), None)
+        if group is None:
+            found.append(node)
+        else:
+            inside.append(replace(node, module=group, owner="experts"))
+    return found, inside
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One decode step that was traced."""
+
+    context: int
+    """Tokens in the cache before it."""
+    nodes: tuple[CostNode, ...]
+    tables: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """Parameters of which it looks up rows, as of :func:`~costproof.opgraph.reuse.partly_read`."""
+
+
+def over_steps(steps: Sequence[Step], count: int) -> tuple[list[CostNode], list[str]]:
+    """Costs of ``count`` decode steps from the traced ones: the first, a middle one and the last.
+
+    With up to two steps all are traced. With more, a cost f that is a straight line through the
+    traced steps sums to count * (f_first + f_last) / 2; any other is unknown, with a note. The floor bends where the
+    rows that are looked up in a table are more than it has: then rows and the rest are straight lines.
+    """
+    if not steps:
+        return [], []
+    by_id: list[dict[str, CostNode]] = [{n.id: n for n in step.nodes} for step in steps]
+    at = [step.context - steps[0].context for step in steps]
+    result: list[CostNode] = []
+    notes: list[str] = []
+    for node_id in dict.fromkeys(i for nodes in by_id for i in nodes):
+        present = [nodes.get(node_id) for nodes in by_id]
+        node = next(n for n in present if n is not None)
+        costs: dict[Metric, int | None] = {}
+        for metric in dict.fromkeys(m for n in present if n is not None for m in n.costs):
+            values = [0 if n is None else n.cost(metric) for n in present]
+            costs[metric] = _line_sum(values, at, count)
+            if costs[metric] is None and metric == FLOOR:
+                costs[metric] = _floor_sum(values, [step.tables for step in steps], at, count)
+            if costs[metric] is None:
+                notes.append(f"{node_id}: {metric} of the traced decode steps is not a straight line: {values}")
+        result.append(replace(node, costs=costs, exprs={}))
+    return result, notes
+
+
+def every_step(node: CostNode) -> CostNode:
+    """Costs of N steps, from those of the step at context P as expressions.
+
+    Raises:
+        Incomplete: a cost has no closed sum: a table of positions is cut off at its end, say.
+    """
+    costs: dict[Metric, int | None] = {}
+    exprs: dict[Metric, str] = {}
+    for metric in dict.fromkeys((*node.costs, *node.exprs)):
+        one = expression(node, metric)
+        if one is None:
+            costs[metric] = None
+            continue
+        try:
+            exprs[metric] = text(sum_over_steps(one) if one.free_symbols else one * STEPS)
+        except BadInput as error:
+            raise Incomplete(error.what, where=f"{metric} of {node.id}", got=text(one)) from error
+    return replace(node, costs=costs, exprs=exprs)
+
+
+def _line_sum(values: Sequence[int | None], at: Sequence[int], count: int) -> int | None:
+    known = [v for v in values if v is not None]
+    if len(known) < len(values):
+        return None
+    if len(known) == count:
+        return sum(known)
+    straight = all((v - known[0]) * at[-1] == (known[-1] - known[0]) * x for v, x in zip(known, at, strict=True))
+    doubled = count * (known[0] + known[-1])
+    return doubled // 2 if straight and doubled % 2 == 0 else None
+
+
+def _floor_sum(
+    values: Sequence[int | None], tables: Sequence[Mapping[str, tuple[int, int]]], at: Sequence[int], count: int
+) -> int | None:
+    """The sum of what is moved at least, where more and more rows are looked up in tables that are read once."""
+    whole = {name: size for found in tables for name, (_, size) in found.items()}
+    rows = {name: [found.get(name, (size, size))[0] for found in tables] for name, size in whole.items()}
+    once = [sum(min(size, rows[name][i]) for name, size in whole.items()) for i in range(len(at))]
+    rest = _line_sum([None if v is None else v - o for v, o in zip(values, once, strict=True)], at, count)
+    looked_up = [_full_sum(rows[name], size, at, count) for name, size in whole.items()]
+    return exact_sum((rest, *looked_up))
+
+
+def _full_sum(values: Sequence[int], most: int, at: Sequence[int], count: int) -> int | None:
+    """The sum of the values of a straight line of steps that does not fall, each at most ``most``."""
+    first, last, length = values[0], values[-1], at[-1]
+    step, odd = divmod(last - first, length)
+    if odd or step < 0 or any(v != first + step * x for v, x in zip(values, at, strict=True)):
+        return None
+    if step == 0:
+        return count * min(first, most)
+    below = min(count, max(0, (most - first) // step + 1))
+    return below * first + step * (below * (below - 1) // 2) + (count - below) * most

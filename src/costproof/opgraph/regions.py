@@ -1,29 +1,102 @@
-"""Bytes across the border of a module's own work.
+"""Compute the bytes that cross the boundary of a region, a set of operators that runs as one fused kernel.
 
-A region is what one call of one module runs itself, without its children. Views and casts are looked
-through to their root: the tensor that an operator, an input, a parameter or a buffer really made.
-A region reads each outside root once, at most as much of it as its views show or as it looks up, and writes each root
-that an outside reader reads once. Everything between two operators of the same region stays inside, as in
-a perfectly fused kernel. What a cache held before the call is read like any other root, and counted apart.
-Integer and boolean tensors are not activations; integer buffers that arithmetic turns into floating-point numbers, as
-packed weights, are read all the same. A root that every outside reader sees through a cast is
-written in the size that they see. What is written over a part of a tensor of another region is written too, and so is
-what is left of an input that is written over.
+By default, a region is the work of one call of one module, without its children. Views and casts are followed to their
+root: the tensor that an operator, an input, a parameter or a buffer created.
+
+A region reads each root from outside once, at most as much of it as its views show or as it looks up. It writes each
+root once that is read outside. Everything between two operators of the same region stays inside. What a cache held
+before the call is read like any other root, and counted separately. Integer and boolean tensors are not activations;
+integer buffers that arithmetic turns into floating-point numbers, such as packed weights, are read all the same. A root
+that every outside reader sees through a cast is written in the size that they see. A write over a part of a tensor of
+another region counts, and so does the final content of an input that is overwritten.
+
+A view with as many numbers as its source shows the same part in another shape, order or type. A slice is a part of its
+source; two slices of one source by the same bounds are one part. Parts that may overlap otherwise count separately.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 from costproof.ledger.workload import ITEM_BYTES
 from costproof.opgraph.graph import Graph, OpCall, Size, Value
-from costproof.opgraph.parts import Part, largest, number_bytes, part_of
 from costproof.opgraph.rules.cost import OpCost, PartialRead
 from costproof.opgraph.rules.names import canonical, overwrites
 from costproof.opgraph.rules.registry import UnknownCost
 from costproof.opgraph.rules.sizes import nbytes, numel, prod, smaller, total
+
+_REPEATING: Final = frozenset({"expand", "expand_as", "expand_copy", "broadcast_to", "broadcast_tensors"})
+_BOUNDED: Final = frozenset({"getitem", "narrow", "select", "select_copy", "slice", "slice_copy"})
+"""Whose attributes say which part it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What a view shows of the tensor that was really made."""
+
+    key: Hashable
+    """Equal parts of one tensor have one; that of a part of a part is a tuple that begins with the other's."""
+    numbers: Size
+    """Real numbers that are shown, each once: a complex element holds two."""
+
+    def among(self, others: Iterable[Hashable]) -> bool:
+        """Whether it lies in another part."""
+        keys, key = set(others), self.key
+        while isinstance(key, tuple):
+            key = key[0]
+            if key in keys:
+                return True
+        return False
+
+
+def parts(ops: Iterable[OpCall], costs: Iterable[OpCost | UnknownCost]) -> dict[str, Part]:
+    """Id of every view and cast -> the part that it shows."""
+    found: dict[str, Part] = {}
+    for op, cost in zip(ops, costs, strict=True):
+        if isinstance(cost, UnknownCost) or not op.tensors or (cost.role != "alias" and cost.aliases is None):
+            continue
+        sources = cost.aliases or (op.tensors[0],) * len(op.outputs)
+        for i, (out, source) in enumerate(zip(op.outputs, sources, strict=False)):
+            if out.id != source.id:
+                found[out.id] = _seen(op, i, out, source, part_of(source, found))
+    return found
+
+
+def part_of(value: Value, found: Mapping[str, Part]) -> Part:
+    """That of a view; of any other tensor the whole."""
+    return found.get(value.id) or Part(value.id, numbers(value))
+
+
+def largest(shown: Iterable[tuple[Part, Size]]) -> Iterator[Size]:
+    """Sizes of parts, without those that lie in another one; of equal parts the first."""
+    sizes: dict[Hashable, tuple[Part, Size]] = {}
+    for part, size in shown:
+        sizes.setdefault(part.key, (part, size))
+    return (size for part, size in sizes.values() if not part.among(sizes))
+
+
+def numbers(value: Value) -> Size:
+    """Real numbers that a tensor holds."""
+    return prod((numel(value), ITEM_BYTES[value.dtype] // number_bytes(value)))
+
+
+def number_bytes(value: Value) -> int:
+    """Bytes of a number of an element: a complex one holds two."""
+    return ITEM_BYTES[value.dtype] // (2 if value.dtype.startswith("complex") else 1)
+
+
+def _seen(op: OpCall, at: int, out: Value, source: Value, part: Part) -> Part:
+    """The part that an output shows of what its source shows."""
+    name, shown, before = canonical(op.name), numbers(out), numbers(source)
+    # What a slice of repeats shows of the part is at most all of it; which repeats it leaves out is not looked at.
+    if name in _REPEATING or shown == before or before != part.numbers:
+        return part
+    bounded = name in _BOUNDED and op.attrs and len(op.outputs) == 1
+    which = repr(sorted(op.attrs.items())) if bounded else at
+    return Part((part.key, name if bounded else op.label, which), shown)
+
 
 Region = tuple[str, int]
 """Module path and number of the call."""
@@ -106,7 +179,7 @@ def region_traffic(
         graph: operators in order of execution.
         costs: what each of them costs, for the roles; an operator without a rule is taken as work.
         roots: as :func:`resolve` finds them.
-        shown: as :func:`~costproof.opgraph.parts.parts` finds them.
+        shown: as :func:`~costproof.opgraph.regions.parts` finds them.
         regions: of each operator, the region that it is in.
     """
     producer: dict[str, R] = {}

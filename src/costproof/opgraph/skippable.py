@@ -16,8 +16,8 @@ from typing import Final
 
 from costproof.opgraph.costed import Costed
 from costproof.opgraph.graph import OpCall, Size, Value
+from costproof.opgraph.rules.attention import is_flash, window_of
 from costproof.opgraph.rules.cost import OpCost
-from costproof.opgraph.rules.flash import is_flash, window_of
 from costproof.opgraph.rules.names import canonical
 from costproof.opgraph.rules.registry import UnknownCost
 from costproof.opgraph.rules.sizes import numel, prod, total

@@ -9,7 +9,7 @@ from costproof.estimate.arithmetic import CONVOLUTION, FUSED, OTHER, dtypes
 from costproof.estimate.roofline import Border, BorderPoint, Bound, PartBound, Rational, Roofline, StageBound
 from costproof.estimate.routing import TouchedExperts
 from costproof.ledger.plural import plural
-from costproof.reports.numbers import exact, human, share
+from costproof.views.numbers import exact, human, share
 
 BOUND: Final = "A bound by the device's own figures, not a prediction: what runs takes longer."
 MODULES: Final = (

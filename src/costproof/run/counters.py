@@ -23,13 +23,13 @@ from costproof.models.registry import mistakes_of
 from costproof.models.target import Target, WithFormulas
 from costproof.parametric.formulas import evaluate_formulas
 from costproof.processes import Limits
-from costproof.reports.counters import CounterReport, OwnNumber
 from costproof.run.alone import alone_with
 from costproof.run.capture import count
 from costproof.run.prepare import countable, named, prepare
 from costproof.run.request import RunRequest, request
 from costproof.tracers.counters.running import GIB, run_counters
 from costproof.tracers.static import left_out
+from costproof.views.counters import CounterReport, OwnNumber
 
 SECONDS, MEMORY_GIB = 600, 4
 """What one counter may use, unless somebody says otherwise."""

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 from costproof.ledger.errors import BadInput, did_you_mean
 from costproof.ledger.extras import require
 from costproof.ledger.progress import Progress, silent
-from costproof.reports.callgraph_json import Drawable, read_drawable
 from costproof.reports.graph import svg
 from costproof.reports.graph.choice import Choice
 from costproof.reports.graph.view import graph_view
-from costproof.reports.manifest import capture_file
 from costproof.reports.outputs import PICTURES, variants
+from costproof.views.callgraph_file import Drawable, read_drawable
+from costproof.views.manifest import capture_file
 
 if TYPE_CHECKING:
     from costproof.opgraph.rules.files import Files

@@ -27,10 +27,10 @@ from costproof.models.flash_attention import COMPILED, FLASH, WITHOUT_CUDA
 from costproof.models.registry import TARGETS
 from costproof.opgraph.rules.registry import RULES
 from costproof.plugins import Registry
-from costproof.reports.numbers import human
 from costproof.reports.outputs import REGISTRY
+from costproof.tracers.cache import folder
 from costproof.tracers.counters.registry import COUNTERS, not_installed
-from costproof.tracers.export_cache import folder
+from costproof.views.numbers import human
 
 NEEDED_FOR = {
     "sympy": "formulas",

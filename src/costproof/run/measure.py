@@ -87,7 +87,7 @@ def _measured(
     roof(device, dtype)  # refused before anything runs
     from costproof.tracers.dynamic import dynamic_ledger
     from costproof.tracers.replay import predicted, replayed
-    from costproof.tracers.stage_clock import clock_of, timed_modules, timed_stages
+    from costproof.tracers.timing import clock_of, timed_modules, timed_stages
 
     counted = dynamic_ledger(model, workload, progress)
     forwards, routed = counted.forwards, _routed(counted.ledger)

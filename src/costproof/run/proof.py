@@ -31,7 +31,7 @@ from costproof.run.kept_answers import Kept
 from costproof.run.prepare import loaded
 from costproof.run.proof_certificate import assemble, domain
 from costproof.run.request import RunRequest, request
-from costproof.tracers.ready import libraries
+from costproof.tracers.sources import preload_modules
 
 SAMPLES: Final = 64
 SEED: Final = 1
@@ -216,7 +216,7 @@ def _carry_out(
     for phase, total in totals.items():
         if done[phase] or phase == todo[0].phase:  # the first piece takes a minute: say at once what there is to do
             progress(phase, done[phase], total)
-    with Pool[Answer](processes, ready=libraries(tasks[0].target) if tasks else ()) as pool:
+    with Pool[Answer](processes, ready=preload_modules(tasks[0].target) if tasks else ()) as pool:
         for ended in pool.results({t.id: with_rules_in_force(partial(proof_tasks.carried_out, t)) for t in todo}):
             found[ended.name] = ended.result() if ended.error is None else str(ended.error)
             if kept is not None and ended.error is None:

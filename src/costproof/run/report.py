@@ -10,8 +10,6 @@ from typing import Any
 from costproof.ledger.capture import Capture
 from costproof.ledger.progress import Progress, silent
 from costproof.models.serving import lacking
-from costproof.reports.explain import Explanation, check_stage, no_formulas
-from costproof.reports.explain import explain as explained
 from costproof.reports.folder import check_report_folder
 from costproof.reports.report import Report, write_report
 from costproof.run.alone import alone_with
@@ -21,6 +19,8 @@ from costproof.run.peaks import measured
 from costproof.run.prepare import prepare
 from costproof.run.request import RunRequest, request
 from costproof.run.whole import whole_model
+from costproof.views.explanation import Explanation, check_stage, no_formulas
+from costproof.views.explanation import explain as explained
 
 
 def capture(target: str | RunRequest, *, progress: Progress = silent, **choices: Any) -> Capture:

@@ -63,7 +63,7 @@ class RunRequest:
     """Python files with operator rules, which are run."""
     trust_remote_code: bool = False
     no_cache: bool = False
-    """Whether every export is made anew: :mod:`costproof.tracers.export_cache`."""
+    """Whether every export is made anew: :mod:`costproof.tracers.cache`."""
     prove: Mapping[str, SettingValue] = field(default_factory=dict)
     """Settings of a proof: ``samples``, ``seed``, and the target's own."""
     derive: Mapping[str, SettingValue] = field(default_factory=dict)

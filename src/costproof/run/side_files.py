@@ -158,7 +158,7 @@ class _Header:
 
 def _of_static(data: Mapping[str, Any], where: str) -> Baseline:
     """A side of the numbers of whole stages, which is all that ``static_compute.json`` has of a source."""
-    from costproof.reports.static_compute import STATIC_COMPUTE
+    from costproof.views.static_compute import STATIC_COMPUTE
 
     kind = FileKind(STATIC_COMPUTE.name, STATIC_COMPUTE.version, _Header)
     kept = {

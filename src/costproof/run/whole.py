@@ -18,8 +18,8 @@ from costproof.ledger.workload import Workload
 from costproof.models.stretch import Stretch
 from costproof.models.target import Stretched, Uncut, WithFormulas
 from costproof.parametric.formulas import evaluate_formulas
-from costproof.reports.values import gives, value
 from costproof.run.prepare import Prepared
+from costproof.views.quantities import gives, value
 
 _OF: Final = {"FLOPs": "flops", "calls of modules": "calls"}
 """What a run of all layers tells -> the metric that is the same."""

@@ -18,9 +18,9 @@ from torch.utils._pytree import tree_leaves
 from costproof.ledger.progress import silent
 from costproof.models.as_it_runs import as_it_runs
 from costproof.models.generic.copies import unchecked
+from costproof.tracers.cpu_fallback import with_numbers
 from costproof.tracers.direct import through_call
-from costproof.tracers.elsewhere import with_numbers
-from costproof.tracers.judge import Judge
+from costproof.tracers.flop_counter_mode import Judge
 from costproof.tracers.paths import Paths
 from costproof.tracers.readonly import uncollected, watched
 

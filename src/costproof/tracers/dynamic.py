@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
 from costproof.ledger.callgraph import CallGraph
 from costproof.ledger.capture import TraceCheck
 from costproof.ledger.errors import Incomplete
-from costproof.ledger.metrics import TRAFFIC
+from costproof.ledger.metrics import TRAFFIC, UNFUSED
 from costproof.ledger.node import CostNode, Ledger, UnknownOp, total
 from costproof.ledger.profile import Measured
 from costproof.ledger.progress import Progress, silent
@@ -18,26 +19,26 @@ from costproof.ledger.run import Convention, RunRecord, TracedRun
 from costproof.ledger.workload import Workload
 from costproof.models.generic.alike import held_bytes
 from costproof.models.jobs import Run
-from costproof.models.target import Exportable, Runnable
+from costproof.models.serving import options_of
+from costproof.models.target import Exportable, Runnable, Target, WithFormulas
 from costproof.opgraph.account import account, appended, placer
 from costproof.opgraph.costed import Costed, costed
 from costproof.opgraph.dataflow import data_edges
 from costproof.opgraph.fvcore_macs import fvcore_nodes
-from costproof.opgraph.grouped import Groups, group_costs, group_parameters
-from costproof.opgraph.merge import merge_nodes
-from costproof.opgraph.parameters import read_parameters, unread_modules, with_owners
-from costproof.opgraph.tally import Tally, graph_metrics
-from costproof.tracers.assemble import call_graph
-from costproof.tracers.elsewhere import trace_run
+from costproof.opgraph.merge import Groups, group_costs, group_parameters, merge_nodes
+from costproof.opgraph.tally import Tally, graph_metrics, read_parameters, unread_modules, with_owners
+from costproof.tracers.callgraph import call_graph
+from costproof.tracers.cpu_fallback import trace_run
+from costproof.tracers.flop_counter_ledger import Flops, judged_ledger
 from costproof.tracers.hooks import ROOT, Hooked
-from costproof.tracers.judged import Flops, judged_ledger
 from costproof.tracers.operands import dtype_name
 from costproof.tracers.paths import Paths
-from costproof.tracers.profiler import profile_runs
 from costproof.tracers.readonly import uncollected, wrapped_once
-from costproof.tracers.returned import changed, returned
+from costproof.tracers.timing import profile_runs
 from costproof.tracers.torchlens_trace import Forward, lost_tensors
-from costproof.tracers.unfused import unfused_where_told
+
+if TYPE_CHECKING:
+    import torch
 
 UNUSED: Final = "no operator reads a parameter of "
 """Begins a note on modules that the inputs leave unused."""
@@ -228,3 +229,53 @@ def check(traced: Forward, hooks: Hooked) -> tuple[set[str], set[tuple[str, str]
         if one != other
     ]
     return modules, pairs, differences
+
+
+@contextmanager
+def returned(run: Run) -> Iterator[list[Any]]:
+    """Collect what the model returns while it is open; nothing for runs without numbers."""
+    results: list[Any] = []
+    with ExitStack() as undo:
+        if run.expected is not None:
+            keep = run.model.register_forward_hook(lambda module, args, output: results.append(_first(output)))
+            undo.callback(keep.remove)
+        yield results
+
+
+def _first(output: Any) -> torch.Tensor:
+    """The logits of a forward, or whatever a model without a head returns first."""
+    found: torch.Tensor = output.logits if hasattr(output, "logits") else output[0]
+    return found
+
+
+def changed(run: Run, results: list[torch.Tensor]) -> list[str]:
+    """One sentence per traced forward that returned other bits than the untraced one."""
+    import torch
+
+    return [
+        f"run {run.id}: traced forward {number} returned other logits than the untraced one"
+        for number, result in enumerate(results, start=1)
+        if run.expected is not None and not torch.equal(_bits(result), _bits(run.expected))
+    ]
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    """The bits as integers, since a NaN does not equal itself."""
+    import torch
+
+    return tensor.detach().contiguous().view({2: torch.int16, 4: torch.int32}[tensor.element_size()])
+
+
+def unfused_where_told(ledger: Ledger, target: Target, workload: Workload, *, grouped: bool = False) -> Ledger:
+    """The ledger of a run; without :data:`~costproof.ledger.metrics.UNFUSED` where its operators may be others.
+
+    Which experts run is data, and so is what the operators of their loop move; a device chooses operators too; and a
+    call that a run has as one operator may be several of an export, or none: formulas say which ones there are.
+
+    Args:
+        grouped: experts are counted together (``Run.groups``). Then formulas are of that very loop, and of code that
+            asks for no device.
+    """
+    chosen = workload.experts == "eager" or options_of(target).device != "meta"
+    told = isinstance(target, WithFormulas) and (grouped or not chosen)
+    return ledger if told else ledger.without((UNFUSED,))

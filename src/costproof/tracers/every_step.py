@@ -12,8 +12,8 @@ from costproof.ledger.progress import silent
 from costproof.ledger.workload import Workload
 from costproof.models.jobs import Run
 from costproof.models.target import Runnable
+from costproof.tracers.flop_counter_ledger import Quantity
 from costproof.tracers.hooks import ROOT, Hooked, trace_hooks
-from costproof.tracers.judged import Quantity
 from costproof.tracers.readonly import uncollected
 
 COUNTED: Final[tuple[Metric, ...]] = ("flops", "kv_cache_bytes")

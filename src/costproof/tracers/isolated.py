@@ -19,16 +19,15 @@ from costproof.models.target import Staged
 from costproof.opgraph.account import account, cache_nodes
 from costproof.opgraph.costed import Costed, costed
 from costproof.opgraph.fvcore_macs import fvcore_nodes
+from costproof.opgraph.graph import renamed, renamer
 from costproof.opgraph.merge import merge_nodes
-from costproof.opgraph.parameters import with_owners
-from costproof.opgraph.paths import renamed, renamer
 from costproof.opgraph.reuse import RETURNED
-from costproof.opgraph.tally import Tally, graph_metrics
+from costproof.opgraph.tally import Tally, graph_metrics, with_owners
+from costproof.tracers.dynamic import unfused_where_told
 from costproof.tracers.operands import dtype_name
 from costproof.tracers.paths import Paths
 from costproof.tracers.readonly import uncollected, wrapped_once
 from costproof.tracers.torchlens_trace import Forward, lost_tensors, trace_forward
-from costproof.tracers.unfused import unfused_where_told
 
 SCAFFOLDING: Final = "(wrapper)"
 """Stands before paths inside a wrapper that are not paths of the model; no module can be called so."""

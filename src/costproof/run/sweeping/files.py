@@ -27,8 +27,8 @@ from costproof.ledger.extras import require
 from costproof.ledger.progress import Progress, silent
 from costproof.ledger.writing import meant, opened, replaced, through, write_named, write_texts
 from costproof.parametric.exact_arrays import ExactColumn, Int128Array
-from costproof.reports.sweep_file import SWEEP
 from costproof.run.sweeping.driver import Part, Sweep
+from costproof.views.sweep_file import SWEEP
 
 _PART: Final = re.compile(r"[0-9a-f]{12}-[0-9]{8,}\.(part|json)")
 _LARGEST: Final = 10**38

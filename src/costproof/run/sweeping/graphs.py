@@ -19,8 +19,8 @@ from costproof.parametric.concolic import PointValues
 from costproof.parametric.evaluator import Evaluator
 from costproof.parametric.grid import GridAxis
 from costproof.parametric.regimes import PointChoices, Regime
-from costproof.reports.numbers import exact
 from costproof.run.peaks import measured
+from costproof.views.numbers import exact
 
 SWEPT: Final[Metric] = "graph_peak_bytes"
 """The peak that an export has in symbols; the other one is seen in a run alone."""

@@ -19,12 +19,12 @@ from costproof.models.target import WithKeys
 from costproof.opgraph.rules.files import with_rules_in_force
 from costproof.parametric.grid import GridAxis, split_blocks
 from costproof.parametric.regimes import CostCell, PointChoices
-from costproof.reports.numbers import exact
 from costproof.run.capture import count
 from costproof.run.peaks import measured
 from costproof.run.prepare import Prepared
 from costproof.run.sweeping.driver import Sweep, title
 from costproof.run.sweeping.graphs import SWEPT, peak_of, told
+from costproof.views.numbers import exact
 
 SOURCES: Final = ("analytic", "static")
 _PATIENCE: Final = 5

@@ -23,7 +23,7 @@ from costproof.opgraph.rules.files import with_rules_in_force
 from costproof.processes import Late, Limits, Pool, failure
 from costproof.tracers.counters.protocol import Counter
 from costproof.tracers.counters.registry import COUNTERS, not_installed
-from costproof.tracers.ready import libraries
+from costproof.tracers.sources import preload_modules
 
 GIB: Final = 2**30
 
@@ -64,7 +64,7 @@ def run_counters(
     answers: dict[str, list[Answer]] = {n: [] for n in ordered if n not in absent}
     problems: dict[str, str] = {}
     orders = {n: with_rules_in_force(Order(target, workload, n, stages, limits.memory_bytes)) for n in answers}
-    ready = libraries(target)
+    ready = preload_modules(target)
     with Pool[None](side_by_side(limits.memory_bytes), limits, fresh=True, ready=ready) as pool:
         for ended in pool.results(orders, lambda name, answer: answers[name].append(answer)):
             more = "; costproof counters --timeout allows more" if isinstance(ended.error, Late) else ""
@@ -154,7 +154,7 @@ def _counted(
     tool: Counter | None, job: ExportJob, values: dict[str, int], place: tuple[str, str]
 ) -> tuple[tuple[CostNode, ...], tuple[str, ...]]:
     from costproof.tracers.counters.surroundings import positional, renamed
-    from costproof.tracers.exported_sizes import resized
+    from costproof.tracers.exporting import resized
 
     args = resized(job, values).args
     if tool is None:

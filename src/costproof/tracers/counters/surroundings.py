@@ -10,7 +10,7 @@ from unittest.mock import patch
 import torch
 from torch import nn
 
-from costproof.opgraph.paths import renamer
+from costproof.opgraph.graph import renamer
 from costproof.tracers.counters.protocol import Row
 
 PRODUCTS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)

@@ -13,15 +13,13 @@ from costproof.ledger.evaluate import evaluate
 from costproof.ledger.node import CostNode, rule_wanted, unknown_clause
 from costproof.ledger.symbols import parse
 from costproof.opgraph.account import account
-from costproof.opgraph.costed import costed
+from costproof.opgraph.costed import bounded, costed
+from costproof.opgraph.graph import renamer
 from costproof.opgraph.merge import merge_nodes
-from costproof.opgraph.paths import renamer
-from costproof.opgraph.sized import bounded
-from costproof.tracers.derive.draw import Draw, examples
-from costproof.tracers.derive.limits import all_met, limits
+from costproof.tracers.cache import cached_export
+from costproof.tracers.derive.domain import Draw, all_met, examples, limits
 from costproof.tracers.derive.subject import Subject
-from costproof.tracers.export_cache import kept_export
-from costproof.tracers.exported_sizes import resized
+from costproof.tracers.exporting import resized
 
 POINTS: Final = 5
 
@@ -58,7 +56,7 @@ def derive(subject: Subject, *, points: int = POINTS, seed: int = 1) -> Derived:
         Incomplete: it does not export with these symbols, an operator has no rule, its conditions are not known, or a
             fresh count cannot be made or has an operator without a rule.
     """
-    job, exported = subject.job, kept_export(subject.job)
+    job, exported = subject.job, cached_export(subject.job)
     work = costed(exported.graph)
     found = account(work, job.place)
     if found.unknown:

@@ -13,9 +13,8 @@ import torch
 from costproof.ledger.errors import CostproofError, Incomplete, first_line
 from costproof.models.as_it_runs import as_it_runs
 from costproof.opgraph.liveness import Timeline
-from costproof.tracers.exported_sizes import each_argument
-from costproof.tracers.peaks.on_cpu import OnCpu, namer
-from costproof.tracers.peaks.storages import Storages
+from costproof.tracers.exporting import each_argument
+from costproof.tracers.peaks.memory import OnCpu, Storages, namer
 from costproof.tracers.readonly import watched
 
 _DEEPEST: Final = 4

@@ -19,10 +19,8 @@ from costproof.ledger.errors import CostproofError, Incomplete, first_line
 from costproof.models.jobs import ExportJob
 from costproof.opgraph.graph import Size
 from costproof.opgraph.liveness import Program, Step
-from costproof.tracers.exported_sizes import Sizes, inputs_by_path
-from costproof.tracers.exporting import exported_program
-from costproof.tracers.peaks.on_cpu import OnCpu, namer
-from costproof.tracers.peaks.storages import Storages
+from costproof.tracers.exporting import Sizes, exported_program, inputs_by_path
+from costproof.tracers.peaks.memory import OnCpu, Storages, namer
 
 if TYPE_CHECKING:
     from torch import fx
