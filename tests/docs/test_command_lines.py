@@ -23,8 +23,8 @@ import pytest
 
 from costproof.estimate.hardware import Device
 from costproof.ledger.run import run_options
-from costproof.models.deepseek_ocr.config import OcrConfig
-from costproof.models.deepseek_ocr.target import DeepseekOcr
+from costproof.models.families.deepseek_ocr.config import OcrConfig
+from costproof.models.families.deepseek_ocr.target import DeepseekOcr
 from costproof.parametric.formulas import evaluate_formulas
 from costproof.tracers.machine import _fastest, measured
 from tests.cli.running import costproof

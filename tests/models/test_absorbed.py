@@ -13,11 +13,10 @@ from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, DynamicCac
 
 from costproof.ledger.errors import Problems
 from costproof.models.decoding.absorbed import absorb
-from costproof.models.decoding.base import CausalTarget
-from costproof.models.deepseek_v2.target import DeepseekV2
-from costproof.models.deepseek_v3.config import DeepseekV3Config
-from costproof.models.deepseek_v3.target import DeepseekV3
-from costproof.models.llama.target import Llama
+from costproof.models.decoding.target import CausalTarget
+from costproof.models.families.deepseek_v2 import DeepseekV2
+from costproof.models.families.deepseek_v3 import DeepseekV3, DeepseekV3Config
+from costproof.models.families.llama import Llama
 from costproof.models.registry import load_target
 from costproof.parametric.formulas import evaluate_formulas
 from costproof.run.proof_certificate import seen

@@ -18,12 +18,12 @@ from costproof.ledger.capture import Capture
 from costproof.ledger.errors import BadInput, Problems
 from costproof.ledger.progress import silent
 from costproof.ledger.run import RunOptions
-from costproof.models.deepseek_ocr.page import Page, with_page
-from costproof.models.deepseek_ocr2.config import Ocr2Config
-from costproof.models.deepseek_ocr2.formulas.encoder import QueriesBehindFeatures, QueryTable, WrittenMask
-from costproof.models.deepseek_ocr2.formulas.prompt import ViewsInPrompt
-from costproof.models.deepseek_ocr2.page import queries, vision_tokens
-from costproof.models.deepseek_ocr2.target import DeepseekOcr2
+from costproof.models.families.deepseek_ocr.page import Page, with_page
+from costproof.models.families.deepseek_ocr2.config import Ocr2Config
+from costproof.models.families.deepseek_ocr2.formulas.encoder import QueriesBehindFeatures, QueryTable, WrittenMask
+from costproof.models.families.deepseek_ocr2.formulas.prompt import ViewsInPrompt
+from costproof.models.families.deepseek_ocr2.page import queries, vision_tokens
+from costproof.models.families.deepseek_ocr2.target import DeepseekOcr2
 from costproof.models.generic.module import GenericTarget
 from costproof.models.registry import load_target
 from costproof.parametric.formulas import evaluate_formulas

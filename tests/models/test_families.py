@@ -17,23 +17,22 @@ from costproof.ledger.capture import Capture
 from costproof.ledger.errors import BadInput, CostproofError, Problems
 from costproof.ledger.progress import silent
 from costproof.ledger.run import RunOptions
-from costproof.models.decoding.base import CausalTarget
 from costproof.models.decoding.config import SIZES as REQUIRED
 from costproof.models.decoding.config import WindowedConfig, shortest
-from costproof.models.deepseek_v2.target import DeepseekV2
-from costproof.models.deepseek_v3.config import DeepseekV3Config
-from costproof.models.deepseek_v3.target import DeepseekV3
-from costproof.models.gemma.target import Gemma
-from costproof.models.gemma2.target import Gemma2
-from costproof.models.gemma3.target import Gemma3
-from costproof.models.gpt2.target import Gpt2
-from costproof.models.gpt_oss.target import GptOss
-from costproof.models.llama.target import Llama
-from costproof.models.mistral.target import Mistral
-from costproof.models.mixtral.target import Mixtral
-from costproof.models.qwen2.target import Qwen2
-from costproof.models.qwen3.target import Qwen3
-from costproof.models.qwen3_moe.target import Qwen3Moe
+from costproof.models.decoding.target import CausalTarget
+from costproof.models.families.deepseek_v2 import DeepseekV2
+from costproof.models.families.deepseek_v3 import DeepseekV3, DeepseekV3Config
+from costproof.models.families.gemma import Gemma
+from costproof.models.families.gemma2 import Gemma2
+from costproof.models.families.gemma3 import Gemma3
+from costproof.models.families.gpt2 import Gpt2
+from costproof.models.families.gpt_oss import GptOss
+from costproof.models.families.llama import Llama
+from costproof.models.families.mistral import Mistral
+from costproof.models.families.mixtral import Mixtral
+from costproof.models.families.qwen2 import Qwen2
+from costproof.models.families.qwen3 import Qwen3
+from costproof.models.families.qwen3_moe import Qwen3Moe
 from costproof.models.registry import load_target
 from costproof.parametric.formulas import evaluate_formulas
 from costproof.reports.summary import summary_text

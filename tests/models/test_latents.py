@@ -11,11 +11,9 @@ from benchmarks.mutations import run as planted
 
 import costproof
 from costproof.ledger.errors import BadInput, CostproofError
-from costproof.models.decoding.base import CausalTarget
-from costproof.models.deepseek_v2.config import DeepseekV2Config
-from costproof.models.deepseek_v2.target import DeepseekV2
-from costproof.models.deepseek_v3.config import DeepseekV3Config
-from costproof.models.deepseek_v3.target import DeepseekV3
+from costproof.models.decoding.target import CausalTarget
+from costproof.models.families.deepseek_v2 import DeepseekV2, DeepseekV2Config
+from costproof.models.families.deepseek_v3 import DeepseekV3, DeepseekV3Config
 from costproof.models.registry import load_target
 from costproof.models.stored import without
 from costproof.parametric.formulas import evaluate_formulas

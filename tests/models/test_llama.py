@@ -15,8 +15,7 @@ import costproof
 from costproof.compare.compare import compare
 from costproof.ledger.errors import BadInput, CostproofError, Problems
 from costproof.ledger.run import RunOptions
-from costproof.models.llama.config import LlamaConfig
-from costproof.models.llama.target import Llama
+from costproof.models.families.llama import Llama, LlamaConfig
 from costproof.parametric.formulas import evaluate_formulas
 from costproof.tracers.dynamic import dynamic_ledger
 

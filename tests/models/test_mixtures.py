@@ -13,13 +13,11 @@ import costproof
 from costproof.compare.compare import compare
 from costproof.ledger.errors import BadInput, CostproofError
 from costproof.ledger.metrics import Metric
-from costproof.models.decoding.base import CausalTarget
-from costproof.models.decoding.mixtures import MixtureConfig
-from costproof.models.gpt_oss.target import GptOss
-from costproof.models.mixtral.config import MixtralConfig
-from costproof.models.mixtral.target import Mixtral
-from costproof.models.qwen3_moe.config import Qwen3MoeConfig
-from costproof.models.qwen3_moe.target import Qwen3Moe
+from costproof.models.decoding.config import MixtureConfig
+from costproof.models.decoding.target import CausalTarget
+from costproof.models.families.gpt_oss import GptOss
+from costproof.models.families.mixtral import Mixtral, MixtralConfig
+from costproof.models.families.qwen3_moe import Qwen3Moe, Qwen3MoeConfig
 from costproof.models.registry import load_target
 from costproof.parametric.formulas import evaluate_formulas
 from tests.models.test_families import SIZES, SOURCES, exact

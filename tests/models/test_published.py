@@ -6,7 +6,7 @@ from typing import Final
 
 import pytest
 
-from costproof.models.decoding.base import CausalTarget
+from costproof.models.decoding.target import CausalTarget
 from costproof.models.known import KNOWN
 from costproof.models.registry import load_target
 from costproof.parametric.formulas import evaluate_formulas

@@ -7,15 +7,15 @@ from typing import TypeVar
 import pytest
 
 from costproof.ledger.errors import Problems
-from costproof.models.bert.config import BertConfig
-from costproof.models.bert.target import Bert
-from costproof.models.distilbert.config import DistilBertConfig
-from costproof.models.distilbert.target import DistilBert
 from costproof.models.encoding.base import EncoderTarget
 from costproof.models.encoding.config import EncoderConfig
-from costproof.models.roberta.config import RobertaConfig
-from costproof.models.roberta.target import Roberta
-from costproof.models.xlm_roberta.target import XlmRoberta
+from costproof.models.families.bert.config import BertConfig
+from costproof.models.families.bert.target import Bert
+from costproof.models.families.distilbert.config import DistilBertConfig
+from costproof.models.families.distilbert.target import DistilBert
+from costproof.models.families.roberta.config import RobertaConfig
+from costproof.models.families.roberta.target import Roberta
+from costproof.models.families.xlm_roberta.target import XlmRoberta
 from costproof.parametric.formulas import evaluate_formulas
 
 C = TypeVar("C", bound=EncoderConfig)

@@ -22,8 +22,8 @@ from costproof.ledger.metrics import FVCORE
 from costproof.ledger.node import Ledger
 from costproof.ledger.run import RunOptions
 from costproof.ledger.workload import Workload
-from costproof.models.deepseek_ocr import build
-from costproof.models.deepseek_ocr.page import Page, page_workload, with_page
+from costproof.models.families.deepseek_ocr import build
+from costproof.models.families.deepseek_ocr.page import Page, page_workload, with_page
 from costproof.models.jobs import ExportJob
 from costproof.opgraph.costed import costed
 from costproof.opgraph.fvcore_macs import fvcore_nodes
