@@ -23,11 +23,11 @@ import numpy as np
 import numpy.typing as npt
 
 from costproof.ledger.errors import BadInput
-from costproof.run.sweeping.polynomial import ONE, Function, Monomial, Quotient, Value
-from costproof.run.sweeping.traced import Values, evaluated, largest
+from costproof.parametric.concolic import PointValues, evaluate_size, largest_magnitude
+from costproof.parametric.polynomial import ONE, FunctionAtom, Monomial, Quotient, SizeAtom
 
 Terms = tuple[tuple[Monomial, int], ...]
-Nested = int | tuple[int, int, Any, Any]
+HornerForm = int | tuple[int, int, Any, Any]
 """A number, or (atom, exponent, inner, rest): atom^exponent × inner + rest."""
 Ints = npt.NDArray[np.int64]
 _LIMIT: Final = 2**63
@@ -35,15 +35,15 @@ _EXACT_FLOAT: Final = 2**53
 
 
 @dataclass(frozen=True, slots=True)
-class Words:
+class Int128Array:
     """Integers of 128 bits in two's complement."""
 
     low: npt.NDArray[np.uint64]
     high: Ints
 
-    def reshape(self, *shape: int) -> Words:
+    def reshape(self, *shape: int) -> Int128Array:
         """The same in another shape."""
-        return Words(self.low.reshape(*shape), self.high.reshape(*shape))
+        return Int128Array(self.low.reshape(*shape), self.high.reshape(*shape))
 
     def python(self) -> npt.NDArray[np.object_]:
         """The same as Python's integers."""
@@ -51,7 +51,7 @@ class Words:
         return made
 
 
-Column = Ints | Words | npt.NDArray[np.object_]
+ExactColumn = Ints | Int128Array | npt.NDArray[np.object_]
 """Of a quantity at every point: int64, 128 bits, or Python's integers, whichever it needs."""
 
 
@@ -59,7 +59,7 @@ class _TooLarge(Exception):
     """Something that a formula computes on the way does not fit into 62 bits."""
 
 
-class Chunk:
+class PointBatch:
     """Some points, and what was computed for them already.
 
     Args:
@@ -68,16 +68,16 @@ class Chunk:
         shape: of the points.
     """
 
-    def __init__(self, atoms: Sequence[Value | Function], values: Values, shape: tuple[int, ...]) -> None:
+    def __init__(self, atoms: Sequence[SizeAtom | FunctionAtom], values: PointValues, shape: tuple[int, ...]) -> None:
         self.atoms, self.values, self.shape = atoms, values, shape
         self.known: dict[Any, Any] = {}
         self.of_atoms: dict[int, Any] = {}
         self.sizes: dict[int, int] = {}
         self.whole: dict[tuple[int, int], Any] = {}
         self.floats: dict[tuple[int, int], Any] = {}
-        self.exact: Exact | None = None
+        self.exact: ExactEvaluator | None = None
 
-    def column(self, cost: Quotient) -> Column:
+    def column(self, cost: Quotient) -> ExactColumn:
         """A cost at every point.
 
         Raises:
@@ -100,7 +100,7 @@ class Chunk:
     def _size(self, atom: int) -> int:
         """The largest absolute value of an atom here."""
         if atom not in self.sizes:
-            self.sizes[atom] = largest(self._atom(atom))
+            self.sizes[atom] = largest_magnitude(self._atom(atom))
         return self.sizes[atom]
 
     def _bound(self, terms: Terms) -> int:
@@ -116,8 +116,8 @@ class Chunk:
     def _atom(self, number: int) -> Any:
         if number not in self.of_atoms:
             atom = self.atoms[number]
-            if isinstance(atom, Value):
-                made = evaluated(atom.expr, self.values, self.known)
+            if isinstance(atom, SizeAtom):
+                made = evaluate_size(atom.expr, self.values, self.known)
             else:
                 if any(self._bound(part) >= _LIMIT for part in atom.parts):
                     raise _TooLarge
@@ -129,12 +129,12 @@ class Chunk:
 
     def _sum(self, terms: Terms) -> Any:
         """Modulo 2^64: arrays of int64 wrap around."""
-        return self._nested(nested(terms), _signed, self.whole, lambda array: array)
+        return self._nested(horner(terms), _signed, self.whole, lambda array: array)
 
     def _float(self, terms: Terms) -> Any:
-        return self._nested(nested(terms), float, self.floats, np.float64)
+        return self._nested(horner(terms), float, self.floats, np.float64)
 
-    def _nested(self, tree: Nested, number: Any, powers: dict[tuple[int, int], Any], of: Any) -> Any:
+    def _nested(self, tree: HornerForm, number: Any, powers: dict[tuple[int, int], Any], of: Any) -> Any:
         """A nested sum; what does not depend on all axes is smaller than the points."""
         if isinstance(tree, int):
             return number(tree)
@@ -177,7 +177,7 @@ class Chunk:
         whole: Ints = quotients
         return whole
 
-    def _words(self, cost: Quotient, bits: int) -> Words:
+    def _words(self, cost: Quotient, bits: int) -> Int128Array:
         """From the low part and the float64 sum; see the top of the file."""
         low = self._full(self._sum(cost.terms)).view(np.uint64)
         high = self._full(self._float(cost.terms))
@@ -191,28 +191,28 @@ class Chunk:
             high = high / float(cost.divisor)
         turns = np.rint((high - low) / 2.0**bits).astype(np.int64)
         if bits == 64:
-            return Words(low, turns)
-        return Words(low + (turns.view(np.uint64) << np.uint64(bits)), turns >> np.int64(64 - bits))
+            return Int128Array(low, turns)
+        return Int128Array(low + (turns.view(np.uint64) << np.uint64(bits)), turns >> np.int64(64 - bits))
 
     def _python(self, cost: Quotient) -> npt.NDArray[np.object_]:
         """With Python's integers, from the values on."""
         if self.exact is None:
             values = {k: v.astype(object) if isinstance(v, np.ndarray) else v for k, v in self.values.items()}
-            self.exact = Exact(self.atoms, values)
+            self.exact = ExactEvaluator(self.atoms, values)
         found: npt.NDArray[np.object_] = np.zeros(self.shape, object) + self.exact.number(cost)
         return found
 
 
-class Exact:
+class ExactEvaluator:
     """Costs with Python's integers: at one point, or at all points of arrays of them."""
 
-    def __init__(self, atoms: Sequence[Value | Function], values: Values) -> None:
+    def __init__(self, atoms: Sequence[SizeAtom | FunctionAtom], values: PointValues) -> None:
         self.of_atoms: list[Any] = []
         known: dict[Any, Any] = {}
         for atom in atoms:
             self.of_atoms.append(
-                evaluated(atom.expr, values, known)
-                if isinstance(atom, Value)
+                evaluate_size(atom.expr, values, known)
+                if isinstance(atom, SizeAtom)
                 else _function(atom.name, [self._sum(part) for part in atom.parts])
             )
 
@@ -242,7 +242,7 @@ def _plain(one: Any, other: Any) -> bool:
 
 
 @cache
-def nested(terms: Terms) -> Nested:
+def horner(terms: Terms) -> HornerForm:
     """Terms in Horner's way: a factor that most of them have, times what it leaves of them, and the others."""
     if not terms:
         return 0
@@ -260,7 +260,7 @@ def nested(terms: Terms) -> Nested:
             inner.append((tuple((a, e) for a, e in left.items() if e), number))
         else:
             rest.append((monomial, number))
-    return atom, least, nested(tuple(sorted(inner))), nested(tuple(rest))
+    return atom, least, horner(tuple(sorted(inner))), horner(tuple(rest))
 
 
 def _function(name: str, parts: list[Any]) -> Any:

@@ -16,9 +16,9 @@ from typing import Any, Final
 
 import numpy as np
 
-Expr = tuple[Any, ...]
+SizeExpr = tuple[Any, ...]
 """``("var", name)``, ``("int", number)``, or (operator, expression, expression)."""
-Values = Mapping[str, Any]
+PointValues = Mapping[str, Any]
 """Variable -> an integer, or an array of them."""
 
 _OPERATORS: Final[Mapping[str, Callable[[Any, Any], Any]]] = {
@@ -31,64 +31,66 @@ _SAFE: Final = 2**62
 
 
 @dataclass(frozen=True, slots=True)
-class Condition:
+class BranchCondition:
     """A comparison that a target made, and how it came out."""
 
     how: str
-    left: Expr
-    right: Expr
+    left: SizeExpr
+    right: SizeExpr
     outcome: bool
 
     @property
-    def asked(self) -> tuple[str, Expr, Expr]:
+    def asked(self) -> tuple[str, SizeExpr, SizeExpr]:
         """The comparison, however it came out."""
         return self.how, self.left, self.right
 
-    def holds(self, values: Values, known: dict[Expr, Any]) -> Any:
+    def holds(self, values: PointValues, known: dict[SizeExpr, Any]) -> Any:
         """Whether it comes out so at other values: yes or no, or an array of that."""
-        found = _COMPARISONS[self.how](evaluated(self.left, values, known), evaluated(self.right, values, known))
+        found = _COMPARISONS[self.how](
+            evaluate_size(self.left, values, known), evaluate_size(self.right, values, known)
+        )
         return found if self.outcome else np.logical_not(found)
 
 
 @dataclass(slots=True)
-class Path:
+class PathRecorder:
     """The way that a target went with one point: the conditions that all points have in common that go it too."""
 
-    conditions: dict[Condition, None] = field(default_factory=dict)
+    conditions: dict[BranchCondition, None] = field(default_factory=dict)
 
-    def note(self, how: str, left: Expr, right: Expr, outcome: bool) -> bool:
+    def note(self, how: str, left: SizeExpr, right: SizeExpr, outcome: bool) -> bool:
         """Remember how a comparison came out."""
-        self.conditions[Condition(how, left, right, outcome)] = None
+        self.conditions[BranchCondition(how, left, right, outcome)] = None
         return outcome
 
-    def variable(self, name: str, value: int) -> Traced:
+    def variable(self, name: str, value: int) -> ConcolicInt:
         """A number of the point."""
-        return Traced(self, ("var", name), value)
+        return ConcolicInt(self, ("var", name), value)
 
 
-def expression(number: Any) -> Expr:
+def expression_of(number: Any) -> SizeExpr:
     """The expression of a number, traced or not."""
-    return number.expr if isinstance(number, Traced) else ("int", int(number))
+    return number.expr if isinstance(number, ConcolicInt) else ("int", int(number))
 
 
-def variables(expr: Expr) -> frozenset[str]:
+def variables_of(expr: SizeExpr) -> frozenset[str]:
     """The variables of an expression."""
     if expr[0] in ("var", "int"):
         return frozenset(expr[1:] if expr[0] == "var" else ())
-    return frozenset().union(*map(variables, expr[1:]))
+    return frozenset().union(*map(variables_of, expr[1:]))
 
 
-def plain(number: Any) -> int:
+def concrete(number: Any) -> int:
     """The number at the traced point."""
-    return number.value if isinstance(number, Traced) else int(number)
+    return number.value if isinstance(number, ConcolicInt) else int(number)
 
 
-class Traced(Integral):
+class ConcolicInt(Integral):
     """An integer that notes what is done with it."""
 
     __slots__ = ("expr", "path", "value")
 
-    def __init__(self, path: Path, expr: Expr, value: int) -> None:
+    def __init__(self, path: PathRecorder, expr: SizeExpr, value: int) -> None:
         self.path, self.expr, self.value = path, expr, value
 
     def _pinned(self) -> int:
@@ -97,18 +99,22 @@ class Traced(Integral):
         return self.value
 
     def _derived(self, how: str, left: Any, right: Any) -> Any:
-        if not isinstance(left, int | Traced) or not isinstance(right, int | Traced):
-            pinned = (x._pinned() if isinstance(x, Traced) else x for x in (left, right))
+        if not isinstance(left, int | ConcolicInt) or not isinstance(right, int | ConcolicInt):
+            pinned = (x._pinned() if isinstance(x, ConcolicInt) else x for x in (left, right))
             return _OPERATORS[how](*pinned)
-        if how in ("//", "%") and isinstance(right, Traced):
+        if how in ("//", "%") and isinstance(right, ConcolicInt):
             self.path.note("==", right.expr, ("int", 0), right.value == 0)
-        return Traced(self.path, (how, expression(left), expression(right)), _OPERATORS[how](plain(left), plain(right)))
+        return ConcolicInt(
+            self.path,
+            (how, expression_of(left), expression_of(right)),
+            _OPERATORS[how](concrete(left), concrete(right)),
+        )
 
     def _compared(self, how: str, left: Any, right: Any) -> Any:
-        if not isinstance(left, int | Traced) or not isinstance(right, int | Traced):
+        if not isinstance(left, int | ConcolicInt) or not isinstance(right, int | ConcolicInt):
             return NotImplemented
-        outcome = bool(_COMPARISONS[how](plain(left), plain(right)))
-        return self.path.note(how, expression(left), expression(right), outcome)
+        outcome = bool(_COMPARISONS[how](concrete(left), concrete(right)))
+        return self.path.note(how, expression_of(left), expression_of(right), outcome)
 
     def __add__(self, other: Any) -> Any:
         return self._derived("+", self, other)
@@ -232,7 +238,7 @@ class Traced(Integral):
     def __invert__(self) -> Any:
         return ~self._pinned()
 
-    def __deepcopy__(self, memo: object) -> Traced:
+    def __deepcopy__(self, memo: object) -> ConcolicInt:
         return self
 
     def __str__(self) -> str:
@@ -245,7 +251,7 @@ class Traced(Integral):
         return "…"
 
 
-def evaluated(expr: Expr, values: Values, known: dict[Expr, Any]) -> Any:
+def evaluate_size(expr: SizeExpr, values: PointValues, known: dict[SizeExpr, Any]) -> Any:
     """An expression at values of its variables; ``known`` keeps what was computed before.
 
     Where a result may have more than 62 bits it is computed with Python's integers.
@@ -256,15 +262,18 @@ def evaluated(expr: Expr, values: Values, known: dict[Expr, Any]) -> Any:
     if head == "var":
         return values[expr[1]]
     if expr not in known:
-        left, right = (evaluated(part, values, known) for part in expr[1:])
-        if head in "+-*" and _OPERATORS["*" if head == "*" else "+"](largest(left), largest(right)) >= _SAFE:
+        left, right = (evaluate_size(part, values, known) for part in expr[1:])
+        if (
+            head in "+-*"
+            and _OPERATORS["*" if head == "*" else "+"](largest_magnitude(left), largest_magnitude(right)) >= _SAFE
+        ):
             left, right = (x.astype(object) if isinstance(x, np.ndarray) else x for x in (left, right))
         with np.errstate(divide="ignore"):
             known[expr] = _divided(head, left, right) if head in ("//", "%") else _OPERATORS[head](left, right)
     return known[expr]
 
 
-def largest(value: Any) -> int:
+def largest_magnitude(value: Any) -> int:
     """The largest absolute value of a number, or among those of an array."""
     if not isinstance(value, np.ndarray):
         return abs(int(value))

@@ -8,17 +8,17 @@ from typing import Any
 import pytest
 
 from costproof.ledger.errors import BadInput
-from costproof.run.points import Points
+from costproof.parametric.evaluator import Evaluator
+from costproof.parametric.grid import grid_axes
 from costproof.run.sweep import sweep
-from costproof.run.sweeping.axes import axes
 from costproof.run.sweeping.driver import Sweep
 
 ONE: dict[str, Any] = {"metrics": ["params"], "stages": []}
 
 
 @pytest.fixture(scope="module")
-def llama() -> Points:
-    return Points.of("llama")
+def llama() -> Evaluator[Any]:
+    return Evaluator.of("llama")
 
 
 def rows(made: Sweep) -> list[tuple[Any, ...]]:
@@ -102,15 +102,15 @@ def test_parts_of_any_size_are_the_same_rows(size: int) -> None:
         ({"attention": "sdap"}, "--attention"),
     ],
 )
-def test_what_cannot_be_varied(llama: Points, over: dict[str, Any], words: str) -> None:
+def test_what_cannot_be_varied(llama: Evaluator[Any], over: dict[str, Any], words: str) -> None:
     with pytest.raises(BadInput) as caught:
         list(sweep("llama", over, **ONE).parts())
     assert words in str(caught.value)
 
 
-def test_two_problems_at_once(llama: Points) -> None:
+def test_two_problems_at_once(llama: Evaluator[Any]) -> None:
     with pytest.raises(BadInput) as caught:
-        axes(llama, {"btach": "1", "batch": "x"})
+        grid_axes(llama, {"btach": "1", "batch": "x"})
     assert "2 problems" in str(caught.value)
 
 

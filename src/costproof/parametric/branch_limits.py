@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from costproof.estimate.crossing import FAR, NotSolved, first_above
 from costproof.ledger.symbols import sym
-from costproof.run.sweeping.traced import Condition, Expr
-from costproof.run.sweeping.ways import Way
+from costproof.parametric.concolic import BranchCondition, SizeExpr
+from costproof.parametric.path_conditions import PathCondition
 
 if TYPE_CHECKING:
     import sympy
@@ -17,7 +17,7 @@ _MOST_ZEROS = 2
 """Of a polynomial of degree two."""
 
 
-def way_ends(way: Way, variable: str, start: int) -> int | None:
+def branch_limit(way: PathCondition, variable: str, start: int) -> int | None:
     """The first value above one that goes a way at which another way is gone, or may be; ``None``: there is none.
 
     Where a comparison is of something else than polynomials of degree two at most, no value beside the start is known
@@ -30,7 +30,7 @@ def way_ends(way: Way, variable: str, start: int) -> int | None:
     return min((end for condition in way.conditions for end in _ends(condition, variable, start)), default=None)
 
 
-def _ends(condition: Condition, variable: str, start: int) -> Iterator[int]:
+def _ends(condition: BranchCondition, variable: str, start: int) -> Iterator[int]:
     """Values of which the least is the first at which a condition does not hold, if one does not."""
     name = sym(variable)
     try:
@@ -40,7 +40,7 @@ def _ends(condition: Condition, variable: str, start: int) -> Iterator[int]:
         yield start + 1
 
 
-def _of_difference(condition: Condition, f: sympy.Expr, name: sympy.Symbol, start: int) -> Iterator[int]:
+def _of_difference(condition: BranchCondition, f: sympy.Expr, name: sympy.Symbol, start: int) -> Iterator[int]:
     """The same, by the left side less the right one, which is an integer at every value."""
     # What is above 0 where the condition does not hold.
     broken = {
@@ -66,7 +66,7 @@ def _zero(f: sympy.Expr, name: sympy.Symbol, start: int) -> Iterator[int]:
         at = first_above(1 - f if here > 0 else f + 1, name, at)
 
 
-def _polynomial(expr: Expr, name: sympy.Symbol) -> sympy.Expr:
+def _polynomial(expr: SizeExpr, name: sympy.Symbol) -> sympy.Expr:
     import sympy
 
     how, *parts = expr

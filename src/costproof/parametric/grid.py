@@ -15,7 +15,8 @@ import numpy as np
 from costproof.ledger.errors import BadInput, CostproofError, Problems, no_such
 from costproof.ledger.files import csv_rows
 from costproof.models.changing import KEY
-from costproof.run.points import Points
+from costproof.models.target import WithKeys
+from costproof.parametric.evaluator import Evaluator
 
 PRESET: Final = "preset"
 MOST_POINTS: Final = 1_000_000_000
@@ -29,7 +30,7 @@ Over = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Name:
+class Parameter:
     """What is varied: a setting of the workload, a key of the configuration, or the preset."""
 
     given: str
@@ -42,10 +43,10 @@ class Name:
 
 
 @dataclass(frozen=True, slots=True)
-class Axis:
+class GridAxis:
     """Names that vary in step."""
 
-    names: tuple[Name, ...]
+    names: tuple[Parameter, ...]
     columns: tuple[Sequence[Any], ...]
     """A column of values for every name, all of one length."""
 
@@ -54,11 +55,11 @@ class Axis:
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class GridBlock:
     """Points that have everything in common but numbers."""
 
-    fixed: Mapping[Name, Any]
-    axes: tuple[Axis, ...]
+    fixed: Mapping[Parameter, Any]
+    axes: tuple[GridAxis, ...]
     """Of numbers; the last one varies fastest."""
 
     def __len__(self) -> int:
@@ -93,16 +94,16 @@ def _array(values: Sequence[int]) -> Any:
     return np.asarray(values, dtype=np.int64)
 
 
-def blocks(axes: Sequence[Axis]) -> Iterator[Block]:
+def split_blocks(grid_axes: Sequence[GridAxis]) -> Iterator[GridBlock]:
     """The product of axes. What is not a number varies slowest, whatever the order of the axes."""
-    numbers = tuple(a for a in axes if all(n.number for n in a.names))
-    others = [list(_runs(a)) for a in axes if not all(n.number for n in a.names)]
+    numbers = tuple(a for a in grid_axes if all(n.number for n in a.names))
+    others = [list(_runs(a)) for a in grid_axes if not all(n.number for n in a.names)]
     for runs in product(*others):
         fixed = {name: value for chosen, _ in runs for name, value in chosen.items()}
-        yield Block(fixed, (*(axis for _, axis in runs if axis is not None), *numbers))
+        yield GridBlock(fixed, (*(axis for _, axis in runs if axis is not None), *numbers))
 
 
-def _runs(axis: Axis) -> Iterator[tuple[dict[Name, Any], Axis | None]]:
+def _runs(axis: GridAxis) -> Iterator[tuple[dict[Parameter, Any], GridAxis | None]]:
     """Neighbours on an axis that differ in numbers alone."""
     texts = [i for i, name in enumerate(axis.names) if not name.number]
     numbers = [i for i, name in enumerate(axis.names) if name.number]
@@ -113,18 +114,18 @@ def _runs(axis: Axis) -> Iterator[tuple[dict[Name, Any], Axis | None]]:
     for values, rows in groupby(range(len(axis)), key=of):
         where = list(rows)
         part = slice(where[0], where[-1] + 1)
-        own = Axis(tuple(axis.names[i] for i in numbers), tuple(axis.columns[i][part] for i in numbers))
+        own = GridAxis(tuple(axis.names[i] for i in numbers), tuple(axis.columns[i][part] for i in numbers))
         yield dict(zip((axis.names[i] for i in texts), values, strict=True)), own if numbers else None
 
 
-def axes(points: Points, over: Over, option: str = "--over") -> tuple[Axis, ...]:
+def grid_axes(points: Evaluator[WithKeys], over: Over, option: str = "--over") -> tuple[GridAxis, ...]:
     """The axes of one product.
 
     Raises:
         Problems: a name that means nothing, or values that it cannot have; all of them.
     """
     problems: list[CostproofError] = []
-    found: list[Axis] = []
+    found: list[GridAxis] = []
     for names, values in over.items():
         try:
             found.append(_axis(points, names, values, f"{option} {names}"))
@@ -139,8 +140,8 @@ def axes(points: Points, over: Over, option: str = "--over") -> tuple[Axis, ...]
     return tuple(found)
 
 
-def _axis(points: Points, names: str, values: Any, where: str) -> Axis:
-    chosen = tuple(name_of(points, name, where) for name in names.split("/"))
+def _axis(points: Evaluator[WithKeys], names: str, values: Any, where: str) -> GridAxis:
+    chosen = tuple(resolve_parameter(points, name, where) for name in names.split("/"))
     if isinstance(values, str):
         columns = [_in_step(_pairs(chosen, item, where), where) for item in values.split(",")]
         if len(columns) > 1:
@@ -155,10 +156,10 @@ def _axis(points: Points, names: str, values: Any, where: str) -> Axis:
         made = tuple(_checked(name, [row[i] for row in rows], where) for i, name in enumerate(chosen))
     if not len(made[0]):
         raise BadInput("nothing to vary", where=where, expected="values")
-    return Axis(chosen, made)
+    return GridAxis(chosen, made)
 
 
-def _pairs(names: tuple[Name, ...], item: str, where: str) -> list[tuple[Name, str]]:
+def _pairs(names: tuple[Parameter, ...], item: str, where: str) -> list[tuple[Parameter, str]]:
     parts = item.split("/")
     if len(parts) != len(names):
         expected = "/".join(n.given for n in names)
@@ -166,7 +167,7 @@ def _pairs(names: tuple[Name, ...], item: str, where: str) -> list[tuple[Name, s
     return list(zip(names, parts, strict=True))
 
 
-def _in_step(words: list[tuple[Name, str]], where: str) -> list[Sequence[Any]]:
+def _in_step(words: list[tuple[Parameter, str]], where: str) -> list[Sequence[Any]]:
     """The values of one item, equally many of every name; a single one is repeated."""
     parts = [_values(name, word, where) for name, word in words]
     longest = max(map(len, parts))
@@ -190,7 +191,7 @@ def _joined(parts: list[Sequence[Any]]) -> Sequence[Any]:
     return parts[0] if len(parts) == 1 else [value for part in parts for value in part]
 
 
-def name_of(points: Points, given: str, where: str) -> Name:
+def resolve_parameter(points: Evaluator[WithKeys], given: str, where: str) -> Parameter:
     """What a name means: a setting of the target, or a key of its configuration.
 
     Raises:
@@ -199,19 +200,19 @@ def name_of(points: Points, given: str, where: str) -> Name:
     settings = {s.name: s for s in points.target.settings()}
     name = given.strip()
     if name == PRESET:
-        return Name(name, PRESET, number=False)
+        return Parameter(name, PRESET, number=False)
     if name.replace("-", "_") in settings:
         setting = settings[name.replace("-", "_")]
-        return Name(name, f"setting:{setting.name}", number=setting.kind == "integer")
+        return Parameter(name, f"setting:{setting.name}", number=setting.kind == "integer")
     keys = points.keys()
     plain = name.removeprefix(KEY)
     if plain not in keys and not any(k.endswith(f".{plain}") for k in keys):
         raise no_such("setting or key", name, [*settings, *keys, PRESET], where=where)
     key = points.key(name, where)
-    return Name(name, f"key:{key}", number=type(keys[key]) is int or keys[key] is None, now=keys[key])
+    return Parameter(name, f"key:{key}", number=type(keys[key]) is int or keys[key] is None, now=keys[key])
 
 
-def _values(name: Name, word: str, where: str) -> Sequence[Any]:
+def _values(name: Parameter, word: str, where: str) -> Sequence[Any]:
     """The values that a word of the command line stands for."""
     text = word.strip()
     span = _RANGE.fullmatch(text) if name.number else None
@@ -220,10 +221,10 @@ def _values(name: Name, word: str, where: str) -> Sequence[Any]:
         if step < 1 or stop < start:
             raise BadInput("not a range", where=where, expected="START:STOP:STEP, STOP included", got=text)
         return range(start, stop + 1, step)
-    return [typed(name, text, where)]
+    return [parse_value(name, text, where)]
 
 
-def typed(name: Name, text: str, where: str) -> Any:
+def parse_value(name: Parameter, text: str, where: str) -> Any:
     """A value from its text.
 
     Raises:
@@ -254,7 +255,7 @@ def typed(name: Name, text: str, where: str) -> Any:
     return text
 
 
-def _checked(name: Name, values: Iterable[Any], where: str) -> Sequence[Any]:
+def _checked(name: Parameter, values: Iterable[Any], where: str) -> Sequence[Any]:
     """The values of a list in Python."""
     if isinstance(values, range) and name.number and values.step > 0 and values.start >= 0:
         return values
@@ -265,7 +266,7 @@ def _checked(name: Name, values: Iterable[Any], where: str) -> Sequence[Any]:
     return found
 
 
-def from_csv(points: Points, path: Path) -> tuple[Axis, ...]:
+def axes_from_csv(points: Evaluator[WithKeys], path: Path) -> tuple[GridAxis, ...]:
     """The points of a table: a name for each column, a point for each row.
 
     Raises:
@@ -276,7 +277,7 @@ def from_csv(points: Points, path: Path) -> tuple[Axis, ...]:
     if not header:
         fix = "the first row has names, every other one a point"
         raise BadInput("a table of points is empty", where=str(path), fix=fix)
-    names = tuple(name_of(points, name, f"{path}, row 1") for name in header)
+    names = tuple(resolve_parameter(points, name, f"{path}, row 1") for name in header)
     if len({name.variable for name in names}) < len(names):
         raise BadInput("a name is varied twice in one product", where=f"{path}, row 1", got=", ".join(header)[:120])
     columns: list[list[Any]] = [[] for _ in names]
@@ -284,7 +285,7 @@ def from_csv(points: Points, path: Path) -> tuple[Axis, ...]:
         if len(row) != len(names):
             raise BadInput("a row is not as long as the first", where=f"{path}, row {number}", got=len(row))
         for name, column, value in zip(names, columns, row, strict=True):
-            column.append(typed(name, value.strip(), f"{path}, row {number}, {name.given}"))
+            column.append(parse_value(name, value.strip(), f"{path}, row {number}, {name.given}"))
     if not columns[0]:
         raise BadInput("a table without points", where=str(path))
-    return (Axis(names, tuple(columns)),)
+    return (GridAxis(names, tuple(columns)),)

@@ -10,8 +10,8 @@ from costproof import api
 from costproof.analytic.costs import costs_of
 from costproof.ledger.errors import CostproofError
 from costproof.models.registry import load_target
-from costproof.run.formulas import analytic_ledger
-from costproof.run.points import Points
+from costproof.parametric.evaluator import Evaluator
+from costproof.parametric.formulas import evaluate_formulas
 
 SMALL = {"layers": 3, "decoder_layers": 2, "text.layers": 2, "sam.layers": 3, "clip.layers": 1}
 """Few layers, where a family has that key and can be cut so."""
@@ -20,7 +20,7 @@ LISTS = {"sam.global_layers": [2], "deep": [1]}
 
 @pytest.mark.parametrize("name", api.families())
 def test_all_numbers_of_a_family(name: str) -> None:
-    points, usual = Points.of(name), load_target(name)
+    points, usual = Evaluator.of(name), load_target(name)
     now = points.keys()
     keys: dict[str, Any] = {k: v for k, v in now.items() if type(v) is int}
     keys |= {k: v for k, v in (SMALL | LISTS).items() if k in now}
@@ -31,6 +31,6 @@ def test_all_numbers_of_a_family(name: str) -> None:
         pytest.fail(f"the small {name} is refused: {error}")
     target: Any = usual
     target = target.with_keys({k: v for k, v in keys.items() if v != now[k]})
-    ledger = analytic_ledger(target, target.workload())
+    ledger = evaluate_formulas(target, target.workload())
     for (stage, metric), total in found.totals.items():
         assert total == (ledger.stage_total(stage, metric) if stage else ledger.total(metric)), (stage, metric)

@@ -11,8 +11,8 @@ import pytest
 from costproof.ledger.baseline import Row
 from costproof.ledger.errors import BadInput, Problems
 from costproof.models.registry import load_target
-from costproof.run.formulas import analytic_ledger
-from costproof.run.points import Points
+from costproof.parametric.evaluator import Evaluator
+from costproof.parametric.formulas import evaluate_formulas
 
 LLAMA: dict[str, Any] = {
     "hidden": 64, "intermediate": 96, "layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 16, "vocab": 100,
@@ -20,7 +20,7 @@ LLAMA: dict[str, Any] = {
 
 
 def test_a_small_llama_by_hand() -> None:
-    numbers = Points.of("llama").at(LLAMA, settings={"text_tokens": 5, "batch": 3, "new_tokens": 2})
+    numbers = Evaluator.of("llama").at(LLAMA, settings={"text_tokens": 5, "batch": 3, "new_tokens": 2})
     tokens, layers = 3 * 5, 2
     assert numbers.rows[Row("prefill", "lm_head", "linear", "flops")] == 2 * tokens * 64 * 100
     assert numbers.rows[Row("prefill", "text.layer.attention.q", "linear", "flops")] == layers * 2 * tokens * 64 * 64
@@ -36,7 +36,7 @@ def test_a_small_llama_by_hand() -> None:
 
 
 def test_rows_of_a_metric_of_calls_sum_to_the_totals() -> None:
-    numbers = Points.of("deepseek-ocr").at({"text.topk": 8}, "gundam:3x2")
+    numbers = Evaluator.of("deepseek-ocr").at({"text.topk": 8}, "gundam:3x2")
     for metric in ("flops", "input_bytes"):
         of_stages = {
             stage: numbers.totals[stage, metric] for stage in ("sam", "clip", "projector", "prefill", "decode")
@@ -52,14 +52,14 @@ def test_keys_changed_and_the_same_keys_in_a_file_are_one_model(tmp_path: Path) 
              "heads": "num_attention_heads", "kv_heads": "num_key_value_heads", "vocab": "vocab_size"}  # fmt: skip
     file.write_text(json.dumps({"model_type": "llama", "head_dim": 16, **{n: LLAMA[k] for k, n in names.items()}}))
     target: Any = load_target("llama", file)
-    ledger = analytic_ledger(target, target.workload(text_tokens=7))
-    numbers = Points.of("llama").at(LLAMA, settings={"text_tokens": 7})
+    ledger = evaluate_formulas(target, target.workload(text_tokens=7))
+    numbers = Evaluator.of("llama").at(LLAMA, settings={"text_tokens": 7})
     for (stage, metric), total in numbers.totals.items():
         assert total == (ledger.stage_total(stage, metric) if stage else ledger.total(metric)), (stage, metric)
 
 
 def test_a_key_by_its_last_word() -> None:
-    points = Points.of("deepseek-ocr")
+    points = Evaluator.of("deepseek-ocr")
     assert points.key("topk") == "text.topk"
     assert points.keys()["sam.global_layers"] == (2, 5, 8, 11)
     with pytest.raises(BadInput, match="several keys"):
@@ -91,10 +91,10 @@ def test_what_is_not_a_model_is_refused(
     target: str, keys: dict[str, Any], settings: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(Problems) as caught:
-        Points.of(target).at(keys, settings=settings)
+        Evaluator.of(target).at(keys, settings=settings)
     assert words in str(caught.value)
 
 
 def test_a_target_without_formulas() -> None:
     with pytest.raises(BadInput, match="no formulas"):
-        Points.of("torch.nn:Identity")
+        Evaluator.of("torch.nn:Identity")

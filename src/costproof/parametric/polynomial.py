@@ -13,7 +13,7 @@ import sympy
 
 from costproof.ledger.errors import BadInput
 from costproof.ledger.symbols import text
-from costproof.run.sweeping.traced import Expr
+from costproof.parametric.concolic import SizeExpr
 
 Monomial = tuple[tuple[int, int], ...]
 """(Number of an atom, exponent) in the order of the atoms; exponents may be negative."""
@@ -23,14 +23,14 @@ ONE: Final[Monomial] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Value:
+class SizeAtom:
     """An atom that a target computes: a size of the point, or what follows from sizes."""
 
-    expr: Expr
+    expr: SizeExpr
 
 
 @dataclass(frozen=True, slots=True)
-class Function:
+class FunctionAtom:
     """An atom that a formula computes, an integer of integers: ``floor`` of a quotient, ``Min``, ``Max``, ``sum``."""
 
     name: str
@@ -39,27 +39,27 @@ class Function:
 
 
 @dataclass(slots=True)
-class Atoms:
+class AtomTable:
     """All atoms of a shape, by number; an atom's parts have lower numbers."""
 
-    found: list[Value | Function] = field(default_factory=list)
-    numbers: dict[Value | Function, int] = field(default_factory=dict)
+    found: list[SizeAtom | FunctionAtom] = field(default_factory=list)
+    numbers: dict[SizeAtom | FunctionAtom, int] = field(default_factory=dict)
 
-    def of(self, atom: Value | Function) -> Polynomial:
+    def of(self, atom: SizeAtom | FunctionAtom) -> Polynomial:
         """The atom as a polynomial."""
         if atom not in self.numbers:
             self.numbers[atom] = len(self.found)
             self.found.append(atom)
         return {((self.numbers[atom], 1),): Fraction(1)}
 
-    def of_value(self, expr: Expr) -> Polynomial:
+    def of_value(self, expr: SizeExpr) -> Polynomial:
         """A target's expression. Products become monomials, all else an atom."""
         if expr[0] == "int":
             return _constant(expr[1])
         if expr[0] == "*":
             left, right = self.of_value(expr[1]), self.of_value(expr[2])
-            return product(left, right)
-        return self.of(Value(expr))
+            return multiply(left, right)
+        return self.of(SizeAtom(expr))
 
     def of_formula(self, node: sympy.Expr, symbols: Mapping[str, Polynomial]) -> Polynomial:
         """A formula, with polynomials for its symbols.
@@ -77,11 +77,11 @@ class Atoms:
             return self._power(self.of_formula(node.base, symbols), int(node.exp))
         parts = [self.of_formula(part, symbols) for part in node.args]
         if node.is_Add:
-            return total(parts)
+            return add(parts)
         if node.is_Mul:
             made: Polynomial = _constant(1)
             for part in parts:
-                made = product(made, part)
+                made = multiply(made, part)
             return made
         return self._function(node.func, parts, text(node))
 
@@ -91,35 +91,35 @@ class Atoms:
 
     def _power(self, base: Polynomial, exponent: int) -> Polynomial:
         if exponent < 0 and len(base) > 1:
-            scale, (whole,) = _integers([base])
-            base = {m: c / scale for m, c in self.of(Function("sum", (whole,))).items()}
+            common, (whole,) = _integers([base])
+            base = {m: c / common for m, c in self.of(FunctionAtom("sum", (whole,))).items()}
         if exponent < 0:
             ((monomial, factor),) = base.items()
             base, exponent = {tuple((a, -e) for a, e in monomial): 1 / factor}, -exponent
         made: Polynomial = _constant(1)
         for _ in range(exponent):
-            made = product(made, base)
+            made = multiply(made, base)
         return made
 
     def _function(self, function: Any, parts: list[Polynomial], shown: str) -> Polynomial:
         if function is sympy.ceiling:
             # ceiling(x) = -floor(-x)
-            inner = self._function(sympy.floor, [scaled(parts[0], -1)], shown)
-            return scaled(inner, -1)
+            inner = self._function(sympy.floor, [scale(parts[0], -1)], shown)
+            return scale(inner, -1)
         if function is sympy.floor:
             if set(parts[0]) <= {ONE}:
                 return _constant(parts[0].get(ONE, Fraction(0)).__floor__())
             under = _clearing(parts)
-            scale, (dividend,) = _integers([product(parts[0], {under: Fraction(1)})])
-            return self.of(Function("floor", (dividend, ((under, scale),))))
+            factor, (dividend,) = _integers([multiply(parts[0], {under: Fraction(1)})])
+            return self.of(FunctionAtom("floor", (dividend, ((under, factor),))))
         if function in (sympy.Min, sympy.Max):
             choose = min if function is sympy.Min else max
             if all(set(p) <= {ONE} for p in parts):
                 return _constant(choose(p.get(ONE, Fraction(0)) for p in parts))
             under = _clearing(parts)  # of sizes, which are positive
-            scale, whole = _integers([product(part, {under: Fraction(1)}) for part in parts])
-            chosen = self.of(Function(function.__name__, tuple(whole)))
-            return product(chosen, {tuple((atom, -power) for atom, power in under): Fraction(1, scale)})
+            factor, whole = _integers([multiply(part, {under: Fraction(1)}) for part in parts])
+            chosen = self.of(FunctionAtom(function.__name__, tuple(whole)))
+            return multiply(chosen, {tuple((atom, -power) for atom, power in under): Fraction(1, factor)})
         raise BadInput("an expression holds a function that has no exact value", where=shown)
 
 
@@ -127,7 +127,7 @@ def _constant(number: int | Fraction) -> Polynomial:
     return {ONE: Fraction(number)} if number else {}
 
 
-def total(parts: Iterable[Polynomial]) -> Polynomial:
+def add(parts: Iterable[Polynomial]) -> Polynomial:
     """The sum."""
     made: dict[Monomial, Fraction] = {}
     for part in parts:
@@ -136,12 +136,12 @@ def total(parts: Iterable[Polynomial]) -> Polynomial:
     return {m: c for m, c in made.items() if c}
 
 
-def scaled(polynomial: Polynomial, factor: int | Fraction) -> Polynomial:
+def scale(polynomial: Polynomial, factor: int | Fraction) -> Polynomial:
     """The polynomial times a number."""
     return {m: c * factor for m, c in polynomial.items()} if factor else {}
 
 
-def product(left: Polynomial, right: Polynomial) -> Polynomial:
+def multiply(left: Polynomial, right: Polynomial) -> Polynomial:
     """The product."""
     made: dict[Monomial, Fraction] = {}
     for m, c in left.items():
@@ -184,8 +184,8 @@ class Quotient:
     under: Monomial
 
 
-def quotient(polynomial: Polynomial) -> Quotient:
+def as_quotient(polynomial: Polynomial) -> Quotient:
     """The polynomial over its least denominator."""
     under = _clearing([polynomial])
-    scale, (terms,) = _integers([product(polynomial, {under: Fraction(1)})])
+    scale, (terms,) = _integers([multiply(polynomial, {under: Fraction(1)})])
     return Quotient(terms, scale, under)

@@ -14,28 +14,28 @@ from costproof.ledger.metrics import PEAK_METRICS, STAGE_WIDE, Metric
 from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.peaks import CallPeaks
 from costproof.ledger.symbols import parse
-from costproof.models.target import WithKeys
-from costproof.run.sweeping.columns import Chunk, Column, Exact, Words
-from costproof.run.sweeping.polynomial import Atoms, Polynomial, Quotient, quotient, scaled, total
-from costproof.run.sweeping.traced import Condition, Expr, Path, Values, expression
-from costproof.run.sweeping.ways import Way
+from costproof.parametric.concolic import BranchCondition, PathRecorder, PointValues, SizeExpr, expression_of
+from costproof.parametric.exact_arrays import ExactColumn, ExactEvaluator, Int128Array, PointBatch
+from costproof.parametric.formulas import Configurable
+from costproof.parametric.path_conditions import PathCondition
+from costproof.parametric.polynomial import AtomTable, Polynomial, Quotient, add, as_quotient, scale
 
-Cell = tuple[str, Metric]
+CostCell = tuple[str, Metric]
 """(Stage, metric); the whole run has an empty stage."""
 
 
 @dataclass(frozen=True, slots=True)
-class Numbers:
+class PointCosts:
     """All that the formulas say at one point, as exact integers."""
 
     rows: Mapping[Row, int]
-    totals: Mapping[Cell, int]
+    totals: Mapping[CostCell, int]
     """Sums; of all stages under an empty name. A module that works in two stages has its parameters in each, and once
     in the whole."""
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class PointChoices:
     """What is chosen at a point, numbers and all else."""
 
     keys: Mapping[str, Any]
@@ -44,19 +44,19 @@ class Place:
 
 
 @dataclass(slots=True)
-class Shape:
+class Regime:
     """The conditions under which it holds, and what is counted there."""
 
-    ways: list[Way]
+    paths: list[PathCondition]
     """That lead here."""
     ledger: Ledger | None
     """In symbols; ``None`` if these points are not a model, or not a run of it."""
-    places: Mapping[tuple[str, str], Mapping[str, Expr]]
+    places: Mapping[tuple[str, str], Mapping[str, SizeExpr]]
     """(Stage, invocation) -> the symbols there."""
     symbols: Mapping[tuple[str, str], Mapping[str, Polynomial]]
     """The same as polynomials."""
-    atoms: Atoms
-    costs: dict[Cell | Row, Quotient]
+    atoms: AtomTable
+    costs: dict[CostCell | Row, Quotient]
     """What was compiled."""
     checked: bool = False
     """Whether it was compared with the formulas themselves at another point."""
@@ -66,11 +66,11 @@ class Shape:
     compared: dict[int, Incomplete | None] = field(default_factory=dict)
     """Which sizes are 1 -> how a graph at such a point differs from these."""
 
-    def mask(self, values: Values) -> Any:
+    def mask(self, values: PointValues) -> Any:
         """Which of some points have this shape: yes or no for all of them, or an array that broadcasts to theirs."""
         held: Any = False
-        for way in self.ways:
-            mask = way.mask(values)
+        for path in self.paths:
+            mask = path.mask(values)
             if mask is True:
                 return True
             if mask is not False:
@@ -80,9 +80,9 @@ class Shape:
 
     def holds(self, values: Mapping[str, int]) -> bool:
         """Whether one point has this shape."""
-        return any(way.holds(values) for way in self.ways)
+        return any(path.holds(values) for path in self.paths)
 
-    def same(self, other: Shape) -> bool:
+    def equals(self, other: Regime) -> bool:
         """Whether the same is counted there, as where a target looked at a number for a name alone."""
         return (
             self.ledger is not None
@@ -92,13 +92,13 @@ class Shape:
             and self.ledger.stages == other.ledger.stages
         )
 
-    def columns(self, cells: Sequence[Cell], values: Values, shape: tuple[int, ...]) -> list[Column]:
+    def columns(self, cells: Sequence[CostCell], values: PointValues, shape: tuple[int, ...]) -> list[ExactColumn]:
         """These costs at some points of this shape, of which there are as many as an array of ``shape`` has."""
         costs = [self.cost(cell) for cell in cells]
-        chunk = Chunk(self.atoms.found, values, shape)
+        chunk = PointBatch(self.atoms.found, values, shape)
         return [chunk.column(cost) for cost in costs]
 
-    def numbers(self, values: Mapping[str, int]) -> Numbers:
+    def costs_at(self, values: Mapping[str, int]) -> PointCosts:
         """Everything at one point of this shape."""
         assert self.ledger is not None
         if not self.rows:
@@ -107,37 +107,37 @@ class Shape:
                     self.rows.setdefault(Row(node.stage, node.role, node.kind, metric), []).append((node, metric))
         rows = {row: self.cost(row) for row in self.rows}
         cells = {(stage, m): self.cost((stage, m)) for stage in ("", *self.ledger.stages) for m in self.ledger.metrics}
-        exact = Exact(self.atoms.found, values)
-        return Numbers(
+        exact = ExactEvaluator(self.atoms.found, values)
+        return PointCosts(
             {row: exact.number(cost) for row, cost in rows.items()},
             {cell: exact.number(cost) for cell, cost in cells.items()},
         )
 
-    def at(self, cells: Sequence[Cell], values: Mapping[str, int]) -> dict[Cell, int]:
+    def at(self, cells: Sequence[CostCell], values: Mapping[str, int]) -> dict[CostCell, int]:
         """These costs at one point of this shape."""
         costs = {cell: self.cost(cell) for cell in cells}
-        exact = Exact(self.atoms.found, values)
+        exact = ExactEvaluator(self.atoms.found, values)
         return {cell: exact.number(cost) for cell, cost in costs.items()}
 
-    def held(self, values: Values, shape: tuple[int, ...]) -> Any:
+    def graphs_hold(self, values: PointValues, shape: tuple[int, ...]) -> Any:
         """At which of some points of this shape its graphs hold: an array that broadcasts to them."""
-        chunk = Chunk(self.atoms.found, values, shape)
+        chunk = PointBatch(self.atoms.found, values, shape)
         held: Any = np.True_
         for call in self.graphs:
             for source in call.holds:
-                margin = chunk.column(quotient(self._of_call(call, source)))
-                held = held & ((margin.python() if isinstance(margin, Words) else margin) >= 0)
+                margin = chunk.column(as_quotient(self._of_call(call, source)))
+                held = held & ((margin.python() if isinstance(margin, Int128Array) else margin) >= 0)
         return held
 
     def _of_call(self, call: CallPeaks, source: str) -> Polynomial:
         return self.atoms.of_formula(parse(source), self.symbols[call.stage, call.invocation])
 
-    def cost(self, what: Cell | Row) -> Quotient:
+    def cost(self, what: CostCell | Row) -> Quotient:
         """A row, the sum of a stage, or the largest of its calls, as it is evaluated."""
         if what not in self.costs:
             if not isinstance(what, Row) and what[1] in PEAK_METRICS:
                 peaks = [self._of_call(call, call.form) for call in self.graphs if what[0] in ("", call.stage)]
-                self.costs[what] = quotient(self.atoms.largest(peaks))
+                self.costs[what] = as_quotient(self.atoms.largest(peaks))
                 return self.costs[what]
             if isinstance(what, Row):
                 parts = self.rows[what]
@@ -159,31 +159,33 @@ class Shape:
         made: list[Polynomial] = []
         for (stage, invocation, source), times in counts.items():
             symbols = self.symbols.get((stage, invocation), self.symbols["", ""])
-            made.append(scaled(self.atoms.of_formula(parse(source), symbols), times))
-        return quotient(total(made))
+            made.append(scale(self.atoms.of_formula(parse(source), symbols), times))
+        return as_quotient(add(made))
 
 
-def traced(target: WithKeys, place: Place, numbers: Mapping[str, int]) -> Shape:
+def trace_regime(target: Configurable, place: PointChoices, numbers: Mapping[str, int]) -> Regime:
     """The shape of a point.
 
     Args:
         numbers: those of the place's values that may vary, by ``key:NAME`` and ``setting:NAME``.
     """
-    path = Path()
+    path = PathRecorder()
     try:
         return _followed(target, place, path, {name: path.variable(name, value) for name, value in numbers.items()})
     except CostproofError:
-        return Shape([Way(path.conditions)], None, {}, {}, Atoms(), {})
+        return Regime([PathCondition(path.conditions)], None, {}, {}, AtomTable(), {})
     except (AssertionError, AttributeError, TypeError, ValueError):
         # What a traced number cannot do, as JSON of it: then the shape is that of this point alone.
-        alone = Way(Condition("==", ("var", name), ("int", value), True) for name, value in numbers.items())
+        alone = PathCondition(
+            BranchCondition("==", ("var", name), ("int", value), True) for name, value in numbers.items()
+        )
         try:
-            return replace(_followed(target, place, path, numbers), ways=[alone])
+            return replace(_followed(target, place, path, numbers), paths=[alone])
         except CostproofError:
-            return Shape([alone], None, {}, {}, Atoms(), {})
+            return Regime([alone], None, {}, {}, AtomTable(), {})
 
 
-def _followed(target: WithKeys, place: Place, path: Path, variables: Mapping[str, Any]) -> Shape:
+def _followed(target: Configurable, place: PointChoices, path: PathRecorder, variables: Mapping[str, Any]) -> Regime:
     """What a target does with numbers, traced or not."""
     keys = {k: variables.get(f"key:{k}", v) for k, v in place.keys.items()}
     settings = {k: variables.get(f"setting:{k}", v) for k, v in place.settings.items()}
@@ -192,14 +194,14 @@ def _followed(target: WithKeys, place: Place, path: Path, variables: Mapping[str
     calls = model.invocations(work)
     ledger = model.formulas(work)
     config = model.config.symbols()
-    atoms = Atoms()
+    atoms = AtomTable()
     common = _common([call.symbols for call in calls])
     places = {
-        at: {name: expression(value) for name, value in {**config, **own}.items()}
+        at: {name: expression_of(value) for name, value in {**config, **own}.items()}
         for at, own in {("", ""): common, **{(c.stage, c.id): c.symbols for c in calls}}.items()
     }
     symbols = {at: {name: atoms.of_value(expr) for name, expr in own.items()} for at, own in places.items()}
-    return Shape([Way(path.conditions)], ledger, places, symbols, atoms, {})
+    return Regime([PathCondition(path.conditions)], ledger, places, symbols, atoms, {})
 
 
 def _common(calls: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -207,7 +209,7 @@ def _common(calls: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for symbols in calls:
         for name, value in symbols.items():
-            if name in found and found[name] is not None and expression(found[name]) != expression(value):
+            if name in found and found[name] is not None and expression_of(found[name]) != expression_of(value):
                 found[name] = None
             found.setdefault(name, value)
     return {name: value for name, value in found.items() if value is not None}

@@ -3,63 +3,33 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Iterator, MutableMapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from costproof.compare.diff.changes import WORKLOAD, settings
 from costproof.estimate.crossing import FAR, NotSolved, first_above
 from costproof.estimate.roofline import Outcome
+from costproof.estimate.sums import CallTerm, FormulaSum, Take, distinct_layers
 from costproof.ledger.baseline import Baseline
 from costproof.ledger.errors import Bug, CostproofError, Problems
 from costproof.ledger.evaluate import evaluate
-from costproof.ledger.metrics import Metric
-from costproof.ledger.node import CostNode
 from costproof.ledger.series import CONTEXT, STEPS
 from costproof.ledger.symbols import parse, sym
 from costproof.models.target import WithKeys
-from costproof.run.diff import Mixture
-from costproof.run.one_layer import one_layer
-from costproof.run.points import Points
-from costproof.run.sweeping.shapes import Place, Shape
-from costproof.run.way_ends import way_ends
+from costproof.parametric.blend import BlendedTarget
+from costproof.parametric.branch_limits import branch_limit
+from costproof.parametric.evaluator import Evaluator
+from costproof.parametric.regimes import PointChoices, Regime
 
 if TYPE_CHECKING:
     import sympy
 
-Take = Literal["whole", "last step"]
 _MOST_PIECES: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Term:
-    """A metric, summed over nodes, times a number."""
-
-    metric: Metric
-    nodes: Callable[[CostNode], bool]
-    factor: int = 1
-    take: Take = "whole"
-    """``last step``: of a series of steps the last alone."""
-    layers: Literal["all", "one of each kind"] = "all"
-    """``one of each kind``: what one layer at a time has, at most (:mod:`costproof.run.one_layer`)."""
-
-
-@dataclass(frozen=True, slots=True)
-class OfCalls:
-    """An expression of the sizes of a call, summed over the calls that have all of them."""
-
-    source: str
-    stage: str | None = None
-    """``None``: of every stage."""
-    invocation: str | None = None
-    """``None``: of every call."""
-
-
-Sum = tuple[Term | OfCalls, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
+class Threshold:
     """Where a sum passes another; see :class:`~costproof.estimate.roofline.Border`."""
 
     outcome: Outcome
@@ -76,16 +46,16 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class RegimeRange:
     """A range of values of a setting, both ends among them."""
 
     low: int
     high: int
-    shape: Shape | None
+    regime: Regime | None
     """``None``: the model does not take such a run."""
 
 
-class Along:
+class SettingCurve:
     """A run whose one setting varies.
 
     Args:
@@ -97,24 +67,24 @@ class Along:
     def __init__(self, side: Baseline, target: WithKeys, setting: str) -> None:
         self.setting = setting
         self.own = cast(int, settings(side)[f"{WORKLOAD}{setting}"])
-        self.model = Mixture(target, side, side, False)
-        self.points = Points(cast(WithKeys, self.model))
+        self.model = BlendedTarget(target, side, side, False)
+        self.evaluator = Evaluator(self.model)
         self.variable = sym(setting)
-        self._pieces: tuple[Piece, ...] | NotSolved | None = None
+        self._pieces: tuple[RegimeRange, ...] | NotSolved | None = None
 
-    def shape(self, at: int) -> Shape:
+    def regime(self, at: int) -> Regime:
         """What is counted at a value.
 
         Raises:
             BadInput, Problems: the model does not take such a run.
         """
-        place = Place({}, None, {f"{WORKLOAD}{self.setting}": at})
-        shape, numbers = self.points.shape(place)
-        if shape.ledger is None:
-            raise self.points.refusal(place, numbers)
-        return shape
+        choices = PointChoices({}, None, {f"{WORKLOAD}{self.setting}": at})
+        regime, numbers = self.evaluator.regime(choices)
+        if regime.ledger is None:
+            raise self.evaluator.refusal(choices, numbers)
+        return regime
 
-    def expression(self, shape: Shape, terms: Sum) -> sympy.Expr:
+    def expression(self, regime: Regime, terms: FormulaSum) -> sympy.Expr:
         """A sum as an expression of the setting.
 
         Raises:
@@ -123,8 +93,8 @@ class Along:
         import sympy
 
         made = sympy.Integer(0)
-        for (stage, invocation, source), factor, take in self._formulas(shape, terms):
-            places = shape.places.get((stage, invocation), shape.places["", ""])
+        for (stage, invocation, source), factor, take in self._formulas(regime, terms):
+            places = regime.places.get((stage, invocation), regime.places["", ""])
             put = {sym(name): self._of(expr) for name, expr in places.items()}
             if take == "last step":
                 _last(put, CONTEXT, STEPS, sympy.Integer(1))
@@ -145,11 +115,11 @@ class Along:
         left, right = (self._of(part) for part in parts)
         return left + right if how == "+" else left - right if how == "-" else left * right
 
-    def value(self, at: int, terms: Sum) -> int:
+    def value(self, at: int, terms: FormulaSum) -> int:
         """A sum at a value, by the formulas with the sizes of that very run: no expression of the setting is used."""
-        shape, sizes = self.shape(at), self.sizes(at)
+        regime, sizes = self.regime(at), self.sizes(at)
         whole = 0
-        for (stage, invocation, source), factor, take in self._formulas(shape, terms):
+        for (stage, invocation, source), factor, take in self._formulas(regime, terms):
             values = dict(sizes[stage, invocation])
             if take == "last step":
                 _last(values, CONTEXT.name, STEPS.name, 1)
@@ -162,27 +132,27 @@ class Along:
         config = self.model.config.symbols()
         return {(c.stage, c.id): {**config, **c.symbols} for c in self.model.invocations(work)}
 
-    def _formulas(self, shape: Shape, terms: Sum) -> list[tuple[tuple[str, str, str], int, Take]]:
+    def _formulas(self, regime: Regime, terms: FormulaSum) -> list[tuple[tuple[str, str, str], int, Take]]:
         """Equal formulas of one call once, with how often they are there."""
-        assert shape.ledger is not None
+        assert regime.ledger is not None
         found: Counter[tuple[tuple[str, str, str], Take]] = Counter()
         for term in terms:
-            if isinstance(term, OfCalls):
+            if isinstance(term, CallTerm):
                 needed = {symbol.name for symbol in parse(term.source).free_symbols}
-                for (stage, invocation), known in shape.places.items():
+                for (stage, invocation), known in regime.places.items():
                     here = term.stage in (None, stage) and term.invocation in (None, invocation)
                     if stage and here and needed <= known.keys():
                         found[(stage, invocation, term.source), "whole"] += 1
                 continue
-            for node in shape.ledger.nodes if term.layers == "all" else one_layer(shape.ledger.nodes):
+            for node in regime.ledger.nodes if term.layers == "all" else distinct_layers(regime.ledger.nodes):
                 if term.metric in node.exprs and term.nodes(node):
                     found[(node.stage, node.invocation, node.exprs[term.metric]), term.take] += term.factor
         return [(key, factor, take) for (key, take), factor in found.items()]
 
-    def pieces(self) -> tuple[Piece, ...]:
-        """All values from 1 on, in ranges on each of which one shape holds, or the model takes no run.
+    def pieces(self) -> tuple[RegimeRange, ...]:
+        """All values from 1 on, in ranges on each of which one regime holds, or the model takes no run.
 
-        The ends come out of what the target asked about the value; a range has neighbours of the same shape where it
+        The ends come out of what the target asked about the value; a range has neighbours of the same regime where it
         asked them otherwise.
 
         Raises:
@@ -197,29 +167,29 @@ class Along:
             raise self._pieces
         return self._pieces
 
-    def _each_piece(self) -> Iterator[Piece]:
+    def _each_piece(self) -> Iterator[RegimeRange]:
         name, low = f"setting:{WORKLOAD}{self.setting}", 1
         for _ in range(_MOST_PIECES):
-            place = Place({}, None, {f"{WORKLOAD}{self.setting}": low})
-            shape, numbers = self.points.shape(place)
-            (way, *_) = (way for way in shape.ways if way.holds(numbers))
-            end = way_ends(way, name, low)
-            yield Piece(low, FAR if end is None else min(end - 1, FAR), None if shape.ledger is None else shape)
+            choices = PointChoices({}, None, {f"{WORKLOAD}{self.setting}": low})
+            regime, numbers = self.evaluator.regime(choices)
+            (way, *_) = (way for way in regime.paths if way.holds(numbers))
+            end = branch_limit(way, name, low)
+            yield RegimeRange(low, FAR if end is None else min(end - 1, FAR), None if regime.ledger is None else regime)
             if end is None or end > FAR:
                 return
             low = end
         raise NotSolved(f"other formulas hold at each of many {self.setting}")
 
-    def depends(self, terms: Sum) -> bool:
+    def depends(self, terms: FormulaSum) -> bool:
         """Whether the setting changes a sum at all; where its expression is not known, it may."""
         try:
-            shapes = {id(piece.shape): piece.shape for piece in self.pieces() if piece.shape is not None}
-            made = {self.expression(shape, terms) for shape in shapes.values()}
+            shapes = {id(piece.regime): piece.regime for piece in self.pieces() if piece.regime is not None}
+            made = {self.expression(regime, terms) for regime in shapes.values()}
         except NotSolved:
             return True
         return len(made) > 1 or any(expr.has(self.variable) for expr in made)
 
-    def first(self, left: Sum, right: Sum, more: int = 0) -> Found:
+    def first(self, left: FormulaSum, right: FormulaSum, more: int = 0) -> Threshold:
         """The first value at which the left sum is more than the right one, solved and then evaluated on both sides.
 
         It is that of the whole axis, wherever the run itself stands: each range of values is solved by its own
@@ -230,30 +200,30 @@ class Along:
             more: is on the right side too.
         """
         try:
-            pieces = [piece for piece in self.pieces() if piece.shape is not None]
+            pieces = [piece for piece in self.pieces() if piece.regime is not None]
             before: int | None = None
             for piece in pieces:
                 found = self._above(piece, left, right, more, piece.low)
                 if found is not None and found <= piece.high:
                     before = found - 1 if found > piece.low else before
                     self._confirm(found, before, left, right, more)
-                    return Found("from", found, before=before)
+                    return Threshold("from", found, before=before)
                 before = piece.high
             last = pieces[-1]
             found = None if last.high >= FAR else self._above(last, left, right, more, last.high + 1)
         except NotSolved as error:
-            return Found("not solved", None, str(error))
+            return Threshold("not solved", None, str(error))
         if found is None:
-            return Found("never")
-        return Found("refused", found, self._why_refused(found))
+            return Threshold("never")
+        return Threshold("refused", found, self._why_refused(found))
 
-    def _above(self, piece: Piece, left: Sum, right: Sum, more: int, start: int) -> int | None:
+    def _above(self, piece: RegimeRange, left: FormulaSum, right: FormulaSum, more: int, start: int) -> int | None:
         """The first value from a start on at which the left sum is more, by the formulas of a range."""
-        assert piece.shape is not None
-        less = self.expression(piece.shape, right) + more
-        return first_above(self.expression(piece.shape, left) - less, self.variable, start)
+        assert piece.regime is not None
+        less = self.expression(piece.regime, right) + more
+        return first_above(self.expression(piece.regime, left) - less, self.variable, start)
 
-    def _confirm(self, found: int, before: int | None, left: Sum, right: Sum, more: int) -> None:
+    def _confirm(self, found: int, before: int | None, left: FormulaSum, right: FormulaSum, more: int) -> None:
         """Evaluate both sides at both ends of the border."""
 
         def above(at: int) -> bool:
@@ -268,21 +238,16 @@ class Along:
         Raises:
             NotSolved: it is not known which values are.
         """
-        taken = [min(p.high, below - 1) for p in self.pieces() if p.shape is not None and p.low < below]
+        taken = [min(p.high, below - 1) for p in self.pieces() if p.regime is not None and p.low < below]
         return taken[-1] if taken else self.own
 
     def _why_refused(self, at: int) -> str:
         """What the model says against a value."""
         try:
-            self.shape(at)
+            self.regime(at)
         except CostproofError as error:
             return _said(error)
         raise Bug("a value was taken for one that the model refuses", where=self.setting, got=at)
-
-
-def grows(source: str) -> bool:
-    """Whether a formula of a step knows how many tokens are in the cache before it."""
-    return CONTEXT in parse(source).free_symbols
 
 
 def _last(values: MutableMapping[Any, Any], context: Any, steps: Any, one: Any) -> None:

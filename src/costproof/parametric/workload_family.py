@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cached_property
 from math import gcd
-from typing import Final, cast
+from typing import Final
 
 import sympy
 
@@ -16,11 +16,11 @@ from costproof.ledger.baseline import Baseline
 from costproof.ledger.symbols import sym
 from costproof.ledger.workload import Invocation
 from costproof.models.target import WithKeys
-from costproof.run.diff import Mixture
-from costproof.run.points import Points
-from costproof.run.sweeping.shapes import Place, Shape
-from costproof.run.sweeping.traced import Expr, evaluated, variables
-from costproof.run.way_ends import way_ends
+from costproof.parametric.blend import BlendedTarget
+from costproof.parametric.branch_limits import branch_limit
+from costproof.parametric.concolic import SizeExpr, evaluate_size, variables_of
+from costproof.parametric.evaluator import Evaluator
+from costproof.parametric.regimes import PointChoices, Regime
 
 _PROBES: Final = (*range(1, 9), *(2**i for i in range(4, 31)))
 _MOST_ENDS: Final = 16
@@ -28,7 +28,7 @@ _SIZES: Final = 256
 """Values of a setting from 1 on that are tried to learn which ones the target takes."""
 
 
-class TargetRuns:
+class WorkloadFamily:
     """All runs of a target that differ from one in numbers that a run chooses: a batch, a length, a side.
 
     Args:
@@ -40,7 +40,7 @@ class TargetRuns:
         given = settings(side)
         self.own: Mapping[str, int] = {k.removeprefix(WORKLOAD): v for k, v in given.items() if type(v) is int}
         self._config = target.config.symbols().keys()
-        self._points = Points(cast(WithKeys, Mixture(target, side, side, False)))
+        self._evaluator = Evaluator(BlendedTarget(target, side, side, False))
         self._sizes: dict[str, tuple[int, int]] = {}
         self._ends: dict[str, tuple[int, ...]] = {}
         self._runs: dict[tuple[tuple[str, int], ...], Run | None] = {}
@@ -49,14 +49,14 @@ class TargetRuns:
         """The run with these settings in place of its own; ``None``: the target takes no such run."""
         key = tuple(sorted({**self.own, **changed}.items()))
         if key not in self._runs:
-            shape, numbers = self._shape(changed)
-            self._runs[key] = None if shape.ledger is None else self._run(shape, numbers)
+            regime, numbers = self._regime(changed)
+            self._runs[key] = None if regime.ledger is None else self._run(regime, numbers)
         return self._runs[key]
 
     def source(self, stage: str, call: str, symbol: str) -> sympy.Expr | None:
         """What a symbol of a call is in settings; ``None``: no setting changes it."""
         expr = self._places.get((stage, call), {}).get(symbol, ("int", 0))
-        return _in_settings(expr) if variables(expr) else None
+        return _in_settings(expr) if variables_of(expr) else None
 
     def sizes(self, setting: str) -> tuple[int, int]:
         """The least value of a setting that the target takes, and the step to the next."""
@@ -76,9 +76,9 @@ class TargetRuns:
         found: dict[int, None] = {}
         probes, at = list(_PROBES), 1
         while len(found) < _MOST_ENDS:
-            shape, numbers = self._shape({setting: at})
-            way = next(way for way in shape.ways if way.holds(numbers))
-            end = way_ends(way, _variable(setting), at)
+            regime, numbers = self._regime({setting: at})
+            way = next(way for way in regime.paths if way.holds(numbers))
+            end = branch_limit(way, _variable(setting), at)
             if end is not None and at + 1 < end <= FAR:
                 found[end] = None
             elif end is None or end > FAR:
@@ -90,30 +90,30 @@ class TargetRuns:
         return list(found)
 
     @cached_property
-    def _places(self) -> Mapping[tuple[str, str], Mapping[str, Expr]]:
-        return self._shape({})[0].places
+    def _places(self) -> Mapping[tuple[str, str], Mapping[str, SizeExpr]]:
+        return self._regime({})[0].places
 
-    def _shape(self, changed: Mapping[str, int]) -> tuple[Shape, dict[str, int]]:
+    def _regime(self, changed: Mapping[str, int]) -> tuple[Regime, dict[str, int]]:
         values = {f"{WORKLOAD}{k}": v for k, v in {**self.own, **changed}.items()}
-        return self._points.shape(Place({}, None, values))
+        return self._evaluator.regime(PointChoices({}, None, values))
 
-    def _run(self, shape: Shape, numbers: Mapping[str, int]) -> Run:
-        known: dict[Expr, int] = {}
+    def _run(self, regime: Regime, numbers: Mapping[str, int]) -> Run:
+        known: dict[SizeExpr, int] = {}
         calls = tuple(
             Invocation(stage, call, 1, {
-                n: evaluated(e, numbers, known) for n, e in symbols.items() if n not in self._config
+                n: evaluate_size(e, numbers, known) for n, e in symbols.items() if n not in self._config
             }, ())
-            for (stage, call), symbols in shape.places.items() if stage
+            for (stage, call), symbols in regime.places.items() if stage
         )  # fmt: skip
-        assert shape.ledger is not None
-        return Run(calls, shape.ledger)
+        assert regime.ledger is not None
+        return Run(calls, regime.ledger)
 
 
 def _variable(setting: str) -> str:
     return f"setting:{WORKLOAD}{setting}"
 
 
-def _in_settings(expr: Expr) -> sympy.Expr:
+def _in_settings(expr: SizeExpr) -> sympy.Expr:
     """A size as an expression of the settings, each a symbol."""
     how, *parts = expr
     if how == "int":

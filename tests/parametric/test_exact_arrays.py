@@ -12,24 +12,24 @@ import pytest
 
 from costproof.ledger.errors import BadInput
 from costproof.ledger.symbols import parse
-from costproof.run.sweeping.columns import Chunk, Exact, Words
-from costproof.run.sweeping.polynomial import Atoms, Polynomial, Quotient, quotient
+from costproof.parametric.exact_arrays import ExactEvaluator, Int128Array, PointBatch
+from costproof.parametric.polynomial import AtomTable, Polynomial, Quotient, as_quotient
 
 NAMES = ("x", "y", "z")
 
 
-def compiled(text: str) -> tuple[Atoms, Quotient]:
-    atoms = Atoms()
+def compiled(text: str) -> tuple[AtomTable, Quotient]:
+    atoms = AtomTable()
     symbols: dict[str, Polynomial] = {n: atoms.of_value(("var", n)) for n in NAMES}
-    return atoms, quotient(atoms.of_formula(parse(text), symbols))
+    return atoms, as_quotient(atoms.of_formula(parse(text), symbols))
 
 
 def column(text: str, values: dict[str, Any]) -> tuple[list[int], type]:
     atoms, cost = compiled(text)
     arrays = {n: np.array(v, np.int64) for n, v in values.items()}
-    found = Chunk(atoms.found, arrays, arrays["x"].shape).column(cost)
-    kind: Any = Words if isinstance(found, Words) else found.dtype.type
-    return (found.python() if isinstance(found, Words) else found).tolist(), kind
+    found = PointBatch(atoms.found, arrays, arrays["x"].shape).column(cost)
+    kind: Any = Int128Array if isinstance(found, Int128Array) else found.dtype.type
+    return (found.python() if isinstance(found, Int128Array) else found).tolist(), kind
 
 
 def near(bits: int) -> list[int]:
@@ -42,9 +42,9 @@ def test_the_last_number_that_int64_holds_and_the_first_that_it_does_not() -> No
     one, other = 7 * 73 * 127 * 337, (2**63 - 1) // (7 * 73 * 127 * 337)
     assert one * other == 2**63 - 1
     assert column("x*y", {"x": [one], "y": [other], "z": [1]}) == ([2**63 - 1], np.int64)
-    assert column("x*y + z", {"x": [one], "y": [other], "z": [1]}) == ([2**63], Words)
-    assert column("x*y + z", {"x": [2**32], "y": [2**32], "z": [2]}) == ([2**64 + 2], Words)
-    assert column("-x*y*4 - z", {"x": [2**32], "y": [2**32], "z": [2]}) == ([-(2**66) - 2], Words)
+    assert column("x*y + z", {"x": [one], "y": [other], "z": [1]}) == ([2**63], Int128Array)
+    assert column("x*y + z", {"x": [2**32], "y": [2**32], "z": [2]}) == ([2**64 + 2], Int128Array)
+    assert column("-x*y*4 - z", {"x": [2**32], "y": [2**32], "z": [2]}) == ([-(2**66) - 2], Int128Array)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_adversarial_values(text: str) -> None:
     found, kind = column(text, middle)
     assert found == exactly(text, middle)
     # What is divided by a size is not left to the low part; there are few others.
-    assert kind is Words or "/x" in text or "/(" in text
+    assert kind is Int128Array or "/x" in text or "/(" in text
     # Small sizes alone, which need no second sum.
     small = {n: [v % 1000 + 1 for v in values[n]] for n in NAMES}
     assert column(text, small)[0] == exactly(text, small)
@@ -103,16 +103,16 @@ def test_python_s_integers_take_over() -> None:
 def test_what_depends_on_one_axis_is_computed_along_it_alone() -> None:
     atoms, cost = compiled("x**2*y + 3*z")
     x, y, z = np.arange(1, 4).reshape(3, 1, 1), np.arange(5, 7).reshape(1, 2, 1), np.arange(4).reshape(1, 1, 4) * 2**61
-    found = Chunk(atoms.found, {"x": x, "y": y, "z": z}, (3, 2, 4)).column(cost)
-    assert isinstance(found, np.ndarray | Words)
-    made = found.python() if isinstance(found, Words) else found
+    found = PointBatch(atoms.found, {"x": x, "y": y, "z": z}, (3, 2, 4)).column(cost)
+    assert isinstance(found, np.ndarray | Int128Array)
+    made = found.python() if isinstance(found, Int128Array) else found
     want = [[[a * a * b + 3 * c * 2**61 for c in range(4)] for b in (5, 6)] for a in (1, 2, 3)]
     assert made.tolist() == want
 
 
 def test_one_point() -> None:
     atoms, cost = compiled("ceiling(x/14)*y**9*z/2")
-    assert Exact(atoms.found, {"x": 15, "y": 2**40, "z": 3}).number(cost) == 2 * 2**360 * 3 // 2
+    assert ExactEvaluator(atoms.found, {"x": 15, "y": 2**40, "z": 3}).number(cost) == 2 * 2**360 * 3 // 2
 
 
 def test_what_is_not_an_integer_is_refused() -> None:

@@ -10,10 +10,10 @@ import pytest
 
 from costproof.ledger.errors import CostproofError
 from costproof.models.registry import load_target
-from costproof.run.formulas import analytic_ledger
-from costproof.run.points import Points
-from costproof.run.sweeping.columns import Words
-from costproof.run.sweeping.traced import Condition, Path, evaluated, expression
+from costproof.parametric.concolic import BranchCondition, PathRecorder, evaluate_size, expression_of
+from costproof.parametric.evaluator import Evaluator
+from costproof.parametric.exact_arrays import Int128Array
+from costproof.parametric.formulas import evaluate_formulas
 
 Choices = dict[str, list[int]]
 
@@ -42,7 +42,7 @@ CASES: dict[str, tuple[Choices, dict[str, list[Any]]]] = {
 def test_shapes_of_a_target(name: str) -> None:
     keys, settings = CASES[name]
     rng = random.Random(name)
-    points, usual = Points.of(name), load_target(name)
+    points, usual = Evaluator.of(name), load_target(name)
     start = (
         {"sam.global_layers": [1]} if name == "deepseek-ocr" else {"deep": [0]} if name.endswith("vl-vision") else {}
     )
@@ -50,12 +50,12 @@ def test_shapes_of_a_target(name: str) -> None:
     for _ in range(12):
         chosen = {k: rng.choice(v) for k, v in keys.items()} | start
         of_run = {s: rng.choice(v) for s, v in settings.items()}
-        place = points.place(chosen, None, of_run)
-        shape, numbers = points.shape(place)
+        place = points.choices(chosen, None, of_run)
+        shape, numbers = points.regime(place)
         target: Any = usual
         try:
             target = target.with_keys(chosen)
-            ledger = analytic_ledger(target, target.workload(**of_run))
+            ledger = evaluate_formulas(target, target.workload(**of_run))
         except CostproofError:
             assert shape.ledger is None, (chosen, of_run)
             refused += 1
@@ -66,29 +66,29 @@ def test_shapes_of_a_target(name: str) -> None:
         arrays = {name: np.array([value] * 2) for name, value in numbers.items()}
         cells = [("", "flops"), ("", "input_bytes"), ("", "params")]
         for cell, column in zip(cells, shape.columns(cells, arrays, (2,)), strict=True):
-            assert int((column.python() if isinstance(column, Words) else column)[1]) == found.totals[cell]
+            assert int((column.python() if isinstance(column, Int128Array) else column)[1]) == found.totals[cell]
         models += 1
     assert models >= 3
     assert refused or name in ("gpt-oss", "qwen3-vl-vision", "gemma3")
-    assert sum(map(len, points.shapes.values())) <= 12
+    assert sum(map(len, points.regimes.values())) <= 12
 
 
 def test_points_of_one_shape_share_it() -> None:
-    points = Points.of("llama")
+    points = Evaluator.of("llama")
     for tokens in range(1, 200, 7):
         points.at({"layers": 1}, settings={"text_tokens": tokens, "batch": tokens % 5 + 1})
     # 512 tokens are a preset, which has a name: not met here.
-    assert sum(map(len, points.shapes.values())) == 1
+    assert sum(map(len, points.regimes.values())) == 1
 
 
 def test_what_is_done_with_a_traced_number() -> None:
-    path = Path()
+    path = PathRecorder()
     x, y = path.variable("x", 7), path.variable("y", 2)
     values = {"x": np.array([7, 9, 10]), "y": np.array([2, 3, 0])}
     made = (x // y) * 3 - x % 4 + 1 - y
     # 3 * 3 - 3 + 1 - 2; 3 * 3 - 1 + 1 - 3
     assert made.value == 5
-    assert list(evaluated(expression(made), values, {}))[:2] == [5, 6]
+    assert list(evaluate_size(expression_of(made), values, {}))[:2] == [5, 6]
     # The third point divides by zero: it goes another way.
     assert [list(c.holds(values, {})) for c in path.conditions] == [[True, True, False]]
     assert str(x) == f"{x}" == "…"
@@ -100,15 +100,15 @@ def test_what_is_done_with_a_traced_number() -> None:
      lambda n: list(range(9))[n], lambda n: {3: 1}[n], lambda n: 1.5 * n, lambda n: n**-1],
 )  # fmt: skip
 def test_a_number_that_is_taken_as_it_is_pins_the_path(use: Any) -> None:
-    path = Path()
+    path = PathRecorder()
     use(path.variable("x", 3))
-    pinned = Condition("==", ("var", "x"), ("int", 3), True)
+    pinned = BranchCondition("==", ("var", "x"), ("int", 3), True)
     held = [bool(c.holds({"x": 4}, {})) for c in path.conditions]
     assert pinned in path.conditions or not all(held)
 
 
 def test_values_that_outgrow_64_bits_on_the_way() -> None:
-    path = Path()
+    path = PathRecorder()
     x = path.variable("x", 3)
-    big = evaluated(expression((x * x + x * x * x) * x % 7), {"x": np.array([2**31 - 1, 5])}, {})
+    big = evaluate_size(expression_of((x * x + x * x * x) * x % 7), {"x": np.array([2**31 - 1, 5])}, {})
     assert [int(n) for n in big] == [((2**31 - 1) ** 3 + (2**31 - 1) ** 4) % 7, (5**3 + 5**4) % 7]
