@@ -15,7 +15,7 @@ from costproof.ledger import extras
 from costproof.ledger.environment import installed
 from costproof.ledger.offline import offline
 from costproof.models import flash_attention
-from costproof.run import doctor as machine
+from costproof.run import doctor
 from costproof.tracers.counters import registry
 from tests.cli.running import costproof, files
 from tests.reports.toy import toy
@@ -44,7 +44,7 @@ def test_cuda(
     libraries: list[str], devices: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = torch_in(tmp_path, *libraries)
-    monkeypatch.setattr(machine, "find_spec", lambda name: spec)
+    monkeypatch.setattr(doctor, "find_spec", lambda name: spec)
     monkeypatch.setattr(sys, "platform", "linux")
     (tmp_path / "dev").mkdir()
     for name in devices:
@@ -53,14 +53,14 @@ def test_cuda(
 
 
 def test_cuda_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "find_spec", lambda name: None)
+    monkeypatch.setattr(doctor, "find_spec", lambda name: None)
     assert doctor.cuda_line() == "no: missing torch"
 
 
 @pytest.mark.parametrize(("kernels", "said"), [(True, "kernels compiled"), (False, "shapes alone")])
 def test_flash(kernels: bool, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flash_attention, "missing", lambda: "")
-    monkeypatch.setattr(machine, "find_spec", lambda name: ModuleSpec(name, None) if kernels else None)
+    monkeypatch.setattr(doctor, "find_spec", lambda name: ModuleSpec(name, None) if kernels else None)
     assert said in doctor.flash_line()
 
 
@@ -93,8 +93,8 @@ def test_doctor_says_what_an_old_transformers_is_for(
     transformers: str | None, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """There the counts of native classes end with 3."""
-    others = {p: installed(p) for p in machine.NEEDED_FOR}
-    monkeypatch.setattr(machine, "installed", {**others, "transformers": transformers}.get)
+    others = {p: installed(p) for p in doctor.NEEDED_FOR}
+    monkeypatch.setattr(doctor, "installed", {**others, "transformers": transformers}.get)
     assert {doctor.doctor().sources[s] for s in ("static", "dynamic")} == {said}
 
 
@@ -146,7 +146,7 @@ def test_doctor_loads_each_plug_in_alone(tmp_path: Path, monkeypatch: pytest.Mon
     assert "no such key" in found["b"].problem
     assert "SystemExit: os._exit (leaves.py:3)" in found["c"].problem
     assert "Output, not a Device" in found["d"].problem
-    monkeypatch.setattr(machine, "_problem", lambda kind, name: "" if name == "a" else "no")
+    monkeypatch.setattr(doctor, "_problem", lambda kind, name: "" if name == "a" else "no")
     said = costproof("doctor", cwd=tmp_path).stdout
     assert "costproof.outputs: a = theirs:good (mine 1.2): loads\n" in said
     assert "costproof.outputs: b = broken:x (mine 1.2): cannot be loaded: no\n" in said
@@ -154,7 +154,7 @@ def test_doctor_loads_each_plug_in_alone(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_doctor_says_what_is_missing_of_each_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     absent = ("matplotlib", "mkdocs")
-    for place in (machine, extras):
+    for place in (doctor, extras):
         monkeypatch.setattr(place, "installed", lambda name: None if name in absent else installed(name))
     found = {e.name: e for e in doctor.doctor().extras}
     assert set(found) == {"counters", "docs", "flash", "image", "onnx", "plot", "sweep", "trace"}
@@ -170,9 +170,9 @@ def test_doctor_says_where_exports_are_kept(tmp_path: Path, monkeypatch: pytest.
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "x.json.gz").write_bytes(b"x" * 1500)
     monkeypatch.setenv("COSTPROOF_CACHE", str(tmp_path))
-    assert machine.cache_line() == f"{tmp_path}: 1 file, 1.50 kB"
+    assert doctor.cache_line() == f"{tmp_path}: 1 file, 1.50 kB"
     monkeypatch.setenv("COSTPROOF_CACHE", "")
-    assert machine.cache_line() == "nothing is kept"
+    assert doctor.cache_line() == "nothing is kept"
 
 
 def test_doctor_says_that_nothing_is_downloaded_whatever_the_environment_says(

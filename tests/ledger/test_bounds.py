@@ -328,9 +328,9 @@ def test_a_file_in_git_that_is_too_large(tmp_path: Path, monkeypatch: pytest.Mon
     (tmp_path / "b.json").write_text("[1]")
     for command in ("init -q .", "add b.json", "-c user.name=a -c user.email=a@b commit -q -m a"):
         subprocess.run(["git", *command.split()], check=True)
-    monkeypatch.setattr(side_files, "MAX_BYTES", 3)
+    monkeypatch.setattr(operand_files, "MAX_BYTES", 3)
     assert operand_files._in_git("HEAD:b.json") == b"[1]"
-    monkeypatch.setattr(side_files, "MAX_BYTES", 2)
+    monkeypatch.setattr(operand_files, "MAX_BYTES", 2)
     with pytest.raises(BadInput, match="too large"):
         operand_files._in_git("HEAD:b.json")
 
