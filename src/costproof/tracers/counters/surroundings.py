@@ -10,7 +10,7 @@ from unittest.mock import patch
 import torch
 from torch import nn
 
-from costproof.opgraph.graph import renamer
+from costproof.opgraph.graph import path_renamer
 from costproof.tracers.counters.protocol import Row
 
 PRODUCTS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -83,7 +83,7 @@ def bias_part(module: nn.Module, value: int) -> int:
 
 def renamed(path: str, prefix: Mapping[str, str]) -> str:
     """A path inside a cut as a path from the root of the model; scaffolding becomes the root."""
-    outer = renamer(prefix)(path)
+    outer = path_renamer(prefix)(path)
     if outer is None:
         return path if "" in prefix or path.startswith("[") else ""
     return outer
