@@ -14,8 +14,9 @@ NO_FORMULAS: Final = ("__init__.py", "compose.py", "costs.py", "symbols.py")
 """How formulas are put together, and the names of symbols."""
 FILES: Final = sorted(
     path
-    for pattern in ("analytic/*.py", "models/*/formulas.py", "models/*/formulas/*.py", "models/decoding/dense.py",
-                    "models/decoding/latent_formulas.py", "models/image_text/ledger.py")
+    for pattern in ("analytic/*.py", "models/families/*.py", "models/families/*/formulas.py",
+                    "models/families/*/formulas/*.py", "models/decoding/formulas.py", "models/decoding/latent.py",
+                    "models/image_text/ledger.py")
     for path in SOURCE.glob(pattern)
     if path.name not in NO_FORMULAS
 )  # fmt: skip
@@ -35,6 +36,8 @@ CHOOSING: Final = {
     "Le",
     "Ge",
 }
+NOT_FORMULAS: Final = ("drawn",)
+"""Methods of a target that draw a configuration; so does no formula."""
 SAYS_WHY: Final = "Branches:"
 """Where a docstring begins to say why a function branches on a size after all."""
 
@@ -52,6 +55,9 @@ def branches(tree: ast.AST, said: bool = False) -> Iterator[tuple[int, str]]:
     """(line, code) of everything that chooses by a size, where no docstring around it says why."""
     for node in ast.iter_child_nodes(tree):
         here = said
+        reads = isinstance(node, ast.ClassDef) and node.name.endswith("Config")
+        if reads or (isinstance(node, ast.FunctionDef) and node.name in NOT_FORMULAS):
+            continue
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             here |= SAYS_WHY in (ast.get_docstring(node) or "")
         by_size = isinstance(node, ast.Compare) and not harmless(node)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 from math import prod
 
-from costproof.models.deepseek_ocr import checkpoint
-from costproof.models.deepseek_ocr.config import OcrConfig
+from costproof.models.families.deepseek_ocr import checkpoint
+from costproof.models.families.deepseek_ocr.config import OcrConfig
 from costproof.run.sides import read_side
 
 CLIP_PATCH_EMBEDDING = 1024 * 3 * 14 * 14

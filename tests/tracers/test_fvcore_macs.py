@@ -22,13 +22,15 @@ from costproof.ledger.metrics import FVCORE
 from costproof.ledger.node import Ledger
 from costproof.ledger.run import RunOptions
 from costproof.ledger.workload import Workload
-from costproof.models.deepseek_ocr import build
-from costproof.models.deepseek_ocr.page import Page, page_workload, with_page
+from costproof.models.families.deepseek_ocr import build
+from costproof.models.families.deepseek_ocr.page import Page, page_workload, with_page
 from costproof.models.jobs import ExportJob
 from costproof.opgraph.costed import cost_graph
 from costproof.opgraph.fvcore_macs import fvcore_nodes
 from costproof.opgraph.graph import Graph
-from costproof.tracers.counters.surroundings import jit_on_meta, positional, renamed
+from costproof.patches.patch import patched
+from costproof.patches.tensor import JIT_ON_META
+from costproof.tracers.counters.surroundings import positional, renamed
 from costproof.tracers.dynamic import dynamic_ledger
 from costproof.tracers.exported import export_graph
 from costproof.tracers.exporting import resized
@@ -129,7 +131,7 @@ def quiet() -> Iterator[None]:
 
 def analysed(model: nn.Module, args: tuple[Tensor, ...]) -> tuple[Any, Any]:
     """fvcore on one forward."""
-    with quiet(), jit_on_meta():
+    with quiet(), patched(*JIT_ON_META):
         made = FlopCountAnalysis(model, args), ActivationCountAnalysis(model, args)
         for analysis in made:
             analysis.unsupported_ops_warnings(False)

@@ -11,8 +11,8 @@ from torch import nn
 
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.workload import Workload
-from costproof.models.deepseek_ocr import exports
-from costproof.models.deepseek_ocr.page import with_page
+from costproof.models.families.deepseek_ocr import exports
+from costproof.models.families.deepseek_ocr.page import with_page
 from costproof.models.jobs import ExportJob
 from costproof.opgraph.costed import cost_graph
 from costproof.tracers.isolated import isolated_ledger, stage_nodes, trace_stage

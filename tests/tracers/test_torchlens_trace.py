@@ -10,8 +10,8 @@ from torch import nn
 
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.workload import Dtype
-from costproof.models.deepseek_ocr import runs
-from costproof.models.deepseek_ocr.page import with_page
+from costproof.models.families.deepseek_ocr import runs
+from costproof.models.families.deepseek_ocr.page import with_page
 from costproof.opgraph.account import account, locator
 from costproof.opgraph.costed import cost_graph
 from costproof.opgraph.graph import ModuleCall

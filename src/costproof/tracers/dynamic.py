@@ -27,13 +27,14 @@ from costproof.opgraph.dataflow import data_edges
 from costproof.opgraph.fvcore_macs import fvcore_nodes
 from costproof.opgraph.merge import Groups, group_costs, group_parameters, merge_nodes
 from costproof.opgraph.tally import LedgerBuilder, graph_metrics, read_parameters, unread_modules, with_owners
+from costproof.patches.patch import gc_disabled
+from costproof.patches.torchlens import wrapped_once
 from costproof.tracers.callgraph import call_graph
 from costproof.tracers.cpu_fallback import trace_run
 from costproof.tracers.flop_counter_ledger import Flops, judged_ledger
 from costproof.tracers.hooks import ROOT, Hooked
 from costproof.tracers.operands import dtype_name
 from costproof.tracers.paths import Paths
-from costproof.tracers.readonly import uncollected, wrapped_once
 from costproof.tracers.timing import profile_runs
 from costproof.tracers.torchlens_trace import Forward, lost_tensors
 
@@ -99,7 +100,7 @@ def dynamic_ledger(
     with wrapped_once():
         for i, run in enumerate(runs):
             progress(f"trace {run.id}", i, len(runs))
-            with uncollected():
+            with gc_disabled():
                 with returned(run) as results, run.around():
                     found = trace_run(run, all_calls=all_calls)
                 traced, hooks = found.forward, found.hooks

@@ -23,10 +23,11 @@ from costproof.opgraph.graph import path_renamer, rename_modules
 from costproof.opgraph.merge import merge_nodes
 from costproof.opgraph.reuse import RETURNED
 from costproof.opgraph.tally import LedgerBuilder, graph_metrics, with_owners
+from costproof.patches.patch import gc_disabled
+from costproof.patches.torchlens import wrapped_once
 from costproof.tracers.dynamic import unfused_where_told
 from costproof.tracers.operands import dtype_name
 from costproof.tracers.paths import Paths
-from costproof.tracers.readonly import uncollected, wrapped_once
 from costproof.tracers.torchlens_trace import Forward, lost_tensors, trace_forward
 
 SCAFFOLDING: Final = "(wrapper)"
@@ -57,7 +58,7 @@ def isolated_ledger(target: Staged, workload: Workload, progress: Progress = sil
     with wrapped_once():
         for i, run in enumerate(runs):
             progress(f"trace {run.id}", i, len(runs))
-            with uncollected():
+            with gc_disabled():
                 traced = trace_stage(run)
                 work = cost_graph(traced.graph)
                 tally.add(work, *stage_nodes(run, traced, work, options_of(target).convention), run.context)

@@ -27,12 +27,12 @@ from costproof.opgraph.merge import DecodeStep, merge_nodes, sum_all_steps, sum_
 from costproof.opgraph.reuse import reuse_bytes
 from costproof.opgraph.rules.registry import UnknownCost
 from costproof.opgraph.tally import LedgerBuilder, graph_metrics
+from costproof.patches.patch import gc_disabled
 from costproof.tracers.cache import cached_export
 from costproof.tracers.exported import Exported
 from costproof.tracers.exporting import resized, with_numbers
 from costproof.tracers.guards import broken_at
 from costproof.tracers.paths import Paths
-from costproof.tracers.readonly import uncollected
 
 if TYPE_CHECKING:
     from torch import nn
@@ -96,7 +96,7 @@ def exported_ledger(
     for i, job in enumerate(jobs):
         progress(f"export {job.id}", i, len(jobs))
         try:
-            with uncollected():
+            with gc_disabled():
                 one = one_export(
                     job, values, export or cached_export, beside=beside, fixed=not whole, dtype=workload.dtype
                 )

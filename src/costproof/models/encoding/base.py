@@ -169,8 +169,8 @@ class EncoderTarget(Native[C]):
             Problems: the checkpoint does not fit.
             Incomplete: the device is not there.
         """
+        from costproof.models.decoding.build import with_numbers
         from costproof.models.decoding.decoder import Decoder
-        from costproof.models.decoding.weights import with_numbers
 
         return with_numbers(self.build(workload), workload, Decoder(), self.options, progress)
 

@@ -43,9 +43,9 @@ class EncoderConfig(NativeConfig):
     }
     """Fields -> their keys in a file; what is yes or no is read as such. A key that is left out has the default of
     the class of transformers: that of the field, unless :attr:`left_out` says another."""
-    left_out: ClassVar[Mapping[str, Any]] = {}
+    class_defaults: ClassVar[Mapping[str, Any]] = {}
     """Keys -> what the class of transformers takes for those that are left out, where a field has another default."""
-    beside: ClassVar[Mapping[str, str]] = {}
+    unused_keys: ClassVar[Mapping[str, str]] = {}
     """Keys of this family that decide no cost, with the reason."""
     prefix: ClassVar[str]
     """Of the symbols."""
@@ -72,10 +72,10 @@ class EncoderConfig(NativeConfig):
     def read(cls, data: object, problems: list[CostproofError]) -> Self:
         """An encoder in the value of a file."""
         top = Section(data, "$", problems)
-        top.waive(cls.beside)
+        top.waive(cls.unused_keys)
         check_type(top, cls.model_type)
         read: dict[str, Any] = {f.name: cls.field(top, f.name, f.type) for f in fields(cls) if f.name in cls.keys}
-        config = cls(**read, **cls.kind(top), **cls.others(top, read))
+        config = cls(**read, **cls.kind(top), **cls.read_fields(top, read))
         config = replace(config, waived=top.finish())
         problems += [] if problems else config.contradictions()
         return config
@@ -84,7 +84,7 @@ class EncoderConfig(NativeConfig):
     def field(cls, top: Section, name: str, kind: object) -> Any:
         """One field, as the file has it."""
         key = cls.keys[name]
-        usual = cls.left_out.get(key, cls.__dataclass_fields__[name].default)
+        usual = cls.class_defaults.get(key, cls.__dataclass_fields__[name].default)
         if kind == "bool":
             return yes_or_no(top, key, default=usual)
         if kind == "str":
@@ -110,7 +110,7 @@ class EncoderConfig(NativeConfig):
         return {"architecture": name, "labels": labels}
 
     @classmethod
-    def others(cls, top: Section, read: Mapping[str, Any]) -> dict[str, Any]:
+    def read_fields(cls, top: Section, read: Mapping[str, Any]) -> dict[str, Any]:
         """The fields of the family that :attr:`keys` does not name."""
         return {}
 

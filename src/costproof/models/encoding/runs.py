@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from costproof.models.decoding.weights import generator
+from costproof.models.decoding.build import generator
 from costproof.models.jobs import Run
 
 

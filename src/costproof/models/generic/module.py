@@ -285,7 +285,7 @@ class GenericTarget:
         """
         made = self._built(workload)
         if self.options.real and any(p.is_meta for p in made.module.parameters()):
-            from costproof.models.decoding.weights import with_numbers
+            from costproof.models.decoding.build import with_numbers
 
             found = with_numbers(made.module, workload, Decoder(), self.options, progress)
             return replace(found, notes=(*self._notes(workload), *found.notes))
