@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from costproof.opgraph.graph import renamer
+from costproof.opgraph.graph import path_renamer
 from costproof.tracers.counters.protocol import Row
 
 PRODUCTS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -81,7 +81,7 @@ def bias_part(module: nn.Module, value: int) -> int:
 
 def renamed(path: str, prefix: Mapping[str, str]) -> str:
     """A path inside a cut as a path from the root of the model; scaffolding becomes the root."""
-    outer = renamer(prefix)(path)
+    outer = path_renamer(prefix)(path)
     if outer is None:
         return path if "" in prefix or path.startswith("[") else ""
     return outer
