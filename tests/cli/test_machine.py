@@ -66,9 +66,7 @@ def test_flash(kernels: bool, said: str, monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_flash_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flash_attention, "installed", lambda package: None)
-    assert doctor.flash_line() == (
-        f"no flash_attention_2: flash-attn is not installed; {flash_attention.WITHOUT_CUDA}"
-    )
+    assert doctor.flash_line() == (f"no flash_attention_2: flash-attn is not installed; {flash_attention.WITHOUT_CUDA}")
 
 
 def test_counters(monkeypatch: pytest.MonkeyPatch) -> None:
