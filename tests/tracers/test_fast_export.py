@@ -9,7 +9,7 @@ import torch.fx.config
 from torch import Tensor, nn
 
 from costproof.models.jobs import ExportJob, SymbolicSize
-from costproof.opgraph.costed import costed
+from costproof.opgraph.costed import cost_graph
 from costproof.patches.export import fast_export
 from costproof.tracers.exported import export_graph
 from tests.tracers.small import Wrapper
@@ -77,7 +77,7 @@ def test_the_graph_costs_the_same_either_way(monkeypatch: pytest.MonkeyPatch) ->
     found = []
     for few in (0, 9):
         monkeypatch.setattr("costproof.patches.export._MAX_UNCACHED_LAYERS", few)
-        work = costed(export_graph(job(Row(5))).graph)
+        work = cost_graph(export_graph(job(Row(5))).graph)
         found.append([(op.name, op.module, [v.shape for v in op.outputs], cost) for op, cost in
                       zip(work.graph.ops, work.costs, strict=True)])  # fmt: skip
     assert found[0] == found[1]

@@ -21,12 +21,12 @@ from costproof.models.generic.alike import held_bytes
 from costproof.models.jobs import Run
 from costproof.models.serving import options_of
 from costproof.models.target import Exportable, Runnable, Target, WithFormulas
-from costproof.opgraph.account import account, appended, placer
-from costproof.opgraph.costed import Costed, costed
+from costproof.opgraph.account import account, cache_growth_nodes, locator
+from costproof.opgraph.costed import CostedGraph, cost_graph
 from costproof.opgraph.dataflow import data_edges
 from costproof.opgraph.fvcore_macs import fvcore_nodes
 from costproof.opgraph.merge import Groups, group_costs, group_parameters, merge_nodes
-from costproof.opgraph.tally import Tally, graph_metrics, read_parameters, unread_modules, with_owners
+from costproof.opgraph.tally import LedgerBuilder, graph_metrics, read_parameters, unread_modules, with_owners
 from costproof.patches.patch import gc_disabled
 from costproof.patches.torchlens import wrapped_once
 from costproof.tracers.callgraph import call_graph
@@ -73,7 +73,7 @@ class _TracedRuns:
     convention: Convention | None
     dtype: str
     notes: list[str]
-    tally: Tally = field(default_factory=Tally)
+    tally: LedgerBuilder = field(default_factory=LedgerBuilder)
     operators: dict[str, Counter[str]] = field(default_factory=dict)
     """Innermost module -> operator -> calls."""
     feeds: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -96,7 +96,7 @@ class _TracedRuns:
             with record_output(run) as results, run.around():
                 found = trace_run(run, all_calls=all_calls)
             traced, hooks = found.forward, found.hooks
-            work = costed(traced.graph)
+            work = cost_graph(traced.graph)
             nodes, missing = self._cost(traced, work, hooks)
             self.tally.add(work, nodes, missing, run.context)
         self.hooks.append(hooks)
@@ -120,15 +120,17 @@ class _TracedRuns:
         for op in traced.graph.ops:
             self.operators.setdefault(op.module or ROOT, Counter())[op.name] += 1
 
-    def _cost(self, traced: Forward, work: Costed, hooks: Hooked) -> tuple[tuple[CostNode, ...], tuple[UnknownOp, ...]]:
+    def _cost(
+        self, traced: Forward, work: CostedGraph, hooks: Hooked
+    ) -> tuple[tuple[CostNode, ...], tuple[UnknownOp, ...]]:
         """Return the nodes of a run and its unknown operators; the growth of the cache is what the hooks measured."""
-        run, place = hooks.run, placer(hooks.run.locate, traced.graph.calls)
+        run, place = hooks.run, locator(hooks.run.locate, traced.graph.calls)
         found = account(work, place, run_dtype=self.dtype)
         others = fvcore_nodes(traced.graph, place) if self.convention else ()
         grown = [
             node
             for path, size in ((p.removeprefix(ROOT), size) for p, size in hooks.cache_growth.items())
-            for node in appended(*run.locate(path, 1), path, size)
+            for node in cache_growth_nodes(*run.locate(path, 1), path, size)
         ]
         lost = lost_tensors(traced.problems, run.locate("", 1)[0])
         to_numpy = (UnknownOp(NUMPY, *at, times, None, GONE) for at, times in hooks.judged.gone(run).items())

@@ -16,7 +16,7 @@ from costproof.ledger.errors import Incomplete
 from costproof.models.caches import caches_of, states
 from costproof.models.generic.alike import held_bytes
 from costproof.models.jobs import ExportJob
-from costproof.opgraph.graph import AUTOCAST, Graph, ModuleCall, OpCall, Value, renamer
+from costproof.opgraph.graph import AUTOCAST, Graph, ModuleCall, OpCall, Value, path_renamer
 from costproof.opgraph.rules.matmul import NONZERO
 from costproof.opgraph.rules.names import canonical
 from costproof.patches.tensor import autocast_recorded
@@ -87,7 +87,7 @@ class _Reader:
         self.before = {id(tensor) for tensor in before}
         """What a cache held that the program has as constants."""
         self.past: list[fx.Node] = []
-        self.rename = renamer({unwrapped(inner): outer for inner, outer in job.prefix.items()})
+        self.rename = path_renamer({unwrapped(inner): outer for inner, outer in job.prefix.items()})
         self.paths = Paths(job.module)
         self.known = {name for name, _ in job.module.named_modules(remove_duplicate=False)}
         self.values: dict[fx.Node, Value | tuple[Value | None, ...]] = {}

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from costproof.ledger.counter import UNATTRIBUTED
 from costproof.ledger.plural import plural
-from costproof.opgraph.graph import renamer
+from costproof.opgraph.graph import path_renamer
 from costproof.patches.patch import patched
 from costproof.patches.tensor import JIT_ON_META
 from costproof.tracers.counters.protocol import Counted, Row, counted
@@ -376,7 +376,7 @@ def bias_part(module: nn.Module, value: int) -> int:
 
 def renamed(path: str, prefix: Mapping[str, str]) -> str:
     """A path inside a cut as a path from the root of the model; scaffolding becomes the root."""
-    outer = renamer(prefix)(path)
+    outer = path_renamer(prefix)(path)
     if outer is None:
         return path if "" in prefix or path.startswith("[") else ""
     return outer

@@ -24,8 +24,8 @@ from costproof.ledger.peaks import LiveTensor
 from costproof.models.generic.alike import alike
 from costproof.models.generic.copies import with_tensors
 from costproof.models.jobs import ExportJob
-from costproof.opgraph.graph import Size, renamer
-from costproof.opgraph.liveness import Event, Program, Step, Timeline
+from costproof.opgraph.graph import Size, path_renamer
+from costproof.opgraph.liveness import MemoryEvent, MemoryProgram, ProgramStep, Timeline
 from costproof.tracers.exporting import Sizes, each_argument, exported_program, inputs_by_path
 from costproof.tracers.paths import Paths, dtype_name, unwrapped
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 class Found(NamedTuple):
     """The export of a job as far as memory goes."""
 
-    program: Program
+    program: MemoryProgram
     """Of a job with symbolic sizes it has its tensors as they are at the example sizes."""
     sizes: tuple[Size, ...]
     """The bytes of its tensors in symbols."""
@@ -75,8 +75,8 @@ class _Reader:
         self.seen = Storages(lambda: self.module)
         self.values: dict[fx.Node, Any] = {}
 
-    def read(self) -> Program:
-        graph, steps = self.exported.graph, list[Step]()
+    def read(self) -> MemoryProgram:
+        graph, steps = self.exported.graph, list[ProgramStep]()
         for node in graph.nodes:
             if node.op == "placeholder":
                 self._placeholder(node)
@@ -94,7 +94,7 @@ class _Reader:
                     steps.append(self._step(node))
         (output,) = (n for n in graph.nodes if n.op == "output")
         results = self._numbers(map_arg(output.args, self.values.get))
-        return Program(tuple(self.seen.tensors), tuple(range(given)), tuple(steps), results)
+        return MemoryProgram(tuple(self.seen.tensors), tuple(range(given)), tuple(steps), results)
 
     def _placeholder(self, node: fx.Node) -> None:
         value = self.values[node] = node.meta.get("val")
@@ -110,14 +110,14 @@ class _Reader:
         self.seen.apart(t for t in tree_iter(value) if isinstance(t, torch.Tensor))
         return value
 
-    def _step(self, node: fx.Node) -> Step:
+    def _step(self, node: fx.Node) -> ProgramStep:
         self.module = self._place(node)
         before = len(self.seen.events)
         arguments, named = map_arg((node.args, node.kwargs), self.values.get)
         target: Callable[..., Any] = node.target  # type: ignore[assignment]
         self.values[node] = target(*arguments, **named)
         result = self.values[node]
-        return Step(self._numbers((arguments, named, result)), tuple(self.seen.events[before:]))
+        return ProgramStep(self._numbers((arguments, named, result)), tuple(self.seen.events[before:]))
 
     def _numbers(self, values: Any) -> tuple[int, ...]:
         found = (self.seen.number(v) for v in tree_iter(values) if isinstance(v, torch.Tensor))
@@ -155,7 +155,7 @@ def on_cpu(job: ExportJob) -> OnCpu:
 
 def namer(job: ExportJob) -> Callable[[str], str | None]:
     """From paths inside a job's module to paths from the root of the model; ``None`` for scaffolding."""
-    paths, rename = Paths(job.module), renamer({unwrapped(inner): outer for inner, outer in job.prefix.items()})
+    paths, rename = Paths(job.module), path_renamer({unwrapped(inner): outer for inner, outer in job.prefix.items()})
     return lambda path: rename(paths.module(path))
 
 
@@ -175,7 +175,7 @@ class Storages(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.tensors: list[LiveTensor] = []
         self.sizes: list[Any] = []
         """Bytes of each as torch has them: with symbols, where the run has."""
-        self.events: list[Event] = []
+        self.events: list[MemoryEvent] = []
         self._known: dict[int, tuple[int, Any]] = {}
         """``id`` of memory that is alive -> its number (-1 for what is not counted), and what says that it is gone."""
 
@@ -219,13 +219,13 @@ class Storages(TorchDispatchMode):  # type: ignore[no-untyped-call]
         )
         self.sizes.append(storage.nbytes())
         self._known[id(storage)] = (number, weakref.ref(storage, self._gone(id(storage), number)))
-        self.events.append(Event(number, made=True))
+        self.events.append(MemoryEvent(number, made=True))
         self.watch(len(self.events) - 1)
 
     def _gone(self, key: int, number: int) -> Callable[[Any], None]:
         def gone(_: Any) -> None:
             del self._known[key]
-            self.events.append(Event(number, made=False))
+            self.events.append(MemoryEvent(number, made=False))
 
         return gone
 
