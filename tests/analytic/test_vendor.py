@@ -16,7 +16,7 @@ from costproof.models.families.deepseek_ocr.config import OcrConfig
 from costproof.models.families.deepseek_ocr.remote_code.snapshot import Snapshot
 from costproof.models.families.deepseek_ocr.remote_code.target import RemoteCodeOcr
 from costproof.models.families.deepseek_ocr.target import DeepseekOcr
-from costproof.run.formulas import analytic_ledger
+from costproof.parametric.formulas import evaluate_formulas
 
 VENDOR = RemoteCodeOcr(snapshot=Snapshot("/nowhere", OcrConfig(), "m.Config", "m.Model", "4.46.3"))
 
@@ -25,8 +25,8 @@ def ledgers(**settings: Any) -> tuple[Ledger, Ledger]:
     """Vendor and native formulas at the same workload."""
     native = DeepseekOcr()
     return (
-        analytic_ledger(VENDOR, VENDOR.workload(**settings)),
-        analytic_ledger(native, native.workload(**settings)),
+        evaluate_formulas(VENDOR, VENDOR.workload(**settings)),
+        evaluate_formulas(native, native.workload(**settings)),
     )
 
 

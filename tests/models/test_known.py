@@ -19,7 +19,7 @@ from costproof.models.families.t5.target import T5
 from costproof.models.image_text.base import ImageTextTarget
 from costproof.models.known import KNOWN, Known
 from costproof.models.registry import TARGETS, load_target
-from costproof.run.formulas import analytic_ledger
+from costproof.parametric.formulas import evaluate_formulas
 from costproof.views.describe import model_line
 
 # Model pages of Hugging Face, "Model size" of the published tensors, and the counts in the papers' tables.
@@ -79,7 +79,7 @@ def decoder(name: str) -> CausalTarget:  # type: ignore[type-arg]
 def test_the_formulas_have_the_published_parameters(name: str) -> None:
     target, workload = native(name)
     (known,) = [k for k in KNOWN if k.name == name]
-    assert analytic_ledger(target, workload).total("params") == known.params
+    assert evaluate_formulas(target, workload).total("params") == known.params
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

@@ -13,56 +13,57 @@ from costproof.ledger.errors import BadInput
 from costproof.ledger.evaluate import evaluate
 from costproof.ledger.node import UnknownOp, exact_sum
 from costproof.opgraph.graph import Graph, OpCall, Size, Value
-from costproof.opgraph.regions import Part, R, Region, RegionTraffic, parts, region_traffic, resolve
+from costproof.opgraph.regions import R, Region, RegionTraffic, ViewPart, region_traffic, resolve_views, view_parts
 from costproof.opgraph.rules.cost import OpCost
 from costproof.opgraph.rules.names import source_kind
 from costproof.opgraph.rules.registry import UnknownCost, cost_of, transforms
 
 
 @dataclass(frozen=True, eq=False)
-class Costed:
-    """A graph after all transforms, with what each of its operators costs.
-
-    Operators keep their place in the order of execution; accounting alone gives it up.
-    """
+class CostedGraph:
+    """A graph after all transforms, with the cost of each operator."""
 
     graph: Graph
     costs: tuple[OpCost | UnknownCost, ...]
-    """One for each operator of the graph, in order of execution."""
+    """Cost of each operator of the graph, in order of execution."""
 
     @cached_property
     def roots(self) -> Mapping[str, Value]:
-        """Id of every view and cast -> the tensor that was really made."""
-        return resolve(self.graph.ops, self.costs)
+        """Id of every view and cast -> the tensor that it is a view or cast of."""
+        return resolve_views(self.graph.ops, self.costs)
 
     @cached_property
     def traffic(self) -> Mapping[Region, RegionTraffic]:
-        """What crosses the border of every region."""
+        """(module, call) -> the traffic across the boundary of that call's own operators."""
         return self.crossing([(op.module, op.call) for op in self.graph.ops])
 
     @cached_property
     def alone(self) -> Mapping[int, RegionTraffic]:
-        """What every operator moves where each runs on its own, by its place in the order of execution."""
+        """Index of an operator -> its traffic if every operator runs as a separate kernel."""
         return self.crossing(range(len(self.graph.ops)))
 
     def crossing(self, regions: Sequence[R]) -> dict[R, RegionTraffic]:
-        """What crosses the border of every region, where each operator is in one of these."""
+        """Return the traffic across the boundary of every region.
+
+        Args:
+            regions: the region of each operator, in order of execution.
+        """
         return region_traffic(self.graph, self.costs, self.roots, self._parts, regions)
 
     @cached_property
-    def _parts(self) -> Mapping[str, Part]:
-        return parts(self.graph.ops, self.costs)
+    def _parts(self) -> Mapping[str, ViewPart]:
+        return view_parts(self.graph.ops, self.costs)
 
 
-def costed(graph: Graph) -> Costed:
-    """Bring a graph into the form that rules know, and cost every operator."""
+def cost_graph(graph: Graph) -> CostedGraph:
+    """Apply all transforms to a graph and cost every operator."""
     for transform in transforms():
         graph = transform(graph)
-    return Costed(graph, tuple(cost_of(op) for op in graph.ops))
+    return CostedGraph(graph, tuple(cost_of(op) for op in graph.ops))
 
 
-def sized(graph: Graph, values: Mapping[str, int]) -> Graph:
-    """The graph with numbers for the symbols in the shapes and other arguments of its operators."""
+def substitute_sizes(graph: Graph, values: Mapping[str, int]) -> Graph:
+    """Return the graph with integers for the symbols in shapes and arguments."""
 
     def number(size: Size) -> int:
         return size if isinstance(size, int) else evaluate(size, values)
@@ -86,14 +87,16 @@ def sized(graph: Graph, values: Mapping[str, int]) -> Graph:
     return replace(graph, ops=tuple(map(call, graph.ops)))
 
 
-def bounded(unknown: Iterable[UnknownOp], costed: Costed, values: Mapping[str, int], runs: int = 1) -> list[UnknownOp]:
-    """Unknown operators of a graph with symbols, with bounds at the given sizes.
+def bound_unknown(
+    unknown: Iterable[UnknownOp], costed: CostedGraph, values: Mapping[str, int], runs: int = 1
+) -> list[UnknownOp]:
+    """Return the unknown operators of a symbolic graph with FLOP bounds at concrete sizes.
 
     Args:
-        runs: how often the graph runs at no larger sizes.
+        runs: number of runs of the graph, none at larger sizes.
     """
     at_most: dict[tuple[str, str], list[int | None]] = {}
-    for op in _unknown(costed, values):
+    for op in _unknown_calls(costed, values):
         cost = cost_of(op)
         # What is unknown in symbols may be known at sizes.
         bound = cost.bound if isinstance(cost, UnknownCost) else cost.flops
@@ -105,14 +108,14 @@ def bounded(unknown: Iterable[UnknownOp], costed: Costed, values: Mapping[str, i
     return found
 
 
-def known_at_sizes(costed: Costed, values: Mapping[str, int]) -> tuple[str, ...]:
-    """Operators that have no cost in symbols and one at the given sizes, such as a transform of a given length."""
-    known = (source_kind(op.name) for op in _unknown(costed, values) if isinstance(cost_of(op), OpCost))
+def known_at_sizes(costed: CostedGraph, values: Mapping[str, int]) -> tuple[str, ...]:
+    """Return operators that are unknown in symbols but known at the given sizes, such as a Fourier transform."""
+    known = (source_kind(op.name) for op in _unknown_calls(costed, values) if isinstance(cost_of(op), OpCost))
     return tuple(dict.fromkeys(known))
 
 
-def _unknown(costed: Costed, values: Mapping[str, int]) -> tuple[OpCall, ...]:
-    """The calls without a cost, at the given sizes."""
+def _unknown_calls(costed: CostedGraph, values: Mapping[str, int]) -> tuple[OpCall, ...]:
+    """Return the calls without a cost, with concrete sizes."""
     graph = costed.graph
     ops = tuple(op for op, cost in zip(graph.ops, costed.costs, strict=True) if isinstance(cost, UnknownCost))
-    return sized(replace(graph, ops=ops), values).ops
+    return substitute_sizes(replace(graph, ops=ops), values).ops

@@ -20,7 +20,7 @@ _MORE: Final = re.compile(r"… and (\d+) more")
 
 
 def merge_nodes(nodes: Iterable[CostNode]) -> tuple[CostNode, ...]:
-    """One node per id; costs and expressions of equal ids are added, in order of first appearance."""
+    """Return one node per id, in order of first appearance; costs and expressions of equal ids are added."""
     groups: dict[str, list[CostNode]] = {}
     for node in nodes:
         groups.setdefault(node.id, []).append(node)
@@ -48,7 +48,7 @@ def _sum(group: list[CostNode]) -> CostNode:
 
 
 def expression(node: CostNode, metric: Metric) -> sympy.Expr | None:
-    """The metric as an expression; 0 where the node does not have it, ``None`` where it is unknown."""
+    """Return a metric as an expression; 0 if the node lacks it, ``None`` if it is unknown."""
     if metric in node.exprs:
         return parse(node.exprs[metric])
     value = node.cost(metric)
@@ -56,7 +56,10 @@ def expression(node: CostNode, metric: Metric) -> sympy.Expr | None:
 
 
 def evidence(labels: Iterable[str]) -> tuple[str, ...]:
-    """At most a dozen labels, and how many more there are, with those that a shortened list among them left out."""
+    """Return at most :data:`MAX_EVIDENCE` labels, followed by the number of the others.
+
+    The number includes labels that lists among the arguments already left out.
+    """
     found, more = dict[str, None](), 0
     for label in labels:
         left = _MORE.fullmatch(label)
@@ -69,7 +72,7 @@ def evidence(labels: Iterable[str]) -> tuple[str, ...]:
 
 
 def merge_unknown(found: Iterable[UnknownOp]) -> tuple[UnknownOp, ...]:
-    """Unknown operators, each stage, module and operator once."""
+    """Return the unknown operators, one entry per stage, module and operator."""
     merged: dict[tuple[str, str, str, str], UnknownOp] = {}
     for op in found:
         key = (op.stage, op.module, op.op, op.why)
@@ -83,17 +86,25 @@ def merge_unknown(found: Iterable[UnknownOp]) -> tuple[UnknownOp, ...]:
 
 
 Groups = Mapping[str, tuple[int, ...]]
-"""Path of the module that holds the others -> rows that each of them receives in the run."""
+"""Path of a module that holds experts -> rows that each of the experts receives in the run."""
 READING: Final[tuple[Metric, ...]] = ("weight_read_bytes", UNFUSED)
-"""What the weights that are read belong to."""
+"""Metrics that include the weights that are read."""
 
 
 def group_costs(nodes: Iterable[CostNode], groups: Groups) -> tuple[CostNode, ...]:
-    """Costs of one run with those of grouped modules on their groups, without their calls.
+    """Move the costs of grouped modules to their group, without their calls.
 
-    Weights read count min(E, rows) of E experts, as for every kernel of experts (docs/conventions.md);
-    the trace shows those that rows reached, so it is scaled up from these. Experts are alike: a share
-    that is not a whole number of bytes makes the number unknown. The floor of their stage reads as many.
+    A mixture with one module per expert runs the experts that received tokens. The cost of each depends on the router;
+    the
+    cost of all together does not, so it is attributed to the container, where a formula can give it. The callgraph has
+    the
+    calls of each expert.
+
+    Weights read count min(E, rows) of E experts, as for every kernel of experts (docs/conventions.md). The trace has
+    only
+    the experts that rows reached, so their bytes are scaled up; experts are alike, and if the result is not an integer,
+    the
+    number is unknown. The floor of the stage grows by the same bytes.
     """
     found, inside = _split(nodes, groups)
     unseen: dict[tuple[str, str], list[int | None]] = {}
@@ -104,19 +115,21 @@ def group_costs(nodes: Iterable[CostNode], groups: Groups) -> tuple[CostNode, ..
             bound, rest = divmod(read * min(len(rows), sum(rows)), sum(1 for r in rows if r))
             more = None if rest else bound - read
             unseen.setdefault((node.stage, node.invocation), []).append(more)
-            node = _with(node, READING, [more])
+            node = _with_more(node, READING, [more])
         if node.costs:
             found.append(node)
-    return tuple(_with(n, (FLOOR,), unseen.get((n.stage, n.invocation), ())) if n.module == "" else n for n in found)
+    return tuple(
+        _with_more(n, (FLOOR,), unseen.get((n.stage, n.invocation), ())) if n.module == "" else n for n in found
+    )
 
 
 def group_parameters(nodes: Iterable[CostNode], groups: Groups, positions: int) -> tuple[CostNode, ...]:
-    """Stage-wide nodes with the parameters of grouped modules on their groups.
+    """Return stage-wide nodes with the parameters of grouped modules on their groups.
 
-    Of E experts' parameters one token passes rows / (positions E): as many experts as rows per position.
+    Of the parameters of E experts one token passes rows / (positions E): as many experts as rows per position.
 
     Args:
-        positions: how many tokens passed the router.
+        positions: number of tokens that passed the router.
     """
     found, inside = _split(nodes, groups)
     for node in merge_nodes(inside):
@@ -128,14 +141,14 @@ def group_parameters(nodes: Iterable[CostNode], groups: Groups, positions: int) 
     return tuple(found)
 
 
-def _with(node: CostNode, metrics: Iterable[Metric], more: Iterable[int | None]) -> CostNode:
-    """A node with more of some metrics, where it has them."""
+def _with_more(node: CostNode, metrics: Iterable[Metric], more: Iterable[int | None]) -> CostNode:
+    """Return the node with ``more`` added to those of ``metrics`` that it has."""
     added = {m: exact_sum((node.cost(m), *more)) for m in metrics if m in node.costs}
     return replace(node, costs=node.costs | added)
 
 
 def _split(nodes: Iterable[CostNode], groups: Groups) -> tuple[list[CostNode], list[CostNode]]:
-    """Nodes of modules in no group, and those of the others, on their groups."""
+    """Return nodes outside the groups, and nodes inside them, moved to their groups."""
     found: list[CostNode] = []
     inside: list[CostNode] = []
     for node in nodes:
@@ -148,22 +161,23 @@ def _split(nodes: Iterable[CostNode], groups: Groups) -> tuple[list[CostNode], l
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """One decode step that was traced."""
+class DecodeStep:
+    """A traced decode step."""
 
     context: int
-    """Tokens in the cache before it."""
+    """Tokens in the cache before the step."""
     nodes: tuple[CostNode, ...]
     tables: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    """Parameters of which it looks up rows, as of :func:`~costproof.opgraph.reuse.partly_read`."""
+    """Parameters that the step looks up rows of; see :func:`~costproof.opgraph.reuse.partly_read`."""
 
 
-def over_steps(steps: Sequence[Step], count: int) -> tuple[list[CostNode], list[str]]:
-    """Costs of ``count`` decode steps from the traced ones: the first, a middle one and the last.
+def sum_traced_steps(steps: Sequence[DecodeStep], count: int) -> tuple[list[CostNode], list[str]]:
+    """Return the costs of ``count`` decode steps from the first, a middle and the last one, and notes.
 
-    With up to two steps all are traced. With more, a cost f that is a straight line through the
-    traced steps sums to count * (f_first + f_last) / 2; any other is unknown, with a note. The floor bends where the
-    rows that are looked up in a table are more than it has: then rows and the rest are straight lines.
+    Up to two steps are all traced. With more, a cost f that is linear over the traced steps sums to
+    count * (f_first + f_last) / 2; any other is unknown and gets a note. The floor is piecewise linear where more rows
+    of a
+    table are looked up than it has: then the rows and the rest are linear separately.
     """
     if not steps:
         return [], []
@@ -186,11 +200,11 @@ def over_steps(steps: Sequence[Step], count: int) -> tuple[list[CostNode], list[
     return result, notes
 
 
-def every_step(node: CostNode) -> CostNode:
-    """Costs of N steps, from those of the step at context P as expressions.
+def sum_all_steps(node: CostNode) -> CostNode:
+    """Return the costs of N decode steps from the expressions of the step at context P.
 
     Raises:
-        Incomplete: a cost has no closed sum: a table of positions is cut off at its end, say.
+        Incomplete: a cost has no closed sum, for example where a table of positions is cut off at its end.
     """
     costs: dict[Metric, int | None] = {}
     exprs: dict[Metric, str] = {}
@@ -220,7 +234,7 @@ def _line_sum(values: Sequence[int | None], at: Sequence[int], count: int) -> in
 def _floor_sum(
     values: Sequence[int | None], tables: Sequence[Mapping[str, tuple[int, int]]], at: Sequence[int], count: int
 ) -> int | None:
-    """The sum of what is moved at least, where more and more rows are looked up in tables that are read once."""
+    """Sum the compulsory bytes over steps that look up a growing number of rows in tables that are read once."""
     whole = {name: size for found in tables for name, (_, size) in found.items()}
     rows = {name: [found.get(name, (size, size))[0] for found in tables] for name, size in whole.items()}
     once = [sum(min(size, rows[name][i]) for name, size in whole.items()) for i in range(len(at))]
@@ -230,7 +244,7 @@ def _floor_sum(
 
 
 def _full_sum(values: Sequence[int], most: int, at: Sequence[int], count: int) -> int | None:
-    """The sum of the values of a straight line of steps that does not fall, each at most ``most``."""
+    """Sum a nondecreasing linear sequence over ``count`` steps, with each term at most ``most``."""
     first, last, length = values[0], values[-1], at[-1]
     step, odd = divmod(last - first, length)
     if odd or step < 0 or any(v != first + step * x for v, x in zip(values, at, strict=True)):

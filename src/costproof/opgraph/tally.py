@@ -13,20 +13,28 @@ from costproof.ledger.metrics import FVCORE, METRICS, Metric
 from costproof.ledger.node import CostNode, UnknownOp
 from costproof.ledger.run import RunOptions
 from costproof.ledger.workload import ITEM_BYTES
-from costproof.opgraph.costed import Costed
+from costproof.opgraph.costed import CostedGraph
 from costproof.opgraph.graph import Graph, OpCall, Size, Value
-from costproof.opgraph.merge import Step, merge_nodes, merge_unknown, over_steps
+from costproof.opgraph.merge import DecodeStep, merge_nodes, merge_unknown, sum_traced_steps
 from costproof.opgraph.regions import Region
 from costproof.opgraph.reuse import partly_read
 from costproof.opgraph.rules.cost import OpCost
 from costproof.opgraph.rules.sizes import numel, total
 
 
-def active_elements(costed: Costed) -> dict[str, int | None]:
-    """Parameter -> elements that one token passes, for every stack that is read by rows.
+def active_elements(costed: CostedGraph) -> dict[str, int | None]:
+    """Return, for every parameter that is a stack of matrices read by rows, the elements that one token passes.
 
-    ``None`` where the graph does not show it: no activation of the stack's width enters the module, or several of
-    other lengths do, or the share is not a whole number of elements, or more than all.
+    A router sends every token to k of E experts. The graph shows k although no value is known: the rows that meet the
+    stack
+    are tokens x k, and the tokens are in the tensor that enters the module. So k n / E of a stack of E matrices with n
+    elements are active per token. A table of E rows that is looked up together with the stack, such as biases of
+    experts,
+    has the stack's share, and so has a row that is a view of it.
+
+    The number is ``None`` if the graph does not show it: no activation of the stack's width enters the module, several
+    of
+    different lengths enter it, the share is not an integer, or it exceeds the stack.
     """
     # A loop over experts reads the stack in several operators: its rows are those of all of them.
     reads: dict[tuple[str, int, str], tuple[Value, list[Size]]] = {}
@@ -62,7 +70,7 @@ def active_elements(costed: Costed) -> dict[str, int | None]:
 
 
 def _row_of(op: OpCall) -> Value | None:
-    """The parameter of which a call shows one row."""
+    """Return the parameter if a call shows one row of it, else ``None``."""
     table = op.tensors[0] if op.tensors and op.outputs else None
     if table is None or table.origin != "param" or not table.shape:
         return None
@@ -70,7 +78,7 @@ def _row_of(op: OpCall) -> Value | None:
 
 
 def _tokens(entering: Iterable[Value], widths: Iterable[Size]) -> Size | None:
-    """Rows of the activations of one of these widths; ``None`` where they have not the same."""
+    """Return the rows of activations with one of these widths; ``None`` if there are none or they differ."""
     wide = set(widths)
     rows = {
         sympy.cancel(sympy.sympify(numel(value)) / value.shape[-1])
@@ -81,30 +89,30 @@ def _tokens(entering: Iterable[Value], widths: Iterable[Size]) -> Size | None:
 
 
 def _share(elements: Size, rows: Size, tokens: Size, experts: Size) -> int | None:
-    """What one token passes of a stack; ``None`` where it would be more than all of it: the tokens are others."""
+    """Return the elements that one token passes; ``None`` if that is no integer or more than the stack."""
     share = sympy.cancel(sympy.sympify(elements) * rows / (tokens * experts))
     whole = share.is_Integer and not bool(sympy.sympify(elements) < share)
     return int(share) if whole else None
 
 
-Parameters = Mapping[str, tuple[tuple[int, ...], str]]
+ParameterShapes = Mapping[str, tuple[tuple[int, ...], str]]
 """Full name -> shape and dtype."""
 
 
-def held_nodes(
-    parameters: Parameters,
+def parameter_nodes(
+    parameters: ParameterShapes,
     buffers: Mapping[str, int | None],
     stages: Callable[[str], Iterable[str]],
     owners: Mapping[str, str],
     active: Mapping[str, int | None],
 ) -> list[CostNode]:
-    """Return stage-wide nodes: elements and bytes of the parameters, and bytes of the buffers, that each module owns.
+    """Return stage-wide nodes with the parameters and buffers that each module owns.
 
     Args:
-        buffers: full name -> bytes that are not counted under another name; ``None``: not known.
+        buffers: full name -> bytes that are not counted under another name; ``None`` if unknown.
         stages: module path -> stages that the module works in.
         owners: module path -> class name.
-        active: full name -> elements that one token passes, where that is not all of them.
+        active: full name -> elements that one token passes, if not all.
     """
     works_in = cache(stages)
     held: list[tuple[str, dict[Metric, int | None]]] = []
@@ -126,53 +134,55 @@ def held_nodes(
 
 
 def read_parameters(graph: Graph) -> frozenset[str]:
-    """Full names of the parameters that operators of a graph take."""
+    """Return the full names of parameters that operators of a graph take as arguments."""
     return frozenset(v.name for op in graph.ops for v in op.tensors if v.origin == "param")
 
 
 def unread_modules(parameters: Iterable[str], read: Collection[str]) -> tuple[str, ...]:
-    """The outermost modules that own parameters, inside them or in their parts, of which none was read."""
-    used = {path for name in read for path in _around(name)}
+    """Return the outermost modules that own parameters, of which no operator read any."""
+    used = {path for name in read for path in _enclosing_modules(name)}
     found = dict.fromkeys(
-        next((path for path in _around(name) if path not in used), "") for name in parameters if name not in read
+        next((path for path in _enclosing_modules(name) if path not in used), "")
+        for name in parameters
+        if name not in read
     )
     return tuple(path for path in found if path)
 
 
-def _around(name: str) -> list[str]:
-    """Paths of the modules around a parameter, the outermost first."""
+def _enclosing_modules(name: str) -> list[str]:
+    """Return the paths of the modules around a parameter, the outermost first."""
     parts = name.split(".")[:-1]
     return [".".join(parts[: i + 1]) for i in range(len(parts))]
 
 
 def with_owners(nodes: Iterable[CostNode], owners: Mapping[str, str]) -> tuple[CostNode, ...]:
-    """The nodes with their modules' class names, which a structure-only trace does not have."""
+    """Return the nodes with the class names of their modules, which a structure-only trace lacks."""
     return tuple(node if node.owner else replace(node, owner=owners.get(node.module, "")) for node in nodes)
 
 
 def graph_metrics(options: RunOptions) -> tuple[Metric, ...]:
-    """What a graph can tell: every metric of ours, and those of the convention that is counted beside."""
+    """Return the metrics that a graph provides: ours, and those of fvcore's convention if it is counted too."""
     return (*METRICS, *FVCORE) if options.convention else tuple(METRICS)
 
 
 @dataclass(slots=True)
-class Tally:
-    """Nodes and unknown operators of several graphs of one model, decode steps apart."""
+class LedgerBuilder:
+    """Accumulates nodes and unknown operators of several graphs of one model, with decode steps apart."""
 
     nodes: list[CostNode] = field(default_factory=list)
-    steps: list[Step] = field(default_factory=list)
+    steps: list[DecodeStep] = field(default_factory=list)
     unknown: list[UnknownOp] = field(default_factory=list)
     parameters: dict[str, tuple[tuple[int, ...], str]] = field(default_factory=dict)
     """Full name -> shape and dtype."""
     buffers: dict[str, int | None] = field(default_factory=dict)
     """Full name -> bytes that are not counted under another name."""
     active: dict[str, int | None] = field(default_factory=dict)
-    """Full name -> elements that one token passes, where that is not all of them."""
+    """Full name -> elements that one token passes, if not all."""
 
     def add(
-        self, costed: Costed, nodes: Iterable[CostNode], unknown: Iterable[UnknownOp], context: int | None = None
+        self, costed: CostedGraph, nodes: Iterable[CostNode], unknown: Iterable[UnknownOp], context: int | None = None
     ) -> None:
-        """Add what one graph costs.
+        """Add the costs of one graph.
 
         Args:
             context: tokens in the cache before it, if it is one of several decode steps.
@@ -180,12 +190,12 @@ class Tally:
         if context is None:
             self.nodes += nodes
         else:
-            self.steps.append(Step(context, tuple(nodes), partly_read(costed)))
+            self.steps.append(DecodeStep(context, tuple(nodes), partly_read(costed)))
         self.unknown += unknown
         self.active |= active_elements(costed)
 
-    def merge(self, other: Tally) -> None:
-        """Add what another tally holds."""
+    def merge(self, other: LedgerBuilder) -> None:
+        """Add the contents of another builder."""
         self.nodes += other.nodes
         self.steps += other.steps
         self.unknown += other.unknown
@@ -194,14 +204,14 @@ class Tally:
         self.active |= other.active
 
     def summed(self, new_tokens: int) -> tuple[tuple[CostNode, ...], tuple[str, ...]]:
-        """All nodes, each once, with the sum over the decode steps; and notes where there is no such sum."""
-        decode, bent = over_steps(self.steps, new_tokens)
+        """Return all nodes with decode steps summed, and notes on costs that have no sum."""
+        decode, bent = sum_traced_steps(self.steps, new_tokens)
         return merge_nodes((*self.nodes, *decode)), tuple(bent)
 
     def owned(self, stages: Callable[[str], Iterable[str]], owners: Mapping[str, str]) -> list[CostNode]:
-        """Nodes of parameters and buffers, as of :func:`~costproof.opgraph.tally.held_nodes`."""
-        return held_nodes(self.parameters, self.buffers, stages, owners, self.active)
+        """Return the nodes of parameters and buffers; see :func:`parameter_nodes`."""
+        return parameter_nodes(self.parameters, self.buffers, stages, owners, self.active)
 
     def missing(self) -> tuple[UnknownOp, ...]:
-        """Unknown operators, each stage, module and operator once."""
+        """Return the unknown operators, one entry per stage, module and operator."""
         return merge_unknown(self.unknown)

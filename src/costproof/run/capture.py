@@ -30,9 +30,9 @@ from costproof.models.target import (
     WithValues,
 )
 from costproof.opgraph.rules.files import versions_in_force
+from costproof.parametric.formulas import evaluate_formulas
 from costproof.reports.report import Report
 from costproof.run.alone import alone
-from costproof.run.formulas import analytic_ledger
 from costproof.run.prepare import Prepared
 from costproof.tracers.cache import cache_enabled
 from costproof.tracers.dynamic import DynamicResult
@@ -178,7 +178,7 @@ def _stage_flops(forwards: Mapping[str, Iterable[CostNode]]) -> dict[str, int | 
 def _one(run: Prepared, source: str, progress: Progress) -> Any:
     """Count with one source; :func:`lacking` has said before that the target offers what it asks for."""
     if source == "analytic":
-        return analytic_ledger(cast(WithFormulas, run.target), run.workload)
+        return evaluate_formulas(cast(WithFormulas, run.target), run.workload)
     return trace_source(source, run.target, run.workload, progress, all_calls=run.all_calls)
 
 

@@ -19,10 +19,10 @@ from costproof.ledger.progress import Progress, silent
 from costproof.ledger.sources import USUAL_SOURCES
 from costproof.models.registry import TARGETS, mistakes_of, read_address
 from costproof.models.target import Target, WithFormulas, WithKeys
+from costproof.parametric.workload_family import WorkloadFamily
 from costproof.reports.report import Report
 from costproof.run.alone import alone_with
 from costproof.run.capture import count
-from costproof.run.claim_runs import TargetRuns
 from costproof.run.peaks import measured
 from costproof.run.prepare import prepare
 from costproof.run.request import RunRequest, request
@@ -89,10 +89,10 @@ def check(
         return judge_claims(said, counted, mistakes_of(counted.target.name), truth=truth, runs=runs)
 
 
-def _runs(claims: ClaimsFile, counted: Capture, target: Target | None) -> TargetRuns | None:
+def _runs(claims: ClaimsFile, counted: Capture, target: Target | None) -> WorkloadFamily | None:
     """The other runs of a target, where a formula asks for them and formulas describe it."""
     asked = any(isinstance(c.value, Formula) for c in claims.claims)
-    return TargetRuns(baseline_of(counted), target) if asked and isinstance(target, WithKeys) else None
+    return WorkloadFamily(baseline_of(counted), target) if asked and isinstance(target, WithKeys) else None
 
 
 def _named(claims: ClaimsFile, target: str) -> RunRequest:

@@ -22,8 +22,8 @@ from costproof.models.generic.described import module_kinds
 from costproof.models.registry import TARGETS, load_target
 from costproof.models.target import Exportable, Target, WithKeys
 from costproof.opgraph.rules.files import Files
+from costproof.parametric.formulas import evaluate_formulas
 from costproof.run.alone import alone_with
-from costproof.run.formulas import analytic_ledger
 from costproof.run.graph_limits import GraphRun
 from costproof.run.request import chosen, request, settings
 from costproof.run.side_files import Given, file_at, is_revision
@@ -181,7 +181,7 @@ def _counted(text: str, config: str | os.PathLike[str] | None, trusted: bool, by
     target, work = target_with_settings(text, config, trusted=trusted)
     if by_graph or not isinstance(target, WithKeys):
         return _exported(target, work)
-    ledgers = (analytic_ledger(target, work),)
+    ledgers = (evaluate_formulas(target, work),)
     calls = target.invocations(work)
     found = Capture(target.conventions(work), target.info(), work, environment(), calls, ledgers)
     return Read(baseline_of(found), target, counted=True)

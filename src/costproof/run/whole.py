@@ -17,7 +17,7 @@ from costproof.ledger.whole import WholeModel
 from costproof.ledger.workload import Workload
 from costproof.models.stretch import Stretch
 from costproof.models.target import Stretched, Uncut, WithFormulas
-from costproof.run.formulas import analytic_ledger
+from costproof.parametric.formulas import evaluate_formulas
 from costproof.run.prepare import Prepared
 from costproof.views.quantities import gives, value
 
@@ -94,7 +94,7 @@ def whole_model(
 
 def _by_formulas(target: WithFormulas, workload: Workload) -> WholeModel:
     """Return what the formulas of a model say of all its layers."""
-    ledger = analytic_ledger(target, workload)
+    ledger = evaluate_formulas(target, workload)
     given = [metric for metric in METRICS if metric in ledger.metrics]
     stages = {s: {m: v for m in given if (v := ledger.stage_total(s, m)) is not None} for s in ledger.stages}
     totals = {m: v for m in given if (v := ledger.total(m)) is not None}
