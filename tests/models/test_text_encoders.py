@@ -8,6 +8,7 @@ import pytest
 
 from costproof.ledger.errors import Problems
 from costproof.models.encoding.config import EncoderConfig
+from costproof.models.encoding.target import EncoderTarget
 from costproof.models.families.bert import Bert, BertConfig
 from costproof.models.families.distilbert import DistilBert, DistilBertConfig
 from costproof.models.families.roberta import Roberta, RobertaConfig
