@@ -25,7 +25,7 @@ from costproof.models.registry import load_target
 from costproof.models.target import Target, WithKeys
 from costproof.parametric.formulas import evaluate_formulas
 from costproof.run.diff import levers
-from costproof.run.sides import Read
+from costproof.run.operands import Read
 
 TARGETS: Final = ("deepseek-ocr", "qwen3-30b-a3b")
 Totals = Mapping[Place, int | None]

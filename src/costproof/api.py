@@ -43,11 +43,11 @@ if TYPE_CHECKING:
     from costproof.run.derive import derive
     from costproof.run.devices import machine, machines, measure_machine
     from costproof.run.diff import diff
+    from costproof.run.doctor import doctor
     from costproof.run.fits import fits
     from costproof.run.gate import gate
     from costproof.run.graph import drawable, graph
     from costproof.run.listing import operator_graph, operators
-    from costproof.run.machine import doctor
     from costproof.run.measure import measure
     from costproof.run.module import count
     from costproof.run.peaks import peaks
@@ -73,7 +73,7 @@ _PLACES: Final = {
     "diff": "run.diff",
     "gate": "run.gate",
     "graph": "run.graph",
-    "doctor": "run.machine",
+    "doctor": "run.doctor",
     "drawable": "run.graph",
     "explain": "run.report",
     "fits": "run.fits",
@@ -195,9 +195,9 @@ def workloads(target: str) -> tuple[NamedWorkload, ...]:
 def stages(target: str, *, config: Path_ | None = None) -> tuple[str, ...]:
     """The stages of a target, in order."""
     from costproof.models.registry import load_target
-    from costproof.run.alone import alone
+    from costproof.run.count_lock import count_lock
 
-    with alone():
+    with count_lock():
         return load_target(target, None if config is None else Path(config)).info().stages
 
 

@@ -8,7 +8,7 @@ from costproof import api
 from costproof.estimate.activation_bound import unfused_attention
 from costproof.estimate.sums import layer_of
 from costproof.parametric.curves import SettingCurve
-from costproof.run.sides import read_side, target_with_settings
+from costproof.run.operands import read_side, target_with_settings
 from costproof.tracers.peaks.calls import calls, peaks_of
 
 NARROW = "layers=1,hidden=8,heads=1,kv_heads=1,head_dim=8,intermediate=8,vocab=64"

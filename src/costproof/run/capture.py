@@ -32,7 +32,7 @@ from costproof.models.target import (
 from costproof.opgraph.rules.files import versions_in_force
 from costproof.parametric.formulas import evaluate_formulas
 from costproof.reports.report import Report
-from costproof.run.alone import alone
+from costproof.run.count_lock import count_lock
 from costproof.run.prepare import Prepared
 from costproof.tracers.cache import cache_enabled
 from costproof.tracers.dynamic import DynamicResult
@@ -51,7 +51,7 @@ def count(run: Prepared, progress: Progress = silent) -> Report:
         BadInput: the target has none of the sources.
         Incomplete: every source failed.
     """
-    with alone(), cache_enabled(not run.no_cache):
+    with count_lock(), cache_enabled(not run.no_cache):
         return _counted(run, progress)
 
 

@@ -21,13 +21,13 @@ from costproof.models.registry import TARGETS, mistakes_of, read_address
 from costproof.models.target import Target, WithFormulas, WithKeys
 from costproof.parametric.workload_family import WorkloadFamily
 from costproof.reports.report import Report
-from costproof.run.alone import alone_with
 from costproof.run.capture import count
+from costproof.run.count_lock import count_lock
+from costproof.run.operand_files import check_whole
+from costproof.run.operands import target_of
 from costproof.run.peaks import measured
 from costproof.run.prepare import prepare
 from costproof.run.request import RunRequest, request
-from costproof.run.side_files import check_whole
-from costproof.run.sides import target_of
 from costproof.run.trust import refused_code
 
 
@@ -75,7 +75,7 @@ def check(
     base = target if isinstance(target, RunRequest) else _named(said, name)
     asked = request(request(base, **given), sources=("analytic",))
     truth = "the formulas of the target, not compared with a graph in this run"
-    with alone_with(asked.rules):
+    with count_lock(asked.rules):
         prepared = prepare(asked)
         if not isinstance(prepared.target, WithFormulas):
             require("trace", "checking against an exported graph")

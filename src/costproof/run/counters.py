@@ -23,8 +23,8 @@ from costproof.models.registry import mistakes_of
 from costproof.models.target import Target, WithFormulas
 from costproof.parametric.formulas import evaluate_formulas
 from costproof.processes import Limits
-from costproof.run.alone import alone_with
 from costproof.run.capture import count
+from costproof.run.count_lock import count_lock
 from costproof.run.prepare import countable, named, prepare
 from costproof.run.request import RunRequest, request
 from costproof.tracers.counters.running import GIB, run_counters
@@ -60,7 +60,7 @@ def counters(
     """
     asked = request(target, **{**choices, "sources": ("analytic",)})
     own = tuple(own)
-    with alone_with(asked.rules):
+    with count_lock(asked.rules):
         prepared = prepare(request(asked, counters=only if only is not None else asked.counters or ("all",)))
         model, run = prepared.target, one_step(prepared.workload)
         wanted = tuple(stages)

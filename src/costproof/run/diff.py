@@ -22,8 +22,8 @@ from costproof.parametric.blend import BlendedTarget
 from costproof.parametric.evaluator import Evaluator
 from costproof.parametric.exact_arrays import ExactEvaluator
 from costproof.parametric.regimes import PointChoices
-from costproof.run.side_files import Given, check_cut_alike, has_parts, of_stages
-from costproof.run.sides import Read, check_counted, read_side
+from costproof.run.operand_files import Given, check_cut_alike, has_parts, of_stages
+from costproof.run.operands import Read, check_counted, read_side
 
 FAMILY: Final = "family"
 """Stands for what no common key and no part of one side says, where the two sides are of different families."""

@@ -21,8 +21,8 @@ from costproof.ledger.workload import FLOAT_BYTES
 from costproof.opgraph.rules.files import Files
 from costproof.parametric.curves import SettingCurve, Threshold
 from costproof.run.devices import machine
-from costproof.run.side_files import Given, check_whole
-from costproof.run.sides import Read, check_counted, read_side
+from costproof.run.operand_files import Given, check_whole
+from costproof.run.operands import Read, check_counted, read_side
 
 SETTINGS: Final = ("batch", "text_tokens")
 """What is varied."""

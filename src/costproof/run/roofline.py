@@ -18,8 +18,8 @@ from costproof.ledger.node import CostNode
 from costproof.opgraph.rules.files import Files
 from costproof.parametric.curves import SettingCurve
 from costproof.run.devices import machine
-from costproof.run.side_files import Given, check_whole
-from costproof.run.sides import check_counted, is_without_formulas, read_side
+from costproof.run.operand_files import Given, check_whole
+from costproof.run.operands import check_counted, is_without_formulas, read_side
 
 ATTENTION: Final = "attention"
 """Kind of the products of attention in formulas."""

@@ -14,7 +14,7 @@ from costproof.opgraph.rules.files import Files
 from costproof.parametric.evaluator import Evaluator
 from costproof.parametric.grid import MOST_POINTS, Over, axes_from_csv, grid_axes
 from costproof.parametric.typed_settings import option, typed_settings
-from costproof.run.alone import alone_with
+from costproof.run.count_lock import count_lock
 from costproof.run.sweeping.driver import POINTS, Sweep
 from costproof.run.sweeping.graphs import SWEPT, not_in_symbols, not_swept
 
@@ -59,7 +59,7 @@ def sweep(
         BadInput, Problems: everything that is wrong with names and values.
         Incomplete: torch is not installed, for peaks.
     """
-    with alone_with(rules):  # a wrong file is told before anything is evaluated
+    with count_lock(rules):  # a wrong file is told before anything is evaluated
         points = Evaluator.of(target, None if config is None else Path(config), trusted=trust_remote_code)
         products: Iterable[Over] = [over] if isinstance(over, Mapping) else over
     found: list[tuple[GridAxis, ...]] = [grid_axes(points, one) for one in products if one]

@@ -20,7 +20,7 @@ from costproof.parametric.evaluator import Evaluator
 from costproof.parametric.exact_arrays import ExactColumn, Int128Array
 from costproof.parametric.grid import PRESET, GridAxis, GridBlock, split_blocks
 from costproof.parametric.regimes import CostCell, PointChoices, Regime
-from costproof.run.alone import alone_with
+from costproof.run.count_lock import count_lock
 from costproof.run.sweeping.graphs import SWEPT, beyond, differs, give_graphs, singles
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ class Sweep:
         """Count random points by their exported graphs: :func:`costproof.run.sweeping.validate.validate`."""
         from costproof.run.sweeping.validate import validate
 
-        with alone_with(self.rules):
+        with count_lock(self.rules):
             return validate(self, points, seed=seed, jobs=jobs, cluster=cluster, progress=progress)
 
     def count(self) -> Tally:
@@ -197,7 +197,7 @@ class Sweep:
                     if number <= skip:
                         continue
                     place = place or self.place(block)
-                    with alone_with(self.rules):
+                    with count_lock(self.rules):
                         part = self._part(block, place, values, shape)
                     yield part
 

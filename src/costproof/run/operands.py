@@ -23,10 +23,10 @@ from costproof.models.registry import TARGETS, load_target
 from costproof.models.target import Exportable, Target, WithKeys
 from costproof.opgraph.rules.files import Files
 from costproof.parametric.formulas import evaluate_formulas
-from costproof.run.alone import alone_with
+from costproof.run.count_lock import count_lock
 from costproof.run.graph_limits import GraphRun
+from costproof.run.operand_files import Given, file_at, is_revision
 from costproof.run.request import chosen, request, settings
-from costproof.run.side_files import Given, file_at, is_revision
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ def read_side(
     """Read one side.
 
     Args:
-        given: see :data:`~costproof.run.side_files.FORMS`; a registered target's name is one even where a file has
+        given: see :data:`~costproof.run.operand_files.FORMS`; a registered target's name is one even where a file has
             that name.
         config: a configuration file, of a target.
         rules: Python files with operator rules, which are run, for a target.
@@ -71,7 +71,7 @@ def read_side(
         return Read(baseline, target_of(baseline), peaks=given.peaks if isinstance(given, Capture) else ())
     text = os.fspath(given)
     if names_target(text):
-        with alone_with(rules):
+        with count_lock(rules):
             return _counted(text, config, trust_remote_code, by_graph)
     if config is not None:
         raise BadInput("only a target takes a configuration file", where=text, got=os.fspath(config))

@@ -170,7 +170,7 @@ def plugins() -> Iterator[PluginState]:
 
 
 def _problem(kind: str, name: str) -> str:
-    code = f"from costproof.run.machine import load_alone; load_alone({kind!r}, {name!r})"
+    code = f"from costproof.run.doctor import load_alone; load_alone({kind!r}, {name!r})"
     line = [sys.executable, "-c", code]
     try:
         done = subprocess.run(
