@@ -17,8 +17,7 @@ import sympy
 from costproof.compare.identity import free_symbols
 from costproof.compare.proof.closed_form import Limit
 from costproof.ledger.errors import BadInput, Incomplete, Problems
-from costproof.ledger.evaluate import evaluate
-from costproof.ledger.program import compiled
+from costproof.ledger.evaluate import compiled, evaluate
 from costproof.ledger.symbols import factored, parse, sym, text
 from costproof.ledger.workload import Workload
 from costproof.models.generic.huggingface import counts_layers
