@@ -14,7 +14,6 @@ from costproof.graph.fvcore_macs import fvcore_nodes
 from costproof.graph.merge import merge_nodes
 from costproof.graph.parameters import with_owners
 from costproof.graph.paths import renamed, renamer
-from costproof.graph.reuse import RETURNED
 from costproof.graph.tally import Tally, graph_metrics
 from costproof.ledger.node import CostNode, Ledger, UnknownOp
 from costproof.ledger.progress import Progress, silent
@@ -106,7 +105,8 @@ def stage_nodes(
     def place(module: str, call: int) -> tuple[str, str] | None:
         return None if module.startswith(SCAFFOLDING) else here
 
-    found = account(work, place, {name if name.startswith(RETURNED) else f"{_INPUT}{name}" for name in run.inside})
+    inside = {f"{_INPUT}{name}" if name in run.args else name for name in run.inside}
+    found = account(work, place, inside)
     grown = cache_nodes(lambda path, call: here, traced.graph, traced.inputs)
     beside = fvcore_nodes(traced.graph, place) if convention else ()
     return merge_nodes((*found.nodes, *grown, *beside)), (*found.unknown, *lost_tensors(traced.problems, run.stage))
