@@ -109,7 +109,7 @@ def test_limits_of_pixels_decide_the_usual_run(tmp_path: Path) -> None:
     assert usual.inputs["image_size"] == 70
     assert "images of 70 pixels a side ($.max_pixels in preprocessor_config.json)" in counted_line(target.info(), usual)
     assert asked.inputs == {"images": 1, "image_size": 56}
-    assert target.workload("text-only").inputs == {}
+    assert target.workload("text-only", text_tokens=9).inputs == {}
 
 
 @pytest.mark.parametrize("name", FILES)

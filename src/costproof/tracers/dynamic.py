@@ -24,7 +24,6 @@ from costproof.ledger.profile import Measured
 from costproof.ledger.progress import Progress, silent
 from costproof.ledger.run import Convention, RunRecord, TracedRun
 from costproof.ledger.workload import Workload
-from costproof.models.generic.alike import held_bytes
 from costproof.models.jobs import Run
 from costproof.models.target import Exportable, Runnable
 from costproof.tracers.assemble import call_graph
@@ -32,7 +31,7 @@ from costproof.tracers.elsewhere import trace_run
 from costproof.tracers.hooks import ROOT, Hooked
 from costproof.tracers.judged import Flops, judged_ledger
 from costproof.tracers.operands import dtype_name
-from costproof.tracers.paths import Paths
+from costproof.tracers.paths import Paths, resident_bytes
 from costproof.tracers.profiler import profile_runs
 from costproof.tracers.readonly import uncollected, wrapped_once
 from costproof.tracers.returned import changed, returned
@@ -129,7 +128,7 @@ def dynamic_ledger(
     paths = Paths(model)
     owners = paths.class_names()
     tally.parameters |= {n: (tuple(p.shape), dtype_name(p.dtype)) for n, p in paths.parameters.items()}
-    tally.buffers |= held_bytes(paths.buffers)
+    tally.buffers |= resident_bytes(paths.buffers)
     if any(run.elsewhere for run in runs):  # its inputs may be guesses
         notes += unused(unread_modules(paths.parameters, read))
 

@@ -19,12 +19,11 @@ from costproof.ledger.node import CostNode, Ledger, UnknownOp
 from costproof.ledger.progress import Progress, silent
 from costproof.ledger.run import Convention
 from costproof.ledger.workload import Workload
-from costproof.models.generic.alike import held_bytes
 from costproof.models.jobs import ExportJob
 from costproof.models.serving import options_of
 from costproof.models.target import Staged
 from costproof.tracers.operands import dtype_name
-from costproof.tracers.paths import Paths
+from costproof.tracers.paths import Paths, resident_bytes
 from costproof.tracers.readonly import uncollected, wrapped_once
 from costproof.tracers.torchlens_trace import Forward, lost_tensors, trace_forward
 from costproof.tracers.unfused import unfused_where_told
@@ -115,7 +114,7 @@ def stage_nodes(
 def _buffers(run: ExportJob) -> dict[str, int | None]:
     """Full name -> bytes of the buffers inside a wrapper that are the model's."""
     rename, named = renamer(run.prefix), Paths(run.module).buffers.items()
-    return held_bytes({outer: buffer for name, buffer in named if (outer := rename(name)) is not None})
+    return resident_bytes({outer: buffer for name, buffer in named if (outer := rename(name)) is not None})
 
 
 def _parameters(run: ExportJob) -> dict[str, tuple[tuple[int, ...], str]]:

@@ -93,7 +93,7 @@ class Qwen25Vl(ImageTextTarget[Qwen25VlConfig]):
             found.append(BadInput("a run without images has no size of them", where="--image-size", got=side))
             return counted
         step = self.config.vision.step
-        limits, where = self.stored.pixels if side is None else None, {}
+        limits, where = self.stored.pixels if side is None and count else None, {}
         if limits is not None:
             fitted = replace(limits, step=step).fit(-(-_USUAL // step) * step)
             side, where = fitted.side, {SIZE_FROM: fitted.where}
