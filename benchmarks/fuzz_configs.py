@@ -165,7 +165,7 @@ def used(file: Path, *, built: bool) -> None:
     from costproof import api
     from costproof.models.generic.module import GenericTarget
     from costproof.models.target import WithFormulas
-    from costproof.run.formulas import analytic_ledger
+    from costproof.parametric.formulas import evaluate_formulas
     from costproof.run.prepare import loaded
     from costproof.run.request import chosen
 
@@ -178,7 +178,7 @@ def used(file: Path, *, built: bool) -> None:
         return
     workload = chosen(target, asked.workload)
     if isinstance(target, WithFormulas):
-        analytic_ledger(target, workload)
+        evaluate_formulas(target, workload)
     assert target.info().name
 
 

@@ -31,8 +31,8 @@ from costproof.estimate.split import Split
 from costproof.ledger.environment import environment
 from costproof.ledger.errors import CostproofError
 from costproof.reports.escape import table
-from costproof.reports.numbers import exact
 from costproof.tracers.machine import title
+from costproof.views.numbers import exact
 
 PAGE: Final = Path("docs/gpu.md")
 TARGET: Final = "deepseek-ocr"

@@ -20,7 +20,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from costproof.tracers.export_cache import FOLDER
+from costproof.tracers.cache import FOLDER
 
 RUNS = 3
 ROOT = Path(__file__).resolve().parent.parent

@@ -28,10 +28,10 @@ from benchmarks.rule_subjects import Subject, subjects
 from costproof.compare.compare import compare
 from costproof.compare.findings import Discrepancy
 from costproof.compare.patterns import expand
-from costproof.graph.rules.registry import registered
 from costproof.ledger.capture import Capture
 from costproof.ledger.errors import CostproofError
 from costproof.ledger.metrics import STAGE_WIDE
+from costproof.opgraph.rules.registry import registered
 
 ERRORS = Path(__file__).with_name("rule_errors.txt")
 
@@ -100,7 +100,7 @@ def planted(error: Error) -> Iterator[None]:
 def _forget() -> None:
     """Empty every cache of results: those of a wrong function must not outlive it."""
     for name in [n for n in sys.modules if n.startswith("costproof.")]:
-        if name.startswith(("costproof.graph", "costproof.ledger", "costproof.analytic")):
+        if name.startswith(("costproof.opgraph", "costproof.ledger", "costproof.analytic")):
             for value in list(vars(sys.modules[name]).values()):
                 if hasattr(value, "cache_clear") and value.__name__ not in ("_load", "_load_built_in"):
                     value.cache_clear()

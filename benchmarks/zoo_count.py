@@ -249,7 +249,7 @@ def reference(target: GenericTarget, run: Any) -> int | str:
     from costproof.ledger.progress import silent
     from costproof.models.as_it_runs import as_it_runs
     from costproof.models.generic.copies import unchecked
-    from costproof.tracers.elsewhere import with_numbers
+    from costproof.tracers.cpu_fallback import with_numbers
 
     total = 0
     # The counter's list of modules fails on parameters that want gradients.

@@ -77,9 +77,9 @@ def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
     What would be sent is pickled all the same.
     """
-    from costproof.tracers import both
+    from costproof.tracers import sources
 
-    monkeypatch.setattr(both, "Pool", Here)
+    monkeypatch.setattr(sources, "Pool", Here)
 
 
 @pytest.fixture
@@ -88,9 +88,9 @@ def kept_traces(monkeypatch: pytest.MonkeyPatch) -> None:
 
     For tests of what comes behind the sources: commands, pages, files. The promise itself is tested on fresh traces.
     """
-    from costproof.tracers import both
+    from costproof.tracers import sources
 
-    monkeypatch.setattr(both, "Pool", Kept)
+    monkeypatch.setattr(sources, "Pool", Kept)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 
 from costproof.compare.diff.diff import diff
 from costproof.ledger.baseline import Baseline, read_baseline
-from costproof.reports.numbers import exact
+from costproof.views.numbers import exact
 from tests.baselines import FOLDER, Named, made, named
 from tests.cli.running import costproof
 

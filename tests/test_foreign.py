@@ -28,10 +28,10 @@ import torch
 
 from costproof import foreign
 from costproof.foreign import contained
-from costproof.graph.graph import Graph, OpCall
-from costproof.graph.rules.files import rules_from
-from costproof.graph.rules.registry import cost_of, transforms
 from costproof.ledger.errors import BadInput, CostproofError
+from costproof.opgraph.graph import Graph, OpCall
+from costproof.opgraph.rules.files import rules_from
+from costproof.opgraph.rules.registry import cost_of, transforms
 from costproof.reports.report import Report
 from tests.cli.running import Result, costproof
 from tests.reports.toy import toy
@@ -450,7 +450,7 @@ def test_a_file_of_rules_that_exits_is_bad_input(tmp_path: Path) -> None:
 def test_a_rule_that_is_wrong_is_named_with_its_file(body: str, what: str, got: str, tmp_path: Path) -> None:
     lines = (
         "import costproof",
-        "from costproof.graph.rules.cost import OpCost",
+        "from costproof.opgraph.rules.cost import OpCost",
         "@costproof.operator_rule('mine::op')",
         "def rule(op):",
         f"    {body}",
@@ -466,7 +466,7 @@ def test_a_rule_that_is_wrong_is_named_with_its_file(body: str, what: str, got: 
 
 def test_a_transform_that_is_wrong_is_named(tmp_path: Path) -> None:
     lines = (
-        "from costproof.graph.rules.registry import graph_transform",
+        "from costproof.opgraph.rules.registry import graph_transform",
         "@graph_transform",
         "def mine(graph): return 5",
     )

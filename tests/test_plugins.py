@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from costproof.foreign import skipped
-from costproof.graph.rules import registry
-from costproof.graph.rules.files import versions_in_force
 from costproof.ledger.errors import BadInput
 from costproof.models import registry as models
+from costproof.opgraph.rules import registry
+from costproof.opgraph.rules.files import versions_in_force
 from costproof.plugins import Plugin, Registry, at
 from tests.cli.running import costproof
 from tests.reports.toy import toy
@@ -114,7 +114,7 @@ def test_what_cannot_be_loaded_says_whose_it_is(
 BROKEN = """
 from pathlib import Path
 from costproof.estimate.hardware import Device
-from costproof.models.bert.target import TARGET
+from costproof.models.families.bert import TARGET
 
 class NeedsAnInstance:
     default, from_file = TARGET.default, TARGET.from_file

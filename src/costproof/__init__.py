@@ -8,7 +8,7 @@
     report.findings()           # a DataFrame
     costproof.explain("deepseek-ocr", "sam", module="*attn*")
 
-Importing this package imports nothing else: the API is imported when one of its names is used.
+Importing this package is lazy: :mod:`costproof.api` is imported when one of its names is first used.
 """
 
 from __future__ import annotations
@@ -22,13 +22,12 @@ if TYPE_CHECKING:  # typing takes as long to import as Python takes to start, an
     from costproof.api import *  # noqa: F403
     from costproof.api import __all__ as __all__
     from costproof.api import compare as compare
-    from costproof.api import graph as graph
 
 
 def __getattr__(name: str) -> Any:
     import costproof.api as api
 
-    # That import has made rooms attributes of this package.
+    # The import above makes subpackages attributes of this package.
     return globals()[name] if name in globals() else getattr(api, name)
 
 
@@ -36,13 +35,10 @@ def __dir__() -> list[str]:
     return sorted(__getattr__("__all__"))
 
 
-def _verb(name: str) -> property:
-    """Return the verb that has the name of a room, also when the room was imported."""
-    return property(lambda _: __getattr__(name), lambda _, room: None)
-
-
 class _Package(type(sys)):  # type: ignore[misc]
-    compare, graph = _verb("compare"), _verb("graph")
+    """Module type whose ``compare`` is the API function, also after the subpackage of the same name is imported."""
+
+    compare = property(lambda _: __getattr__("compare"), lambda _, subpackage: None)
 
 
 sys.modules[__name__].__class__ = _Package

@@ -25,17 +25,17 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from costproof.ledger import shown
 from costproof.ledger.capture import Capture, read_capture
 from costproof.ledger.environment import VERSION as __version__
 from costproof.ledger.errors import no_such
 
 if TYPE_CHECKING:
     from costproof.estimate.hardware import Device
-    from costproof.graph.rules.registry import RuleInfo, operator_rule
     from costproof.models.registry import TargetFactory
     from costproof.models.target import NamedWorkload
+    from costproof.opgraph.rules.registry import RuleInfo, operator_rule
     from costproof.plugins import Plugin
-    from costproof.reports.frames import frame
     from costproof.reports.outputs import formats
     from costproof.reports.report import Report
     from costproof.run.claims import check
@@ -43,11 +43,11 @@ if TYPE_CHECKING:
     from costproof.run.derive import derive
     from costproof.run.devices import machine, machines, measure_machine
     from costproof.run.diff import diff
+    from costproof.run.doctor import doctor
     from costproof.run.fits import fits
     from costproof.run.gate import gate
     from costproof.run.graph import drawable, graph
     from costproof.run.listing import operator_graph, operators
-    from costproof.run.machine import doctor
     from costproof.run.measure import measure
     from costproof.run.module import count
     from costproof.run.peaks import peaks
@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from costproof.run.roofline import roofline
     from costproof.run.schemas import schemas
     from costproof.run.sweep import sweep
+    from costproof.views.frames import frame
 
 _PLACES: Final = {
     "Report": "reports.report",
@@ -72,18 +73,18 @@ _PLACES: Final = {
     "diff": "run.diff",
     "gate": "run.gate",
     "graph": "run.graph",
-    "doctor": "run.machine",
+    "doctor": "run.doctor",
     "drawable": "run.graph",
     "explain": "run.report",
     "fits": "run.fits",
     "formats": "reports.outputs",
-    "frame": "reports.frames",
+    "frame": "views.frames",
     "machine": "run.devices",
     "machines": "run.devices",
     "measure": "run.measure",
     "measure_machine": "run.devices",
     "operator_graph": "run.listing",
-    "operator_rule": "graph.rules.registry",
+    "operator_rule": "opgraph.rules.registry",
     "operators": "run.listing",
     "peaks": "run.peaks",
     "plot": "run.plot",
@@ -154,6 +155,15 @@ __all__ = [
 Path_ = str | os.PathLike[str]
 
 
+def _display(value: object, format: shown.Format) -> str:  # noqa: A002
+    from costproof.reports.html.notebook import display
+
+    return display(value, format)
+
+
+shown.display = _display
+
+
 def __getattr__(name: str) -> Any:
     if name not in _PLACES:
         raise AttributeError(f"module 'costproof' has no attribute {name!r}")
@@ -185,9 +195,9 @@ def workloads(target: str) -> tuple[NamedWorkload, ...]:
 def stages(target: str, *, config: Path_ | None = None) -> tuple[str, ...]:
     """The stages of a target, in order."""
     from costproof.models.registry import load_target
-    from costproof.run.alone import alone
+    from costproof.run.count_lock import count_lock
 
-    with alone():
+    with count_lock():
         return load_target(target, None if config is None else Path(config)).info().stages
 
 
@@ -219,7 +229,7 @@ def read(path: Path_) -> Capture:
         BadInput: the file is not a whole capture of a version that this costproof reads, or the folder holds files of
             two runs.
     """
-    from costproof.reports.manifest import capture_file
+    from costproof.views.manifest import capture_file
 
     return read_capture(capture_file(Path(path)))
 
@@ -250,7 +260,7 @@ def ops(pattern: str = "*") -> tuple[RuleInfo, ...]:
     """The operator rules whose operator matches a glob."""
     from fnmatch import fnmatchcase
 
-    from costproof.graph.rules.registry import rule_table
+    from costproof.opgraph.rules.registry import rule_table
 
     return tuple(r for r in rule_table() if fnmatchcase(r.operator, pattern))
 

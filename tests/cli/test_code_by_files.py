@@ -18,8 +18,8 @@ from click.shell_completion import ShellComplete
 
 import costproof
 from costproof.cli.group import COMMANDS, cli
-from costproof.graph.rules.registry import unregister
 from costproof.ledger.errors import BadInput, Problems
+from costproof.opgraph.rules.registry import unregister
 from tests.cli.running import costproof as command
 from tests.cli.running import inside
 

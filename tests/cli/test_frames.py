@@ -17,10 +17,10 @@ from costproof.compare.proof.closed_form import ClosedForm, Line
 from costproof.estimate.measured import Measurement
 from costproof.ledger.errors import BadInput
 from costproof.ledger.run import RunOptions
-from costproof.reports.frames import frame
 from costproof.reports.report import Report
 from costproof.run.derive import Derivation
 from costproof.run.proof import Verification
+from costproof.views.frames import frame
 from tests.estimate.test_measured import BUSY, WAITING, one
 from tests.reports.pages import certificate
 from tests.reports.test_counters import OWN

@@ -18,15 +18,14 @@ from pathlib import Path
 import pytest
 
 from costproof import read
-from costproof.graph.costed import costed
-from costproof.graph.graph import Graph, OpCall, Value
-from costproof.graph.rules.cost import OpCost
-from costproof.graph.rules.files import rules_from
-from costproof.graph.rules.registry import UnknownCost, cost_of, registered, rule_table
-from costproof.graph.sized import bounded
 from costproof.ledger.errors import BadInput
 from costproof.ledger.node import NO_RULE, UnknownOp, unknown_clause
 from costproof.ledger.symbols import sym
+from costproof.opgraph.costed import bound_unknown, cost_graph
+from costproof.opgraph.graph import Graph, OpCall, Value
+from costproof.opgraph.rules.cost import OpCost
+from costproof.opgraph.rules.files import rules_from
+from costproof.opgraph.rules.registry import UnknownCost, cost_of, registered, rule_table
 from tests.cli.running import Result, costproof
 
 MYLIB = Path(__file__).parents[1] / "data" / "mylib"
@@ -121,7 +120,8 @@ def test_a_file_that_holds_no_rules(text: str | None, what: str, got: str | None
 def test_a_transform_of_a_file_holds_as_long_as_its_rules(tmp_path: Path) -> None:
     before, file = registered(), tmp_path / "mine.py"
     file.write_text(
-        "from costproof.graph.rules.registry import graph_transform\n@graph_transform\ndef same(graph): return graph\n"
+        "from costproof.opgraph.rules.registry import graph_transform\n"
+        "@graph_transform\ndef same(graph): return graph\n"
     )
     with rules_from([file]):
         assert registered() - before == {"rules_mine.same"}
@@ -145,15 +145,15 @@ def test_a_bound_needs_sizes() -> None:
     batch, past = sym("B"), sym("P")
     tensors = (Value("x", (batch, past), "bfloat16"), Value("w", (past, 12), "bfloat16"))
     op = OpCall("mm_1", "aten._sparse_mm", "fancy", 1, tensors, (Value("y", (batch, 12), "bfloat16"),))
-    work = costed(Graph((op,), ()))
-    (found,) = bounded([UnknownOp("aten._sparse_mm", "s", "fancy", 1, None, "")], work, {"B": 4, "P": 5}, 3)
+    work = cost_graph(Graph((op,), ()))
+    (found,) = bound_unknown([UnknownOp("aten._sparse_mm", "s", "fancy", 1, None, "")], work, {"B": 4, "P": 5}, 3)
     assert (found.count, found.bound_flops) == (3, 3 * 2 * 4 * 5 * 12)
 
 
 def test_shapes_alone_bound_nothing() -> None:
     """An operator without a rule may do anything with its tensors: a bound from one product's shapes was too low."""
     op = OpCall("new_1", "mylib.new", "fancy", 1, (Value("x", (4, 12), "float32"),), (Value("y", (4, 12), "float32"),))
-    (found,) = bounded([UnknownOp("mylib.new", "s", "fancy", 1, None, NO_RULE)], costed(Graph((op,), ())), {})
+    (found,) = bound_unknown([UnknownOp("mylib.new", "s", "fancy", 1, None, NO_RULE)], cost_graph(Graph((op,), ())), {})
     assert found.bound_flops is None
     assert unknown_clause([found]) == "1 call in fancy, no bound of its FLOPs"
 

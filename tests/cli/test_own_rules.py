@@ -17,8 +17,8 @@ import pytest
 
 import costproof as api
 from costproof.cli.group import cli
-from costproof.graph.rules.files import in_force
 from costproof.ledger.errors import BadInput
+from costproof.opgraph.rules.files import in_force
 from tests.cli.running import Result, costproof
 
 MYLIB = Path(__file__).parents[1] / "data" / "mylib"
@@ -99,7 +99,7 @@ def test_a_certificate_names_its_rules_and_is_verified_with_them(folder: Path) -
 
 def test_answers_of_a_proof_with_other_rules_are_not_taken(folder: Path) -> None:
     from costproof.compare.proof.certificate import Settings
-    from costproof.graph.rules.files import rules_from
+    from costproof.opgraph.rules.files import rules_from
     from costproof.run.kept_answers import Kept
 
     settings = Settings(0, 1, "{}")

@@ -11,7 +11,7 @@ from costproof.compare.findings import Finding
 from costproof.compare.verdict import exit_code, verdict_sentence
 from costproof.ledger.capture import Capture, TraceCheck
 from costproof.ledger.node import NO_RULE, Ledger, UnknownOp
-from costproof.reports.frames import finding_rows
+from costproof.views.frames import finding_rows
 from tests.compare import builders as b
 
 

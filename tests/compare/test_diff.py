@@ -22,7 +22,7 @@ from costproof.reports.diff_csv import diff_csv
 from costproof.reports.diff_md import diff_md
 from costproof.reports.diff_table import diff_text
 from costproof.reports.report import Report
-from costproof.run.side_files import baseline_at
+from costproof.run.operand_files import baseline_at
 from tests.compare.builders import ATTENTION, LAYERS, LINEAR, analytic, at, capture, dynamic, edited, node, static
 from tests.reports.toy import toy
 

@@ -19,7 +19,7 @@ from costproof.ledger.metrics import Metric
 from costproof.reports.diff_md import diff_md
 from costproof.reports.gate_ci import gate_github
 from costproof.reports.gate_words import sentence
-from costproof.reports.verdicts import open_findings
+from costproof.views.verdicts import open_findings
 from tests.compare import builders as b
 
 EVERY = dict.fromkeys(("analytic", "static", "dynamic"), b.METRICS)

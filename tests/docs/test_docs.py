@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from costproof.estimate.hardware import registry
-from costproof.graph.rules.registry import RULES
 from costproof.models.registry import TARGETS
+from costproof.opgraph.rules.registry import RULES
 from costproof.reports.outputs import REGISTRY
 from costproof.tracers.counters.registry import COUNTERS
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from costproof.graph.rules import registry
+from costproof.opgraph.rules import registry
 from tests.cli.running import costproof
 from tests.docs.test_command_lines import NOT_RUN, ROOT, lines
 

@@ -18,7 +18,7 @@ from costproof.ledger.baseline import read_baseline
 from costproof.ledger.errors import BadInput, Incomplete
 from costproof.ledger.schema import from_data
 from costproof.reports.roofline_words import border as words
-from costproof.reports.static_compute import static_compute
+from costproof.views.static_compute import static_compute
 from tests.baselines import Named, named
 from tests.cli.running import costproof
 from tests.conftest import Golden

@@ -14,7 +14,7 @@ from costproof.ledger.run import RunOptions
 from costproof.models.generic.huggingface import HuggingFace
 from costproof.models.generic.module import GenericTarget
 from costproof.models.registry import load_target
-from costproof.reports.describe import model_line
+from costproof.views.describe import model_line
 
 FILES: Final = {file.stem: file for file in sorted(Path(__file__).with_name("configs").glob("*.json"))}
 REFUSED: Final = "llava-v1.5-13b-vendor"

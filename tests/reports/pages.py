@@ -10,8 +10,8 @@ from costproof.claims.types import ClaimsReport, Explanation, Judgement, Step
 from costproof.compare.gate.types import Gate
 from costproof.compare.proof.certificate import Certificate, Claim, Counterexample, Coverage, Settings
 from costproof.ledger.capture import SymbolDoc
-from costproof.reports.counters import CounterReport
-from costproof.reports.explain import explain
+from costproof.views.counters import CounterReport
+from costproof.views.explanation import explain
 from tests.reports.test_counters import OWN, report
 from tests.reports.test_gate_texts import over
 from tests.reports.toy import HOSTILE, hostile, toy

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from costproof.ledger.callgraph import CallGraph, PlainAt, TensorAt
-from costproof.reports.frames import frame
+from costproof.views.frames import frame
 
 HIDDEN = (TensorAt((1, 3, 4), "bfloat16", "args[0]"),)
 GRAPH = CallGraph(

@@ -10,10 +10,10 @@ from typing import Any
 import jsonschema
 import pytest
 
-from costproof.ledger.callgraph import CallGraph, Event, TensorAt
+from costproof.ledger.callgraph import CallGraph
 from costproof.ledger.errors import Problems
 from costproof.ledger.schema import json_schema, to_data
-from costproof.reports.callgraph_json import CALLGRAPH, CallGraphFile, callgraph_file, read_drawable
+from costproof.views.callgraph_file import CALLGRAPH, CallGraphFile, callgraph_file, read_drawable
 from tests.cli.running import costproof
 from tests.reports.toy import toy
 from tests.written import dump
@@ -71,52 +71,19 @@ def test_a_damaged_entry_is_told_with_its_path(tmp_path: Path) -> None:
 
 
 LAYERS = [f"net.layers.{i}" for i in range(4)]
-OLD: dict[str, Any] = {
-    "call_counts": {"": 1, "net": 1, **dict.fromkeys(LAYERS, 3), **{f"{x}.mlp": 3 for x in LAYERS}},
-    "edges": {"->net": 1, **{f"net->{x}": 3 for x in LAYERS}, **{f"{x}->{x}.mlp": 3 for x in LAYERS}},
-    "op_call_counts": {"net:1": 2, "net.layers.0.mlp:1": 4, "net.layers.0.mlp:2": 4},
+CALLS: dict[str, Any] = {
+    "call_counts": {"(root)": 1, "net": 1, **dict.fromkeys(LAYERS, 3), **{f"{x}.mlp": 3 for x in LAYERS}},
+    "edges": {"(root)->net": 1, **{f"net->{x}": 3 for x in LAYERS}, **{f"{x}->{x}.mlp": 3 for x in LAYERS}},
+    "op_call_counts": {},
     "module_children": {"net": ["net.layers"], "net.layers": LAYERS},
-    "module_types": {"": "Model", "net": "Net", "net.layers": "ModuleList", **dict.fromkeys(LAYERS, "Layer"),
+    "module_types": {"(root)": "Model", "net": "Net", "net.layers": "ModuleList", **dict.fromkeys(LAYERS, "Layer"),
                      **{f"{x}.mlp": "Mlp" for x in LAYERS}},
 }  # fmt: skip
-"""As scripts wrote it before the file had a header: operators as one number for each call of a module."""
-
-
-def test_a_file_from_before_the_header_loads(tmp_path: Path) -> None:
-    found = loaded(written(tmp_path, OLD))
-    assert not isinstance(found, CallGraphFile)
-    assert found.call_counts["(root)"] == 1
-    assert found.edges["(root)->net"] == 1
-    assert found.op_call_counts == {"net": {"(any)": 2}, "net.layers.0.mlp": {"(any)": 8}}
-    assert found.module_children["net"] == ("net.layers",)
-    assert found.module_types["(root)"] == "Model"
-
-
-def test_shapes_and_events_of_an_old_file_are_kept(tmp_path: Path) -> None:
-    took = [{"tensors": [{"shape": [1, 196, 768], "dtype": "torch.float16"}, {"shape": [4], "dtype": "torch.int64"}]}]
-    told = [{"event": "enter", "name": "net", "parent": None, "index": 0}, {"event": "exit", "name": "net", "index": 1}]
-    found = loaded(written(tmp_path, {**OLD, "input_metadata": {"net": took}, "events": told}))
-    assert found.input_metadata["net"] == (TensorAt((1, 196, 768), "float16"), TensorAt((4,), "int64"))
-    assert found.events == (Event(0, "enter", "net"), Event(1, "exit", "net"))
-
-
-@pytest.mark.parametrize(
-    ("wrong", "where"),
-    [
-        ({"edges": {"a->b": "often"}}, "$.edges.a->b"),
-        ({"edges": ["a->b"]}, "$.edges"),
-        ({"op_call_counts": [1]}, "$.op_call_counts"),
-        ({"module_types": 3}, "$.module_types"),
-    ],
-)
-def test_an_old_file_that_is_damaged_says_where(wrong: dict[str, Any], where: str, tmp_path: Path) -> None:
-    with pytest.raises(Problems) as caught:
-        loaded(written(tmp_path, {**OLD, **wrong}))
-    assert [p.where for p in caught.value.problems] == [where]
 
 
 def test_it_is_drawn_like_a_capture(tmp_path: Path) -> None:
-    path = written(tmp_path, OLD)
+    header = {k: v for k, v in to_data(CALLGRAPH, callgraph_file(toy())).items() if k in HEADER}
+    path = written(tmp_path, {**header, **CALLS})
     told = costproof("graph", str(path), "-f", "mmd", cwd=tmp_path)
     assert (told.code, told.stderr) == (0, "")
     assert "Layer<br/>net.layers.[0-3]<br/>12 calls" in told.stdout

@@ -23,12 +23,12 @@ from costproof.ledger.errors import BadInput
 from costproof.ledger.files import json_text
 from costproof.ledger.node import CostNode
 from costproof.ledger.schema import from_data, to_data
-from costproof.reports.absent import Absent
-from costproof.reports.counters import COUNTERS, CounterReport
 from costproof.reports.counters_md import counters_md, counters_section
 from costproof.reports.counters_table import counters_text
 from costproof.reports.report import Report, write_report
 from costproof.run.counters import judged
+from costproof.views.absent import Absent
+from costproof.views.counters import COUNTERS, CounterReport
 from tests.conftest import Golden
 from tests.reports.toy import HOSTILE, toy
 

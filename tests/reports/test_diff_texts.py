@@ -13,12 +13,12 @@ from costproof.compare.diff.diff import diff
 from costproof.compare.diff.types import Change, Changes, Diff, Quantity
 from costproof.ledger.baseline import Baseline, Folded, Rows, baseline_of
 from costproof.ledger.counted import counted_line
-from costproof.reports.diff_csv import COLUMNS, diff_csv
+from costproof.reports.diff_csv import diff_csv
 from costproof.reports.diff_md import BUDGET, diff_md
 from costproof.reports.diff_table import diff_text
 from costproof.reports.diff_words import percent, sentence, told
 from costproof.reports.escape import markdown
-from costproof.reports.frames import frame
+from costproof.views.frames import DIFF_COLUMNS, frame
 from tests.conftest import Golden
 from tests.reports.toy import HOSTILE, toy
 
@@ -168,14 +168,14 @@ def test_what_is_incomplete_is_said_first() -> None:
 
 def test_the_table_is_a_table() -> None:
     rows = list(csv.DictReader(StringIO(diff_csv(diff(side(5), side(5, 2))))))
-    assert tuple(rows[0]) == COLUMNS
+    assert tuple(rows[0]) == DIFF_COLUMNS
     assert [r["delta"] for r in rows if r["level"] == "total"] == [str(5 * 10**11 + 10)]
     assert sum(int(r["delta"]) for r in rows if r["level"] == "row") == 5 * 10**11 + 10
 
 
 def test_a_frame_has_the_same_rows() -> None:
     table = frame(diff(side(5), side(5, 2)))
-    assert list(table.columns) == list(COLUMNS)
+    assert list(table.columns) == list(DIFF_COLUMNS)
     assert table["delta"][table["level"] == "row"].sum() == 5 * 10**11 + 10
 
 

@@ -12,8 +12,8 @@ from costproof import capture, frame
 from costproof import explain as explained
 from costproof.ledger.errors import BadInput, Incomplete
 from costproof.ledger.peaks import CallPeaks, Peak
-from costproof.reports.explain import explain, peaks_in
 from costproof.reports.explain_texts import explain_md, explain_text
+from costproof.views.explanation import explain, peaks_in
 from tests.cli.running import costproof as command
 from tests.conftest import Golden
 from tests.reports.toy import ledger, toy, with_ledger

@@ -8,7 +8,7 @@ from costproof.ledger.capture import SymbolDoc
 from costproof.ledger.evaluate import evaluate
 from costproof.ledger.node import CostNode
 from costproof.ledger.symbols import parse, version
-from costproof.reports.formulas import nodes_formula, stage_formula
+from costproof.views.formulas import nodes_formula, stage_formula
 from tests.reports.toy import ledger, toy
 
 

@@ -11,11 +11,11 @@ import pytest
 
 from costproof.compare.diff.types import Side
 from costproof.compare.gate.types import Gate
-from costproof.reports.describe import counted_lines
 from costproof.reports.gate_ci import MOST, gate_github, gate_junit, gate_sarif
 from costproof.reports.gate_md import BUDGET, gate_md
 from costproof.reports.gate_table import gate_text
 from costproof.reports.outputs import variants
+from costproof.views.describe import counted_lines
 from tests.compare.test_gate import policy, said, side
 from tests.conftest import Golden
 from tests.reports.toy import HOSTILE

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from costproof.reports.explain import explain
 from costproof.reports.outputs import variants
+from costproof.views.explanation import explain
 from tests.conftest import Golden
 from tests.reports.browsing import WIDEN, browser, opened
 from tests.reports.pages import BIG, PAGES, claims, hostile_pages

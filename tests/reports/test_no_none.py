@@ -13,15 +13,15 @@ from costproof.ledger.capture import Capture, TraceCheck
 from costproof.ledger.counter import CounterCall
 from costproof.ledger.node import Ledger
 from costproof.ledger.workload import TensorSpec
-from costproof.models.deepseek_ocr.target import DeepseekOcr
-from costproof.reports.absent import Absent
+from costproof.models.families.deepseek_ocr.target import DeepseekOcr
 from costproof.reports.coverage import coverage_text
-from costproof.reports.explain import explain
 from costproof.reports.explain_texts import explain_md, explain_text
 from costproof.reports.outputs import OUTPUTS
 from costproof.reports.report import Report
 from costproof.run.capture import count
 from costproof.run.prepare import Prepared
+from costproof.views.absent import Absent
+from costproof.views.explanation import explain
 from tests.models.test_config import small_config
 from tests.reports.test_counters import counted, record
 from tests.reports.test_profile_md import profile

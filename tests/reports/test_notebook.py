@@ -44,7 +44,7 @@ STYLES = """() => [...document.querySelectorAll('html, body, body *')].filter(e 
 def cell(name: str) -> str:
     value = CELLS[name][0]()
     assert isinstance(value, Shown)
-    return value._repr_html_()
+    return value._repr_html_() or ""
 
 
 @pytest.mark.parametrize("name", CELLS)
@@ -65,7 +65,7 @@ def test_a_cell_has_the_numbers_and_nothing_that_acts(name: str) -> None:
 def test_names_are_data(name: str) -> None:
     bad = compare(renamed(wrong(), "sam.layers.0.lin", EVIL)) if name == "report" else hostile_pages()[name]
     known = {t for other in CELLS for t, _ in read_tags(cell(other))}
-    assert {t for t, _ in read_tags(bad._repr_html_())} <= known
+    assert {t for t, _ in read_tags(bad._repr_html_() or "")} <= known
 
 
 @pytest.mark.parametrize("name", ["report", "diff"])
@@ -88,7 +88,7 @@ def test_a_long_table_is_cut() -> None:
 
     found = claims()
     many = replace(found, judgements=tuple(replace(found.judgements[0], id=f"c{i}") for i in range(1_007)))
-    text = many._repr_html_()
+    text = many._repr_html_() or ""
     assert text.count("<tbody data-status=") == 100
     assert "907 more are in the JSON." in text
 

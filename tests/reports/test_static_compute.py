@@ -17,8 +17,8 @@ from costproof.ledger.errors import Bug
 from costproof.ledger.peaks import CallPeaks, GapPart, LiveTensor, Peak
 from costproof.ledger.schema import to_data
 from costproof.reports.report import Report
-from costproof.reports.static_compute import STATIC_COMPUTE, StageCompute, StaticCompute, check_sums, static_compute
 from costproof.reports.static_md import static_md
+from costproof.views.static_compute import STATIC_COMPUTE, StageCompute, StaticCompute, check_sums, static_compute
 from tests.reports.toy import incomplete, ledger, toy, with_ledger, wrong
 
 
@@ -151,7 +151,7 @@ spec.loader.exec_module(module)
 from dataclasses import replace
 from costproof import compare, frame
 from costproof.ledger.schema import json_schema
-from costproof.reports.static_compute import STATIC_COMPUTE
+from costproof.views.static_compute import STATIC_COMPUTE
 from costproof.reports.static_md import static_md
 from tests.reports.toy import toy
 hot = tuple(

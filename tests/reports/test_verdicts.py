@@ -8,7 +8,7 @@ import pytest
 
 from costproof.compare.compare import compare
 from costproof.compare.findings import Finding, Level, Status
-from costproof.reports.verdicts import stage_words, worst
+from costproof.views.verdicts import stage_words, worst
 from tests.reports.toy import toy
 
 

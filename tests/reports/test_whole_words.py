@@ -45,7 +45,7 @@ def test_both_texts_have_its_numbers_apart_from_those_that_were_counted() -> Non
 
 def test_the_page_and_the_notebook_have_them_too() -> None:
     found = Report(replace(toy(), whole=WHOLE))
-    for page in (found.render("html"), found._repr_html_()):
+    for page in (found.render("html"), found._repr_html_() or ""):
         assert "The whole model, worked out of its first layers" in page
         assert "vision|blocks: 1 of 27 layers were counted and stand for 27; checked with 2." in page
         assert '<td class="n">12,345</td>' in page

@@ -16,12 +16,12 @@ from costproof.ledger.environment import installed
 from costproof.ledger.errors import BadInput, Bug, Incomplete
 from costproof.ledger.peaks import CallPeaks, Peak
 from costproof.ledger.schema import json_schema, load
-from costproof.reports.sweep_file import SWEEP
+from costproof.parametric.evaluator import Evaluator
 from costproof.run.peaks import peaks
-from costproof.run.points import Points
 from costproof.run.sweep import sweep
 from costproof.run.sweeping import driver, files
 from costproof.run.sweeping.validate import Counted
+from costproof.views.sweep_file import SWEEP
 from tests.cli.running import costproof
 
 OVER = {"hidden": "64,128,100", "batch": "1,3", "text_tokens": "5,700"}
@@ -60,7 +60,7 @@ def test_what_is_refused_and_why() -> None:
 def test_numbers_longer_than_64_bits() -> None:
     made = sweep("llama", {"text_tokens": [100_000, 131_000], "batch": "1,1024", "layers": "126"}, metrics=["flops"])
     frame = made.frame()
-    points = Points.of("llama")
+    points = Evaluator.of("llama")
     for row in frame.to_dict("records"):
         settings = {"text_tokens": row["text_tokens"], "batch": row["batch"]}
         assert row["flops"] == points.at({"layers": 126}, settings=settings).totals["", "flops"]

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from costproof.tracers.constructor import constructor_params
+from costproof.tracers.callgraph import constructor_params
 from tests.tracers.small import model
 
 

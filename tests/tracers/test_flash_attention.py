@@ -10,18 +10,18 @@ from torch import nn
 
 from costproof.compare.compare import compare
 from costproof.compare.counters import explain_counter
-from costproof.graph.rules.registry import UnknownCost, cost_of
 from costproof.ledger.counter import CounterCall
 from costproof.ledger.sources import ALL_SOURCES
 from costproof.models import flash_attention
-from costproof.models.deepseek_ocr.page import with_page
+from costproof.models.families.deepseek_ocr.page import with_page
 from costproof.models.jobs import Run
+from costproof.opgraph.rules.registry import UnknownCost, cost_of
 from costproof.run.capture import count
 from costproof.run.prepare import Prepared
 from costproof.tracers.counters.registry import COUNTERS
 from costproof.tracers.counters.running import TRUTH, Answer, Order
 from costproof.tracers.torchlens_trace import trace_graph
-from tests.graph.opcalls import counted, taken, torch_count
+from tests.opgraph.opcalls import counted, taken, torch_count
 from tests.tracers.realistic import small_ocr
 from tests.tracers.small import CONFIG, PAGE
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
-from costproof.tracers.indices import knows, numbers, routed
-from costproof.tracers.noted import Form
+from costproof.tracers.operator_log import Form
+from costproof.tracers.replay import knows, numbers, routed
 
 aten = torch.ops.aten
 CPU = torch.device("cpu")

@@ -16,9 +16,9 @@ from torch import nn
 
 import costproof
 from costproof.models.jobs import Run
+from costproof.tracers.flop_counter_ledger import Judged, Quantity, every_step, judged_ledger
 from costproof.tracers.hooks import trace_hooks
-from costproof.tracers.judged import Judged, Quantity, every_step, judged_ledger
-from tests.graph.opcalls import counted, taken
+from tests.opgraph.opcalls import counted, taken
 
 aten = torch.ops.aten
 
@@ -277,8 +277,8 @@ def test_experts_one_by_one() -> None:
 
 
 def test_a_wrong_rule_is_found_where_both_graph_sources_share_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    from costproof.graph.rules import matmul
-    from costproof.graph.rules.registry import registered
+    from costproof.opgraph.rules import matmul
+    from costproof.opgraph.rules.registry import registered
 
     registered()  # modules that are loaded while the rule is wrong would keep it
     monkeypatch.setattr(matmul, "mac", lambda op: 4)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from costproof.ledger.callgraph import PlainAt, TensorAt
-from costproof.tracers.metadata import MAX_VALUES, given, taken
+from costproof.tracers.hooks import MAX_VALUES, given, taken
 
 X = torch.empty(2, 3, dtype=torch.float16, device="meta")
 Y = torch.empty(4, dtype=torch.int64, device="meta")

@@ -18,7 +18,7 @@ from costproof.ledger.run import RunOptions
 from costproof.models.jobs import Run
 from costproof.models.registry import load_target
 from costproof.models.target import Runnable
-from costproof.tracers.noted import Notes, noted, noted_unrun
+from costproof.tracers.operator_log import Notes, noted, noted_unrun
 from tests.models.test_config import shallow_config
 from tests.models.test_mixtures import MIXTRAL, QWEN3
 

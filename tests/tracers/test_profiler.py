@@ -15,8 +15,7 @@ from torch import nn
 
 from costproof.models.jobs import Run
 from costproof.tracers.hooks import trace_hooks
-from costproof.tracers.profiler import PREFIX, module_ranges, profile_runs
-from costproof.tracers.stage_clock import borders, stage_times
+from costproof.tracers.timing import PREFIX, borders, module_ranges, profile_runs, stage_times
 from tests.tracers.realistic import quiet, small_ocr
 from tests.tracers.small import PAGE, Toy
 
@@ -135,7 +134,7 @@ def test_ranges_and_hooks_are_gone_after_an_exception() -> None:
 def test_the_profiler_says_nothing_of_its_own() -> None:
     code = (
         "import torch; from torch import nn; from costproof.models.jobs import Run;"
-        "from costproof.tracers.profiler import profile_runs;"
+        "from costproof.tracers.timing import profile_runs;"
         "profile_runs([Run('x', nn.Linear(2, 2), {'input': torch.ones(2)}, lambda *a: ('s', ''))], 1)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -12,12 +12,11 @@ import torch
 from costproof.compare.compare import compare
 from costproof.ledger.capture import Capture
 from costproof.ledger.workload import Workload
-from costproof.models.deepseek_ocr.page import with_page
+from costproof.models.families.deepseek_ocr.page import with_page
 from costproof.run.capture import count
 from costproof.run.prepare import Prepared
-from costproof.tracers.dynamic import dynamic_ledger
+from costproof.tracers.dynamic import changed, dynamic_ledger, returned
 from costproof.tracers.hooks import trace_hooks
-from costproof.tracers.returned import changed, returned
 from costproof.tracers.torchlens_trace import trace_graph
 from tests.tracers.realistic import quiet, small_ocr
 from tests.tracers.small import PAGE

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from costproof.models.jobs import Run
-from costproof.tracers import stage_clock
-from costproof.tracers.stage_clock import timed_modules, timed_stages
+from costproof.tracers import timing
+from costproof.tracers.timing import timed_modules, timed_stages
 
 
 class Page(nn.Module):
@@ -35,7 +35,7 @@ def locate(path: str, call: int) -> tuple[str, str]:
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch) -> Run:
     ticks = count()
-    monkeypatch.setattr(stage_clock, "time", SimpleNamespace(perf_counter_ns=lambda: next(ticks)))
+    monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter_ns=lambda: next(ticks)))
     return Run("page", Page().eval(), {"x": torch.zeros(2)}, locate)
 
 

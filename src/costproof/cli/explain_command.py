@@ -16,10 +16,10 @@ from costproof.ledger.capture import CAPTURE, Capture
 from costproof.ledger.errors import BadInput
 from costproof.ledger.files import first_bytes
 from costproof.ledger.metrics import PEAK_METRICS
-from costproof.reports.explain import peaks_in
 from costproof.reports.listing_text import listing_text
 from costproof.reports.outputs import PICTURES, variant, variants
-from costproof.reports.quantities import EXPLAINED
+from costproof.views.explanation import peaks_in
+from costproof.views.quantities import EXPLAINED
 
 _HEADER: Final = 256
 """Bytes in which a file of ours says its kind."""

@@ -4,7 +4,7 @@ Held for certain are the weights, the registered buffers, and the cache of keys,
 ends, what a run was given of it included. Of activations
 formulas give a bound: every tensor that crosses the border of a module is kept, from the first stage to the last, for
 one call of each stage, and all that the operators of one layer take and make beside it
-(:mod:`costproof.run.activations`). What a runtime takes for itself is in neither.
+(:mod:`costproof.estimate.activation_bound`). What a runtime takes for itself is in neither.
 
 A capture with peaks (``--peaks``) says more: what each stage as written really holds at once, temporaries and its cache
 among it. A run holds weights, buffers and the largest of these peaks at least, but for what was a stage's argument and

@@ -26,7 +26,7 @@ from typing import Final, Literal
 
 from costproof.estimate.arithmetic import CONVOLUTION, FUSED, Arithmetic, ByDtype, DtypeWork, dtypes
 from costproof.estimate.hardware import LARGEST_FIGURE, Device
-from costproof.estimate.routing import Routing, Touched
+from costproof.estimate.routing import Routing, TouchedExperts
 from costproof.ledger.baseline import Baseline, Folded
 from costproof.ledger.conventions import Conventions
 from costproof.ledger.errors import EXIT_INCOMPLETE, EXIT_OK, BadInput, Incomplete, Problems
@@ -148,7 +148,7 @@ class Roofline:
     borders: tuple[Border, ...]
     routing: Routing = "bound"
     """Which experts a call reads: at most min(E, T k), those of uniform routing on average, or those of a given one."""
-    experts: tuple[Touched, ...] = ()
+    experts: tuple[TouchedExperts, ...] = ()
     """Of each layer, where :attr:`routing` is not the bound."""
     math: str = ""
     """The dtype that was asked for, or that of most products; :attr:`dtype` is another where its peak bounds it."""

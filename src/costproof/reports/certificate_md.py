@@ -5,8 +5,8 @@ from __future__ import annotations
 from costproof.compare.proof.certificate import Certificate
 from costproof.reports.blocks import blocks_md
 from costproof.reports.certificate_words import SENTENCE, sections
-from costproof.reports.describe import model_line, versions_line
 from costproof.reports.escape import code, markdown
+from costproof.views.describe import model_line, versions_line
 
 
 def certificate_md(c: Certificate) -> str:

@@ -11,7 +11,7 @@ from costproof.compare.proof.certificate import Certificate, Counterexample
 from costproof.ledger.plural import plural
 from costproof.ledger.symbols import factored, parse, text
 from costproof.reports.blocks import Block, Code, Grid, Items, Prose, listed
-from costproof.reports.numbers import some
+from costproof.views.numbers import some
 
 SENTENCE: Final = {
     "proved": "Proved: every formula equals the graph, over the domain below.",

@@ -5,8 +5,7 @@ from __future__ import annotations
 from costproof.claims import ClaimsReport
 from costproof.reports.blocks import blocks_md, prose_md
 from costproof.reports.claims_words import HEAD, WORDS, because, claimed, sentence, story
-from costproof.reports.describe import head
-from costproof.reports.escape import code, markdown, table
+from costproof.reports.escape import code, head, markdown, table
 
 
 def claims_md(report: ClaimsReport) -> str:

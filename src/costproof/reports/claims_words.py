@@ -11,7 +11,7 @@ from costproof.claims.explaining import CHANCE
 from costproof.claims.types import Lengths, Place, Reading, Status
 from costproof.ledger.plural import plural
 from costproof.reports.blocks import Block, Code, Grid, Prose, listed, pieces
-from costproof.reports.numbers import cut
+from costproof.views.numbers import cut
 
 HEAD: Final = ("claim", "metric", "claimed", "truth", "claim − truth", "verdict")
 _MOST_CAUSES: Final = 4

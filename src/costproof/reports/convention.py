@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from costproof.ledger.metrics import FVCORE
-from costproof.reports.numbers import exact
-from costproof.reports.static_compute import StaticCompute
+from costproof.views.numbers import exact
+from costproof.views.static_compute import StaticCompute
 
 LOUD: Final = (
     "These are MACs in the convention of fvcore 0.1.5.post20221221, which calls them flops. They are not FLOPs: a"

@@ -7,11 +7,10 @@ from typing import Final
 
 from costproof.compare.findings import CAUSES, CounterComparison, CounterTool
 from costproof.ledger.plural import plural
-from costproof.reports.counters import CounterReport
 from costproof.reports.counters_table import HEAD, NONE, SPENT, Row, groups, printed, spent, tool_row
-from costproof.reports.describe import head
-from costproof.reports.escape import code, details, markdown, table
-from costproof.reports.numbers import exact
+from costproof.reports.escape import code, details, head, markdown, table
+from costproof.views.counters import CounterReport
+from costproof.views.numbers import exact
 
 MAX_ROWS: Final = 15
 """Rows of the section in another report."""

@@ -10,11 +10,11 @@ from costproof.claims.types import TOTAL
 from costproof.compare.findings import CounterComparison, CounterFinding
 from costproof.ledger.counted import counted_line
 from costproof.ledger.plural import plural
-from costproof.reports.counters import CounterReport, OwnNumber
-from costproof.reports.describe import model_line, workload_line
 from costproof.reports.escape import visible
-from costproof.reports.numbers import exact, human, share
 from costproof.reports.screen import aligned, filled
+from costproof.views.counters import CounterReport, OwnNumber
+from costproof.views.describe import model_line, workload_line
+from costproof.views.numbers import exact, human, share
 
 NONE: Final = "—"
 HEAD: Final = (

@@ -9,8 +9,8 @@ from costproof.ledger.capture import Capture
 from costproof.ledger.node import CostNode, Ledger, at_most, exact_sum, total
 from costproof.ledger.plural import plural
 from costproof.reports.escape import visible
-from costproof.reports.numbers import exact, share
 from costproof.reports.screen import aligned, filled
+from costproof.views.numbers import exact, share
 
 
 def coverage_text(capture: Capture, glob: str = "*", width: int | None = None) -> str:

@@ -7,8 +7,8 @@ from typing import Final
 
 from costproof.estimate.hardware import FIGURES, Device, Figure, Peak
 from costproof.reports.escape import visible
-from costproof.reports.numbers import exact, human
 from costproof.reports.screen import aligned, filled
+from costproof.views.numbers import exact, human
 
 _HEAD: Final = ("name", "device", "dense bfloat16", "bandwidth", "memory", "sources")
 UNKNOWN: Final = "not known"

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Final
 from costproof.ledger.metrics import EVERY_METRIC
 from costproof.ledger.plural import plural
 from costproof.ledger.workload import Plain
-from costproof.reports.describe import counted_lines, versions_line
 from costproof.reports.diff_words import (
     MAX_CHANGES,
     MAX_ROWS,
@@ -25,7 +24,8 @@ from costproof.reports.diff_words import (
     value,
 )
 from costproof.reports.escape import code, details, markdown, table, unbroken
-from costproof.reports.numbers import cut, exact, some
+from costproof.views.describe import counted_lines, versions_line
+from costproof.views.numbers import cut, exact, some
 
 if TYPE_CHECKING:
     from costproof.compare.diff.types import Diff, Quantity, RowDiff, Side, SourceDiff

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Final
 
 from costproof.ledger.metrics import EVERY_METRIC
 from costproof.ledger.plural import plural
-from costproof.reports.describe import counted_lines
 from costproof.reports.diff_words import MAX_ROWS, amount, apart, change, gaps, lines, percent, sentence, signed, told
 from costproof.reports.screen import say, typeset
 from costproof.reports.uncoloured import uncoloured
+from costproof.views.describe import counted_lines
 
 if TYPE_CHECKING:
     from rich.console import Console

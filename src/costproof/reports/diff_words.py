@@ -11,7 +11,7 @@ from costproof.ledger.baseline import PEAK_SOURCE
 from costproof.ledger.metrics import EVERY_METRIC, PEAK_METRICS, STAGE_WIDE, Metric
 from costproof.ledger.plural import plural, verb
 from costproof.ledger.workload import Plain
-from costproof.reports.numbers import cut, human, share, some
+from costproof.views.numbers import cut, human, share, some
 
 MAX_ROWS: Final = 15
 """Rows of the first table."""

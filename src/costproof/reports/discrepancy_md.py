@@ -12,10 +12,10 @@ from costproof.ledger.metrics import METRICS
 from costproof.ledger.node import at_most
 from costproof.ledger.plural import plural, verb
 from costproof.reports.counters_md import counters_section
-from costproof.reports.describe import foot, head, run_line
-from costproof.reports.escape import code, details, markdown, table
-from costproof.reports.numbers import cut, exact, some
-from costproof.reports.verdicts import open_findings, tally
+from costproof.reports.escape import code, details, foot, head, markdown, table
+from costproof.views.describe import run_line
+from costproof.views.numbers import cut, exact, some
+from costproof.views.verdicts import open_findings, tally
 
 if TYPE_CHECKING:
     from costproof.compare.findings import Discrepancy, Finding

@@ -7,12 +7,12 @@ from typing import Final
 
 from costproof.ledger.counted import counted_line
 from costproof.ledger.plural import plural
-from costproof.reports.describe import head, model_line, workload_line
-from costproof.reports.escape import code, details, markdown, table, visible
-from costproof.reports.explain import ExplainedCall, Explanation, Match, Part
-from costproof.reports.numbers import exact, human
-from costproof.reports.quantities import EXPLAINED
+from costproof.reports.escape import code, details, head, markdown, table, visible
 from costproof.reports.screen import folded
+from costproof.views.describe import model_line, workload_line
+from costproof.views.explanation import ExplainedCall, Explanation, Match, Part
+from costproof.views.numbers import exact, human
+from costproof.views.quantities import EXPLAINED
 
 _WIDTH: Final = 110
 _LABELS: Final = 3

@@ -7,8 +7,8 @@ from typing import Final
 from costproof.estimate.memory import Fits, Held, Limit
 from costproof.ledger.counted import counted_line, quantised
 from costproof.reports.escape import code, markdown, table
-from costproof.reports.numbers import exact, human
 from costproof.reports.screen import aligned, filled
+from costproof.views.numbers import exact, human
 
 HEAD: Final = ("Held", "Bytes", "")
 STAGES: Final = ("Stage", "Added to the cache", "Activations, at most")

@@ -6,11 +6,11 @@ from typing import Final
 
 from costproof.compare.gate.types import Gate
 from costproof.ledger.plural import plural
-from costproof.reports.describe import counted_lines
 from costproof.reports.diff_words import change
 from costproof.reports.escape import code, details, markdown, table, unbroken
 from costproof.reports.gate_words import HEAD, LEFT, Line, changes, idle, lines, reasons, sentence, whys
-from costproof.reports.numbers import cut, some
+from costproof.views.describe import counted_lines
+from costproof.views.numbers import cut, some
 
 BUDGET: Final = 60_000
 """Bytes of the text: a comment on GitHub may have 65,536 characters, a job's summary 1,024 k."""

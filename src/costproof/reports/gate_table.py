@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from costproof.compare.gate.types import Gate
 from costproof.ledger.plural import plural
-from costproof.reports.describe import counted_lines
 from costproof.reports.escape import visible
 from costproof.reports.gate_words import HEAD, LEFT, changes, idle, lines, reasons, sentence, whys
 from costproof.reports.screen import aligned, filled
+from costproof.views.describe import counted_lines
 
 _ROWS = 20
 

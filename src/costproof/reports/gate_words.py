@@ -10,7 +10,7 @@ from costproof.compare.gate.types import AllowanceUse, Check, Gate, Status
 from costproof.ledger.metrics import EVERY_METRIC
 from costproof.ledger.plural import plural, verb
 from costproof.reports.diff_words import amount, percent, signed
-from costproof.reports.numbers import cut, some
+from costproof.views.numbers import cut, some
 
 HEAD: Final = ("Result", "Place", "Metric", "Δ %", "Δ", "Limit", "Base", "Head")
 """What is said first is what a telephone shows."""

@@ -11,9 +11,9 @@ from costproof.ledger.listing import Line, Listing
 from costproof.ledger.node import exact_sum
 from costproof.ledger.plural import plural
 from costproof.reports.escape import visible
-from costproof.reports.graph.names import pattern
-from costproof.reports.numbers import exact, share
 from costproof.reports.screen import filled
+from costproof.views.module_paths import pattern
+from costproof.views.numbers import exact, share
 
 _LAYER: Final = re.compile(r"(.*?\.\d+)(?:\.|$)")
 _READS: Final = 60

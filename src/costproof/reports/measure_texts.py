@@ -11,10 +11,10 @@ from costproof.estimate.split import Split
 from costproof.ledger.counted import counted_line
 from costproof.ledger.plural import plural
 from costproof.reports.escape import code, markdown, table
-from costproof.reports.numbers import human, share
 from costproof.reports.profile_md import seconds
 from costproof.reports.roofline_words import decimal, duration
 from costproof.reports.screen import aligned, filled
+from costproof.views.numbers import human, share
 
 SAYS: Final = (
     "Measured = the sum of the other columns, to the last digit. Floor: the products at the peak, or inputs, weights, "

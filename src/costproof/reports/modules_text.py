@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from costproof.ledger.counted import counted_line
 from costproof.ledger.metrics import METRICS, Metric
-from costproof.reports.describe import model_line, workload_line
-from costproof.reports.html.tree import Formulas, Rows
-from costproof.reports.numbers import exact, human, share
 from costproof.reports.screen import aligned, filled
+from costproof.views.describe import model_line, workload_line
+from costproof.views.module_tree import Formulas, Rows
+from costproof.views.numbers import exact, human, share
 
 if TYPE_CHECKING:
     from costproof.reports.report import Report

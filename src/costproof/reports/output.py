@@ -22,7 +22,7 @@ class Output:
     meaning: str
     data: Callable[[Report], Any] | None = None
     """The data half; ``None`` where a command of its own makes the data. May raise
-    :class:`~costproof.reports.absent.Absent`."""
+    :class:`~costproof.views.absent.Absent`."""
     write: Callable[[], Callable[..., str]] | None = None
     """Loads the writing half, which takes the data, and the width if it is :attr:`for_screens`; JSON of ``kind`` if
     ``None``."""

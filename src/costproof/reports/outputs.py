@@ -24,9 +24,9 @@ def _of(place: str, *parts: str) -> Callable[[Report], Any]:
     return lambda report: _at(place)()(*(getattr(report, part) for part in parts))
 
 
-_CALLGRAPH: Final = _of("reports.callgraph_json:callgraph_file", "capture")
+_CALLGRAPH: Final = _of("views.callgraph_file:callgraph_file", "capture")
 _PICTURE: Final = _of("reports.graph.view:graph_view", "capture")
-_COUNTERS: Final = _of("reports.counters:counter_report", "capture", "discrepancy", "spent")
+_COUNTERS: Final = _of("views.counters:counter_report", "capture", "discrepancy", "spent")
 OUTPUTS: Final[tuple[Output, ...]] = (
     Output(
         "capture-json", "capture.json", "the capture itself, normalised",
@@ -46,7 +46,7 @@ OUTPUTS: Final[tuple[Output, ...]] = (
     ),
     Output(
         "static-json", "static_compute.json", "what each stage costs, for programs",
-        lambda r: r.static, kind=_at("reports.static_compute:STATIC_COMPUTE"), states_verdict=True, folder="report",
+        lambda r: r.static, kind=_at("views.static_compute:STATIC_COMPUTE"), states_verdict=True, folder="report",
     ),
     Output(
         "discrepancy-md", "discrepancy.md", "the comparison, for people",
@@ -62,11 +62,11 @@ OUTPUTS: Final[tuple[Output, ...]] = (
     ),
     Output(
         "callgraph-json", "callgraph.json", "what called what, how often, on which shapes",
-        _CALLGRAPH, kind=_at("reports.callgraph_json:CALLGRAPH"), folder="report",
+        _CALLGRAPH, kind=_at("views.callgraph_file:CALLGRAPH"), folder="report",
     ),
     Output(
         "manifest-json", "manifest.json", "which files of the folder belong together",
-        kind=_at("reports.manifest:MANIFEST"), folder="report",
+        kind=_at("views.manifest:MANIFEST"), folder="report",
     ),
     Output(
         "graph-dot", "callgraph.dot", "the callgraph in families, for Graphviz",
@@ -98,7 +98,7 @@ OUTPUTS: Final[tuple[Output, ...]] = (
     ),
     Output(
         "counters-json", "counters.json", "third-party counters beside the truth, for programs",
-        _COUNTERS, kind=_at("reports.counters:COUNTERS"), folder="report",
+        _COUNTERS, kind=_at("views.counters:COUNTERS"), folder="report",
     ),
     Output(
         "counters-html", "counters.html", "third-party counters beside the truth, as a page for a browser",
@@ -250,7 +250,7 @@ OUTPUTS: Final[tuple[Output, ...]] = (
         "device-json", "device.json", "a device and its sources, for programs", kind=_at("estimate.hardware:DEVICE"),
     ),
     Output(
-        "sweep-json", "sweep.json", "formulas at many points, for programs", kind=_at("reports.sweep_file:SWEEP"),
+        "sweep-json", "sweep.json", "formulas at many points, for programs", kind=_at("views.sweep_file:SWEEP"),
     ),
     Output(
         "certificate-md", "certificate.md", "a proof, for people",

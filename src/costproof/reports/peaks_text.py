@@ -8,8 +8,8 @@ from costproof.ledger.counted import counted_line
 from costproof.ledger.peaks import CallPeaks, GapPart, LiveTensor, Peak, Peaks
 from costproof.ledger.plural import plural
 from costproof.reports.escape import code, details, markdown, table
-from costproof.reports.numbers import exact, some
 from costproof.reports.screen import aligned, filled
+from costproof.views.numbers import exact, some
 
 HEAD: Final = ("Stage", "Call", "Part", "Graph peak", "Eager peak", "Gap", "Residual")
 GAP: Final = ("Why", "Tensor", "Held by", "Bytes")

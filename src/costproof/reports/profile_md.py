@@ -7,10 +7,10 @@ from typing import Final, TypeVar
 
 from costproof.ledger.plural import plural
 from costproof.ledger.profile import Measured, Profile, Timing
-from costproof.reports.absent import Absent
-from costproof.reports.describe import head, versions_line
-from costproof.reports.escape import code, details, markdown, table
-from costproof.reports.numbers import human, share
+from costproof.reports.escape import code, details, head, markdown, table
+from costproof.views.absent import Absent
+from costproof.views.describe import versions_line
+from costproof.views.numbers import human, share
 
 T = TypeVar("T")
 ROWS: Final = 15

@@ -10,9 +10,9 @@ from typing import Final
 
 from costproof.estimate.roofline import PartBound, Roofline
 from costproof.reports.escape import visible
-from costproof.reports.numbers import human
 from costproof.reports.plots.figure import colour
 from costproof.reports.roofline_words import duration, largest, roof
+from costproof.views.numbers import human
 
 _WIDTH: Final = 900
 _HEIGHT: Final = 560

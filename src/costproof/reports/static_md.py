@@ -8,13 +8,12 @@ from costproof.ledger.metrics import METRICS, PEAK_METRICS
 from costproof.ledger.peaks import largest
 from costproof.ledger.whole import WholeModel
 from costproof.reports.convention import HEAD, LOUD, convention_rows
-from costproof.reports.describe import foot, head
-from costproof.reports.escape import code, details, markdown, table
-from costproof.reports.formulas import FormulaText
-from costproof.reports.numbers import bounded, exact, human, share
-from costproof.reports.quantities import SHOWN, UNITS
-from costproof.reports.static_compute import InvocationCompute, StaticCompute
+from costproof.reports.escape import code, details, foot, head, markdown, table
 from costproof.reports.whole_words import how, not_known, whole_rows, whole_title
+from costproof.views.formulas import FormulaText
+from costproof.views.numbers import bounded, exact, human, share
+from costproof.views.quantities import SHOWN, UNITS
+from costproof.views.static_compute import InvocationCompute, StaticCompute
 
 if TYPE_CHECKING:
     from costproof.reports.report import Report

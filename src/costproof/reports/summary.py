@@ -9,13 +9,13 @@ from costproof.ledger.counted import counted_line
 from costproof.ledger.plural import plural
 from costproof.ledger.sources import ALL_SOURCES
 from costproof.reports.convention import HEAD, LOUD, convention_rows
-from costproof.reports.describe import model_line, workload_line
 from costproof.reports.modules_text import short_table
-from costproof.reports.numbers import bounded, exact, human
 from costproof.reports.screen import aligned, fits, say, typeset
 from costproof.reports.uncoloured import uncoloured
-from costproof.reports.verdicts import GOOD, open_findings, stage_words
 from costproof.reports.whole_words import how, not_known, whole_rows, whole_title
+from costproof.views.describe import model_line, workload_line
+from costproof.views.numbers import bounded, exact, human
+from costproof.views.verdicts import GOOD, open_findings, stage_words
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from costproof.compare.findings import Discrepancy
     from costproof.reports.report import Report
-    from costproof.reports.static_compute import StageCompute
+    from costproof.views.static_compute import StageCompute
 
 _MAX_OPEN: Final = 10
 _MAX_NOTES: Final = 4

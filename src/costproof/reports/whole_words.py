@@ -6,8 +6,8 @@ from typing import Final
 
 from costproof.ledger.metrics import METRICS
 from costproof.ledger.whole import WholeModel
-from costproof.reports.numbers import bounded, exact
-from costproof.reports.quantities import UNITS
+from costproof.views.numbers import bounded, exact
+from costproof.views.quantities import UNITS
 
 WORKED_OUT: Final = "The whole model, worked out of its first layers"
 EVALUATED: Final = "The whole model, by its formulas"

@@ -7,10 +7,9 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import chain
-from typing import Any, Final, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from costproof.analytic.costs import formula_docs
-from costproof.graph.rules.files import versions_in_force
 from costproof.ledger.capture import FAILED, Capture
 from costproof.ledger.environment import environment
 from costproof.ledger.errors import BadInput, CostproofError, Incomplete, first_line
@@ -30,14 +29,14 @@ from costproof.models.target import (
     WithModules,
     WithValues,
 )
-from costproof.plugins import at
+from costproof.opgraph.rules.files import versions_in_force
+from costproof.parametric.formulas import evaluate_formulas
 from costproof.reports.report import Report
-from costproof.run.alone import alone
-from costproof.run.formulas import analytic_ledger
+from costproof.run.count_lock import count_lock
 from costproof.run.prepare import Prepared
-from costproof.tracers.both import trace_sources
+from costproof.tracers.cache import cache_enabled
 from costproof.tracers.dynamic import DynamicResult
-from costproof.tracers.export_cache import exports_kept
+from costproof.tracers.sources import trace_source, trace_sources
 from costproof.tracers.static import WITH_GIVEN, WITH_ONES
 
 T = TypeVar("T")
@@ -52,7 +51,7 @@ def count(run: Prepared, progress: Progress = silent) -> Report:
         BadInput: the target has none of the sources.
         Incomplete: every source failed.
     """
-    with alone(), exports_kept(not run.no_cache):
+    with count_lock(), cache_enabled(not run.no_cache):
         return _counted(run, progress)
 
 
@@ -176,20 +175,11 @@ def _stage_flops(forwards: Mapping[str, Iterable[CostNode]]) -> dict[str, int | 
     return {place: total(found, "flops") for place, found in places.items()}
 
 
-_TRACERS: Final[Mapping[str, Callable[[], Callable[..., Any]]]] = {
-    "static": at("costproof.tracers.static_kept:static_ledger"),
-    "dynamic": at("costproof.tracers.dynamic:dynamic_ledger"),
-    "isolated": at("costproof.tracers.isolated:isolated_ledger"),
-}
-"""Source -> loads what counts with it: a ledger, or of the dynamic source a ``DynamicResult``."""
-
-
 def _one(run: Prepared, source: str, progress: Progress) -> Any:
     """Count with one source; :func:`lacking` has said before that the target offers what it asks for."""
     if source == "analytic":
-        return analytic_ledger(cast(WithFormulas, run.target), run.workload)
-    options = {"all_calls": run.all_calls} if source == "dynamic" else {}
-    return _TRACERS[source]()(run.target, run.workload, progress, **options)
+        return evaluate_formulas(cast(WithFormulas, run.target), run.workload)
+    return trace_source(source, run.target, run.workload, progress, all_calls=run.all_calls)
 
 
 def _static_and_dynamic(run: Prepared, progress: Progress) -> dict[str, Any]:

@@ -11,13 +11,13 @@ from costproof.ledger.errors import EXIT_FINDINGS, EXIT_OK, BadInput, did_you_me
 from costproof.ledger.extras import require
 from costproof.models.serving import lacking
 from costproof.models.target import Exportable
-from costproof.run.alone import alone_with
+from costproof.run.count_lock import count_lock
 from costproof.run.prepare import loaded
 from costproof.run.request import RunRequest, request
+from costproof.tracers.cache import cache_enabled
 from costproof.tracers.derive.closed import POINTS, Point
 from costproof.tracers.derive.closed import derive as derived
 from costproof.tracers.derive.subject import Subject, subject
-from costproof.tracers.export_cache import exports_kept
 
 MOST_POINTS: Final = 1_000
 
@@ -64,7 +64,7 @@ def derive(target: str | RunRequest, stage: str | None = None, **choices: Any) -
         Incomplete: it cannot be exported, or an operator has no cost rule.
     """
     asked = request(target, verb="derive", stage=stage, **choices)
-    with alone_with(asked.rules), exports_kept(not asked.no_cache):
+    with count_lock(asked.rules), cache_enabled(not asked.no_cache):
         points, made = prepared(asked)
         of = made()
         found = derived(of, points=points)

@@ -18,7 +18,7 @@ from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.symbols import parse
 from costproof.ledger.workload import Workload
 from costproof.models.target import Exportable
-from costproof.run.alone import alone
+from costproof.run.count_lock import count_lock
 
 if TYPE_CHECKING:
     from costproof.compare.proof.closed_form import Limit as Condition
@@ -162,18 +162,18 @@ class GraphRun:
 
     def _graphs(self) -> list[tuple[str, frozenset[str], tuple[Condition, ...]]]:
         """Return (stage, symbols, conditions) of the exports that say something of the cache."""
-        from costproof.tracers.derive.limits import limits
-        from costproof.tracers.export_cache import exports_kept, kept_export
+        from costproof.tracers.cache import cache_enabled, cached_export
+        from costproof.tracers.derive.domain import limits
 
         stages = {n.stage for n in self._cached()}
-        with alone(), exports_kept(True):
+        with count_lock(), cache_enabled(True):
             model = self.target.build(self.workload)
             found = []
             for job in self.target.export_jobs(model, self.workload):
                 free = frozenset().union(*(free_symbols(size.symbol) for size in job.sizes))
                 for stage in stages.intersection(job.stages):
                     try:
-                        conditions = limits(kept_export(job), {})
+                        conditions = limits(cached_export(job), {})
                     except Incomplete as error:
                         raise _NotKnownError(error.line) from error
                     found.append((stage, free, conditions))

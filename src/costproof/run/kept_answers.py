@@ -15,12 +15,12 @@ from typing import Final
 
 from costproof.compare.proof.certificate import Settings
 from costproof.compare.proof.judge import Answer
-from costproof.graph.rules.files import versions_in_force
 from costproof.ledger.aside import take
 from costproof.ledger.environment import environment
 from costproof.ledger.errors import BadInput
 from costproof.ledger.files import MAX_BYTES, first_bytes
 from costproof.ledger.schema import adapter
+from costproof.opgraph.rules.files import versions_in_force
 
 NAME: Final = "certificate.progress.jsonl"
 _BEGINS: Final = '{"proof": "'

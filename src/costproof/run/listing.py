@@ -11,11 +11,11 @@ from costproof.ledger.extras import require
 from costproof.ledger.listing import Listing
 from costproof.models.serving import lacking
 from costproof.models.target import Exportable
-from costproof.reports.explain import check_stage
 from costproof.reports.outputs import PICTURES, variants
-from costproof.run.alone import alone_with
+from costproof.run.count_lock import count_lock
 from costproof.run.prepare import prepare
 from costproof.run.request import RunRequest, request
+from costproof.views.explanation import check_stage
 
 
 def operators(
@@ -32,14 +32,14 @@ def operators(
         Incomplete: torch is not installed, or a part cannot be exported.
     """
     asked = request(target, **{**choices, "sources": ("static",)})
-    with alone_with(asked.rules):
+    with count_lock(asked.rules):
         prepared = prepare(asked)
         model = prepared.target
         check_stage(stage, model.info().stages)
         if not isinstance(model, Exportable):
             raise BadInput("no graph to list", where=model.name, got=lacking(model, ["static"])["static"])
         require("trace", "the graph of a stage")
-        from costproof.tracers.listing import listings  # imports torch
+        from costproof.tracers.static import listings  # imports torch
 
         found = tuple(listings(model, prepared.workload, stage))
     if module is not None:

@@ -14,8 +14,6 @@ from costproof.estimate.hardware import Device
 from costproof.estimate.measured import Measurement, OperatorRow, Place, part_rows, rows
 from costproof.estimate.roofline import roof
 from costproof.estimate.split import Work, kind_of
-from costproof.graph.rules.files import versions_in_force
-from costproof.graph.rules.registry import subject_of
 from costproof.ledger.environment import environment
 from costproof.ledger.errors import BadInput
 from costproof.ledger.extras import require
@@ -25,7 +23,9 @@ from costproof.ledger.progress import Progress, silent
 from costproof.ledger.run import RANDOM
 from costproof.models.serving import options_of, require_device
 from costproof.models.target import Runnable
-from costproof.run.alone import alone_with
+from costproof.opgraph.rules.files import versions_in_force
+from costproof.opgraph.rules.registry import subject_of
+from costproof.run.count_lock import count_lock
 from costproof.run.devices import machine, measure_machine
 from costproof.run.prepare import prepare
 from costproof.run.request import RunRequest, request
@@ -62,7 +62,7 @@ def measure(
     asked = request(target, **{**choices, "sources": ("dynamic",)})
     if asked.run.device == "meta":
         asked = request(asked, run="cpu")
-    with alone_with(asked.rules):
+    with count_lock(asked.rules):
         return _measured(asked, on, math, predict, progress)
 
 
@@ -87,7 +87,7 @@ def _measured(
     roof(device, dtype)  # refused before anything runs
     from costproof.tracers.dynamic import dynamic_ledger
     from costproof.tracers.replay import predicted, replayed
-    from costproof.tracers.stage_clock import clock_of, timed_modules, timed_stages
+    from costproof.tracers.timing import clock_of, timed_modules, timed_stages
 
     counted = dynamic_ledger(model, workload, progress)
     forwards, routed = counted.forwards, _routed(counted.ledger)

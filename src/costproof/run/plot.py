@@ -15,14 +15,14 @@ from costproof.ledger.errors import BadInput, no_such
 from costproof.ledger.files import read_json
 from costproof.ledger.peaks import PEAKS, Peaks
 from costproof.ledger.schema import from_data
-from costproof.reports.counters import COUNTERS, CounterReport, counter_report
-from costproof.reports.manifest import capture_file
 from costproof.reports.plots import counters, peaks, raster, shares, strips, table
 from costproof.reports.plots.figure import KINDS, style
 from costproof.reports.report import Report
 from costproof.reports.roofline_svg import roofline_svg
-from costproof.reports.sweep_file import SWEEP
 from costproof.run.roofline import roofline
+from costproof.views.counters import COUNTERS, CounterReport, counter_report
+from costproof.views.manifest import capture_file
+from costproof.views.sweep_file import SWEEP
 
 PICTURES: Final = ("shares", "roofline", "peaks", "counters", "sweep")
 """All that there are."""

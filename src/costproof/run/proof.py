@@ -12,7 +12,6 @@ from typing import Any, Final
 
 from costproof.compare.proof.certificate import Certificate, differences, read_certificate
 from costproof.compare.proof.judge import Answer
-from costproof.graph.rules.files import Files, with_rules_in_force
 from costproof.ledger.environment import RULES
 from costproof.ledger.errors import EXIT_FINDINGS, BadInput
 from costproof.ledger.extras import require
@@ -22,16 +21,17 @@ from costproof.models.flash_attention import FLASH
 from costproof.models.proof import Piece, Proof, Provable, Proves, WithProof
 from costproof.models.registry import TARGETS
 from costproof.models.target import Runnable
+from costproof.opgraph.rules.files import Files, with_rules_in_force
 from costproof.processes import Pool
 from costproof.reports.folder import check_folder
 from costproof.reports.outputs import variants
 from costproof.run import proof_tasks
-from costproof.run.alone import alone_with
+from costproof.run.count_lock import count_lock
 from costproof.run.kept_answers import Kept
 from costproof.run.prepare import loaded
 from costproof.run.proof_certificate import assemble, domain
 from costproof.run.request import RunRequest, request
-from costproof.tracers.ready import libraries
+from costproof.tracers.sources import preload_modules
 
 SAMPLES: Final = 64
 SEED: Final = 1
@@ -63,7 +63,7 @@ def prove(
         BadInput: settings that make no proof, or a target that does not say what one ranges over.
     """
     asked = request(target, verb="prove", **choices)
-    with alone_with(asked.rules):
+    with count_lock(asked.rules):
         model, proof = pieces_of(asked)
         if out is None:
             return carried_out(model, proof, jobs=jobs, progress=progress)
@@ -160,7 +160,7 @@ def verify(
         BadInput: the file is not a certificate, or about a target that is not known here.
     """
     old = read_certificate(Path(certificate))
-    with alone_with(rules):
+    with count_lock(rules):
         new = carried_out(*repeatable(old), jobs=jobs, progress=progress)
     before, now = old.environment, new.environment
     every = dict.fromkeys((*now, *({RULES} & before.keys())))
@@ -216,7 +216,7 @@ def _carry_out(
     for phase, total in totals.items():
         if done[phase] or phase == todo[0].phase:  # the first piece takes a minute: say at once what there is to do
             progress(phase, done[phase], total)
-    with Pool[Answer](processes, ready=libraries(tasks[0].target) if tasks else ()) as pool:
+    with Pool[Answer](processes, ready=preload_modules(tasks[0].target) if tasks else ()) as pool:
         for ended in pool.results({t.id: with_rules_in_force(partial(proof_tasks.carried_out, t)) for t in todo}):
             found[ended.name] = ended.result() if ended.error is None else str(ended.error)
             if kept is not None and ended.error is None:

@@ -10,11 +10,11 @@ from typing import Any, Final
 from costproof.compare.proof.bound import bound, degrees
 from costproof.compare.proof.certificate import Certificate, Claim, Counterexample, Coverage, Seen, verdict_of
 from costproof.compare.proof.judge import Answer
-from costproof.graph.rules.files import versions_in_force
 from costproof.ledger.environment import environment
 from costproof.models.changing import keys_of
 from costproof.models.proof import Proof
 from costproof.models.target import WithFormulas
+from costproof.opgraph.rules.files import versions_in_force
 
 ANY = "any"
 """The call of claims about any of the enumerated sizes."""

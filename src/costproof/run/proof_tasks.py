@@ -22,7 +22,7 @@ from costproof.processes import Say
 from costproof.run.proof_certificate import ANY
 from costproof.tracers.every_step import counted_runs
 from costproof.tracers.exported import Exported, export_graph
-from costproof.tracers.exported_sizes import resized
+from costproof.tracers.exporting import resized
 from costproof.tracers.guards import conditions, holds_at
 from costproof.tracers.static import exported_ledger
 

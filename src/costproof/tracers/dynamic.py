@@ -4,39 +4,41 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
-from costproof.graph.account import account, appended, placer
-from costproof.graph.costed import Costed, costed
-from costproof.graph.dataflow import data_edges
-from costproof.graph.fvcore_macs import fvcore_nodes
-from costproof.graph.grouped import Groups, group_costs, group_parameters
-from costproof.graph.merge import merge_nodes
-from costproof.graph.parameters import read_parameters, unread_modules, with_owners
-from costproof.graph.tally import Tally, graph_metrics
 from costproof.ledger.callgraph import CallGraph
 from costproof.ledger.capture import TraceCheck
 from costproof.ledger.errors import Incomplete
-from costproof.ledger.metrics import TRAFFIC
+from costproof.ledger.metrics import TRAFFIC, UNFUSED
 from costproof.ledger.node import CostNode, Ledger, UnknownOp, total
 from costproof.ledger.profile import Measured
 from costproof.ledger.progress import Progress, silent
 from costproof.ledger.run import Convention, RunRecord, TracedRun
 from costproof.ledger.workload import Workload
 from costproof.models.jobs import Run
-from costproof.models.target import Exportable, Runnable
-from costproof.tracers.assemble import call_graph
-from costproof.tracers.elsewhere import trace_run
+from costproof.models.serving import options_of
+from costproof.models.target import Exportable, Runnable, Target, WithFormulas
+from costproof.opgraph.account import account, cache_growth_nodes, locator
+from costproof.opgraph.costed import CostedGraph, cost_graph
+from costproof.opgraph.dataflow import data_edges
+from costproof.opgraph.fvcore_macs import fvcore_nodes
+from costproof.opgraph.merge import Groups, group_costs, group_parameters, merge_nodes
+from costproof.opgraph.tally import LedgerBuilder, graph_metrics, read_parameters, unread_modules, with_owners
+from costproof.patches.patch import gc_disabled
+from costproof.patches.torchlens import wrapped_once
+from costproof.tracers.callgraph import call_graph
+from costproof.tracers.cpu_fallback import trace_run
+from costproof.tracers.flop_counter_ledger import Flops, judged_ledger
 from costproof.tracers.hooks import ROOT, Hooked
-from costproof.tracers.judged import Flops, judged_ledger
 from costproof.tracers.operands import dtype_name
 from costproof.tracers.paths import Paths, resident_bytes
-from costproof.tracers.profiler import profile_runs
-from costproof.tracers.readonly import uncollected, wrapped_once
-from costproof.tracers.returned import changed, returned
+from costproof.tracers.timing import profile_runs
 from costproof.tracers.torchlens_trace import Forward, lost_tensors
-from costproof.tracers.unfused import unfused_where_told
+
+if TYPE_CHECKING:
+    import torch
 
 UNUSED: Final = "no operator reads a parameter of "
 """Begins a note on modules that the inputs leave unused."""
@@ -89,7 +91,7 @@ def dynamic_ledger(
     notes: list[str] = list(built.notes)
     records: list[TracedRun] = []
     forwards: dict[str, tuple[CostNode, ...]] = {}
-    tally = Tally()
+    tally = LedgerBuilder()
     modules, edges = set(), set()
     judged: list[tuple[int | None, Flops]] = []
     alone: list[UnknownOp] = []
@@ -97,11 +99,11 @@ def dynamic_ledger(
     with wrapped_once():
         for i, run in enumerate(runs):
             progress(f"trace {run.id}", i, len(runs))
-            with uncollected():
+            with gc_disabled():
                 with returned(run) as results, run.around():
                     found = trace_run(run, all_calls=all_calls)
                 traced, hooks = found.forward, found.hooks
-                work = costed(traced.graph)
+                work = cost_graph(traced.graph)
                 nodes, missing = run_nodes(traced, work, hooks, workload.dtype, target.options.convention)
                 tally.add(work, nodes, missing, run.context)
             judged.append((run.context, hooks.judged.placed(hooks.run)))
@@ -186,16 +188,16 @@ def groups_of(run: Run) -> Groups:
 
 
 def run_nodes(
-    traced: Forward, work: Costed, hooks: Hooked, dtype: str, convention: Convention | None = None
+    traced: Forward, work: CostedGraph, hooks: Hooked, dtype: str, convention: Convention | None = None
 ) -> tuple[tuple[CostNode, ...], tuple[UnknownOp, ...]]:
     """Nodes of one traced run; the growth of the cache comes from the hooks."""
-    run, place = hooks.run, placer(hooks.run.locate, traced.graph.calls)
+    run, place = hooks.run, locator(hooks.run.locate, traced.graph.calls)
     found = account(work, place, run_dtype=dtype)
     beside = fvcore_nodes(traced.graph, place) if convention else ()
     grown = [
         node
         for path, size in ((p.removeprefix(ROOT), size) for p, size in hooks.cache_growth.items())
-        for node in appended(*run.locate(path, 1), path, size)
+        for node in cache_growth_nodes(*run.locate(path, 1), path, size)
     ]
     lost = lost_tensors(traced.problems, run.locate("", 1)[0])
     gone = (UnknownOp(NUMPY, *at, times, None, GONE) for at, times in hooks.judged.gone(run).items())
@@ -227,3 +229,53 @@ def check(traced: Forward, hooks: Hooked) -> tuple[set[str], set[tuple[str, str]
         if one != other
     ]
     return modules, pairs, differences
+
+
+@contextmanager
+def returned(run: Run) -> Iterator[list[Any]]:
+    """Collect what the model returns while it is open; nothing for runs without numbers."""
+    results: list[Any] = []
+    with ExitStack() as undo:
+        if run.expected is not None:
+            keep = run.model.register_forward_hook(lambda module, args, output: results.append(_first(output)))
+            undo.callback(keep.remove)
+        yield results
+
+
+def _first(output: Any) -> torch.Tensor:
+    """The logits of a forward, or whatever a model without a head returns first."""
+    found: torch.Tensor = output.logits if hasattr(output, "logits") else output[0]
+    return found
+
+
+def changed(run: Run, results: list[torch.Tensor]) -> list[str]:
+    """One sentence per traced forward that returned other bits than the untraced one."""
+    import torch
+
+    return [
+        f"run {run.id}: traced forward {number} returned other logits than the untraced one"
+        for number, result in enumerate(results, start=1)
+        if run.expected is not None and not torch.equal(_bits(result), _bits(run.expected))
+    ]
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    """The bits as integers, since a NaN does not equal itself."""
+    import torch
+
+    return tensor.detach().contiguous().view({2: torch.int16, 4: torch.int32}[tensor.element_size()])
+
+
+def unfused_where_told(ledger: Ledger, target: Target, workload: Workload, *, grouped: bool = False) -> Ledger:
+    """The ledger of a run; without :data:`~costproof.ledger.metrics.UNFUSED` where its operators may be others.
+
+    Which experts run is data, and so is what the operators of their loop move; a device chooses operators too; and a
+    call that a run has as one operator may be several of an export, or none: formulas say which ones there are.
+
+    Args:
+        grouped: experts are counted together (``Run.groups``). Then formulas are of that very loop, and of code that
+            asks for no device.
+    """
+    chosen = workload.experts == "eager" or options_of(target).device != "meta"
+    told = isinstance(target, WithFormulas) and (grouped or not chosen)
+    return ledger if told else ledger.without((UNFUSED,))

@@ -8,23 +8,20 @@ is refused, because its costs would hold at one size only.
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-from costproof.graph.graph import AUTOCAST, Graph, ModuleCall, OpCall, Value
-from costproof.graph.paths import renamer
-from costproof.graph.rules.names import canonical
 from costproof.ledger.errors import Incomplete
 from costproof.models.caches import caches_of, states
 from costproof.models.generic.alike import held_bytes
 from costproof.models.jobs import ExportJob
-from costproof.tracers.autocast import autocast_noted, under_autocast
-from costproof.tracers.exported_regions import Mapped, autocast_dtype, inner_graph
-from costproof.tracers.exported_sizes import Sizes, inputs_by_path
-from costproof.tracers.exported_sparse import is_sparse, sparse_call
-from costproof.tracers.exporting import exported_program
-from costproof.tracers.operands import dtype_name, operands, plain_value
+from costproof.opgraph.graph import AUTOCAST, Graph, ModuleCall, OpCall, Value, path_renamer
+from costproof.opgraph.rules.matmul import NONZERO
+from costproof.opgraph.rules.names import canonical
+from costproof.patches.tensor import autocast_recorded
+from costproof.tracers.exporting import Sizes, exported_program, inputs_by_path
+from costproof.tracers.operands import dtype_name, operands, plain_value, under_autocast
 from costproof.tracers.paths import COMPILED, Paths, unwrapped
 
 if TYPE_CHECKING:
@@ -75,7 +72,7 @@ def export_graph(job: ExportJob) -> Exported:
     """
     # A cache that is given with the module, not as an argument of the export: it is another one after it.
     before = states(*caches_of(getattr(job.module, "rest", {})).values())
-    with autocast_noted() as cast_to:
+    with autocast_recorded() as cast_to:
         program, assumed = exported_program(job)
     found = _Reader(job, program, Sizes(job, program), before).read(assumed)
     return replace(found, graph=under_autocast(found.graph, cast_to.missing))
@@ -91,7 +88,7 @@ class _Reader:
         self.before = {id(tensor) for tensor in before}
         """What a cache held that the program has as constants."""
         self.past: list[fx.Node] = []
-        self.rename = renamer({unwrapped(inner): outer for inner, outer in job.prefix.items()})
+        self.rename = path_renamer({unwrapped(inner): outer for inner, outer in job.prefix.items()})
         self.paths = Paths(job.module)
         self.known = {name for name, _ in job.module.named_modules(remove_duplicate=False)}
         self.values: dict[fx.Node, Value | tuple[Value | None, ...]] = {}
@@ -297,3 +294,86 @@ def _class_name(cls: Any) -> str:
 def _parts(spec: Any) -> Sequence[Any]:
     """What a tree is made of; torch 2.6 has no method for it."""
     return spec.children() if hasattr(spec, "children") else spec.children_specs  # type: ignore[no-any-return]
+
+
+# Higher-order operators that run the one graph they are given, once, on the arguments after it.
+_REGIONS: Final = (
+    "wrap_with_autocast", "wrap_with_set_grad_enabled", "wrap", "wrap_activation_checkpoint",
+    "tag_activation_checkpoint",
+)  # fmt: skip
+
+
+def inner_graph(node: fx.Node) -> tuple[fx.Graph, tuple[Any, ...]] | None:
+    """The graph that a higher-order operator runs once, and what it runs it on; ``None`` for any other call."""
+    arguments: tuple[Any, ...] = node.args
+    graphs = [i for i, a in enumerate(arguments) if getattr(a, "op", None) == "get_attr"]
+    if getattr(node.target, "__name__", "") not in _REGIONS or len(graphs) != 1 or node.kwargs:
+        return None
+    (at,) = graphs
+    inner: Any = getattr(node.graph.owning_module, arguments[at].target)
+    return inner.graph, arguments[at + 1 :]
+
+
+def autocast_dtype(node: fx.Node, outside: str) -> str:
+    """Return the dtype that autocast has inside of a region; empty: none.
+
+    An export on meta does not cast there, as meta is none of the devices that autocast is for.
+
+    Args:
+        outside: that of the region around it.
+    """
+    if getattr(node.target, "__name__", "") != "wrap_with_autocast":
+        return outside
+    _, dtype, enabled, *_ = node.args
+    return str(dtype).removeprefix("torch.") if enabled else ""
+
+
+class Mapped:
+    """What runs inside ``torch.vmap``: an export shows it at the shapes of one item, so it may not be counted so."""
+
+    def __init__(self) -> None:
+        self.levels: dict[str, frozenset[int]] = {}
+        """Values inside, by id: in which calls of ``torch.vmap``."""
+
+    def name(self, name: str, tensors: Iterable[Value], outputs: Iterable[Value], attrs: Mapping[str, Any]) -> str:
+        """The name of an operator: ``vmap`` for one on values without their batch."""
+        inside = frozenset[int]().union(*(self.levels.get(t.id, ()) for t in tensors))
+        if name == "_add_batch_dim":
+            inside |= {attrs["2"]}
+        elif not inside:
+            return name
+        left = inside - {attrs["1"]} if name == "_remove_batch_dim" else inside
+        self.levels |= {v.id: left for v in outputs if left}
+        return "vmap"
+
+
+_PRODUCTS: Final = ("mm", "matmul", "mv", "_sparse_mm")
+_PRODUCT: Final = "sparse.mm"
+
+
+def is_sparse(node: fx.Node) -> bool:
+    """Whether it is a tensor of another layout than a full one."""
+    import torch
+
+    return getattr(node.meta.get("val"), "layout", torch.strided) is not torch.strided
+
+
+def sparse_call(
+    name: str, attrs: dict[str, Any], node: fx.Node, program: torch.export.ExportedProgram
+) -> tuple[str, dict[str, Any]]:
+    """Name and options of a call that takes sparse tensors: of a product of them, or of an operator without a rule."""
+    parts = name.split(".")
+    short = parts[1] if len(parts) > 1 else name
+    if short not in _PRODUCTS:
+        return f"sparse.{short}", attrs
+    first, *others = node.all_input_nodes
+    held = None if any(map(is_sparse, others)) else _tensor(first, program)
+    return _PRODUCT, attrs if held is None else {**attrs, NONZERO: int(held._nnz())}
+
+
+def _tensor(node: fx.Node, program: torch.export.ExportedProgram) -> Any:
+    """The tensor with its numbers that a placeholder stands for, if the program holds it."""
+    names = {spec.arg.name: spec.target for spec in program.graph_signature.input_specs if spec.target}
+    target = names.get(node.name)
+    found = program.state_dict.get(target, program.constants.get(target)) if target is not None else None
+    return found if found is not None and hasattr(found, "_nnz") and is_sparse(node) and not found.is_meta else None

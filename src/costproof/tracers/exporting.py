@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
-from typing import TYPE_CHECKING, Any
-from unittest import mock
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
 
-from costproof.ledger.errors import Incomplete, first_line, said_by
+import sympy
+
+from costproof.ledger.errors import Bug, Incomplete, first_line, said_by
+from costproof.ledger.evaluate import evaluate
+from costproof.ledger.symbols import FUNCTIONS, parse
 from costproof.models.as_it_runs import as_it_runs
 from costproof.models.jobs import ExportJob, SymbolicSize
-from costproof.tracers.direct import through_call
-from costproof.tracers.exported_sizes import each_argument
-from costproof.tracers.indexing import rows_of_numbers
-from costproof.tracers.lean import lean
+from costproof.opgraph.graph import Size
+from costproof.patches.export import QUIET_EXPORT, SHAPES_OF_PRODUCTS, concrete_export, fast_export
+from costproof.patches.modules import forward_redirected
+from costproof.patches.patch import patched
+from costproof.patches.tensor import STACK_INDEX_ROWS
 from costproof.tracers.paths import settled
-from costproof.tracers.shapes import products_by_shape
 
 if TYPE_CHECKING:
     import torch
+    from torch import fx
 
 
 def exported_program(job: ExportJob) -> tuple[torch.export.ExportedProgram, tuple[str, ...]]:
@@ -42,17 +47,14 @@ def _run(job: ExportJob) -> None:
 def _exported(job: ExportJob) -> tuple[torch.export.ExportedProgram, tuple[str, ...]]:
     import torch
 
-    from costproof.tracers.following import following
-
     dynamic = dynamic_shapes(job)
     try:
         with ExitStack() as around:
             assumed = around.enter_context(as_it_runs(job.module))
-            around.enter_context(through_call(job.module))
-            around.enter_context(lean(job.module))
-            around.enter_context(_silent())
-            around.enter_context(rows_of_numbers())
-            around.enter_context(following() if job.numbers else products_by_shape())
+            around.enter_context(forward_redirected(job.module))
+            around.enter_context(fast_export(job.module))
+            around.enter_context(patched(*QUIET_EXPORT, *STACK_INDEX_ROWS))
+            around.enter_context(concrete_export() if job.numbers else patched(*SHAPES_OF_PRODUCTS))
             program = torch.export.export(job.module, (), kwargs=dict(job.args), dynamic_shapes=dynamic, strict=False)
             return program, tuple(assumed)
     except Exception as error:
@@ -61,21 +63,6 @@ def _exported(job: ExportJob) -> tuple[torch.export.ExportedProgram, tuple[str, 
             where=f"{job.stage}, export {job.id}",
             got=_reason(error),
         ) from error
-
-
-@contextmanager
-def _silent() -> Iterator[None]:
-    """Of an export that fails the reason is told, and not the thousand lines of the graph until there."""
-    from torch.export import _trace
-    from torch.fx.experimental import symbolic_shapes
-
-    def unsaid(*args: Any, **kwargs: Any) -> None: ...
-
-    with ExitStack() as around:
-        around.enter_context(mock.patch.object(_trace, "print", unsaid, create=True))
-        for log in {id(log): log for m in (_trace, symbolic_shapes) if (log := getattr(m, "log", None))}.values():
-            around.enter_context(mock.patch.multiple(log, warning=unsaid, error=unsaid))
-        yield
 
 
 def _reason(error: Exception) -> str:
@@ -99,3 +86,191 @@ def dynamic_shapes(job: ExportJob) -> dict[str, Any]:
         return torch.export.Dim.DYNAMIC if size.step == 1 else size.step * steps[size.symbol]
 
     return each_argument(job, lambda path, _: {s.dim: dim(s) for s in job.sizes if tuple(s.argument) == path} or None)
+
+
+Argument = tuple[str | int, ...]
+"""Path of a tensor into the arguments of a job."""
+
+
+class Sizes:
+    """From the exporter's symbols to ours."""
+
+    def __init__(self, job: ExportJob, program: torch.export.ExportedProgram) -> None:
+        self.job = job
+        self.guards = tuple(str(g) for g in getattr(program, "_guards_code", []) or ())
+        self.table: dict[sympy.Symbol, sympy.Expr] = {}
+        self.cache: dict[sympy.Expr, Size] = {}
+        inputs = inputs_by_path(job, program)
+        for size in job.sizes:
+            found = inputs[tuple(size.argument)].meta["val"].shape[size.dim]
+            expr = sympy.Integer(found) if isinstance(found, int) else found.node.expr
+            self._learn(size.argument, size.dim, parse(size.symbol), expr)
+
+    def _learn(self, argument: Argument, dim: int, ours: sympy.Expr, theirs: sympy.Expr) -> None:
+        if theirs.free_symbols and theirs.free_symbols <= self.table.keys():
+            found = plain(theirs).xreplace(self.table)
+            if sympy.expand(found - ours) != 0:
+                raise Incomplete(
+                    "the export took two sizes for one",
+                    where=f"{self.job.stage}, export {self.job.id}",
+                    got=f"{found} and {ours} are both {theirs}",
+                )
+            return
+        free = sorted(theirs.free_symbols, key=str)
+        factor, offset = _linear(theirs, free[0]) if len(free) == 1 else (None, None)
+        if factor is None:
+            raise Incomplete(
+                "the export fixed a size that must stay symbolic",
+                where=f"{self.job.stage}, export {self.job.id}, dimension {dim} of {'.'.join(map(str, argument))}",
+                expected=f"the symbol {ours}",
+                got=f"{theirs}" + (f" (guards: {'; '.join(self.guards)})" if self.guards else ""),
+            )
+        self.table[free[0]] = (ours - offset) / factor
+
+    def __call__(self, size: Any) -> Size:
+        """An int, or an expression in our symbols."""
+        if isinstance(size, int):
+            return size
+        theirs = size.node.expr
+        if theirs not in self.cache:
+            foreign = theirs.free_symbols - self.table.keys()
+            if foreign:
+                raise Incomplete(
+                    "a size of the export depends on values, not on shapes",
+                    where=f"{self.job.stage}, export {self.job.id}",
+                    got=str(theirs),
+                )
+            ours = sympy.expand(plain(theirs).xreplace(self.table))
+            self.cache[theirs] = int(ours) if ours.is_Integer else ours
+        return self.cache[theirs]
+
+
+def _linear(expr: sympy.Expr, symbol: sympy.Symbol) -> tuple[sympy.Integer | None, sympy.Integer]:
+    """Factor and offset of ``factor * symbol + offset``, in integers; no factor where it is something else."""
+    factor = expr.coeff(symbol)
+    offset = sympy.expand(expr - factor * symbol)
+    return (factor, offset) if factor.is_Integer and offset.is_Integer else (None, offset)
+
+
+_HALVES: Final = tuple(2**i for i in range(9))
+
+
+def plain(expr: sympy.Expr) -> sympy.Expr:
+    """The expression in sympy's own functions: the exporter's divisions and remainders resolved.
+
+    A floor division without remainder becomes a quotient; another one becomes ``floor``.
+
+    Raises:
+        Incomplete: it has a function that is none of ours, or rounds a product that is not exact.
+    """
+
+    def is_whole(x: sympy.Expr) -> bool:
+        return all(c.is_Integer for c in sympy.expand(x).as_coefficients_dict().values()) and sympy.denom(
+            sympy.together(x)
+        ) == sympy.Integer(1)
+
+    def divide(a: sympy.Expr, b: sympy.Expr) -> sympy.Expr:
+        quotient = sympy.cancel(a / b)
+        # Expanded, so that sympy takes whole terms out: floor(1 - x/7 + ceiling(y)) -> 1 + ceiling(y) + floor(-x/7).
+        return quotient if is_whole(quotient) else sympy.floor(sympy.expand(quotient))
+
+    def remainder(a: sympy.Expr, b: sympy.Expr) -> sympy.Expr:
+        return sympy.expand(a - b * divide(a, b))
+
+    def exact(x: sympy.Expr) -> sympy.Expr:
+        quotients = {f: sympy.Rational(float(f)) for f in x.atoms(sympy.Float)}
+        found = sympy.expand(x.xreplace(quotients))
+        numbers = found.as_coefficients_dict().values()
+        # Products with others round, as those with 0.3 do, and a negative one is rounded up.
+        if any(not n.is_Rational or n.q not in _HALVES or n < 0 or n.p > 2**20 for n in numbers):
+            raise Incomplete("a size is rounded from a number that is not exact", got=x)
+        return found
+
+    rules: dict[str, Callable[..., sympy.Expr]] = {
+        "FloorDiv": divide, "CleanDiv": divide, "IntTrueDiv": lambda a, b: a / b,
+        "Mod": remainder, "PythonMod": remainder, "ModularIndexing": lambda a, b, c: remainder(divide(a, b), c),
+        # In floating point, exactly: quotients by a small power of 2.
+        "ToFloat": lambda a: a, "TruncToInt": lambda a: sympy.floor(exact(a)),
+        "FloorToInt": lambda a: sympy.floor(exact(a)), "CeilToInt": lambda a: sympy.ceiling(exact(a)),
+        "Max": sympy.Max, "Min": sympy.Min, "PowByNatural": sympy.Pow, "Identity": lambda a: a,
+    }  # fmt: skip
+
+    def rebuild(x: sympy.Expr) -> sympy.Expr:
+        if not x.args:
+            return x
+        args = [rebuild(a) for a in x.args]
+        rule, name = rules.get(type(x).__name__), type(x).__name__
+        if rule is None and isinstance(x, sympy.Function) and name not in FUNCTIONS:
+            raise Incomplete("a size is a function that formulas do not have", got=x)
+        return rule(*args) if rule is not None else x.func(*args)
+
+    return sympy.expand(rebuild(expr)).replace(sympy.floor, _floor)
+
+
+def _floor(x: sympy.Expr) -> sympy.Expr:
+    """One form for what rounds: floor(-x) is written -ceiling(x), as formulas do."""
+    return -sympy.ceiling(-x) if x.could_extract_minus_sign() else sympy.floor(x)
+
+
+def each_argument(job: ExportJob, change: Callable[[Argument, Any], Any]) -> dict[str, Any]:
+    """The arguments of a job, nested as they are, with what ``change`` makes of each tensor and its path."""
+
+    def changed(path: Argument, value: Any) -> Any:
+        if isinstance(value, list | tuple):
+            # The exporter wants to be told of a tuple in a tuple, of a named one in its own type.
+            items = [changed((*path, i), v) for i, v in enumerate(value)]
+            return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+        return change(path, value)
+
+    return {name: changed((name,), value) for name, value in job.args.items()}
+
+
+def inputs_by_path(job: ExportJob, program: torch.export.ExportedProgram) -> dict[Argument, fx.Node]:
+    """Placeholders of the user's inputs, by path into ``job.args`` (flattened in order)."""
+    paths: list[Argument] = []
+    each_argument(job, lambda path, value: paths.append(path))
+    nodes = {n.name: n for n in program.graph.nodes if n.op == "placeholder"}
+    names = [s.arg.name for s in program.graph_signature.input_specs if s.kind.name == "USER_INPUT"]
+    if len(names) != len(paths):
+        raise Bug("inputs of an export do not line up", where=job.id, expected=len(paths), got=len(names))
+    return {path: nodes[name] for path, name in zip(paths, names, strict=True)}
+
+
+def with_numbers(job: ExportJob) -> ExportJob:
+    """The job with the numbers of parameters and arguments, as a run has that looks at them; sizes are constants.
+
+    What has no numbers is ones.
+
+    Raises:
+        Incomplete: the module is too large for that.
+    """
+    import torch
+
+    from costproof.models.generic.alike import alike
+    from costproof.models.generic.copies import with_ones, with_values
+
+    given = job if job.real is None else job.real()
+
+    def numbered(value: torch.Tensor) -> torch.Tensor:
+        return torch.ones_like(value, device="cpu") if value.is_meta else value.detach().clone().cpu()
+
+    same = alike(dict(given.args), numbered)
+    module: Any = with_ones(given.module)
+    if rest := getattr(module, "rest", None):  # what a wrapper adds to the arguments is where the module is
+        module.rest = with_values(rest, torch.device("cpu"))
+    args = each_argument(given, lambda _, value: same(value))
+    return replace(job, module=module, args=args, sizes=(), numbers=True)
+
+
+def resized(job: ExportJob, values: Mapping[str, int]) -> ExportJob:
+    """The job with example inputs of the given sizes, all of them constants of the export: of one decode step, one."""
+    wanted: dict[Argument, dict[int, int]] = {}
+    for size in job.sizes:
+        wanted.setdefault(tuple(size.argument), {})[size.dim] = evaluate(parse(size.symbol), values)
+
+    def made(path: Argument, value: Any) -> Any:
+        shape = [wanted.get(path, {}).get(i, int(dim)) for i, dim in enumerate(value.shape)]
+        # What has the size keeps its memory, and the order in that.
+        return value if shape == list(value.shape) else value.new_empty(shape)
+
+    return replace(job, args=each_argument(job, made), sizes=(), repeated=False)

@@ -34,6 +34,8 @@ _HEAP_TYPE: Final = 1 << 9
 """The flag of a class that is made at run time, as those written in Python are."""
 OWN: Final = Path(__file__).resolve().parents[1]
 """The folder of costproof's own code."""
+_DECIDING: Final = ("opgraph", "ledger", "models", "patches", "tracers")
+"""The rooms whose code decides what an export is; editing a report or a command leaves exports valid."""
 
 
 class Untold(Exception):
@@ -230,8 +232,8 @@ def _carrier(module: str | None) -> str | None:
 
 @cache
 def _own_code() -> str:
-    """A digest of costproof's own code: another version of the reader reads anew."""
+    """Return a digest of the part of costproof that makes exports and costs graphs: another version exports again."""
     found = hashlib.sha256()
-    for file in sorted(OWN.rglob("*.py")):
+    for file in sorted(file for part in _DECIDING for file in (OWN / part).rglob("*.py")):
         found.update(f"{file.relative_to(OWN).as_posix()}\0".encode() + file.read_bytes() + b"\0")
     return found.hexdigest()

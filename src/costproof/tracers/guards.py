@@ -19,7 +19,7 @@ from costproof.ledger.evaluate import evaluate
 from costproof.ledger.symbols import parse
 from costproof.models.jobs import ExportJob
 from costproof.tracers.exported import Exported
-from costproof.tracers.exported_sizes import Argument
+from costproof.tracers.exporting import Argument
 
 T = TypeVar("T")
 Sizes = Mapping[str, int]

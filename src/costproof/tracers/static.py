@@ -4,17 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from costproof.graph.account import account, cache_nodes
-from costproof.graph.costed import Costed, costed
-from costproof.graph.fvcore_macs import fvcore_nodes
-from costproof.graph.merge import merge_nodes
-from costproof.graph.sized import bounded, known_at_sizes, sized
-from costproof.graph.steps import Step, every_step, over_steps
-from costproof.graph.tally import Tally, graph_metrics
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.evaluate import evaluate_ledger
+from costproof.ledger.listing import Line, Listing
 from costproof.ledger.metrics import FLOOR
 from costproof.ledger.node import CostNode, Ledger, UnknownOp
 from costproof.ledger.progress import Progress, silent
@@ -22,16 +16,23 @@ from costproof.ledger.run import RunOptions
 from costproof.ledger.series import CONTEXT, STEPS
 from costproof.ledger.workload import Workload, watched_steps
 from costproof.models.generic.copies import unchecked
-from costproof.models.jobs import GIVEN, ExportJob
+from costproof.models.jobs import GIVEN, ExportJob, SymbolicSize
 from costproof.models.serving import options_of
-from costproof.models.target import Exportable, PartlyExported, Target
-from costproof.tracers.export_cache import kept_export
+from costproof.models.target import Exportable, PartlyExported, Runnable, Staged, Target, WithFormulas
+from costproof.opgraph.account import account, cache_nodes
+from costproof.opgraph.costed import CostedGraph, bound_unknown, cost_graph, known_at_sizes, substitute_sizes
+from costproof.opgraph.fvcore_macs import fvcore_nodes
+from costproof.opgraph.graph import Value
+from costproof.opgraph.merge import DecodeStep, merge_nodes, sum_all_steps, sum_traced_steps
+from costproof.opgraph.reuse import reuse_bytes
+from costproof.opgraph.rules.registry import UnknownCost
+from costproof.opgraph.tally import LedgerBuilder, graph_metrics
+from costproof.patches.patch import gc_disabled
+from costproof.tracers.cache import cached_export
 from costproof.tracers.exported import Exported
-from costproof.tracers.exported_sizes import resized, with_numbers
+from costproof.tracers.exporting import resized, with_numbers
 from costproof.tracers.guards import broken_at
-from costproof.tracers.input_sizes import input_sizes
 from costproof.tracers.paths import Paths
-from costproof.tracers.readonly import uncollected
 
 if TYPE_CHECKING:
     from torch import nn
@@ -77,7 +78,7 @@ def exported_ledger(
     """The static ledger of some exports of a model, as far as they can be made.
 
     Args:
-        jobs: the exports; without symbolic sizes (:func:`.exported_sizes.resized`) only integers come out, three
+        jobs: the exports; without symbolic sizes (:func:`.exporting.resized`) only integers come out, three
             times as fast, and every decode step is an export of its own.
         stages: the stages that they cover.
         values: for every invocation of the jobs.
@@ -90,14 +91,14 @@ def exported_ledger(
     # says nothing of the run.
     departs = {key: value for job in jobs for key, value in job.conventions.items()}
     beside = options_of(target).convention is not None and not departs
-    tally, notes = Tally(), list[str]()
+    tally, notes = LedgerBuilder(), list[str]()
     absent: dict[str, Incomplete] = {}
     for i, job in enumerate(jobs):
         progress(f"export {job.id}", i, len(jobs))
         try:
-            with uncollected():
+            with gc_disabled():
                 one = one_export(
-                    job, values, export or kept_export, beside=beside, fixed=not whole, dtype=workload.dtype
+                    job, values, export or cached_export, beside=beside, fixed=not whole, dtype=workload.dtype
                 )
         except Incomplete as error:
             if whole:
@@ -148,7 +149,7 @@ def _floor_as_number(nodes: Iterable[CostNode], jobs: Iterable[ExportJob]) -> It
 class OneExport:
     """What one job came to."""
 
-    tally: Tally
+    tally: LedgerBuilder
     notes: tuple[str, ...]
 
 
@@ -165,10 +166,10 @@ def one_export(
     Raises:
         Incomplete: it cannot be exported at all.
     """
-    tally, notes = Tally(), dict[str, None]()
+    tally, notes = LedgerBuilder(), dict[str, None]()
 
     def add(exported: Exported, context: int | None = None) -> None:
-        work, known = costed(exported.graph), values[job.stage, job.invocations[0]]
+        work, known = cost_graph(exported.graph), values[job.stage, job.invocations[0]]
         if fixed and exported.job.sizes:
             if some := known_at_sizes(work, known):
                 raise Incomplete("an operator has a cost at given sizes alone", got=", ".join(some))
@@ -232,14 +233,14 @@ def step_contexts(known: Mapping[str, int]) -> list[int]:
     return [known[str(CONTEXT)] + i for i in watched_steps(known[str(STEPS)])]
 
 
-def job_nodes(exported: Exported, work: Costed, dtype: str) -> tuple[list[CostNode], tuple[UnknownOp, ...]]:
+def job_nodes(exported: Exported, work: CostedGraph, dtype: str) -> tuple[list[CostNode], tuple[UnknownOp, ...]]:
     """Nodes of one export, for each invocation that it describes; decode summed over the steps."""
     job = exported.job
     found = account(work, job.place, job.inside, dtype)
     grown = cache_nodes(job.place, exported.graph, exported.cache_inputs)
     nodes = merge_nodes((*found.nodes, *grown))
     if job.repeated:
-        nodes = tuple(map(every_step, nodes))
+        nodes = tuple(map(sum_all_steps, nodes))
     repeated = [replace(node, invocation=i) for i in job.invocations for node in nodes]
     return repeated, found.unknown
 
@@ -252,18 +253,18 @@ def convention_nodes(exported: Exported, values: Values) -> list[CostNode]:
 
         def at(sizes: Mapping[str, int], invocation: str = invocation) -> tuple[CostNode, ...]:
             return fvcore_nodes(
-                sized(exported.graph, sizes), lambda module, call: (job.place(module, call)[0], invocation)
+                substitute_sizes(exported.graph, sizes), lambda module, call: (job.place(module, call)[0], invocation)
             )
 
         if not job.repeated:
             nodes += at(known)
             continue
-        steps = [Step(c, at({**known, str(CONTEXT): c})) for c in step_contexts(known)]
-        nodes += over_steps(steps, known[str(STEPS)])[0]
+        steps = [DecodeStep(c, at({**known, str(CONTEXT): c})) for c in step_contexts(known)]
+        nodes += sum_traced_steps(steps, known[str(STEPS)])[0]
     return nodes
 
 
-def unknown_ops(exported: Exported, work: Costed, found: Sequence[UnknownOp], values: Values) -> list[UnknownOp]:
+def unknown_ops(exported: Exported, work: CostedGraph, found: Sequence[UnknownOp], values: Values) -> list[UnknownOp]:
     """The unknown operators of one export in all its invocations, bounded at their sizes; steps at the last of them."""
     result: list[UnknownOp] = []
     for invocation in exported.job.invocations if found else ():
@@ -271,10 +272,126 @@ def unknown_ops(exported: Exported, work: Costed, found: Sequence[UnknownOp], va
         if exported.job.repeated:
             runs = known[str(STEPS)]
             known = {**known, str(CONTEXT): known[str(CONTEXT)] + runs - 1}
-        result += bounded(found, work, known, runs)
+        result += bound_unknown(found, work, known, runs)
     return result
 
 
 def left_out(target: Target) -> Mapping[str, str]:
     """Stages that cannot be exported, with the reason."""
     return target.not_exported if isinstance(target, PartlyExported) else {}
+
+
+_PAST, _STEPS = str(CONTEXT), str(STEPS)
+_ROOT: Final = ("", 1)
+"""The first call of the root of the model."""
+
+_Call = tuple[tuple[str, str], Mapping[str, Any], Sequence[SymbolicSize], int | None]
+"""Stage and invocation, arguments, the symbols of their dimensions, and tokens in the cache before a decode step."""
+
+
+def input_sizes(target: Exportable, model: nn.Module, workload: Workload) -> dict[str, dict[str, int]]:
+    """Return the sizes of the calls of a target with formulas: ``stage[invocation]`` -> symbol -> size.
+
+    Empty where a target cannot say what goes in without numbers.
+
+    Args:
+        model: on the meta device; nothing is run.
+    """
+    try:
+        calls = list(_calls(target, model, workload))
+    except RuntimeError:  # what goes in depends on numbers, which there are none of on meta: the run counts alone
+        return {}
+    found: dict[str, dict[str, int]] = {}
+    contexts: dict[str, list[int]] = {}
+    for (stage, invocation), args, sizes, context in calls:
+        call = f"{stage}[{invocation}]"
+        here = found.setdefault(call, {})
+        for size in sizes:
+            shape = _shape(args, size.argument)
+            if size.symbol.isidentifier() and size.symbol != _PAST and shape is not None:
+                here[size.symbol] = shape[size.dim]
+        if context is not None:
+            contexts.setdefault(call, []).append(context)
+    for call, before in contexts.items():
+        found[call] |= {_PAST: min(before), _STEPS: max(before) - min(before) + 1}
+    return {call: sizes for call, sizes in found.items() if sizes}
+
+
+def _calls(target: Exportable, model: nn.Module, workload: Workload) -> Iterator[_Call]:
+    described: object = target
+    if not isinstance(described, WithFormulas):
+        return
+    exports = target.export_jobs(model, workload)
+    if isinstance(target, Staged):
+        sizes = {job.stage: job.sizes for job in exports if job.sizes}
+        for job in target.stage_runs(model, workload):
+            for invocation in job.invocations:
+                yield (job.stage, invocation), job.args, job.sizes or sizes.get(job.stage, ()), job.context
+    elif isinstance(target, Runnable):
+        for run in target.runs(model, workload):
+            yield run.locate(*_ROOT), run.kwargs, (), run.context
+            if run.context is None:  # its arguments are those of all parts that are exported
+                yield from (((job.stage, job.invocations[0]), run.kwargs, job.sizes, None) for job in exports)
+
+
+def _shape(args: Mapping[str, Any], path: tuple[str | int, ...]) -> tuple[int, ...] | None:
+    """Return the shape of an argument; ``None`` where there is none at that path."""
+    value: Any = args
+    for step in path:
+        inside = step in value if isinstance(value, Mapping) else isinstance(step, int) and step < len(value)
+        if not inside:
+            return None
+        value = value[step]
+    return tuple(value.shape) if hasattr(value, "shape") else None
+
+
+_IDLE: Final = ("alias", "factory", "free")
+"""Roles of operators that do no work."""
+
+
+def listings(target: Exportable, workload: Workload, stage: str) -> Iterator[Listing]:
+    """Every export of a stage, for every call.
+
+    Raises:
+        Incomplete: a part cannot be exported.
+    """
+    values = {(i.stage, i.id): i.symbols for i in target.invocations(workload)}
+    for job in target.export_jobs(target.build(workload), workload):
+        for invocation in job.invocations if stage in job.stages else ():
+            one = resized(replace(job, invocations=(invocation,)), values[stage, invocation])
+            exported = cached_export(one)
+            work = cost_graph(exported.graph)
+            yield Listing(
+                stage,
+                invocation,
+                job.id,
+                tuple(_lines(work, job, stage)),
+                reuse_bytes(work, exported.cache_inputs),
+            )
+
+
+def _lines(work: CostedGraph, job: ExportJob, stage: str) -> Iterator[Line]:
+    moved = work.alone
+    for at, (op, cost) in enumerate(zip(work.graph.ops, work.costs, strict=True)):
+        if job.place(op.module, op.call)[0] != stage:
+            continue
+        known = (None, None, cost.why) if isinstance(cost, UnknownCost) else (int(cost.flops), int(cost.vector), "")
+        flops, vector, why = known
+        yield Line(
+            label=op.label,
+            operator=op.name,
+            module=op.module,
+            reads=tuple(map(_name, op.tensors)),
+            returns=tuple(f"[{', '.join(map(str, v.shape))}] {v.dtype}" for v in op.outputs),
+            flops=flops,
+            vector_flops=vector,
+            why=why,
+            makes=tuple(map(_name, op.outputs)),
+            works=isinstance(cost, UnknownCost) or cost.role not in _IDLE,
+            bytes=int(moved[at].bytes) if at in moved else 0,
+        )
+
+
+def _name(value: Value) -> str:
+    """A parameter by its path, all else by its node."""
+    return value.name if value.origin in ("param", "buffer") and value.name else f"%{value.id}"

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import costproof
-from costproof.graph.graph import OpCall
-from costproof.graph.rules.cost import OpCost
-from costproof.graph.rules.sizes import numel, prod
+from costproof.opgraph.graph import OpCall
+from costproof.opgraph.rules.cost import OpCost
+from costproof.opgraph.rules.sizes import numel, prod
 
 
 @costproof.operator_rule("mylib.fancy_matmul")

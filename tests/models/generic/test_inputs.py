@@ -25,7 +25,7 @@ from costproof.models.generic.usual import attention_of
 from costproof.models.jobs import Run
 from costproof.run.capture import count
 from costproof.run.prepare import Prepared
-from costproof.tracers.elsewhere import with_numbers
+from costproof.tracers.cpu_fallback import with_numbers
 
 
 class Heard(nn.Module):

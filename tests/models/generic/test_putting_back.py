@@ -14,7 +14,7 @@ from torch import nn
 import costproof
 from costproof.models.as_it_runs import as_it_runs
 from costproof.models.jobs import Run
-from costproof.tracers.returned import returned
+from costproof.tracers.dynamic import returned
 
 X: Final = torch.ones(3, 8)
 _LIST: Final[list[torch.Tensor]] = []

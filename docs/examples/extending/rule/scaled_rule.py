@@ -1,9 +1,9 @@
 """The rule for the operator. It needs no torch: rules are loaded wherever a graph is costed."""
 
 import costproof
-from costproof.graph.graph import OpCall
-from costproof.graph.rules.cost import OpCost
-from costproof.graph.rules.sizes import numel
+from costproof.opgraph.graph import OpCall
+from costproof.opgraph.rules.cost import OpCost
+from costproof.opgraph.rules.sizes import numel
 
 
 @costproof.operator_rule("scaled::matmul")

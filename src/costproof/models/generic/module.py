@@ -28,7 +28,7 @@ from costproof.models import settings as common
 from costproof.models.caches import is_cache
 from costproof.models.decoding.decoder import Decoder
 from costproof.models.decoding.names import STAGES
-from costproof.models.encoding.names import STAGE
+from costproof.models.encoding import STAGE
 from costproof.models.generic.copies import inputs_on_meta, on_meta, runs_on_meta, unwrapped, with_ones, with_values
 from costproof.models.generic.cutting import CutModel
 from costproof.models.generic.described import arguments, module_kinds, shapes
@@ -292,7 +292,7 @@ class GenericTarget:
         """
         made = self._built(workload)
         if self.options.real and any(p.is_meta for p in made.module.parameters()):
-            from costproof.models.decoding.weights import with_numbers
+            from costproof.models.decoding.build import with_numbers
 
             found = with_numbers(made.module, workload, Decoder(), self.options, progress)
             return replace(found, notes=(*self._notes(workload), *found.notes))

@@ -11,7 +11,7 @@ from costproof.ledger.callgraph import CallGraph
 from costproof.ledger.metrics import TRAFFIC, Metric
 from costproof.ledger.node import CostNode, Ledger, exact_sum, total
 from costproof.ledger.sources import USUAL_SOURCES
-from costproof.reports.quantities import with_quantity
+from costproof.views.quantities import with_quantity
 
 ROOT: Final = "(root)"
 MOVED: Final = "io_bytes"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 from typing import Final
 
-from costproof.reports.graph.names import plain
+from costproof.reports.escape import plain
 from costproof.reports.graph.picture import GraphView, Node
 
 _LOOKS: Final = {

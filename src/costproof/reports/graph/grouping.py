@@ -6,10 +6,10 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 
 from costproof.ledger.callgraph import CallGraph
-from costproof.reports.graph.names import pattern
 from costproof.reports.graph.picture import Edge, GraphView, Node
 from costproof.reports.graph.siblings import Sibling, Slot, split
 from costproof.reports.graph.structure import Structure, unnumbered
+from costproof.views.module_paths import pattern
 
 
 def group(graph: CallGraph) -> GraphView:

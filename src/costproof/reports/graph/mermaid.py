@@ -6,7 +6,7 @@ import re
 from typing import Final
 
 from costproof.ledger.plural import plural
-from costproof.reports.graph.names import plain, shorten
+from costproof.reports.escape import plain, shorten
 from costproof.reports.graph.picture import GraphView, Node
 
 MAX_NODES: Final = 100

@@ -11,10 +11,11 @@ from costproof.ledger.errors import BadInput
 from costproof.ledger.listing import Line, Listing
 from costproof.ledger.node import exact_sum
 from costproof.ledger.plural import plural
-from costproof.reports.graph.names import pattern, plain
+from costproof.reports.escape import plain
 from costproof.reports.graph.picture import Edge, GraphView, Node
 from costproof.reports.listing_text import form, layers
-from costproof.reports.numbers import exact, human, some
+from costproof.views.module_paths import pattern
+from costproof.views.numbers import exact, human, some
 
 MOST: Final = 2_000
 """Boxes of a picture: beyond, neither a viewer nor a reader follows, and placing them takes minutes."""

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from costproof.ledger.plural import plural
-from costproof.reports.graph.names import natural, plain
-from costproof.reports.numbers import exact, human, share, some
+from costproof.reports.escape import plain
+from costproof.views.module_paths import natural
+from costproof.views.numbers import exact, human, share, some
 
 _ORDER: Final = 12
 """Paths that a tooltip names."""

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from html import escape
 from typing import Final
 
+from costproof.reports.escape import plain, shorten
 from costproof.reports.graph.arrows import HEADS, LANE, call, flow
 from costproof.reports.graph.layout import COLUMN_GAP, layout
-from costproof.reports.graph.names import plain, shorten
 from costproof.reports.graph.picture import GraphView, Node
 
 _MARGIN: Final = 24

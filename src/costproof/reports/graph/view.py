@@ -15,15 +15,15 @@ from costproof.ledger.capture import Capture
 from costproof.ledger.counted import counted_line
 from costproof.ledger.errors import BadInput
 from costproof.ledger.plural import plural, verb
-from costproof.reports.absent import callgraph_of
-from costproof.reports.callgraph_json import CallGraphFile, Drawable
-from costproof.reports.describe import model_line, workload_line
 from costproof.reports.graph.checks import mark_problems, problems
 from costproof.reports.graph.choice import Choice, check
 from costproof.reports.graph.costs import MOVED, ROOT, Numbers, numbers
 from costproof.reports.graph.grouping import group
 from costproof.reports.graph.picture import Edge, GraphView, Node
 from costproof.reports.graph.structure import inside
+from costproof.views.absent import callgraph_of
+from costproof.views.callgraph_file import CallGraphFile, Drawable
+from costproof.views.describe import model_line, workload_line
 
 _TOLD: Final = (Capture, CallGraphFile)
 """What says of which model and workload it is."""

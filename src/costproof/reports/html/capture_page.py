@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any, Final
 from costproof.ledger.metrics import METRICS, STAGE_WIDE, Metric
 from costproof.ledger.plural import plural, verb
 from costproof.ledger.symbols import FUNCTIONS
-from costproof.reports.absent import Absent
-from costproof.reports.describe import run_line
 from costproof.reports.graph.choice import Choice
 from costproof.reports.graph.svg import inline
 from costproof.reports.graph.view import graph_view
@@ -33,13 +31,14 @@ from costproof.reports.html.parts import (
     swatch,
 )
 from costproof.reports.html.roof import roof_part, time_chip, time_metric
-from costproof.reports.html.tree import Formulas, Rows
-from costproof.reports.numbers import bounded, exact, share
-from costproof.reports.quantities import UNITS
 from costproof.reports.static_md import DERIVED
-from costproof.reports.values import ledgers
-from costproof.reports.verdicts import open_findings, tally
 from costproof.reports.whole_words import how, not_known, whole_rows, whole_title
+from costproof.views.absent import Absent
+from costproof.views.describe import run_line
+from costproof.views.module_tree import Formulas, Rows
+from costproof.views.numbers import bounded, exact, share
+from costproof.views.quantities import UNITS, ledgers
+from costproof.views.verdicts import open_findings, tally
 
 if TYPE_CHECKING:
     from costproof.ledger.capture import Capture

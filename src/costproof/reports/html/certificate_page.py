@@ -8,11 +8,11 @@ from costproof.compare.proof.certificate import Certificate, Claim
 from costproof.ledger.symbols import factored, text
 from costproof.reports.blocks import Block, Code, Items
 from costproof.reports.certificate_words import SENTENCE, sections, totals
-from costproof.reports.describe import model_line
 from costproof.reports.html.document import Html, h, page, table
 from costproof.reports.html.mathml import mathml
 from costproof.reports.html.parts import MOST, Item, blocks, foot, head, sifted
-from costproof.reports.numbers import cut, exact
+from costproof.views.describe import model_line
+from costproof.views.numbers import cut, exact
 
 _HEAD = ("Stage", "Call", "Modules", "×", "Operator", "Metric", "Method", "Formula")
 _LONGEST = 120

@@ -7,10 +7,10 @@ from typing import Final
 
 from costproof.claims import ClaimsReport, Judgement
 from costproof.reports.claims_words import because, claimed, sentence, story
-from costproof.reports.describe import versions_line
 from costproof.reports.html.document import Html, h, page
 from costproof.reports.html.parts import MOST, Item, about, blocks, head, prose, sifted, status
-from costproof.reports.numbers import exact
+from costproof.views.describe import versions_line
+from costproof.views.numbers import exact
 
 _HEAD: Final = ("claim", "verdict", "metric", "claimed", "truth", "claim − truth", "because")
 """The verdict is second, so that a narrow screen shows it."""

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from costproof.compare.findings import CAUSES
 from costproof.ledger.plural import plural
 from costproof.reports.blocks import Block, Code, Grid, Items
-from costproof.reports.counters import CounterReport
 from costproof.reports.counters_md import TOOLS, counts, tool
 from costproof.reports.counters_table import HEAD, SPENT, Row, groups, printed, spent
 from costproof.reports.html.document import Html, h, page, table
 from costproof.reports.html.parts import MOST, Item, about, blocks, foot, head, number, reasons, sifted, status
-from costproof.reports.numbers import exact
+from costproof.views.counters import CounterReport
+from costproof.views.numbers import exact
 
 VERDICTS = {0: "explained", 1: "unexplained", 3: "incomplete"}
 

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from costproof.compare.diff.types import Diff, Quantity, RowDiff
 from costproof.ledger.metrics import EVERY_METRIC, Metric
 from costproof.ledger.plural import plural, verb
-from costproof.reports.describe import counted_lines, versions_line
 from costproof.reports.diff_words import amount, change, gaps, headline, percent, sentence, signed, told
 from costproof.reports.html.document import Html, h, joined, page, table
 from costproof.reports.html.parts import (
@@ -22,7 +21,8 @@ from costproof.reports.html.parts import (
     sifted,
     swatch,
 )
-from costproof.reports.numbers import exact
+from costproof.views.describe import counted_lines, versions_line
+from costproof.views.numbers import exact
 
 
 def diff_page(found: Diff) -> str:

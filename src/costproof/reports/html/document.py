@@ -12,7 +12,7 @@ from importlib.resources import files
 from itertools import count
 from typing import Any, Final
 
-from costproof.reports.graph.names import plain
+from costproof.reports.escape import plain
 
 _LARGEST: Final = 2**53 - 1
 """Of the integers that a JavaScript number holds; larger ones go as text."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from costproof.ledger.plural import plural
-from costproof.reports.explain import ExplainedCall, Explanation, Part
 from costproof.reports.explain_texts import match_words
 from costproof.reports.html.document import Html, h, joined, page, table
 from costproof.reports.html.mathml import mathml
 from costproof.reports.html.parts import MOST, Item, about, folded, head, sifted
-from costproof.reports.numbers import exact
-from costproof.reports.quantities import EXPLAINED
+from costproof.views.explanation import ExplainedCall, Explanation, Part
+from costproof.views.numbers import exact
+from costproof.views.quantities import EXPLAINED
 
 _HEAD = ("Modules", "×", "Formula of", "Formula", "Each", "Together", "Graph")
 

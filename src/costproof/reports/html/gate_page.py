@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from costproof.compare.gate.types import Gate
 from costproof.ledger.plural import plural
 from costproof.reports.blocks import Items
-from costproof.reports.describe import counted_lines, versions_line
 from costproof.reports.diff_words import change
 from costproof.reports.gate_words import HEAD, Line, idle, lines, reasons, sentence
 from costproof.reports.html.document import Html, h, page, table
 from costproof.reports.html.parts import MOST, Item, blocks, folded, head, number, sifted, status
 from costproof.reports.html.parts import reasons as listed
+from costproof.views.describe import counted_lines, versions_line
 
 
 def gate_page(found: Gate) -> str:

@@ -9,8 +9,8 @@ from costproof.ledger.peaks import CallPeaks, Moment, Peak, Peaks, by_stage
 from costproof.ledger.plural import plural
 from costproof.reports.html.document import Html, h, joined, page, table
 from costproof.reports.html.parts import about, folded, foot, head, number, swatch
-from costproof.reports.numbers import exact, human
 from costproof.reports.peaks_text import ALIVE, FORM, GAP, MEANING, alive, at, gap, name, title, where
+from costproof.views.numbers import exact, human
 
 MOST: Final = 15
 """Tensors of a peak that are named."""

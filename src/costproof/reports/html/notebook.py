@@ -15,13 +15,12 @@ from costproof.compare.proof.certificate import Certificate
 from costproof.ledger.metrics import METRICS
 from costproof.ledger.node import Ledger
 from costproof.ledger.plural import plural
+from costproof.ledger.shown import Format
 from costproof.reports.certificate_words import SENTENCE
 from costproof.reports.claims_words import sentence as claims_sentence
-from costproof.reports.counters import CounterReport
 from costproof.reports.counters_md import counts
-from costproof.reports.describe import counted_lines, model_line
 from costproof.reports.diff_words import sentence as diff_sentence
-from costproof.reports.explain import Explanation
+from costproof.reports.explain_texts import explain_md, explain_text
 from costproof.reports.gate_words import sentence as gate_sentence
 from costproof.reports.html.capture_page import capture_cell
 from costproof.reports.html.certificate_page import certificate_body
@@ -32,8 +31,11 @@ from costproof.reports.html.document import Html, h, joined, part, table
 from costproof.reports.html.explanation import explanation_body, explanation_head
 from costproof.reports.html.gate_page import gate_body
 from costproof.reports.html.parts import MOST_IN_A_CELL, about, verdict_line
-from costproof.reports.numbers import exact
 from costproof.reports.report import Report
+from costproof.views.counters import CounterReport
+from costproof.views.describe import counted_lines, model_line
+from costproof.views.explanation import Explanation
+from costproof.views.numbers import exact
 
 _TAG: Final = re.compile(r"<[^>]*>")
 """Of our own markup, in which every other ``<`` and ``>`` is escaped."""
@@ -48,6 +50,16 @@ _PLAIN: Final = """
 [data-jp-theme-light="false"] & { color-scheme: dark; }
 """
 """What pages leave to the browser, and Jupyter does not."""
+
+
+def display(value: object, format: Format) -> str:  # noqa: A002
+    """Return a result as the text of its command, as Markdown, or as the markup of a cell."""
+    if format == "html":
+        return cell(value)
+    if isinstance(value, Explanation):
+        return explain_text(value) if format == "text" else explain_md(value)
+    assert isinstance(value, Report)
+    return value.render("summary" if format == "text" else "static-md")
 
 
 def cell(value: object) -> Html:

@@ -9,7 +9,7 @@ from costproof.reports.graph.picture import GraphView
 from costproof.reports.graph.svg import inline
 from costproof.reports.html.document import Html, h, page
 from costproof.reports.html.parts import MOST, Item, head, number, sifted
-from costproof.reports.numbers import exact, human, share
+from costproof.views.numbers import exact, human, share
 
 _HEAD = ("Operator", "×", "Module", "Returns", "FLOP", "Share", "vector FLOP")
 

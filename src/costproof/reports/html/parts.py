@@ -13,9 +13,9 @@ from costproof.ledger.counted import counted_line
 from costproof.ledger.metrics import Metric
 from costproof.ledger.plural import plural, verb
 from costproof.reports.blocks import Block, Code, Grid, Items, Prose, pieces
-from costproof.reports.describe import MEANING, model_line, versions_line, workload_line
 from costproof.reports.html.document import Html, h, joined, line, table
-from costproof.reports.numbers import exact, some
+from costproof.views.describe import MEANING, model_line, versions_line, workload_line
+from costproof.views.numbers import exact, some
 
 if TYPE_CHECKING:
     from costproof.compare.findings import Finding

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from costproof.compare.findings import CounterFinding
-from costproof.reports.counters import CounterReport
 from costproof.reports.escape import visible
-from costproof.reports.numbers import cut, human, share
 from costproof.reports.plots.figure import begin, colour, style, written
+from costproof.views.counters import CounterReport
+from costproof.views.numbers import cut, human, share
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

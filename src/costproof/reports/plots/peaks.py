@@ -8,8 +8,8 @@ from typing import Final
 from costproof.ledger.peaks import CallPeaks, Peak
 from costproof.ledger.plural import plural
 from costproof.reports.escape import visible
-from costproof.reports.numbers import human
 from costproof.reports.plots.bars import Bar, Piece, bars
+from costproof.views.numbers import human
 
 _NAMED: Final = 6
 """Tensors of a peak that have a piece of their own."""

@@ -9,10 +9,10 @@ from costproof.ledger.capture import Capture
 from costproof.ledger.metrics import METRICS, Metric
 from costproof.ledger.node import CostNode, Ledger, total
 from costproof.reports.escape import visible
-from costproof.reports.numbers import cut, human, share
 from costproof.reports.plots.bars import Bar, Piece, bars
 from costproof.reports.plots.figure import colour
-from costproof.reports.values import gives, ledgers
+from costproof.views.numbers import cut, human, share
+from costproof.views.quantities import gives, ledgers
 
 if TYPE_CHECKING:
     from costproof.reports.report import Report

@@ -12,7 +12,7 @@ from costproof.ledger.files import MAX_DIGITS, csv_rows
 from costproof.ledger.metrics import EVERY_METRIC
 from costproof.ledger.schema import from_data
 from costproof.reports.plots.strips import WHOLE, Heat, Lines, Strip
-from costproof.reports.sweep_file import SWEEP
+from costproof.views.sweep_file import SWEEP
 
 POINTS: Final = 200
 """Of one line, spread evenly."""

@@ -17,11 +17,11 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from costproof.graph.graph import OpCall, Value
-from costproof.graph.rules.cost import OpCost
-from costproof.graph.rules.registry import cost_of
 from costproof.ledger.counter import UNATTRIBUTED
 from costproof.ledger.errors import Incomplete, first_line
+from costproof.opgraph.graph import OpCall, Value
+from costproof.opgraph.rules.cost import OpCost
+from costproof.opgraph.rules.registry import cost_of
 from costproof.tracers.counters.protocol import Counted, Row, counted
 from costproof.tracers.counters.surroundings import Positional, inner_path
 

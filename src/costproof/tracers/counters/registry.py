@@ -30,14 +30,14 @@ COUNTERS: Final[Registry[Counter]] = Registry(
         _ours("tools:torchlens", CounterInfo("torchlens", "torchlens", ("2.36.0", "2.36.1"), "flop", "operator")),
         _ours("tools:torch_profiler", CounterInfo("torch.profiler", "torch", ("2.13.0",), "flop", "operator")),
         _ours(
-            "patched:calflops",
+            "tools:calflops",
             CounterInfo("calflops", "calflops", ("0.3.1", "0.3.2"), "flop", "operator", einsum="four digits"),
         ),
         _ours(
-            "patched:deepspeed",
+            "tools:deepspeed",
             CounterInfo("deepspeed", "deepspeed", ("0.19.7", "0.19.8"), "flop", "operator", einsum="four digits"),
         ),
-        _ours("ptflops:ptflops", CounterInfo("ptflops", "ptflops", ("0.7.4", "0.7.5"), "mac", "operator")),
+        _ours("tools:ptflops", CounterInfo("ptflops", "ptflops", ("0.7.4", "0.7.5"), "mac", "operator")),
         _ours(
             "tools:thop",
             CounterInfo("thop", "ultralytics-thop", ("2.2.0", "2.2.1", "2.2.2", "2.2.3"), "mac", "module"),

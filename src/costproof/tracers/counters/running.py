@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from costproof.graph.rules.files import with_rules_in_force
 from costproof.ledger.counter import CounterCall, CounterInfo, CounterRecord, CounterRun, Spent
 from costproof.ledger.environment import installed
 from costproof.ledger.errors import CostproofError, Incomplete
@@ -20,10 +19,11 @@ from costproof.ledger.progress import Progress, silent
 from costproof.ledger.workload import Workload
 from costproof.models.jobs import ExportJob, Run
 from costproof.models.target import Exportable
+from costproof.opgraph.rules.files import with_rules_in_force
 from costproof.processes import Late, Limits, Pool, failure
 from costproof.tracers.counters.protocol import Counter
 from costproof.tracers.counters.registry import COUNTERS, not_installed
-from costproof.tracers.ready import libraries
+from costproof.tracers.sources import preload_modules
 
 GIB: Final = 2**30
 
@@ -64,7 +64,7 @@ def run_counters(
     answers: dict[str, list[Answer]] = {n: [] for n in ordered if n not in absent}
     problems: dict[str, str] = {}
     orders = {n: with_rules_in_force(Order(target, workload, n, stages, limits.memory_bytes)) for n in answers}
-    ready = libraries(target)
+    ready = preload_modules(target)
     with Pool[None](side_by_side(limits.memory_bytes), limits, fresh=True, ready=ready) as pool:
         for ended in pool.results(orders, lambda name, answer: answers[name].append(answer)):
             more = "; costproof counters --timeout allows more" if isinstance(ended.error, Late) else ""
@@ -154,7 +154,7 @@ def _counted(
     tool: Counter | None, job: ExportJob, values: dict[str, int], place: tuple[str, str]
 ) -> tuple[tuple[CostNode, ...], tuple[str, ...]]:
     from costproof.tracers.counters.surroundings import positional, renamed
-    from costproof.tracers.exported_sizes import resized
+    from costproof.tracers.exporting import resized
 
     args = resized(job, values).args
     if tool is None:
@@ -170,13 +170,13 @@ def _truth(job: ExportJob, args: Mapping[str, Any], place: tuple[str, str]) -> t
     Raises:
         Incomplete: the cut cannot be traced, or an operator has no rule.
     """
-    from costproof.graph.account import account
-    from costproof.graph.costed import costed
+    from costproof.opgraph.account import account
+    from costproof.opgraph.costed import cost_graph
     from costproof.tracers.counters.surroundings import renamed
     from costproof.tracers.torchlens_trace import trace_graph
 
     run = Run(job.id, job.module, args, lambda path, call: place)
-    found = account(costed(trace_graph(run).graph), lambda path, call: place)
+    found = account(cost_graph(trace_graph(run).graph), lambda path, call: place)
     if found.unknown:
         raise Incomplete(
             "an operator of the model has no rule, so there is no truth to compare with",

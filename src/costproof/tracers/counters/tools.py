@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import io
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from typing import Any
+from unittest.mock import patch
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from costproof.ledger.counter import UNATTRIBUTED
 from costproof.ledger.plural import plural
-from costproof.tracers.counters.patched import BESIDE
+from costproof.patches.patch import patched
+from costproof.patches.tensor import JIT_ON_META
 from costproof.tracers.counters.protocol import Counted, Row, counted
-from costproof.tracers.counters.surroundings import Positional, bias_part, inner_path, jit_on_meta, paths_of
-from costproof.tracers.profiler import parents
+from costproof.tracers.counters.surroundings import (
+    PRODUCTS,
+    Positional,
+    below_every_parent,
+    bias_part,
+    inner_path,
+    paths_of,
+)
+from costproof.tracers.timing import parents
 
 
 def flop_counter_mode(model: Positional, args: tuple[Tensor, ...]) -> Counted:
@@ -36,7 +47,7 @@ def fvcore(model: Positional, args: tuple[Tensor, ...]) -> Counted:
     before = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:
-        with jit_on_meta():
+        with patched(*JIT_ON_META):
             analysis = FlopCountAnalysis(model, args)
             analysis.unsupported_ops_warnings(False)
             analysis.uncalled_modules_warnings(False)
@@ -145,3 +156,158 @@ def own(figures: Mapping[str, Mapping[str, int]]) -> Iterator[Row]:
     for path, operators in figures.items():
         for kind, value in operators.items():
             yield Row(inner_path(path), kind, value - sum(figures[p].get(kind, 0) for p in below[path]))
+
+
+Figure = tuple[Any, int]
+Stack = list[list[Figure]]
+
+BESIDE = "beside the products"
+
+
+def deepspeed(model: Positional, args: tuple[Tensor, ...]) -> Counted:
+    """Rows are (module, function); FLOPs with elementwise work."""
+    from deepspeed.profiling.flops_profiler import profiler
+
+    with reading(model, profiler.module_flop_count, profiler.module_mac_count) as rows:
+        total, _, _ = profiler.get_model_profile(
+            model, args=list(args), print_profile=False, as_string=False, warm_up=0
+        )
+    return counted(int(total), rows)
+
+
+def calflops(model: Positional, args: tuple[Tensor, ...]) -> Counted:
+    """Rows are (module, function); products of attention are not among them."""
+    from calflops import calculate_flops, calculate_pipline
+
+    with reading(model, calculate_pipline.module_flop_count, calculate_pipline.module_mac_count) as rows:
+        total, _, _ = calculate_flops(
+            model, args=list(args), print_results=False, output_as_string=False, output_precision=None
+        )
+    return counted(int(total), list(below_every_parent(model, rows)))
+
+
+@contextmanager
+def reading(model: Positional, flops: Stack, macs: Stack) -> Iterator[list[Row]]:
+    """Collect the tool's figures of every module as its forward ends, before the tool sums them up.
+
+    Hooks run in the order of registration, so these must be made before the tool's own.
+    """
+    paths, rows = paths_of(model), list[Row]()
+
+    def read(module: nn.Module, args: Any, result: Any) -> None:
+        if flops:
+            rows.extend(_rows(paths[id(module)], flops[-1], macs[-1] if macs else ()))
+
+    with ExitStack() as hooks:
+        for module in model.modules():
+            hooks.enter_context(module.register_forward_hook(read))
+        yield rows
+
+
+def _rows(path: str, flops: Sequence[Figure], macs: Sequence[Figure]) -> Iterator[Row]:
+    """Products and what is counted beside them (a bias), apart; a product inside a product, marked.
+
+    A linear layer on meta is decomposed in Python, so a patched ``mm`` follows directly with the same figure.
+    """
+    left, before = [(_name(n), v) for n, v in macs], ("", 0)
+    for raw, value in flops:
+        name = _name(raw)
+        if before[0] in ("linear", "addmm") and name in ("mm", "addmm") and value == before[1]:
+            yield Row(path, f"{before[0]}>{name}", int(value))
+            if left and left[0][0] == name:
+                left.pop(0)
+            continue
+        products = 0
+        if left and left[0][0] == name:
+            products = 2 * int(left.pop(0)[1])
+        if 0 < products < value:
+            yield Row(path, name, products)
+            yield Row(path, f"{name}, {BESIDE}", int(value) - products)
+        else:
+            yield Row(path, name, int(value))
+        before = (name, value)
+
+
+def _name(function: Any) -> str:
+    """The tools name a function by its text or by its bound ``__str__``."""
+    if isinstance(function, str):
+        return function
+    owner = getattr(function, "__self__", function)
+    return str(getattr(owner, "__name__", owner))
+
+
+def ptflops(model: Positional, args: tuple[Tensor, ...]) -> Counted:
+    """Rows are modules with a hook of the tool, and (module, function) for patched functions."""
+    from ptflops import get_model_complexity_info
+
+    paths, rows, inside = paths_of(model), list[Row](), list[nn.Module]()
+
+    def record(name: str, value: int) -> None:
+        here = inside[-1] if inside else None
+        # The tool's own hook counts these modules; a product in them is the same work again.
+        kind = f"linear>{name}" if isinstance(here, PRODUCTS) and name in ("mm", "addmm", "bmm") else name
+        rows.append(Row(paths[id(here)] if here is not None else "", kind, value))
+
+    def done(module: nn.Module, given: Any, result: Any) -> None:
+        figures = [(part, int(getattr(part, "__flops__", 0) or 0)) for part in model.modules()]
+        own = [r for part, value in figures for r in _module_rows(paths[id(part)], part, value)]
+        rows.extend(below_every_parent(model, own))
+
+    def inputs(_: Any) -> dict[str, Tensor]:
+        # Called after the tool has made its hooks: so these run after its own.
+        for module in model.modules():
+            hooks.enter_context(module.register_forward_hook(lambda m, a, r: inside.pop() and None))
+        hooks.enter_context(model.register_forward_hook(done))
+        return {f"t{i}": arg for i, arg in enumerate(args)}
+
+    said, positional = io.StringIO(), model.forward
+    with (
+        ExitStack() as hooks,
+        patch.object(model, "forward", lambda **given: positional(*given.values())),
+        _recorded(record),
+        redirect_stdout(said),
+        redirect_stderr(said),
+    ):
+        for module in model.modules():
+            hooks.enter_context(module.register_forward_pre_hook(lambda m, a: inside.append(m)))
+        total, _ = get_model_complexity_info(
+            model, (1,), input_constructor=inputs, as_strings=False, print_per_layer_stat=False, verbose=False
+        )
+    if total is None:
+        lines = [line for line in said.getvalue().splitlines() if line.startswith("<class")]
+        raise RuntimeError(lines[0] if lines else "it gave None")
+    return counted(int(total), rows)
+
+
+@contextmanager
+def _recorded(record: Callable[[str, int], None]) -> Iterator[None]:
+    """Let the tool's rules for functions tell what they count."""
+    from ptflops import pytorch_engine as engine
+
+    def told(name: str, rule: Callable[..., int]) -> Callable[..., int]:
+        def ruled(*args: Any, **kwargs: Any) -> int:
+            value = rule(*args, **kwargs)
+            record(name, int(value))
+            return value
+
+        return ruled
+
+    with ExitStack() as tables:
+        for table in (engine.FUNCTIONAL_MAPPING, engine.TENSOR_OPS_MAPPING):
+            telling = {f: told(getattr(f, "__name__", str(f)), rule) for f, rule in table.items()}
+            tables.enter_context(patch.dict(table, telling))
+        yield
+
+
+def _module_rows(path: str, module: nn.Module, value: int) -> Iterator[Row]:
+    """A module's figure, the additions of a bias apart."""
+    if not value:
+        return
+    if not isinstance(module, PRODUCTS):
+        yield Row(path, type(module).__name__, value)
+        return
+    # The tool counts (products + 1) for every output element of a layer with a bias.
+    bias = bias_part(module, value)
+    yield Row(path, "linear" if isinstance(module, nn.Linear) else "conv2d", value - bias)
+    if bias:
+        yield Row(path, "bias", bias)

@@ -8,20 +8,18 @@ from dataclasses import dataclass
 from typing import Final
 
 from costproof.compare.proof.closed_form import Limit
-from costproof.graph.account import account
-from costproof.graph.costed import costed
-from costproof.graph.merge import merge_nodes
-from costproof.graph.paths import renamer
-from costproof.graph.sized import bounded
 from costproof.ledger.errors import CostproofError, Incomplete, first_line
 from costproof.ledger.evaluate import evaluate
 from costproof.ledger.node import CostNode, rule_wanted, unknown_clause
 from costproof.ledger.symbols import parse
-from costproof.tracers.derive.draw import Draw, examples
-from costproof.tracers.derive.limits import all_met, limits
+from costproof.opgraph.account import account
+from costproof.opgraph.costed import bound_unknown, cost_graph
+from costproof.opgraph.graph import path_renamer
+from costproof.opgraph.merge import merge_nodes
+from costproof.tracers.cache import cached_export
+from costproof.tracers.derive.domain import Draw, all_met, examples, limits
 from costproof.tracers.derive.subject import Subject
-from costproof.tracers.export_cache import kept_export
-from costproof.tracers.exported_sizes import resized
+from costproof.tracers.exporting import resized
 
 POINTS: Final = 5
 
@@ -58,11 +56,11 @@ def derive(subject: Subject, *, points: int = POINTS, seed: int = 1) -> Derived:
         Incomplete: it does not export with these symbols, an operator has no rule, its conditions are not known, or a
             fresh count cannot be made or has an operator without a rule.
     """
-    job, exported = subject.job, kept_export(subject.job)
-    work = costed(exported.graph)
+    job, exported = subject.job, cached_export(subject.job)
+    work = cost_graph(exported.graph)
     found = account(work, job.place)
     if found.unknown:
-        unknown = bounded(found.unknown, work, examples(job))
+        unknown = bound_unknown(found.unknown, work, examples(job))
         raise Incomplete(
             "an operator of the graph has no rule",
             where=subject.name,
@@ -115,7 +113,7 @@ def _check(subject: Subject, nodes: tuple[CostNode, ...], sizes: dict[str, int])
     if unknown:
         raise Incomplete("an operator of the fresh run has no rule", where=job.id, got=", ".join(sorted(unknown)[:5]))
     fresh: Counter[str] = Counter()
-    rename = renamer(job.prefix)
+    rename = path_renamer(job.prefix)
     for path, flops in counted.items():
         fresh[path if (here := rename(path)) is None else here] += flops
     derived: Counter[str] = Counter()

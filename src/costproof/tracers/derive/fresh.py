@@ -8,22 +8,23 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils.weak import WeakTensorKeyDictionary
 
-from costproof.graph.graph import OpCall, Value
-from costproof.graph.rules.registry import UnknownCost, cost_of
 from costproof.ledger.errors import said_by
 from costproof.models.as_it_runs import as_it_runs
 from costproof.models.jobs import Run
-from costproof.tracers.derive.known import Known
-from costproof.tracers.elsewhere import with_numbers
+from costproof.opgraph.graph import OpCall, Value
+from costproof.opgraph.rules.registry import UnknownCost, cost_of
+from costproof.patches.modules import hooked
+from costproof.patches.patch import gc_disabled
+from costproof.tracers.cpu_fallback import with_numbers
 from costproof.tracers.operands import dtype_name, operands, plain_value
-from costproof.tracers.readonly import uncollected, watched
 
 
 class _Dispatched(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -75,7 +76,7 @@ def _counted(model: nn.Module, args: Mapping[str, Any]) -> tuple[dict[str, int],
     def leave(*_: Any) -> None:
         counter.stack.pop()
 
-    with uncollected(), as_it_runs(model), watched(paths, enter, leave), counter:
+    with gc_disabled(), as_it_runs(model), hooked(paths, enter, leave), counter:
         model(**args)
     return counter.flops, counter.unknown
 
@@ -83,3 +84,38 @@ def _counted(model: nn.Module, args: Mapping[str, Any]) -> tuple[dict[str, int],
 def _values(argument: Any) -> list[Value]:
     tensors = (t for t in tree_leaves(argument) if isinstance(t, torch.Tensor))
     return [Value(str(id(t)), tuple(map(int, t.shape)), dtype_name(t.dtype)) for t in tensors]
+
+
+MOST: Final = 1_000_000
+"""Elements of a tensor up to which its values are kept."""
+_CERTAIN: Final = ("arange", "ones", "zeros", "full", "scalar_tensor", "tril_indices", "eye")
+
+
+class Known:
+    """What is known about the tensors of one run."""
+
+    def __init__(self) -> None:
+        self.values = WeakTensorKeyDictionary()
+
+    def scalar(self, func: Any, args: Any) -> torch.Tensor | None:
+        """The value of a tensor of which the program asks a number, if that is so and it is known."""
+        asked = func is torch.ops.aten._local_scalar_dense.default
+        return self.values[args[0]] if asked and args[0] in self.values else None
+
+    def follow(self, func: Any, args: Any, kwargs: Mapping[str, Any], result: Any) -> None:
+        """Do an operator on values as well, where all that it reads is known."""
+        inputs = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+        if not all(t in self.values for t in inputs):
+            if func._schema.is_mutable:
+                self.values.clear()  # something known may have been written to
+            return
+        # Of the factories, ``empty`` and random ones do not say what they make.
+        certain = inputs or str(func).split(".")[1] in _CERTAIN
+        if not isinstance(result, torch.Tensor) or result.device.type != "meta" or not certain:
+            return
+        if result.is_floating_point() or result.numel() > MOST:
+            return
+        given, options = tree_map_only(torch.Tensor, self.values.__getitem__, (args, dict(kwargs)))
+        if "device" in options:
+            options["device"] = torch.device("cpu")
+        self.values[result] = func(*given, **options)

@@ -13,7 +13,7 @@ from costproof.ledger.workload import Workload
 from costproof.models.generic.huggingface import counts_layers
 from costproof.models.jobs import ExportJob
 from costproof.models.target import Derivable, Exportable, WithFormulas
-from costproof.tracers.exported_sizes import resized
+from costproof.tracers.exporting import resized
 
 if TYPE_CHECKING:
     from torch import nn

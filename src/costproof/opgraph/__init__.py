@@ -1,0 +1,1 @@
+"""Represent graphs of operators, cost them by rules, and analyze them, without torch."""

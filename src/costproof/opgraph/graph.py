@@ -1,0 +1,163 @@
+"""Represent an executed or exported graph as operator calls on shaped values.
+
+Both graph sources, ``torch.export`` and TorchLens, are converted to this form and costed by the same rules. Shapes are
+integers (a trace) or sympy expressions (an export with symbolic sizes). The module needs no torch, so rules can be
+tested on hand-made calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, TypeAlias
+
+import sympy
+
+Size: TypeAlias = int | sympy.Expr
+
+
+_HANDED_ON: Final = frozenset({"identity"})
+"""Operator that a trace records where a module returns its argument."""
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A tensor: an input, a parameter, a buffer, or the result of an operator."""
+
+    id: str
+    shape: tuple[Size, ...]
+    dtype: str
+    """Name without the ``torch.`` prefix, such as ``bfloat16``."""
+    origin: str = "op"
+    """``op``, ``input``, ``cache`` (an input that was in a cache before), ``param``, ``buffer`` or ``const``."""
+    name: str = ""
+    """Full name of a parameter or buffer, as in ``named_parameters`` of the root module."""
+
+    @property
+    def floating(self) -> bool:
+        """Whether the tensor is floating point; only these tensors do FLOPs and are activations."""
+        return self.dtype.startswith(("float", "bfloat", "complex"))
+
+
+AUTOCAST: Final = "autocast"
+"""Key in ``OpCall.attrs`` with the dtype that autocast casts the operator's products to."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpCall:
+    """One call of an operator."""
+
+    label: str
+    """Unique name in the graph: node name of the export, or label of TorchLens."""
+    name: str
+    """Operator name as the source writes it: ``aten.linear.default``, ``scaled_dot_product_attention``."""
+    module: str
+    """Path of the innermost module that runs the operator; empty for the root."""
+    call: int
+    """Number of the module's call, from 1."""
+    tensors: tuple[Value, ...]
+    """Tensor arguments in the order of the operator's signature, parameters included, lists flattened; a tensor that
+    is passed twice occurs twice."""
+    outputs: tuple[Value, ...]
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+    """Other arguments that rules need, by their names in the operator's signature: ``equation``, ``mode``,
+    ``transposed``, ``dim``, ``other`` (a scalar second operand) …"""
+    names: Mapping[str, Value] = field(default_factory=dict)
+    """Tensor arguments by their names in the signature, such as ``attn_mask``, if the source records names."""
+
+    def reading(self, change: Callable[[Value], Value]) -> OpCall:
+        """Return the call with ``change`` applied to its tensor arguments."""
+        names = {name: change(value) for name, value in self.names.items()}
+        return replace(self, tensors=tuple(map(change, self.tensors)), names=names)
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleCall:
+    """One call of a module's forward."""
+
+    module: str
+    call: int
+    parent: tuple[str, int] | None
+    class_name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """The operators of one export or one trace, in order of execution."""
+
+    ops: tuple[OpCall, ...]
+    outputs: tuple[Value, ...]
+    """Tensors that the run returns, without the key/value cache."""
+    cache_outputs: tuple[Value, ...] = ()
+    """Keys and values of the cache after the run, which are written but are not activations."""
+    calls: tuple[ModuleCall, ...] = ()
+
+    def working(self) -> set[tuple[str, int]]:
+        """Return the calls (module, number) that run an operator, directly or in a nested call."""
+        parents = {(c.module, c.call): c.parent for c in self.calls}
+        found = set[tuple[str, int]]()
+        for op in self.ops:
+            here: tuple[str, int] | None = (op.module, op.call) if op.name not in _HANDED_ON else None
+            while here is not None and here not in found:
+                found.add(here)
+                here = parents.get(here)
+        return found
+
+    def with_calls_of(self, modules: Collection[str]) -> Graph:
+        """Return the graph with only the calls of ``modules``, or with all if that is empty."""
+        return replace(self, calls=tuple(c for c in self.calls if c.module in modules)) if modules else self
+
+
+def path_renamer(prefix: Mapping[str, str]) -> Callable[[str], str | None]:
+    """Return a function from paths inside a wrapper to paths of the model; ``None`` for scaffolding.
+
+    Args:
+        prefix: paths inside -> paths from the root; the longest prefix wins.
+    """
+    longest_first = sorted(prefix.items(), key=lambda kv: -len(kv[0]))
+
+    def rename(path: str) -> str | None:
+        for inner, outer in longest_first:
+            if path == inner:
+                return outer
+            if path.startswith(inner + "."):
+                rest = path[len(inner) + 1 :]
+                return f"{outer}.{rest}" if outer else rest
+        return None
+
+    return rename
+
+
+def rename_modules(graph: Graph, prefix: Mapping[str, str], scaffolding: str) -> Graph:
+    """Return the graph with the model's own paths and parameter names, without calls of scaffolding.
+
+    Args:
+        prefix: see :func:`path_renamer`.
+        scaffolding: prefix for the paths of operators that no entry of ``prefix`` covers.
+    """
+    rename = path_renamer(prefix)
+
+    def value(old: Value) -> Value:
+        return replace(old, name=rename(old.name) or old.name) if old.origin in ("param", "buffer") else old
+
+    def op(old: OpCall) -> OpCall:
+        outer = rename(old.module)
+        return replace(old.reading(value), module=scaffolding + old.module if outer is None else outer)
+
+    parents = {(c.module, c.call): c.parent for c in graph.calls}
+
+    def parent(of: tuple[str, int] | None) -> tuple[str, int] | None:
+        while of is not None:
+            outer = rename(of[0])
+            if outer is not None:
+                return outer, of[1]
+            of = parents.get(of)
+        return None
+
+    calls = ((rename(c.module), c) for c in graph.calls)
+    return Graph(
+        ops=tuple(map(op, graph.ops)),
+        outputs=tuple(map(value, graph.outputs)),
+        cache_outputs=tuple(map(value, graph.cache_outputs)),
+        calls=tuple(ModuleCall(p, c.call, parent(c.parent), c.class_name) for p, c in calls if p is not None),
+    )

@@ -1,0 +1,106 @@
+"""Compute the bytes that a graph moves under three models of reuse: unfused, fused by module, and floor.
+
+They differ in the size of a region. *Unfused*: every operator is one. *Fused*: each call of a module is one, as in the
+ledgers (:mod:`costproof.opgraph.regions`). *Floor* (compulsory traffic): the whole graph is one; each input, weight and
+piece of the cache is read once, each result written once. Bytes appended to the cache are written under all three.
+
+A larger region hides bytes and adds none, so floor <= fused <= unfused. Views and casts move nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import sympy
+
+from costproof.ledger.listing import Reuse
+from costproof.opgraph.costed import CostedGraph
+from costproof.opgraph.graph import Size, Value
+from costproof.opgraph.regions import R, RegionTraffic, Traffic
+from costproof.opgraph.rules.sizes import nbytes, prod, smaller, total
+
+RETURNED: Final = "return."
+"""Prefix of the name of a returned tensor; its index follows, from 0."""
+
+
+def floors(
+    work: CostedGraph, regions: Sequence[R], inside: Collection[str] = (), spared: AvoidableTraffic | None = None
+) -> dict[R, Size]:
+    """Return the bytes that cross the boundary of each region, without bytes appended to a cache.
+
+    Args:
+        regions: the region of each operator.
+        inside: names of inputs and returned tensors (:data:`RETURNED`) that pass between two graphs of one region, and
+            of
+            parameters that another of these graphs reads whole.
+        spared: counts only this part of the traffic.
+    """
+    kept = {work.roots.get(v.id, v).id for i, v in enumerate(work.graph.outputs) if f"{RETURNED}{i}" in inside}
+
+    def crosses(value: Value) -> bool:
+        return value.id not in kept and not (value.origin in ("input", "param") and value.name in inside)
+
+    found = work.crossing(regions)
+    return {
+        region: _bytes_read_once(t for t in (spared.of(m) if spared else m.every) if crosses(t.value))
+        for region, m in found.items()
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class AvoidableTraffic:
+    """The bytes of a graph's traffic that a run need not move."""
+
+    hidden: frozenset[str]
+    """Ids of tensors that are only read as keys or values, which a mask may hide."""
+    halved: frozenset[str]
+    """Ids of float32 tensors that may be half as large under autocast."""
+
+    def of(self, moved: RegionTraffic) -> Iterator[Traffic]:
+        """Yield the avoidable part of a region's traffic."""
+        for one in moved.every:
+            if one.value.id in self.hidden and one.value.origin != "param":
+                yield one
+            elif one.value.id in self.halved and one.value.dtype == "float32":
+                half = replace(one.value, dtype="bfloat16")
+                yield Traffic(half, prod((one.nbytes, sympy.Rational(1, 2))))
+
+    def bytes(self, moved: RegionTraffic) -> Size:
+        """Return the avoidable bytes of a region's traffic."""
+        return total(one.nbytes for one in self.of(moved))
+
+
+def _bytes_read_once(found: Iterable[Traffic]) -> Size:
+    """Return the bytes of tensors, each at most the whole however often its rows are looked up.
+
+    A trace has a new value for each read of a buffer; reads of one name count as one tensor.
+    """
+    tensors: dict[tuple[str, str], list[Traffic]] = {}
+    for one in found:
+        name = one.value.name if one.value.origin == "buffer" else ""
+        tensors.setdefault((name, "" if name else one.value.id), []).append(one)
+    return total(smaller(nbytes(same[0].value), total(t.nbytes for t in same)) for same in tensors.values())
+
+
+def partly_read(work: CostedGraph) -> dict[str, tuple[int, int]]:
+    """Return (bytes of rows with repeats, bytes of the whole) of parameters that are looked up by rows."""
+    moved = work.crossing([""] * len(work.graph.ops)).get("", RegionTraffic())
+    found = {t.value.name: (int(t.nbytes), int(nbytes(t.value))) for t in moved.weights}
+    return {name: both for name, both in found.items() if both[0] != both[1]}
+
+
+def reuse_bytes(work: CostedGraph, cache_before: Iterable[Value]) -> Reuse:
+    """Return the bytes that a graph with integer sizes moves under each model of reuse.
+
+    Args:
+        cache_before: contents of the cache before the run.
+    """
+    grown = sum(int(nbytes(v)) for v in work.graph.cache_outputs) - sum(int(nbytes(v)) for v in cache_before)
+
+    def moved(found: Iterable[RegionTraffic]) -> int:
+        return grown + sum(int(t.bytes) for t in found)
+
+    whole = floors(work, [""] * len(work.graph.ops))
+    return Reuse(grown + sum(int(n) for n in whole.values()), moved(work.traffic.values()), moved(work.alone.values()))

@@ -1,0 +1,295 @@
+"""Cache exported graphs and static ledgers as compressed JSON files in a folder of the user.
+
+Exporting is the slowest part of a second count of a model. The name of a file is the fingerprint of everything that
+decides its content (:mod:`.fingerprint`). A file that is damaged, too large, not a regular file or written by another
+version is treated as missing. Files are written under another name and renamed, so processes can share the folder.
+
+Reading a cached ledger needs neither torch nor the model, whose import and construction take most of the time of a
+report with cached exports. Its fingerprint covers the target with its whole configuration and the workload. It is valid
+while no file that Python had loaded when it was counted has changed and no package was added or removed. Ledgers are
+cached only by the ``costproof`` command and only for models from installed packages, because nothing else can have
+changed in memory there.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import re
+import sys
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from costproof.ledger.errors import BadInput, CostproofError
+from costproof.ledger.files import MAX_BYTES, first_bytes
+from costproof.ledger.node import Ledger
+from costproof.ledger.progress import Progress, silent
+from costproof.ledger.schema import adapter
+from costproof.ledger.workload import Workload
+from costproof.ledger.writing import through, write_texts
+from costproof.models.configured import Configured
+from costproof.models.jobs import ExportJob
+from costproof.models.target import Exportable
+from costproof.opgraph.rules.files import in_force
+from costproof.opgraph.serialization import GraphReader, GraphWriter, StoredGraph, StoredSize, StoredValue, from_plain
+from costproof.tracers.exported import Exported, export_graph
+from costproof.tracers.fingerprint import INSTALLED, OWN, digest, fingerprint, surroundings
+
+FOLDER: Final = "COSTPROOF_CACHE"
+"""The variable of the environment that names the folder; empty: nothing is kept."""
+MOST_FILES: Final = 500
+"""Of some 100 kB; beyond that the ones go that were not read for longest."""
+
+_SUFFIX: Final = ".json.gz"
+_NAME: Final = re.compile(r"[0-9a-f]{64}\.json\.gz")
+_GZIP: Final = 31
+"""``wbits`` of zlib for one member of gzip with its checksum."""
+DAMAGED: Final = (OSError, zlib.error, ValueError, LookupError, CostproofError)
+"""What is raised where a file is not there, not whole or not ours."""
+
+_enabled: ContextVar[bool] = ContextVar("used", default=True)
+
+
+@contextmanager
+def cache_enabled(used: bool) -> Iterator[None]:
+    """Whether exports are looked up and kept while this lasts."""
+    before = _enabled.set(used)
+    try:
+        yield
+    finally:
+        _enabled.reset(before)
+
+
+def folder() -> Path | None:
+    """Where exports are kept; ``None``: nowhere."""
+    named = os.environ.get(FOLDER)
+    if named is not None:
+        return Path(named) if named else None
+    with suppress(RuntimeError):  # there is no home
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "costproof" / "exports"
+    return None
+
+
+def cache_file(name: Callable[[], str | None]) -> Path | None:
+    """Where the file of a name stands, or would stand; ``None``: nothing is kept, or it has no name.
+
+    Args:
+        name: makes the name, if anything is kept.
+    """
+    where = folder() if _enabled.get() else None
+    found = name() if where is not None else None
+    return where / f"{found}{_SUFFIX}" if where is not None and found is not None else None
+
+
+def cached_export(job: ExportJob) -> Exported:
+    """:func:`.export_graph`, or what it gave before for the same module, arguments, code and versions.
+
+    Raises:
+        Incomplete: as :func:`.export_graph`; a failure is not kept.
+    """
+    file = cache_file(partial(fingerprint, job))
+    if file is None:
+        return export_graph(job)
+    name = file.name.removesuffix(_SUFFIX)
+    found = _load_export(file, name, job)
+    if found is None:
+        found = export_graph(job)
+        _save_export(file, name, found)
+    return found
+
+
+def _load_export(file: Path, name: str, job: ExportJob) -> Exported | None:
+    try:
+        stored = adapter(_StoredExport).validate_json(load(file), strict=True)
+        return _read_export(stored, job) if stored.name == name else None
+    except DAMAGED:
+        return None
+
+
+def _save_export(file: Path, name: str, found: Exported) -> None:
+    """Keep an export, if what will be read is what was written; a folder that cannot be written keeps nothing."""
+    try:
+        data = json.dumps({"name": name, **_export_data(found)})
+        same = _read_export(adapter(_StoredExport).validate_json(data, strict=True), found.job) == found
+    except (
+        TypeError,
+        ValueError,
+        CostproofError,
+    ):  # an expression outside of our grammar: with a number that is not whole
+        return
+    if same:
+        save(file, data.encode())
+
+
+def load(file: Path) -> bytes:
+    """Return what is in a kept file, which counts as read now.
+
+    Raises:
+        one of :data:`DAMAGED`: it is not there, not a regular file, not whole, or too large.
+    """
+    unpacking = zlib.decompressobj(_GZIP)
+    found = unpacking.decompress(first_bytes(file, MAX_BYTES, regular=True), MAX_BYTES + 1)
+    if not unpacking.eof or len(found) > MAX_BYTES:
+        raise ValueError("it is cut off or too large")
+    with suppress(OSError):
+        os.utime(file)
+    return found
+
+
+def save(file: Path, data: bytes) -> None:
+    """Write a file whole or not at all; a folder that cannot be written keeps nothing."""
+    with suppress(OSError, BadInput):
+        if file.is_symlink() or through(file):
+            file.unlink()  # a pipe or a device, which nobody waits at; nobody links files here either
+        elif file.is_dir():
+            file.rename(file.with_name(f"{file.name}.folder"))  # not ours, and what is in it stays
+        write_texts({file: gzip.compress(data, 1, mtime=0)}, mode=0o700, durable=False)
+        _evict(file.parent)
+
+
+def _evict(where: Path) -> None:
+    files = [f for f in where.glob(f"*{_SUFFIX}") if _NAME.fullmatch(f.name)]  # others are not ours
+    for old in sorted(files, key=lambda f: f.stat().st_mtime)[:-MOST_FILES]:
+        old.unlink(missing_ok=True)
+
+
+def _export_data(found: Exported) -> dict[str, Any]:
+    writer = GraphWriter()
+    return {
+        "graph": writer.graph(found.graph),
+        "past": writer.numbers(found.cache_inputs),
+        "parameters": [[name, list(shape), dtype] for name, (shape, dtype) in found.parameters.items()],
+        "buffers": [*found.buffers.items()],
+        "guards": found.guards,
+        "notes": found.notes,
+        "values": writer.values,
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class _StoredExport:
+    """An export as JSON holds it; pydantic checks the types."""
+
+    name: str
+    graph: StoredGraph
+    past: list[int]
+    parameters: list[tuple[str, list[StoredSize], str]]
+    buffers: list[tuple[str, int | None]]
+    guards: list[str]
+    notes: list[str]
+    values: list[StoredValue]
+
+
+def _read_export(stored: _StoredExport, job: ExportJob) -> Exported:
+    reader = GraphReader(stored.values)
+    return Exported(
+        job,
+        reader.graph(stored.graph),
+        {name: (tuple(map(from_plain, shape)), dtype) for name, shape, dtype in stored.parameters},
+        dict(stored.buffers),
+        reader.tensors(stored.past),
+        tuple(stored.guards),
+        tuple(stored.notes),
+    )
+
+
+_COMMAND: Final = "costproof"
+"""The name of the script that is the command."""
+_MAIN: Final = ("__main__", "__mp_main__")
+_PYTHON: Final = Path(os.__file__).resolve().parent
+
+
+def cached_static_ledger(target: Exportable, workload: Workload, progress: Progress = silent) -> Ledger:
+    """:func:`.static.static_ledger`, or what it gave before for the same target, workload, code and versions.
+
+    Raises:
+        Incomplete: as it does; a failure is not stored.
+    """
+    from costproof.tracers.static import static_ledger
+
+    file = _ledger_file(target, workload)
+    if file is None:
+        return static_ledger(target, workload, progress)
+    found = _load_ledger(file)
+    if found is None:
+        found = static_ledger(target, workload, progress)
+        with suppress(OSError):  # a file that was loaded has gone since
+            _save_ledger(file, found)
+    return found
+
+
+def _ledger_file(target: Exportable, workload: Workload) -> Path | None:
+    """Where the ledger stands or would stand; ``None``: it is not stored."""
+    own = "torch" not in sys.modules and _is_command() and not in_force()
+    if not own or not isinstance(target, Configured):
+        return None
+    # The fields of a target are its configuration and how it is run: all that decides what is built.
+    return cache_file(lambda: digest([repr((type(target), target, workload)), surroundings(), _package_folders()]))
+
+
+def _is_command() -> bool:
+    """Whether this process is a command of costproof, which runs no code of anybody else."""
+    place = getattr(sys.modules.get(_MAIN[0]), "__file__", None)
+    return place is not None and (Path(place).stem == _COMMAND or OWN in Path(place).resolve().parents)
+
+
+def _package_folders() -> list[list[Any]]:
+    """The folders that code is loaded from; of those of installed packages, when one came or went."""
+    installed = {p for p in sys.path if INSTALLED & set(Path(p).parts) and Path(p).is_dir()}
+    return [[p, os.stat(p).st_mtime_ns if p in installed else None] for p in sys.path]
+
+
+def _loaded_files() -> dict[str, list[int]] | None:
+    """The files that Python has loaded, with time and size; ``None`` if one is of no installed package."""
+    found: dict[str, list[int]] = {}
+    for name, module in tuple(sys.modules.items()):
+        place = getattr(module, "__file__", None)
+        if name in _MAIN or not isinstance(place, str) or not Path(place).is_file():  # torch makes some in memory
+            continue
+        if not (INSTALLED & set(Path(place).parts) or {OWN, _PYTHON} & set(Path(place).resolve().parents)):
+            return None
+        found[place] = _stamp(place)
+    return found
+
+
+def _stamp(place: str) -> list[int]:
+    known = os.stat(place)
+    return [known.st_mtime_ns, known.st_size]
+
+
+@dataclass(frozen=True, slots=True)
+class _StoredLedger:
+    """A ledger as JSON holds it; pydantic checks the types."""
+
+    name: str
+    files: dict[str, list[int]]
+    """As :func:`_loaded_files` returns them."""
+    ledger: Ledger
+
+
+def _load_ledger(file: Path) -> Ledger | None:
+    try:
+        stored = adapter(_StoredLedger).validate_json(load(file), strict=True)
+        if stored.name != file.name or any(_stamp(place) != known for place, known in stored.files.items()):
+            return None
+        return stored.ledger
+    except DAMAGED:
+        return None
+
+
+def _save_ledger(file: Path, found: Ledger) -> None:
+    """Keep a ledger, if what will be read is what was counted."""
+    files = _loaded_files()
+    if files is None:
+        return
+    as_json = adapter(Ledger)
+    data = json.dumps({"name": file.name, "files": files, "ledger": as_json.dump_python(found, mode="json")})
+    if as_json.validate_python(json.loads(data)["ledger"]) == found:
+        save(file, data.encode())

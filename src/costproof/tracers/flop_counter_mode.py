@@ -1,0 +1,189 @@
+"""A second judge of what ran: the FLOPs of every operator by torch's own formulas, at the dispatcher.
+
+Export and trace are costed by the same rules of ours, so an error in a rule leaves the two equal. This count shares
+nothing with the rules but the shapes: the formulas are those of ``torch.utils.flop_counter``, and where torch has
+none, others that were written for this module from the definition of the operator. It sees what the dispatcher does:
+composites are the operators that they are made of, and products in a TorchScript function have the module that runs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+from costproof.patches.export import value_dependent_tags
+from costproof.patches.patch import patched
+from costproof.patches.tensor import EINSUM, READ_VALUES, TO_NUMPY
+from costproof.tracers.flop_counter_ledger import Judged, Where
+
+_ATTENTION: Final = ("_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_fused_attention_overrideable")
+_ROWS: Final = ("_addmm_activation", "_int_mm", "_weight_int8pack_mm", "_weight_int4pack_mm")
+_NO_FORMULA: Final = ("_trilinear", "mkldnn_rnn_layer", "_cudnn_rnn", "miopen_rnn", "_sparse_addmm", "_cdist_forward")
+"""Operators of torch that multiply matrices inside, of which nobody but our rules says how much."""
+_VECTORS: Final = ("linalg_vector_norm", "linalg_cross")
+"""Of torch.linalg, those that multiply no matrices."""
+_MASKS: Final = (torch.bool, torch.uint8)
+_BRANCHES: Final = (
+    "equal", "is_nonzero", "_nested_tensor_from_mask", "_nested_tensor_from_mask_left_aligned", "_pack_padded_sequence",
+)  # fmt: skip
+"""Operators that torch does not tag, of which values decide the result's sizes or a branch."""
+_VALUE_DEPENDENT: Final = value_dependent_tags()
+_OWN: Final = ("aten", "prims", "prim", "profiler", "_c10d_functional")
+"""Namespaces in which an operator without a formula multiplies no matrices."""
+
+
+class Judge(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts while a model runs under it; changes nothing.
+
+    Args:
+        calls: the calls that are running, kept by whoever hooks the modules: (path, number, anything).
+        root: what stands there for the path of the root.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self, calls: Sequence[tuple[str, int, Any]], root: str) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.calls, self.root, self.seen = calls, root, Judged()
+        self._known: dict[Any, tuple[Callable[..., int] | bool | None, str]] = {}
+        self._in_einsum = False
+
+    def where(self) -> Where:
+        """The calls that are running now."""
+        return tuple(("" if path == self.root else path, number) for path, number, _ in self.calls)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func not in self._known:
+            self._known[func] = _formula(func), _name(func)
+        formula, name = self._known[func]
+        if formula is True:
+            with self:
+                return func.decompose(*args, **kwargs)
+        self.seen.by_values = self.seen.by_values or _reads_values(func, name, args)
+        result = func(*args, **kwargs)
+        if self._in_einsum and name == "aten.mul":
+            formula, name = _multiplied, "aten.einsum"
+        if formula is False:
+            self.seen.unjudged[self.where(), name] += 1
+        elif formula is not None:
+            flops = int(formula(*args, **kwargs, out_val=result))
+            if flops:  # one product of complex numbers is four of real ones
+                pairs = any(isinstance(t, torch.Tensor) and t.is_complex() for t in tree_leaves(result))
+                self.seen.flops[self.where(), name] += 4 * flops if pairs else flops
+        return result
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Count for the time of the block, and record calls that the dispatcher does not see.
+
+        These are conversions of tensors to NumPy or to lists, and which elementwise multiplications are products of an
+        ``einsum`` over no index, or over indices of size 1.
+        """
+        with (
+            patched(READ_VALUES, context=(self._note_read,)),
+            patched(*TO_NUMPY, context=(self._note_numpy,)),
+            patched(EINSUM, context=(self._set_in_einsum,)),
+            self,
+        ):
+            yield
+
+    def _note_read(self, tensor: torch.Tensor) -> None:
+        self.seen.by_values = True
+
+    def _note_numpy(self, tensor: torch.Tensor) -> None:
+        self.seen.by_values = True
+        if tensor.numel() > 1 and (tensor.is_floating_point() or tensor.is_complex()):
+            self.seen.left[self.where()] += 1
+
+    def _set_in_einsum(self, inside: bool) -> None:
+        self._in_einsum = inside
+
+
+def _reads_values(func: Any, name: str, args: Any) -> bool:
+    """Return whether values of tensors decide a size or a branch."""
+    if name == "aten.index":  # tagged for its masks
+        return any(isinstance(t, torch.Tensor) and t.dtype in _MASKS for t in args[1])
+    return any(tag in getattr(func, "tags", ()) for tag in _VALUE_DEPENDENT) or name.partition(".")[2] in _BRANCHES
+
+
+def _multiplied(*args: Any, out_val: Any, **more: Any) -> int:
+    """Every number of the result is one product, which an einsum adds to nothing."""
+    return 2 * int(out_val.numel())
+
+
+def _name(func: Any) -> str:
+    return str(func.name() if callable(func.name) else func.name).partition(".")[0].replace("::", ".")
+
+
+def _formula(func: Any) -> Callable[..., int] | bool | None:
+    """What counts an operator; ``None``: no product; ``False``: no formula; ``True``: a composite."""
+    packet = getattr(func, "_overloadpacket", func)
+    space, _, name = _name(func).partition(".")
+    if space == "aten" and name.endswith("_"):  # in place: the same work
+        name = name.rstrip("_")
+        packet = getattr(torch.ops.aten, name, packet)
+    found = flop_registry.get(packet) or _MISSING.get(f"{space}.{name}")
+    if found is not None:
+        return found
+    if isinstance(func, torch._ops.HigherOrderOperator):
+        return False
+    if func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd):
+        return True
+    factors = name.startswith("linalg_") and name not in _VECTORS
+    return False if name in _NO_FORMULA or factors or space not in _OWN else None
+
+
+def _rows(first: Any, second: Any, *rest: Any, out_val: Any, **more: Any) -> int:
+    """Every number of the result is a sum of as many products as the first matrix is wide."""
+    return 2 * int(out_val.numel()) * int(first.shape[-1])
+
+
+def _added_rows(added: Any, first: Any, *rest: Any, out_val: Any, **more: Any) -> int:
+    return _rows(first, None, out_val=out_val)
+
+
+def _every_number(matrix: Any, *rest: Any, **more: Any) -> int:
+    """Each number of the matrix is multiplied once and added once."""
+    return 2 * int(matrix.numel())
+
+
+def _batches_added(added: Any, first: Any, second: Any, **more: Any) -> int:
+    return 2 * int(first.numel()) * int(second.shape[-1])
+
+
+def _grouped(first: Any, second: Any, *rest: Any, out_val: Any, **more: Any) -> int:
+    """Rows or columns in groups: a number of the result is one inner product; the inner dimension in groups: a number
+    of the first matrix meets every column of the second."""
+    if first.dim() == second.dim() == 2:
+        return 2 * int(first.numel()) * int(second.shape[1])
+    return _rows(first, second, out_val=out_val)
+
+
+def _attention(query: Any, key: Any, value: Any, *rest: Any, **more: Any) -> int:
+    """A number of a query meets that number of each key; a score meets every number of its value."""
+    keys = int(key.shape[-2])
+    scores = int(query.numel()) // int(query.shape[-1]) * keys
+    return 2 * int(query.numel()) * keys + 2 * scores * int(value.shape[-1])
+
+
+_MISSING: Final[dict[str, Callable[..., int]]] = {
+    "aten._grouped_mm": _grouped,
+    "aten._scaled_grouped_mm": _grouped,
+    "transformers.grouped_mm_fallback": _grouped,
+    "aten.affine_grid_generator": _rows,
+    "aten.mv": _every_number,
+    "aten.dot": _every_number,
+    "aten.vdot": _every_number,
+    "aten.addmv": lambda added, matrix, *rest, **more: _every_number(matrix),
+    "aten.addbmm": _batches_added,
+    **{f"aten.{name}": _attention for name in _ATTENTION},
+    **{f"aten.{name}": _added_rows if name.startswith("_addmm") else _rows for name in _ROWS},
+}
+"""Operators that torch's registry lacks, counted from their definition."""

@@ -1,0 +1,312 @@
+"""How long each stage of a forward takes, and each module: a stamp wherever the work passes from one to another.
+
+On the CPU a stamp is the time of day of a steady clock; on a GPU it is a CUDA event, so that the time is the device's.
+For stages only modules at the border of one carry a hook; for modules all do, in runs of their own, since each hook
+takes time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Final
+from unittest import mock
+
+from costproof.ledger.aside import scratch
+from costproof.ledger.profile import Measured, ModuleTime, OperatorTime, StageTime, Timing
+from costproof.ledger.progress import Progress, silent
+from costproof.models.jobs import Run
+from costproof.patches.modules import forward_redirected, hooked
+from costproof.tracers.hooks import ROOT
+
+if TYPE_CHECKING:
+    from torch import nn
+
+Stage = tuple[str, str]
+"""(stage, invocation)"""
+NOWHERE: Final[Stage] = ("", "")
+WARM_UP: Final = 1
+"""Runs before those that are timed."""
+
+
+def clock_of(device: str) -> tuple[str, int]:
+    """What times a run on ``cpu`` or ``cuda``: ``perf_counter`` or ``CUDA events``; and how many threads it has."""
+    import torch
+
+    return "CUDA events" if device == "cuda" else "perf_counter", torch.get_num_threads()
+
+
+def timed_stages(runs: Sequence[Run], count: int, progress: Progress = silent) -> tuple[StageTime, ...]:
+    """Each stage of the forwards, ``count`` times, after :data:`WARM_UP`; nothing else runs beside them."""
+    found: dict[tuple[str, Stage], list[int]] = {}
+    for i in range(WARM_UP + count):
+        progress("time the stages", i, WARM_UP + count)
+        for run in runs:
+            for stage, spent in stage_times(run).items():
+                if i >= WARM_UP:
+                    found.setdefault((run.id, stage), []).append(spent)
+    progress("time the stages", WARM_UP + count, WARM_UP + count)
+    return tuple(StageTime(run, *stage, Timing(tuple(spent))) for (run, stage), spent in found.items())
+
+
+def timed_modules(
+    runs: Sequence[Run], count: int, progress: Progress = silent
+) -> dict[tuple[str, str, str], tuple[int, ...]]:
+    """(Run, stage, module) -> nanoseconds of the module itself, without the modules in it, in ``count`` runs."""
+    found: dict[tuple[str, str, str], list[int]] = {}
+    for i in range(WARM_UP + count):
+        progress("time the modules", i, WARM_UP + count)
+        for run in runs:
+            spent = _spent(run, [path for path, _ in run.model.named_modules()])
+            for ((stage, _), path), nanoseconds in spent.items() if i >= WARM_UP else ():
+                # What does not run each time, such as an expert, takes nothing then.
+                found.setdefault((run.id, stage, path), [0] * count)[i - WARM_UP] += nanoseconds
+    progress("time the modules", WARM_UP + count, WARM_UP + count)
+    return {place: tuple(times) for place, times in found.items()}
+
+
+def stage_times(run: Run) -> dict[Stage, int]:
+    """Nanoseconds that each stage of one forward takes; together they are the whole forward."""
+    found: Counter[Stage] = Counter()
+    for (stage, _), nanoseconds in _spent(run, borders(run)).items():
+        found[stage] += nanoseconds
+    return dict(found)
+
+
+def _spent(run: Run, paths: Iterable[str]) -> dict[tuple[Stage, str], int]:
+    """Nanoseconds between the borders of these modules in one forward, by stage and by the innermost of them."""
+    import torch
+
+    cuda = next(run.model.parameters()).device.type == "cuda"
+    stamps: list[tuple[tuple[Stage, str], Any]] = []
+    new_event: Any = torch.cuda.Event
+
+    def stamp(stage: Stage, path: str) -> None:
+        if cuda:
+            event = new_event(enable_timing=True)
+            event.record()
+            stamps.append(((stage, path), event))
+        else:
+            stamps.append(((stage, path), time.perf_counter_ns()))
+
+    kwargs = run.inputs()
+    with entered(run, paths, stamp), torch.no_grad(), run.around():
+        run.model(**kwargs)
+    if cuda:
+        torch.cuda.synchronize()
+    found: Counter[tuple[Stage, str]] = Counter()
+    for (place, begin), (_, end) in pairwise(stamps):
+        found[place] += round(begin.elapsed_time(end) * 1e6) if cuda else end - begin
+    return dict(found)
+
+
+@contextmanager
+def entered(run: Run, paths: Iterable[str], passed: Callable[[Stage, str], None]) -> Iterator[None]:
+    """Tell each time, for the time of the block, that the work passes to one of these modules, and in which stage."""
+    stack: list[tuple[Stage, str]] = []
+    calls: Counter[nn.Module] = Counter()
+    modules = {run.model.get_submodule(path): path for path in paths}
+
+    def enter(module: nn.Module, args: Any) -> None:
+        calls[module] += 1
+        stack.append((run.locate(modules[module], calls[module]), modules[module]))
+        passed(*stack[-1])
+
+    def leave(module: nn.Module, args: Any, output: Any) -> None:
+        stack.pop()
+        passed(*(stack[-1] if stack else (NOWHERE, "")))
+
+    with hooked(modules, enter, leave):
+        yield
+
+
+def borders(run: Run) -> list[str]:
+    """Modules that belong to another stage than the module around them; the root among them."""
+    found = []
+    for path, _ in run.model.named_modules():
+        parent = path.rpartition(".")[0]
+        if not path or run.locate(path, 1)[0] != run.locate(parent, 1)[0]:
+            found.append(path)
+    return found
+
+
+PREFIX: Final = "module "
+_OF_THE_MACHINE: Final = ("host_name", "traceName", "trace_id")
+"""What a Chrome trace says of the machine and of the file that it was first written to."""
+
+
+@dataclass(slots=True)
+class _Sums:
+    """One module, or one operator in a module, in one profiled run. Times in nanoseconds."""
+
+    calls: int = 0
+    cpu: int = 0
+    own: int = 0
+    device: int = 0
+    memory: int = 0
+    shapes: tuple[tuple[int, ...], ...] = ()
+
+
+_Pass = defaultdict[tuple[str, ...], _Sums]
+"""One profiled run over all forwards, by (module,) and by (module, operator)."""
+
+
+def profile_runs(runs: Sequence[Run], count: int, progress: Progress = silent) -> tuple[Measured, str]:
+    """Measure the forwards ``count`` times each, after one to warm up: stages alone first, then profiled.
+
+    Returns:
+        The times, and the Chrome trace of the last profiled run as JSON text.
+    """
+    import torch
+
+    device = next(runs[0].model.parameters()).device
+    cuda = device.type == "cuda"
+    if cuda:
+        torch.cuda.reset_peak_memory_stats(device)
+    stages = timed_stages(runs, count, progress)
+    peak = torch.cuda.max_memory_allocated(device) if cuda else None
+    passes: list[_Pass] = []
+    chrome = ""
+    for i in range(WARM_UP + count):
+        progress("profile", i, WARM_UP + count)
+        found, chrome = _profiled(runs, cuda=cuda, trace=i == WARM_UP + count - 1)
+        if i >= WARM_UP:
+            passes.append(found)
+    modules, operators = _timed(passes, cuda=cuda)
+    clock, threads = clock_of(device.type)
+    measured = Measured(
+        device=torch.cuda.get_device_name(device) if cuda else "cpu",
+        clock=clock,
+        threads=threads,
+        warm_up=WARM_UP,
+        stages=stages,
+        modules=modules,
+        operators=operators,
+        peak_bytes=peak,
+    )
+    return measured, chrome
+
+
+@contextmanager
+def module_ranges(model: nn.Module) -> Iterator[None]:
+    """A named range of the profiler around every module call, for the time of the block."""
+    from torch.autograd.profiler import record_function
+
+    paths = {id(m): p or ROOT for p, m in model.named_modules()}
+    open_ranges: list[Any] = []
+
+    def enter(module: nn.Module, args: Any) -> None:
+        span: Any = record_function(PREFIX + paths[id(module)])
+        span.__enter__()
+        open_ranges.append(span)
+
+    def leave(module: nn.Module, args: Any, output: Any) -> None:
+        open_ranges.pop().__exit__(None, None, None)
+
+    try:
+        with hooked(model.modules(), enter, leave), forward_redirected(model):
+            yield
+    finally:
+        while open_ranges:
+            open_ranges.pop().__exit__(None, None, None)
+
+
+def _profiled(runs: Sequence[Run], *, cuda: bool, trace: bool) -> tuple[_Pass, str]:
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    inputs = [run.inputs() for run in runs]  # outside the measured time
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
+    # The profiler says on stderr when it starts and stops, unless its log level is above all that it has.
+    unlogged = mock.patch.dict(os.environ, {"KINETO_LOG_LEVEL": os.environ.get("KINETO_LOG_LEVEL", "6")})
+    with (
+        unlogged,
+        module_ranges(runs[0].model),
+        torch.no_grad(),
+        profile(activities=activities, record_shapes=True, profile_memory=True) as profiler,
+    ):
+        for run, kwargs in zip(runs, inputs, strict=True):
+            with run.around():
+                run.model(**kwargs)
+        if cuda:
+            torch.cuda.synchronize()
+    found = _read(profiler.events() or ())
+    if not trace:
+        return found, ""
+    with scratch() as folder:
+        path = folder / "trace.json"
+        profiler.export_chrome_trace(str(path))
+        told = json.loads(path.read_text(encoding="utf-8"))
+    return found, json.dumps({key: value for key, value in told.items() if key not in _OF_THE_MACHINE})
+
+
+def _read(events: Sequence[Any]) -> _Pass:
+    """Every operator's own time to the innermost range around it, every range's to its module."""
+    found: _Pass = defaultdict(_Sums)
+    for event in events:
+        if event.device_type.name != "CPU":
+            continue  # kernels are counted with the operators that launched them
+        around = _around(event)
+        if event.name.startswith(PREFIX):
+            module, spent = found[event.name.removeprefix(PREFIX),], _ns(event.cpu_time_total)
+            module.calls += 1
+            module.own += spent
+            if around is not None:
+                found[around,].own -= spent
+            if all(p.name != event.name for p in parents(event)):
+                module.cpu += spent
+                module.device += _ns(event.device_time_total)
+        elif around is not None:
+            operator = found[around, event.name]
+            operator.calls += 1
+            operator.own += _ns(event.self_cpu_time_total)
+            operator.device += _ns(event.self_device_time_total)
+            operator.memory += event.self_device_memory_usage or event.self_cpu_memory_usage
+            operator.shapes = operator.shapes or tuple(
+                tuple(int(d) for d in s) for s in event.input_shapes or () if s and all(isinstance(d, int) for d in s)
+            )
+    return found
+
+
+def _around(event: Any) -> str | None:
+    """The module whose range is the innermost around an event."""
+    return next((p.name.removeprefix(PREFIX) for p in parents(event) if p.name.startswith(PREFIX)), None)
+
+
+def parents(event: Any) -> Iterator[Any]:
+    """The events around one, the nearest first."""
+    while (event := event.cpu_parent) is not None:
+        yield event
+
+
+def _ns(microseconds: float) -> int:
+    return round(microseconds * 1000)
+
+
+def _timed(passes: Sequence[_Pass], *, cuda: bool) -> tuple[tuple[ModuleTime, ...], tuple[OperatorTime, ...]]:
+    """Modules, and operators in modules, by name; calls and shapes are those of the last run."""
+
+    def timing(key: tuple[str, ...], what: str) -> Timing:
+        return Timing(tuple(getattr(p[key], what) for p in passes))
+
+    def device(key: tuple[str, ...]) -> Timing | None:
+        return timing(key, "device") if cuda else None
+
+    last = sorted(passes[-1].items())
+    modules = (
+        ModuleTime(*key, seen.calls, timing(key, "cpu"), timing(key, "own"), device(key))
+        for key, seen in last
+        if len(key) == 1
+    )
+    operators = (
+        OperatorTime(*key, seen.calls, timing(key, "own"), device(key), seen.memory, seen.shapes)
+        for key, seen in last
+        if len(key) == 2
+    )
+    return tuple(modules), tuple(operators)

@@ -1,0 +1,1 @@
+"""Views of a capture: everything that is computed from one and not yet formatted."""

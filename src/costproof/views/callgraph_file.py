@@ -1,0 +1,66 @@
+"""``callgraph.json``: what the dynamic run called, how often, on which shapes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Final, TypeAlias
+
+from costproof.ledger.callgraph import CallGraph, check_levels
+from costproof.ledger.capture import Capture, capture_of
+from costproof.ledger.conventions import Conventions
+from costproof.ledger.files import read_json
+from costproof.ledger.schema import FileKind, from_data
+from costproof.ledger.workload import TargetInfo, Workload
+from costproof.views.absent import callgraph_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallGraphFile(CallGraph):
+    """``callgraph.json``: a callgraph, and the header of every file.
+
+    Only the calls themselves are needed; what a file was written without is empty when it is read.
+    """
+
+    conventions: Conventions
+    target: TargetInfo
+    workload: Workload
+    environment: dict[str, str]
+
+
+CALLGRAPH: Final = FileKind(name="costproof/callgraph", version=(2, 3), type=CallGraphFile)
+_MAKE_AGAIN: Final = "costproof render CAPTURE -f callgraph-json"
+
+Drawable: TypeAlias = Capture | CallGraph
+"""What a picture can be drawn of: the less it knows of the run, the fewer numbers stand beside its calls."""
+
+
+def read_drawable(path: Path) -> Drawable:
+    """Read what a picture can be drawn of: a capture, or a callgraph.
+
+    Raises:
+        BadInput: the file is neither.
+        Problems: it is damaged.
+    """
+    data = read_json(path, what="capture")
+    if isinstance(data, dict) and data.get("schema") == CALLGRAPH.name:
+        graph = from_data(data, CALLGRAPH, where=str(path), make_again=_MAKE_AGAIN)
+        check_levels(graph, str(path))
+        return graph
+    return capture_of(data, where=str(path))
+
+
+def callgraph_file(capture: Capture) -> CallGraphFile:
+    """The callgraph of a capture under the common header.
+
+    Raises:
+        Absent: the capture was made without the dynamic source.
+    """
+    graph = callgraph_of(capture)
+    return CallGraphFile(
+        conventions=capture.conventions,
+        target=capture.target,
+        workload=capture.workload,
+        environment=capture.environment,
+        **{f.name: getattr(graph, f.name) for f in fields(CallGraph)},
+    )

@@ -1,0 +1,81 @@
+"""Third-party counters and numbers of the user's own beside the truth, as data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from costproof.claims import Judgement
+from costproof.compare.findings import CounterComparison, Discrepancy
+from costproof.ledger.capture import Capture
+from costproof.ledger.conventions import Conventions
+from costproof.ledger.counter import Spent
+from costproof.ledger.errors import EXIT_FINDINGS, EXIT_INCOMPLETE, EXIT_OK
+from costproof.ledger.schema import FileKind
+from costproof.ledger.shown import Shown
+from costproof.ledger.workload import TargetInfo, Workload
+from costproof.views.absent import Absent
+
+
+@dataclass(frozen=True, slots=True)
+class OwnNumber:
+    """A number that the user has from somewhere, held against the truth as ``costproof check`` does."""
+
+    name: str
+    unit: str
+    """``flop`` or ``mac`` as the user states it; empty if that is not known."""
+    judgement: Judgement
+    printed_by: tuple[str, ...] = ()
+    """Counters that print this very number: ``fvcore on sam[crops]``."""
+
+    @property
+    def settled(self) -> bool:
+        """Whether nothing is left to explain."""
+        return self.judgement.status in ("right", "explained")
+
+
+@dataclass(frozen=True, slots=True)
+class CounterReport(Shown):
+    """All counters on one target and workload. Decode is one step at the first context."""
+
+    conventions: Conventions
+    target: TargetInfo
+    workload: Workload
+    environment: dict[str, str]
+    compared: CounterComparison
+    spent: dict[str, Spent] = field(default_factory=dict)
+    """By counter, what it needed."""
+    own: tuple[OwnNumber, ...] = ()
+
+    def __repr__(self) -> str:
+        """One line: ``compared`` has the findings."""
+        tools = len(self.compared.tools)
+        return f"CounterReport({self.target.name} at {self.workload.name}: {tools} counters)"
+
+    @property
+    def exit_code(self) -> int:
+        """3 if the truth or a counter failed, 1 if a difference stays unexplained, else 0."""
+        if self.compared.incomplete:
+            return EXIT_INCOMPLETE
+        open_ = any(f.residual for f in self.compared.findings)
+        return EXIT_FINDINGS if open_ or any(not o.settled for o in self.own) else EXIT_OK
+
+
+COUNTERS: Final = FileKind(name="costproof/counters", version=(2, 3), type=CounterReport)
+
+
+def counter_report(capture: Capture, found: Discrepancy, spent: dict[str, Spent]) -> CounterReport:
+    """The counters of a capture.
+
+    Raises:
+        Absent: none ran.
+    """
+    compared = found.counters
+    if compared is None:
+        raise Absent(
+            "the capture has no third-party counters",
+            where="$.counters",
+            expected="a capture made with counters",
+            fix="costproof report TARGET --counters all",
+        )
+    return CounterReport(capture.conventions, capture.target, capture.workload, capture.environment, compared, spent)

@@ -1,0 +1,246 @@
+"""Why a stage costs what it costs: formula, derivation, numbers put in, result, and the graph nodes that match."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+
+from costproof.compare.patterns import Mask, patterns, template
+from costproof.ledger.capture import Capture, FormulaDoc
+from costproof.ledger.errors import BadInput, Incomplete, did_you_mean, no_such
+from costproof.ledger.metrics import METRICS, PEAK_METRICS, STAGE_WIDE, Metric
+from costproof.ledger.node import CostNode, Ledger, bearing, total
+from costproof.ledger.peaks import Peaks, by_stage
+from costproof.ledger.shown import Printed
+from costproof.ledger.sources import GRAPH_SOURCES
+from costproof.ledger.workload import Invocation, TargetInfo, Workload
+from costproof.views.absent import sources
+from costproof.views.describe import mixed_attention
+from costproof.views.formulas import FormulaText, nodes_formula
+from costproof.views.quantities import EXPLAINED, TOTAL, with_quantity
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """What a graph source has at the same modules."""
+
+    source: str
+    kinds: tuple[str, ...]
+    value: int | None
+    evidence: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One formula and the modules it stands for."""
+
+    modules: str
+    """Pattern of module paths; ``(root)`` for the model itself."""
+    count: int
+    kind: str
+    owner: str
+    """Name of the layer whose formula it is."""
+    formula: FormulaText
+    """Of one module."""
+    numbers: dict[str, int]
+    """The symbols of the formula with their values."""
+    each: int | None
+    total: int | None
+    matches: tuple[Match, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainedCall:
+    """One invocation of the stage (``id`` empty: what belongs to the stage whatever runs)."""
+
+    id: str
+    place: str
+    """``sam[crops]``; ``sam`` for what belongs to the stage whatever runs."""
+    calls: int
+    symbols: dict[str, int]
+    formula: FormulaText | None
+    total: int | None
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Explanation(Printed):
+    """Answer to ``costproof explain``; printed, it is the text of the command."""
+
+    target: TargetInfo
+    workload: Workload
+    stage: str
+    metric: Metric
+    module: str | None
+    calls: tuple[ExplainedCall, ...]
+    docs: dict[str, FormulaDoc]
+    symbols: dict[str, str]
+    """Symbol -> meaning, for those that occur."""
+    attention: str = ""
+    """What runs as attention where, unless it is the same everywhere."""
+
+
+def no_formulas(name: str, why: str, address: str, stage: str) -> BadInput:
+    """Return the error of a target that nothing but its graph describes.
+
+    Args:
+        address: what names the target on a command line.
+    """
+    listing = "" if stage == TOTAL else f"costproof explain {address} {stage} --graph lists its operators; "
+    fix = f"{listing}costproof derive {address} reads closed forms off its graph"
+    return BadInput("there are no formulas to explain", where=name, got=why, fix=fix)
+
+
+def explain(
+    capture: Capture, stage: str, *, module: str | None = None, metric: Metric = "flops", graph: Capture | None = None
+) -> Explanation:
+    """Break down one metric of a stage by formula.
+
+    Args:
+        stage: a stage; or ``total``, the sums of all calls of all stages.
+        metric: one of :data:`~costproof.views.quantities.EXPLAINED`.
+        capture: holds the analytic ledger; the graph sources are not needed.
+        module: glob on module paths; ``None`` for all.
+        graph: a capture of the same target and workload with graph sources to point at.
+
+    Raises:
+        BadInput: no such stage or metric, or no module that the glob picks.
+        Incomplete: the capture has no analytic ledger.
+    """
+    check_stage(stage, capture.target.stages)
+    analytic = capture.by_source.get("analytic")
+    if analytic is None and (why := capture.lacking.get("analytic")):
+        raise no_formulas(capture.target.name, why, "TARGET", stage)
+    if analytic is None:
+        raise Incomplete(
+            "the capture has no formulas",
+            where="$.ledgers",
+            expected="an analytic ledger",
+            got=sources(capture),
+            fix="capture again with --sources analytic,static,dynamic",
+        )
+    if metric in PEAK_METRICS:
+        raise BadInput("no formula gives a peak", where="--metric", got=metric, fix="costproof peaks TARGET finds it")
+    if metric not in EXPLAINED:
+        raise no_such("metric", metric, (*EXPLAINED, *PEAK_METRICS))
+    if metric not in METRICS:
+        analytic = with_quantity(analytic, metric)
+        graph = graph and replace(graph, ledgers=tuple(with_quantity(x, metric) for x in graph.ledgers))
+    inside = (n for n in analytic.nodes if stage in (n.stage, TOTAL))
+    nodes = [n for n in inside if metric in n.exprs or metric in n.costs]
+    picked = nodes if module is None else [n for n in nodes if fnmatchcase(n.module or "(root)", module)]
+    if module is not None and not picked:
+        paths = sorted({n.module or "(root)" for n in nodes})
+        raise BadInput(
+            f"no module of stage {stage} has {metric} and matches the glob",
+            where=f"--module {module}",
+            expected="a glob on paths such as " + (paths[0] if paths else "(none has this metric)"),
+            fix=did_you_mean(module, paths) or "use * as in '*mlp*'",
+        )
+    stages = capture.target.stages if stage == TOTAL else (stage,)
+    per_call = [(i.stage, i) for i in capture.invocations if i.stage in stages]
+    invocations = [(s, None) for s in stages] if metric in STAGE_WIDE else per_call
+    calls = tuple(_call(capture, s, i, picked, metric, graph) for s, i in invocations)
+    if stage == TOTAL:
+        whole = bearing(picked, metric)
+        # A symbol such as the side of a view has a value of its own in each call, so their formulas have no sum.
+        shared = metric in STAGE_WIDE
+        formula = nodes_formula(whole, metric, capture.target.symbols, capture.symbols) if shared else None
+        sums = (replace(call, parts=()) for call in calls)
+        calls = (*sums, ExplainedCall("", TOTAL, 1, {}, formula, total(whole, metric), ()))
+    used = {s for c in calls for p in c.parts for s in p.numbers}
+    owners = {p.owner for c in calls for p in c.parts}
+    return Explanation(
+        target=capture.target,
+        workload=capture.workload,
+        stage=stage,
+        metric=metric,
+        module=module,
+        calls=calls,
+        docs={name: doc for name, doc in sorted(capture.formulas.items()) if name in owners},
+        symbols={name: doc.meaning for name, doc in sorted(capture.symbols.items()) if name in used},
+        attention=mixed_attention(capture.conventions),
+    )
+
+
+def peaks_in(capture: Capture, stage: str) -> Peaks:
+    """The peaks of the calls of a stage, or of all, as a capture has them.
+
+    Raises:
+        BadInput: no such stage.
+        Incomplete: the capture has none.
+    """
+    check_stage(stage, capture.target.stages)
+    calls = tuple(c for c in capture.peaks if stage in (c.stage, TOTAL))
+    if not calls:
+        raise Incomplete(
+            "the capture has no peaks" + (f" of stage {stage}" if capture.peaks else ""),
+            where="$.peaks",
+            fix="capture again with --peaks; costproof peaks TARGET finds them without a capture",
+        )
+    header = (capture.conventions, capture.target, capture.workload, capture.environment)
+    return Peaks(*header, by_stage(calls), calls)
+
+
+def check_stage(stage: str, known: tuple[str, ...]) -> None:
+    """Raise :class:`BadInput` for a stage that the target does not have."""
+    if stage not in (*known, TOTAL):
+        raise no_such("stage", stage, (*known, TOTAL))
+
+
+def _call(
+    capture: Capture, stage: str, call: Invocation | None, nodes: list[CostNode], metric: Metric, graph: Capture | None
+) -> ExplainedCall:
+    name = call.id if call else ""
+    inside = [n for n in nodes if (n.stage, n.invocation) == (stage, name)]
+    values = capture.values(call)
+    groups: dict[tuple[Mask, str, str, str, int | None], list[CostNode]] = {}
+    for n in inside:
+        key = (template(n.module)[0], n.kind, n.owner, n.exprs.get(metric, ""), n.cost(metric))
+        groups.setdefault(key, []).append(n)
+    parts = (part for group in groups.values() for part in _parts(capture, group, metric, values, graph))
+    return ExplainedCall(
+        id=name,
+        place=f"{stage}[{name}]" if call else stage,
+        calls=call.calls if call else 1,
+        symbols=dict(call.symbols) if call else {},
+        formula=nodes_formula(inside, metric, capture.target.symbols, capture.symbols),
+        total=total(inside, metric),
+        parts=tuple(p for p in parts if p.total != 0),
+    )
+
+
+def _parts(
+    capture: Capture, group: list[CostNode], metric: Metric, values: dict[str, int], graph: Capture | None
+) -> list[Part]:
+    """One part per pattern: paths of one template that are not a full grid become several."""
+    first = group[0]
+    formula = nodes_formula([first], metric, capture.target.symbols, capture.symbols)
+    if formula is None:
+        return []
+    from costproof.ledger.symbols import parse
+
+    names = sorted(s.name for s in parse(first.exprs[metric]).free_symbols)
+    ledgers = [graph.by_source[s] for s in GRAPH_SOURCES if s in graph.by_source] if graph is not None else []
+    each = first.cost(metric)
+    return [
+        Part(
+            modules=pattern or "(root)",
+            count=len(paths),
+            kind=first.kind,
+            owner=first.owner,
+            formula=formula,
+            numbers={s: values[s] for s in names if s in values},
+            each=each,
+            total=None if each is None else each * len(paths),
+            matches=tuple(_match(x, first, frozenset(paths), metric) for x in ledgers if metric in x.metrics),
+        )
+        for pattern, paths in patterns(n.module for n in group)
+    ]
+
+
+def _match(ledger: Ledger, like: CostNode, paths: frozenset[str], metric: Metric) -> Match:
+    here = (n for n in ledger.nodes if (n.stage, n.invocation) == (like.stage, like.invocation))
+    nodes = [n for n in here if n.module in paths and n.cost(metric) != 0]
+    kinds = tuple(sorted({n.kind for n in nodes if n.kind}))
+    return Match(ledger.source, kinds, total(nodes, metric), tuple(label for n in nodes for label in n.evidence))

@@ -1,0 +1,438 @@
+"""A DataFrame for every table. pandas is imported only here, and only when somebody asks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from functools import singledispatch
+from math import prod
+from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
+
+from costproof.claims.types import ClaimsReport
+from costproof.compare.align import order
+from costproof.compare.diff.types import Diff
+from costproof.compare.findings import Discrepancy
+from costproof.compare.gate.types import Gate
+from costproof.compare.patterns import ROOT
+from costproof.compare.proof.certificate import Certificate
+from costproof.estimate.hardware import Device, Quote
+from costproof.estimate.measured import Measurement
+from costproof.estimate.memory import Fits
+from costproof.estimate.roofline import Bound, Roofline, StageBound
+from costproof.ledger.callgraph import CallGraph, PlainAt, ValueAt
+from costproof.ledger.capture import Capture
+from costproof.ledger.counter import SOURCE
+from costproof.ledger.errors import BadInput
+from costproof.ledger.listing import Listing
+from costproof.ledger.metrics import EVERY_METRIC, Metric
+from costproof.ledger.node import CostNode, Ledger, exact_sum, total
+from costproof.ledger.peaks import Peaks
+from costproof.ledger.workload import FLOAT_BYTES
+from costproof.views.counters import CounterReport
+from costproof.views.explanation import Explanation
+from costproof.views.quantities import SHOWN
+from costproof.views.results import Results
+from costproof.views.static_compute import StaticCompute
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@runtime_checkable
+class Tabled(Protocol):
+    """A result of a verb that says itself what the rows of its table are."""
+
+    def table_rows(self) -> Sequence[object]:
+        """Return the rows: dataclasses, mappings, or texts."""
+        ...
+
+
+@runtime_checkable
+class Framed(Protocol):
+    """A result that makes its table itself."""
+
+    def frame(self) -> pd.DataFrame:
+        """Return the table."""
+        ...
+
+
+def frame(value: object) -> pd.DataFrame:
+    """Return the table behind a value; integers stay exact (object or Int64 columns, never float).
+
+    ====================================  ===========================================================
+    value                                 a row for each
+    ====================================  ===========================================================
+    ``Capture``, ``Ledger``               cost node, of each source
+    ``Report``, ``StaticCompute``         stage
+    ``Discrepancy``                       finding
+    ``CallGraph``                         module
+    ``Diff``                              sum and changed row
+    ``Gate``                              check of a limit
+    ``Explanation``, ``Derivation``       formula
+    ``ClaimsReport``                      claim
+    ``Certificate``, ``Verification``     claim that is proved
+    ``CounterReport``                     counter on a call of a stage; and number of your own
+    ``Roofline``                          stage, the whole run and part
+    ``Fits``                              stage, and the whole run
+    ``Peaks``                             call
+    ``Measurement``                       call of a stage
+    ``Device``                            peak and other figure
+    ``Machine``                           package, source, extra and plug-in
+    ``Sweep``                             point
+    listings of operators                 operator
+    collections of named things           thing, such as a rule, a workload, a target, a setting
+    ====================================  ===========================================================
+
+    Times and intensities are exact rational numbers as text (``fractions.Fraction`` reads them).
+
+    Raises:
+        BadInput: the value has no table.
+    """
+    import pandas as pd
+
+    if isinstance(value, Framed):
+        return value.frame()
+    rows = _rows(value)
+    columns = dict.fromkeys(name for row in rows for name in row)
+    table = pd.DataFrame([{name: row.get(name) for name in columns} for row in rows], dtype=object)
+    whole = [c for c in table.columns if table[c].map(lambda v: v is None or type(v) is int).all()]
+    for column in whole:
+        # Int64 keeps "unknown" apart from 0; what does not fit it stays a Python integer.
+        if table[column].map(lambda v: v is None or -(2**63) <= v < 2**63).all():
+            table[column] = table[column].astype("Int64")
+    return table
+
+
+@singledispatch
+def _rows(value: object) -> list[dict[str, Any]]:
+    if isinstance(value, Tabled):
+        value = value.table_rows()
+    if isinstance(value, Mapping) and value and all(isinstance(v, str) or is_dataclass(v) for v in value.values()):
+        return [{"name": name, **_plain(item, "what" if isinstance(item, str) else "")} for name, item in value.items()]
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        if any(isinstance(item, Listing) for item in value):
+            return [_listed(listing, line) for listing in value for line in listing.lines]
+        if all(isinstance(item, str | Mapping) or is_dataclass(item) for item in value):
+            return [_plain(item) for item in value]
+    expected = "a result that help(costproof.frame) lists; a schema, a picture or a request has no table"
+    raise BadInput("this has no table", expected=expected, got=type(value).__name__)
+
+
+def _plain(item: object, prefix: str = "") -> dict[str, Any]:
+    """One row: nested values in columns of their own, lists of texts in one cell; functions are left out."""
+    if isinstance(item, str):
+        return {prefix or "name": item}
+    if isinstance(item, Mapping):
+        return dict(item)
+    assert is_dataclass(item)
+    row: dict[str, Any] = {}
+    for f in fields(item):
+        value, name = getattr(item, f.name), f"{prefix}_{f.name}" if prefix else f.name
+        if is_dataclass(value):
+            row |= _plain(value, name)
+        elif isinstance(value, tuple) and all(isinstance(v, str) for v in value):
+            row[name] = "; ".join(value)
+        elif not callable(value):
+            row[name] = value
+    return row
+
+
+def _listed(listing: Listing, line: object) -> dict[str, Any]:
+    return {"stage": listing.stage, "invocation": listing.invocation, "part": listing.part, **_plain(line)}
+
+
+@_rows.register
+def _all_nodes(capture: Capture) -> list[dict[str, Any]]:
+    return [{"source": x.source, **row} for x in capture.ledgers for row in _nodes(x)]
+
+
+@_rows.register
+def _nodes(ledger: Ledger) -> list[dict[str, Any]]:
+    metrics: dict[str, int | None] = {m: None for m in EVERY_METRIC if m in ledger.metrics}
+    return [
+        {
+            "stage": n.stage,
+            "invocation": n.invocation,
+            "module": n.module,
+            "kind": n.kind,
+            "owner": n.owner,
+            **(metrics | {m: v for m, v in n.costs.items() if m in metrics}),
+        }
+        for n in ledger.nodes
+    ]
+
+
+@_rows.register
+def finding_rows(d: Discrepancy) -> list[dict[str, Any]]:
+    """One row per finding: identity, a column per source, delta, causes, residual."""
+    sources = order(d.coverage)
+    plain = ("id", "level", "stage", "invocation", "module", "kind", "metric", "status", "count")
+    return [
+        {
+            **{name: getattr(f, name) for name in plain},
+            **{s: f.values.get(s) for s in sources},
+            **{name: getattr(f, name) for name in ("reference", "delta", "residual")},
+            "causes": "; ".join(f"{c.kind} {c.amount:+d}" if c.amount else c.kind for c in f.causes),
+            "error_expression": f.error_expression,
+        }
+        for f in d.findings
+    ]
+
+
+@_rows.register
+def _stages(static: StaticCompute) -> list[dict[str, Any]]:
+    return [{"stage": s.id, **{name: s.costs[name] for name, q in SHOWN.items() if q.title}} for s in static.stages]
+
+
+@_rows.register
+def _parts(found: Explanation) -> list[dict[str, Any]]:
+    return [
+        {
+            "call": call.id,
+            "modules": part.modules,
+            "count": part.count,
+            "kind": part.kind,
+            "formula_of": part.owner,
+            "formula": part.formula.expression,
+            "each": part.each,
+            "total": part.total,
+        }
+        for call in found.calls
+        for part in call.parts
+    ]
+
+
+DIFF_COLUMNS: Final = (
+    "source", "level", "stage", "part", "kind", "metric", "base", "head", "delta", "change", "moved",
+)  # fmt: skip
+
+
+@_rows.register
+def diff_rows(found: Diff) -> list[dict[str, Any]]:
+    """Totals, stages and rows of every source; ``None`` is unknown. Sums that are the same are there too."""
+    rows: list[dict[str, Any]] = []
+    for source, part in found.by_source.items():
+        sums = (("total", "", "", part.totals), *(("stage", s.id, s.change, s.totals) for s in part.stages))
+        for level, stage, change, totals in sums:
+            for metric, q in totals.items():
+                numbers = {"base": q.base, "head": q.head, "delta": q.delta}
+                rows.append({"source": source, "level": level, "stage": stage, "metric": metric, **numbers})
+                rows[-1]["change"] = "same" if q.delta == 0 else change or "changed"
+        for r in part.rows:
+            own = {name: getattr(r, name) for name in DIFF_COLUMNS[2:]}
+            rows.append({"source": source, "level": "row", **own})
+    return [{name: row.get(name, "") for name in DIFF_COLUMNS} for row in rows]
+
+
+@_rows.register
+def _stages_of(report: Results) -> list[dict[str, Any]]:
+    return _stages(report.figures)
+
+
+@_rows.register
+def _checks(gate: Gate) -> list[dict[str, Any]]:
+    return [_plain(check) for check in gate.checks]
+
+
+@_rows.register
+def _claims(report: ClaimsReport) -> list[dict[str, Any]]:
+    plain = (
+        "id", "stage", "invocation", "module", "metric", "claimed", "status", "low", "high", "truth", "delta",
+        "residual", "residual_expression", "note",
+    )  # fmt: skip
+    return [
+        {
+            **{name: getattr(j, name) for name in plain},
+            "causes": "; ".join(f"{s.cause} {s.amount:+d}" for e in j.explanations[:1] for s in e.steps),
+        }
+        for j in report.judgements
+    ]
+
+
+@_rows.register
+def _proved(certificate: Certificate) -> list[dict[str, Any]]:
+    return [_plain(claim) for claim in certificate.claims]
+
+
+@_rows.register
+def _counters(report: CounterReport) -> list[dict[str, Any]]:
+    plain = ("counter", "stage", "invocation", "value", "normalised", "truth", "delta", "residual", "covered", "error")
+    tools = [
+        {
+            **{name: getattr(f, name) for name in plain},
+            "causes": "; ".join(f"{c.kind} {c.amount:+d}" if c.amount else c.kind for c in f.causes),
+            "verdict": f.verdict,
+        }
+        for f in report.compared.findings
+    ]
+    own = [
+        {
+            **dict.fromkeys(plain),
+            "counter": o.name,
+            **{name: getattr(o.judgement, name) for name in ("stage", "invocation", "truth", "delta", "residual")},
+            "causes": "; ".join(f"{s.cause} {s.amount:+d}" for e in o.judgement.explanations[:1] for s in e.steps),
+            "verdict": o.judgement.status,
+        }
+        for o in report.own
+    ]
+    return [*tools, *own]
+
+
+OTHERS: Final = ("floor_s", "full_s", "unfused_s")
+
+
+@_rows.register
+def _roofline(found: Roofline) -> list[dict[str, Any]]:
+    def row(level: str, stage: str, part: str, bound: Bound) -> dict[str, Any]:
+        return {"level": level, "stage": stage, "part": part, **_plain(bound)}
+
+    stages = [("stage", s.id, s) for s in found.stages] + [("run", "", found.run)]
+    return [
+        *(
+            row(level, stage, "", s.modules)
+            | {name: None if bound is None else bound.seconds for name, bound in _others(s)}
+            for level, stage, s in stages
+        ),
+        *(row("part", p.stage, p.part, p.at_roof) | dict.fromkeys(OTHERS) for p in found.parts),
+    ]
+
+
+def _others(stage: StageBound) -> Iterator[tuple[str, Bound | None]]:
+    return zip(OTHERS, (stage.floor, stage.full, stage.unfused), strict=True)
+
+
+@_rows.register
+def _fits(found: Fits) -> list[dict[str, Any]]:
+    run = {
+        "stage": "",
+        "weights_bytes": found.weights_bytes,
+        **{name: getattr(found, name) for name in ("cache_bytes", "activations_bytes", "peak_bytes", "peaks_bytes")},
+        "memory_bytes": found.memory_bytes,
+    }
+    stages = [{"stage": s.id, **{k: v for k, v in _plain(s).items() if k != "id"}} for s in found.stages]
+    return [*({**dict.fromkeys(run), **s} for s in stages), run]
+
+
+@_rows.register
+def _peaks(found: Peaks) -> list[dict[str, Any]]:
+    return [
+        {
+            "stage": c.stage,
+            "invocation": c.invocation,
+            "part": c.part,
+            "graph_peak_bytes": None if c.graph is None else c.graph.bytes,
+            "eager_peak_bytes": None if c.eager is None else c.eager.bytes,
+            "gap_bytes": c.gap_bytes,
+            "residual": c.residual,
+            "form": c.form,
+            "notes": "; ".join(c.notes),
+        }
+        for c in found.calls
+    ]
+
+
+@_rows.register
+def _measured(found: Measurement) -> list[dict[str, Any]]:
+    return [
+        {
+            **{name: getattr(r, name) for name in ("run", "stage", "invocation")},
+            "flops": r.roof.flops,
+            "bytes": r.roof.bytes,
+            "floor_s": r.floor.seconds,
+            "roof_s": r.roof.seconds,
+            "alone_ns": r.replay,
+            "measured_ns": None if r.measured is None else r.measured.median,
+            **{name: getattr(r, name) for name in ("of_peak", "of_bandwidth", "wrong")},
+        }
+        for r in found.rows
+    ]
+
+
+@_rows.register
+def _figures(device: Device) -> list[dict[str, Any]]:
+    none = {"dtype": "", "sparsity": "", "unit": ""}
+    return [
+        *(
+            {"device": device.name, "figure": "peak", "value": p.flops, "dtype": p.dtype, "sparsity": p.sparsity,
+             "unit": p.unit, "quotes": _quotes(p.quotes)}
+            for p in device.peaks
+        ),
+        *(
+            {"device": device.name, "figure": name, "value": f.value, **none, "quotes": _quotes(f.quotes)}
+            for name, f in device.figures().items()
+        ),
+    ]  # fmt: skip
+
+
+def _quotes(quotes: Sequence[Quote]) -> str:
+    return "; ".join(f"[{q.source}] {q.text}" for q in quotes)
+
+
+@_rows.register
+def _modules(graph: CallGraph) -> list[dict[str, Any]]:
+    return [
+        {
+            "module": module,
+            "type": graph.module_types.get(module, ""),
+            "calls": calls,
+            "operators": sum(graph.op_call_counts.get(module, {}).values()),
+            "children": len(graph.module_children.get(module, ())),
+            **_bytes("input", graph.input_metadata.get(module, ()), calls),
+            **_bytes("output", graph.output_metadata.get(module, ()), calls),
+        }
+        for module, calls in sorted(graph.call_counts.items())
+    ]
+
+
+def _bytes(way: str, values: Sequence[ValueAt], calls: int) -> dict[str, int | None]:
+    """Activations that a caller sees go in or out: of the first call that is told of, and of all if all are."""
+    told: dict[int, list[int | None]] = {}
+    for v in values:
+        told.setdefault(v.call, []).append(_size(v))
+    first = exact_sum(told[min(told)]) if told else None
+    every = exact_sum(size for sizes in told.values() for size in sizes) if len(told) == calls else None
+    return {f"first_{way}_bytes": first, f"{way}_bytes": every}
+
+
+def _size(v: ValueAt) -> int | None:
+    if isinstance(v, PlainAt):
+        return None if v.kind == "left out" else 0
+    return prod(v.shape) * FLOAT_BYTES.get(v.dtype, 0) if v.kind == "tensor" else 0
+
+
+def module_rows(capture: Capture) -> list[dict[str, Any]]:
+    """Return a row for each module: the callgraph's, with FLOPs and parameters of each source.
+
+    These are of the module with everything inside it; ``(root)`` is the whole model. ``None`` is unknown.
+    """
+    graph = capture.callgraph
+    called = {} if graph is None else {row["module"]: row for row in _modules(graph)}
+    sums = {
+        f"{metric}_{source}": _inside(ledger, metric)
+        for metric in ("flops", "params")
+        for source, ledger in capture.by_source.items()
+        if metric in ledger.metrics and not source.startswith(SOURCE)
+    }
+    places = sorted({*called, *(m for of in sums.values() for m in of)})
+    none = {"type": "", "calls": 0} if called else {}
+    return [
+        {"module": module, **called.get(module, none), **{name: of.get(module, 0) for name, of in sums.items()}}
+        for module in places
+    ]
+
+
+def _inside(ledger: Ledger, metric: Metric) -> dict[str, int | None]:
+    """Return module -> the metric over the module and everything inside it, all stages together."""
+    own: dict[str, list[CostNode]] = {}
+    for node in ledger.nodes:
+        own.setdefault(node.module, []).append(node)
+    values: dict[str, int | None] = {module: total(nodes, metric) for module, nodes in own.items()}
+    if ledger.hides(metric):
+        values |= dict.fromkeys((op.module for op in ledger.unknown_ops), None)
+    sums: dict[str, int | None] = {}
+    for module, value in values.items():
+        names = module.split(".") if module else []
+        for depth in range(len(names) + 1):
+            place = ".".join(names[:depth]) or ROOT
+            sums[place] = exact_sum((sums.get(place, 0), value))
+    return sums

@@ -1,0 +1,206 @@
+"""The modules of a capture as a tree, equal layers folded: the rows of the page, with all that they lead to."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from costproof.compare.patterns import expand
+from costproof.ledger.callgraph import CallGraph, TensorAt
+from costproof.ledger.metrics import METRICS, Metric
+from costproof.ledger.node import CostNode, Ledger, exact_sum, total
+from costproof.ledger.sources import GRAPH_SOURCES
+from costproof.views.module_paths import natural, pattern
+from costproof.views.quantities import ledgers
+from costproof.views.verdicts import worst
+
+if TYPE_CHECKING:
+    from costproof.compare.findings import Finding
+    from costproof.views.results import Results
+
+LABELS: Final = 3
+"""Names of graph nodes that a row shows for each operator."""
+Values = dict[Metric, dict[str, int | None]]
+"""Metric -> source -> number, of the sources that give the metric in the stage."""
+Row = dict[str, Any]
+
+
+@dataclass(slots=True)
+class _Place:
+    """One module of a stage, or a container on the way to one."""
+
+    path: str
+    children: dict[str, _Place] = field(default_factory=dict)
+    nodes: dict[str, list[CostNode]] = field(default_factory=lambda: defaultdict(list))
+    """By source."""
+    findings: list[int] = field(default_factory=list)
+    own: Values = field(default_factory=dict)
+    sums: Values = field(default_factory=dict)
+    like: int = 0
+    """Places of the same number are equal in everything but their paths."""
+
+
+class Rows:
+    """All rows of a report, stage by stage, parents before children."""
+
+    def __init__(self, found: Results, formulas: Formulas, boxes: dict[str, str]) -> None:
+        """Build them.
+
+        Args:
+            formulas: takes up expressions, and returns their places in the table of formulas.
+            boxes: module path -> id of its box in the picture of the callgraph.
+        """
+        self.rows: list[Row] = []
+        self._all = found.discrepancy.findings
+        self._graph = found.capture.callgraph or CallGraph({}, {}, {}, {}, {})
+        self._formulas, self._boxes = formulas, boxes
+        self._likes: dict[object, int] = {}
+        for stage in found.capture.target.stages:
+            here = [x for x in ledgers(found.capture) if stage in x.stages]
+            self._gives = {m: tuple(x.source for x in here if m in x.metrics) for m in METRICS}
+            root = _grown(stage, here, self._all)
+            self._sum(root)
+            self._emit(stage, [root], None, stage)
+
+    def _sum(self, place: _Place) -> None:
+        for child in place.children.values():
+            self._sum(child)
+        carried = {m for nodes in place.nodes.values() for n in nodes for m in (*n.costs, *n.exprs)}
+        for metric, sources in self._gives.items():
+            said = {s: total(place.nodes.get(s, ()), metric) if metric in carried else 0 for s in sources}
+            if any(v != 0 for v in said.values()):
+                place.own[metric] = said
+            if metric != "calls":  # a sum of calls over modules says nothing
+                parts = [c.sums[metric] for c in place.children.values() if metric in c.sums]
+                sums = {s: exact_sum((said[s], *(p[s] for p in parts))) for s in sources}
+                if any(v != 0 for v in sums.values()):
+                    place.sums[metric] = sums
+        key = (
+            self._graph.module_types.get(place.path),
+            tuple((m, tuple(v.items())) for m, v in place.own.items()),
+            tuple((n.invocation, n.kind, n.owner, *sorted(n.exprs.items())) for n in place.nodes.get("analytic", ())),
+            tuple((self._all[i].status, self._all[i].metric, self._all[i].kind) for i in place.findings),
+            tuple((name, child.like) for name, child in place.children.items()),
+        )
+        place.like = self._likes.setdefault(key, len(self._likes))
+
+    def _emit(self, stage: str, group: Sequence[_Place], parent: int | None, name: str) -> list[int]:
+        """The row of some places that are equal, and the rows below. Returns all findings of them."""
+        families = _families(group)
+        while parent is not None and not group[0].own and not group[0].findings and len(families) == 1:
+            # A container that costs nothing has no row of its own.
+            ((more, group),) = families.items()
+            name, families = f"{name}.{more}", _families(group)
+        me, first, many = len(self.rows), group[0], len(group)
+        inputs, outputs = (_shapes(m.get(first.path or "(root)", ())) for m in self._metadata)
+        row: Row = {
+            "parent": parent,
+            "name": name,
+            "stage": stage,
+            "path": pattern([p.path for p in group]) if parent is not None else "",
+            "n": many,
+            "class": self._graph.module_types.get(first.path or "(root)", "") if parent is not None else "",
+            "role": next((n.role for ns in first.nodes.values() for n in ns if n.role), ""),
+            "box": self._boxes.get(first.path, ""),
+            "own": {m: _brief(v, many) for m, v in first.own.items()},
+            "sum": {m: _brief(v, many) for m, v in first.sums.items()},
+            "in": inputs,
+            "out": outputs,
+            "made": dict(sorted(self._graph.constructor_params.get(first.path, {}).items())),
+            "formulas": self._formulas.of(first.nodes.get("analytic", ())),
+            "ops": [op for s in GRAPH_SOURCES for op in _operators(s, first.nodes.get(s, ()))],
+        }
+        self.rows.append(row)
+        mine = [i for place in group for i in place.findings]
+        below = [i for more, places in families.items() for i in self._emit(stage, places, me, more)]
+        shown = dict.fromkeys(i for i in mine if self._all[i].status != "exact" or self._all[i].causes)
+        every = [self._all[i] for i in (*mine, *below)]
+        row |= {"findings": list(shown), "status": worst(every), "compared": len(set(mine))}
+        row["metrics"] = {m: s for m in METRICS if (s := worst([f for f in every if f.metric == m])) != "exact"}
+        return [*mine, *below]
+
+    @property
+    def _metadata(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        return self._graph.input_metadata, self._graph.output_metadata
+
+
+class Formulas:
+    """A table of the expressions that rows share."""
+
+    def __init__(self) -> None:
+        """Begin empty."""
+        self.places: dict[str, int] = {}
+
+    def at(self, expression: str) -> int:
+        """The place of an expression in the table."""
+        return self.places.setdefault(expression, len(self.places))
+
+    def of(self, nodes: Iterable[CostNode]) -> list[list[object]]:
+        """``[call, kind, owner, metric, place, value]`` for each formula of a module."""
+        return [
+            [n.invocation, n.kind, n.owner, m, self.at(e), n.cost(m)]
+            for n in nodes
+            for m, e in sorted(n.exprs.items())
+            if m in METRICS and not e.isdecimal()
+        ]
+
+
+def _grown(stage: str, here: Sequence[Ledger], findings: Sequence[Finding]) -> _Place:
+    root = _Place("")
+    at = {"": root}
+
+    def place(path: str) -> _Place:
+        found = at.get(path)
+        if found is None:
+            above, _, name = path.rpartition(".")
+            found = at[path] = place(above).children.setdefault(name, _Place(path))
+        return found
+
+    for ledger in here:
+        for node in ledger.nodes:
+            if node.stage == stage:
+                place(node.module).nodes[ledger.source].append(node)
+    for i, finding in enumerate(findings):
+        if finding.stage == stage and finding.level in ("module", "judge"):
+            for path in expand(finding.module):
+                if path in at:
+                    at[path].findings.append(i)
+    return root
+
+
+def _families(group: Sequence[_Place]) -> dict[str, list[_Place]]:
+    """The children of equal places by name; numbered ones that are equal together."""
+    numbered: dict[tuple[str, int], list[str]] = {}
+    for name, child in group[0].children.items():
+        alike = ("", child.like) if name.isdecimal() and name.isascii() else (name, child.like)
+        numbered.setdefault(alike, []).append(name)
+    return {
+        pattern(sorted(names, key=natural)): [place.children[name] for place in group for name in names]
+        for names in numbered.values()
+    }
+
+
+def _brief(values: dict[str, int | None], many: int) -> object:
+    """One number where all sources say it, else by source."""
+    scaled = {s: None if v is None else v * many for s, v in values.items()}
+    return next(iter(scaled.values())) if len(set(scaled.values())) == 1 else scaled
+
+
+def _operators(source: str, nodes: Iterable[CostNode]) -> list[list[object]]:
+    """``[source, call, operator, costs, first names, number of names]``."""
+    return [
+        [source, n.invocation, n.kind, dict(sorted(n.costs.items())), list(n.evidence[:LABELS]), len(n.evidence)]
+        for n in nodes
+        if n.kind
+    ]
+
+
+def _shapes(values: Iterable[object]) -> list[str]:
+    """``args[0]: [1, 16, 4] bfloat16`` of the first call."""
+    return [
+        f"{v.place}: [{', '.join(map(str, v.shape))}] {v.dtype}"
+        for v in values
+        if isinstance(v, TensorAt) and v.call == 1 and v.kind == "tensor"
+    ]

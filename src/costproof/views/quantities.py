@@ -1,0 +1,213 @@
+"""Compute the quantities that a report shows: metrics, quantities derived from them, and what each source gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from costproof.ledger.capture import Capture
+from costproof.ledger.metrics import METRICS, STAGE_WIDE, TRAFFIC, Metric, MetricInfo
+from costproof.ledger.node import CostNode, Ledger, exact_sum, known_part
+from costproof.ledger.sources import ALL_SOURCES
+
+Costs = dict[str, int | None]
+"""KnownAmount -> number; ``None`` is unknown or disputed."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShownQuantity:
+    """How a quantity is called, its unit, and the metrics that it is made of."""
+
+    title: str
+    unit: str
+    of: tuple[Metric, ...]
+
+
+TOTAL: Final = "total"
+"""What stands for all stages together, where one is named."""
+_DERIVED: Final[dict[str, ShownQuantity]] = {
+    "params_executed": ShownQuantity("parameters of modules that this run reads", "elements", ("params",)),
+    "macs": ShownQuantity("multiply-accumulates", "MAC", ("flops",)),
+    "io_bytes": ShownQuantity("bytes read and written", "bytes", TRAFFIC),
+    "activation_bytes": ShownQuantity("", "bytes", ("output_bytes",)),
+}
+"""``activation_bytes`` is another name of ``output_bytes`` in files, and has no row of its own."""
+
+METRICS_SHOWN: Final[tuple[Metric, ...]] = tuple(m for m, i in METRICS.items() if i.unit != "calls")
+"""Calls are of a module: their sum over modules says nothing."""
+PER_CALL: Final[tuple[Metric, ...]] = tuple(m for m in METRICS_SHOWN if not METRICS[m].stage_wide)
+SHOWN: Final[dict[str, ShownQuantity]] = {
+    name: shown
+    for metric in METRICS_SHOWN
+    for name, shown in (
+        (metric, ShownQuantity(METRICS[metric].title, METRICS[metric].unit, (metric,))),
+        *((n, d) for n, d in _DERIVED.items() if d.of[-1] == metric),
+    )
+}
+"""In the order of tables: what follows from metrics stands behind the last of them."""
+UNITS: Final = {"bytes": "B", "FLOP": "FLOP", "MAC": "MAC"}
+"""Units as they stand behind a number; elements have none."""
+
+
+def with_derived(found: Mapping[Metric, KnownAmount], executed: int | None) -> dict[str, KnownAmount]:
+    """The quantities of some metrics, and those that follow from them.
+
+    Args:
+        executed: elements of the parameters that this run reads.
+    """
+    half = found["flops"].value
+    return {
+        **found,
+        "params_executed": KnownAmount(executed),
+        "macs": KnownAmount(half // 2 if half is not None and half % 2 == 0 else None),
+        "io_bytes": added(*(found[m] for m in _DERIVED["io_bytes"].of)),
+        "activation_bytes": KnownAmount(found["output_bytes"].value),
+    }
+
+
+EXPLAINED: Final[dict[str, MetricInfo]] = {
+    **METRICS,
+    **{
+        name: MetricInfo(d.unit, False, d.title or name, " + ".join(d.of) + (" / 2" if d.unit == "MAC" else ""))
+        for name, d in _DERIVED.items()
+        if d.of[0] not in STAGE_WIDE
+    },
+}
+"""The quantities that are made of formulas alone. Which parameters a run reads, a formula does not say."""
+
+
+def with_quantity(ledger: Ledger, name: str) -> Ledger:
+    """A ledger of which each node carries a quantity that follows from its metrics."""
+    of = _DERIVED[name].of
+    half = _DERIVED[name].unit == "MAC"
+
+    def node(n: CostNode) -> CostNode:
+        exprs = [f"({n.exprs[m]})" for m in of if m in n.exprs]
+        value = exact_sum(n.cost(m) for m in of)
+        if not any(m in n.costs or m in n.exprs for m in of):
+            return n
+        text = " + ".join(exprs)
+        return replace(
+            n,
+            exprs={**n.exprs, **({name: f"({text})/2" if half else text} if exprs else {})},
+            costs={**n.costs, name: value // 2 if half and value is not None else value},
+        )
+
+    known = all(m in ledger.metrics for m in of)
+    return replace(ledger, nodes=tuple(map(node, ledger.nodes)), metrics=(*ledger.metrics, *([name] if known else [])))
+
+
+Where = Callable[[CostNode], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class KnownAmount:
+    """A number as far as it may be claimed.
+
+    ``value`` is set when every source that gives the quantity gives the same integer, or when the
+    comparison has explained the difference; otherwise it is ``None``. ``at_least`` is the part
+    that is known where an operator without a rule hides the rest.
+    """
+
+    value: int | None
+    at_least: int | None = None
+
+
+def ledgers(capture: Capture) -> tuple[Ledger, ...]:
+    """The ledgers that may stand in the headline, in order."""
+    found = (capture.by_source.get(name) for name in ALL_SOURCES)
+    return tuple(x for x in found if x is not None)
+
+
+def gives(ledger: Ledger, metric: Metric, stage: str | None = None) -> bool:
+    """Whether a source says anything about a metric (of a stage)."""
+    return metric in ledger.metrics and (stage is None or stage in ledger.stages)
+
+
+def whole(capture: Capture, ledger: Ledger) -> bool:
+    """Whether a source covers every stage: only then is its sum a total."""
+    return set(capture.target.stages) <= set(ledger.stages)
+
+
+def value(ledger: Ledger, metric: Metric, stage: str | None = None, where: Where | None = None) -> int | None:
+    """A source's sum, ``None`` where it does not know: an operator without a rule leaves FLOPs and bytes open."""
+    return ledger.total(metric, where, stage) if gives(ledger, metric, stage) else None
+
+
+def known(ledger: Ledger, metric: Metric, stage: str | None = None, where: Where | None = None) -> int:
+    """The part of a source's sum that it does know."""
+    inside = _both(stage, where)
+    return known_part(filter(inside, ledger.nodes), metric)
+
+
+def quantity(
+    capture: Capture, metric: Metric, stage: str | None = None, where: Where | None = None, *, settled: bool
+) -> KnownAmount:
+    """The headline number of a metric.
+
+    Args:
+        settled: the comparison ended exact or explained, so that the first source may speak for all.
+    """
+    speaking = [x for x in ledgers(capture) if gives(x, metric, stage) and (stage is not None or whole(capture, x))]
+    if not speaking:
+        return KnownAmount(None)
+    said = [value(x, metric, stage, where) for x in speaking]
+    if None in said:
+        # What runs inside an operator without a rule is that of one implementation: a kernel may do less.
+        whole_ones = [n for n in said if n is not None]
+        return KnownAmount(None, max(whole_ones or [min(known(x, metric, stage, where) for x in speaking)]))
+    return KnownAmount(said[0]) if settled or len(set(said)) == 1 else KnownAmount(None)
+
+
+def added(*parts: KnownAmount) -> KnownAmount:
+    """The sum of quantities: unknown as soon as one is, and then at least the sum of what is known."""
+    total = exact_sum(p.value for p in parts)
+    if total is not None:
+        return KnownAmount(total)
+    bounds = exact_sum(p.value if p.value is not None else p.at_least for p in parts)
+    return KnownAmount(None, bounds)
+
+
+def executed(ledger: Ledger, stage: str) -> frozenset[str]:
+    """Modules of a stage whose own parameters this run reads."""
+    metric: Metric = "weight_read_bytes" if gives(ledger, "weight_read_bytes") else "calls"
+    return frozenset(n.module for n in ledger.nodes if n.stage == stage and n.invocation and n.cost(metric))
+
+
+def _both(stage: str | None, where: Where | None) -> Where:
+    return lambda n: (stage is None or n.stage == stage) and (where is None or where(n))
+
+
+class Flat:
+    """A dataclass whose ``costs`` are written as keys beside the others, each with its type in the schema.
+
+    The hooks are pydantic's, which is not imported before something is written.
+    """
+
+    __slots__ = ()
+
+    @classmethod
+    def quantities(cls) -> tuple[str, ...]:
+        """The keys of ``costs``."""
+        raise NotImplementedError
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> Any:
+        from pydantic import WrapSerializer
+
+        def flat(value: Any, dump: Any) -> Any:
+            data = dump(value)
+            return {**data.pop("costs"), **data}
+
+        return WrapSerializer(flat).__get_pydantic_core_schema__(source, handler)
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core: Any, handler: Any) -> Any:
+        found = handler({k: v for k, v in core.items() if k != "serialization"})
+        schema = handler.resolve_ref_schema(found)
+        number = {"anyOf": [{"type": "integer"}, {"type": "null"}]}
+        del schema["properties"]["costs"]
+        schema["properties"] |= dict.fromkeys(cls.quantities(), number)
+        schema["required"] = sorted({*cls.quantities(), *schema["required"]} - {"costs"})
+        return found

@@ -1,0 +1,256 @@
+"""The data of ``static_compute.json``: what each stage costs, with every source beside the headline."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from costproof.ledger.capture import Capture, SymbolDoc
+from costproof.ledger.conventions import Conventions
+from costproof.ledger.errors import Bug
+from costproof.ledger.metrics import EVERY_METRIC, METRICS, STAGE_WIDE, Metric
+from costproof.ledger.node import Ledger, exact_sum
+from costproof.ledger.peaks import by_stage
+from costproof.ledger.plural import plural
+from costproof.ledger.schema import FileKind
+from costproof.ledger.whole import WholeModel
+from costproof.ledger.workload import Invocation, TargetInfo, TensorSpec, Workload
+from costproof.views.formulas import FormulaText, nodes_formula, stage_formula
+from costproof.views.quantities import (
+    METRICS_SHOWN,
+    PER_CALL,
+    SHOWN,
+    Costs,
+    Flat,
+    KnownAmount,
+    Where,
+    added,
+    executed,
+    gives,
+    known,
+    ledgers,
+    quantity,
+    value,
+    whole,
+    with_derived,
+)
+
+FORMULA_METRICS: Final[tuple[Metric, ...]] = tuple(m for m, i in METRICS.items() if i.formula)
+
+
+@dataclass(frozen=True, slots=True)
+class InvocationCompute(Flat):
+    """One call of a stage."""
+
+    id: str
+    calls: int
+    costs: Costs
+    """Of the metrics that grow with what is run."""
+    inputs: tuple[TensorSpec, ...]
+    symbols: dict[str, int]
+    formulas: dict[str, FormulaText]
+
+    @classmethod
+    def quantities(cls) -> tuple[str, ...]:
+        """Metrics that grow with what is run."""
+        return PER_CALL
+
+
+@dataclass(frozen=True, slots=True)
+class StageCompute(Flat):
+    """One stage over all its invocations. ``None`` is unknown or disputed, never zero."""
+
+    id: str
+    costs: Costs
+    """Of every quantity that a report shows."""
+    graph_peak_bytes: int | None
+    """The largest sum of what is alive at once, by the graph; ``None`` also where nobody asked for it."""
+    eager_peak_bytes: int | None
+    """The same of the module as it is written."""
+    flops_by_kind: Costs
+    at_least: dict[str, int]
+    """For a quantity that is null because an operator has no rule: the part that is known."""
+    invocations: tuple[InvocationCompute, ...]
+    sources: dict[str, Costs]
+    """Each source by itself, with the metrics of another tool's convention where they were asked for."""
+    formulas: dict[str, FormulaText]
+
+    @classmethod
+    def quantities(cls) -> tuple[str, ...]:
+        """All that a report shows."""
+        return tuple(SHOWN)
+
+
+@dataclass(frozen=True, slots=True)
+class NotCounted:
+    """Something that no number here contains."""
+
+    what: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class StaticCompute:
+    """``static_compute.json``."""
+
+    conventions: Conventions
+    target: TargetInfo
+    workload: Workload
+    environment: dict[str, str]
+    verdict: str
+    stages: tuple[StageCompute, ...]
+    totals: Costs
+    """Sums over the stages; parameters of a module that works in two stages count once."""
+    totals_at_least: dict[str, int]
+    sources: dict[str, Costs]
+    """Totals of each source by itself."""
+    not_counted: tuple[NotCounted, ...]
+    symbols: dict[str, SymbolDoc] = field(default_factory=dict)
+    whole: WholeModel | None = None
+    """What the whole model costs, where its first layers alone were counted."""
+    formulas_of: str = ""
+    """Where the formulas come from: ``analytic``, or ``derived``, read off the exported graph where there are no
+    formulas of ours; empty where there are none at all."""
+
+    @property
+    def one_stage(self) -> bool:
+        """Whether the sums of the only stage are the totals, so that nothing needs both."""
+        totals = (self.totals, self.totals_at_least, self.sources)
+        return [(s.costs, s.at_least, s.sources) for s in self.stages] == [totals]
+
+    def __repr__(self) -> str:
+        """One line: ``frame`` has the table."""
+        return f"StaticCompute({self.target.name} at {self.workload.name}: {plural(len(self.stages), 'stage')})"
+
+
+STATIC_COMPUTE: Final = FileKind(name="costproof/static_compute", version=(3, 2), type=StaticCompute)
+
+
+def static_compute(capture: Capture, verdict: str, *, formulas: bool = True) -> StaticCompute:
+    """What the capture's sources say, stage by stage.
+
+    Args:
+        verdict: of the comparison: ``exact``, ``explained``, ``unexplained`` or ``incomplete``.
+        formulas: whether to bring the formulas into a form for reading, which takes most of the time.
+
+    Raises:
+        Bug: rows do not sum to their total.
+    """
+    settled = verdict in ("exact", "explained")
+    closed = _closed(capture) if formulas else None
+    stages = tuple(_stage(capture, stage, settled, closed) for stage in capture.target.stages)
+    totals = {
+        m: quantity(capture, m, settled=settled)
+        if METRICS[m].stage_wide
+        else added(*(KnownAmount(s.costs[m], s.at_least.get(m)) for s in stages))
+        for m in METRICS_SHOWN
+    }
+    first = next(iter(ledgers(capture)), None)
+    every = with_derived(totals, None if first is None else _executed(first, first.stages))
+    used = {name for s in stages for i in s.invocations for f in i.formulas.values() for name in f.symbols}
+    result = StaticCompute(
+        conventions=capture.conventions,
+        target=capture.target,
+        workload=capture.workload,
+        environment=capture.environment,
+        verdict=verdict,
+        stages=stages,
+        totals={name: every[name].value for name in SHOWN},
+        totals_at_least={name: q.at_least for name, q in every.items() if q.at_least is not None},
+        sources={
+            x.source: {m: value(x, m) for m in EVERY_METRIC if gives(x, m) and whole(capture, x)}
+            for x in capture.ledgers
+        },
+        not_counted=tuple(NotCounted(what, why) for what, why in capture.not_counted),
+        symbols={name: doc for name, doc in sorted(capture.symbols.items()) if name in used},
+        whole=capture.whole,
+        formulas_of="" if closed is None else "analytic" if closed.source == "analytic" else "derived",
+    )
+    check_sums(result)
+    return result
+
+
+def check_sums(result: StaticCompute) -> None:
+    """Rows must sum to their total.
+
+    Raises:
+        Bug: they do not.
+    """
+    for stage in result.stages:
+        total = stage.costs["flops"]
+        by_call = [call.costs["flops"] for call in stage.invocations]
+        for name, rows in (("kind", [*stage.flops_by_kind.values()]), ("invocation", by_call)):
+            if None not in (total, exact_sum(rows)) and exact_sum(rows) != total:
+                raise Bug(f"flops by {name} do not sum to the stage's total", where=stage.id, expected=total, got=rows)
+
+
+def _closed(capture: Capture) -> Ledger | None:
+    """The source with closed forms: our formulas, or where there are none the graph with its sizes in symbols."""
+    found = (capture.by_source.get(source) for source in ("analytic", "static"))
+    return next((x for x in found if x is not None and any(n.exprs for n in x.nodes)), None)
+
+
+def _stage(capture: Capture, stage: str, settled: bool, closed: Ledger | None) -> StageCompute:
+    first = next((x for x in ledgers(capture) if stage in x.stages), None)
+    calls = [i for i in capture.invocations if i.stage == stage]
+    config = capture.target.symbols
+    peaks = next((p for p in by_stage(capture.peaks) if p.stage == stage), None)
+    found = with_derived(
+        {m: quantity(capture, m, stage, settled=settled) for m in METRICS},
+        None if first is None else _executed(first, [stage]),
+    )
+    return StageCompute(
+        id=stage,
+        costs={name: found[name].value for name in SHOWN},
+        graph_peak_bytes=None if peaks is None else peaks.graph_peak_bytes,
+        eager_peak_bytes=None if peaks is None else peaks.eager_peak_bytes,
+        flops_by_kind={} if first is None else _by_kind(first, stage, known=found["flops"].value is not None),
+        at_least={m: q.at_least for m, q in found.items() if q.at_least is not None},
+        invocations=tuple(
+            InvocationCompute(
+                id=call.id,
+                calls=call.calls,
+                costs={m: quantity(capture, m, stage, _of(call), settled=settled).value for m in PER_CALL},
+                inputs=call.inputs,
+                symbols=call.symbols,
+                formulas={
+                    m: f
+                    for m in FORMULA_METRICS
+                    if m not in STAGE_WIDE
+                    and closed is not None
+                    and (f := nodes_formula(filter(_of(call), closed.nodes), m, config, capture.symbols)) is not None
+                },
+            )
+            for call in calls
+        ),
+        sources={
+            x.source: {m: value(x, m, stage) for m in EVERY_METRIC if gives(x, m, stage)}
+            for x in capture.ledgers
+            if stage in x.stages
+        },
+        formulas={
+            m: f
+            for m in FORMULA_METRICS
+            if closed is not None and (f := stage_formula(closed, m, stage, config, capture.symbols)) is not None
+        },
+    )
+
+
+def _by_kind(ledger: Ledger, stage: str, *, known: bool) -> dict[str, int | None]:
+    """FLOPs per operator kind in the words of one source; all unknown where their sum is."""
+    kinds: dict[str, int | None] = {}
+    for n in ledger.nodes:
+        flops = n.cost("flops")
+        if n.stage == stage and flops != 0:
+            kinds[n.kind] = exact_sum((kinds.get(n.kind, 0), flops)) if known else None
+    return dict(sorted(kinds.items()))
+
+
+def _of(call: Invocation) -> Where:
+    return lambda n: (n.stage, n.invocation) == (call.stage, call.id)
+
+
+def _executed(ledger: Ledger, stages: Sequence[str]) -> int:
+    runs = {(s, m) for s in stages for m in executed(ledger, s)}
+    return known(ledger, "params", None, lambda n: (n.stage, n.module) in runs)
