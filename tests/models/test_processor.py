@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from costproof.ledger.counted import counted_line
 from costproof.ledger.errors import BadInput
+from costproof.ledger.workload import counted_line
 from costproof.models.processor import FILES, ImageSize, image_size, pixel_limits
 from costproof.models.registry import load_target
 from tests.models.test_qwen2_5_vl import FILE as QWEN25_VL
