@@ -6,8 +6,12 @@ a wrapper around a module. The name is the first path that ``named_modules`` giv
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Final, TypeVar
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from costproof.ledger.metrics import ARITHMETIC
+from costproof.opgraph.graph import AUTOCAST, Graph, Value
 
 if TYPE_CHECKING:
     import torch
@@ -110,65 +114,61 @@ def unwrapped(path: str) -> str:
     return ".".join(part for part in path.split(".") if part != _WRAPPED) if _WRAPPED in path else path
 
 
-_MOST_MARKED: Final = 2**26
-"""Bytes of memory in which tensors with gaps are looked up one by one."""
+Operands = tuple[tuple[Value, ...], dict[str, Any], dict[str, Value]]
+"""Tensors in order, other arguments by name, tensors by name: the fields of an :class:`.OpCall`."""
 
 
-def resident_bytes(buffers: Mapping[str, torch.Tensor]) -> dict[str, int | None]:
-    """Return the bytes of memory that the buffers of a running module occupy, by name.
+def operands(
+    schema: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    tensors_in: Callable[[Any], list[Value]],
+    plain: Callable[[Any], Any],
+) -> Operands:
+    """The arguments of one call in the order of the schema; without one they are called by their places.
 
-    Memory that several buffers share counts for the first of them. The static source counts the buffers of a program
-    with code of its own, so that a mistake in either shows.
+    Of a list of tensors with holes (``x[:, i]`` has ``[None, i]``), the attributes say where tensors stand.
 
-    Returns:
-        ``None`` for a buffer that does not say where its elements are: a sparse one, or a tensor subclass.
+    Args:
+        tensors_in: the tensors that an argument is or holds.
+        plain: what is kept of an argument without any.
     """
-    import torch
-
-    found: dict[str, int | None] = {}
-    memory: dict[int, list[tuple[int, int, str]]] = {}
-    for name, buffer in buffers.items():
-        plain = type(buffer) in (torch.Tensor, torch.nn.Parameter) and buffer.layout is torch.strided
-        if not plain or (buffer.numel() > 0 and (buffer.is_quantized or buffer.is_conj() or buffer.is_neg())):
-            found[name] = None
-            continue
-        found[name] = 0
-        if buffer.numel() > 0:
-            size = buffer.element_size()
-            first = int(buffer.storage_offset()) * size
-            steps = zip(buffer.shape, buffer.stride(), strict=True)
-            length = size * (1 + sum((n - 1) * step for n, step in steps))
-            memory.setdefault(buffer.untyped_storage()._cdata, []).append((first, first + length, name))
-    order = {name: i for i, name in enumerate(buffers)}
-    for pieces in memory.values():
-        together: list[str] = []
-        start = end = 0
-        for first, last, name in (*sorted(pieces), (_BEYOND, _BEYOND, "")):
-            if together and first >= end:
-                together.sort(key=order.__getitem__)
-                found[together[0]] = _occupied([buffers[n] for n in together], start, end)
-                together = []
-            start, end = (start, max(end, last)) if together else (first, last)
-            together.append(name)
-    return found
+    order = [str(i) for i in range(len(args))] if schema is None else [a.name for a in schema.arguments]
+    given = {**dict(zip(order, args, strict=False)), **kwargs}
+    tensors: list[Value] = []
+    attrs: dict[str, Any] = {}
+    names: dict[str, Value] = {}
+    for name in sorted(given, key=order.index) if schema is not None else given:
+        argument = given[name]
+        found = tensors_in(argument)
+        tensors += found
+        if not found:
+            attrs[name] = plain(argument)
+        elif isinstance(argument, list | tuple) and any(a is None for a in argument):
+            attrs[name] = [a is not None for a in argument]
+        elif not isinstance(argument, list | tuple):
+            names[name] = found[0]
+    return tuple(tensors), attrs, names
 
 
-_BEYOND: Final = 2**63
+def dtype_name(dtype: Any) -> str:
+    """``bfloat16`` for ``torch.bfloat16``."""
+    return str(dtype).removeprefix("torch.")
 
 
-def _occupied(tensors: list[torch.Tensor], start: int, end: int) -> int | None:
-    """Return the bytes between two places of one memory in which tensors have elements; views with steps leave gaps."""
-    import torch
+def plain_value(value: Any) -> Any:
+    """Arguments that are not tensors; dtypes by name."""
+    if isinstance(value, list | tuple):
+        return [plain_value(v) for v in value]
+    return dtype_name(value) if type(value).__module__ == "torch" else value
 
-    if any(t.nbytes >= end - start for t in tensors):
-        return end - start
-    if len({id(t) for t in tensors}) == 1:
-        return int(tensors[0].nbytes)
-    if end - start > _MOST_MARKED:
-        return None
-    marks = torch.zeros(end - start, dtype=torch.bool)
-    for tensor in tensors:
-        size = tensor.element_size()
-        shape, strides = (*tensor.shape, size), (*(step * size for step in tensor.stride()), 1)
-        marks.as_strided(shape, strides, int(tensor.storage_offset()) * size - start).fill_(True)
-    return int(marks.sum())
+
+def under_autocast(graph: Graph, dtypes: Collection[str]) -> Graph:
+    """Return a graph whose operators all say that they may be cast to the narrowest of some dtypes.
+
+    A trace does not tell which of them ran under autocast, and a bound of time takes the fastest arithmetic.
+    """
+    if not dtypes:
+        return graph
+    narrowest = max(dtypes, key=lambda dtype: ARITHMETIC.index(dtype) if dtype in ARITHMETIC else len(ARITHMETIC))
+    return replace(graph, ops=tuple(replace(op, attrs={**op.attrs, AUTOCAST: narrowest}) for op in graph.ops))

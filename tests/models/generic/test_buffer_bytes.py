@@ -9,7 +9,7 @@ from torch import nn
 import costproof
 from costproof.ledger.node import Ledger
 from costproof.models.generic.alike import held_bytes
-from costproof.tracers.paths import resident_bytes
+from costproof.tracers.resident_bytes import resident_bytes
 
 
 def ledgers(module: nn.Module, *inputs: torch.Tensor) -> tuple[Ledger, Ledger]:
