@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from costproof.ledger.environment import require
 from costproof.ledger.errors import BadInput, CostproofError, Problems, no_such
-from costproof.ledger.extras import require
 from costproof.ledger.progress import Progress, silent
 from costproof.ledger.writing import write_named
 from costproof.opgraph.rules.files import Files

@@ -17,8 +17,8 @@ from functools import cache
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
+from costproof.ledger.environment import advice
 from costproof.ledger.errors import Incomplete, first_line
-from costproof.ledger.extras import advice
 from costproof.ledger.node import UnknownOp
 from costproof.models.as_it_runs import as_it_runs
 from costproof.models.caches import CACHES

@@ -1,4 +1,4 @@
-"""An encoder of transformers as a target, one stage and one call: all that does not depend on what it reads."""
+"""The base class of targets that are an encoder of transformers: one stage and one forward."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from costproof.ledger.node import Ledger
 from costproof.ledger.progress import Progress
 from costproof.ledger.workload import Attention, Invocation, TensorSpec, Workload
 from costproof.models import settings as common
+from costproof.models.encoding import STAGE, place
 from costproof.models.encoding.config import EncoderConfig
-from costproof.models.encoding.names import STAGE, place
 from costproof.models.jobs import Built, ExportJob, Run, SymbolicSize
 from costproof.models.native import Native
 from costproof.models.stretch import layers_cut
@@ -38,71 +38,71 @@ class EncoderTarget(Native[C]):
 
     stages: ClassVar[tuple[str, ...]] = (STAGE,)
     attentions: ClassVar[tuple[Attention, ...]] = ("sdpa", "eager")
-    """Implementations of attention that the class of transformers has, the usual one first."""
-    own_settings: ClassVar[tuple[Setting, ...]]
-    """What can be chosen about its input."""
+    """Attention implementations of the class in transformers, the default first."""
+    input_settings: ClassVar[tuple[Setting, ...]]
+    """Settings of its input."""
     batched: ClassVar[bool] = True
-    """Whether several inputs make one run."""
+    """Whether a run may have several inputs."""
     named: ClassVar[tuple[NamedWorkload, ...]]
     """Its presets."""
 
     @abstractmethod
     def formulas(self, workload: Workload) -> Ledger:
-        """The analytic ledger in symbols: ``exprs`` filled, ``costs`` empty."""
+        """Return the symbolic analytic ledger: ``exprs`` are set, ``costs`` are empty."""
 
     @abstractmethod
     def symbol_docs(self) -> dict[str, SymbolDoc]:
-        """How the symbols of its formulas are typeset and what they mean."""
+        """Return the typesetting and the meaning of each symbol in its formulas."""
 
     @abstractmethod
-    def usual(self, name: str) -> Workload:
-        """The workload of a preset."""
+    def default_workload(self, name: str) -> Workload:
+        """Return the workload of a preset."""
 
     @abstractmethod
-    def with_own(self, workload: Workload, given: dict[str, Any], found: list[CostproofError]) -> Workload:
-        """The workload with settings of its own, which it takes out of ``given``; what is wrong goes to ``found``."""
+    def with_input(self, workload: Workload, given: dict[str, Any], found: list[CostproofError]) -> Workload:
+        """Return the workload with its input settings, removed from ``given``; append errors to ``found``."""
 
     @abstractmethod
     def values(self, workload: Workload) -> dict[str, int]:
-        """Values of the workload's symbols."""
+        """Return the values of the workload's symbols."""
 
     @abstractmethod
     def takes(self, workload: Workload) -> Mapping[str, TensorSpec]:
-        """Shapes and dtypes of what one forward takes."""
+        """Return the shapes and dtypes of the input tensors of a forward, by keyword."""
 
     @abstractmethod
     def example(self, workload: Workload) -> tuple[Tensors, tuple[SymbolicSize, ...]]:
-        """Tensors for an export, and the sizes that it keeps as symbols: above 1 and pairwise different."""
+        """Return input tensors for an export, and their symbolic sizes, which are above 1 and pairwise different."""
 
     @abstractmethod
     def domain(self) -> Domain:
-        """What a proof ranges over."""
+        """Return the domain of a proof."""
 
     @classmethod
     @abstractmethod
     def drawn(cls, p: Mapping[str, int], rng: random.Random) -> tuple[EncoderTarget[Any], dict[str, bool]]:
-        """A random small configuration for a proof; and of the things that are not numbers, whether it has them.
+        """Return a target with a random small configuration, and feature -> whether the configuration has it.
 
         Args:
-            p: values of the parameters that :meth:`domain` names.
-            rng: for what is not a size.
+            p: values of the parameters of :meth:`domain`.
+            rng: source of all choices that are not sizes.
         """
 
     @abstractmethod
     def drawn_run(self, p: Mapping[str, int], workload: Workload) -> Workload:
-        """The input of a draw, put into a workload without one."""
+        """Return the workload with the input of a draw."""
 
     @classmethod
     def describes(cls, architecture: str) -> bool:
-        """Whether the formulas describe this class of transformers."""
+        """Return whether the formulas describe this class of transformers."""
         return architecture in type(cls.default().config).architectures
 
     def arguments(self, workload: Workload) -> dict[str, Any]:
-        """What a forward takes beside tensors."""
+        """Return the keyword arguments of a forward other than tensors."""
         return {}
 
     def native(self) -> tuple[Any, Any]:
-        """The class of transformers, and a configuration object of it."""
+        """Return the class of transformers, and a configuration object for it."""
         import transformers
 
         config = transformers.CONFIG_MAPPING[self.config.model_type](**self.config.native())
@@ -110,28 +110,28 @@ class EncoderTarget(Native[C]):
 
     @classmethod
     def settings(cls) -> tuple[Setting, ...]:
-        """What can be chosen about a run beside the preset."""
+        """Return the settings of a run, other than the preset."""
         batch = (common.BATCH,) if cls.batched else ()
-        return (*cls.own_settings, *batch, common.DTYPE, replace(common.ATTENTION, choices=cls.attentions))
+        return (*cls.input_settings, *batch, common.DTYPE, replace(common.ATTENTION, choices=cls.attentions))
 
     @classmethod
     def presets(cls) -> tuple[NamedWorkload, ...]:
-        """The named workloads."""
+        """Return the presets."""
         return cls.named
 
     def first_layers(self, layers: int) -> tuple[C, dict[str, str]]:
-        """The first layers of the encoder, all else as it was."""
+        """Return the configuration with only the first layers, and what was cut."""
         kept, cut = layers_cut("encoder", layers, 1, self.config.layers)
         return replace(self.config, layers=kept), {"encoder layers": cut} if cut else {}
 
     def workload(self, preset: str | None = None, **given: Any) -> Workload:
-        """A preset with changes."""
+        """Return the workload of a preset with changed settings."""
         named = {p.name: p for p in self.presets()}
         default = next(p.name for p in named.values() if p.default)
-        usual = self.usual(common.known_preset(preset or default, named))
-        plain = replace(usual, dtype=self.dtype, attention=self.attentions[0])
+        plain = self.default_workload(common.known_preset(preset or default, named))
+        plain = replace(plain, dtype=self.dtype, attention=self.attentions[0])
         problems: list[CostproofError] = []
-        started = self.with_own(plain, given, problems)
+        started = self.with_input(plain, given, problems)
         made = common.changed(started, given, self.settings(), problems)
         if problems:
             raise Problems("the workload cannot be run", problems)
@@ -139,15 +139,15 @@ class EncoderTarget(Native[C]):
         return made if made == plain else replace(made, name="custom")
 
     def problems(self, workload: Workload) -> list[CostproofError]:
-        """Everything that keeps the model from running a workload."""
+        """Return an error for each reason why the model cannot run a workload."""
         return common.batch_problems(workload)
 
     def invocations(self, workload: Workload) -> tuple[Invocation, ...]:
-        """One call, with the values of its symbols."""
+        """Return the one invocation, with the values of its symbols."""
         return (Invocation(STAGE, STAGE, 1, self.values(workload), tuple(self.takes(workload).values())),)
 
     def inputs(self, workload: Workload) -> Tensors:
-        """Tensors of one forward, on meta."""
+        """Return the input tensors of a forward on the meta device."""
         import torch
 
         return {
@@ -156,18 +156,18 @@ class EncoderTarget(Native[C]):
         }
 
     def build(self, workload: Workload) -> nn.Module:
-        """The model on the meta device."""
+        """Return the model on the meta device."""
         from costproof.models.decoding.build import build
 
         base, config = self.native()
         return build(base, config, dtype=workload.dtype, attention=workload.attention)
 
     def build_run(self, workload: Workload, progress: Progress) -> Built:
-        """The model that the dynamic source runs, on meta or with numbers.
+        """Return the model that the dynamic source runs, on the meta device or with weights.
 
         Raises:
             Problems: the checkpoint does not fit.
-            Incomplete: the device is not there.
+            Incomplete: the device is missing.
         """
         from costproof.models.decoding.build import with_numbers
         from costproof.models.decoding.decoder import Decoder
@@ -175,16 +175,16 @@ class EncoderTarget(Native[C]):
         return with_numbers(self.build(workload), workload, Decoder(), self.options, progress)
 
     def stages_of(self, path: str, workload: Workload) -> tuple[str, ...]:
-        """The stage that a module works in."""
+        """Return the stages in which a module runs: the only one."""
         return self.stages
 
     def export_jobs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
-        """The whole model, at example sizes."""
+        """Return the export job of the whole model at example sizes."""
         args, sizes = self.example(workload)
         return (self._job(model, workload, args, sizes),)
 
     def stage_runs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
-        """The same at the sizes of the workload."""
+        """Return the job of the whole model at the sizes of the workload."""
         return (self._job(model, workload, self.inputs(workload), ()),)
 
     def _job(self, model: nn.Module, workload: Workload, args: Tensors, sizes: tuple[SymbolicSize, ...]) -> ExportJob:
@@ -194,25 +194,46 @@ class EncoderTarget(Native[C]):
         return ExportJob(STAGE, STAGE, (STAGE,), module, {"part": ""}, args, sizes)
 
     def runs(self, model: nn.Module, workload: Workload) -> tuple[Run, ...]:
-        """One forward."""
-        from costproof.models.encoding.runs import real
-
+        """Return the run of one forward."""
         kwargs = {**self.inputs(workload), **self.arguments(workload)}
         run = Run(STAGE, model, kwargs, place)
         on_meta = next(model.parameters()).device.type == "meta"
-        return (run if on_meta else real(run, self.highest(), self.options.seed),)
+        return (run if on_meta else _with_values(run, self.id_limit(), self.options.seed),)
 
-    def highest(self) -> int:
-        """Ids in an input are below this."""
+    def id_limit(self) -> int:
+        """Return the exclusive upper bound of integer inputs."""
         return 1
 
     @staticmethod
     def proof_settings() -> tuple[Setting, ...]:
-        """None: a run has no sizes to enumerate."""
+        """Return no settings: a run has no sizes to enumerate."""
         return ()
 
     def proof(self, samples: int, seed: int) -> Proof:
-        """The stage with its sizes as symbols, and random configurations."""
+        """Return the proof of the stage in symbolic sizes and for random configurations."""
         from costproof.models.encoding.domain import proof
 
         return proof(self, samples, seed)
+
+
+def _with_values(run: Run, id_limit: int, seed: int) -> Run:
+    """Return a run with seeded input values in place of meta tensors, and the output that it must reproduce.
+
+    Args:
+        id_limit: exclusive upper bound of random integers; floats are drawn from a normal distribution.
+    """
+    import torch
+
+    from costproof.models.decoding.build import generator
+
+    device = next(run.model.parameters()).device
+
+    def drawn(name: str, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
+        source = generator(seed, name)
+        if dtype.is_floating_point:
+            return torch.randn(shape, generator=source).to(device, dtype)
+        return torch.randint(0, id_limit, shape, generator=source).to(device)
+
+    kwargs = {k: drawn(k, v.shape, v.dtype) if isinstance(v, torch.Tensor) else v for k, v in run.kwargs.items()}
+    with torch.no_grad():
+        return replace(run, kwargs=kwargs, expected=run.model(**kwargs)[0])
