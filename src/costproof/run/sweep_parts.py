@@ -9,10 +9,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from costproof.ledger.counted import counted_line, unknown_bytes
 from costproof.ledger.errors import BadInput, Bug, CostproofError, Incomplete, Problems, no_such
 from costproof.ledger.metrics import METRICS, PEAK_METRICS, Metric
 from costproof.ledger.peaks import CallPeaks, largest
+from costproof.ledger.workload import counted_line, unknown_bytes
 from costproof.models.target import WithKeys
 from costproof.parametric.concolic import PointValues
 from costproof.parametric.evaluator import Evaluator
@@ -105,7 +105,7 @@ class SweepPoints:
 
     @property
     def counted(self) -> str:
-        """What the numbers do not include: :func:`~costproof.ledger.counted.counted_line` of the fixed settings."""
+        """What the numbers do not include: :func:`~costproof.ledger.workload.counted_line` of the fixed settings."""
         target = self.points.target
         try:
             workload = target.workload(self.preset, **self.settings)
