@@ -36,8 +36,9 @@ CHOOSING: Final = {
     "Le",
     "Ge",
 }
-NOT_FORMULAS: Final = ("drawn",)
-"""Methods of a target that draw a configuration; so does no formula."""
+TARGET: Final = ("Target", "Native", "Configured")
+"""In the name of a base class of every target, of which these methods are formulas."""
+FORMULAS: Final = ("formulas", "style")
 SAYS_WHY: Final = "Branches:"
 """Where a docstring begins to say why a function branches on a size after all."""
 
@@ -51,12 +52,18 @@ def harmless(node: ast.Compare) -> bool:
     return asks or (equal and words)
 
 
+def of_target(tree: ast.AST) -> bool:
+    """Whether this is the class of a target, which does more than formulas do."""
+    return isinstance(tree, ast.ClassDef) and any(name in ast.unparse(b) for b in tree.bases for name in TARGET)
+
+
 def branches(tree: ast.AST, said: bool = False) -> Iterator[tuple[int, str]]:
     """(line, code) of everything that chooses by a size, where no docstring around it says why."""
     for node in ast.iter_child_nodes(tree):
         here = said
-        reads = isinstance(node, ast.ClassDef) and node.name.endswith("Config")
-        if reads or (isinstance(node, ast.FunctionDef) and node.name in NOT_FORMULAS):
+        if isinstance(node, ast.ClassDef) and node.name.endswith("Config"):
+            continue
+        if isinstance(node, ast.FunctionDef) and of_target(tree) and node.name not in FORMULAS:
             continue
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             here |= SAYS_WHY in (ast.get_docstring(node) or "")

@@ -16,21 +16,18 @@ from costproof.compare.compare import compare
 from costproof.compare.proof.bound import degrees
 from costproof.ledger.errors import BadInput, CostproofError, Problems
 from costproof.ledger.run import RunOptions
-from costproof.models.encoding.base import EncoderTarget
-from costproof.models.families.bert.target import Bert
-from costproof.models.families.clip_vision.target import ClipVision
-from costproof.models.families.dinov2.config import Dinov2Config
-from costproof.models.families.dinov2.target import Dinov2
-from costproof.models.families.distilbert.target import DistilBert
-from costproof.models.families.qwen3_vl_vision.target import Qwen3VlVision
-from costproof.models.families.roberta.target import Roberta
-from costproof.models.families.siglip_vision.config import SiglipVisionConfig
-from costproof.models.families.siglip_vision.target import SiglipVision
+from costproof.models.encoding.target import EncoderTarget
+from costproof.models.families.bert import Bert
+from costproof.models.families.clip_vision import ClipVision
+from costproof.models.families.dinov2 import Dinov2, Dinov2Config
+from costproof.models.families.distilbert import DistilBert
+from costproof.models.families.qwen3_vl_vision import Qwen3VlVision
+from costproof.models.families.roberta import Roberta
+from costproof.models.families.siglip_vision import SiglipVision, SiglipVisionConfig
 from costproof.models.families.t5.config import T5Config
 from costproof.models.families.t5.target import T5
-from costproof.models.families.vit.config import VitConfig
-from costproof.models.families.vit.target import Vit
-from costproof.models.families.xlm_roberta.target import XlmRoberta
+from costproof.models.families.vit import Vit, VitConfig
+from costproof.models.families.xlm_roberta import XlmRoberta
 from costproof.models.registry import load_target
 from costproof.parametric.formulas import evaluate_formulas
 from costproof.run.proof_tasks import carried_out

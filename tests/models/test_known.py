@@ -14,7 +14,7 @@ import costproof
 from costproof.ledger.errors import BadInput
 from costproof.ledger.workload import Workload
 from costproof.models.decoding.target import CausalTarget
-from costproof.models.encoding.base import EncoderTarget
+from costproof.models.encoding.target import EncoderTarget
 from costproof.models.families.t5.target import T5
 from costproof.models.image_text.base import ImageTextTarget
 from costproof.models.known import KNOWN, Known

@@ -15,8 +15,7 @@ import costproof
 from costproof.compare.compare import compare
 from costproof.ledger.errors import BadInput, CostproofError, Problems
 from costproof.ledger.workload import Workload
-from costproof.models.families.qwen3_vl_vision.config import Qwen3VlVisionConfig
-from costproof.models.families.qwen3_vl_vision.target import Qwen3VlVision
+from costproof.models.families.qwen3_vl_vision import Qwen3VlVision, Qwen3VlVisionConfig
 from costproof.models.registry import load_target
 from costproof.parametric.formulas import evaluate_formulas
 from costproof.run import capture as running

@@ -7,15 +7,12 @@ from typing import TypeVar
 import pytest
 
 from costproof.ledger.errors import Problems
-from costproof.models.encoding.base import EncoderTarget
 from costproof.models.encoding.config import EncoderConfig
-from costproof.models.families.bert.config import BertConfig
-from costproof.models.families.bert.target import Bert
-from costproof.models.families.distilbert.config import DistilBertConfig
-from costproof.models.families.distilbert.target import DistilBert
-from costproof.models.families.roberta.config import RobertaConfig
-from costproof.models.families.roberta.target import Roberta
-from costproof.models.families.xlm_roberta.target import XlmRoberta
+from costproof.models.encoding.target import EncoderTarget
+from costproof.models.families.bert import Bert, BertConfig
+from costproof.models.families.distilbert import DistilBert, DistilBertConfig
+from costproof.models.families.roberta import Roberta, RobertaConfig
+from costproof.models.families.xlm_roberta import XlmRoberta
 from costproof.parametric.formulas import evaluate_formulas
 
 C = TypeVar("C", bound=EncoderConfig)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Final, Self
 
 from costproof.ledger.errors import BadInput, CostproofError
-from costproof.models.families.clip_vision.config import ClipVisionConfig
+from costproof.models.families.clip_vision import ClipVisionConfig
 from costproof.models.families.llama import LlamaConfig
 from costproof.models.image_text.config import TEXT, VISION, ImageTextConfig, part
 from costproof.models.native import activation, yes_or_no

@@ -13,15 +13,15 @@ from costproof.ledger.symbols import sym
 from costproof.ledger.workload import Workload
 from costproof.models.decoding.formulas import decoder_parts
 from costproof.models.decoding.names import decoder_names
-from costproof.models.encoding.vision import pixels, tokens
-from costproof.models.families.clip_vision import formulas as clip
+from costproof.models.encoding.formulas import image_tokens, pixels
+from costproof.models.families.clip_vision import clip_names, clip_tower
 from costproof.models.families.llama import Llama
 from costproof.models.families.llava.config import LlavaConfig
 from costproof.models.image_text.ledger import IMAGES, ledger
 
 _PROJECTOR: Final = "model.multi_modal_projector"
 NAMES: Final[Mapping[str, str]] = {
-    **clip.names("model.vision_tower."),
+    **clip_names("model.vision_tower."),
     "projector": _PROJECTOR,
     "projector.up": f"{_PROJECTOR}.linear_1",
     "projector.activation": f"{_PROJECTOR}.act",
@@ -42,8 +42,8 @@ def formulas(config: LlavaConfig, workload: Workload) -> Ledger:
     width, hidden, b = sym("vision_hidden"), sym("text_hidden"), sym("b")
     features = IMAGES * (sym("G") ** 2 + int(config.class_token))
     eager = workload.attention == "eager"
-    tower = clip.tower(config.vision, resampled=False, eager=eager, images=IMAGES, read=False)
-    seen = IMAGES * tokens(config.vision) * width
+    tower = clip_tower(config.vision, resampled=False, eager=eager, images=IMAGES, read=False)
+    seen = IMAGES * image_tokens(config.vision) * width
     projector = (
         Part("projector"),
         Part("projector.up", (Linear(features, width, hidden, b, config.projector_bias),)),

@@ -12,8 +12,7 @@ from costproof.ledger.node import Ledger
 from costproof.ledger.workload import FLOAT_BYTES, Invocation, TensorSpec, Workload
 from costproof.models.decoding.decoder import on_meta
 from costproof.models.decoding.names import STAGES
-from costproof.models.families.clip_vision.config import ClipVisionConfig
-from costproof.models.families.clip_vision.target import ClipVision
+from costproof.models.families.clip_vision import ClipVision, ClipVisionConfig
 from costproof.models.families.llama import LlamaConfig
 from costproof.models.families.llava.config import LlavaConfig
 from costproof.models.image_text.base import ImageTextTarget

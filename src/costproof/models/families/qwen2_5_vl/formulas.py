@@ -25,7 +25,7 @@ from costproof.ledger.symbols import sym
 from costproof.ledger.workload import Workload
 from costproof.models.decoding.formulas import DecoderStyle, decoder_parts
 from costproof.models.decoding.names import decoder_names, mlp_names
-from costproof.models.encoding.stage import ALL
+from costproof.models.encoding.formulas import ALL_PROJECTIONS
 from costproof.models.families.qwen2_5_vl.config import Qwen25VlConfig
 from costproof.models.image_text.ledger import IMAGES, ledger
 
@@ -95,7 +95,7 @@ def _tower(config: Qwen25VlConfig, patches: Size, tokens: Size, *, eager: bool) 
             kv_heads=heads,
             head_dim=head_dim,
             inner=width,
-            bias=ALL,
+            bias=ALL_PROJECTIONS,
             fused=True,
             cached=False,
             seen=IMAGES * unit**2 * seen[i in vision.whole],

@@ -8,13 +8,13 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from costproof.models.encoding.lengths import Lengths
+from costproof.models.encoding.images import PackedLengths
 
 
 class Patches(nn.Module):
     """The tower, from patches to tokens; what the grid of an image decides is prepared."""
 
-    def __init__(self, part: nn.Module, images: Lengths, windows: Lengths) -> None:
+    def __init__(self, part: nn.Module, images: PackedLengths, windows: PackedLengths) -> None:
         super().__init__()
         self.part, self.images, self.windows = part, images, windows
 

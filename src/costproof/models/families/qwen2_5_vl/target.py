@@ -14,8 +14,7 @@ from costproof.ledger.workload import FLOAT_BYTES, Invocation, TensorSpec, Workl
 from costproof.models import settings as common
 from costproof.models.decoding.decoder import ids_on_meta, on_meta
 from costproof.models.decoding.names import STAGES
-from costproof.models.encoding.images import SIZE, side_of
-from costproof.models.encoding.lengths import Lengths
+from costproof.models.encoding.images import SIZE, PackedLengths, side_of
 from costproof.models.families.qwen2_5_vl.config import Qwen25VlConfig, Qwen25VlTextConfig, Qwen25VlVisionConfig
 from costproof.models.image_text.base import ImageTextTarget
 from costproof.models.image_text.exports import tower_job
@@ -127,12 +126,12 @@ class Qwen25Vl(ImageTextTarget[Qwen25VlConfig]):
         taken = TensorSpec((count * self._patches(workload), self.config.vision.volume), workload.dtype)
         return (Invocation("vision", CALL, 1, values, (taken,)),)
 
-    def _lengths(self, workload: Workload, count: int) -> tuple[Lengths, Lengths]:
+    def _lengths(self, workload: Workload, count: int) -> tuple[PackedLengths, PackedLengths]:
         """Patches of each image, and of each window."""
         side, window, merge = self._units(workload), self.config.vision.units, self.config.vision.merge
         pieces = [min(window, side - at) for at in range(0, side, window)]
         windows = [merge**2 * rows * columns for rows in pieces for columns in pieces]
-        return Lengths((self._patches(workload),) * count), Lengths((*windows,) * count)
+        return PackedLengths((self._patches(workload),) * count), PackedLengths((*windows,) * count)
 
     def pictures(self, workload: Workload, count: int) -> dict[str, Any]:
         """Patches [n U² merge², volume], and what the grid of the images decides, on meta or as numbers."""

@@ -1,0 +1,134 @@
+"""What the modules of a model do in its runs, told fast: no trace, no rules, nothing but the dispatcher and hooks.
+
+It is compared with what the first layers of the model say about all of them: a layer may do something because of where
+it stands, which neither its parameters nor its settings show.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from costproof.ledger.errors import Incomplete
+from costproof.ledger.metrics import Metric
+from costproof.ledger.node import CostNode, Ledger
+from costproof.ledger.progress import silent
+from costproof.ledger.workload import Workload
+from costproof.models.as_it_runs import as_it_runs
+from costproof.models.generic.copies import unchecked
+from costproof.models.jobs import Run
+from costproof.models.target import Runnable
+from costproof.patches.modules import forward_redirected, hooked
+from costproof.patches.patch import gc_disabled
+from costproof.tracers.cpu_fallback import with_numbers
+from costproof.tracers.flop_counter_ledger import Quantity
+from costproof.tracers.hooks import ROOT, Hooked, trace_hooks
+from costproof.tracers.paths import Paths
+
+PLACES: Final = ("as it is given", "with numbers")
+"""Where a run is made: on meta as a rule; a model that looks at numbers there gets ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Of one run, module by module: what runs in a module itself, not in those inside it."""
+
+    run: str
+    flops: Counter[str] = field(default_factory=Counter)
+    """By torch's own formulas."""
+    elements: Counter[str] = field(default_factory=Counter)
+    """Of the results of all operators, views too, where they are fractions."""
+    calls: Counter[str] = field(default_factory=Counter)
+
+    def sums(self, times: Callable[[str], int]) -> dict[str, int]:
+        """FLOPs, elements and calls of a model in which every module stands for so many."""
+        found = {"FLOPs": self.flops, "elements of results": self.elements, "calls of modules": self.calls}
+        return {what: sum(n * times(path) for path, n in each.items()) for what, each in found.items()}
+
+
+def work_of(target: Runnable, workload: Workload, place: str) -> list[Work]:
+    """What each run of a target does.
+
+    Args:
+        place: one of :data:`PLACES`.
+
+    Raises:
+        Exception: whatever the model raises where it cannot run.
+    """
+    model = target.build_run(workload, silent).model
+    runs = target.runs(model, workload)
+    return [_work(with_numbers(run) if place == PLACES[1] else run) for run in runs]
+
+
+def _work(run: Run) -> Work:
+    from costproof.tracers.flop_counter_mode import CountingMode
+
+    found, paths, kwargs = Work(run.id), Paths(run.model), run.inputs()
+    judge = CountingMode([], "")
+
+    def enter(module: Any, args: Any, kwargs: Any) -> None:
+        path = paths.by_id[id(module)]
+        found.calls[path] += 1
+        judge.running.append((path, 1, None))
+
+    def leave(module: Any, args: Any, kwargs: Any, result: Any) -> None:
+        judge.running.pop()
+
+    on_cpu = any(p.device.type != "meta" for p in run.model.parameters())
+    with ExitStack() as around:
+        around.enter_context(gc_disabled())
+        around.enter_context(unchecked() if on_cpu else nullcontext())
+        around.enter_context(run.around())
+        around.enter_context(as_it_runs(run.model))
+        around.enter_context(hooked(paths.modules.values(), enter, leave, with_kwargs=True))
+        around.enter_context(forward_redirected(run.model))
+        around.enter_context(judge.watching())
+        run.model(**kwargs)
+    for (where, _), flops in judge.seen.flops.items():
+        found.flops[where[-1][0] if where else ""] += flops
+    return replace(found, elements=judge.elements)
+
+
+COUNTED: Final[tuple[Metric, ...]] = ("flops", "kv_cache_bytes")
+"""What neither the operator rules nor the accounting of graphs have a part in."""
+
+
+def counted_runs(target: Runnable, workload: Workload, source: str) -> Ledger:
+    """FLOPs by torch's formulas and bytes that the cache grows by, added up over everything that runs.
+
+    The last of so many steps is always among a target's runs; so step i is the last of a run of i steps.
+
+    Args:
+        source: the name that the ledger gets.
+
+    Raises:
+        Incomplete: torch has no formula for an operator, or a step begins with another cache than it should.
+    """
+    model = target.build_run(workload, silent).model
+    sums: dict[tuple[Quantity, Metric], int] = {}
+    contexts: list[int] = []
+    for steps in range(1, workload.new_tokens + 1):
+        *before, last = target.runs(model, replace(workload, new_tokens=steps))
+        contexts.append(last.context or 0)
+        for run in (last,) if steps > 1 else (*before, last):
+            with gc_disabled(), run.around():
+                _add(sums, run, trace_hooks(run))
+    if contexts != list(range(contexts[0], contexts[0] + workload.new_tokens)):
+        raise Incomplete("the steps that ran are not one after another", where=target.info().name, got=contexts)
+    nodes = (CostNode(*quantity, {metric: value}) for (quantity, metric), value in sums.items())
+    return Ledger(source, tuple(nodes), COUNTED, target.info().stages)
+
+
+def _add(sums: dict[tuple[Quantity, Metric], int], run: Run, seen: Hooked) -> None:
+    if seen.judged.unjudged:
+        names = sorted({name for _, name in seen.judged.unjudged})
+        raise Incomplete("torch has no formula for an operator", where=run.id, got=", ".join(names))
+    for quantity, flops in seen.judged.placed(run).items():
+        sums[quantity, "flops"] = sums.get((quantity, "flops"), 0) + flops
+    for name, size in seen.cache_growth.items():
+        path = name.removeprefix(ROOT)
+        place: Quantity = (*run.locate(path, 1), path, "")
+        sums[place, "kv_cache_bytes"] = sums.get((place, "kv_cache_bytes"), 0) + size
