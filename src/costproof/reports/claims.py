@@ -81,7 +81,7 @@ def document(report: ClaimsReport, form: Form) -> Document:
 
 
 def _cells(j: Judgement) -> tuple[Cell, ...]:
-    why = tuple(part if isinstance(part, Code) else part.removeprefix(": ") for part in because(j))
+    why = "".join(because(j)).removeprefix(": ")
     return Code(j.id), Status(j.status), j.metric, claimed(j), exact(j.truth), _delta(j), why
 
 

@@ -64,7 +64,7 @@ def document(report: CounterReport, form: Form) -> Document:
             body += [Items(tuple(lines))] if lines else []
         body += [Section("Time and memory", [spent])] if report.spent else []
         title = f"{report.target.title} at {report.workload.name}: third-party counters next to the truth"
-        return Document(title, [*body, "", *remarks.items], about=about)
+        return Document(title, [*body, *remarks.items], about=about)
     title = f"Third-party counters on {report.target.title}"
     if form == "md":
         body = [_METHOD]

@@ -149,7 +149,7 @@ def _call_section(call: ExplainedCall, unit: str) -> Section:
             Code(part.formula.expression), tuple(numbers[1:]), exact(part.each), exact(part.total), _matches(part),
         ))  # fmt: skip
     body += [Table(head, "lrlllrrl", rows)] if rows else []
-    return Section(call.place + (f": {plural(call.calls, 'call')}" if call.id else ""), body)
+    return Section((call.place, f": {plural(call.calls, 'call')}" if call.id else ""), body)
 
 
 def _call_blocks(call: ExplainedCall, unit: str) -> list[Block]:

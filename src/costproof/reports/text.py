@@ -66,6 +66,7 @@ class TextPrinter:
             made = self.block(block)
             heads = isinstance(block, Table | Section)
             if made:
+                apart = apart and not isinstance(block, Items)  # a list belongs to the table above it
                 lines += [*([""] if lines and (heads or apart) else []), *made]
                 apart = heads
         return lines
