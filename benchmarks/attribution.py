@@ -23,9 +23,9 @@ from costproof.ledger.workload import Workload
 from costproof.models.changing import keys_of
 from costproof.models.registry import load_target
 from costproof.models.target import Target, WithKeys
+from costproof.parametric.formulas import evaluate_formulas
 from costproof.run.diff import levers
-from costproof.run.formulas import analytic_ledger
-from costproof.run.sides import Read
+from costproof.run.operands import Read
 
 TARGETS: Final = ("deepseek-ocr", "qwen3-30b-a3b")
 Totals = Mapping[Place, int | None]
@@ -92,7 +92,7 @@ class Exhausted:
         key = repr(sorted(changes.items()))
         if key not in self.known:
             target = self.target.with_keys(changes) if changes else self.target
-            ledger = analytic_ledger(target, self.workload)
+            ledger = evaluate_formulas(target, self.workload)
             stages = {(s, m): ledger.stage_total(s, m) for s in ledger.stages for m in ledger.metrics}
             self.known[key] = {**stages, **{("", m): ledger.total(m) for m in ledger.metrics}}
         return self.known[key]

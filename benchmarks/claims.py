@@ -27,8 +27,8 @@ from costproof.claims.truth import Case
 from costproof.claims.types import Amount, Claim, Judgement
 from costproof.ledger.capture import Capture
 from costproof.ledger.evaluate import evaluate_ledger
-from costproof.models.deepseek_ocr.config import OcrConfig
-from costproof.models.deepseek_ocr.target import DeepseekOcr
+from costproof.models.families.deepseek_ocr.config import OcrConfig
+from costproof.models.families.deepseek_ocr.target import DeepseekOcr
 from costproof.run.capture import count
 from costproof.run.prepare import Prepared
 

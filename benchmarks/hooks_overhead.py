@@ -39,8 +39,8 @@ def prepared() -> Any:
     """The run: 256 tokens of text and one page of 512 pixels, in float32 on the CPU."""
     import torch
 
-    from costproof.models.deepseek_ocr import build, runs
-    from costproof.models.deepseek_ocr.page import Page, page_workload
+    from costproof.models.families.deepseek_ocr import build, runs
+    from costproof.models.families.deepseek_ocr.page import Page, page_workload
 
     torch.manual_seed(0)
     workload = page_workload("bench", Page(512, 512), text_tokens=256, new_tokens=0, dtype="float32")

@@ -15,12 +15,10 @@ from benchmarks.allocations import Allocated, allocated
 from benchmarks.real_jobs import RealRun, as_exported, as_written, with_numbers
 from costproof.ledger.peaks import CallPeaks
 from costproof.ledger.workload import Workload
-from costproof.models.deepseek_ocr.config import OcrConfig, TextConfig
-from costproof.models.deepseek_ocr.target import DeepseekOcr
-from costproof.models.llama.config import LlamaConfig
-from costproof.models.llama.target import Llama
-from costproof.models.qwen3_moe.config import Qwen3MoeConfig
-from costproof.models.qwen3_moe.target import Qwen3Moe
+from costproof.models.families.deepseek_ocr.config import OcrConfig, TextConfig
+from costproof.models.families.deepseek_ocr.target import DeepseekOcr
+from costproof.models.families.llama import Llama, LlamaConfig
+from costproof.models.families.qwen3_moe import Qwen3Moe, Qwen3MoeConfig
 from costproof.models.target import Exportable
 from costproof.reports.escape import table
 from costproof.tracers.peaks.calls import calls, peaks_of

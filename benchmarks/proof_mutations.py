@@ -29,10 +29,10 @@ from costproof.ledger.errors import BadInput
 from costproof.ledger.evaluate import evaluate_ledger
 from costproof.ledger.node import Ledger
 from costproof.ledger.workload import Workload
-from costproof.models.deepseek_ocr.config import ClipConfig, OcrConfig, SamConfig, TextConfig
-from costproof.models.deepseek_ocr.draws import DEEP, draw
-from costproof.models.deepseek_ocr.page import Page, page_workload
-from costproof.models.deepseek_ocr.target import DeepseekOcr
+from costproof.models.families.deepseek_ocr.config import ClipConfig, OcrConfig, SamConfig, TextConfig
+from costproof.models.families.deepseek_ocr.draws import DEEP, draw
+from costproof.models.families.deepseek_ocr.page import Page, page_workload
+from costproof.models.families.deepseek_ocr.target import DeepseekOcr
 from costproof.models.proof import Piece, Provable
 from costproof.run.capture import count
 from costproof.run.prepare import Prepared

@@ -12,7 +12,7 @@ from costproof.models.as_it_runs import as_it_runs
 from costproof.models.generic.alike import alike
 from costproof.models.generic.copies import with_tensors
 from costproof.models.jobs import ExportJob
-from costproof.tracers.direct import through_call
+from costproof.patches.modules import forward_redirected
 from costproof.tracers.exporting import each_argument
 
 
@@ -49,7 +49,7 @@ def as_written(job: ExportJob) -> RealRun:
 
 def as_exported(job: ExportJob) -> RealRun:
     """Its exported program, made of tensors with numbers."""
-    with as_it_runs(job.module), through_call(job.module):
+    with as_it_runs(job.module), forward_redirected(job.module):
         program = torch.export.export(job.module, (), kwargs=dict(job.args), strict=False).module()
     return RealRun(lambda: program(**job.args), _inputs(job))
 

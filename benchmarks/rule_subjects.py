@@ -13,12 +13,12 @@ from torch import nn
 from costproof.ledger.capture import Capture
 from costproof.ledger.node import Ledger
 from costproof.ledger.workload import Workload
-from costproof.models.deepseek_ocr.config_file import parse_config
-from costproof.models.deepseek_ocr.target import DeepseekOcr
+from costproof.models.families.deepseek_ocr.config_file import parse_config
+from costproof.models.families.deepseek_ocr.target import DeepseekOcr
 from costproof.models.generic.at_hand import at_hand
 from costproof.models.jobs import ExportJob, Run
 from costproof.models.target import WithFormulas
-from costproof.run.formulas import analytic_ledger
+from costproof.parametric.formulas import evaluate_formulas
 from costproof.tracers import dynamic, static
 from costproof.tracers.cpu_fallback import Traced, trace_run
 from costproof.tracers.exported import Exported, export_graph
@@ -70,7 +70,7 @@ class Subject:
 
         ledgers: list[Ledger] = []
         if isinstance(self.target, WithFormulas):
-            ledgers.append(analytic_ledger(self.target, self.workload))
+            ledgers.append(evaluate_formulas(self.target, self.workload))
         with mock.patch.object(static, "cached_export", export), mock.patch.object(dynamic, "trace_run", trace):
             ledgers.append(static.static_ledger(self.target, self.workload))
             ran = dynamic.dynamic_ledger(self.target, self.workload)

@@ -18,9 +18,9 @@ import sympy
 
 from costproof.ledger.symbols import parse, sym
 from costproof.models.registry import load_target
-from costproof.run.points import Points
+from costproof.parametric.evaluator import Evaluator
+from costproof.parametric.exact_arrays import Int128Array
 from costproof.run.sweep import sweep
-from costproof.run.sweeping.columns import Words
 from costproof.run.sweeping.driver import POINTS, Sweep
 
 BATCHES, TOKENS = range(1, 1001), range(1, 10_001)
@@ -88,7 +88,7 @@ def speed() -> None:
     over_long = {"layers": [126], "batch": BATCHES, "text_tokens": range(121_001, 131_001)}
     long = sweep("llama-3.1-8b", over_long, metrics=["flops"])
     long.cells = (("prefill", "flops"),)
-    wide = [isinstance(part.costs["prefill.flops"], Words) for part in long.parts()]
+    wide = [isinstance(part.costs["prefill.flops"], Int128Array) for part in long.parts()]
     first = next(iter(one.parts()))
     want = by_hand(first.varied["batch"], first.varied["text_tokens"])
     assert np.array_equal(first.costs["prefill.flops"], want)  # type: ignore[arg-type]
@@ -115,10 +115,10 @@ def speed() -> None:
 
 def exact(count: int = 1_000_000) -> None:
     """Random and extreme points of every size up to 2^31, each against Python's integers."""
-    points, rng, part = Points.of("llama-3.1-8b"), random.Random(10), 8192
+    points, rng, part = Evaluator.of("llama-3.1-8b"), random.Random(10), 8192
     edges = [2**b + d for b in range(1, 31) for d in (-1, 0, 1)]
     keys = {"vocab": 1, "intermediate": 1, "max_positions": 2**31 - 1}
-    shape, _ = points.shape(points.place(keys, None, {"batch": 1, "text_tokens": 3}))
+    shape, _ = points.regime(points.choices(keys, None, {"batch": 1, "text_tokens": 3}))
     cells = [("", "params"), ("", "flops"), ("prefill", "kv_cache_bytes")]
     wrong = done = wide = python = 0
     while done < count:
@@ -130,9 +130,9 @@ def exact(count: int = 1_000_000) -> None:
         inside = np.broadcast_to(shape.mask(values), (part,))
         values = {n: v[inside] for n, v in values.items()}
         columns = shape.columns(cells, values, (int(inside.sum()),))
-        wide += sum(isinstance(c, Words) for c in columns)
-        python += sum(not isinstance(c, Words) and c.dtype == object for c in columns)
-        found = zip(*((c.python() if isinstance(c, Words) else c).tolist() for c in columns), strict=True)
+        wide += sum(isinstance(c, Int128Array) for c in columns)
+        python += sum(not isinstance(c, Int128Array) and c.dtype == object for c in columns)
+        found = zip(*((c.python() if isinstance(c, Int128Array) else c).tolist() for c in columns), strict=True)
         sizes = zip(*(v.tolist() for v in list(values.values())[:4]), strict=True)
         for got, size in zip(found, sizes, strict=True):
             wrong += got != _by_hand(*size)

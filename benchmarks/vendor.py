@@ -58,8 +58,8 @@ def _forward(folder: Path, *, trace: bool) -> Callable[[], object]:
     """One prefill of the default workload, with the two patches that a run here needs."""
     import torch
 
-    from costproof.models.deepseek_ocr.remote_code import build, patches, runs
-    from costproof.models.deepseek_ocr.remote_code.target import RemoteCodeOcr
+    from costproof.models.families.deepseek_ocr.remote_code import build, patches, runs
+    from costproof.models.families.deepseek_ocr.remote_code.target import RemoteCodeOcr
 
     target = RemoteCodeOcr.from_folder(folder, trusted=True)
     workload = target.workload()

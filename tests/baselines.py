@@ -13,7 +13,7 @@ from costproof.ledger.files import json_text
 from costproof.ledger.schema import to_data
 from costproof.ledger.writing import write_texts
 from costproof.models.registry import load_target
-from costproof.run.sides import read_side
+from costproof.run.operands import read_side
 
 FOLDER: Final = Path(__file__).parents[1] / "baselines"
 

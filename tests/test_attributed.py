@@ -8,7 +8,7 @@ from random import Random
 import pytest
 from benchmarks.attribution import Exhausted
 
-from costproof.models.deepseek_ocr.target import DeepseekOcr
+from costproof.models.families.deepseek_ocr.target import DeepseekOcr
 from costproof.models.known import KNOWN
 from costproof.models.target import Target
 from tests.models.test_config import small_config

@@ -114,7 +114,7 @@ def test_what_cannot_be_loaded_says_whose_it_is(
 BROKEN = """
 from pathlib import Path
 from costproof.estimate.hardware import Device
-from costproof.models.bert.target import TARGET
+from costproof.models.families.bert import TARGET
 
 class NeedsAnInstance:
     default, from_file = TARGET.default, TARGET.from_file

@@ -14,8 +14,8 @@ import torch
 
 from costproof.opgraph.rules import registry
 from costproof.processes import template
-from costproof.run import alone as lock
 from costproof.run import capture, derive, module
+from costproof.run import count_lock as lock
 
 
 def test_one_count_goes_on_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,5 +81,5 @@ def test_locks_that_another_thread_has_are_free_in_a_forked_child() -> None:
 
 
 def test_a_thread_may_count_within_its_own_count() -> None:
-    with lock.alone(), lock.alone():
+    with lock.count_lock(), lock.count_lock():
         pass

@@ -25,7 +25,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from costproof.ledger import shown
+from costproof.ledger import notebook
 from costproof.ledger.capture import Capture, read_capture
 from costproof.ledger.environment import VERSION as __version__
 from costproof.ledger.errors import no_such
@@ -43,11 +43,11 @@ if TYPE_CHECKING:
     from costproof.run.derive import derive
     from costproof.run.devices import machine, machines, measure_machine
     from costproof.run.diff import diff
+    from costproof.run.doctor import doctor
     from costproof.run.fits import fits
     from costproof.run.gate import gate
     from costproof.run.graph import drawable, graph
     from costproof.run.listing import operator_graph, operators
-    from costproof.run.machine import doctor
     from costproof.run.measure import measure
     from costproof.run.module import count
     from costproof.run.peaks import peaks
@@ -73,7 +73,7 @@ _PLACES: Final = {
     "diff": "run.diff",
     "gate": "run.gate",
     "graph": "run.graph",
-    "doctor": "run.machine",
+    "doctor": "run.doctor",
     "drawable": "run.graph",
     "explain": "run.report",
     "fits": "run.fits",
@@ -155,13 +155,13 @@ __all__ = [
 Path_ = str | os.PathLike[str]
 
 
-def _display(value: object, format: shown.Format) -> str:  # noqa: A002
+def _display(value: object, format: notebook.Format) -> str:  # noqa: A002
     from costproof.reports.html.notebook import display
 
     return display(value, format)
 
 
-shown.display = _display
+notebook.display = _display
 
 
 def __getattr__(name: str) -> Any:
@@ -195,9 +195,9 @@ def workloads(target: str) -> tuple[NamedWorkload, ...]:
 def stages(target: str, *, config: Path_ | None = None) -> tuple[str, ...]:
     """The stages of a target, in order."""
     from costproof.models.registry import load_target
-    from costproof.run.alone import alone
+    from costproof.run.count_lock import count_lock
 
-    with alone():
+    with count_lock():
         return load_target(target, None if config is None else Path(config)).info().stages
 
 

@@ -7,8 +7,8 @@ from functools import lru_cache
 
 from costproof.ledger.evaluate import evaluate_ledger
 from costproof.ledger.node import Ledger
-from costproof.models.deepseek_ocr.formulas.ledger import ledger
-from costproof.models.deepseek_ocr.formulas.structure import Structure, View
+from costproof.models.families.deepseek_ocr.formulas.ledger import ledger
+from costproof.models.families.deepseek_ocr.formulas.structure import Structure, View
 
 CONFIG = {
     "in_channels": 3,

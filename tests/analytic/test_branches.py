@@ -14,8 +14,9 @@ NO_FORMULAS: Final = ("__init__.py", "compose.py", "costs.py", "symbols.py")
 """How formulas are put together, and the names of symbols."""
 FILES: Final = sorted(
     path
-    for pattern in ("analytic/*.py", "models/*/formulas.py", "models/*/formulas/*.py", "models/decoding/dense.py",
-                    "models/decoding/latent_formulas.py", "models/image_text/ledger.py")
+    for pattern in ("analytic/*.py", "models/families/*.py", "models/families/*/formulas.py",
+                    "models/families/*/formulas/*.py", "models/decoding/formulas.py", "models/decoding/latent.py",
+                    "models/image_text/ledger.py")
     for path in SOURCE.glob(pattern)
     if path.name not in NO_FORMULAS
 )  # fmt: skip
@@ -35,6 +36,9 @@ CHOOSING: Final = {
     "Le",
     "Ge",
 }
+TARGET: Final = ("Target", "Native", "Configured")
+"""In the name of a base class of every target, of which these methods are formulas."""
+FORMULAS: Final = ("formulas", "style")
 SAYS_WHY: Final = "Branches:"
 """Where a docstring begins to say why a function branches on a size after all."""
 
@@ -48,10 +52,19 @@ def harmless(node: ast.Compare) -> bool:
     return asks or (equal and words)
 
 
+def of_target(tree: ast.AST) -> bool:
+    """Whether this is the class of a target, which does more than formulas do."""
+    return isinstance(tree, ast.ClassDef) and any(name in ast.unparse(b) for b in tree.bases for name in TARGET)
+
+
 def branches(tree: ast.AST, said: bool = False) -> Iterator[tuple[int, str]]:
     """(line, code) of everything that chooses by a size, where no docstring around it says why."""
     for node in ast.iter_child_nodes(tree):
         here = said
+        if isinstance(node, ast.ClassDef) and node.name.endswith("Config"):
+            continue
+        if isinstance(node, ast.FunctionDef) and of_target(tree) and node.name not in FORMULAS:
+            continue
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             here |= SAYS_WHY in (ast.get_docstring(node) or "")
         by_size = isinstance(node, ast.Compare) and not harmless(node)

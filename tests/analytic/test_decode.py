@@ -15,7 +15,7 @@ from costproof.ledger.metrics import METRICS
 from costproof.ledger.series import sum_over_steps
 from costproof.ledger.symbols import sym
 from costproof.ledger.workload import Attention
-from costproof.models.deepseek_ocr.formulas.structure import Structure
+from costproof.models.families.deepseek_ocr.formulas.structure import Structure
 from tests.analytic.published import counted
 
 P, N, B = sym("P"), sym("N"), sym("B")

@@ -6,8 +6,8 @@ import pytest
 
 from costproof.ledger.node import Ledger
 from costproof.ledger.symbols import parse, sym
-from costproof.models.deepseek_ocr.formulas.ledger import ledger
-from costproof.models.deepseek_ocr.formulas.structure import Structure
+from costproof.models.families.deepseek_ocr.formulas.ledger import ledger
+from costproof.models.families.deepseek_ocr.formulas.structure import Structure
 from tests.analytic.published import counted, page
 
 

@@ -31,7 +31,7 @@ from costproof.analytic.router import Routing
 from costproof.analytic.transformer import TransformerLayer
 from costproof.models.jobs import ExportJob
 from costproof.opgraph.account import account
-from costproof.opgraph.costed import costed
+from costproof.opgraph.costed import cost_graph
 from costproof.tracers.exported import export_graph
 
 Costs = dict[tuple[str, str], int]
@@ -58,7 +58,7 @@ GATED = Mlp(32, 24, "silu", gated=True, bias=False)
 def measured(module: nn.Module, kwargs: Mapping[str, Any]) -> Costs:
     """What the graph of one call costs, by the operator rules."""
     job = ExportJob("job", "s", ("i",), Wrapper(module, tuple(kwargs)), {"part": ""}, {"args": list(kwargs.values())})
-    found = account(costed(export_graph(job).graph), lambda path, call: ("s", "i"))
+    found = account(cost_graph(export_graph(job).graph), lambda path, call: ("s", "i"))
     assert not found.unknown
     costs: Costs = {}
     for node in found.nodes:

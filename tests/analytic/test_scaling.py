@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from costproof.ledger.metrics import Metric
 from costproof.ledger.node import Ledger
 from costproof.ledger.workload import Attention
-from costproof.models.deepseek_ocr.formulas.structure import Structure
+from costproof.models.families.deepseek_ocr.formulas.structure import Structure
 from tests.analytic.published import counted, page
 
 SMALL = Structure(sam_layers=2, sam_global_layers=(1,), clip_layers=2, text_layers=2)

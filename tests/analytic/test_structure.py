@@ -8,10 +8,10 @@ from costproof.analytic.costs import formula_docs
 from costproof.ledger.errors import BadInput
 from costproof.ledger.evaluate import evaluate_ledger
 from costproof.ledger.symbols import parse
-from costproof.models.deepseek_ocr.formulas.ledger import ledger
-from costproof.models.deepseek_ocr.formulas.names import NATIVE_NAMES
-from costproof.models.deepseek_ocr.formulas.structure import Structure
-from costproof.models.deepseek_ocr.formulas.symbols import symbol_docs
+from costproof.models.families.deepseek_ocr.formulas.ledger import ledger
+from costproof.models.families.deepseek_ocr.formulas.names import NATIVE_NAMES
+from costproof.models.families.deepseek_ocr.formulas.structure import Structure
+from costproof.models.families.deepseek_ocr.formulas.symbols import symbol_docs
 from tests.analytic.published import CONFIG, counted, page
 
 

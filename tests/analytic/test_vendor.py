@@ -12,11 +12,11 @@ import pytest
 
 from costproof.compare.patterns import expand
 from costproof.ledger.node import Ledger
-from costproof.models.deepseek_ocr.config import OcrConfig
-from costproof.models.deepseek_ocr.remote_code.snapshot import Snapshot
-from costproof.models.deepseek_ocr.remote_code.target import RemoteCodeOcr
-from costproof.models.deepseek_ocr.target import DeepseekOcr
-from costproof.run.formulas import analytic_ledger
+from costproof.models.families.deepseek_ocr.config import OcrConfig
+from costproof.models.families.deepseek_ocr.remote_code.snapshot import Snapshot
+from costproof.models.families.deepseek_ocr.remote_code.target import RemoteCodeOcr
+from costproof.models.families.deepseek_ocr.target import DeepseekOcr
+from costproof.parametric.formulas import evaluate_formulas
 
 VENDOR = RemoteCodeOcr(snapshot=Snapshot("/nowhere", OcrConfig(), "m.Config", "m.Model", "4.46.3"))
 
@@ -25,8 +25,8 @@ def ledgers(**settings: Any) -> tuple[Ledger, Ledger]:
     """Vendor and native formulas at the same workload."""
     native = DeepseekOcr()
     return (
-        analytic_ledger(VENDOR, VENDOR.workload(**settings)),
-        analytic_ledger(native, native.workload(**settings)),
+        evaluate_formulas(VENDOR, VENDOR.workload(**settings)),
+        evaluate_formulas(native, native.workload(**settings)),
     )
 
 
@@ -65,7 +65,7 @@ def test_a_written_out_norm_counts_its_primitives() -> None:
 
 
 def test_every_module_holds_what_its_tensors_hold() -> None:
-    data = json.loads((files("costproof.models.deepseek_ocr") / "checkpoint_tensors.json").read_text())
+    data = json.loads((files("costproof.models.families.deepseek_ocr") / "checkpoint_tensors.json").read_text())
     wanted: Counter[str] = Counter()
     for name, shape in data["tensors"]:
         for tensor in expand(name):

@@ -12,7 +12,7 @@ from rich.console import Console
 from costproof.claims import claims_from_text, judge_claims
 from costproof.ledger.capture import Capture
 from costproof.ledger.evaluate import evaluate_ledger
-from costproof.models.deepseek_ocr.target import DeepseekOcr
+from costproof.models.families.deepseek_ocr.target import DeepseekOcr
 from costproof.reports.claims import document
 from costproof.reports.text import TerminalPrinter
 from tests.claims.test_judge import HEAD, PREFILL, PROMPT, WIDTH, capture, verdict

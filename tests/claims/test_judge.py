@@ -20,7 +20,7 @@ from costproof.claims.truth import Case
 from costproof.claims.types import Amount, Claim
 from costproof.ledger.capture import Capture
 from costproof.ledger.errors import BadInput, Problems
-from costproof.models.deepseek_ocr.target import DeepseekOcr
+from costproof.models.families.deepseek_ocr.target import DeepseekOcr
 
 MISTAKES = DeepseekOcr.mistakes()
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"

@@ -13,7 +13,7 @@ from benchmarks.wrong_models import Model, flops
 from costproof.claims import Judgement, claims_from_text, judge_claims
 from costproof.claims.lengths import Curve
 from costproof.ledger.capture import Capture
-from costproof.models.deepseek_ocr.target import DeepseekOcr
+from costproof.models.families.deepseek_ocr.target import DeepseekOcr
 from tests.claims.test_judge import DENSE, HEAD, PREFILL, PROJECTIONS, PROMPT, ROUTED, ROUTER, SHARED, WIDTH, verdict
 
 TOKEN = 12 * PROJECTIONS + DENSE + 11 * (ROUTED + SHARED + ROUTER)

@@ -6,7 +6,7 @@ import pytest
 from benchmarks.claims import causes
 
 from costproof.claims import claims_from_text, judge_claims
-from costproof.models.deepseek_ocr.target import DeepseekOcr
+from costproof.models.families.deepseek_ocr.target import DeepseekOcr
 from costproof.reports.outputs import variants
 from tests.claims.test_judge import (
     DENSE,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from benchmarks.claims import causes
 
 from costproof.claims import Judgement, claims_from_text, judge_claims
-from costproof.models.deepseek_ocr.target import DeepseekOcr
+from costproof.models.families.deepseek_ocr.target import DeepseekOcr
 from tests.claims.test_judge import HEAD, PREFILL, PROJECTIONS, PROMPT, VOCABULARY, WIDTH, capture
 
 # Twelve dense layers of two matrices, lm_head, no embedding, no norms, and the two vectors between image features:

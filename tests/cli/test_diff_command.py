@@ -16,7 +16,7 @@ import costproof as cp
 from costproof.compare.diff.diff import adds_up
 from costproof.compare.diff.diff import diff as honest
 from costproof.compare.diff.types import Diff
-from costproof.models.deepseek_ocr.target import DeepseekOcr
+from costproof.models.families.deepseek_ocr.target import DeepseekOcr
 from tests.cli.running import Result, costproof
 from tests.docs.test_command_lines import small
 

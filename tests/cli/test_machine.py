@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from costproof.ledger import extras
+from costproof.ledger import environment
 from costproof.ledger.environment import installed
 from costproof.ledger.offline import offline
 from costproof.models import flash_attention
-from costproof.run import machine
+from costproof.run import doctor
 from costproof.tracers.counters import registry
 from tests.cli.running import costproof, files
 from tests.reports.toy import toy
@@ -44,37 +44,35 @@ def test_cuda(
     libraries: list[str], devices: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = torch_in(tmp_path, *libraries)
-    monkeypatch.setattr(machine, "find_spec", lambda name: spec)
+    monkeypatch.setattr(doctor, "find_spec", lambda name: spec)
     monkeypatch.setattr(sys, "platform", "linux")
     (tmp_path / "dev").mkdir()
     for name in devices:
         (tmp_path / "dev" / name).touch()
-    assert machine.cuda_line(tmp_path / "dev") == said
+    assert doctor.cuda_line(tmp_path / "dev") == said
 
 
 def test_cuda_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "find_spec", lambda name: None)
-    assert machine.cuda_line() == "no: missing torch"
+    monkeypatch.setattr(doctor, "find_spec", lambda name: None)
+    assert doctor.cuda_line() == "no: missing torch"
 
 
 @pytest.mark.parametrize(("kernels", "said"), [(True, "kernels compiled"), (False, "shapes alone")])
 def test_flash(kernels: bool, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flash_attention, "missing", lambda: "")
-    monkeypatch.setattr(machine, "find_spec", lambda name: ModuleSpec(name, None) if kernels else None)
-    assert said in machine.flash_line()
+    monkeypatch.setattr(doctor, "find_spec", lambda name: ModuleSpec(name, None) if kernels else None)
+    assert said in doctor.flash_line()
 
 
 def test_flash_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flash_attention, "installed", lambda package: None)
-    assert machine.flash_line() == (
-        f"no flash_attention_2: flash-attn is not installed; {flash_attention.WITHOUT_CUDA}"
-    )
+    assert doctor.flash_line() == (f"no flash_attention_2: flash-attn is not installed; {flash_attention.WITHOUT_CUDA}")
 
 
 def test_counters(monkeypatch: pytest.MonkeyPatch) -> None:
     here = ("torch", "torchlens", "fvcore", "ultralytics-thop")
     monkeypatch.setattr(registry, "installed", lambda package: "1" if package in here else None)
-    assert machine.counters_line() == (
+    assert doctor.counters_line() == (
         "fvcore, FlopCounterMode, torchlens, torch.profiler, thop; "
         "missing calflops, deepspeed, ptflops, onnx, torchinfo"
     )
@@ -93,9 +91,9 @@ def test_doctor_says_what_an_old_transformers_is_for(
     transformers: str | None, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """There the counts of native classes end with 3."""
-    others = {p: installed(p) for p in machine.NEEDED_FOR}
-    monkeypatch.setattr(machine, "installed", {**others, "transformers": transformers}.get)
-    assert {machine.doctor().sources[s] for s in ("static", "dynamic")} == {said}
+    others = {p: installed(p) for p in doctor.NEEDED_FOR}
+    monkeypatch.setattr(doctor, "installed", {**others, "transformers": transformers}.get)
+    assert {doctor.doctor().sources[s] for s in ("static", "dynamic")} == {said}
 
 
 @pytest.mark.parametrize(
@@ -109,7 +107,7 @@ def test_without_torch_a_command_says_so_at_once(line: str, tmp_path: Path, monk
     def refused(*_: object, **__: object) -> None:
         raise AssertionError("a process was started")
 
-    monkeypatch.setattr(extras, "installed", lambda name: None if name == "torch" else "1")
+    monkeypatch.setattr(environment, "installed", lambda name: None if name == "torch" else "1")
     monkeypatch.setattr(subprocess, "Popen", refused)
     done = costproof(*line.split(), cwd=tmp_path)
     assert (done.code, done.stdout, files(tmp_path)) == (3, "", []), done.stderr
@@ -138,7 +136,7 @@ def test_doctor_loads_each_plug_in_alone(tmp_path: Path, monkeypatch: pytest.Mon
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1.2\n")
     (info / "entry_points.txt").write_text(points)
     monkeypatch.syspath_prepend(str(tmp_path))
-    found = {p.name: p for p in machine.plugins() if p.owner == "mine 1.2"}
+    found = {p.name: p for p in doctor.plugins() if p.owner == "mine 1.2"}
     assert {name: p.group for name, p in found.items()} == {
         "a": "costproof.outputs", "b": "costproof.outputs", "c": "costproof.outputs", "d": "costproof.hardware",
     }  # fmt: skip
@@ -146,7 +144,7 @@ def test_doctor_loads_each_plug_in_alone(tmp_path: Path, monkeypatch: pytest.Mon
     assert "no such key" in found["b"].problem
     assert "SystemExit: os._exit (leaves.py:3)" in found["c"].problem
     assert "Output, not a Device" in found["d"].problem
-    monkeypatch.setattr(machine, "_problem", lambda kind, name: "" if name == "a" else "no")
+    monkeypatch.setattr(doctor, "_problem", lambda kind, name: "" if name == "a" else "no")
     said = costproof("doctor", cwd=tmp_path).stdout
     assert "costproof.outputs: a = theirs:good (mine 1.2): loads\n" in said
     assert "costproof.outputs: b = broken:x (mine 1.2): cannot be loaded: no\n" in said
@@ -154,9 +152,9 @@ def test_doctor_loads_each_plug_in_alone(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_doctor_says_what_is_missing_of_each_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     absent = ("matplotlib", "mkdocs")
-    for place in (machine, extras):
+    for place in (doctor, environment):
         monkeypatch.setattr(place, "installed", lambda name: None if name in absent else installed(name))
-    found = {e.name: e for e in machine.doctor().extras}
+    found = {e.name: e for e in doctor.doctor().extras}
     assert set(found) == {"counters", "docs", "flash", "image", "onnx", "plot", "sweep", "trace"}
     assert found["plot"].packages["matplotlib"] is None
     assert found["plot"].add == "pip install 'matplotlib>=3.9'"
@@ -170,9 +168,9 @@ def test_doctor_says_where_exports_are_kept(tmp_path: Path, monkeypatch: pytest.
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "x.json.gz").write_bytes(b"x" * 1500)
     monkeypatch.setenv("COSTPROOF_CACHE", str(tmp_path))
-    assert machine.cache_line() == f"{tmp_path}: 1 file, 1.50 kB"
+    assert doctor.cache_line() == f"{tmp_path}: 1 file, 1.50 kB"
     monkeypatch.setenv("COSTPROOF_CACHE", "")
-    assert machine.cache_line() == "nothing is kept"
+    assert doctor.cache_line() == "nothing is kept"
 
 
 def test_doctor_says_that_nothing_is_downloaded_whatever_the_environment_says(

@@ -21,12 +21,11 @@ from costproof import read
 from costproof.ledger.errors import BadInput
 from costproof.ledger.node import NO_RULE, UnknownOp, unknown_clause
 from costproof.ledger.symbols import sym
-from costproof.opgraph.costed import costed
+from costproof.opgraph.costed import bound_unknown, cost_graph
 from costproof.opgraph.graph import Graph, OpCall, Value
 from costproof.opgraph.rules.cost import OpCost
 from costproof.opgraph.rules.files import rules_from
 from costproof.opgraph.rules.registry import UnknownCost, cost_of, registered, rule_table
-from costproof.opgraph.sized import bounded
 from tests.cli.running import Result, costproof
 
 MYLIB = Path(__file__).parents[1] / "data" / "mylib"
@@ -146,15 +145,15 @@ def test_a_bound_needs_sizes() -> None:
     batch, past = sym("B"), sym("P")
     tensors = (Value("x", (batch, past), "bfloat16"), Value("w", (past, 12), "bfloat16"))
     op = OpCall("mm_1", "aten._sparse_mm", "fancy", 1, tensors, (Value("y", (batch, 12), "bfloat16"),))
-    work = costed(Graph((op,), ()))
-    (found,) = bounded([UnknownOp("aten._sparse_mm", "s", "fancy", 1, None, "")], work, {"B": 4, "P": 5}, 3)
+    work = cost_graph(Graph((op,), ()))
+    (found,) = bound_unknown([UnknownOp("aten._sparse_mm", "s", "fancy", 1, None, "")], work, {"B": 4, "P": 5}, 3)
     assert (found.count, found.bound_flops) == (3, 3 * 2 * 4 * 5 * 12)
 
 
 def test_shapes_alone_bound_nothing() -> None:
     """An operator without a rule may do anything with its tensors: a bound from one product's shapes was too low."""
     op = OpCall("new_1", "mylib.new", "fancy", 1, (Value("x", (4, 12), "float32"),), (Value("y", (4, 12), "float32"),))
-    (found,) = bounded([UnknownOp("mylib.new", "s", "fancy", 1, None, NO_RULE)], costed(Graph((op,), ())), {})
+    (found,) = bound_unknown([UnknownOp("mylib.new", "s", "fancy", 1, None, NO_RULE)], cost_graph(Graph((op,), ())), {})
     assert found.bound_flops is None
     assert unknown_clause([found]) == "1 call in fancy, no bound of its FLOPs"
 

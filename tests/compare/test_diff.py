@@ -14,14 +14,14 @@ from costproof.compare.diff.diff import Levers, Place, adds_up, diff
 from costproof.compare.diff.types import IMPLEMENTATION, Diff
 from costproof.ledger.baseline import Baseline, baseline_of
 from costproof.ledger.capture import Capture
-from costproof.ledger.conventions import Conventions
 from costproof.ledger.errors import BadInput, Incomplete
+from costproof.ledger.metrics import Conventions
 from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.peaks import CallPeaks, Peak
 from costproof.reports.diff import diff_csv
 from costproof.reports.outputs import variants
 from costproof.reports.report import Report
-from costproof.run.side_files import baseline_at
+from costproof.run.operand_files import baseline_at
 from tests.compare.builders import ATTENTION, LAYERS, LINEAR, analytic, at, capture, dynamic, edited, node, static
 from tests.reports.toy import toy
 

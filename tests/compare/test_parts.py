@@ -27,8 +27,8 @@ from costproof.models.generic.at_hand import at_hand
 from costproof.models.generic.described import MOST_ARGUMENTS, arguments, fingerprint, module_kinds, shapes
 from costproof.models.registry import load_target
 from costproof.models.target import WithValues
-from costproof.run.alone import alone
 from costproof.run.capture import count
+from costproof.run.count_lock import count_lock
 from costproof.run.prepare import Prepared
 
 
@@ -67,7 +67,7 @@ BLOCK_PARAMS = (8 * 24 + 24) + (8 * 8 + 8) + (8 * 16 + 16) + (16 * 8 + 8)
 def side(batch: int = 1, **sizes: Any) -> Baseline:
     with torch.device("meta"):
         module, x = Net(**sizes), torch.empty(batch, 3, 8)
-    with alone(), at_hand(module, (x,), {}) as target:
+    with count_lock(), at_hand(module, (x,), {}) as target:
         return baseline_of(count(Prepared(target, target.workload(), ("static",))).capture)
 
 

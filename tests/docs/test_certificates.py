@@ -11,8 +11,8 @@ from costproof.compare.proof.certificate import Certificate, read_certificate
 from costproof.ledger.metrics import METRICS
 from costproof.ledger.symbols import parse, version
 from costproof.models.registry import TARGETS
+from costproof.parametric.formulas import evaluate_formulas
 from costproof.reports.outputs import variants
-from costproof.run.formulas import analytic_ledger
 from costproof.run.proof import repeatable
 
 ROOT = Path(__file__).parents[2]
@@ -30,7 +30,7 @@ def stale(certificate: Certificate) -> list[str]:
     claimed = {(c.stage, c.metric, c.version) for c in certificate.claims}
     return [
         f"{n.stage}/{n.module}#{metric}: {expr}"
-        for n in analytic_ledger(target, proof.usual).nodes
+        for n in evaluate_formulas(target, proof.usual).nodes
         for metric, expr in n.exprs.items()
         if metric in METRICS and metric != "vector_flops" and (n.stage, metric, version(parse(expr))) not in claimed
     ]

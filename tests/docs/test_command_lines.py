@@ -23,9 +23,9 @@ import pytest
 
 from costproof.estimate.hardware import Device
 from costproof.ledger.run import run_options
-from costproof.models.deepseek_ocr.config import OcrConfig
-from costproof.models.deepseek_ocr.target import DeepseekOcr
-from costproof.run.formulas import analytic_ledger
+from costproof.models.families.deepseek_ocr.config import OcrConfig
+from costproof.models.families.deepseek_ocr.target import DeepseekOcr
+from costproof.parametric.formulas import evaluate_formulas
 from costproof.tracers.machine import _fastest, measured
 from tests.cli.running import costproof
 from tests.models.test_config import shallow_config
@@ -131,7 +131,7 @@ def prepare(folder: Path) -> None:
     save_file({name: p.detach().contiguous() for name, p in model.named_parameters()}, weights)
     Image.new("RGB", (1654, 2339)).save(folder / "page.png")
     (folder / "my-config.json").write_text(json.dumps(small().native_kwargs()))
-    projector = analytic_ledger(target, target.workload()).stage_total("projector", "flops")
+    projector = evaluate_formulas(target, target.workload()).stage_total("projector", "flops")
     (folder / "numbers.csv").write_text(f"name,stage,value\nmine,projector,{projector}\n")
     (folder / "run.yaml").write_text("target: deepseek-ocr\nworkload: {preset: tiny}\nsources: [analytic, static]\n")
     shutil.copytree(ROOT / "docs" / "examples", folder / "docs" / "examples")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from costproof import api
-from costproof.run.along import Along
-from costproof.run.one_layer import layer_of
-from costproof.run.sides import read_side, target_with_settings
-from costproof.run.written_scores import written_scores
+from costproof.estimate.activation_bound import unfused_attention
+from costproof.estimate.sums import layer_of
+from costproof.parametric.curves import SettingCurve
+from costproof.run.operands import read_side, target_with_settings
 from costproof.tracers.peaks.calls import calls, peaks_of
 
 NARROW = "layers=1,hidden=8,heads=1,kv_heads=1,head_dim=8,intermediate=8,vocab=64"
@@ -64,8 +64,8 @@ def held_by_scores(run: str, stage: str) -> int:
     """What attention of two widths adds to the bound of a stage."""
     read = read_side(run)
     assert read.target is not None
-    along = Along(read.baseline, read.target, "batch")
-    return along.value(along.own, written_scores(read.baseline, along, stage))
+    along = SettingCurve(read.baseline, read.target, "batch")
+    return along.value(along.own, unfused_attention(read.baseline, along.sizes(along.own), stage))
 
 
 def test_scores_that_no_fused_kernel_takes_by_hand() -> None:

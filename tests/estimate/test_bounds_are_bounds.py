@@ -21,11 +21,11 @@ from costproof.estimate.arithmetic import Arithmetic, arithmetic_of
 from costproof.estimate.hardware import Device, Figure, Peak
 from costproof.estimate.roofline import Roofline, bounds, roof
 from costproof.ledger.baseline import Folded, Rows
-from costproof.opgraph.account import multiplied_in
-from costproof.opgraph.costed import costed
+from costproof.opgraph.account import arithmetic_dtype
+from costproof.opgraph.costed import cost_graph
 from costproof.opgraph.graph import Graph, OpCall, Value
 from costproof.opgraph.rules.attention import seen_at_end, seen_from_start
-from costproof.opgraph.skippable import skippable
+from costproof.opgraph.skippable import skippable_flops
 from costproof.reports.roofline_words import floor, left_out, modules
 from tests.opgraph.opcalls import call, value
 
@@ -238,7 +238,7 @@ def op(name: str, *dtypes: str, out: str, **attrs: Any) -> OpCall:
     ids=str,
 )
 def test_the_dtype_of_an_operator(one: OpCall, dtype: str) -> None:
-    assert multiplied_in(one) == dtype
+    assert arithmetic_dtype(one) == dtype
 
 
 def folded(**costs: int | None) -> Folded:
@@ -338,7 +338,7 @@ def latents(past_rows: int, rank: int, heads: int, both: int) -> Graph:
 @pytest.mark.parametrize(("rank", "both"), [(8, 16), (8, 4), (2, 24)])
 def test_a_graph_that_expands_latents_of_a_cache(rank: int, both: int) -> None:
     past, heads = 10, 3
-    found = skippable(costed(latents(past, rank, heads, both)))
+    found = skippable_flops(cost_graph(latents(past, rank, heads, both)))
     scores = 2 * heads * (past + 1) * both
     left = 2 * (past + 1) * rank * heads * both + scores - sum(map(int, found.values()))
     expanded = (past + 1) * rank * heads * both + heads * (past + 1) * both
@@ -352,7 +352,7 @@ def test_a_graph_that_expands_latents_of_a_cache(rank: int, both: int) -> None:
 def test_without_a_cache_nothing_is_absorbed() -> None:
     graph = latents(10, 8, 3, 16)
     own = replace(graph.ops[0], tensors=(value(1, 10, 8), graph.ops[0].tensors[1]))
-    assert not skippable(costed(replace(graph, ops=(own, *graph.ops[1:]))))
+    assert not skippable_flops(cost_graph(replace(graph, ops=(own, *graph.ops[1:]))))
 
 
 LOWER: Final = torch.ones(11, 11).tril().bool()

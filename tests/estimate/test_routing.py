@@ -18,7 +18,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, DynamicCache
 
 from costproof import api
 from costproof.estimate.roofline import Bound, Roofline
-from costproof.estimate.routing import uniform
+from costproof.estimate.routing import uniform_experts
 from costproof.ledger.errors import BadInput
 from tests.cli.running import costproof
 
@@ -34,7 +34,7 @@ EXPERT: Final = 3 * 32 * 24 * 4
 def test_the_closed_form_is_the_mean_of_all_routings(experts: int, top_k: int, tokens: int) -> None:
     every = list(product(combinations(range(experts), top_k), repeat=tokens))
     mean = Fraction(sum(len({e for choice in routing for e in choice}) for routing in every), len(every))
-    assert uniform(experts, top_k, tokens) == mean
+    assert uniform_experts(experts, top_k, tokens) == mean
 
 
 @pytest.mark.parametrize(
@@ -44,9 +44,9 @@ def test_the_closed_form_is_near_the_mean_of_a_thousand_routings(experts: int, t
     draw = Random(7)
     drawn = [len({e for _ in range(tokens) for e in draw.sample(range(experts), top_k)}) for _ in range(1000)]
     mean = Fraction(sum(drawn), len(drawn))
-    assert abs(uniform(experts, top_k, tokens) / mean - 1) <= Fraction(4, 100)
+    assert abs(uniform_experts(experts, top_k, tokens) / mean - 1) <= Fraction(4, 100)
     assert max(drawn) <= min(experts, tokens * top_k)
-    assert top_k <= uniform(experts, top_k, tokens) <= min(experts, tokens * top_k)
+    assert top_k <= uniform_experts(experts, top_k, tokens) <= min(experts, tokens * top_k)
 
 
 def test_uniform_routing_of_deepseek_ocr_by_hand() -> None:
@@ -137,10 +137,10 @@ def test_a_given_routing_reads_what_a_run_read(batch: int, tmp_path: Path) -> No
     assert (whole.run.floor.bytes or 0) - (found.run.floor.bytes or 0) == most - sum(read.values())
 
     for change, said in {
-        '{"prefill": []}': "another number of calls",
-        json.dumps({**routing, "extra": []}): r"no stage with routed experts.*\n.*\n.*prefill or decode\n.*extra",
-        "[]": "does not say what this stage chooses",
-        json.dumps(routing).replace("[[[[", "[[[[8, ", 1): "not a choice of experts",
+        '{"prefill": []}': "wrong number of calls",
+        json.dumps({**routing, "extra": []}): r"unknown stage, or it has no.*\n.*\n.*prefill or decode\n.*extra",
+        "[]": "no entry for this stage",
+        json.dumps(routing).replace("[[[[", "[[[[8, ", 1): "invalid choice of experts",
     }.items():
         file.write_text(change, encoding="utf-8")
         with pytest.raises(BadInput, match=said):

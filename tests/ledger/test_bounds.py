@@ -28,11 +28,11 @@ from costproof.ledger.errors import BadInput, Problems
 from costproof.ledger.files import MAX_PARTS, json_text, read_json
 from costproof.ledger.schema import to_data
 from costproof.ledger.symbols import parse, terms
-from costproof.models.deepseek_ocr.preprocess import image_sides
-from costproof.models.deepseek_ocr.remote_code.snapshot import CODE, imported
+from costproof.models.families.deepseek_ocr.preprocess import image_sides
+from costproof.models.families.deepseek_ocr.remote_code.snapshot import CODE, imported
 from costproof.models.loading import shards
 from costproof.models.section import Section
-from costproof.run import kept_answers, side_files
+from costproof.run import kept_answers, operand_files
 from costproof.views import manifest as manifests
 from costproof.views.manifest import MANIFEST, NAME, check_manifest, manifest
 from tests.cli.running import costproof
@@ -328,11 +328,11 @@ def test_a_file_in_git_that_is_too_large(tmp_path: Path, monkeypatch: pytest.Mon
     (tmp_path / "b.json").write_text("[1]")
     for command in ("init -q .", "add b.json", "-c user.name=a -c user.email=a@b commit -q -m a"):
         subprocess.run(["git", *command.split()], check=True)
-    monkeypatch.setattr(side_files, "MAX_BYTES", 3)
-    assert side_files._in_git("HEAD:b.json") == b"[1]"
-    monkeypatch.setattr(side_files, "MAX_BYTES", 2)
+    monkeypatch.setattr(operand_files, "MAX_BYTES", 3)
+    assert operand_files._in_git("HEAD:b.json") == b"[1]"
+    monkeypatch.setattr(operand_files, "MAX_BYTES", 2)
     with pytest.raises(BadInput, match="too large"):
-        side_files._in_git("HEAD:b.json")
+        operand_files._in_git("HEAD:b.json")
 
 
 def test_answers_of_a_proof_that_are_no_file_or_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,13 +13,12 @@ from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, DynamicCac
 
 from costproof.ledger.errors import Problems
 from costproof.models.decoding.absorbed import absorb
-from costproof.models.decoding.base import CausalTarget
-from costproof.models.deepseek_v2.target import DeepseekV2
-from costproof.models.deepseek_v3.config import DeepseekV3Config
-from costproof.models.deepseek_v3.target import DeepseekV3
-from costproof.models.llama.target import Llama
+from costproof.models.decoding.target import CausalTarget
+from costproof.models.families.deepseek_v2 import DeepseekV2
+from costproof.models.families.deepseek_v3 import DeepseekV3, DeepseekV3Config
+from costproof.models.families.llama import Llama
 from costproof.models.registry import load_target
-from costproof.run.formulas import analytic_ledger
+from costproof.parametric.formulas import evaluate_formulas
 from costproof.run.proof_certificate import seen
 from tests.models.test_families import SOURCES, exact
 from tests.models.test_latents import GROUPS, V2, V3
@@ -93,7 +92,7 @@ def test_work_by_hand() -> None:
     target = DeepseekV3(read(DeepseekV3Config, V3))
     run: dict[str, Any] = {"text_tokens": 20, "new_tokens": 3, "batch": 2}
     absorbed, expanded = (
-        analytic_ledger(target, target.workload(**run, decoding=way)) for way in ("absorbed", "expanded")
+        evaluate_formulas(target, target.workload(**run, decoding=way)) for way in ("absorbed", "expanded")
     )
     for metric in ("flops", "vector_flops", "params", "kv_cache_bytes", "input_bytes"):
         assert absorbed.stage_total("prefill", metric) == expanded.stage_total("prefill", metric)
@@ -123,7 +122,7 @@ def test_published_models(name: str, step: float, elements: int) -> None:
     target = load_target(name)
     assert isinstance(target, CausalTarget)
     workload = target.workload(text_tokens=2047, decoding="absorbed")
-    ledger = analytic_ledger(target, workload)
+    ledger = evaluate_formulas(target, workload)
     assert round((ledger.stage_total("decode", "flops") or 0) / 1e9, len(str(step).partition(".")[2])) == step
     # 512 of the latent and 64 of the rotated key for every token and layer.
     layers = target.config.layers

@@ -13,8 +13,8 @@ from costproof.analytic.costs import costs_of
 from costproof.analytic.rotary import RotaryTable
 from costproof.models.configured import Configured
 from costproof.models.registry import TARGETS, load_target
+from costproof.parametric.formulas import evaluate_formulas
 from costproof.run.capture import count
-from costproof.run.formulas import analytic_ledger
 from costproof.run.prepare import Prepared
 
 FAMILIES = [name for name, item in TARGETS.all().items() if not item.what.endswith("parameters")]
@@ -30,7 +30,9 @@ def test_formulas_say_what_the_buffers_of_the_model_take(name: str) -> None:
     for dtype in ("bfloat16", "float32"):
         workload = cut.workload(dtype=dtype)
         unique = {id(b): b for b in cut.build(workload).buffers()}.values()
-        assert analytic_ledger(cut, workload).total("buffer_bytes") == sum(b.numel() * b.element_size() for b in unique)
+        assert evaluate_formulas(cut, workload).total("buffer_bytes") == sum(
+            b.numel() * b.element_size() for b in unique
+        )
 
 
 @pytest.mark.parametrize(
@@ -56,7 +58,7 @@ def test_formulas_say_what_the_buffers_of_the_model_take(name: str) -> None:
 )
 def test_published_models_by_hand(name: str, held: dict[str, int]) -> None:
     target: Any = load_target(name)
-    ledger = analytic_ledger(target, target.workload())
+    ledger = evaluate_formulas(target, target.workload())
     found: dict[str, int] = {}
     for module, size in {n.module: n.cost("buffer_bytes") for n in ledger.nodes if n.cost("buffer_bytes")}.items():
         place = ".".join("*" if part.isdecimal() else part for part in module.split("."))

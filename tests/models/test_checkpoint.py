@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 from math import prod
 
-from costproof.models.deepseek_ocr import checkpoint
-from costproof.models.deepseek_ocr.config import OcrConfig
-from costproof.run.sides import read_side
+from costproof.models.families.deepseek_ocr import checkpoint
+from costproof.models.families.deepseek_ocr.config import OcrConfig
+from costproof.run.operands import read_side
 
 CLIP_PATCH_EMBEDDING = 1024 * 3 * 14 * 14
 """602,112: the vendor's CLIP has a patch embedding, but is fed with SAM's features."""

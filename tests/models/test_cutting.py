@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from costproof.ledger.errors import BadInput
-from costproof.models.deepseek_ocr.config import OcrConfig
-from costproof.models.deepseek_ocr.target import DeepseekOcr
+from costproof.models.families.deepseek_ocr.config import OcrConfig
+from costproof.models.families.deepseek_ocr.target import DeepseekOcr
 
 
 def test_the_published_model_with_three_decoder_layers() -> None:

@@ -18,15 +18,15 @@ from costproof.ledger.capture import Capture
 from costproof.ledger.errors import BadInput, Problems
 from costproof.ledger.progress import silent
 from costproof.ledger.run import RunOptions
-from costproof.models.deepseek_ocr.page import Page, with_page
-from costproof.models.deepseek_ocr2.config import Ocr2Config
-from costproof.models.deepseek_ocr2.formulas.encoder import QueriesBehindFeatures, QueryTable, WrittenMask
-from costproof.models.deepseek_ocr2.formulas.prompt import ViewsInPrompt
-from costproof.models.deepseek_ocr2.page import queries, vision_tokens
-from costproof.models.deepseek_ocr2.target import DeepseekOcr2
+from costproof.models.families.deepseek_ocr.page import Page, with_page
+from costproof.models.families.deepseek_ocr2.config import Ocr2Config
+from costproof.models.families.deepseek_ocr2.formulas.encoder import QueriesBehindFeatures, QueryTable, WrittenMask
+from costproof.models.families.deepseek_ocr2.formulas.prompt import ViewsInPrompt
+from costproof.models.families.deepseek_ocr2.page import queries, vision_tokens
+from costproof.models.families.deepseek_ocr2.target import DeepseekOcr2
 from costproof.models.generic.module import GenericTarget
 from costproof.models.registry import load_target
-from costproof.run.formulas import analytic_ledger
+from costproof.parametric.formulas import evaluate_formulas
 from costproof.run.proof_tasks import carried_out
 from tests.variants import with_variants
 
@@ -103,7 +103,7 @@ def test_the_tokens_of_a_page() -> None:
 
 def test_the_sizes_of_a_run_by_hand(tmp_path: Path) -> None:
     target = DeepseekOcr2.from_file(_file(tmp_path))
-    ledger = analytic_ledger(target, target.workload(**SIDES, grid="1x2", text_tokens=5, new_tokens=2, batch=3))
+    ledger = evaluate_formulas(target, target.workload(**SIDES, grid="1x2", text_tokens=5, new_tokens=2, batch=3))
     # 3 global views of 256 features and 256 queries, 6 crops of 144 and 144. A layer: queries and output, keys and
     # values of 2 heads of 8, scores and their product with the values over all pairs, a gated MLP.
     work = 0
@@ -144,7 +144,7 @@ def test_parameters_of_the_published_model_by_hand() -> None:
     attention, norms = 4 * 1280 * 1280, 2 * 1280
     mixture = 64 * 1280 + 64 * 3 * 1280 * 896 + 3 * 1280 * 2 * 896
     text = 2 * 129280 * 1280 + 12 * (attention + norms) + 3 * 1280 * 6848 + 11 * mixture + 1280
-    ledger = analytic_ledger(target, target.workload())
+    ledger = evaluate_formulas(target, target.workload())
     assert ledger.total("params") == sam + encoder + projector + text + 1280 == 3_389_119_360
 
 

@@ -16,23 +16,20 @@ from costproof.compare.compare import compare
 from costproof.compare.proof.bound import degrees
 from costproof.ledger.errors import BadInput, CostproofError, Problems
 from costproof.ledger.run import RunOptions
-from costproof.models.bert.target import Bert
-from costproof.models.clip_vision.target import ClipVision
-from costproof.models.dinov2.config import Dinov2Config
-from costproof.models.dinov2.target import Dinov2
-from costproof.models.distilbert.target import DistilBert
-from costproof.models.encoding.base import EncoderTarget
-from costproof.models.qwen3_vl_vision.target import Qwen3VlVision
+from costproof.models.encoding.target import EncoderTarget
+from costproof.models.families.bert import Bert
+from costproof.models.families.clip_vision import ClipVision
+from costproof.models.families.dinov2 import Dinov2, Dinov2Config
+from costproof.models.families.distilbert import DistilBert
+from costproof.models.families.qwen3_vl_vision import Qwen3VlVision
+from costproof.models.families.roberta import Roberta
+from costproof.models.families.siglip_vision import SiglipVision, SiglipVisionConfig
+from costproof.models.families.t5.config import T5Config
+from costproof.models.families.t5.target import T5
+from costproof.models.families.vit import Vit, VitConfig
+from costproof.models.families.xlm_roberta import XlmRoberta
 from costproof.models.registry import load_target
-from costproof.models.roberta.target import Roberta
-from costproof.models.siglip_vision.config import SiglipVisionConfig
-from costproof.models.siglip_vision.target import SiglipVision
-from costproof.models.t5.config import T5Config
-from costproof.models.t5.target import T5
-from costproof.models.vit.config import VitConfig
-from costproof.models.vit.target import Vit
-from costproof.models.xlm_roberta.target import XlmRoberta
-from costproof.run.formulas import analytic_ledger
+from costproof.parametric.formulas import evaluate_formulas
 from costproof.run.proof_tasks import carried_out
 from costproof.tracers.dynamic import dynamic_ledger
 from tests.models.test_families import SOURCES
@@ -166,7 +163,7 @@ def test_a_run_with_numbers_counts_the_same(name: str, tmp_path: Path) -> None:
     assert isinstance(target, EncoderTarget)
     found = dynamic_ledger(target.with_options(RunOptions(device="cpu")), target.workload(batch=2))
     workload = target.workload(batch=2)
-    on_meta, formulas = dynamic_ledger(target, workload).ledger, analytic_ledger(target, workload)
+    on_meta, formulas = dynamic_ledger(target, workload).ledger, evaluate_formulas(target, workload)
     assert found.trace_check.differences == ()
     for metric in ("flops", "vector_flops", "params", "input_bytes", "output_bytes"):
         assert found.ledger.total(metric) == on_meta.total(metric) == formulas.total(metric)
@@ -181,7 +178,7 @@ def test_the_flop_counter_counts_the_same(name: str, tmp_path: Path) -> None:
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         for run in target.runs(model, workload):
             model(**run.kwargs)
-    assert analytic_ledger(target, workload).total("flops") == counter.get_total_flops()
+    assert evaluate_formulas(target, workload).total("flops") == counter.get_total_flops()
 
 
 def test_parameters_and_flops_of_vit_by_hand() -> None:
@@ -189,7 +186,7 @@ def test_parameters_and_flops_of_vit_by_hand() -> None:
     # the last norm, the classifier.
     layer = 4 * (768 * 768 + 768) + 2 * 768 * 3072 + 3072 + 768 + 4 * 768
     assert 768 * 769 + 768 + 197 * 768 + 12 * layer + 2 * 768 + 769_000 == 86_567_656
-    ledger = analytic_ledger(Vit(), Vit().workload(batch=2))
+    ledger = evaluate_formulas(Vit(), Vit().workload(batch=2))
     assert ledger.total("params") == 86_567_656
     # 2 FLOPs for every weight of a linear layer and token, 4 * 768 for every pair of tokens.
     tokens = 12 * (197 * 2 * (4 * 768 * 768 + 2 * 768 * 3072) + 197 * 197 * 4 * 768)
@@ -214,13 +211,13 @@ def test_parameters_of_the_towers_by_hand() -> None:
 def analytic(target: object) -> int | None:
     """Parameters of a model, by the formulas."""
     assert isinstance(target, EncoderTarget)
-    return analytic_ledger(target, target.workload()).total("params")
+    return evaluate_formulas(target, target.workload()).total("params")
 
 
 def test_pooling_by_attention_by_hand() -> None:
     # One layer, 16 patches of 3 images, width 32, 4 heads of 8.
     target = SiglipVision(SiglipVisionConfig(32, 48, 1, 4, image=32, patch=8))
-    ledger = analytic_ledger(target, target.workload(batch=3))
+    ledger = evaluate_formulas(target, target.workload(batch=3))
     found = {n.kind: n.cost("flops") or n.cost("vector_flops") for n in ledger.nodes if n.module == "head.attention"}
     products = 2 * 3 * 32 * 32 * (1 + 16 + 16 + 1)  # the query, 16 keys and values, the result
     assert (found["linear"], found["attention"]) == (products, 3 * 4 * (2 + 2) * 16 * 8)
@@ -237,7 +234,7 @@ def test_an_image_of_another_size_by_hand() -> None:
     target = Vit(VitConfig(hidden=32, intermediate=48, layers=1, heads=4, image=50, patch=8))
     (call,) = target.invocations(target.workload(image_size=101))
     assert (call.symbols["H"], call.symbols["G"], call.inputs[0].shape) == (101, 12, (1, 3, 101, 101))
-    ledger = analytic_ledger(target, target.workload(image_size=101))
+    ledger = evaluate_formulas(target, target.workload(image_size=101))
     # The bicubic resampling of 12 x 12 positions takes 31 operations an element; the table has 6 x 6 and the class.
     assert sum(n.cost("vector_flops") or 0 for n in ledger.nodes if n.kind == "resample") == 31 * 144 * 32
     assert target.workload(image_size=50) == target.workload()
@@ -273,7 +270,7 @@ def test_a_proof_of_a_small_model_holds(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("family", [*FAMILIES, T5, Qwen3VlVision], ids=lambda t: t.__name__)
 def test_draws_catch_a_mistake_in_every_size(family: Any) -> None:
     made = family.default().proof(40, 1)
-    ledgers = [analytic_ledger(p.target, p.workload) for p in made.pieces if p.sizes]
+    ledgers = [evaluate_formulas(p.target, p.workload) for p in made.pieces if p.sizes]
     formulas = {e for ledger in ledgers for n in ledger.nodes for e in n.exprs.values()}
     for name, degree in degrees(sorted(formulas), made.independent).items():
         assert name in {*made.ranges, "N"}, name
@@ -430,7 +427,7 @@ def test_parameters_and_flops_of_t5_by_hand() -> None:
     assert 32128 * 512 + layers + 2 * (512 + 32 * 8) == 60_506_624
     target = T5()
     workload = target.workload(seq_len=10, new_tokens=3)
-    ledger = analytic_ledger(target, workload)
+    ledger = evaluate_formulas(target, workload)
     assert ledger.total("params") == 60_506_624
     tokens = 6 * 10 * 2 * (attention + mlp)
     assert ledger.stage_total("encode", "flops") == tokens + 6 * 10 * 10 * 4 * 512

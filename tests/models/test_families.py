@@ -17,27 +17,26 @@ from costproof.ledger.capture import Capture
 from costproof.ledger.errors import BadInput, CostproofError, Problems
 from costproof.ledger.progress import silent
 from costproof.ledger.run import RunOptions
-from costproof.models.decoding.base import CausalTarget
 from costproof.models.decoding.config import SIZES as REQUIRED
 from costproof.models.decoding.config import WindowedConfig, shortest
-from costproof.models.deepseek_v2.target import DeepseekV2
-from costproof.models.deepseek_v3.config import DeepseekV3Config
-from costproof.models.deepseek_v3.target import DeepseekV3
-from costproof.models.gemma.target import Gemma
-from costproof.models.gemma2.target import Gemma2
-from costproof.models.gemma3.target import Gemma3
-from costproof.models.gpt2.target import Gpt2
-from costproof.models.gpt_oss.target import GptOss
-from costproof.models.llama.target import Llama
-from costproof.models.mistral.target import Mistral
-from costproof.models.mixtral.target import Mixtral
-from costproof.models.qwen2.target import Qwen2
-from costproof.models.qwen3.target import Qwen3
-from costproof.models.qwen3_moe.target import Qwen3Moe
+from costproof.models.decoding.target import CausalTarget
+from costproof.models.families.deepseek_v2 import DeepseekV2
+from costproof.models.families.deepseek_v3 import DeepseekV3, DeepseekV3Config
+from costproof.models.families.gemma import Gemma
+from costproof.models.families.gemma2 import Gemma2
+from costproof.models.families.gemma3 import Gemma3
+from costproof.models.families.gpt2 import Gpt2
+from costproof.models.families.gpt_oss import GptOss
+from costproof.models.families.llama import Llama
+from costproof.models.families.mistral import Mistral
+from costproof.models.families.mixtral import Mixtral
+from costproof.models.families.qwen2 import Qwen2
+from costproof.models.families.qwen3 import Qwen3
+from costproof.models.families.qwen3_moe import Qwen3Moe
 from costproof.models.registry import load_target
+from costproof.parametric.formulas import evaluate_formulas
 from costproof.reports.summary import summary_text
 from costproof.run.capture import count
-from costproof.run.formulas import analytic_ledger
 from costproof.run.prepare import Prepared
 from costproof.run.proof_tasks import carried_out
 from tests.same_bounds import assert_same_bounds
@@ -134,7 +133,7 @@ def test_three_sources_agree_on_gpt2(run: dict[str, Any], tmp_path: Path, *, tho
 def test_attention_in_a_window_by_hand() -> None:
     # 4 heads of 12. The prompt computes all 20 x 20 pairs; a step sees 8 keys, 7 of the cache and its own.
     target = Mistral(Mistral.default().config.__class__(32, 48, 1, 4, 2, 12, 64, 128, window=8))
-    ledger = analytic_ledger(target, target.workload(text_tokens=20, new_tokens=3))
+    ledger = evaluate_formulas(target, target.workload(text_tokens=20, new_tokens=3))
     flops = {n.stage: n.cost("flops") for n in ledger.nodes if n.module.endswith("self_attn") and n.cost("flops")}
     assert flops == {"prefill": 4 * 4 * 12 * 20 * 20, "decode": 3 * 4 * 4 * 12 * 8}
     # 7 keys and values of 2 heads stay of the prompt, 2 bytes an element; the steps leave it at that.
@@ -149,7 +148,7 @@ def test_a_run_without_steps_is_its_prefill(family: type[CausalTarget[Any]]) -> 
     assert [call.stage for call in target.invocations(alone)] == ["prefill"]
     counted = count(Prepared(target, alone, ("analytic",))).capture
     assert counted.target.stages == counted.ledger("analytic").stages == ("prefill",)
-    whole = analytic_ledger(target, before)
+    whole = evaluate_formulas(target, before)
     for metric in ("flops", "params", "weight_bytes", "kv_cache_bytes"):
         assert counted.ledger("analytic").total(metric) == whole.stage_total("prefill", metric)
 

@@ -15,8 +15,8 @@ from costproof.ledger.workload import Workload
 from costproof.models import flash_attention
 from costproof.models.decoding.decoder import config_of
 from costproof.models.decoding.runs import step_inputs
-from costproof.models.deepseek_ocr import build, runs
-from costproof.models.deepseek_ocr.target import DeepseekOcr
+from costproof.models.families.deepseek_ocr import build, runs
+from costproof.models.families.deepseek_ocr.target import DeepseekOcr
 from tests.tracers.realistic import quiet, small_ocr
 from tests.tracers.small import CONFIG, PAGE
 

@@ -13,13 +13,13 @@ import pytest
 import costproof
 from costproof.ledger.errors import BadInput
 from costproof.ledger.workload import Workload
-from costproof.models.decoding.base import CausalTarget
-from costproof.models.encoding.base import EncoderTarget
+from costproof.models.decoding.target import CausalTarget
+from costproof.models.encoding.target import EncoderTarget
+from costproof.models.families.t5.target import T5
 from costproof.models.image_text.base import ImageTextTarget
 from costproof.models.known import KNOWN, Known
 from costproof.models.registry import TARGETS, load_target
-from costproof.models.t5.target import T5
-from costproof.run.formulas import analytic_ledger
+from costproof.parametric.formulas import evaluate_formulas
 from costproof.views.describe import model_line
 
 # Model pages of Hugging Face, "Model size" of the published tensors, and the counts in the papers' tables.
@@ -79,7 +79,7 @@ def decoder(name: str) -> CausalTarget:  # type: ignore[type-arg]
 def test_the_formulas_have_the_published_parameters(name: str) -> None:
     target, workload = native(name)
     (known,) = [k for k in KNOWN if k.name == name]
-    assert analytic_ledger(target, workload).total("params") == known.params
+    assert evaluate_formulas(target, workload).total("params") == known.params
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -127,7 +127,7 @@ def test_a_name_that_is_nearly_known() -> None:
 def test_the_table_imports_nothing() -> None:
     code = (
         "import sys; from costproof.models.registry import TARGETS; TARGETS.all(); "
-        "sys.exit(bool({'torch', 'transformers', 'sympy', 'costproof.models.llama.target'} & set(sys.modules)))"
+        "sys.exit(bool({'torch', 'transformers', 'sympy', 'costproof.models.families.llama'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 

@@ -11,14 +11,12 @@ from benchmarks.mutations import run as planted
 
 import costproof
 from costproof.ledger.errors import BadInput, CostproofError
-from costproof.models.decoding.base import CausalTarget
-from costproof.models.deepseek_v2.config import DeepseekV2Config
-from costproof.models.deepseek_v2.target import DeepseekV2
-from costproof.models.deepseek_v3.config import DeepseekV3Config
-from costproof.models.deepseek_v3.target import DeepseekV3
+from costproof.models.decoding.target import CausalTarget
+from costproof.models.families.deepseek_v2 import DeepseekV2, DeepseekV2Config
+from costproof.models.families.deepseek_v3 import DeepseekV3, DeepseekV3Config
 from costproof.models.registry import load_target
 from costproof.models.stored import without
-from costproof.run.formulas import analytic_ledger
+from costproof.parametric.formulas import evaluate_formulas
 from tests.models.test_families import exact
 from tests.models.test_mixtures import read, total
 from tests.variants import with_variants
@@ -68,7 +66,7 @@ def test_planted_errors_are_found(tmp_path: Path) -> None:
 def test_work_by_hand() -> None:
     # Layer 0 has an MLP, layer 1 eight experts and two shared ones of 16.
     target = DeepseekV3(read(DeepseekV3Config, V3))
-    ledger = analytic_ledger(target, target.workload(text_tokens=20, new_tokens=3, batch=2))
+    ledger = evaluate_formulas(target, target.workload(text_tokens=20, new_tokens=3, batch=2))
     # A token: q down and up, to the latent and the rotated key, out. Keys and values of 7 and 9 in 4 heads.
     attention, expansion = 32 * 5 + 5 * 4 * 13 + 32 * 16 + 4 * 9 * 32, 10 * 4 * (7 + 9)
     mlp, router, expert = 3 * 32 * 48, 32 * 8, 3 * 32 * 16
@@ -110,8 +108,8 @@ def test_work_of_published_models_is_what_others_measured(name: str, prefill: fl
     """
     target = load_target(name)
     assert isinstance(target, CausalTarget)
-    prompt = analytic_ledger(target, target.workload(text_tokens=2048))
-    after = analytic_ledger(target, target.workload(text_tokens=2047))
+    prompt = evaluate_formulas(target, target.workload(text_tokens=2048))
+    after = evaluate_formulas(target, target.workload(text_tokens=2047))
     assert round((prompt.stage_total("prefill", "flops") or 0) / 1e12, len(str(prefill).partition(".")[2])) == prefill
     assert round((after.stage_total("decode", "flops") or 0) / 1e9, len(str(step).partition(".")[2])) == step
     assert prompt.stage_total("prefill", "kv_cache_bytes") == cache

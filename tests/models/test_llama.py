@@ -15,9 +15,8 @@ import costproof
 from costproof.compare.compare import compare
 from costproof.ledger.errors import BadInput, CostproofError, Problems
 from costproof.ledger.run import RunOptions
-from costproof.models.llama.config import LlamaConfig
-from costproof.models.llama.target import Llama
-from costproof.run.formulas import analytic_ledger
+from costproof.models.families.llama import Llama, LlamaConfig
+from costproof.parametric.formulas import evaluate_formulas
 from costproof.tracers.dynamic import dynamic_ledger
 
 SMALL: dict[str, Any] = {
@@ -47,14 +46,14 @@ def test_parameters_of_the_published_model() -> None:
     # k and v 4096 * 1024, the MLP 3 * 4096 * 14336, two norms of 4096.
     layer = 2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336 + 2 * 4096
     assert 2 * 128256 * 4096 + 4096 + 32 * layer == 8_030_261_248
-    ledger = analytic_ledger(Llama(), Llama().workload())
+    ledger = evaluate_formulas(Llama(), Llama().workload())
     assert ledger.total("params") == 8_030_261_248
     assert ledger.total("weight_bytes") == 2 * 8_030_261_248
 
 
 def test_flops_and_cache_of_the_published_model() -> None:
     target = Llama()
-    ledger = analytic_ledger(target, target.workload(text_tokens=100, new_tokens=3, batch=2))
+    ledger = evaluate_formulas(target, target.workload(text_tokens=100, new_tokens=3, batch=2))
     # 2 FLOPs for every weight of a linear layer and token, 4 * 4096 for every pair of tokens and layer.
     per_token = 2 * (32 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336) + 4096 * 128256)
     assert ledger.stage_total("prefill", "flops") == 2 * (100 * per_token + 32 * 4 * 100 * 100 * 4096)
@@ -67,7 +66,8 @@ def test_a_tied_projection_is_no_parameter_of_its_own() -> None:
     # a layer: q and out 32*48, k and v 32*24, MLP 3*32*48, two norms of 32; the last norm 32; the table 64*32
     layer = 2 * 32 * 48 + 2 * 32 * 24 + 3 * 32 * 48 + 64
     totals = [
-        analytic_ledger(Llama(c), Llama(c).workload()).total("params") for c in (PLAIN, small(tie_word_embeddings=True))
+        evaluate_formulas(Llama(c), Llama(c).workload()).total("params")
+        for c in (PLAIN, small(tie_word_embeddings=True))
     ]
     assert totals == [2 * layer + 32 + 2 * 64 * 32, 2 * layer + 32 + 64 * 32]
 
@@ -75,7 +75,7 @@ def test_a_tied_projection_is_no_parameter_of_its_own() -> None:
 def test_biases_are_parameters() -> None:
     both = small(attention_bias=True, mlp_bias=True)
     # q 48, k and v 24, out 32; gate and up 48, down 32
-    found = [analytic_ledger(Llama(c), Llama(c).workload()).total("params") or 0 for c in (PLAIN, both)]
+    found = [evaluate_formulas(Llama(c), Llama(c).workload()).total("params") or 0 for c in (PLAIN, both)]
     assert found[1] - found[0] == 2 * (48 + 2 * 24 + 32 + 2 * 48 + 32)
 
 
@@ -86,7 +86,7 @@ def test_prefill_flops_are_those_of_the_flop_counter() -> None:
     (prompt, *_) = target.runs(model, workload)
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         model(**prompt.kwargs)
-    assert analytic_ledger(target, workload).stage_total("prefill", "flops") == counter.get_total_flops()
+    assert evaluate_formulas(target, workload).stage_total("prefill", "flops") == counter.get_total_flops()
 
 
 @pytest.mark.slow

@@ -17,11 +17,11 @@ from costproof.ledger.capture import Capture
 from costproof.ledger.errors import BadInput, Problems
 from costproof.ledger.progress import silent
 from costproof.ledger.run import RunOptions
+from costproof.models.families.llava.config import LlavaConfig
+from costproof.models.families.llava.target import Llava
 from costproof.models.generic.module import GenericTarget
-from costproof.models.llava.config import LlavaConfig
-from costproof.models.llava.target import Llava
 from costproof.models.registry import load_target
-from costproof.run.formulas import analytic_ledger
+from costproof.parametric.formulas import evaluate_formulas
 from costproof.run.proof_tasks import carried_out
 from tests.models.test_families import SOURCES
 from tests.variants import with_variants
@@ -83,7 +83,7 @@ def test_three_sources_agree(case: str, tmp_path: Path, *, thorough: bool) -> No
 
 def test_the_sizes_of_a_run_by_hand(tmp_path: Path) -> None:
     target = Llava.from_file(_file(tmp_path))
-    ledger = analytic_ledger(target, target.workload(images=2, text_tokens=5, new_tokens=2, batch=3))
+    ledger = evaluate_formulas(target, target.workload(images=2, text_tokens=5, new_tokens=2, batch=3))
     # 6 images of 4 patches: 2 x 24 x 32 x 48 and 2 x 24 x 48 x 48 multiply-adds.
     assert ledger.stage_total("projector", "flops") == 2 * 24 * 32 * 48 + 2 * 24 * 48 * 48
     # Tower: patches 2 x 24 x 588 x 32; each of 2 layers on 6 x 5 tokens four projections, an MLP of 40, and scores and
@@ -108,7 +108,7 @@ def test_parameters_of_the_published_model_by_hand() -> None:
     vision = 1024 + 3 * 14 * 14 * 1024 + 577 * 1024 + 24 * layer + 4 * 1024
     projector = 1024 * 4096 + 4096 + 4096 * 4096 + 4096
     text = 2 * 32064 * 4096 + 32 * (4 * 4096 * 4096 + 3 * 4096 * 11008 + 2 * 4096) + 4096
-    ledger = analytic_ledger(target, target.workload())
+    ledger = evaluate_formulas(target, target.workload())
     assert ledger.total("params") == vision + projector + text == 7_063_427_072
 
 

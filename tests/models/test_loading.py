@@ -16,7 +16,7 @@ from transformers import UnlimitedOcrForConditionalGeneration
 
 from costproof.ledger.errors import BadInput, Problems
 from costproof.models.decoding.decoder import config_of
-from costproof.models.deepseek_ocr import build
+from costproof.models.families.deepseek_ocr import build
 from tests.tracers.realistic import quiet, small_ocr
 from tests.tracers.small import CONFIG, PAGE
 

@@ -13,15 +13,13 @@ import costproof
 from costproof.compare.compare import compare
 from costproof.ledger.errors import BadInput, CostproofError
 from costproof.ledger.metrics import Metric
-from costproof.models.decoding.base import CausalTarget
-from costproof.models.decoding.mixtures import MixtureConfig
-from costproof.models.gpt_oss.target import GptOss
-from costproof.models.mixtral.config import MixtralConfig
-from costproof.models.mixtral.target import Mixtral
-from costproof.models.qwen3_moe.config import Qwen3MoeConfig
-from costproof.models.qwen3_moe.target import Qwen3Moe
+from costproof.models.decoding.config import MixtureConfig
+from costproof.models.decoding.target import CausalTarget
+from costproof.models.families.gpt_oss import GptOss
+from costproof.models.families.mixtral import Mixtral, MixtralConfig
+from costproof.models.families.qwen3_moe import Qwen3Moe, Qwen3MoeConfig
 from costproof.models.registry import load_target
-from costproof.run.formulas import analytic_ledger
+from costproof.parametric.formulas import evaluate_formulas
 from tests.models.test_families import SIZES, SOURCES, exact
 from tests.variants import with_variants
 
@@ -60,7 +58,7 @@ def read(kind: type[C], file: dict[str, Any]) -> C:
 
 def total(target: CausalTarget[Any], metric: Metric = "params") -> int | None:
     """What the formulas say of a whole model."""
-    return analytic_ledger(target, target.workload(text_tokens=8)).total(metric)
+    return evaluate_formulas(target, target.workload(text_tokens=8)).total(metric)
 
 
 @pytest.mark.slow
@@ -102,7 +100,7 @@ def test_work_by_hand() -> None:
     # 3*32*48; router 32*8, three experts of 3*32*16; lm_head 32*64.
     config = read(Qwen3MoeConfig, {**QWEN3, "num_experts": 8, "num_hidden_layers": 2, "decoder_sparse_step": 2})
     target = Qwen3Moe(config)
-    ledger = analytic_ledger(target, target.workload(text_tokens=20, new_tokens=3, batch=2))
+    ledger = evaluate_formulas(target, target.workload(text_tokens=20, new_tokens=3, batch=2))
     attention, mlp, router, expert = 2 * 32 * 48 + 2 * 32 * 24, 3 * 32 * 48, 32 * 8, 3 * 32 * 16
     token = 2 * (2 * attention + mlp + router + 3 * expert + 32 * 64)
     # Scores: 2 products of 2, 48 wide, in two layers.

@@ -6,10 +6,10 @@ from typing import Final
 
 import pytest
 
-from costproof.models.decoding.base import CausalTarget
+from costproof.models.decoding.target import CausalTarget
 from costproof.models.known import KNOWN
 from costproof.models.registry import load_target
-from costproof.run.formulas import analytic_ledger
+from costproof.parametric.formulas import evaluate_formulas
 
 # metadata.total_size of model.safetensors.index.json: bytes of all tensors, 2 an element.
 INDEXED: Final = {
@@ -71,7 +71,7 @@ NO_SOURCE: Final = {"llava-1.5-13b"}
 
 def params(target: CausalTarget) -> int:  # type: ignore[type-arg]
     """Parameters of a model, by the formulas, on a prompt that fills its windows."""
-    return analytic_ledger(target, target.workload(text_tokens=600)).total("params") or 0
+    return evaluate_formulas(target, target.workload(text_tokens=600)).total("params") or 0
 
 
 def decoder(name: str) -> CausalTarget:  # type: ignore[type-arg]

@@ -16,10 +16,10 @@ from costproof.compare.compare import compare
 from costproof.ledger.errors import BadInput, Problems
 from costproof.ledger.progress import silent
 from costproof.ledger.run import RunOptions
-from costproof.models.qwen2_5_vl.config import Qwen25VlConfig
-from costproof.models.qwen2_5_vl.target import Qwen25Vl
+from costproof.models.families.qwen2_5_vl.config import Qwen25VlConfig
+from costproof.models.families.qwen2_5_vl.target import Qwen25Vl
 from costproof.models.registry import load_target
-from costproof.run.formulas import analytic_ledger
+from costproof.parametric.formulas import evaluate_formulas
 from costproof.run.proof_tasks import carried_out
 from tests.variants import with_variants
 
@@ -79,7 +79,7 @@ def test_pairs_in_windows_counted_one_by_one(side: int, window: int) -> None:
 
 def test_the_sizes_of_a_run_by_hand(tmp_path: Path) -> None:
     target = Qwen25Vl.from_file(_file(tmp_path))
-    ledger = analytic_ledger(target, target.workload(image_size=70, text_tokens=7, new_tokens=1, batch=2))
+    ledger = evaluate_formulas(target, target.workload(image_size=70, text_tokens=7, new_tokens=1, batch=2))
     # 2 images of 25 tokens, 100 patches of 3*2*7*7. In windows of 16, 8 and 4 patches: 4 of 16, 4 of 8, 1 of 4.
     pairs, whole = 4 * 16**2 + 4 * 8**2 + 4**2, 100**2
     attention = {
@@ -106,7 +106,7 @@ def test_parameters_of_the_published_model_by_hand() -> None:
     vision = 3 * 2 * 14 * 14 * 1280 + 32 * layer + merger
     layer = 2 * 3584 * 3584 + 3584 + 2 * (3584 * 512 + 512) + 3 * 3584 * 18944 + 2 * 3584
     text = 2 * 152064 * 3584 + 28 * layer + 3584
-    ledger = analytic_ledger(target, target.workload())
+    ledger = evaluate_formulas(target, target.workload())
     assert ledger.total("params") == vision + text == 8_292_166_656
 
 

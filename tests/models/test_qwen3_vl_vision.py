@@ -15,11 +15,10 @@ import costproof
 from costproof.compare.compare import compare
 from costproof.ledger.errors import BadInput, CostproofError, Problems
 from costproof.ledger.workload import Workload
-from costproof.models.qwen3_vl_vision.config import Qwen3VlVisionConfig
-from costproof.models.qwen3_vl_vision.target import Qwen3VlVision
+from costproof.models.families.qwen3_vl_vision import Qwen3VlVision, Qwen3VlVisionConfig
 from costproof.models.registry import load_target
+from costproof.parametric.formulas import evaluate_formulas
 from costproof.run import capture as running
-from costproof.run.formulas import analytic_ledger
 from costproof.run.proof_tasks import carried_out
 from costproof.tracers.dynamic import dynamic_ledger
 from costproof.tracers.sources import TracedSources
@@ -74,7 +73,7 @@ def test_the_flop_counter_counts_the_same() -> None:
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         for run in target.runs(model, workload):
             model(**run.kwargs)
-    assert analytic_ledger(target, workload).total("flops") == counter.get_total_flops()
+    assert evaluate_formulas(target, workload).total("flops") == counter.get_total_flops()
 
 
 def test_parameters_by_hand() -> None:
@@ -85,7 +84,7 @@ def test_parameters_by_hand() -> None:
     target = Qwen3VlVision()
     expected = 1536 * 1152 + 1152 + 2304 * 1152 + 27 * layer + mergers
     assert expected == 576_388_336
-    assert analytic_ledger(target, target.workload()).total("params") == expected
+    assert evaluate_formulas(target, target.workload()).total("params") == expected
     assert sum(p.numel() for p in target.build(target.workload()).parameters()) == expected
 
 

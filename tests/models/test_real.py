@@ -14,8 +14,8 @@ from costproof.ledger.errors import BadInput, Incomplete, Problems
 from costproof.ledger.workload import Workload
 from costproof.models.decoding import runs as decoding
 from costproof.models.decoding.decoder import config_of
-from costproof.models.deepseek_ocr import build, runs
-from costproof.models.deepseek_ocr.page import Page, page_of, with_page
+from costproof.models.families.deepseek_ocr import build, runs
+from costproof.models.families.deepseek_ocr.page import Page, page_of, with_page
 from tests.tracers.realistic import quiet, small_ocr
 from tests.tracers.small import PAGE
 

@@ -11,10 +11,10 @@ import pytest
 from transformers import AutoConfig
 
 from costproof.ledger.errors import BadInput, Problems
+from costproof.models.families.qwen2 import Qwen2Config
+from costproof.models.families.t5.config import T5Config
 from costproof.models.native import NativeConfig
-from costproof.models.qwen2.config import Qwen2Config
 from costproof.models.registry import TARGETS, load_target
-from costproof.models.t5.config import T5Config
 
 NAMES = [p.name for p in TARGETS.ours if isinstance(getattr(load_target(p.name), "config", None), NativeConfig)]
 

@@ -11,10 +11,10 @@ from costproof.ledger.errors import Problems
 from costproof.ledger.evaluate import evaluate
 from costproof.ledger.run import RunOptions
 from costproof.ledger.symbols import parse
-from costproof.models.deepseek_ocr.config import ClipConfig, OcrConfig, SamConfig, TextConfig
-from costproof.models.deepseek_ocr.geometry import structure
-from costproof.models.deepseek_ocr.target import DeepseekOcr
-from costproof.models.deepseek_ocr.workloads import make_workload
+from costproof.models.families.deepseek_ocr.config import ClipConfig, OcrConfig, SamConfig, TextConfig
+from costproof.models.families.deepseek_ocr.geometry import structure
+from costproof.models.families.deepseek_ocr.target import DeepseekOcr
+from costproof.models.families.deepseek_ocr.workloads import make_workload
 from costproof.views.describe import model_line
 
 WORKLOADS = ("base", "gundam:3x2", "text-only")

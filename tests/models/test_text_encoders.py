@@ -7,16 +7,13 @@ from typing import TypeVar
 import pytest
 
 from costproof.ledger.errors import Problems
-from costproof.models.bert.config import BertConfig
-from costproof.models.bert.target import Bert
-from costproof.models.distilbert.config import DistilBertConfig
-from costproof.models.distilbert.target import DistilBert
-from costproof.models.encoding.base import EncoderTarget
 from costproof.models.encoding.config import EncoderConfig
-from costproof.models.roberta.config import RobertaConfig
-from costproof.models.roberta.target import Roberta
-from costproof.models.xlm_roberta.target import XlmRoberta
-from costproof.run.formulas import analytic_ledger
+from costproof.models.encoding.target import EncoderTarget
+from costproof.models.families.bert import Bert, BertConfig
+from costproof.models.families.distilbert import DistilBert, DistilBertConfig
+from costproof.models.families.roberta import Roberta, RobertaConfig
+from costproof.models.families.xlm_roberta import XlmRoberta
+from costproof.parametric.formulas import evaluate_formulas
 
 C = TypeVar("C", bound=EncoderConfig)
 # Of a layer that is 768 wide: four projections, the MLP, two norms.
@@ -25,20 +22,20 @@ LAYER = 4 * (768 * 768 + 768) + 2 * 768 * 3072 + 3072 + 768 + 4 * 768
 
 def params(target: EncoderTarget[C]) -> int | None:
     """Parameters of a model, by the formulas."""
-    return analytic_ledger(target, target.workload()).total("params")
+    return evaluate_formulas(target, target.workload()).total("params")
 
 
 def test_parameters_and_flops_of_bert_by_hand() -> None:
     # Three tables of 30522, 512 and 2 rows and a norm; the layers; the pooler.
     encoder = (30522 + 512 + 2 + 2) * 768 + 12 * LAYER
     assert encoder + 768 * 768 + 768 == 109_482_240
-    ledger = analytic_ledger(Bert(), Bert().workload(batch=2, seq_len=128))
+    ledger = evaluate_formulas(Bert(), Bert().workload(batch=2, seq_len=128))
     assert ledger.total("params") == 109_482_240
     tokens = 12 * (128 * 2 * (4 * 768 * 768 + 2 * 768 * 3072) + 128 * 128 * 4 * 768)
     assert ledger.total("flops") == 2 * (tokens + 2 * 768 * 768)
     # The head for masked words: a layer and a norm, and for every word a bias; the table is the embedding's.
     masked = Bert(BertConfig(architecture="BertForMaskedLM"))
-    assert analytic_ledger(masked, masked.workload()).total("params") == encoder + 768 * 768 + 3 * 768 + 30522
+    assert evaluate_formulas(masked, masked.workload()).total("params") == encoder + 768 * 768 + 3 * 768 + 30522
 
 
 def test_parameters_and_positions_of_roberta_by_hand() -> None:
@@ -47,7 +44,7 @@ def test_parameters_and_positions_of_roberta_by_hand() -> None:
     assert encoder + 768 * 768 + 768 == 124_645_632
     roberta = Roberta()
     workload = roberta.workload(batch=2, seq_len=128)
-    ledger = analytic_ledger(roberta, workload)
+    ledger = evaluate_formulas(roberta, workload)
     assert ledger.total("params") == 124_645_632
     # The rows of words, segments and positions of 2 texts of 128 tokens come in, and their sums go out.
     (added,) = [n for n in ledger.nodes if n.module == "embeddings" and n.cost("input_bytes")]
@@ -65,7 +62,7 @@ def test_parameters_and_flops_of_distilbert_by_hand() -> None:
     # Two tables of 30522 and 512 rows and a norm; six layers as of BERT.
     encoder = (30522 + 512 + 2) * 768 + 6 * LAYER
     assert encoder == 66_362_880
-    ledger = analytic_ledger(DistilBert(), DistilBert().workload(batch=2, seq_len=128))
+    ledger = evaluate_formulas(DistilBert(), DistilBert().workload(batch=2, seq_len=128))
     assert ledger.total("params") == encoder
     assert ledger.total("flops") == 2 * 6 * (128 * 2 * (4 * 768 * 768 + 2 * 768 * 3072) + 128 * 128 * 4 * 768)
     masked = DistilBert(DistilBertConfig(architecture="DistilBertForMaskedLM"))

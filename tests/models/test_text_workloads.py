@@ -9,8 +9,7 @@ import pytest
 from costproof.ledger.errors import BadInput, Problems
 from costproof.ledger.workload import Workload
 from costproof.models.decoding.exports import contexts
-from costproof.models.llama.config import LlamaConfig
-from costproof.models.llama.target import Llama
+from costproof.models.families.llama import Llama, LlamaConfig
 
 
 def test_a_preset_and_changes_of_it() -> None:

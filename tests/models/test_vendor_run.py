@@ -20,9 +20,9 @@ from costproof.ledger.capture import Capture
 from costproof.ledger.errors import BadInput
 from costproof.ledger.progress import silent
 from costproof.ledger.run import run_options
-from costproof.models.deepseek_ocr.remote_code import build, patches, runs
-from costproof.models.deepseek_ocr.remote_code.snapshot import read_snapshot
-from costproof.models.deepseek_ocr.remote_code.target import RemoteCodeOcr
+from costproof.models.families.deepseek_ocr.remote_code import build, patches, runs
+from costproof.models.families.deepseek_ocr.remote_code.snapshot import read_snapshot
+from costproof.models.families.deepseek_ocr.remote_code.target import RemoteCodeOcr
 from costproof.reports.graph.choice import Choice
 from costproof.reports.graph.view import graph_view
 from costproof.tracers.dynamic import dynamic_ledger
@@ -313,8 +313,8 @@ def test_the_native_classes_load_after_the_snapshot() -> None:
     """transformers must not believe afterwards that a stand-in of the import is an installed package."""
     code = (
         "from pathlib import Path\n"
-        "from costproof.models.deepseek_ocr.remote_code import build\n"
-        "from costproof.models.deepseek_ocr.remote_code.snapshot import read_snapshot\n"
+        "from costproof.models.families.deepseek_ocr.remote_code import build\n"
+        "from costproof.models.families.deepseek_ocr.remote_code.snapshot import read_snapshot\n"
         f"build.build(read_snapshot(Path({str(SNAPSHOT)!r})), 'float32', 'meta')\n"
         "from transformers.models.unlimited_ocr import modeling_unlimited_ocr\n"
     )

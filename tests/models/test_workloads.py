@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from costproof.ledger.errors import BadInput, Problems
-from costproof.models.deepseek_ocr.config import OcrConfig
-from costproof.models.deepseek_ocr.geometry import invocations
-from costproof.models.deepseek_ocr.page import Page, page_of, page_workload, vision_tokens
-from costproof.models.deepseek_ocr.presets import PRESETS
-from costproof.models.deepseek_ocr.target import DeepseekOcr
-from costproof.models.deepseek_ocr.workloads import make_workload, parse_grid, problems_of
+from costproof.models.families.deepseek_ocr.config import OcrConfig
+from costproof.models.families.deepseek_ocr.geometry import invocations
+from costproof.models.families.deepseek_ocr.page import Page, page_of, page_workload, vision_tokens
+from costproof.models.families.deepseek_ocr.presets import PRESETS
+from costproof.models.families.deepseek_ocr.target import DeepseekOcr
+from costproof.models.families.deepseek_ocr.workloads import make_workload, parse_grid, problems_of
 
 
 def laid_out(page: Page) -> int:

@@ -7,7 +7,7 @@ import pytest
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.symbols import sym
 from costproof.opgraph.account import account
-from costproof.opgraph.costed import costed
+from costproof.opgraph.costed import cost_graph
 from costproof.opgraph.graph import Graph, ModuleCall, OpCall, Size, Value
 from tests.opgraph.opcalls import call, value
 
@@ -34,7 +34,7 @@ def here(module: str, number: int) -> tuple[str, str]:
 
 
 def test_nodes_of_an_integer_graph() -> None:
-    found = {n.id: n for n in account(costed(block(3)), here).nodes}
+    found = {n.id: n for n in account(cost_graph(block(3)), here).nodes}
     assert set(found) == {
         "sam[global]/0.proj:aten.linear", "sam[global]/0:aten.exp", "sam[global]/0:aten.add",
         "sam[global]/(root)", "sam[global]/0", "sam[global]/0.proj",
@@ -57,7 +57,7 @@ def test_nodes_of_an_integer_graph() -> None:
 
 
 def test_symbolic_graph_gives_expressions() -> None:
-    found = {n.id: n for n in account(costed(block(9 * sym("n"))), here).nodes}
+    found = {n.id: n for n in account(cost_graph(block(9 * sym("n"))), here).nodes}
     linear = found["sam[global]/0.proj:aten.linear"]
     assert linear.exprs == {"flops": "1152*n"}  # 2 * 9n * 8 * 8
     assert linear.costs == {}
@@ -76,12 +76,12 @@ def test_stages_and_invocations_are_the_callers_matter() -> None:
         (call("exp", [x], [y], module="a"), call("exp", [x], [y], module="a", number=2)), (y,), (),
         (ModuleCall("a", 1, None, "A"), ModuleCall("a", 2, None, "A")),
     )  # fmt: skip
-    nodes = account(costed(graph), lambda module, number: ("clip", "global" if number == 1 else "crops")).nodes
+    nodes = account(cost_graph(graph), lambda module, number: ("clip", "global" if number == 1 else "crops")).nodes
     assert {(n.id, n.costs.get("vector_flops")) for n in nodes if n.kind} == {
         ("clip[global]/a:exp", 8),
         ("clip[crops]/a:exp", 8),
     }
-    together = account(costed(graph), here).nodes
+    together = account(cost_graph(graph), here).nodes
     assert [n.costs for n in together if n.kind] == [{"vector_flops": 16}]
     assert [n.costs["calls"] for n in together if n.module and not n.kind] == [2]
     # Each invocation reads x, 2 x 4 of 4 bytes; of y the second result is what goes out. Together they read x once.
@@ -91,29 +91,29 @@ def test_stages_and_invocations_are_the_callers_matter() -> None:
 
 def test_unknown_operators_are_gathered_with_their_bound() -> None:
     ops = tuple(call("mylib.mystery.default", [value(3, 4)], [value(3, 5)], module="m") for _ in range(2))
-    accounted = account(costed(Graph(ops, ())), here)
+    accounted = account(cost_graph(Graph(ops, ())), here)
     (unknown,) = accounted.unknown
     assert (unknown.op, unknown.stage, unknown.module, unknown.count) == ("mylib.mystery", "sam", "m", 2)
     assert unknown.bound_flops is None  # shapes alone bound nothing
     assert unknown.why == "no rule for this operator"
     symbolic = call("mylib.mystery", [value(sym("n"), 4)], [value(sym("n"), 5)])
-    assert account(costed(Graph((symbolic,), ())), here).unknown[0].bound_flops is None
+    assert account(cost_graph(Graph((symbolic,), ())), here).unknown[0].bound_flops is None
 
 
 def test_scaffolding_must_not_compute() -> None:
     x, y = value(2, 4), value(2, 4)
     quiet = Graph((call("reshape", [x], [y], module="wrapper"),), (y,), (), (ModuleCall("wrapper", 1, None, "W"),))
-    assert account(costed(quiet), lambda m, c: None).nodes == ()
+    assert account(cost_graph(quiet), lambda m, c: None).nodes == ()
     loud = Graph((call("exp", [x], [y], module="wrapper"),), (y,))
     with pytest.raises(Incomplete) as caught:
-        account(costed(loud), lambda m, c: None)
+        account(cost_graph(loud), lambda m, c: None)
     assert "wrapper" in str(caught.value)
 
 
 def test_evidence_is_cut() -> None:
     x = value(2, 4)
     ops = tuple(call("exp", [x], [value(2, 4)], module="m") for _ in range(15))
-    (node,) = (n for n in account(costed(Graph(ops, ())), here).nodes if n.kind)
+    (node,) = (n for n in account(cost_graph(Graph(ops, ())), here).nodes if n.kind)
     assert len(node.evidence) == 13
     assert node.evidence[-1] == "… and 3 more"
 
@@ -123,5 +123,5 @@ def test_value_ids_need_not_be_distinct_from_their_source() -> None:
     x, y = value(2, 4, origin="input"), value(2, 4)
     same = Value(y.id, y.shape, y.dtype)
     ops = (call("exp", [x], [y], module="a"), call("to", [y], [same], module="b"), call("neg", [same], [x], module="c"))
-    found = {n.module: n for n in account(costed(Graph(ops, ())), here).nodes if not n.kind}
+    found = {n.module: n for n in account(cost_graph(Graph(ops, ())), here).nodes if not n.kind}
     assert found["a"].costs == {"input_bytes": 32, "output_bytes": 32, "unfused_bytes": 64}

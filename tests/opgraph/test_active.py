@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from costproof.ledger.symbols import sym
-from costproof.opgraph.active import active_elements
-from costproof.opgraph.costed import costed
+from costproof.opgraph.costed import cost_graph
 from costproof.opgraph.graph import Graph, OpCall, Size, Value
+from costproof.opgraph.tally import active_elements
 from tests.opgraph.opcalls import call, value
 
 # E = 8 experts of 6 x 10, k = 3 of them per token, T = 5 tokens: 15 rows meet the stack.
@@ -34,7 +34,7 @@ def grouped(tokens: Size, tensor: Value, top: int = TOP) -> tuple[OpCall, ...]:
 
 
 def active(*ops: OpCall, outputs: Sequence[Value] = ()) -> dict[str, int | None]:
-    return active_elements(costed(Graph(ops, tuple(outputs) or ops[-1].outputs)))
+    return active_elements(cost_graph(Graph(ops, tuple(outputs) or ops[-1].outputs)))
 
 
 def test_a_grouped_product_shows_top_k_of_all_experts() -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from costproof.opgraph.costed import costed
-from costproof.opgraph.dataflow import data_edges, fed
+from costproof.opgraph.costed import cost_graph
+from costproof.opgraph.dataflow import data_edges, feeding_calls
 from costproof.opgraph.graph import Graph, ModuleCall, OpCall, Value
 from tests.tracers.small import PAGE, model
 
@@ -26,7 +26,9 @@ class Drawn:
 
     def edges(self) -> dict[str, int]:
         """The edges that the code finds."""
-        return {f"{a}->{b}": n for (a, b), n in data_edges(costed(Graph(tuple(self.ops), (), (), self.calls))).items()}
+        return {
+            f"{a}->{b}": n for (a, b), n in data_edges(cost_graph(Graph(tuple(self.ops), (), (), self.calls))).items()
+        }
 
 
 ROOT = ("", 1)
@@ -94,12 +96,12 @@ def test_pairs_of_calls_are_counted_once_however_many_tensors_pass() -> None:
 
 
 def test_every_edge_of_a_model_runs_forward_between_calls_of_one_caller() -> None:
-    from costproof.models.deepseek_ocr import runs
+    from costproof.models.families.deepseek_ocr import runs
     from costproof.tracers.torchlens_trace import trace_graph
 
-    work = costed(trace_graph(runs.shape_runs(model(), PAGE)[0]).graph)
+    work = cost_graph(trace_graph(runs.shape_runs(model(), PAGE)[0]).graph)
     parents = {(c.module, c.call): c.parent for c in work.graph.calls}
-    pairs = fed(work)
+    pairs = feeding_calls(work)
     assert all(parents[a] == parents[b] for a, b in pairs)
     edges = data_edges(work)
     for stack, depth, calls in (("sam_encoder.layers", 3, 2), ("vision_encoder.encoder.layers", 2, 2)):

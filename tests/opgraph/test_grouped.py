@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from costproof.ledger.node import CostNode
-from costproof.opgraph.grouped import group_costs, group_parameters
+from costproof.opgraph.merge import group_costs, group_parameters
 
 
 def node(module: str, kind: str, **costs: Any) -> CostNode:

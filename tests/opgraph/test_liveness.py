@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from costproof.ledger.peaks import CallPeaks, LiveTensor
-from costproof.opgraph.liveness import Event, Program, Step, Timeline, peak_of, timeline
-from costproof.opgraph.peak_gap import gap_parts
+from costproof.opgraph.liveness import MemoryEvent, MemoryProgram, ProgramStep, Timeline, gap_parts, peak_of, timeline
 
 
 def tensor(name: str, size: int, module: str = "") -> LiveTensor:
@@ -12,12 +11,12 @@ def tensor(name: str, size: int, module: str = "") -> LiveTensor:
     return LiveTensor(name, (size,), "uint8", size, "" if name == "x" else f"aten.{name}.default", module)
 
 
-def made(number: int) -> Event:
-    return Event(number, made=True)
+def made(number: int) -> MemoryEvent:
+    return MemoryEvent(number, made=True)
 
 
-def gone(number: int) -> Event:
-    return Event(number, made=False)
+def gone(number: int) -> MemoryEvent:
+    return MemoryEvent(number, made=False)
 
 
 X, A, B, C = (tensor(name, size) for name, size in (("x", 10), ("a", 100), ("b", 20), ("c", 5)))
@@ -25,8 +24,8 @@ X, A, B, C = (tensor(name, size) for name, size in (("x", 10), ("a", 100), ("b",
 
 def test_a_result_stands_beside_the_arguments_that_it_is_made_of() -> None:
     """x 10, a 100 of x, b 20 of a: 130 while b is made, then 30; c 5 of b: 35."""
-    steps = (Step((0, 1), (made(1),)), Step((1, 2), (made(2),)), Step((2, 3), (made(3),)))
-    found = timeline(Program((X, A, B, C), (0,), steps, (3,)))
+    steps = (ProgramStep((0, 1), (made(1),)), ProgramStep((1, 2), (made(2),)), ProgramStep((2, 3), (made(3),)))
+    found = timeline(MemoryProgram((X, A, B, C), (0,), steps, (3,)))
     assert found.held() == [10, 110, 130, 30, 35, 15]
     assert peak_of(found).bytes == 10 + 100 + 20
     assert [t.name for t in peak_of(found).alive] == ["x", "a", "b"]
@@ -35,23 +34,28 @@ def test_a_result_stands_beside_the_arguments_that_it_is_made_of() -> None:
 
 def test_inputs_and_outputs_stay() -> None:
     """What the caller owns is not given back: x after its last reader, the output a to the end."""
-    steps = (Step((0, 1), (made(1),)), Step((1, 2), (made(2),)))
-    found = timeline(Program((X, A, B), (0,), steps, (1, 2)))
+    steps = (ProgramStep((0, 1), (made(1),)), ProgramStep((1, 2), (made(2),)))
+    found = timeline(MemoryProgram((X, A, B), (0,), steps, (1, 2)))
     assert found.events == (made(0), made(1), made(2))
     assert found.held()[-1] == 130
 
 
 def test_a_view_keeps_the_memory_that_it_is_in() -> None:
     """The second operator returns a view of a, which nothing else shows: a lives until the last reader of the view."""
-    steps = (Step((0, 1), (made(1),)), Step((1,), ()), Step((0, 2), (made(2),)), Step((1, 3), (made(3),)))
-    found = timeline(Program((X, A, B, C), (0,), steps, (3,)))
+    steps = (
+        ProgramStep((0, 1), (made(1),)),
+        ProgramStep((1,), ()),
+        ProgramStep((0, 2), (made(2),)),
+        ProgramStep((1, 3), (made(3),)),
+    )
+    found = timeline(MemoryProgram((X, A, B, C), (0,), steps, (3,)))
     assert found.held() == [10, 110, 130, 110, 115, 15]  # b, which nothing reads, is gone before c is made
 
 
 def test_what_an_operator_holds_for_a_moment_counts() -> None:
     """An operator that is made of two: b 20 of a hidden copy a of 100 bytes."""
-    steps = (Step((0, 2), (made(1), made(2), gone(1))),)
-    found = timeline(Program((X, A, B), (0,), steps, (2,)))
+    steps = (ProgramStep((0, 2), (made(1), made(2), gone(1))),)
+    found = timeline(MemoryProgram((X, A, B), (0,), steps, (2,)))
     assert peak_of(found).bytes == 10 + 100 + 20
     assert found.held()[-1] == 30
 

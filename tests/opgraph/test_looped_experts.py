@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from costproof.opgraph.account import account
-from costproof.opgraph.active import active_elements
-from costproof.opgraph.costed import costed
+from costproof.opgraph.costed import cost_graph
 from costproof.opgraph.graph import Graph, ModuleCall, OpCall, Value
 from costproof.opgraph.rules.experts import looped
+from costproof.opgraph.tally import active_elements
 
 
 def value(name: str, *shape: int, origin: str = "op", dtype: str = "float32") -> Value:
@@ -43,18 +43,18 @@ GRAPH = Graph((*turn(1, 3), *turn(2, 2), *turn(3, 1)), (), (), (ModuleCall("expe
 
 
 def test_a_loop_is_a_grouped_product() -> None:
-    found = account(costed(GRAPH), lambda module, call: ("stage", "once"))
+    found = account(cost_graph(GRAPH), lambda module, call: ("stage", "once"))
     costs = {n.kind: n.costs for n in found.nodes if n.module}
     assert found.unknown == ()
     # Six rows of 5 -> 6.
     assert costs["expert_linear"] == {"flops": 2 * 6 * 5 * 6}
     # Six rows could meet six matrices; there are four: the bound of any kernel, not the three that were hit.
     assert costs[""]["weight_read_bytes"] == 4 * 6 * 5 * 4
-    assert active_elements(costed(GRAPH)) == {"w": 2 * 6 * 5}
+    assert active_elements(cost_graph(GRAPH)) == {"w": 2 * 6 * 5}
 
 
 def test_fewer_rows_than_experts() -> None:
-    found = account(costed(replace(GRAPH, ops=turn(1, 2))), lambda module, call: ("stage", "once"))
+    found = account(cost_graph(replace(GRAPH, ops=turn(1, 2))), lambda module, call: ("stage", "once"))
     assert {n.kind: n.costs for n in found.nodes if n.module}[""]["weight_read_bytes"] == 2 * 6 * 5 * 4
 
 
@@ -70,7 +70,7 @@ def test_what_comes_back_from_the_activation_is_not_taken_for_the_tokens() -> No
             OpCall(f"pickv{expert}", "__getitem__", "experts", 1, (down, index), (picked,)),
             OpCall(f"back{expert}", "linear", "experts", 1, (back, picked), (value(f"z{expert}", rows, 5),)),
         ]
-    assert active_elements(costed(replace(GRAPH, ops=(*GRAPH.ops, *ops)))) == {"w": 2 * 6 * 5, "v": 2 * 6 * 5}
+    assert active_elements(cost_graph(replace(GRAPH, ops=(*GRAPH.ops, *ops)))) == {"w": 2 * 6 * 5, "v": 2 * 6 * 5}
 
 
 def test_what_is_no_loop_stays_as_it_is() -> None:
@@ -97,7 +97,7 @@ def test_a_matrix_that_the_code_picks_is_read_alone() -> None:
     )
     graph = Graph(ops, (), (), (ModuleCall("m", 1, None, "Stacked"),))
     assert looped(graph) is graph
-    found = account(costed(graph), lambda module, call: ("stage", "once"))
+    found = account(cost_graph(graph), lambda module, call: ("stage", "once"))
     costs = {n.kind: n.costs for n in found.nodes if n.module}
     # Two matrices of 25 numbers; (3 + 2) rows of 5 -> 5.
     assert costs[""]["weight_read_bytes"] == 2 * 25 * 4
@@ -125,7 +125,7 @@ def test_matrices_of_one_long_parameter_are_multiplied_elsewhere() -> None:
         ]
     calls = [ModuleCall("router", 1, None, "Router"), ModuleCall("experts", 1, None, "Experts")]
     calls += [ModuleCall("experts.glu", turn, ("experts", 1), "Glu") for turn in (1, 2, 3)]
-    graph = costed(Graph(tuple(ops), (), (), tuple(calls)))
+    graph = cost_graph(Graph(tuple(ops), (), (), tuple(calls)))
     found = account(graph, lambda module, call: ("stage", "once"))
     costs = {(n.module, n.kind): n.costs for n in found.nodes}
     # The module that picks reads, at most all four matrices for six rows; the one that multiplies reads rows of 5.
@@ -148,7 +148,7 @@ def test_a_row_for_each_expert_beside_its_matrix() -> None:
             OpCall(f"add{e}", "add", "experts", 1, (value(f"y{e}", r, 6), value(f"b{e}", 6)), (value(f"z{e}", r, 6),))
             for e, r in ((1, 3), (2, 2), (3, 1))
         ]
-        found = active_elements(costed(replace(GRAPH, ops=(*GRAPH.ops, *ops, *added))))
+        found = active_elements(cost_graph(replace(GRAPH, ops=(*GRAPH.ops, *ops, *added))))
         assert found == {"w": 2 * 6 * 5, "b": 2 * 6}
 
 
@@ -200,7 +200,7 @@ def test_a_matrix_that_a_caller_picks() -> None:
 def check_one_matrix(*ops: OpCall) -> None:
     graph = Graph(ops, (), (), (ModuleCall("m", 1, None, "One"),))
     assert looped(graph) is graph
-    found = account(costed(graph), lambda module, call: ("stage", "once"))
+    found = account(cost_graph(graph), lambda module, call: ("stage", "once"))
     costs = {n.kind: n.costs for n in found.nodes if n.module}
     # One matrix of 6 x 5 numbers.
     assert costs[""]["weight_read_bytes"] == 6 * 5 * 4
@@ -222,7 +222,8 @@ def test_parts_of_sorted_rows() -> None:
             OpCall(f"product{turn}", "linear", "m", 1, (part, picked), (value(f"y{turn}", rows, 6),)),
         ]
     found = account(
-        costed(Graph(tuple(ops), (), (), (ModuleCall("m", 1, None, "Cut"),))), lambda module, call: ("stage", "once")
+        cost_graph(Graph(tuple(ops), (), (), (ModuleCall("m", 1, None, "Cut"),))),
+        lambda module, call: ("stage", "once"),
     )
     # Two experts of the stack meet three rows between them: three of four matrices at most.
     assert {n.kind: n.costs for n in found.nodes if n.module}[""]["weight_read_bytes"] == 3 * 6 * 5 * 4
@@ -240,7 +241,7 @@ def test_one_expert_that_a_search_found(looked: bool) -> None:
         *plain_pick(),
     )
     found = account(
-        costed(Graph(ops, (), (), (ModuleCall("m", 1, None, "E"),))), lambda module, call: ("stage", "once")
+        cost_graph(Graph(ops, (), (), (ModuleCall("m", 1, None, "E"),))), lambda module, call: ("stage", "once")
     )
     # Another two rows may meet two matrices; without a search it is this one.
     assert {n.kind: n.costs for n in found.nodes if n.module}[""]["weight_read_bytes"] == (1 + looked) * 6 * 5 * 4

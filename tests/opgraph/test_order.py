@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from costproof.models.jobs import ExportJob, SymbolicSize
-from costproof.opgraph.costed import costed
+from costproof.opgraph.costed import cost_graph
 from costproof.opgraph.graph import Graph
 from costproof.opgraph.rules.names import canonical
 from costproof.tracers.exported import export_graph
@@ -49,7 +49,7 @@ RAN = ["exp", "mul", "neg", "relu", "t", "mm", "sigmoid", "sum", "add", "add"]
 
 
 def names(graph: Graph) -> list[str]:
-    return [canonical(op.name) for op in costed(graph).graph.ops]
+    return [canonical(op.name) for op in cost_graph(graph).graph.ops]
 
 
 def test_the_order_of_a_run_is_that_of_both_sources() -> None:
@@ -66,7 +66,7 @@ def test_the_order_of_a_run_is_that_of_both_sources() -> None:
 def test_costs_stand_in_the_same_order() -> None:
     """Of those that compute: [3, 4] elements by 1, and a product of [3, 4] and [4, 3]."""
     meta = {"x": torch.empty(3, 4, device="meta")}
-    found = costed(trace_forward(Branches().to("meta"), meta, "branches").graph)
+    found = cost_graph(trace_forward(Branches().to("meta"), meta, "branches").graph)
     flops = [(canonical(op.name), cost.flops) for op, cost in zip(found.graph.ops, found.costs, strict=True)]  # type: ignore[union-attr]
     assert [f for f in flops if f[1]] == [("mm", 2 * 3 * 3 * 4)]
     assert [name for name, _ in flops] == RAN

@@ -6,14 +6,14 @@ import pytest
 
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.symbols import parse, sym, text
-from costproof.opgraph.liveness import Event
+from costproof.opgraph.liveness import MemoryEvent
 from costproof.opgraph.peak_form import MOST, peak_form
 
 
 def form(events: str, **sizes: str) -> str:
     """``"a b -a"``: a is made, b is made, a is given back."""
     numbers = {name: i for i, name in enumerate(sizes)}
-    made = [Event(numbers[one.removeprefix("-")], made=not one.startswith("-")) for one in events.split()]
+    made = [MemoryEvent(numbers[one.removeprefix("-")], made=not one.startswith("-")) for one in events.split()]
     return text(peak_form(made, [parse(size) for size in sizes.values()]))
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from costproof.ledger.evaluate import evaluate
 from costproof.ledger.symbols import sym
-from costproof.opgraph.costed import costed
+from costproof.opgraph.costed import cost_graph
 from costproof.opgraph.graph import Graph, OpCall, Size, Value
 from costproof.opgraph.regions import RegionTraffic
 from costproof.opgraph.rules.sizes import smaller
@@ -25,7 +25,7 @@ def bf(*shape: Size, origin: str = "op", name: str = "") -> Value:
 
 def traffic(ops: Sequence[OpCall], outputs: Sequence[Value], cache: Sequence[Value] = ()) -> dict[str, RegionTraffic]:
     graph = Graph(tuple(ops), tuple(outputs), tuple(cache))
-    found = costed(graph).traffic
+    found = cost_graph(graph).traffic
     return {f"{module}:{number}" if number > 1 else module: t for (module, number), t in found.items()}
 
 

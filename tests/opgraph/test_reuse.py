@@ -9,11 +9,11 @@ import sympy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from costproof.ledger.listing import Reuse
+from costproof.ledger.callgraph import Reuse
 from costproof.ledger.symbols import sym
-from costproof.opgraph.costed import costed
+from costproof.opgraph.costed import cost_graph
 from costproof.opgraph.graph import Graph, OpCall, Value
-from costproof.opgraph.reuse import floors, partly_read, reuse
+from costproof.opgraph.reuse import floors, partly_read, reuse_bytes
 from tests.opgraph.opcalls import call, value
 
 
@@ -32,8 +32,8 @@ def test_an_mlp_in_one_module_and_in_three() -> None:
             call("relu", [y], [a], module=two),
             call("linear", [a, v], [z], module=three),
         )
-        work = costed(Graph(ops, (z,)))
-        assert reuse(work, ()) == Reuse(floor=640, fused=fused, unfused=640 + 512)
+        work = cost_graph(Graph(ops, (z,)))
+        assert reuse_bytes(work, ()) == Reuse(floor=640, fused=fused, unfused=640 + 512)
         assert [t.bytes for t in work.alone.values()] == [64 + 256 + 128, 256, 128 + 256 + 64]
 
 
@@ -45,10 +45,10 @@ def test_a_step_with_a_cache() -> None:
         call("cat", [past, new], [joined], module="attn"),
         call("scaled_dot_product_attention", [x, joined, joined], [out], module="attn"),
     )
-    work = costed(Graph(ops, (out,), (joined,)))
+    work = cost_graph(Graph(ops, (out,), (joined,)))
     # Once: the past 96, the row in 16 and out 16, a row of 16 appended. The keys' row crosses a border, 16 twice, and
     # the row in is read by both modules. On its own, joining writes 112 and attention reads them.
-    assert reuse(work, (past,)) == Reuse(floor=144, fused=144 + 32 + 16, unfused=144 + 32 + 16 + 224)
+    assert reuse_bytes(work, (past,)) == Reuse(floor=144, fused=144 + 32 + 16, unfused=144 + 32 + 16 + 224)
 
 
 def test_what_crosses_the_border_of_a_stage() -> None:
@@ -62,7 +62,7 @@ def test_what_crosses_the_border_of_a_stage() -> None:
         call("__getitem__", [again], [half], module="head"),
         call("__mul__", [z, half], [out], module="head"),
     )
-    work = costed(Graph(ops, (out,)))
+    work = cost_graph(Graph(ops, (out,)))
     # The tower reads 64 and a weight of 256 and writes 128; the head reads that and the table, and writes as much.
     stages = ["tower", "head", "head", "head"]
     assert floors(work, stages) == {"tower": 64 + 256 + 128, "head": 128 + 128 + 128}
@@ -79,7 +79,7 @@ def test_what_crosses_the_border_of_a_stage() -> None:
 def test_a_table_is_read_once_however_often_rows_are_looked_up() -> None:
     table, ids = bf(4, 8, origin="param", name="table"), value(10, dtype="int64", origin="input")
     rows = bf(10, 8)
-    work = costed(Graph((call("embedding", [table, ids], [rows], module="m"),), (rows,)))
+    work = cost_graph(Graph((call("embedding", [table, ids], [rows], module="m"),), (rows,)))
     # Ten rows of 16 bytes are looked up and written; the table has four.
     assert floors(work, [""]) == {"": 4 * 16 + 10 * 16}
     assert work.traffic["m", 1].weight_read_bytes == 10 * 16
@@ -87,7 +87,7 @@ def test_a_table_is_read_once_however_often_rows_are_looked_up() -> None:
     # Of B rows: as many as there are, or all four.
     b = sym("B")
     some = replace(rows, shape=(b, 8))
-    few = costed(Graph((call("embedding", [table, replace(ids, shape=(b,))], [some], module="m"),), (some,)))
+    few = cost_graph(Graph((call("embedding", [table, replace(ids, shape=(b,))], [some], module="m"),), (some,)))
     assert floors(few, [""]) == {"": 16 * sympy.Min(4, b) + 16 * b}
 
 
@@ -98,7 +98,7 @@ def test_two_readers_of_halves_read_the_whole_once() -> None:
         call("neg", [left], [y], module="a"),
         call("neg", [right], [z], module="b"),
     )
-    assert reuse(costed(Graph(ops, (y, z))), ()) == Reuse(floor=128, fused=128, unfused=128)
+    assert reuse_bytes(cost_graph(Graph(ops, (y, z))), ()) == Reuse(floor=128, fused=128, unfused=128)
 
 
 @pytest.mark.parametrize("name", ["copy_", "__setitem__"])
@@ -113,7 +113,7 @@ def test_what_is_written_in_parts_is_read_whole(name: str) -> None:
         call(name, [halves[1], x], [done[1]], module="m"),
         call("neg", [empty], [y], module="m"),
     )
-    work = costed(Graph(ops, (y,)))
+    work = cost_graph(Graph(ops, (y,)))
     read = [t.bytes for t in work.alone.values()]
     # 32 are read for each half; the whole, 64, is written once; negation reads it and writes 64.
     assert sorted(read) == sorted([32, 32, 64, 64 + 64])
@@ -140,5 +140,5 @@ def graphs(draw: st.DrawFn) -> Graph:
 @settings(max_examples=60)
 @given(graphs())
 def test_a_larger_region_hides_bytes_and_adds_none(graph: Graph) -> None:
-    found = reuse(costed(graph), ())
+    found = reuse_bytes(cost_graph(graph), ())
     assert found.floor <= found.fused <= found.unfused

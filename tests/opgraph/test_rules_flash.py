@@ -10,13 +10,12 @@ import sympy
 from costproof.compare.kinds import kind_of
 from costproof.ledger.node import UnknownOp
 from costproof.ledger.symbols import sym
-from costproof.opgraph.costed import costed
+from costproof.opgraph.costed import bound_unknown, cost_graph, substitute_sizes
 from costproof.opgraph.graph import Graph, OpCall, Value
+from costproof.opgraph.rules.attention import unpadded
 from costproof.opgraph.rules.cost import OpCost
 from costproof.opgraph.rules.names import canonical, source_kind
-from costproof.opgraph.rules.padding import unpadded
 from costproof.opgraph.rules.registry import UnknownCost, cost_of
-from costproof.opgraph.sized import bounded, sized
 from tests.opgraph.opcalls import call, counted, value
 
 N = sym("n")
@@ -78,11 +77,11 @@ def test_lengths_in_symbols_are_bounded_at_their_sizes() -> None:
     rows, starts = value(5 * N, 6, 8), value(3, dtype="int32")
     lengths = {"max_seqlen_q": 3 * N, "max_seqlen_k": 3 * N, "softmax_scale": N ** sympy.Rational(-1, 2)}
     op = named(PACKED[0], lengths, q=rows, k=rows, v=rows, cu_seqlens_q=starts)
-    work = costed(Graph((op,), op.outputs))
-    (found,) = bounded([UnknownOp(source_kind(op.name), "s", "m", 1, None, "")], work, {"n": 4})
+    work = cost_graph(Graph((op,), op.outputs))
+    (found,) = bound_unknown([UnknownOp(source_kind(op.name), "s", "m", 1, None, "")], work, {"n": 4})
     # Two sequences of at most 12 and 12 rows, 6 heads of 8.
     assert found.bound_flops == 2 * (2 * 6 * 12 * 12) * (8 + 8)
-    (given,) = sized(Graph((op,), ()), {"n": 4}).ops
+    (given,) = substitute_sizes(Graph((op,), ()), {"n": 4}).ops
     assert given.attrs == {**lengths, "max_seqlen_q": 12, "max_seqlen_k": 12}  # a scale is no size
 
 

@@ -11,7 +11,7 @@ import pytest
 from costproof import plugins
 from costproof.foreign import skipped
 from costproof.ledger.errors import BadInput
-from costproof.opgraph.costed import costed
+from costproof.opgraph.costed import cost_graph
 from costproof.opgraph.graph import Graph, OpCall
 from costproof.opgraph.rules import registry
 from costproof.opgraph.rules.cost import OpCost, Uncountable
@@ -130,12 +130,12 @@ def test_a_transform_is_applied_before_costs_and_keeps_the_order() -> None:
         return replace(graph, ops=tuple(op for op in graph.ops if op.name != "matmul"))
 
     try:
-        found = costed(graph)
+        found = cost_graph(graph)
     finally:
         registry.unregister(f"{__name__}.{without_matmul.__qualname__}")
     assert found.graph.ops == (ops[0], ops[2])
     assert [c.flops for c in found.costs if isinstance(c, OpCost)] == [2 * 2 * 5 * 3] * 2
-    assert costed(graph).graph.ops == ops
+    assert cost_graph(graph).graph.ops == ops
 
 
 def test_an_operator_without_a_rule_is_unknown_and_unbounded() -> None:

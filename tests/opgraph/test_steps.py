@@ -9,7 +9,7 @@ import pytest
 from costproof.ledger.metrics import FLOOR
 from costproof.ledger.node import CostNode
 from costproof.ledger.workload import watched_steps
-from costproof.opgraph.steps import Step, over_steps
+from costproof.opgraph.merge import DecodeStep, sum_traced_steps
 
 
 def floor_over_steps(rows: list[int], table: int, rest: list[int]) -> int | None:
@@ -19,8 +19,8 @@ def floor_over_steps(rows: list[int], table: int, rest: list[int]) -> int | None
         moved = min(rows[i], table) + rest[i]
         nodes = (CostNode("decode", "steps", "", "", {FLOOR: moved}),)
         tables = {} if rows[i] == table else {"table": (rows[i], table)}
-        steps.append(Step(10 + i, nodes, tables))
-    (node,), _ = over_steps(steps, len(rows))
+        steps.append(DecodeStep(10 + i, nodes, tables))
+    (node,), _ = sum_traced_steps(steps, len(rows))
     return node.costs[FLOOR]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from costproof.opgraph.parameters import unread_modules
+from costproof.opgraph.tally import unread_modules
 
 
 @pytest.mark.parametrize(

@@ -15,24 +15,23 @@ from tests.opgraph.opcalls import call, value
 from tests.opgraph.vector_by_hand import Case, cases
 
 CASES: Final = list(cases())
-FREE: Final = ("alias", "free", "move", "conv", "experts", "chain", "padding")
+FREE: Final = ("movement", "conv", "experts")
 """Files of rules without a word of vector work."""
 NONE: Final = {
     "matmul": "addmm addmv baddbmm _addmm_activation matmul mm bmm mv dot vdot inner _int_mm _scaled_mm linear rmatmul "
     "_weight_int4pack_mm _weight_int8pack_mm _sparse_addmm _sparse_mm _sparse_sparse_matmul hspmm sparse.mm sspaddmm "
-    "addbmm bilinear",
+    "addbmm bilinear linalg_multi_dot chain_matmul matrix_power linalg_matrix_power _pack_padded_sequence "
+    "_pad_packed_sequence",
     "elementwise": "bitwise_and bitwise_or bitwise_xor bitwise_not bitwise_left_shift bitwise_right_shift isin "
-    "logical_and logical_or logical_xor logical_not",
+    "logical_and logical_or logical_xor logical_not poisson binomial _standard_gamma _sample_dirichlet",
     "lookup": "embedding index gather index_select take take_along_dim getitem masked_select nonzero nonzero_static "
     "argwhere as_strided_scatter diagonal_scatter index_copy index_fill masked_fill masked_scatter select_scatter "
     "slice_scatter setitem",
-    "fourier": "fft_fftshift fft_ifftshift fft_fftfreq fft_rfftfreq hann_window hamming_window blackman_window "
+    "linalg": "fft_fftshift fft_ifftshift fft_fftfreq fft_rfftfreq hann_window hamming_window blackman_window "
     "bartlett_window",
     "resample": "affine_grid_generator upsample_nearest1d upsample_nearest2d upsample_nearest3d "
     "_upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d",
-    "recurrent": "_pack_padded_sequence _pad_packed_sequence",
-    "draw": "poisson binomial _standard_gamma _sample_dirichlet",
-    "flash": "flash_attn._flash_attn_backward flash_attn._flash_attn_varlen_backward flash_attn.bwd "
+    "attention": "flash_attn._flash_attn_backward flash_attn._flash_attn_varlen_backward flash_attn.bwd "
     "flash_attn.varlen_bwd flash_attn2.bwd flash_attn2.varlen_bwd flash_attn3.bwd flash_attn_3.bwd "
     "vllm_flash_attn3.bwd _vllm_fa3_C.bwd",
 }

@@ -10,11 +10,11 @@ from torch import nn
 
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.symbols import parse, text
-from costproof.models.deepseek_ocr import domain, draws
-from costproof.models.deepseek_ocr.any_side import AnySide
-from costproof.models.deepseek_ocr.config import OcrConfig, SamConfig
-from costproof.models.deepseek_ocr.page import page_of
-from costproof.models.deepseek_ocr.wrappers import symbolic_int
+from costproof.models.families.deepseek_ocr import domain, draws
+from costproof.models.families.deepseek_ocr.any_side import AnySide
+from costproof.models.families.deepseek_ocr.config import OcrConfig, SamConfig
+from costproof.models.families.deepseek_ocr.page import page_of
+from costproof.models.families.deepseek_ocr.wrappers import symbolic_int
 from costproof.models.jobs import ExportJob, SymbolicSize
 from costproof.run.proof_tasks import carried_out
 from costproof.tracers.exported import Exported, export_graph

@@ -9,9 +9,8 @@ import pytest
 from costproof.ledger.errors import BadInput
 from costproof.ledger.node import Ledger
 from costproof.ledger.workload import Workload
-from costproof.models.llama.target import Llama
-from costproof.models.mistral.config import MistralConfig
-from costproof.models.mistral.target import Mistral
+from costproof.models.families.llama import Llama
+from costproof.models.families.mistral import Mistral, MistralConfig
 from costproof.models.proof import Piece, WithProof
 from costproof.run.proof_certificate import assemble
 from costproof.run.proof_tasks import carried_out

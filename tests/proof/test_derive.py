@@ -13,7 +13,7 @@ from torch import nn
 
 from costproof.compare.proof.closed_form import closed_form
 from costproof.ledger.errors import BadInput, Incomplete
-from costproof.models.encoding.names import STAGE
+from costproof.models.encoding import STAGE
 from costproof.models.generic.huggingface import HuggingFace, numbers
 from costproof.models.generic.made import Given
 from costproof.models.generic.module import GenericTarget

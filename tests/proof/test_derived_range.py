@@ -13,9 +13,8 @@ from costproof.claims import claims_from_text, judge_claims
 from costproof.claims.effects import Mistakes
 from costproof.compare.proof.closed_form import closed_form, render
 from costproof.ledger.errors import BadInput, Incomplete
-from costproof.models.encoding.names import STAGE
-from costproof.models.gemma3.config import Gemma3Config
-from costproof.models.gemma3.target import Gemma3
+from costproof.models.encoding import STAGE
+from costproof.models.families.gemma3 import Gemma3, Gemma3Config
 from costproof.models.generic.made import Given
 from costproof.models.generic.module import GenericTarget
 from costproof.tracers.derive.closed import Derived, derive

@@ -12,7 +12,7 @@ import sympy
 from costproof.analytic import compose, mlp
 from costproof.analytic.costs import costs_of
 from costproof.analytic.feed_forward import Mixture
-from costproof.models.decoding import dense
+from costproof.models.decoding import formulas as dense
 from costproof.models.proof import Piece, WithProof
 from costproof.run.proof_tasks import carried_out
 from tests.recorded import families

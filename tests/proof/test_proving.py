@@ -17,7 +17,7 @@ from costproof.compare.proof.certificate import Settings
 from costproof.compare.proof.judge import Answer
 from costproof.ledger.errors import BadInput
 from costproof.ledger.workload import Workload
-from costproof.models.deepseek_ocr import domain, draws
+from costproof.models.families.deepseek_ocr import domain, draws
 from costproof.models.proof import Piece, Provable
 from costproof.run import proof as proving
 from costproof.run.kept_answers import Kept

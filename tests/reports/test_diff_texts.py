@@ -12,7 +12,7 @@ from costproof.compare.diff.attribution import Player, Term
 from costproof.compare.diff.diff import diff
 from costproof.compare.diff.types import Change, Changes, Diff, Quantity
 from costproof.ledger.baseline import Baseline, Folded, Rows, baseline_of
-from costproof.ledger.counted import counted_line
+from costproof.ledger.workload import counted_line
 from costproof.reports.diff import diff_csv, percent, sentence, told
 from costproof.reports.escape import markdown
 from costproof.reports.markdown import BUDGET

@@ -12,7 +12,7 @@ import costproof as cp
 from costproof.estimate.hardware import Device, Figure, Peak
 from costproof.ledger.capture import Capture
 from costproof.ledger.peaks import CallPeaks, GapPart, LiveTensor, Peaks, by_stage
-from costproof.opgraph.liveness import Event, Timeline, peak_of
+from costproof.opgraph.liveness import MemoryEvent, Timeline, peak_of
 from costproof.reports.html.memory import peaks_page, peaks_part
 from tests.cli.running import costproof
 from tests.conftest import Golden
@@ -35,8 +35,8 @@ def tensor(name: str, size: int, module: str = "sam") -> LiveTensor:
 def peaks(module: str = "sam.layers.0.lin") -> tuple[CallPeaks, ...]:
     """The graph holds 10, 110, 130, 30, 35, 15 bytes; the module keeps a (100) while c is made: 135 at most."""
     tensors = (tensor("x", 10), tensor("a", 100), tensor("b", 20, module), tensor("c", 5))
-    x, a, b, c = (Event(i, made=True) for i in range(4))
-    a_gone, b_gone = (Event(i, made=False) for i in (1, 2))
+    x, a, b, c = (MemoryEvent(i, made=True) for i in range(4))
+    a_gone, b_gone = (MemoryEvent(i, made=False) for i in (1, 2))
     graph = peak_of(Timeline(tensors, (x, a, b, a_gone, c, b_gone)))
     eager = peak_of(Timeline(tensors, (x, a, b, c, a_gone, b_gone)))
     gap = (GapPart("held", 100, tensors[1], ("f: a",)), GapPart("elsewhere", -95, None, where=module))
@@ -76,7 +76,7 @@ def test_what_is_alive_sums_to_the_peak() -> None:
 def test_many_tensors_are_said_together() -> None:
     """40 of 1 to 40 bytes: the 15 largest are 26 to 40; the others sum to 25 * 26 / 2 = 325, all to 820."""
     tensors = tuple(tensor(f"t{n}", n) for n in range(1, 41))
-    found = peak_of(Timeline(tensors, tuple(Event(i, made=True) for i in range(40))))
+    found = peak_of(Timeline(tensors, tuple(MemoryEvent(i, made=True) for i in range(40))))
     text = re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", peaks_part((CallPeaks("sam", "a", "b", None, found),)) or ""))
     assert "25 smaller tensors 325 together 820" in text
     assert " t26 " in text

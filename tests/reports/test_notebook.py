@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from costproof import compare, explain
-from costproof.ledger.shown import Shown
+from costproof.ledger.notebook import Shown
 from costproof.reports.counters import document
 from costproof.reports.html.printer import HtmlPrinter
 from costproof.reports.outputs import variants

@@ -11,13 +11,13 @@ from typing import Any
 import jsonschema
 import pytest
 
-from costproof.ledger import extras
+from costproof.ledger import environment
 from costproof.ledger.environment import installed
 from costproof.ledger.errors import BadInput, Bug, Incomplete
 from costproof.ledger.peaks import CallPeaks, Peak
 from costproof.ledger.schema import json_schema, load
+from costproof.parametric.evaluator import Evaluator
 from costproof.run.peaks import peaks
-from costproof.run.points import Points
 from costproof.run.sweep import sweep
 from costproof.run.sweeping import driver, files
 from costproof.run.sweeping.validate import Counted
@@ -60,7 +60,7 @@ def test_what_is_refused_and_why() -> None:
 def test_numbers_longer_than_64_bits() -> None:
     made = sweep("llama", {"text_tokens": [100_000, 131_000], "batch": "1,1024", "layers": "126"}, metrics=["flops"])
     frame = made.frame()
-    points = Points.of("llama")
+    points = Evaluator.of("llama")
     for row in frame.to_dict("records"):
         settings = {"text_tokens": row["text_tokens"], "batch": row["batch"]}
         assert row["flops"] == points.at({"layers": 126}, settings=settings).totals["", "flops"]
@@ -105,7 +105,7 @@ def test_files_hold_what_the_frame_holds(kind: str, tmp_path: Path) -> None:
 
 
 def test_without_the_extra_each_step_says_what_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(extras, "installed", lambda name: None)
+    monkeypatch.setattr(environment, "installed", lambda name: None)
     line = ("sweep", "llama", "--over", "batch=1,2", "--metric", "flops")
     for more, packages in (
         (("-o", "x.parquet"), ["pyarrow"]),

@@ -9,9 +9,9 @@ import pytest
 
 from costproof.ledger.environment import installed
 from costproof.ledger.errors import BadInput
+from costproof.parametric.regimes import Regime
 from costproof.run.sweep import sweep
 from costproof.run.sweeping import validate as validating
-from costproof.run.sweeping.shapes import Shape
 
 TINY = {"layers": "1", "hidden": "64,100", "heads": "4", "kv_heads": "2,3", "head_dim": "16", "vocab": "64",
         "intermediate": "96", "text_tokens": "5:9"}  # fmt: skip
@@ -32,13 +32,13 @@ def test_points_are_drawn_among_models_and_counted_exactly() -> None:
 
 @needs_joblib
 def test_a_number_that_is_not_that_of_the_report_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    usual = Shape.at
+    usual = Regime.at
 
-    def tampered(self: Shape, cells: Any, values: Any) -> Any:
+    def tampered(self: Regime, cells: Any, values: Any) -> Any:
         found = usual(self, cells, values)
         return found | {("prefill", "flops"): found["prefill", "flops"] + 1}
 
-    monkeypatch.setattr(Shape, "at", tampered)
+    monkeypatch.setattr(Regime, "at", tampered)
     (one,) = sweep("llama", TINY).validate(1, jobs=1)
     assert (one.verdict, one.exit_code) == ("unexplained", 1)
     assert one.wrong[0].startswith("prefill.flops: ")

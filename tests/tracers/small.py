@@ -10,11 +10,11 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from costproof.ledger.conventions import Conventions
+from costproof.ledger.metrics import Conventions
 from costproof.ledger.run import RunOptions
 from costproof.ledger.workload import FLOAT_BYTES, Invocation, TargetInfo, Workload
-from costproof.models.deepseek_ocr import build, exports, runs
-from costproof.models.deepseek_ocr.page import Page, page_of, page_workload
+from costproof.models.families.deepseek_ocr import build, exports, runs
+from costproof.models.families.deepseek_ocr.page import Page, page_of, page_workload
 from costproof.models.jobs import Built, ExportJob, Run
 from costproof.models.target import NamedWorkload, Setting
 

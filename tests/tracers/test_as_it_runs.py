@@ -28,8 +28,8 @@ from costproof.ledger.evaluate import evaluate
 from costproof.ledger.symbols import parse
 from costproof.models.as_it_runs import NO_PADDING, _lacking, as_it_runs
 from costproof.models.jobs import ExportJob, Run, SymbolicSize
-from costproof.opgraph.account import account, placer
-from costproof.opgraph.costed import costed
+from costproof.opgraph.account import account, locator
+from costproof.opgraph.costed import cost_graph
 from costproof.tracers.exported import export_graph
 from costproof.tracers.hooks import trace_hooks
 from costproof.tracers.torchlens_trace import trace_graph
@@ -63,7 +63,7 @@ def exported(model: nn.Module, args: dict[str, Any]) -> tuple[Costs, tuple[str, 
     sizes = [SymbolicSize((name,), dim, symbol) for name in args for dim, symbol in enumerate("BS")]
     found = export_graph(ExportJob("e", "s", ("i",), Around(model), {"part": ""}, args, sizes))
     costs: Costs = {}
-    for node in account(costed(found.graph), lambda module, call: ("s", "i")).nodes:
+    for node in account(cost_graph(found.graph), lambda module, call: ("s", "i")).nodes:
         for metric, expr in node.exprs.items():
             costs[node.module, metric] = costs.get((node.module, metric), 0) + evaluate(parse(expr), SIZES)
     return costs, found.notes
@@ -73,8 +73,8 @@ def traced(model: nn.Module, args: dict[str, Any]) -> tuple[Costs, tuple[str, ..
     """The same of a trace."""
     found = trace_graph(Run("r", model, args, lambda module, call: ("s", "i")))
     costs: Costs = {}
-    place = placer(lambda module, call: ("s", "i"), found.graph.calls)
-    for node in account(costed(found.graph), place).nodes:
+    place = locator(lambda module, call: ("s", "i"), found.graph.calls)
+    for node in account(cost_graph(found.graph), place).nodes:
         for metric, value in node.costs.items():
             costs[node.module, metric] = costs.get((node.module, metric), 0) + (value or 0)
     return costs, found.notes

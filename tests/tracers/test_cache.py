@@ -22,9 +22,9 @@ from torch import nn
 from costproof.ledger.symbols import parse
 from costproof.models.jobs import ExportJob, SymbolicSize
 from costproof.opgraph.account import account
-from costproof.opgraph.costed import costed
+from costproof.opgraph.costed import cost_graph
 from costproof.opgraph.graph import OpCall, Value
-from costproof.opgraph.stored import back, plain
+from costproof.opgraph.serialization import from_plain, to_plain
 from costproof.tracers import cache, fingerprint
 from costproof.tracers.cache import FOLDER, cache_enabled, cached_export
 from costproof.tracers.exported import Exported, export_graph
@@ -73,7 +73,7 @@ def test_what_was_exported_is_not_exported_again(made: list[str]) -> None:
     first, again = cached_export(job()), cached_export(job())
     assert made == ["toy"]
     for found in (first, again):
-        nodes = account(costed(found.graph), lambda module, call: ("stage", "once")).nodes
+        nodes = account(cost_graph(found.graph), lambda module, call: ("stage", "once")).nodes
         # Two FLOPs for each of n x 5 rows of 6 features made 8.
         assert {n.module: n.exprs["flops"] for n in nodes if "flops" in n.exprs} == {"toy.1": "480*n"}
     assert (again.graph, again.parameters, again.guards) == (first.graph, first.parameters, first.guards)
@@ -352,7 +352,7 @@ def test_numbers_that_are_not_whole(whole: bool) -> None:
 @pytest.mark.parametrize(("value", "stays"), [("13.0", True), ("13.0000000000000000000000001", False)])
 def test_a_float_of_sympy_is_read_as_it_was_or_not_at_all(value: str, stays: bool) -> None:
     found = sympy.Float(value, 30 if not stays else 15)
-    assert (back(plain(found)) == found) is stays
+    assert (from_plain(to_plain(found)) == found) is stays
 
 
 def test_what_a_process_that_died_left_is_removed_and_nothing_else(

@@ -16,7 +16,7 @@ from costproof.ledger.counter import CounterCall, CounterRecord, Spent
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.node import CostNode
 from costproof.ledger.workload import Workload
-from costproof.models.deepseek_ocr.target import DeepseekOcr
+from costproof.models.families.deepseek_ocr.target import DeepseekOcr
 from costproof.processes import Limits
 from costproof.run.counters import checked, record_counters
 from costproof.run.prepare import counter_names

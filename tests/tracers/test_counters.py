@@ -6,8 +6,10 @@ import pytest
 import torch
 from torch import nn
 
+from costproof.patches.patch import patched
+from costproof.patches.tensor import JIT_ON_META
 from costproof.tracers.counters.registry import COUNTERS
-from costproof.tracers.counters.surroundings import jit_on_meta, positional
+from costproof.tracers.counters.surroundings import positional
 from costproof.tracers.counters.tools import own
 
 
@@ -22,7 +24,7 @@ def test_a_convolution_traced_on_meta_is_that_of_the_cpu() -> None:
 
 def test_surroundings_are_undone() -> None:
     before = torch._check, nn.functional.conv2d
-    with pytest.raises(KeyboardInterrupt), jit_on_meta():
+    with pytest.raises(KeyboardInterrupt), patched(*JIT_ON_META):
         raise KeyboardInterrupt
     assert (torch._check, nn.functional.conv2d) == before
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from costproof.models.jobs import ExportJob, Run, SymbolicSize
-from costproof.tracers.direct import through_call
+from costproof.patches.modules import forward_redirected
 from costproof.tracers.exported import export_graph
 from costproof.tracers.hooks import trace_hooks
 from costproof.tracers.torchlens_trace import trace_graph
@@ -58,7 +58,7 @@ def test_everything_is_taken_off_after_an_error(error: type[BaseException]) -> N
     before = nn.Sequential.forward
 
     def broken() -> None:
-        with through_call(model):
+        with forward_redirected(model):
             assert nn.Sequential.forward is not before
             raise error
 

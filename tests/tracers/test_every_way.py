@@ -20,7 +20,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from costproof.compare.kinds import kind_of
 from costproof.models.jobs import ExportJob
-from costproof.opgraph.costed import costed
+from costproof.opgraph.costed import cost_graph
 from costproof.opgraph.graph import Graph
 from costproof.opgraph.rules.registry import UnknownCost
 from costproof.tracers.exported import export_graph
@@ -313,7 +313,7 @@ UNKNOWN_TO_TORCH: Final = ("bilinear", "affine_grid")
 
 
 def by_case(graph: Graph) -> Found:
-    work = costed(graph)
+    work = cost_graph(graph)
     flops, vector, kinds = Counter[str](), Counter[str](), defaultdict[str, set[str]](set)
     for op, cost in zip(work.graph.ops, work.costs, strict=True):
         assert not isinstance(cost, UnknownCost), (op, cost)
@@ -369,7 +369,7 @@ class Mapped(nn.Module):
 
 
 def unknown(graph: Graph) -> Iterator[str]:
-    work = costed(graph)
+    work = cost_graph(graph)
     for op, cost in zip(work.graph.ops, work.costs, strict=True):
         if isinstance(cost, UnknownCost):
             yield op.name

@@ -9,10 +9,10 @@ from torch import nn
 
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.symbols import sym
-from costproof.models.deepseek_ocr import exports
+from costproof.models.families.deepseek_ocr import exports
 from costproof.models.jobs import ExportJob, SymbolicSize
 from costproof.opgraph.account import account
-from costproof.opgraph.costed import costed
+from costproof.opgraph.costed import cost_graph
 from costproof.opgraph.rules.sizes import nbytes
 from costproof.tracers.exported import export_graph
 from costproof.tracers.exporting import plain
@@ -55,7 +55,7 @@ def test_a_module_called_twice_has_two_calls() -> None:
 
 def test_costs_are_symbolic() -> None:
     # Two linear layers of 6 to 6 on n x 5 rows, 2 FLOPs per multiply-accumulate: 2 * 2 * 5n * 36.
-    found = account(costed(export_graph(job(toy())).graph), lambda module, call: ("stage", "once"))
+    found = account(cost_graph(export_graph(job(toy())).graph), lambda module, call: ("stage", "once"))
     assert {n.module: n.exprs["flops"] for n in found.nodes if "flops" in n.exprs} == {"toy.proj": "720*n"}
 
 

@@ -22,13 +22,15 @@ from costproof.ledger.metrics import FVCORE
 from costproof.ledger.node import Ledger
 from costproof.ledger.run import RunOptions
 from costproof.ledger.workload import Workload
-from costproof.models.deepseek_ocr import build
-from costproof.models.deepseek_ocr.page import Page, page_workload, with_page
+from costproof.models.families.deepseek_ocr import build
+from costproof.models.families.deepseek_ocr.page import Page, page_workload, with_page
 from costproof.models.jobs import ExportJob
-from costproof.opgraph.costed import costed
+from costproof.opgraph.costed import cost_graph
 from costproof.opgraph.fvcore_macs import fvcore_nodes
 from costproof.opgraph.graph import Graph
-from costproof.tracers.counters.surroundings import jit_on_meta, positional, renamed
+from costproof.patches.patch import patched
+from costproof.patches.tensor import JIT_ON_META
+from costproof.tracers.counters.surroundings import positional, renamed
 from costproof.tracers.dynamic import dynamic_ledger
 from costproof.tracers.exported import export_graph
 from costproof.tracers.exporting import resized
@@ -129,7 +131,7 @@ def quiet() -> Iterator[None]:
 
 def analysed(model: nn.Module, args: tuple[Tensor, ...]) -> tuple[Any, Any]:
     """fvcore on one forward."""
-    with quiet(), jit_on_meta():
+    with quiet(), patched(*JIT_ON_META):
         made = FlopCountAnalysis(model, args), ActivationCountAnalysis(model, args)
         for analysis in made:
             analysis.unsupported_ops_warnings(False)
@@ -255,8 +257,8 @@ def test_by_hand(ledgers: dict[str, Ledger]) -> None:
 def test_it_is_counted_on_request_alone() -> None:
     run = ExportJob("toy", "stage", ("once",), small.Wrapper(small.toy()), {"part": ""}, X)
     traced = trace_stage(run)
-    plain, _ = stage_nodes(run, traced, costed(traced.graph))
-    asked, _ = stage_nodes(run, traced, costed(traced.graph), "fvcore-macs")
+    plain, _ = stage_nodes(run, traced, cost_graph(traced.graph))
+    asked, _ = stage_nodes(run, traced, cost_graph(traced.graph), "fvcore-macs")
     assert {m for n in asked for m in n.costs} - {m for n in plain for m in n.costs} == set(FVCORE)
     # A linear layer of 6 by 6, twice on 2 x 5 rows.
     assert [n.costs["fvcore_macs"] for n in asked if "fvcore_macs" in n.costs] == [2 * 10 * 36]

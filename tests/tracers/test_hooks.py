@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from costproof.ledger.callgraph import TensorAt
-from costproof.models.deepseek_ocr import runs
+from costproof.models.families.deepseek_ocr import runs
 from costproof.models.jobs import Run
 from costproof.tracers.callgraph import call_graph
 from costproof.tracers.hooks import trace_hooks

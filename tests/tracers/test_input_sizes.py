@@ -11,7 +11,7 @@ from costproof.compare.compare import compare
 from costproof.compare.verdict import exit_code, verdict_sentence
 from costproof.ledger.capture import Capture
 from costproof.ledger.workload import Invocation, Workload
-from costproof.models.decoding import base
+from costproof.models.decoding import target as causal
 from costproof.models.decoding.names import invocations
 from costproof.models.proof import WithProof
 from costproof.models.registry import load_target
@@ -73,7 +73,7 @@ def test_a_prompt_one_too_long_is_found_without_a_run(monkeypatch: pytest.Monkey
     drawn = min(pieces, key=lambda p: sum(p.target.info().symbols.values()))
     run = Prepared(drawn.target, drawn.workload, ("analytic", "static"))
     length = drawn.workload.text_tokens
-    monkeypatch.setattr(base, "invocations", lambda workload: one_too_many(workload, 0, "S"))
+    monkeypatch.setattr(causal, "invocations", lambda workload: one_too_many(workload, 0, "S"))
     found = compare(count(run).capture)
     assert (found.verdict, exit_code(found)) == ("unexplained", 1)
     place = f"S of prefill[prompt] is {length + 1:,} where costs are evaluated, {length:,} in the inputs of the static"

@@ -11,10 +11,10 @@ from torch import nn
 
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.workload import Workload
-from costproof.models.deepseek_ocr import exports
-from costproof.models.deepseek_ocr.page import with_page
+from costproof.models.families.deepseek_ocr import exports
+from costproof.models.families.deepseek_ocr.page import with_page
 from costproof.models.jobs import ExportJob
-from costproof.opgraph.costed import costed
+from costproof.opgraph.costed import cost_graph
 from costproof.tracers.isolated import isolated_ledger, stage_nodes, trace_stage
 from tests.tracers.small import PAGE, SmallTarget, Toy, Wrapper, counted, model, toy
 
@@ -91,7 +91,7 @@ def test_paths_start_at_the_root_of_the_model() -> None:
     assert calls == {
         ("a.b", 1, None), ("a.b.proj", 1, ("a.b", 1)), ("a.b.proj", 2, ("a.b", 1)),
     }  # fmt: skip
-    nodes, unknown = stage_nodes(run, traced, costed(traced.graph))
+    nodes, unknown = stage_nodes(run, traced, cost_graph(traced.graph))
     assert unknown == ()
     # Two calls on 10 rows of 6 by 6.
     assert {n.id: n.costs["flops"] for n in nodes if "flops" in n.costs} == {
@@ -102,7 +102,7 @@ def test_paths_start_at_the_root_of_the_model() -> None:
 def test_a_cut_vouches_for_its_own_calls_alone() -> None:
     run = stage_run(Wrapper(toy()), {"part": ""}, frozenset({"proj"}))
     traced = trace_stage(run)
-    nodes, _ = stage_nodes(run, traced, costed(traced.graph))
+    nodes, _ = stage_nodes(run, traced, cost_graph(traced.graph))
     assert {n.module: n.costs["calls"] for n in nodes if "calls" in n.costs} == {"proj": 2}
 
 
@@ -122,7 +122,7 @@ def test_a_wrapper_that_computes_is_an_error() -> None:
     run = stage_run(Computing(toy()), {"part": ""})
     traced = trace_stage(run)
     with pytest.raises(Incomplete, match="outside all counted modules"):
-        stage_nodes(run, traced, costed(traced.graph))
+        stage_nodes(run, traced, cost_graph(traced.graph))
 
 
 def test_a_stage_that_cannot_run_is_named() -> None:

@@ -19,7 +19,7 @@ from costproof.models.generic.makers import known
 from costproof.models.generic.modules import around
 from costproof.models.jobs import ExportJob, Run, SymbolicSize
 from costproof.opgraph.account import account
-from costproof.opgraph.costed import costed
+from costproof.opgraph.costed import cost_graph
 from costproof.tracers.cpu_fallback import trace_run
 from costproof.tracers.exported import export_graph
 from costproof.tracers.exporting import with_numbers
@@ -261,7 +261,7 @@ def test_numbers_beside_the_arguments_are_where_those_of_an_export_are() -> None
         model = around(Weighed(), ("x",), {"grid": known([[1, 2, 3]]).tensor})
     graph = export_graph(with_numbers(ExportJob("e", "s", ("i",), model, {"part": ""}, {"x": meta(6, 4)}))).graph
     # 16 turns of 6 rows by 4 x 4.
-    assert total(account(costed(graph), lambda module, call: ("s", "i")).nodes, "flops") == 16 * 6 * 32 == 3072
+    assert total(account(cost_graph(graph), lambda module, call: ("s", "i")).nodes, "flops") == 16 * 6 * 32 == 3072
 
 
 def looking_run(count: Callable[[torch.Tensor], torch.Tensor], *, elsewhere: bool = True) -> Run:
@@ -274,7 +274,7 @@ def test_a_run_that_looks_at_numbers_is_taken_to_the_cpu() -> None:
     # The sum of 2 x 4 ones: 8 turns of 2 rows by 4 x 4.
     run = looking_run(torch.sum)
     found = trace_run(run)
-    cost = account(costed(found.forward.graph), lambda module, call: ("s", "i"))
+    cost = account(cost_graph(found.forward.graph), lambda module, call: ("s", "i"))
     assert total(cost.nodes, "flops") == 8 * 2 * 2 * 4 * 4 == 512
     assert found.hooks.call_counts == {"(root)": 1, "fc": 8}
     (note,) = found.notes
@@ -320,7 +320,7 @@ def test_calls_that_run_no_operator_are_not_compared() -> None:
     job = ExportJob("e", "s", ("i",), Wrapper(model), {"part": ""}, run.kwargs, [])
     assert trace_hooks(run).call_counts["rest.1"] == 1
     for graph in (trace_graph(run).graph, export_graph(job).graph):
-        nodes = account(costed(graph), lambda module, call: ("s", "i")).nodes
+        nodes = account(cost_graph(graph), lambda module, call: ("s", "i")).nodes
         assert {n.module: n.costs["calls"] for n in nodes if "calls" in n.costs} == {"": 1, "fc": 1, "last": 1}
 
 
@@ -334,7 +334,7 @@ def test_a_compiled_model_has_the_names_of_the_one_inside() -> None:
     for model in models:
         job = ExportJob("e", "s", ("i",), Wrapper(model), {"part": ""}, {"x": meta(3, 4)}, [])
         found = export_graph(job)
-        nodes = account(costed(found.graph), lambda module, call: ("s", "i")).nodes
+        nodes = account(cost_graph(found.graph), lambda module, call: ("s", "i")).nodes
         seen.append((sorted(found.parameters), {(n.module, n.kind): n.costs for n in nodes}))
     assert seen[0] == seen[1] == seen[2]
     assert seen[0][0] == ["0.bias", "0.weight", "1.0.bias", "1.0.weight"]
@@ -370,7 +370,7 @@ def test_what_is_around_a_model_costs_nothing(wrapper: str) -> None:
     job = ExportJob("e", "s", ("i",), Wrapper(model), {"part": ""}, {"x": meta(3, 4)}, [])
     run = Run("r", Wrapper(model), {"x": meta(3, 4)}, lambda module, call: ("s", "i"))
     for graph in (export_graph(job).graph, trace_graph(run).graph):
-        found = account(costed(graph), lambda module, call: ("s", "i"))
+        found = account(cost_graph(graph), lambda module, call: ("s", "i"))
         assert not found.unknown
         # Three products of 3 rows by 4 x 4; one ReLU of 12 elements.
         assert (total(found.nodes, "flops"), total(found.nodes, "vector_flops")) == (3 * 3 * 2 * 16, 12)

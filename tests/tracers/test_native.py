@@ -9,8 +9,8 @@ from transformers.models.unlimited_ocr import modeling_unlimited_ocr as modeling
 from costproof.models.decoding.build import running
 from costproof.models.decoding.decoder import config_of
 from costproof.models.decoding.runs import step_inputs
-from costproof.models.deepseek_ocr import build, exports, runs
-from costproof.models.deepseek_ocr.page import Page, page_workload, vision_tokens, with_page
+from costproof.models.families.deepseek_ocr import build, exports, runs
+from costproof.models.families.deepseek_ocr.page import Page, page_workload, vision_tokens, with_page
 from tests.tracers.small import CONFIG, PAGE, model
 
 

@@ -28,7 +28,7 @@ import pytest
 import torch
 
 from costproof.ledger.callgraph import CallGraph, PlainAt, TensorAt
-from costproof.opgraph.costed import costed
+from costproof.opgraph.costed import cost_graph
 from costproof.opgraph.dataflow import data_edges
 from costproof.tracers.callgraph import call_graph
 from costproof.tracers.dynamic import check
@@ -98,7 +98,7 @@ def graph(request: pytest.FixtureRequest) -> CallGraph:
     for op in traced.graph.ops:
         operators.setdefault(op.module, Counter())[op.name] += 1
     assert check(traced, hooked)[2] == [], "TorchLens and hooks disagree"
-    return call_graph((hooked,), operators, data_edges(costed(traced.graph)))
+    return call_graph((hooked,), operators, data_edges(cost_graph(traced.graph)))
 
 
 def test_calls_and_edges_are_those_of_the_drawing(graph: CallGraph) -> None:

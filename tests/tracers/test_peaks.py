@@ -24,17 +24,14 @@ from costproof.ledger.evaluate import evaluate
 from costproof.ledger.peaks import CallPeaks
 from costproof.ledger.workload import Attention
 from costproof.models.as_it_runs import as_it_runs
-from costproof.models.deepseek_ocr.target import DeepseekOcr
+from costproof.models.families.deepseek_ocr.target import DeepseekOcr
+from costproof.models.families.llama import Llama, LlamaConfig
+from costproof.models.families.mistral import Mistral, MistralConfig
+from costproof.models.families.qwen3_moe import Qwen3Moe, Qwen3MoeConfig
 from costproof.models.generic.alike import alike
 from costproof.models.generic.at_hand import at_hand
 from costproof.models.image_text.modules import Part
 from costproof.models.jobs import ExportJob, SymbolicSize
-from costproof.models.llama.config import LlamaConfig
-from costproof.models.llama.target import Llama
-from costproof.models.mistral.config import MistralConfig
-from costproof.models.mistral.target import Mistral
-from costproof.models.qwen3_moe.config import Qwen3MoeConfig
-from costproof.models.qwen3_moe.target import Qwen3Moe
 from costproof.models.target import Exportable
 from costproof.tracers.peaks.calls import Form, call_peaks, calls, form_of, peaks_of, with_form
 from tests.tracers.small import PAGE, SmallTarget

@@ -16,9 +16,10 @@ from torchlens.postprocess import control_flow
 
 from costproof.ledger.errors import Incomplete
 from costproof.models.jobs import Mark, Run
+from costproof.patches.patch import patched
+from costproof.patches.torchlens import SKIP_UNUSED_WORK, torchlens_wrappers, wrapped_once
 from costproof.tracers import torchlens_trace
 from costproof.tracers.hooks import trace_hooks
-from costproof.tracers.readonly import nothing_kept, torchlens_wrappers, wrapped_once
 from costproof.tracers.torchlens_trace import trace_graph
 
 
@@ -111,7 +112,7 @@ def test_what_torchlens_leaves_out_is_in_no_graph(monkeypatch: pytest.MonkeyPatc
     with mock.patch.object(control_flow, "_build_file_indexes", wraps=control_flow._build_file_indexes) as indexed:
         short = trace_graph(run_of(Forked())).graph
         indexed.assert_not_called()
-        monkeypatch.setattr(torchlens_trace, "_AROUND", tuple(c for c in torchlens_trace._AROUND if c != nothing_kept))
+        monkeypatch.setattr(torchlens_trace, "SKIP_UNUSED_WORK", ())
         assert trace_graph(run_of(Forked())).graph == short
         indexed.assert_called_once()
     assert "linear" in [op.name for op in short.ops]
@@ -129,7 +130,7 @@ def test_edges_are_found_anew_where_a_record_has_others() -> None:
         assert index.by_raw_label["c"] is replacing
         return {parent: found for parent, found in index.children_by_parent.items() if found}
 
-    with nothing_kept():
+    with patched(*SKIP_UNUSED_WORK):
         assert children(event("c", "a")) == {"a": ["c"]}
         assert children(event("c", "b")) == {"b": ["c"]}
 

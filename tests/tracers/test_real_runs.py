@@ -12,7 +12,7 @@ import torch
 from costproof.compare.compare import compare
 from costproof.ledger.capture import Capture
 from costproof.ledger.workload import Workload
-from costproof.models.deepseek_ocr.page import with_page
+from costproof.models.families.deepseek_ocr.page import with_page
 from costproof.run.capture import count
 from costproof.run.prepare import Prepared
 from costproof.tracers.dynamic import changed, dynamic_ledger, returned

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -11,9 +10,10 @@ from torch import nn
 
 from costproof.ledger.errors import Incomplete
 from costproof.models.jobs import ExportJob, SymbolicSize
+from costproof.patches.export import SHAPES_OF_PRODUCTS
+from costproof.patches.patch import patched
 from costproof.tracers import exporting
 from costproof.tracers.exported import export_graph
-from costproof.tracers.shapes import products_by_shape
 
 ATTENTION, LINEAR = torch.ops.aten.scaled_dot_product_attention.default, torch.ops.aten.linear.default
 CASES: dict[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...] | None, dict[str, Any]]] = {
@@ -88,7 +88,7 @@ def test_linear_layers_have_the_graph_of_the_decomposition(
     sizes = [SymbolicSize(("x",), 0, "B")] if len(shape) > 1 else []
     asked = ExportJob("a", "s", ("i",), Rows(Projected(bias, turned and len(shape) > 2)), {"part": ""}, args, sizes)
     found = export_graph(asked)
-    monkeypatch.setattr(exporting, "products_by_shape", nullcontext)
+    monkeypatch.setattr(exporting, "SHAPES_OF_PRODUCTS", ())
     assert found.graph == export_graph(asked).graph
     assert [op.name for op in found.graph.ops].count("aten.linear.default") == 1
 
@@ -105,7 +105,7 @@ def job(name: str) -> ExportJob:
 @pytest.mark.parametrize("name", CASES)
 def test_the_graph_is_that_of_the_decomposition(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     found = export_graph(job(name))
-    monkeypatch.setattr(exporting, "products_by_shape", nullcontext)
+    monkeypatch.setattr(exporting, "SHAPES_OF_PRODUCTS", ())
     expected = export_graph(job(name))
     assert found.graph == expected.graph
     assert [op.name for op in found.graph.ops].count("aten.scaled_dot_product_attention.default") == 1
@@ -125,7 +125,7 @@ def test_nothing_is_left_behind() -> None:
     before = kernels()
 
     def broken_off() -> None:
-        with products_by_shape():
+        with patched(*SHAPES_OF_PRODUCTS):
             assert all(now != then for now, then in zip(kernels(), before, strict=True))
             raise KeyError
 

@@ -15,10 +15,9 @@ from costproof.ledger.evaluate import evaluate
 from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.symbols import parse
 from costproof.ledger.workload import Workload
-from costproof.models.deepseek_ocr.page import Page, page_workload, with_page
+from costproof.models.families.deepseek_ocr.page import Page, page_workload, with_page
 from costproof.models.jobs import Built, ExportJob
-from costproof.opgraph.merge import evidence, merge_nodes
-from costproof.opgraph.steps import Step, every_step, over_steps
+from costproof.opgraph.merge import DecodeStep, evidence, merge_nodes, sum_all_steps, sum_traced_steps
 from costproof.run.capture import count
 from costproof.run.prepare import Prepared
 from costproof.tracers.dynamic import dynamic_ledger
@@ -116,44 +115,46 @@ def node(module: str, value: int | None) -> CostNode:
 
 def test_a_straight_line_is_summed_exactly() -> None:
     # f = 10 + 3 i for i in 0..6: 7 * 10 + 3 * 21 = 133.
-    steps = [Step(5, (node("a", 10),)), Step(8, (node("a", 19),)), Step(11, (node("a", 28),))]
-    nodes, notes = over_steps(steps, 7)
+    steps = [DecodeStep(5, (node("a", 10),)), DecodeStep(8, (node("a", 19),)), DecodeStep(11, (node("a", 28),))]
+    nodes, notes = sum_traced_steps(steps, 7)
     assert nodes[0].costs == {"flops": 133}
     assert notes == []
 
 
 def test_a_bent_line_is_unknown() -> None:
-    steps = [Step(5, (node("a", 10),)), Step(8, (node("a", 20),)), Step(11, (node("a", 28),))]
-    nodes, notes = over_steps(steps, 7)
+    steps = [DecodeStep(5, (node("a", 10),)), DecodeStep(8, (node("a", 20),)), DecodeStep(11, (node("a", 28),))]
+    nodes, notes = sum_traced_steps(steps, 7)
     assert nodes[0].costs == {"flops": None}
     assert "not a straight line: [10, 20, 28]" in notes[0]
 
 
 def test_all_steps_are_simply_added() -> None:
-    nodes, notes = over_steps([Step(5, (node("a", 10),)), Step(6, (node("a", 21), node("b", 1)))], 2)
+    nodes, notes = sum_traced_steps([DecodeStep(5, (node("a", 10),)), DecodeStep(6, (node("a", 21), node("b", 1)))], 2)
     assert [n.costs["flops"] for n in nodes] == [31, 1]
     assert notes == []
-    assert over_steps([Step(5, (node("a", None),)), Step(6, (node("a", 1),))], 2)[0][0].costs == {"flops": None}
+    assert sum_traced_steps([DecodeStep(5, (node("a", None),)), DecodeStep(6, (node("a", 1),))], 2)[0][0].costs == {
+        "flops": None
+    }
 
 
 def test_a_floor_bends_where_a_table_is_read_whole() -> None:
     # Ten steps from context 1: 100 bytes, and rows of 4 bytes for each of the tokens before and the new one, in a table
     # of 6 rows: 8, 12, 16, 20 and then 6 times 24 bytes.
-    def step(context: int) -> Step:
+    def step(context: int) -> DecodeStep:
         root = CostNode("decode", "steps", "", "", {"floor_bytes": 100 + min(24, 4 * (context + 1))})
-        return Step(context, (root,), {"table": (4 * (context + 1), 24)} if context != 5 else {})
+        return DecodeStep(context, (root,), {"table": (4 * (context + 1), 24)} if context != 5 else {})
 
-    nodes, notes = over_steps([step(1), step(5), step(10)], 10)
+    nodes, notes = sum_traced_steps([step(1), step(5), step(10)], 10)
     assert nodes[0].costs == {"floor_bytes": 10 * 100 + 8 + 12 + 16 + 20 + 6 * 24}
     assert notes == []
     # Rows that lie on no line have no sum.
     bent = [step(1), replace(step(5), tables={"table": (9, 24)}), step(10)]
-    assert over_steps(bent, 10)[0][0].costs == {"floor_bytes": None}
+    assert sum_traced_steps(bent, 10)[0][0].costs == {"floor_bytes": None}
 
 
 def test_an_unknown_cost_leaves_the_others_of_every_step() -> None:
     each = CostNode("decode", "steps", "a", "", {"calls": 2, "vector_flops": None}, {"flops": "3*P"})
-    found = every_step(each)
+    found = sum_all_steps(each)
     # 3P, 3(P+1), … over N steps: 3NP + 3N(N-1)/2; from context 5 four of them, 15 + 18 + 21 + 24.
     assert found.costs == {"vector_flops": None}
     assert evaluate(found.exprs["flops"], {"P": 5, "N": 4}) == 78

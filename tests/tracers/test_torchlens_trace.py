@@ -10,10 +10,10 @@ from torch import nn
 
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.workload import Dtype
-from costproof.models.deepseek_ocr import runs
-from costproof.models.deepseek_ocr.page import with_page
-from costproof.opgraph.account import account, placer
-from costproof.opgraph.costed import costed
+from costproof.models.families.deepseek_ocr import runs
+from costproof.models.families.deepseek_ocr.page import with_page
+from costproof.opgraph.account import account, locator
+from costproof.opgraph.costed import cost_graph
 from costproof.opgraph.graph import ModuleCall
 from costproof.tracers.torchlens_trace import trace_graph
 from tests.opgraph.opcalls import counted
@@ -145,7 +145,7 @@ def test_calls_are_placed_by_their_outermost_repeated_ancestor() -> None:
         ModuleCall("tower", 2, ("", 1), "Tower"),
         ModuleCall("tower.norm", 3, ("tower", 2), "Norm"),
     )
-    place = placer(lambda path, call: (path, f"call {call}"), calls)
+    place = locator(lambda path, call: (path, f"call {call}"), calls)
     assert [place("tower.norm", i)[1] for i in (1, 2, 3)] == ["call 1", "call 1", "call 2"]
     assert place("", 1) == ("", "call 1")
 
@@ -159,7 +159,7 @@ def test_the_whole_page_has_the_flops_that_torch_counts(dtype: Dtype) -> None:
     small = model(dtype, "sdpa", "batched_mm")
     run = runs.shape_runs(small, workload)[0]
     traced = trace_graph(run)
-    found = account(costed(traced.graph), placer(run.locate, traced.graph.calls))
+    found = account(cost_graph(traced.graph), locator(run.locate, traced.graph.calls))
     assert traced.problems == ()
     assert found.unknown == ()
     with FlopCounterMode(display=False) as counter:

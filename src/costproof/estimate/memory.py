@@ -4,7 +4,7 @@ Held for certain are the weights, the registered buffers, and the cache of keys,
 ends, what a run was given of it included. Of activations
 formulas give a bound: every tensor that crosses the border of a module is kept, from the first stage to the last, for
 one call of each stage, and all that the operators of one layer take and make beside it
-(:mod:`costproof.run.activations`). What a runtime takes for itself is in neither.
+(:mod:`costproof.estimate.activation_bound`). What a runtime takes for itself is in neither.
 
 A capture with peaks (``--peaks``) says more: what each stage as written really holds at once, temporaries and its cache
 among it. A run holds weights, buffers and the largest of these peaks at least, but for what was a stage's argument and
@@ -22,9 +22,8 @@ from typing import Final, Literal
 
 from costproof.estimate.hardware import Device
 from costproof.estimate.roofline import Outcome
-from costproof.ledger.conventions import Conventions
 from costproof.ledger.errors import EXIT_FINDINGS, EXIT_INCOMPLETE, EXIT_OK, BadInput
-from costproof.ledger.metrics import Metric
+from costproof.ledger.metrics import Conventions, Metric
 from costproof.ledger.node import exact_sum
 from costproof.ledger.schema import FileKind
 from costproof.ledger.workload import TargetInfo, Workload

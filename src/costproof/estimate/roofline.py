@@ -26,14 +26,13 @@ from typing import Final, Literal
 
 from costproof.estimate.arithmetic import CONVOLUTION, FUSED, Arithmetic, ByDtype, DtypeWork, dtypes
 from costproof.estimate.hardware import LARGEST_FIGURE, Device
-from costproof.estimate.routing import Routing, Touched
+from costproof.estimate.routing import Routing, TouchedExperts
 from costproof.ledger.baseline import Baseline, Folded
-from costproof.ledger.conventions import Conventions
 from costproof.ledger.errors import EXIT_INCOMPLETE, EXIT_OK, BadInput, Incomplete, Problems
-from costproof.ledger.metrics import ARITHMETIC, FLOOR, SPARED, SPARED_AT_FLOOR, TRAFFIC, UNFUSED, Metric
+from costproof.ledger.metrics import ARITHMETIC, FLOOR, SPARED, SPARED_AT_FLOOR, TRAFFIC, UNFUSED, Conventions, Metric
 from costproof.ledger.node import exact_sum
+from costproof.ledger.run import ALL_SOURCES
 from costproof.ledger.schema import FileKind, from_data
-from costproof.ledger.sources import ALL_SOURCES
 from costproof.ledger.workload import TargetInfo, Workload
 
 Rational = str
@@ -148,7 +147,7 @@ class Roofline:
     borders: tuple[Border, ...]
     routing: Routing = "bound"
     """Which experts a call reads: at most min(E, T k), those of uniform routing on average, or those of a given one."""
-    experts: tuple[Touched, ...] = ()
+    experts: tuple[TouchedExperts, ...] = ()
     """Of each layer, where :attr:`routing` is not the bound."""
     math: str = ""
     """The dtype that was asked for, or that of most products; :attr:`dtype` is another where its peak bounds it."""

@@ -1,93 +1,213 @@
-"""How many routed experts a call touches, and so reads: as a bound, on average, or as a given routing says.
+"""Expert weight traffic for an assumed or given routing, in place of the upper bound.
 
-A token chooses k different ones of E experts. T tokens choose at most min(E, T k) together, whatever the router does.
-Where every choice of k experts is equally likely and tokens choose independently of each other, a token leaves an
-expert out with probability 1 - k/E, all tokens do with (1 - k/E)^T, and so on average
+A token chooses k different experts out of E. T tokens together touch at most min(E, T k) experts, whatever the router
+does. If every choice of k experts is equally likely and tokens choose independently, a token leaves out one given
+expert with probability 1 - k/E, and all tokens do with probability (1 - k/E)^T, so that on average
 
     E (1 - (1 - k/E)^T)
 
-experts are touched. A trained router is neither: what it touches is counted, from its choices.
+experts are touched. A trained router does neither; the experts that it touches are counted from its choices.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from fractions import Fraction
+from math import ceil
+from pathlib import Path
 from typing import Any, Final, Literal
 
+from costproof.ledger.baseline import Folded
 from costproof.ledger.errors import BadInput
+from costproof.ledger.files import read_json
+from costproof.ledger.metrics import FLOOR, UNFUSED, Metric
+from costproof.ledger.node import CostNode, Ledger, exact_sum
+from costproof.ledger.symbols import parse
 
 Routing = Literal["bound", "uniform", "given"]
 ROUTINGS: Final[tuple[Routing, ...]] = ("bound", "uniform")
-"""Those that need no file."""
+"""Routings that need no file."""
+EXPERTS: Final = "experts"
+"""Last word of the role of a layer's routed experts."""
+READ: Final[Metric] = "weight_read_bytes"
 
 
 @dataclass(frozen=True, slots=True)
-class Touched:
-    """The experts of one layer in one stage."""
+class TouchedExperts:
+    """The experts that one layer touches in one stage."""
 
     stage: str
     part: str
     layer: int
-    """Among the layers with experts, from 0."""
+    """Index among the layers with experts, from 0."""
     experts: int
     top_k: int
     tokens: int
-    """Of one call."""
+    """Tokens of one call."""
     calls: int
     touched: str
-    """Experts in a call, on average over the calls, exact: ``64*(1 - (29/32)**913)``, ``127/2``."""
+    """Experts touched in a call, on average over the calls, exact: ``64*(1 - (29/32)**913)``, ``127/2``."""
     bytes: int
     """Weights that all calls read, rounded up to a whole byte."""
 
 
-def uniform(experts: int, top_k: int, tokens: int) -> Fraction:
-    """E (1 - (1 - k/E)^T): how many experts uniform routing touches on average."""
+def apply_routing(
+    folded: Folded,
+    ledger: Ledger,
+    sizes: Mapping[tuple[str, str], Mapping[str, int]],
+    routing: str | os.PathLike[str],
+) -> tuple[Folded, Routing, tuple[TouchedExperts, ...]]:
+    """Return the counts of a run with the expert weights that a routing reads.
+
+    Args:
+        ledger: the formulas of the run, in symbols.
+        sizes: (stage, invocation) -> the values of its symbols.
+        routing: ``uniform``, or a JSON file as :func:`given_experts` reads it.
+
+    Returns:
+        The counts, the kind of the routing, and the experts that each layer touches.
+
+    Raises:
+        BadInput: the run has no routed experts, or the file is not a routing of it.
+    """
+    data = None if routing in ROUTINGS else read_json(Path(routing), what="routing")
+    found = _touched_experts(ledger, sizes, data, os.fspath(routing))
+    if not found:
+        raise BadInput("the run has no routed experts", where="--routing", fix="leave it out")
+    rows = {stage: dict(parts) for stage, parts in folded.rows.items()}
+    for stage, part in dict.fromkeys((t.stage, t.part) for t in found):
+        read = sum(t.bytes for t in found if (t.stage, t.part) == (stage, part))
+        kinds = rows.get(stage, {}).get(part, {})
+        if READ not in kinds.get("", {}):
+            raise BadInput(
+                "the counts do not name the routed experts", where=f"{stage}, {part}", fix="--source analytic"
+            )
+        before = kinds[""][READ]
+        more = None if before is None else read - before
+        rows[stage][part] = {**kinds, "": {**_increase(kinds[""], UNFUSED, more), READ: read}}
+        # These bytes also cross the boundary of the stage, which one row of the stage reports.
+        rows[stage] = {
+            one: {kind: _increase(costs, FLOOR, more) for kind, costs in others.items()}
+            for one, others in rows[stage].items()
+        }
+    return replace(folded, rows=rows), "uniform" if data is None else "given", tuple(found)
+
+
+def no_formulas_error() -> BadInput:
+    """Return the error for a run whose expert weights cannot be separated from its other weights."""
+    fix = "leave it out: the bound min(E, T k) is counted"
+    return BadInput("no formulas describe this run, so its routing cannot be changed", where="--routing", fix=fix)
+
+
+def _increase(costs: Mapping[Metric, int | None], metric: Metric, more: int | None) -> dict[Metric, int | None]:
+    """Add to one metric, if it is among the costs."""
+    return {m: exact_sum((x, more)) if m == metric else x for m, x in costs.items()}
+
+
+def _touched_experts(
+    ledger: Ledger, sizes: Mapping[tuple[str, str], Mapping[str, int]], data: Any, where: str
+) -> list[TouchedExperts]:
+    layers: dict[str, list[CostNode]] = {}
+    for node in ledger.nodes:
+        if node.role.rpartition(".")[2] == EXPERTS and not node.kind and READ in node.exprs:
+            layers.setdefault(node.stage, []).append(node)
+    if layers and data is not None:
+        check_stages(data, layers, where)
+    found = []
+    for stage, nodes in layers.items():
+        for layer, node in enumerate(nodes):
+            values = sizes[stage, node.invocation]
+            experts, rows, per_expert, rest = _weight_line(node.exprs[READ], values)
+            tokens, calls = values["B"] * values.get("S", 1), values.get("N", 1)
+            if calls == 0:
+                continue
+            top_k = rows // tokens
+            if data is None:
+                mean, text = uniform_experts(experts, top_k, tokens), uniform_text(experts, top_k, tokens)
+            else:
+                mean = given_experts(data, stage, (layer, len(nodes)), (experts, top_k, tokens, calls), where)
+                text = str(mean)
+            read = ceil(per_expert * mean + rest)
+            found.append(TouchedExperts(stage, node.role, layer, experts, top_k, tokens, calls, text, read))
+    return found
+
+
+def _weight_line(source: str, values: Mapping[str, int]) -> tuple[int, int, Fraction, Fraction]:
+    """Split the formula of the bytes that all calls read into a line in the number of touched experts.
+
+    The formula contains min(experts, rows) as the bound of the experts that a call touches.
+
+    Returns:
+        Experts, rows of a call, bytes per touched expert of a call, and the remaining bytes.
+    """
+    import sympy
+
+    expr = parse(source)
+    (bound,) = expr.atoms(sympy.Min)
+    touched = sympy.Symbol("touched")
+    numbers = {s: values[s.name] for s in expr.free_symbols}
+    grows = [a for a in bound.args if "B" in {s.name for s in a.free_symbols}]
+    held = [a for a in bound.args if a not in grows]
+    line = sympy.Poly(expr.xreplace({bound: touched}).subs(numbers), touched)
+    per_expert, rest = (line.coeff_monomial(touched**n) for n in (1, 0))
+    return (
+        int(held[0].subs(numbers)),
+        int(grows[0].subs(numbers)),
+        Fraction(int(per_expert.p), int(per_expert.q)),
+        Fraction(int(rest.p), int(rest.q)),
+    )
+
+
+def uniform_experts(experts: int, top_k: int, tokens: int) -> Fraction:
+    """Return E (1 - (1 - k/E)^T): the number of experts that uniform routing touches on average."""
     return experts * (1 - Fraction(experts - top_k, experts) ** tokens)
 
 
 def uniform_text(experts: int, top_k: int, tokens: int) -> str:
-    """The same as a closed form, since its digits grow with the tokens."""
+    """Return :func:`uniform_experts` as a closed form: the digits of its value grow with the tokens."""
     left = Fraction(experts - top_k, experts)
     return f"{experts}*(1 - ({left})**{tokens})"
 
 
-def known_stages(data: Any, stages: Iterable[str], where: str) -> None:
-    """Refuse a given routing that has something beside the stages with experts: nobody would read it.
+def check_stages(data: Any, stages: Iterable[str], where: str) -> None:
+    """Reject a given routing with entries for anything but stages with routed experts.
 
     Raises:
-        BadInput: it has.
+        BadInput: there is one.
     """
     known = tuple(stages)
     if isinstance(data, dict) and (more := [key for key in data if key not in known]):
         expected = " or ".join(known)
-        raise BadInput("no stage with routed experts is called so", where=where, expected=expected, got=more[0][:60])
+        raise BadInput("unknown stage, or it has no routed experts", where=where, expected=expected, got=more[0][:60])
 
 
-def given(data: Any, stage: str, place: tuple[int, int], sizes: tuple[int, int, int, int], where: str) -> Fraction:
-    """How many experts a layer touches in a call of a given routing, on average over the calls.
+def given_experts(
+    data: Any, stage: str, place: tuple[int, int], sizes: tuple[int, int, int, int], where: str
+) -> Fraction:
+    """Return the number of experts that a layer touches in a call of a given routing, on average over the calls.
 
     Args:
         data: stage -> calls -> layers with experts -> tokens -> the numbers of the experts that the token passes.
-        place: the layer, and how many there are.
+        place: index of the layer, and number of layers.
         sizes: experts, top-k, tokens of a call, calls.
         where: the file, for errors.
 
     Raises:
-        BadInput: the routing is not one of this run.
+        BadInput: the routing does not match the run.
     """
     layer, layers = place
     experts, top_k, tokens, calls = sizes
     if not isinstance(data, dict) or stage not in data:
-        raise BadInput("the routing does not say what this stage chooses", where=f"{where}, $.{stage}")
+        raise BadInput("the routing has no entry for this stage", where=f"{where}, $.{stage}")
     total = 0
     for i, call in enumerate(_list(data[stage], calls, "calls", f"{where}, $.{stage}")):
         at = f"{where}, $.{stage}[{i}]"
         mine = _list(call, layers, "layers with experts", at)[layer]
         rows = _list(mine, tokens, "tokens", f"{at}[{layer}]")
         for j, row in enumerate(rows):
-            _chosen(row, experts, top_k, f"{at}[{layer}][{j}]")
+            _check_choice(row, experts, top_k, f"{at}[{layer}][{j}]")
         total += len({expert for row in rows for expert in row})
     return Fraction(total, calls)
 
@@ -95,12 +215,12 @@ def given(data: Any, stage: str, place: tuple[int, int], sizes: tuple[int, int, 
 def _list(value: Any, length: int, what: str, where: str) -> list[Any]:
     if not isinstance(value, list) or len(value) != length:
         got = f"{len(value):,}" if isinstance(value, list) else type(value).__name__
-        raise BadInput(f"another number of {what} than the run has", where=where, expected=f"{length:,}", got=got)
+        raise BadInput(f"wrong number of {what}", where=where, expected=f"{length:,}", got=got)
     return value
 
 
-def _chosen(row: Any, experts: int, top_k: int, where: str) -> None:
-    """One token's choice."""
+def _check_choice(row: Any, experts: int, top_k: int, where: str) -> None:
+    """Check the experts that one token passes."""
     if (
         not isinstance(row, list)
         or len(row) != top_k
@@ -108,4 +228,4 @@ def _chosen(row: Any, experts: int, top_k: int, where: str) -> None:
         or len({*row}) < top_k
     ):
         expected = f"{top_k} different numbers from 0 to {experts - 1}"
-        raise BadInput("this is not a choice of experts", where=where, expected=expected, got=str(row)[:60])
+        raise BadInput("invalid choice of experts", where=where, expected=expected, got=str(row)[:60])

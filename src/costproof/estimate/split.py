@@ -31,8 +31,8 @@ from costproof.ledger.profile import Timing
 Kind = Literal["products", "experts", "other", "movement"]
 KINDS: Final[tuple[Kind, ...]] = ("products", "experts", "other", "movement")
 """In the order in which they take the time at the roof of their module."""
-_PRODUCTS: Final = frozenset({"matmul", "conv", "attention", "flash", "recurrent", "experts"})
-_MOVEMENT: Final = frozenset({"move", "alias", "lookup", "free", "padding"})
+_PRODUCTS: Final = frozenset({"matmul", "conv", "attention", "experts"})
+_MOVEMENT: Final = frozenset({"movement", "lookup"})
 
 
 @dataclass(frozen=True, slots=True)

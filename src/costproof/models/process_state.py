@@ -42,7 +42,7 @@ _CONFIGS: Final = {
     "torch._dynamo.config": ("fake_tensor_cache_enabled",),
     "torch._functorch.config": ("fake_tensor_propagate_real_tensors",),
 }
-"""Settings that :mod:`costproof.tracers.lean` and ``.following`` change."""
+"""Settings that :mod:`costproof.patches.export` changes."""
 _LOGGING: Final = ("torch.export._trace", "torch.fx.experimental.symbolic_shapes")
 """Modules whose loggers are silenced during an export."""
 _LOCKS: Final = (type(threading.Lock()), type(threading.RLock()))

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from costproof.ledger.metrics import UNFUSED, Metric
-from costproof.ledger.sources import GRAPH_SOURCES
+from costproof.ledger.run import GRAPH_SOURCES
 from costproof.ledger.workload import Workload
 from costproof.models.serving import options_of
 from costproof.models.target import Target
@@ -22,9 +22,9 @@ RECORD: Final = Path(__file__).with_name("recorded.json")
 
 
 def family_of(target: Target) -> str:
-    """Return the folder of the built-in family of a target: ``llama``; empty for any other target."""
-    package, _, family = type(target).__module__.rpartition(".")[0].rpartition(".")
-    return family if package == __package__ else ""
+    """Return the built-in family of a target, for example ``llama``; empty for any other target."""
+    package, _, rest = type(target).__module__.partition(".families.")
+    return rest.partition(".")[0] if package == __package__ else ""
 
 
 def recorded(target: Target, workload: Workload) -> dict[str, tuple[Metric, ...]]:

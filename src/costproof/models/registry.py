@@ -7,16 +7,15 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
-from costproof import models
 from costproof.foreign import skip
 from costproof.ledger.aside import scratch
+from costproof.ledger.environment import require
 from costproof.ledger.errors import BadInput
-from costproof.ledger.extras import require
+from costproof.models import families
 from costproof.models.checked import checked_factory
 from costproof.models.generic.address import Address, address
 from costproof.models.generic.huggingface import default_config, huggingface, read_config
@@ -118,22 +117,18 @@ class ServesParts(Protocol):
 
 
 def _built_in() -> tuple[Plugin[TargetFactory], ...]:
-    """The families, and the known models that they describe.
-
-    Every folder beside this file with formulas is a family: its first line, and ``TARGET`` in ``target.py``.
-    """
-    folders = [import_module(f"{models.__name__}.{m.name}") for m in iter_modules(models.__path__) if m.ispkg]
-    families = [f for f in folders if any(m.name == "formulas" for m in iter_modules(f.__path__))]
-    found = [
-        Plugin(
-            family.__name__.rpartition(".")[2].replace("_", "-"),
-            (family.__doc__ or "").partition("\n")[0].rstrip("."),
-            at(f"{family.__name__}.target:TARGET"),
-        )
-        for family in families
-    ]
+    """Return the built-in families, which are the modules of ``models.families``, and the known models of them."""
+    found = [_family_plugin(module.name, is_package=module.ispkg) for module in iter_modules(families.__path__)]
     known: list[Plugin[TargetFactory]] = [Plugin(k.name, k.what, partial(_itself, k)) for k in KNOWN]
     return (*found, *known)
+
+
+def _family_plugin(name: str, *, is_package: bool) -> Plugin[TargetFactory]:
+    """Return the lazy registration of a family; its first line describes it, and is read without an import."""
+    file, place = (f"{name}/__init__.py", f"{name}.target") if is_package else (f"{name}.py", name)
+    with (Path(families.__path__[0]) / file).open(encoding="utf-8") as source:
+        what = source.readline().strip().strip('"').rstrip(".")
+    return Plugin(name.replace("_", "-"), what, at(f"{families.__name__}.{place}:TARGET"))
 
 
 def _itself(made: TargetFactory) -> TargetFactory:

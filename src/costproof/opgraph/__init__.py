@@ -1,1 +1,1 @@
-"""The common graph of operators, their cost rules, and what is computed on it; free of torch."""
+"""Represent graphs of operators, cost them by rules, and analyze them, without torch."""

@@ -1,4 +1,4 @@
-"""From a costed graph to the nodes of a ledger: every operator placed, every byte too."""
+"""Convert a costed graph to ledger nodes: attribute every operator and byte to a stage, invocation and module."""
 
 from __future__ import annotations
 
@@ -11,47 +11,50 @@ from costproof.ledger.errors import Incomplete
 from costproof.ledger.metrics import ARITHMETIC, FLOOR, SKIPPABLE, SPARED, SPARED_AT_FLOOR, UNFUSED, Metric
 from costproof.ledger.node import CostNode, UnknownOp
 from costproof.ledger.symbols import text
-from costproof.opgraph.costed import Costed
+from costproof.opgraph.costed import CostedGraph
 from costproof.opgraph.graph import AUTOCAST, Graph, ModuleCall, OpCall, Size, Value
 from costproof.opgraph.merge import evidence, merge_unknown
-from costproof.opgraph.reuse import Spared, floors
+from costproof.opgraph.reuse import AvoidableTraffic, floors
 from costproof.opgraph.rules.names import canonical, source_kind
 from costproof.opgraph.rules.registry import UnknownCost
 from costproof.opgraph.rules.sizes import nbytes, prod, total
-from costproof.opgraph.skippable import hidden_reads, skippable
+from costproof.opgraph.skippable import hidden_reads, skippable_flops
 
-Place = Callable[[str, int], tuple[str, str] | None]
-"""(module path, number of its call) -> (stage, invocation), or ``None`` for scaffolding that is not counted."""
+StageLocator = Callable[[str, int], tuple[str, str] | None]
+"""(module path, call number) -> (stage, invocation), or ``None`` for scaffolding that is not counted."""
 
 APPENDED: Final[tuple[Metric, ...]] = ("kv_cache_bytes", UNFUSED)
-"""What grows on the module that appends to a cache: what is appended is written under every model of reuse."""
+"""Metrics of appended cache bytes on the module that appends; every model of reuse writes them."""
 
 _Key = tuple[str, str, str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Accounted:
+class AccountedGraph:
     """Nodes and unknown operators of one graph."""
 
     nodes: tuple[CostNode, ...]
     unknown: tuple[UnknownOp, ...]
 
 
-def account(costed: Costed, place: Place, inside: Collection[str] = (), run_dtype: str | None = None) -> Accounted:
+def account(
+    costed: CostedGraph, place: StageLocator, inside: Collection[str] = (), run_dtype: str | None = None
+) -> AccountedGraph:
     """Sum the costs of a graph by stage, invocation, module and operator kind.
 
-    Kind nodes carry ``flops`` and ``vector_flops``, and what bounds know of the former: another dtype that they are
-    multiplied in, and those that may be left out (:data:`~costproof.ledger.metrics.OF_BOUNDS`). Nodes with an empty
-    kind carry ``calls``, ``weight_read_bytes``, ``input_bytes``, ``output_bytes``, ``kv_read_bytes`` and
-    ``unfused_bytes``; that of the root has the ``floor_bytes`` of each stage and invocation. Zeros are left out, and so
-    are calls that run no operator, of ``Identity`` for one: an export has none of them. Numbers stand in ``costs``; for
-    a graph with symbolic shapes every quantity also stands in ``exprs``, and what is not constant only there.
-    Parameters and the cache are not a matter of operators and not counted here.
+    Kind nodes have ``flops`` and ``vector_flops``, and, for time bounds, FLOPs in other dtypes and FLOPs that can be
+    skipped
+    (:data:`~costproof.ledger.metrics.OF_BOUNDS`). Nodes with an empty kind have ``calls``, ``weight_read_bytes``,
+    ``input_bytes``, ``output_bytes``, ``kv_read_bytes`` and ``unfused_bytes``; the root node has the ``floor_bytes`` of
+    each
+    stage and invocation. Zeros are omitted, and so are calls that run no operator, such as ``Identity``, since exports
+    have
+    none of them. Numbers are in ``costs``. For a graph with symbolic shapes every quantity is also in ``exprs``, and
+    quantities that are not constant are only there. Parameters and the cache are not counted here.
 
     Args:
-        inside: what passes between two graphs of one stage, as of :func:`~costproof.opgraph.reuse.floors`.
-
-        run_dtype: that of the run, in which FLOPs are of which no other is said; ``None``: bounds know nothing.
+        inside: tensors that pass between two graphs of one stage; see :func:`~costproof.opgraph.reuse.floors`.
+        run_dtype: dtype of the run, in which all other FLOPs run; ``None`` omits the metrics of bounds.
 
     Raises:
         Incomplete: an operator of the scaffolding computes.
@@ -66,8 +69,8 @@ def account(costed: Costed, place: Place, inside: Collection[str] = (), run_dtyp
             if size != 0:
                 sums.setdefault(key, {}).setdefault(metric, []).append(size)
 
-    left_out = {} if run_dtype is None else skippable(costed)
-    spared = None if run_dtype is None else _spared(costed, left_out)
+    left_out = {} if run_dtype is None else skippable_flops(costed)
+    spared = None if run_dtype is None else _avoidable_traffic(costed, left_out)
     for i, (op, cost) in enumerate(zip(graph.ops, costed.costs, strict=True)):
         here = located(op.module, op.call)
         if isinstance(cost, UnknownCost):
@@ -76,10 +79,10 @@ def account(costed: Costed, place: Place, inside: Collection[str] = (), run_dtyp
             unknown.append(UnknownOp(source_kind(op.name), stage, op.module, 1, bound, cost.why))
         elif cost.flops != 0 or cost.vector != 0:
             if here is None:
-                raise _stray(op)
+                raise _uncounted_module_error(op)
             key = (*here, op.module, source_kind(op.name))
             add(key, {"flops": cost.flops, "vector_flops": cost.vector, SKIPPABLE: left_out.get(i, 0)})
-            if run_dtype is not None and (dtype := multiplied_in(op)) != run_dtype:
+            if run_dtype is not None and (dtype := arithmetic_dtype(op)) != run_dtype:
                 add(key, {f"{dtype}_flops": cost.flops})
             labels.setdefault(key, []).append(op.label)
     working = graph.working()
@@ -113,22 +116,22 @@ def account(costed: Costed, place: Place, inside: Collection[str] = (), run_dtyp
         exprs = {metric: text(size) for metric, size in sizes.items()} if symbolic else {}
         owner = owners.get(key[2], "")
         nodes.append(CostNode(*key, costs, exprs, owner, evidence=evidence(labels.get(key, ()))))
-    return Accounted(tuple(nodes), merge_unknown(unknown))
+    return AccountedGraph(tuple(nodes), merge_unknown(unknown))
 
 
-def _spared(costed: Costed, left_out: Mapping[int, Size]) -> Spared | None:
-    """Return which bytes a run need not move; ``None``: all are needed."""
+def _avoidable_traffic(costed: CostedGraph, left_out: Mapping[int, Size]) -> AvoidableTraffic | None:
+    """Return the bytes that a run need not move; ``None`` if all are needed."""
     ops = costed.graph.ops
     cast = any(op.attrs.get(AUTOCAST) for op in ops)
     halved = frozenset(v.id for op in ops for v in op.outputs if v.floating) if cast else frozenset()
     hidden = hidden_reads(costed, left_out)
-    return Spared(hidden, halved) if halved or hidden else None
+    return AvoidableTraffic(hidden, halved) if halved or hidden else None
 
 
-def multiplied_in(op: OpCall) -> str:
-    """Return the dtype that an operator multiplies in: of its floating-point tensors the narrowest.
+def arithmetic_dtype(op: OpCall) -> str:
+    """Return the dtype that an operator multiplies in: the narrowest of its floating-point tensors.
 
-    Under autocast an export has the tensors before they are cast, and results after.
+    Under autocast an export has tensors before the cast and results after it.
     """
     if not any(v.floating for v in op.tensors):
         return ARITHMETIC[-1]
@@ -140,7 +143,7 @@ def multiplied_in(op: OpCall) -> str:
     return known[-1] if known and len(known) == len({*found}) else ARITHMETIC[-1]
 
 
-def _stray(op: OpCall) -> Incomplete:
+def _uncounted_module_error(op: OpCall) -> Incomplete:
     return Incomplete(
         "an operator outside all counted modules computes",
         where=f"{op.label} in {op.module or '(root)'}",
@@ -150,12 +153,12 @@ def _stray(op: OpCall) -> Incomplete:
     )
 
 
-Locate = Callable[[str, int], tuple[str, str]]
-"""(module path, call of its outermost repeated ancestor counted from 1) -> (stage, invocation)."""
+InvocationLocator = Callable[[str, int], tuple[str, str]]
+"""(module path, call of its outermost repeated ancestor, from 1) -> (stage, invocation)."""
 
 
-def cache_nodes(locate: Locate, graph: Graph, cache_inputs: Iterable[Value]) -> list[CostNode]:
-    """What the cache holds after the run less what it held before, on the module that writes or reads it."""
+def cache_nodes(locate: InvocationLocator, graph: Graph, cache_inputs: Iterable[Value]) -> list[CostNode]:
+    """Return nodes with the growth of the cache, on the modules that write or read it."""
     before = tuple(cache_inputs)
     same = len(before) == len(graph.cache_outputs)
     if same and all(a.shape == b.shape for a, b in zip(before, graph.cache_outputs, strict=True)):
@@ -168,27 +171,27 @@ def cache_nodes(locate: Locate, graph: Graph, cache_inputs: Iterable[Value]) -> 
     growth: dict[str, list[Size]] = {}
     for sign, values in ((1, graph.cache_outputs), (-1, before)):
         for value in values:
-            for module, size in _written(value, writer) or [("", nbytes(value))]:
+            for module, size in _bytes_by_writer(value, writer) or [("", nbytes(value))]:
                 growth.setdefault(module or reader.get(value.id, ""), []).append(prod((sign, size)))
     nodes: list[CostNode] = []
     for module, parts in growth.items():
-        nodes += appended(*locate(module, 1), module, total(parts))
+        nodes += cache_growth_nodes(*locate(module, 1), module, total(parts))
     return nodes
 
 
-def _written(value: Value, writer: Mapping[str, OpCall]) -> list[tuple[str, Size]]:
-    """Bytes of a tensor by the modules that wrote them: one may append to what another has put into the cache."""
+def _bytes_by_writer(value: Value, writer: Mapping[str, OpCall]) -> list[tuple[str, Size]]:
+    """Return the bytes of a tensor by the module that wrote them, if one appends to another's result."""
     op = writer.get(value.id)
     if op is None:
         return []
     before = op.tensors[0] if op.tensors and canonical(op.name) == "cat" else None
     if before is None or before.id not in writer or canonical(writer[before.id].name) != "cat":
         return [(op.module, nbytes(value))]
-    return [*_written(before, writer), (op.module, total((nbytes(value), prod((-1, nbytes(before))))))]
+    return [*_bytes_by_writer(before, writer), (op.module, total((nbytes(value), prod((-1, nbytes(before))))))]
 
 
-def appended(stage: str, invocation: str, module: str, grown: Size) -> list[CostNode]:
-    """Bytes that a module appends to the cache, of it and of the floor on the root; nothing for none."""
+def cache_growth_nodes(stage: str, invocation: str, module: str, grown: Size) -> list[CostNode]:
+    """Return nodes for cache growth, on the module and in the floor of the root; empty without growth."""
     found = []
     for path, metrics in ((module, APPENDED), ("", (FLOOR,))) if grown != 0 else ():
         known: dict[Metric, int | None] = dict.fromkeys(metrics, grown) if isinstance(grown, int) else {}
@@ -197,8 +200,8 @@ def appended(stage: str, invocation: str, module: str, grown: Size) -> list[Cost
     return found
 
 
-def placer(locate: Locate, calls: Iterable[ModuleCall]) -> Locate:
-    """(module, call) -> (stage, invocation), by the call of the outermost repeated ancestor."""
+def locator(locate: InvocationLocator, calls: Iterable[ModuleCall]) -> InvocationLocator:
+    """Return a function (module, call) -> (stage, invocation) that uses the outermost repeated ancestor."""
     parents = {(c.module, c.call): c.parent for c in calls}
     repeated = {module for module, call in parents if call > 1}
 

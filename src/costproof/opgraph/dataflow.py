@@ -1,16 +1,17 @@
-"""Which module's result feeds which other module, read off an operator trace.
+"""Find which module's result feeds which other module in an operator trace.
 
-Take one call c of a module, and the calls that it makes. Each operator inside c belongs to one of
-them, or is c's *own*. A value made under the call x *reaches* the call y if
+Consider one call c of a module and the calls inside it. Each operator in c belongs to one of these calls or is c's
+*own*.
+A value created in call x *reaches* call y if
 
-- an operator under y reads it (a view or cast made under x is made under x: it came through there), or
-- an own operator of c reads it, and what that operator makes reaches y.
+- an operator in y reads it (a view or cast created in x counts as created in x), or
+- an own operator of c reads it, and the result of that operator reaches y.
 
-Then x feeds y. Whether the way leads over c's own operators (residual additions, reshapes,
-concatenations) or not makes no difference, and a skip connection is an edge like any other: in a
-residual stream that c keeps itself, every block feeds all later ones. Operators that only look at a
-tensor's shape (``zeros_like``) read nothing. What is made outside c and read under y is an edge of
-an outer call; every read belongs to exactly one caller, the innermost that holds both ends.
+Then x feeds y. It makes no difference whether the path leads over c's own operators (residual additions, reshapes,
+concatenations), and a skip connection is an edge like any other: in a residual stream that c maintains itself, every
+block feeds all later ones. Operators that only use a tensor's shape (``zeros_like``) read nothing. A value that is
+created outside c and read in y gives an edge of an outer call; every read belongs to exactly one caller, the innermost
+that contains both ends.
 """
 
 from __future__ import annotations
@@ -20,30 +21,30 @@ from collections.abc import Callable, Iterable
 from functools import cache
 from itertools import takewhile
 
-from costproof.opgraph.costed import Costed
+from costproof.opgraph.costed import CostedGraph
 from costproof.opgraph.graph import Graph
-from costproof.opgraph.regions import read_by
+from costproof.opgraph.regions import tensors_read
 
-Call = tuple[str, int]
-"""Module path and number of the call."""
-
-
-def data_edges(costed: Costed) -> Counter[tuple[str, str]]:
-    """``(a, b)`` -> pairs of a call of a and a call of b, siblings by caller, of which the first feeds the second."""
-    return Counter((a[0], b[0]) for a, b in fed(costed))
+CallKey = tuple[str, int]
+"""Module path and call number."""
 
 
-def fed(costed: Costed) -> set[tuple[Call, Call]]:
-    """All pairs of calls of which the first feeds the second."""
+def data_edges(costed: CostedGraph) -> Counter[tuple[str, str]]:
+    """Count, for each pair of modules ``(a, b)``, the calls of a that feed a sibling call of b."""
+    return Counter((a[0], b[0]) for a, b in feeding_calls(costed))
+
+
+def feeding_calls(costed: CostedGraph) -> set[tuple[CallKey, CallKey]]:
+    """Return all pairs of calls of which the first feeds the second."""
     chain = _chains(costed.graph)
-    made_in: dict[str, tuple[Call, ...]] = {}
-    through: dict[str, frozenset[Call]] = {}
-    """Value made by an own operator -> the calls, beside that operator, that reach it."""
-    found: set[tuple[Call, Call]] = set()
+    made_in: dict[str, tuple[CallKey, ...]] = {}
+    through: dict[str, frozenset[CallKey]] = {}
+    """Value created by an own operator -> the other calls that it was computed from."""
+    found: set[tuple[CallKey, CallKey]] = set()
     for op, cost in zip(costed.graph.ops, costed.costs, strict=True):
         here = chain((op.module, op.call))
-        reached: set[Call] = set()
-        for value in read_by(op, cost):
+        reached: set[CallKey] = set()
+        for value in tensors_read(op, cost):
             there = made_in.get(value.id)
             if there is None:
                 continue
@@ -51,7 +52,7 @@ def fed(costed: Costed) -> set[tuple[Call, Call]]:
             if depth == 0:
                 continue
             if len(there) > depth:
-                sources: Iterable[Call] = (there[depth],)
+                sources: Iterable[CallKey] = (there[depth],)
             else:
                 sources = through.get(value.id, ())
             if len(here) > depth:
@@ -65,18 +66,18 @@ def fed(costed: Costed) -> set[tuple[Call, Call]]:
     return found
 
 
-def _chains(graph: Graph) -> Callable[[Call], tuple[Call, ...]]:
-    """Call -> the calls around it, from the root to itself."""
+def _chains(graph: Graph) -> Callable[[CallKey], tuple[CallKey, ...]]:
+    """Return a function from a call to the calls around it, from the root to the call itself."""
     parents = {(c.module, c.call): c.parent for c in graph.calls}
 
     @cache
-    def chain(call: Call) -> tuple[Call, ...]:
+    def chain(call: CallKey) -> tuple[CallKey, ...]:
         parent = parents.get(call)
         return (call,) if parent is None else (*chain(parent), call)
 
     return chain
 
 
-def _common(a: tuple[Call, ...], b: tuple[Call, ...]) -> int:
-    """Length of the common beginning."""
+def _common(a: tuple[CallKey, ...], b: tuple[CallKey, ...]) -> int:
+    """Return the length of the common prefix."""
     return sum(1 for _ in takewhile(lambda calls: calls[0] == calls[1], zip(a, b, strict=False)))

@@ -1,9 +1,10 @@
-"""The convention of fvcore 0.1.5.post20221221, as a table over operators. fvcore itself is not run.
+"""Count operators in the convention of fvcore 0.1.5.post20221221, without running fvcore.
 
-It says "flops" and counts a multiply-accumulate as 1. Products count their MACs, norms 5 per element (4 without
-scale and shift); an operator outside the table counts nothing: fused attention and grouped products of experts are
-outside. Activations are the output elements of products, but not of ``mm``. The MACs of an einsum are half of
-numpy's estimate of its FLOPs, which fvcore reads from a text with four digits.
+fvcore reports "flops" and counts a multiply-accumulate as 1. Products count their MACs, norms 5 per element (4 without
+scale and shift). Operators outside the table count nothing, among them fused attention and grouped expert products.
+Activations are the output elements of products, except ``mm``. The MACs of an einsum are half of numpy's estimate of
+its
+FLOPs, which fvcore parses from a text with four digits.
 
 Source: ``fvcore.nn.jit_handles``, and the tables in ``flop_count`` and ``activation_count``.
 """
@@ -19,56 +20,55 @@ from typing import Final
 
 from costproof.ledger.metrics import Metric
 from costproof.ledger.node import CostNode, exact_sum
-from costproof.opgraph.account import Place
+from costproof.opgraph.account import StageLocator
 from costproof.opgraph.graph import Graph, OpCall, Value
-from costproof.opgraph.rules.cost import Uncountable
+from costproof.opgraph.rules.cost import Uncountable, attr, has, result, tensor
 from costproof.opgraph.rules.names import canonical, source_kind
-from costproof.opgraph.rules.operands import attr, has, result, tensor
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
-    """One call of an operator that the convention knows."""
+class FvcoreCount:
+    """Count of one call of an operator in the table."""
 
     macs: int | None
-    """``None`` where the tool would fail."""
+    """``None`` where fvcore fails."""
     activations: int = 0
 
 
-def fvcore_nodes(graph: Graph, place: Place) -> tuple[CostNode, ...]:
-    """``fvcore_macs`` and ``fvcore_activations`` of a graph by stage, invocation, module and operator kind.
+def fvcore_nodes(graph: Graph, place: StageLocator) -> tuple[CostNode, ...]:
+    """Return ``fvcore_macs`` and ``fvcore_activations`` by stage, invocation, module and operator kind.
 
     Args:
-        graph: with integers for sizes; :func:`.sized.sized` makes one of a graph with symbols.
+        graph: with integer sizes; see :func:`~costproof.opgraph.costed.substitute_sizes`.
     """
-    sums: dict[tuple[str, str, str, str], list[Counted]] = {}
+    sums: dict[tuple[str, str, str, str], list[FvcoreCount]] = {}
     for op in graph.ops:
-        found = counted(op)
+        found = fvcore_count(op)
         here = None if found is None else place(op.module, op.call)
         if found is not None and here is not None:
             sums.setdefault((*here, op.module, source_kind(op.name)), []).append(found)
     return tuple(CostNode(*key, _costs(parts)) for key, parts in sums.items())
 
 
-def counted(op: OpCall) -> Counted | None:
-    """What the convention counts for one call; ``None`` for an operator that it does not know."""
+def fvcore_count(op: OpCall) -> FvcoreCount | None:
+    """Return the count of one call; ``None`` for operators outside the table."""
     rule = _RULES.get(_name(op))
     if rule is None:
         return None
     try:
         return rule(op)
     except (Uncountable, IndexError):
-        return Counted(None)
+        return FvcoreCount(None)
 
 
-def _costs(parts: list[Counted]) -> dict[Metric, int | None]:
+def _costs(parts: list[FvcoreCount]) -> dict[Metric, int | None]:
     costs: dict[Metric, int | None] = {"fvcore_macs": exact_sum(p.macs for p in parts)}
     activations = sum(p.activations for p in parts)
     return {**costs, "fvcore_activations": activations} if activations else costs
 
 
 def _name(op: OpCall) -> str:
-    """The operator as the tool's trace has it: an interpolation by its mode."""
+    """Return the operator as fvcore's trace names it, with an interpolation by its mode."""
     name = canonical(op.name)
     if name in ("interpolate", "upsample"):
         planar = len(tensor(op, "input", 0).shape) == 4 and not attr(op, "antialias", default=False)
@@ -80,37 +80,37 @@ def _elements(value: Value) -> int:
     return math.prod(int(s) for s in value.shape)
 
 
-def _product(op: OpCall, first: int, second: int, *, activations: bool = True) -> Counted:
-    """A product of two of the operands, by their places among the tensors: elements of one, last size of the other."""
+def _product(op: OpCall, first: int, second: int, *, activations: bool = True) -> FvcoreCount:
+    """Count a product of two operands at these positions: elements of the first * last size of the second."""
     a, b = op.tensors[first], op.tensors[second]
     if len(b.shape) < 2:
         raise Uncountable("the tool asks for the last but one dimension of the second operand")
-    return Counted(_elements(a) * int(b.shape[-1]), _elements(result(op)) if activations else 0)
+    return FvcoreCount(_elements(a) * int(b.shape[-1]), _elements(result(op)) if activations else 0)
 
 
-def _linear(op: OpCall) -> Counted:
-    return Counted(_elements(tensor(op, "input", 0)) * int(tensor(op, "weight", 1).shape[0]), _elements(result(op)))
+def _linear(op: OpCall) -> FvcoreCount:
+    return FvcoreCount(_elements(tensor(op, "input", 0)) * int(tensor(op, "weight", 1).shape[0]), _elements(result(op)))
 
 
-def _conv(op: OpCall) -> Counted:
-    """Batch x positions x elements of the weight; positions of the input where it is transposed."""
+def _conv(op: OpCall) -> FvcoreCount:
+    """Count batch x positions x elements of the weight; input positions for a transposed convolution."""
     data, made = tensor(op, "input", 0), result(op)
     transposed = "transpose" in canonical(op.name) or bool(attr(op, "transposed", default=False))
     positions = (data if transposed else made).shape[2:]
     weight = _elements(tensor(op, "weight", 1))
-    return Counted(math.prod((int(data.shape[0]), weight, *(int(p) for p in positions))), _elements(made))
+    return FvcoreCount(math.prod((int(data.shape[0]), weight, *(int(p) for p in positions))), _elements(made))
 
 
-def _einsum(op: OpCall) -> Counted:
+def _einsum(op: OpCall) -> FvcoreCount:
     equation = attr(op, "equation")
     if not isinstance(equation, str):
         raise Uncountable("an einsum without its equation")
     shapes = tuple(tuple(int(s) for s in v.shape) for v in op.tensors)
-    return Counted(_einsum_macs(_relettered(equation), shapes), _elements(result(op)))
+    return FvcoreCount(_einsum_macs(_relettered(equation), shapes), _elements(result(op)))
 
 
 def _relettered(equation: str) -> str:
-    """Indices renamed in the order in which they appear: ``bqk,bkd->bqd`` becomes ``abc,acd->abd``."""
+    """Rename indices in order of appearance: ``bqk,bkd->bqd`` becomes ``abc,acd->abd``."""
     text = equation.replace(" ", "")
     letters = dict.fromkeys(c for c in text if c.isalpha())
     return text.translate({ord(c): 97 + i for i, c in enumerate(letters)})
@@ -131,24 +131,24 @@ def _einsum_macs(equation: str, shapes: tuple[tuple[int, ...], ...]) -> int:
     return int(Decimal(line.rpartition(":")[2].strip()) // 2)
 
 
-def _norm(op: OpCall) -> Counted:
+def _norm(op: OpCall) -> FvcoreCount:
     data = tensor(op, "input", 0)
     if not 2 <= len(data.shape) <= 5:
         raise Uncountable("the tool takes two to five dimensions")
-    return Counted(_elements(data) * (5 if has(op, "weight", 1) else 4))
+    return FvcoreCount(_elements(data) * (5 if has(op, "weight", 1) else 4))
 
 
-def _batch_norm(op: OpCall) -> Counted:
+def _batch_norm(op: OpCall) -> FvcoreCount:
     if attr(op, "training", "train", "use_input_stats", default=False):
         return _norm(op)
-    return Counted(_elements(tensor(op, "input", 0)) * (2 if has(op, "weight", 3) else 1))
+    return FvcoreCount(_elements(tensor(op, "input", 0)) * (2 if has(op, "weight", 3) else 1))
 
 
 _BY_MODE: Final = {
     "nearest": "upsample_nearest2d", "bilinear": "upsample_bilinear2d", "area": "adaptive_avg_pool2d",
 }  # fmt: skip
 
-_RULES: Final[Mapping[str, Callable[[OpCall], Counted]]] = {
+_RULES: Final[Mapping[str, Callable[[OpCall], FvcoreCount]]] = {
     "linear": _linear,
     "matmul": partial(_product, first=0, second=1),
     "rmatmul": partial(_product, first=1, second=0),
@@ -163,8 +163,8 @@ _RULES: Final[Mapping[str, Callable[[OpCall], Counted]]] = {
     "group_norm": _norm,
     "instance_norm": _norm,
     "batch_norm": _batch_norm,
-    "upsample_nearest2d": lambda op: Counted(_elements(result(op))),
-    "upsample_bilinear2d": lambda op: Counted(4 * _elements(result(op))),
-    "grid_sampler": lambda op: Counted(4 * _elements(result(op))),
-    "adaptive_avg_pool2d": lambda op: Counted(_elements(tensor(op, "input", 0))),
+    "upsample_nearest2d": lambda op: FvcoreCount(_elements(result(op))),
+    "upsample_bilinear2d": lambda op: FvcoreCount(4 * _elements(result(op))),
+    "grid_sampler": lambda op: FvcoreCount(4 * _elements(result(op))),
+    "adaptive_avg_pool2d": lambda op: FvcoreCount(_elements(tensor(op, "input", 0))),
 }  # fmt: skip

@@ -1,8 +1,8 @@
-"""The common form of an executed or exported graph: operator calls on shaped values.
+"""Represent an executed or exported graph as operator calls on shaped values.
 
-Both graph sources, ``torch.export`` and TorchLens, are brought into this form and costed by the
-same rules. Shapes are integers (a trace) or sympy expressions (an export with symbolic sizes).
-The module needs no torch, so rules can be tested on hand-made calls.
+Both graph sources, ``torch.export`` and TorchLens, are converted to this form and costed by the same rules. Shapes are
+integers (a trace) or sympy expressions (an export with symbolic sizes). The module needs no torch, so rules can be
+tested on hand-made calls.
 """
 
 from __future__ import annotations
@@ -17,56 +17,56 @@ Size: TypeAlias = int | sympy.Expr
 
 
 _HANDED_ON: Final = frozenset({"identity"})
-"""What a trace writes where a module returns what it got."""
+"""Operator that a trace records where a module returns its argument."""
 
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """One tensor: an input, a parameter, a buffer, or what an operator returned."""
+    """A tensor: an input, a parameter, a buffer, or the result of an operator."""
 
     id: str
     shape: tuple[Size, ...]
     dtype: str
-    """Without the ``torch.`` prefix: ``bfloat16``."""
+    """Name without the ``torch.`` prefix, such as ``bfloat16``."""
     origin: str = "op"
-    """``op``, ``input``, ``cache`` (an input that a cache held before), ``param``, ``buffer`` or ``const``."""
+    """``op``, ``input``, ``cache`` (an input that was in a cache before), ``param``, ``buffer`` or ``const``."""
     name: str = ""
-    """Full name of a parameter or buffer, as ``named_parameters`` of the root gives it."""
+    """Full name of a parameter or buffer, as in ``named_parameters`` of the root module."""
 
     @property
     def floating(self) -> bool:
-        """Whether the tensor holds floating-point numbers: only those do FLOPs and are activations."""
+        """Whether the tensor is floating point; only these tensors do FLOPs and are activations."""
         return self.dtype.startswith(("float", "bfloat", "complex"))
 
 
 AUTOCAST: Final = "autocast"
-"""Among the arguments of an operator under autocast, the dtype that its products are cast to."""
+"""Key in ``OpCall.attrs`` with the dtype that autocast casts the operator's products to."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpCall:
-    """One call of one operator."""
+    """One call of an operator."""
 
     label: str
-    """Unique in its graph: the export's node name, or TorchLens's label."""
+    """Unique name in the graph: node name of the export, or label of TorchLens."""
     name: str
-    """The operator in the source's own words: ``aten.linear.default``, ``scaled_dot_product_attention``."""
+    """Operator name as the source writes it: ``aten.linear.default``, ``scaled_dot_product_attention``."""
     module: str
-    """Path of the innermost module that runs it, from the root of the model; empty for the root."""
+    """Path of the innermost module that runs the operator; empty for the root."""
     call: int
-    """Which call of that module, from 1."""
+    """Number of the module's call, from 1."""
     tensors: tuple[Value, ...]
-    """Tensor arguments in the order of the operator's signature, parameters included, lists flattened.
-    A tensor that is passed twice stands twice."""
+    """Tensor arguments in the order of the operator's signature, parameters included, lists flattened; a tensor that
+    is passed twice occurs twice."""
     outputs: tuple[Value, ...]
     attrs: Mapping[str, Any] = field(default_factory=dict)
-    """Other arguments that a rule needs, by the names of the operator's signature: ``equation``,
-    ``mode``, ``transposed``, ``dim``, ``other`` (a scalar second operand) …"""
+    """Other arguments that rules need, by their names in the operator's signature: ``equation``, ``mode``,
+    ``transposed``, ``dim``, ``other`` (a scalar second operand) …"""
     names: Mapping[str, Value] = field(default_factory=dict)
-    """Tensor arguments by the names of the signature, where the source knows them (``attn_mask``)."""
+    """Tensor arguments by their names in the signature, such as ``attn_mask``, if the source records names."""
 
     def reading(self, change: Callable[[Value], Value]) -> OpCall:
-        """The call with its tensor arguments changed."""
+        """Return the call with ``change`` applied to its tensor arguments."""
         names = {name: change(value) for name, value in self.names.items()}
         return replace(self, tensors=tuple(map(change, self.tensors)), names=names)
 
@@ -83,17 +83,17 @@ class ModuleCall:
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """What one export or one trace contains, in order of execution."""
+    """The operators of one export or one trace, in order of execution."""
 
     ops: tuple[OpCall, ...]
     outputs: tuple[Value, ...]
-    """What the run returns, without the key/value cache."""
+    """Tensors that the run returns, without the key/value cache."""
     cache_outputs: tuple[Value, ...] = ()
-    """Keys and values of the cache after the run: written, but not counted as activations."""
+    """Keys and values of the cache after the run, which are written but are not activations."""
     calls: tuple[ModuleCall, ...] = ()
 
     def working(self) -> set[tuple[str, int]]:
-        """The calls (module, number) in which an operator runs, their own or one of a call inside."""
+        """Return the calls (module, number) that run an operator, directly or in a nested call."""
         parents = {(c.module, c.call): c.parent for c in self.calls}
         found = set[tuple[str, int]]()
         for op in self.ops:
@@ -104,5 +104,60 @@ class Graph:
         return found
 
     def with_calls_of(self, modules: Collection[str]) -> Graph:
-        """The graph with the calls of these modules alone; with all, if none is named."""
+        """Return the graph with only the calls of ``modules``, or with all if that is empty."""
         return replace(self, calls=tuple(c for c in self.calls if c.module in modules)) if modules else self
+
+
+def path_renamer(prefix: Mapping[str, str]) -> Callable[[str], str | None]:
+    """Return a function from paths inside a wrapper to paths of the model; ``None`` for scaffolding.
+
+    Args:
+        prefix: paths inside -> paths from the root; the longest prefix wins.
+    """
+    longest_first = sorted(prefix.items(), key=lambda kv: -len(kv[0]))
+
+    def rename(path: str) -> str | None:
+        for inner, outer in longest_first:
+            if path == inner:
+                return outer
+            if path.startswith(inner + "."):
+                rest = path[len(inner) + 1 :]
+                return f"{outer}.{rest}" if outer else rest
+        return None
+
+    return rename
+
+
+def rename_modules(graph: Graph, prefix: Mapping[str, str], scaffolding: str) -> Graph:
+    """Return the graph with the model's own paths and parameter names, without calls of scaffolding.
+
+    Args:
+        prefix: see :func:`path_renamer`.
+        scaffolding: prefix for the paths of operators that no entry of ``prefix`` covers.
+    """
+    rename = path_renamer(prefix)
+
+    def value(old: Value) -> Value:
+        return replace(old, name=rename(old.name) or old.name) if old.origin in ("param", "buffer") else old
+
+    def op(old: OpCall) -> OpCall:
+        outer = rename(old.module)
+        return replace(old.reading(value), module=scaffolding + old.module if outer is None else outer)
+
+    parents = {(c.module, c.call): c.parent for c in graph.calls}
+
+    def parent(of: tuple[str, int] | None) -> tuple[str, int] | None:
+        while of is not None:
+            outer = rename(of[0])
+            if outer is not None:
+                return outer, of[1]
+            of = parents.get(of)
+        return None
+
+    calls = ((rename(c.module), c) for c in graph.calls)
+    return Graph(
+        ops=tuple(map(op, graph.ops)),
+        outputs=tuple(map(value, graph.outputs)),
+        cache_outputs=tuple(map(value, graph.cache_outputs)),
+        calls=tuple(ModuleCall(p, c.call, parent(c.parent), c.class_name) for p, c in calls if p is not None),
+    )

@@ -1,61 +1,57 @@
-"""What is alive when: from the order of a graph's operators to the bytes that are held at every moment.
-
-A piece of memory is made by the operator that first returns a tensor in it, and given back after the last operator
-that reads any tensor in it: views and results in place are further tensors in the same memory. An operator makes its
-results before its arguments are given back. What the caller owns stays: inputs, and outputs once they are made.
-"""
+"""Follow which tensors are alive after each event of a run, and compare the peaks of two runs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
-from costproof.ledger.peaks import STRETCHES, LiveTensor, Moment, Peak
+from costproof.ledger.peaks import STRETCHES, GapPart, LiveTensor, Moment, Peak
 
 
-class Event(NamedTuple):
-    """A piece of memory is made, or given back."""
+class MemoryEvent(NamedTuple):
+    """Allocation or release of a piece of memory."""
 
     tensor: int
-    """Its number."""
+    """Number of the piece."""
     made: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """An operator of a graph, in the order of execution."""
+class ProgramStep:
+    """Memory use of one operator of a graph, in order of execution."""
 
     reads: tuple[int, ...]
-    """Pieces of memory that its arguments and its results are in."""
-    events: tuple[Event, ...]
-    """What it makes, and of that what it gives back before it ends: an operator may be made of several."""
+    """Pieces of memory that hold its arguments and results."""
+    events: tuple[MemoryEvent, ...]
+    """Allocations, and releases before the operator ends, which may consist of several operations."""
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
-    """A graph as far as memory goes."""
+class MemoryProgram:
+    """Memory use of a graph: pieces of memory and the steps that use them."""
 
     tensors: tuple[LiveTensor, ...]
     inputs: tuple[int, ...]
-    steps: tuple[Step, ...]
+    steps: tuple[ProgramStep, ...]
     outputs: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """Pieces of memory, and when each is made and given back."""
+    """Pieces of memory, with their allocations and releases in order."""
 
     tensors: tuple[LiveTensor, ...]
-    events: tuple[Event, ...]
+    events: tuple[MemoryEvent, ...]
 
     def held(self) -> list[int]:
-        """Bytes that are alive after each event."""
+        """Return the bytes that are alive after each event."""
         return list(accumulate(self.tensors[e.tensor].bytes * (1 if e.made else -1) for e in self.events))
 
     def alive(self, event: int) -> list[int]:
-        """Numbers of what is alive after an event, in the order in which they were made."""
+        """Return the numbers of pieces that are alive after an event, in order of allocation."""
         found: dict[int, None] = {}
         for one in self.events[: event + 1]:
             if one.made:
@@ -65,37 +61,37 @@ class Timeline:
         return list(found)
 
     def highest(self) -> int:
-        """The event after which most bytes are alive, the first of them; -1: nothing is ever made."""
+        """Return the first event after which most bytes are alive; -1 if there is no event."""
         held = self.held()
         return held.index(max(held)) if held else -1
 
 
-def timeline(program: Program) -> Timeline:
-    """When a graph makes what, and gives it back: as soon as nothing reads it any more."""
+def timeline(program: MemoryProgram) -> Timeline:
+    """Return the timeline of a graph that releases each piece as soon as nothing reads it anymore."""
     return Timeline(program.tensors, tuple(_events(program)))
 
 
-def _events(program: Program) -> Iterator[Event]:
-    last = {tensor: at for at, step in enumerate(program.steps) for tensor in (*step.reads, *_left(step.events))}
+def _events(program: MemoryProgram) -> Iterator[MemoryEvent]:
+    last = {tensor: at for at, step in enumerate(program.steps) for tensor in (*step.reads, *_survivors(step.events))}
     kept = {*program.inputs, *program.outputs}
     ends: dict[int, list[int]] = {}
     for tensor, at in last.items():
         if tensor not in kept:
             ends.setdefault(at, []).append(tensor)
-    yield from (Event(tensor, made=True) for tensor in program.inputs)
+    yield from (MemoryEvent(tensor, made=True) for tensor in program.inputs)
     for at, step in enumerate(program.steps):
         yield from step.events
-        yield from (Event(tensor, made=False) for tensor in sorted(ends.get(at, ())))
+        yield from (MemoryEvent(tensor, made=False) for tensor in sorted(ends.get(at, ())))
 
 
-def _left(events: Sequence[Event]) -> Iterable[int]:
-    """What is made and not given back."""
+def _survivors(events: Sequence[MemoryEvent]) -> Iterable[int]:
+    """Yield the pieces that are allocated and not released."""
     gone = {e.tensor for e in events if not e.made}
     return (e.tensor for e in events if e.made and e.tensor not in gone)
 
 
 def peak_of(line: Timeline) -> Peak:
-    """The first moment at which most bytes are alive."""
+    """Return the first moment at which most bytes are alive."""
     at = line.highest()
     if at < 0:
         return Peak(0, "", "", ())
@@ -105,7 +101,7 @@ def peak_of(line: Timeline) -> Peak:
 
 
 def _curve(line: Timeline) -> tuple[Moment, ...]:
-    """What is held over the whole execution, as :attr:`~costproof.ledger.peaks.Peak.curve` has it."""
+    """Return the bytes held over the execution; see :attr:`~costproof.ledger.peaks.Peak.curve`."""
     held, modules, module = line.held(), list[str](), ""
     for event in line.events:
         module = line.tensors[event.tensor].module if event.made else module
@@ -114,3 +110,58 @@ def _curve(line: Timeline) -> tuple[Moment, ...]:
     ends = [len(held) * i // most for i in range(most + 1)]
     highest = (max(range(a, b), key=held.__getitem__) for a, b in pairwise(ends))
     return tuple(Moment(at, held[at], modules[at]) for at in highest)
+
+
+def gap_parts(
+    graph: Timeline, eager: Timeline, holders: Callable[[int, Collection[int]], Mapping[int, tuple[str, ...]]]
+) -> tuple[GapPart, ...]:
+    """Return the parts of the difference between the eager peak and the graph peak; they sum to it.
+
+    The graph is evaluated where it creates the tensor that the eager module creates at its peak, or the last tensor
+    before
+    that both create. Parts are the tensors that only one of the two holds there, and the distance of the graph from its
+    own
+    peak.
+
+    Args:
+        holders: (event of the eager run, numbers of tensors) -> variables that hold them then.
+    """
+    same = _match_tensors(graph, eager)
+    at = eager.highest()
+    here = max(
+        (_creation_events(graph)[same[e.tensor]] for e in eager.events[: at + 1] if e.tensor in same), default=-1
+    )
+    mine, its = eager.alive(at), set(graph.alive(here))
+    common = {n: same[n] for n in mine if same.get(n) in its}
+    held = [n for n in mine if n in same and n not in common]
+    by = holders(at, [n for n in mine if n not in common])
+    parts = [GapPart("held", eager.tensors[n].bytes, eager.tensors[n], tuple(by.get(n, ()))) for n in held]
+    alone = [n for n in mine if n not in same]
+    parts += [GapPart("eager only", eager.tensors[n].bytes, eager.tensors[n], tuple(by.get(n, ()))) for n in alone]
+    others = sorted(its - set(common.values()))
+    parts += [GapPart("graph only", -graph.tensors[n].bytes, graph.tensors[n]) for n in others]
+    top = graph.highest()
+    beyond = (graph.held()[here] if here >= 0 else 0) - (graph.held()[top] if top >= 0 else 0)
+    if beyond:
+        parts.append(GapPart("elsewhere", beyond, None, where=graph.tensors[graph.events[top].tensor].module))
+    return tuple(parts)
+
+
+def _creation_events(line: Timeline) -> dict[int, int]:
+    """Return the event that creates each tensor."""
+    return {e.tensor: at for at, e in enumerate(line.events) if e.made}
+
+
+def _match_tensors(graph: Timeline, eager: Timeline) -> dict[int, int]:
+    """Match tensors of the eager run with those of the graph by operator and order; eager -> graph."""
+    mine, its = (tuple(map(_key, line.tensors)) for line in (eager, graph))
+    return dict(_matched_pairs(SequenceMatcher(None, mine, its, autojunk=False)))
+
+
+def _matched_pairs(found: SequenceMatcher[tuple[object, ...]]) -> Iterator[tuple[int, int]]:
+    for block in found.get_matching_blocks():
+        yield from ((block.a + i, block.b + i) for i in range(block.size))
+
+
+def _key(tensor: LiveTensor) -> tuple[object, ...]:
+    return (tensor.module, tensor.operator, tensor.name, tensor.shape, tensor.dtype, tensor.bytes)

@@ -1,16 +1,18 @@
-"""Sums over nodes: one node for each id, one entry for each unknown operator."""
+"""Add up cost nodes: equal ids, the modules of a group of experts, and decode steps."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import sympy
 
-from costproof.ledger.metrics import Metric
+from costproof.ledger.errors import BadInput, Incomplete
+from costproof.ledger.metrics import FLOOR, UNFUSED, Metric
 from costproof.ledger.node import CostNode, UnknownOp, exact_sum
+from costproof.ledger.series import STEPS, sum_over_steps
 from costproof.ledger.symbols import parse, text
 
 MAX_EVIDENCE: Final = 12
@@ -18,7 +20,7 @@ _MORE: Final = re.compile(r"… and (\d+) more")
 
 
 def merge_nodes(nodes: Iterable[CostNode]) -> tuple[CostNode, ...]:
-    """One node per id; costs and expressions of equal ids are added, in order of first appearance."""
+    """Return one node per id, in order of first appearance; costs and expressions of equal ids are added."""
     groups: dict[str, list[CostNode]] = {}
     for node in nodes:
         groups.setdefault(node.id, []).append(node)
@@ -46,7 +48,7 @@ def _sum(group: list[CostNode]) -> CostNode:
 
 
 def expression(node: CostNode, metric: Metric) -> sympy.Expr | None:
-    """The metric as an expression; 0 where the node does not have it, ``None`` where it is unknown."""
+    """Return a metric as an expression; 0 if the node lacks it, ``None`` if it is unknown."""
     if metric in node.exprs:
         return parse(node.exprs[metric])
     value = node.cost(metric)
@@ -54,7 +56,10 @@ def expression(node: CostNode, metric: Metric) -> sympy.Expr | None:
 
 
 def evidence(labels: Iterable[str]) -> tuple[str, ...]:
-    """At most a dozen labels, and how many more there are, with those that a shortened list among them left out."""
+    """Return at most :data:`MAX_EVIDENCE` labels, followed by the number of the others.
+
+    The number includes labels that lists among the arguments already left out.
+    """
     found, more = dict[str, None](), 0
     for label in labels:
         left = _MORE.fullmatch(label)
@@ -67,7 +72,7 @@ def evidence(labels: Iterable[str]) -> tuple[str, ...]:
 
 
 def merge_unknown(found: Iterable[UnknownOp]) -> tuple[UnknownOp, ...]:
-    """Unknown operators, each stage, module and operator once."""
+    """Return the unknown operators, one entry per stage, module and operator."""
     merged: dict[tuple[str, str, str, str], UnknownOp] = {}
     for op in found:
         key = (op.stage, op.module, op.op, op.why)
@@ -78,3 +83,173 @@ def merge_unknown(found: Iterable[UnknownOp]) -> tuple[UnknownOp, ...]:
         bound = exact_sum((old.bound_flops, op.bound_flops))
         merged[key] = replace(old, count=old.count + op.count, bound_flops=bound)
     return tuple(merged.values())
+
+
+Groups = Mapping[str, tuple[int, ...]]
+"""Path of a module that holds experts -> rows that each of the experts receives in the run."""
+READING: Final[tuple[Metric, ...]] = ("weight_read_bytes", UNFUSED)
+"""Metrics that include the weights that are read."""
+
+
+def group_costs(nodes: Iterable[CostNode], groups: Groups) -> tuple[CostNode, ...]:
+    """Move the costs of grouped modules to their group, without their calls.
+
+    A mixture with one module per expert runs the experts that received tokens. The cost of each depends on the router;
+    the
+    cost of all together does not, so it is attributed to the container, where a formula can give it. The callgraph has
+    the
+    calls of each expert.
+
+    Weights read count min(E, rows) of E experts, as for every kernel of experts (docs/conventions.md). The trace has
+    only
+    the experts that rows reached, so their bytes are scaled up; experts are alike, and if the result is not an integer,
+    the
+    number is unknown. The floor of the stage grows by the same bytes.
+    """
+    found, inside = _split(nodes, groups)
+    unseen: dict[tuple[str, str], list[int | None]] = {}
+    for node in merge_nodes(replace(n, costs={m: v for m, v in n.costs.items() if m != "calls"}) for n in inside):
+        read = node.cost("weight_read_bytes")
+        if read:
+            rows = groups[node.module]
+            bound, rest = divmod(read * min(len(rows), sum(rows)), sum(1 for r in rows if r))
+            more = None if rest else bound - read
+            unseen.setdefault((node.stage, node.invocation), []).append(more)
+            node = _with_more(node, READING, [more])
+        if node.costs:
+            found.append(node)
+    return tuple(
+        _with_more(n, (FLOOR,), unseen.get((n.stage, n.invocation), ())) if n.module == "" else n for n in found
+    )
+
+
+def group_parameters(nodes: Iterable[CostNode], groups: Groups, positions: int) -> tuple[CostNode, ...]:
+    """Return stage-wide nodes with the parameters of grouped modules on their groups.
+
+    Of the parameters of E experts one token passes rows / (positions E): as many experts as rows per position.
+
+    Args:
+        positions: number of tokens that passed the router.
+    """
+    found, inside = _split(nodes, groups)
+    for node in merge_nodes(inside):
+        rows = groups[node.module]
+        held = node.cost("params")
+        share, rest = divmod((held or 0) * sum(rows), positions * len(rows))
+        active = None if rest or held is None else share
+        found.append(replace(node, costs={**node.costs, "params_active": active}))
+    return tuple(found)
+
+
+def _with_more(node: CostNode, metrics: Iterable[Metric], more: Iterable[int | None]) -> CostNode:
+    """Return the node with ``more`` added to those of ``metrics`` that it has."""
+    added = {m: exact_sum((node.cost(m), *more)) for m in metrics if m in node.costs}
+    return replace(node, costs=node.costs | added)
+
+
+def _split(nodes: Iterable[CostNode], groups: Groups) -> tuple[list[CostNode], list[CostNode]]:
+    """Return nodes outside the groups, and nodes inside them, moved to their groups."""
+    found: list[CostNode] = []
+    inside: list[CostNode] = []
+    for node in nodes:
+        group = next((g for g in groups if node.module.startswith(g + ".")), None)
+        if group is None:
+            found.append(node)
+        else:
+            inside.append(replace(node, module=group, owner="experts"))
+    return found, inside
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeStep:
+    """A traced decode step."""
+
+    context: int
+    """Tokens in the cache before the step."""
+    nodes: tuple[CostNode, ...]
+    tables: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """Parameters that the step looks up rows of; see :func:`~costproof.opgraph.reuse.partly_read`."""
+
+
+def sum_traced_steps(steps: Sequence[DecodeStep], count: int) -> tuple[list[CostNode], list[str]]:
+    """Return the costs of ``count`` decode steps from the first, a middle and the last one, and notes.
+
+    Up to two steps are all traced. With more, a cost f that is linear over the traced steps sums to
+    count * (f_first + f_last) / 2; any other is unknown and gets a note. The floor is piecewise linear where more rows
+    of a
+    table are looked up than it has: then the rows and the rest are linear separately.
+    """
+    if not steps:
+        return [], []
+    by_id: list[dict[str, CostNode]] = [{n.id: n for n in step.nodes} for step in steps]
+    at = [step.context - steps[0].context for step in steps]
+    result: list[CostNode] = []
+    notes: list[str] = []
+    for node_id in dict.fromkeys(i for nodes in by_id for i in nodes):
+        present = [nodes.get(node_id) for nodes in by_id]
+        node = next(n for n in present if n is not None)
+        costs: dict[Metric, int | None] = {}
+        for metric in dict.fromkeys(m for n in present if n is not None for m in n.costs):
+            values = [0 if n is None else n.cost(metric) for n in present]
+            costs[metric] = _line_sum(values, at, count)
+            if costs[metric] is None and metric == FLOOR:
+                costs[metric] = _floor_sum(values, [step.tables for step in steps], at, count)
+            if costs[metric] is None:
+                notes.append(f"{node_id}: {metric} of the traced decode steps is not a straight line: {values}")
+        result.append(replace(node, costs=costs, exprs={}))
+    return result, notes
+
+
+def sum_all_steps(node: CostNode) -> CostNode:
+    """Return the costs of N decode steps from the expressions of the step at context P.
+
+    Raises:
+        Incomplete: a cost has no closed sum, for example where a table of positions is cut off at its end.
+    """
+    costs: dict[Metric, int | None] = {}
+    exprs: dict[Metric, str] = {}
+    for metric in dict.fromkeys((*node.costs, *node.exprs)):
+        one = expression(node, metric)
+        if one is None:
+            costs[metric] = None
+            continue
+        try:
+            exprs[metric] = text(sum_over_steps(one) if one.free_symbols else one * STEPS)
+        except BadInput as error:
+            raise Incomplete(error.what, where=f"{metric} of {node.id}", got=text(one)) from error
+    return replace(node, costs=costs, exprs=exprs)
+
+
+def _line_sum(values: Sequence[int | None], at: Sequence[int], count: int) -> int | None:
+    known = [v for v in values if v is not None]
+    if len(known) < len(values):
+        return None
+    if len(known) == count:
+        return sum(known)
+    straight = all((v - known[0]) * at[-1] == (known[-1] - known[0]) * x for v, x in zip(known, at, strict=True))
+    doubled = count * (known[0] + known[-1])
+    return doubled // 2 if straight and doubled % 2 == 0 else None
+
+
+def _floor_sum(
+    values: Sequence[int | None], tables: Sequence[Mapping[str, tuple[int, int]]], at: Sequence[int], count: int
+) -> int | None:
+    """Sum the compulsory bytes over steps that look up a growing number of rows in tables that are read once."""
+    whole = {name: size for found in tables for name, (_, size) in found.items()}
+    rows = {name: [found.get(name, (size, size))[0] for found in tables] for name, size in whole.items()}
+    once = [sum(min(size, rows[name][i]) for name, size in whole.items()) for i in range(len(at))]
+    rest = _line_sum([None if v is None else v - o for v, o in zip(values, once, strict=True)], at, count)
+    looked_up = [_full_sum(rows[name], size, at, count) for name, size in whole.items()]
+    return exact_sum((rest, *looked_up))
+
+
+def _full_sum(values: Sequence[int], most: int, at: Sequence[int], count: int) -> int | None:
+    """Sum a nondecreasing linear sequence over ``count`` steps, with each term at most ``most``."""
+    first, last, length = values[0], values[-1], at[-1]
+    step, odd = divmod(last - first, length)
+    if odd or step < 0 or any(v != first + step * x for v, x in zip(values, at, strict=True)):
+        return None
+    if step == 0:
+        return count * min(first, most)
+    below = min(count, max(0, (most - first) // step + 1))
+    return below * first + step * (below * (below - 1) // 2) + (count - below) * most

@@ -13,7 +13,7 @@ import sympy
 
 from costproof.ledger.errors import Incomplete
 from costproof.opgraph.graph import Size
-from costproof.opgraph.liveness import Event
+from costproof.opgraph.liveness import MemoryEvent
 
 Bytes = Mapping[sympy.Expr, sympy.Rational]
 """Product of symbols -> how often it is there."""
@@ -21,7 +21,7 @@ MOST: Final = 8
 """Moments in a form; more would be read by nobody."""
 
 
-def peak_form(events: Iterable[Event], sizes: Sequence[Size]) -> sympy.Expr:
+def peak_form(events: Iterable[MemoryEvent], sizes: Sequence[Size]) -> sympy.Expr:
     """The most bytes that are alive at once, for all sizes at which the graph holds.
 
     Args:
@@ -40,7 +40,7 @@ def peak_form(events: Iterable[Event], sizes: Sequence[Size]) -> sympy.Expr:
     return sympy.Max(*(sum((n * term for term, n in moment.items()), sympy.Integer(0)) for moment in found or [{}]))
 
 
-def _moments(events: Iterable[Event], sizes: Sequence[Size]) -> Iterable[Bytes]:
+def _moments(events: Iterable[MemoryEvent], sizes: Sequence[Size]) -> Iterable[Bytes]:
     """What is alive after each event that makes something, as sums of products; equal ones once."""
     terms = [_terms(size) for size in sizes]
     alive: dict[sympy.Expr, sympy.Rational] = {}

@@ -1,52 +1,126 @@
-"""Bytes across the border of a module's own work.
+"""Compute the bytes that cross the boundary of a region, a set of operators that runs as one fused kernel.
 
-A region is what one call of one module runs itself, without its children. Views and casts are looked
-through to their root: the tensor that an operator, an input, a parameter or a buffer really made.
-A region reads each outside root once, at most as much of it as its views show or as it looks up, and writes each root
-that an outside reader reads once. Everything between two operators of the same region stays inside, as in
-a perfectly fused kernel. What a cache held before the call is read like any other root, and counted apart.
-Integer and boolean tensors are not activations; integer buffers that arithmetic turns into floating-point numbers, as
-packed weights, are read all the same. A root that every outside reader sees through a cast is
-written in the size that they see. What is written over a part of a tensor of another region is written too, and so is
-what is left of an input that is written over.
+By default, a region is the work of one call of one module, without its children. Views and casts are followed to their
+root: the tensor that an operator, an input, a parameter or a buffer created.
+
+A region reads each root from outside once, at most as much of it as its views show or as it looks up. It writes each
+root once that is read outside. Everything between two operators of the same region stays inside. What a cache held
+before the call is read like any other root, and counted separately. Integer and boolean tensors are not activations;
+integer buffers that arithmetic turns into floating-point numbers, such as packed weights, are read all the same. A root
+that every outside reader sees through a cast is written in the size that they see. A write over a part of a tensor of
+another region counts, and so does the final content of an input that is overwritten.
+
+A view with as many numbers as its source shows the same part in another shape, order or type. A slice is a part of its
+source; two slices of one source by the same bounds are one part. Parts that may overlap otherwise count separately.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 from costproof.ledger.workload import ITEM_BYTES
 from costproof.opgraph.graph import Graph, OpCall, Size, Value
-from costproof.opgraph.parts import Part, largest, number_bytes, part_of
 from costproof.opgraph.rules.cost import OpCost, PartialRead
 from costproof.opgraph.rules.names import canonical, overwrites
 from costproof.opgraph.rules.registry import UnknownCost
 from costproof.opgraph.rules.sizes import nbytes, numel, prod, smaller, total
 
+_REPEATING: Final = frozenset({"expand", "expand_as", "expand_copy", "broadcast_to", "broadcast_tensors"})
+_BOUNDED: Final = frozenset({"getitem", "narrow", "select", "select_copy", "slice", "slice_copy"})
+"""Views whose arguments identify the part that they show."""
+
+
+@dataclass(frozen=True, slots=True)
+class ViewPart:
+    """The part of a root tensor that a view shows."""
+
+    key: Hashable
+    """Identity of the part, equal for equal parts of one tensor; a part of a part has a tuple that begins with the
+    key of the outer part."""
+    numbers: Size
+    """Real numbers in the part, each counted once; a complex element holds two."""
+
+    def among(self, others: Iterable[Hashable]) -> bool:
+        """Return whether the part lies inside one of the parts with the keys ``others``."""
+        keys, key = set(others), self.key
+        while isinstance(key, tuple):
+            key = key[0]
+            if key in keys:
+                return True
+        return False
+
+
+def view_parts(ops: Iterable[OpCall], costs: Iterable[OpCost | UnknownCost]) -> dict[str, ViewPart]:
+    """Return the part that each view and cast shows, by the id of the view."""
+    found: dict[str, ViewPart] = {}
+    for op, cost in zip(ops, costs, strict=True):
+        if isinstance(cost, UnknownCost) or not op.tensors or (cost.role != "alias" and cost.aliases is None):
+            continue
+        sources = cost.aliases or (op.tensors[0],) * len(op.outputs)
+        for i, (out, source) in enumerate(zip(op.outputs, sources, strict=False)):
+            if out.id != source.id:
+                found[out.id] = _part_of_output(op, i, out, source, part_of(source, found))
+    return found
+
+
+def part_of(value: Value, found: Mapping[str, ViewPart]) -> ViewPart:
+    """Return the part that a tensor shows: the whole, unless it is a known view."""
+    return found.get(value.id) or ViewPart(value.id, count_numbers(value))
+
+
+def outermost_sizes(shown: Iterable[tuple[ViewPart, Size]]) -> Iterator[Size]:
+    """Return the sizes of parts that lie in no other part; of equal parts the first."""
+    sizes: dict[Hashable, tuple[ViewPart, Size]] = {}
+    for part, size in shown:
+        sizes.setdefault(part.key, (part, size))
+    return (size for part, size in sizes.values() if not part.among(sizes))
+
+
+def count_numbers(value: Value) -> Size:
+    """Count the real numbers in a tensor; a complex element holds two."""
+    return prod((numel(value), ITEM_BYTES[value.dtype] // number_bytes(value)))
+
+
+def number_bytes(value: Value) -> int:
+    """Return the bytes of one real number of an element; a complex element holds two."""
+    return ITEM_BYTES[value.dtype] // (2 if value.dtype.startswith("complex") else 1)
+
+
+def _part_of_output(op: OpCall, at: int, out: Value, source: Value, part: ViewPart) -> ViewPart:
+    """Return the part that output ``at`` shows of the part that its source shows."""
+    name, shown, before = canonical(op.name), count_numbers(out), count_numbers(source)
+    # What a slice of repeats shows of the part is at most all of it; which repeats it leaves out is not looked at.
+    if name in _REPEATING or shown == before or before != part.numbers:
+        return part
+    bounded = name in _BOUNDED and op.attrs and len(op.outputs) == 1
+    which = repr(sorted(op.attrs.items())) if bounded else at
+    return ViewPart((part.key, name if bounded else op.label, which), shown)
+
+
 Region = tuple[str, int]
-"""Module path and number of the call."""
+"""Module path and call number."""
 R = TypeVar("R", bound=Hashable)
 _SCATTERS: Final = frozenset({
     "index_put", "index_add", "index_copy", "index_fill", "index_reduce", "scatter", "scatter_add", "scatter_reduce",
     "put", "one_hot", "repeat_interleave", "nll_loss", "nll_loss_forward", "cross_entropy",
 })  # fmt: skip
-"""Operators whose integer arguments behind the first say where, and how often."""
+"""Operators whose integer arguments after the first are indices or counts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What one tensor contributes to one region."""
+    """Bytes of one tensor across the boundary of one region."""
 
     value: Value
-    """The root."""
+    """The root tensor, after following views and casts."""
     nbytes: Size
 
 
 @dataclass(frozen=True, slots=True)
 class RegionTraffic:
-    """All that crosses the border of one region, and the parameters it reads."""
+    """Tensors that cross the boundary of one region, and the parameters that it reads."""
 
     inputs: tuple[Traffic, ...] = ()
     outputs: tuple[Traffic, ...] = ()
@@ -55,38 +129,38 @@ class RegionTraffic:
 
     @property
     def input_bytes(self) -> Size:
-        """Bytes of activations that come in."""
+        """Bytes of activations read from outside."""
         return total(t.nbytes for t in self.inputs)
 
     @property
     def output_bytes(self) -> Size:
-        """Bytes of activations that go out."""
+        """Bytes of activations written for readers outside."""
         return total(t.nbytes for t in self.outputs)
 
     @property
     def kv_read_bytes(self) -> Size:
-        """Bytes that come in from a cache, as it was before the call."""
+        """Bytes read from a cache, in its state before the call."""
         return total(t.nbytes for t in self.cached)
 
     @property
     def weight_read_bytes(self) -> Size:
-        """Bytes of parameters that are read."""
+        """Bytes of parameters read."""
         return total(t.nbytes for t in self.weights)
 
     @property
     def bytes(self) -> Size:
-        """Bytes of all of them."""
+        """Bytes of inputs, outputs, weights and cache together."""
         return total(t.nbytes for t in self.every)
 
     @property
     def every(self) -> tuple[Traffic, ...]:
-        """All of them."""
+        """Inputs, outputs, weights and cache in one tuple."""
         return (*self.inputs, *self.outputs, *self.weights, *self.cached)
 
 
 @dataclass(slots=True)
-class _Reads:
-    """How one region reads one root: through which views, and of which views only rows."""
+class _RootReads:
+    """All reads of one root by one region: whole views, and reads of only some rows."""
 
     root: Value
     views: dict[str, Value] = field(default_factory=dict)
@@ -97,22 +171,22 @@ def region_traffic(
     graph: Graph,
     costs: Sequence[OpCost | UnknownCost],
     roots: Mapping[str, Value],
-    shown: Mapping[str, Part],
+    shown: Mapping[str, ViewPart],
     regions: Sequence[R],
 ) -> dict[R, RegionTraffic]:
-    """The traffic of every region of a graph.
+    """Compute the traffic of every region of a graph.
 
     Args:
         graph: operators in order of execution.
-        costs: what each of them costs, for the roles; an operator without a rule is taken as work.
-        roots: as :func:`resolve` finds them.
-        shown: as :func:`~costproof.opgraph.parts.parts` finds them.
-        regions: of each operator, the region that it is in.
+        costs: cost of each operator; an operator without a rule counts as work.
+        roots: result of :func:`resolve_views`.
+        shown: result of :func:`view_parts`.
+        regions: the region of each operator.
     """
     producer: dict[str, R] = {}
     written: list[tuple[R, Value, Value]] = []
-    """What is written over a part of a tensor: by whom, the part, and the root."""
-    reads: dict[R, dict[str, _Reads]] = {}
+    """(region, part, root) of each write over a part of a tensor."""
+    reads: dict[R, dict[str, _RootReads]] = {}
     for op, cost, region in zip(graph.ops, costs, regions, strict=True):
         if isinstance(cost, OpCost) and cost.role == "alias":
             continue
@@ -120,9 +194,9 @@ def region_traffic(
         if isinstance(cost, OpCost) and cost.aliases is None and op.tensors and overwrites(op):
             written += ((region, out, roots[op.tensors[0].id]) for out in op.outputs if op.tensors[0].id in roots)
         partial = {p.value.id: p for p in cost.partial} if isinstance(cost, OpCost) else {}
-        for value in read_by(op, cost):
+        for value in tensors_read(op, cost):
             root = roots.get(value.id, value)
-            mine = reads.setdefault(region, {}).setdefault(root.id, _Reads(root))
+            mine = reads.setdefault(region, {}).setdefault(root.id, _RootReads(root))
             if value.id in partial:
                 mine.partial.append(partial[value.id])
             else:
@@ -133,20 +207,20 @@ def region_traffic(
     weights: dict[R, list[Traffic]] = {}
     cached: dict[R, list[Traffic]] = {}
     outside: dict[str, tuple[Value, list[Value]]] = {}
-    """Id of a root -> the root, and how those see it that did not make it."""
+    """Id of a root -> the root, and the views through which other regions read it."""
     for region, by_root in reads.items():
         for read in by_root.values():
             root = read.root
             if root.origin == "param":
                 weights.setdefault(region, []).append(Traffic(root, _weight_bytes(read, shown)))
             elif root.origin == "buffer" and root.id in packed:
-                inputs.setdefault(region, []).append(Traffic(root, _viewed(read, shown)))
+                inputs.setdefault(region, []).append(Traffic(root, _activation_bytes(read, shown)))
             elif root.floating and producer.get(root.id) != region:
                 found = cached if root.origin == "cache" else inputs
-                found.setdefault(region, []).append(Traffic(root, _viewed(read, shown)))
+                found.setdefault(region, []).append(Traffic(root, _activation_bytes(read, shown)))
                 seen = (*read.views.values(), *(p.value for p in read.partial))
                 outside.setdefault(root.id, (root, []))[1].extend(seen)
-    for value in (v for v in (*graph.outputs, *_handed_back(graph, roots)) if v.floating):
+    for value in (v for v in (*graph.outputs, *_overwritten_inputs(graph, roots)) if v.floating):
         root = roots.get(value.id, value)
         outside.setdefault(root.id, (root, []))[1].append(value)
     outputs: dict[R, list[Traffic]] = {}
@@ -166,8 +240,8 @@ def region_traffic(
     }
 
 
-def _handed_back(graph: Graph, roots: Mapping[str, Value]) -> Iterable[Value]:
-    """What is written over the whole of an input, last of all: the caller has it after the call."""
+def _overwritten_inputs(graph: Graph, roots: Mapping[str, Value]) -> Iterable[Value]:
+    """Return the final contents of inputs that are overwritten as a whole, which the caller can read."""
     given: dict[str, str] = {}
     last: dict[str, Value] = {}
     for op in graph.ops:
@@ -180,8 +254,8 @@ def _handed_back(graph: Graph, roots: Mapping[str, Value]) -> Iterable[Value]:
     return last.values()
 
 
-def resolve(ops: Iterable[OpCall], costs: Iterable[OpCost | UnknownCost]) -> dict[str, Value]:
-    """Id of every view and cast -> the tensor that was really made."""
+def resolve_views(ops: Iterable[OpCall], costs: Iterable[OpCost | UnknownCost]) -> dict[str, Value]:
+    """Return, by the id of each view and cast, the root tensor that an operator or the caller created."""
     roots: dict[str, Value] = {}
     for op, cost in zip(ops, costs, strict=True):
         if isinstance(cost, UnknownCost) or not op.tensors or (cost.role != "alias" and cost.aliases is None):
@@ -194,19 +268,22 @@ def resolve(ops: Iterable[OpCall], costs: Iterable[OpCost | UnknownCost]) -> dic
     return roots
 
 
-def read_by(op: OpCall, cost: OpCost | UnknownCost) -> tuple[Value, ...]:
-    """The tensors whose data an operator takes in."""
+def tensors_read(op: OpCall, cost: OpCost | UnknownCost) -> tuple[Value, ...]:
+    """Return the tensors whose data an operator reads."""
     if isinstance(cost, UnknownCost) or cost.reads is None:
         return op.tensors
     return cost.reads
 
 
-def _viewed(read: _Reads, shown: Mapping[str, Part]) -> Size:
-    """Bytes that a region reads of an activation: its parts together, at most the whole in the size that it sees."""
+def _activation_bytes(read: _RootReads, shown: Mapping[str, ViewPart]) -> Size:
+    """Return the bytes that a region reads of an activation: the sum of its parts, at most the whole."""
     root = read.root
     whole = prod((numel(root), _item(root, (*read.views.values(), *(p.value for p in read.partial)))))
     sizes: list[Size] = []
-    for size in (*largest(_sizes(root, read.views.values(), shown)), *(_looked_up(root, p) for p in read.partial)):
+    for size in (
+        *outermost_sizes(_sizes(root, read.views.values(), shown)),
+        *(_row_bytes(root, p) for p in read.partial),
+    ):
         if size == whole:
             return whole
         sizes.append(size)
@@ -214,9 +291,9 @@ def _viewed(read: _Reads, shown: Mapping[str, Part]) -> Size:
 
 
 def packed_numbers(graph: Graph, costs: Sequence[OpCost | UnknownCost], roots: Mapping[str, Value]) -> frozenset[str]:
-    """Return the ids of integer tensors of which arithmetic makes floating-point numbers, as it does of packed weights.
+    """Return the ids of integer tensors that arithmetic converts to floating point, such as packed weights.
 
-    Indices of look-ups and scatters are none, and neither are masks: no number is made of them.
+    Indices of look-ups and scatters are excluded, and so are masks: no number is computed from them.
     """
     found: set[str] = set()
     for op, cost in zip(reversed(graph.ops), reversed(costs), strict=True):
@@ -231,35 +308,35 @@ def packed_numbers(graph: Graph, costs: Sequence[OpCost | UnknownCost], roots: M
     return frozenset(found)
 
 
-def _sizes(root: Value, views: Iterable[Value], shown: Mapping[str, Part]) -> list[tuple[Part, Size]]:
-    """Parts and their bytes, the widest first: a cast to a wider type is read in the root's own."""
+def _sizes(root: Value, views: Iterable[Value], shown: Mapping[str, ViewPart]) -> list[tuple[ViewPart, Size]]:
+    """Return parts and their bytes, the widest first; a cast to a wider type is read in the root's own type."""
     by_width = sorted(views, key=number_bytes, reverse=True)
     return [(part, prod((part.numbers, _number(root, v)))) for v in by_width for part in (part_of(v, shown),)]
 
 
-def _looked_up(root: Value, read: PartialRead) -> Size:
-    """Bytes of the rows of an activation, or of a buffer."""
+def _row_bytes(root: Value, read: PartialRead) -> Size:
+    """Return the bytes of the rows that are read of an activation or a buffer."""
     value = read.value
     return prod((read.elements, ITEM_BYTES[value.dtype] // number_bytes(value), _number(root, value)))
 
 
 def _number(root: Value, view: Value) -> int:
-    """Bytes that are read of a number: where a view casts to a wider type, the root's own."""
+    """Return the bytes read per number: those of the view, or of the root if the view casts to a wider type."""
     return min(number_bytes(root), number_bytes(view))
 
 
 def _item(root: Value, views: Iterable[Value]) -> int:
-    """Bytes of an element, in the size that readers see."""
+    """Return the bytes of an element in the widest size that the readers see, at most the root's own."""
     return ITEM_BYTES[root.dtype] // number_bytes(root) * min(number_bytes(root), max(map(number_bytes, views)))
 
 
-def _weight_bytes(read: _Reads, shown: Mapping[str, Part]) -> Size:
-    """Bytes that a region reads of a parameter; a cast of it is read in the parameter's own type."""
+def _weight_bytes(read: _RootReads, shown: Mapping[str, ViewPart]) -> Size:
+    """Return the bytes that a region reads of a parameter; a cast is read in the parameter's own type."""
     whole, number = nbytes(read.root), number_bytes(read.root)
     rows = [prod((p.elements, ITEM_BYTES[read.root.dtype])) for p in read.partial]
     if read.views:
         seen = [(part, prod((part.numbers, number))) for v in read.views.values() for part in (part_of(v, shown),)]
-        size = smaller(whole, total(largest(seen)))
+        size = smaller(whole, total(outermost_sizes(seen)))
         if size == whole or not rows:
             return size
         return smaller(whole, total((size, *rows)))

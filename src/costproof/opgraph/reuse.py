@@ -1,8 +1,8 @@
-"""What a graph moves under three models of reuse, which differ in how much of it is one region.
+"""Compute the bytes that a graph moves under three models of reuse: unfused, fused by module, and floor.
 
-*Unfused*: every operator on its own; what one makes, the next one reads. *Fused*: each call of a module is a region, as
-the ledgers count (:mod:`costproof.opgraph.regions`). *Floor*: the whole graph is one: each input, weight and piece of
-the cache is read once, each result written once. What the run appends to its cache is written in all three.
+They differ in the size of a region. *Unfused*: every operator is one. *Fused*: each call of a module is one, as in the
+ledgers (:mod:`costproof.opgraph.regions`). *Floor* (compulsory traffic): the whole graph is one; each input, weight and
+piece of the cache is read once, each result written once. Bytes appended to the cache are written under all three.
 
 A larger region hides bytes and adds none, so floor <= fused <= unfused. Views and casts move nothing.
 """
@@ -15,26 +15,27 @@ from typing import Final
 
 import sympy
 
-from costproof.ledger.listing import Reuse
-from costproof.opgraph.costed import Costed
+from costproof.ledger.callgraph import Reuse
+from costproof.opgraph.costed import CostedGraph
 from costproof.opgraph.graph import Size, Value
 from costproof.opgraph.regions import R, RegionTraffic, Traffic
 from costproof.opgraph.rules.sizes import nbytes, prod, smaller, total
 
 RETURNED: Final = "return."
-"""With a number from 0 the name of a tensor that a graph returns."""
+"""Prefix of the name of a returned tensor; its index follows, from 0."""
 
 
 def floors(
-    work: Costed, regions: Sequence[R], inside: Collection[str] = (), spared: Spared | None = None
+    work: CostedGraph, regions: Sequence[R], inside: Collection[str] = (), spared: AvoidableTraffic | None = None
 ) -> dict[R, Size]:
-    """The bytes that cross the borders of some regions, without what they append to a cache.
+    """Return the bytes that cross the boundary of each region, without bytes appended to a cache.
 
     Args:
-        regions: of each operator, the region that it is in.
-        inside: names of inputs and of what is returned (:data:`RETURNED`) that pass between two graphs of one region,
-            and of parameters that another of them reads whole.
-        spared: what of each tensor's traffic is wanted, in place of all of it.
+        regions: the region of each operator.
+        inside: names of inputs and returned tensors (:data:`RETURNED`) that pass between two graphs of one region, and
+            of
+            parameters that another of these graphs reads whole.
+        spared: counts only this part of the traffic.
     """
     kept = {work.roots.get(v.id, v).id for i, v in enumerate(work.graph.outputs) if f"{RETURNED}{i}" in inside}
 
@@ -43,22 +44,22 @@ def floors(
 
     found = work.crossing(regions)
     return {
-        region: _once(t for t in (spared.of(m) if spared else m.every) if crosses(t.value))
+        region: _bytes_read_once(t for t in (spared.of(m) if spared else m.every) if crosses(t.value))
         for region, m in found.items()
     }
 
 
 @dataclass(frozen=True, slots=True)
-class Spared:
-    """Which bytes of a graph's traffic a run need not move."""
+class AvoidableTraffic:
+    """The bytes of a graph's traffic that a run need not move."""
 
     hidden: frozenset[str]
-    """Ids of tensors that are keys and values alone, which a mask may hide."""
+    """Ids of tensors that are only read as keys or values, which a mask may hide."""
     halved: frozenset[str]
-    """Ids of tensors that autocast may make in half of float32, where the graph has them in float32."""
+    """Ids of float32 tensors that may be half as large under autocast."""
 
     def of(self, moved: RegionTraffic) -> Iterator[Traffic]:
-        """Yield those of a region."""
+        """Yield the avoidable part of a region's traffic."""
         for one in moved.every:
             if one.value.id in self.hidden and one.value.origin != "param":
                 yield one
@@ -67,14 +68,14 @@ class Spared:
                 yield Traffic(half, prod((one.nbytes, sympy.Rational(1, 2))))
 
     def bytes(self, moved: RegionTraffic) -> Size:
-        """Return their sum."""
+        """Return the avoidable bytes of a region's traffic."""
         return total(one.nbytes for one in self.of(moved))
 
 
-def _once(found: Iterable[Traffic]) -> Size:
-    """Bytes of some tensors, of each at most the whole, however often its rows are looked up.
+def _bytes_read_once(found: Iterable[Traffic]) -> Size:
+    """Return the bytes of tensors, each at most the whole however often its rows are looked up.
 
-    A trace has a buffer anew wherever it is read, and that is one tensor.
+    A trace has a new value for each read of a buffer; reads of one name count as one tensor.
     """
     tensors: dict[tuple[str, str], list[Traffic]] = {}
     for one in found:
@@ -83,18 +84,18 @@ def _once(found: Iterable[Traffic]) -> Size:
     return total(smaller(nbytes(same[0].value), total(t.nbytes for t in same)) for same in tensors.values())
 
 
-def partly_read(work: Costed) -> dict[str, tuple[int, int]]:
-    """Parameters of which a graph with integer sizes looks up rows: bytes of these, with repeats, and of the whole."""
+def partly_read(work: CostedGraph) -> dict[str, tuple[int, int]]:
+    """Return (bytes of rows with repeats, bytes of the whole) of parameters that are looked up by rows."""
     moved = work.crossing([""] * len(work.graph.ops)).get("", RegionTraffic())
     found = {t.value.name: (int(t.nbytes), int(nbytes(t.value))) for t in moved.weights}
     return {name: both for name, both in found.items() if both[0] != both[1]}
 
 
-def reuse(work: Costed, cache_before: Iterable[Value]) -> Reuse:
-    """The bytes of a graph with integer sizes under each model.
+def reuse_bytes(work: CostedGraph, cache_before: Iterable[Value]) -> Reuse:
+    """Return the bytes that a graph with integer sizes moves under each model of reuse.
 
     Args:
-        cache_before: what the cache holds before the run.
+        cache_before: contents of the cache before the run.
     """
     grown = sum(int(nbytes(v)) for v in work.graph.cache_outputs) - sum(int(nbytes(v)) for v in cache_before)
 

@@ -1,12 +1,13 @@
-"""What another implementation of the same result leaves out of a graph: a bound of time takes none of it.
+"""Find the headline FLOPs that another implementation of the same result can skip, which time bounds leave out.
 
-Scores that a mask hides. A flag and a window say which (:mod:`costproof.opgraph.rules.attention`); of a mask that is a
-tensor the numbers are data: it may hide all of them. So it is with two products that are written out where anything
-that may be a mask meets the first one's result on its way to the second one, with a softmax between or without.
+Scores that a mask hides: a causal flag and a window determine them (:mod:`costproof.opgraph.rules.attention`); the
+contents of a mask tensor are data, so it may hide all of them. The same holds for unfused attention: two products where
+a
+possible mask is applied to the result of the first on its way to the second, with or without a softmax between them.
 
-Latents that a cache holds and that a product expands to keys and values: queries and sums may absorb the weights
-(DeepSeek-V2, section 2.1.2), so the product over the past is left out. Scores of the latents are wider then, but for
-heads that are wider than two latents: these may leave out their scores too.
+Cached latents that a product expands to keys and values: queries and sums may absorb the weights (DeepSeek-V2, section
+2.1.2), so the product over the past can be skipped. Scores of the latents are wider then, unless heads are wider than
+two latents: such attention may skip its scores too.
 """
 
 from __future__ import annotations
@@ -14,25 +15,25 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
-from costproof.opgraph.costed import Costed
+from costproof.opgraph.costed import CostedGraph
 from costproof.opgraph.graph import OpCall, Size, Value
+from costproof.opgraph.rules.attention import is_flash, window_of
 from costproof.opgraph.rules.cost import OpCost
-from costproof.opgraph.rules.flash import is_flash, window_of
 from costproof.opgraph.rules.names import canonical
 from costproof.opgraph.rules.registry import UnknownCost
 from costproof.opgraph.rules.sizes import numel, prod, total
 
 _TRIANGLES: Final = frozenset({"tril", "triu"})
 _ADDING: Final = frozenset({"baddbmm", "addmm"})
-"""Matrix products whose first operand is added to the result."""
+"""Matrix products that add their first operand to the result."""
 _STORED: Final = ("param", "buffer")
 _MOVING: Final = ("alias", "move", "lookup")
 _LINEAR: Final = frozenset({"linear", "mm", "matmul", "addmm"})
 _FUSED: Final = "attention"
 
 
-def skippable(costed: Costed) -> Mapping[int, Size]:
-    """Return, by its place in the order of execution, the headline FLOPs of an operator that may be left out."""
+def skippable_flops(costed: CostedGraph) -> Mapping[int, Size]:
+    """Return, by index of the operator, the headline FLOPs that can be skipped."""
     ops, costs = costed.graph.ops, costed.costs
     found = {i: c.skippable for i, c in enumerate(costs) if isinstance(c, OpCost) and c.skippable != 0}
     writer = {v.id: i for i, op in enumerate(ops) for v in op.outputs}
@@ -46,21 +47,21 @@ def skippable(costed: Costed) -> Mapping[int, Size]:
         cost = costs[at]
         return isinstance(cost, OpCost) and cost.role == "matmul" and cost.flops != 0
 
-    for at in _hidden(costed, multiplies):
+    for at in _maskable_products(costed, multiplies):
         whole(at)
     for i, op in enumerate(ops):
         if canonical(op.name) in _LINEAR and multiplies(i):
-            past = _past(op, costed, writer)
+            past = _mapped_past(op, costed, writer)
             if past is not None and op.outputs:
                 rank, out = past.shape[-1], op.outputs[0].shape[-1]
                 found[i] = prod((2, numel(past), out))
-                for at in _attending(op, ops):
-                    if multiplies(at) and not _narrow(ops[at], rank, out):
+                for at in _attention_calls(op, ops):
+                    if multiplies(at) and not _heads_are_narrow(ops[at], rank, out):
                         whole(at)
     return found
 
 
-def _hidden(costed: Costed, multiplies: Callable[[int], bool]) -> Iterator[int]:
+def _maskable_products(costed: CostedGraph, multiplies: Callable[[int], bool]) -> Iterator[int]:
     """Yield both matrix products of each unfused attention whose scores a mask may hide."""
     scores: dict[str, dict[int, bool]] = {}
     """Id of a value derived from scores -> index of the product that computed them -> whether a mask was applied."""
@@ -85,7 +86,7 @@ def _hidden(costed: Costed, multiplies: Callable[[int], bool]) -> Iterator[int]:
                 scores.update((v.id, {i: masked}) for v in op.outputs)
             continue
         seen = [v for v in op.tensors if v.id in scores]
-        grown = role == "vector" and all(_grows(out, v) for v in seen for out in op.outputs)
+        grown = role == "vector" and all(_is_larger(out, v) for v in seen for out in op.outputs)
         if made and not grown:
             masked = canonical(op.name) in _TRIANGLES
             masked |= any(_may_hide(v) for v in op.tensors if v.id not in scores)
@@ -93,18 +94,18 @@ def _hidden(costed: Costed, multiplies: Callable[[int], bool]) -> Iterator[int]:
 
 
 def _may_hide(value: Value) -> bool:
-    """Whether a tensor that meets scores tells one pair of a query and a key from another."""
+    """Return whether a tensor that is combined with scores differs between queries or keys, as a mask does."""
     return any(size != 1 for size in value.shape[-2:])
 
 
-def _grows(out: Value, scores: Value) -> bool:
-    """Whether a result is certainly larger than the scores that it is made of: they were a factor of all its rows."""
+def _is_larger(out: Value, scores: Value) -> bool:
+    """Return whether a result is certainly larger than the scores in it, which were broadcast over its rows."""
     before, after = numel(scores), numel(out)
     return isinstance(before, int) and isinstance(after, int) and after > before
 
 
-def _past(op: OpCall, costed: Costed, writer: Mapping[str, int]) -> Value | None:
-    """Return the part of a cache that a product of a weight maps, joined with new rows."""
+def _mapped_past(op: OpCall, costed: CostedGraph, writer: Mapping[str, int]) -> Value | None:
+    """Return the part of a cache that is joined with new rows and multiplied by a weight."""
     if not any(v.origin == "param" or costed.roots.get(v.id, v).origin == "param" for v in op.tensors):
         return None
     for value in op.tensors:
@@ -117,24 +118,24 @@ def _past(op: OpCall, costed: Costed, writer: Mapping[str, int]) -> Value | None
     return None
 
 
-def _attending(op: OpCall, ops: tuple[OpCall, ...]) -> Iterator[int]:
-    """Yield the fused attentions of the module that holds the one of a product."""
+def _attention_calls(op: OpCall, ops: tuple[OpCall, ...]) -> Iterator[int]:
+    """Yield the fused attention calls of the module that contains the product's module."""
     outer = op.module.rpartition(".")[0]
     return (i for i, other in enumerate(ops) if other.module == outer and _FUSED in canonical(other.name))
 
 
-def _narrow(op: OpCall, rank: Size, out: Size) -> bool:
-    """Whether all heads of an attention together are certainly no wider than two latents each."""
+def _heads_are_narrow(op: OpCall, rank: Size, out: Size) -> bool:
+    """Return whether all heads together are certainly no wider than two latents per head."""
     heads = op.tensors[0].shape[1] if len(op.tensors[0].shape) == 4 else 1
     spare = total((prod((2, rank, heads)), prod((-1, out))))
     return isinstance(spare, int) and spare >= 0
 
 
-def hidden_reads(costed: Costed, left_out: Mapping[int, Size]) -> frozenset[str]:
-    """Return the ids of tensors that nothing reads but attention, as keys or values that a mask may hide.
+def hidden_reads(costed: CostedGraph, left_out: Mapping[int, Size]) -> frozenset[str]:
+    """Return the ids of tensors that are read only as keys or values of attention that a mask may hide.
 
     Args:
-        left_out: as :func:`skippable` returns it.
+        left_out: result of :func:`skippable_flops`.
     """
     graph, roots = costed.graph, costed.roots
 
@@ -156,7 +157,7 @@ def hidden_reads(costed: Costed, left_out: Mapping[int, Size]) -> frozenset[str]
 
 
 def _hides_keys(op: OpCall, cost: OpCost | UnknownCost, left_out: Size) -> bool:
-    """Whether a key may have all of its scores hidden: not where the last query sees all of them."""
+    """Return whether all scores of a key may be hidden; not if the last query sees every key."""
     if not isinstance(cost, OpCost) or cost.role != "matmul" or left_out == 0:
         return False
     if left_out == cost.flops:

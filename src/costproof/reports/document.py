@@ -6,9 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
-from costproof.ledger.conventions import Conventions
-from costproof.ledger.counted import counted_line
-from costproof.ledger.workload import TargetInfo, Workload
+from costproof.ledger.workload import Conventions, TargetInfo, Workload, counted_line
 from costproof.views.describe import MEANING, model_line, versions_line, workload_line
 
 Form = Literal["text", "md", "html", "cell"]

@@ -7,7 +7,7 @@ from typing import Final
 
 from costproof.estimate.arithmetic import CONVOLUTION, FUSED, OTHER, dtypes
 from costproof.estimate.roofline import Border, BorderPoint, Bound, PartBound, Rational, Roofline, StageBound
-from costproof.estimate.routing import Touched
+from costproof.estimate.routing import TouchedExperts
 from costproof.ledger.plural import plural
 from costproof.views.numbers import exact, human, share
 
@@ -145,13 +145,13 @@ def _by(found: Roofline) -> str:
 
 def experts(found: Roofline) -> list[str]:
     """Experts that the layers of each part touch in a call."""
-    groups: dict[tuple[str, str], list[Touched]] = {}
+    groups: dict[tuple[str, str], list[TouchedExperts]] = {}
     for one in found.experts:
         groups.setdefault((one.stage, one.part), []).append(one)
     return [_experts(*place, layers) for place, layers in groups.items()]
 
 
-def _experts(stage: str, part: str, layers: list[Touched]) -> str:
+def _experts(stage: str, part: str, layers: list[TouchedExperts]) -> str:
     first, many = layers[0], plural(len(layers), "layer")
     said = list(dict.fromkeys(x.touched for x in layers))
     shown = said[0] if len(said) == 1 else f"{min(said, key=Fraction)} to {max(said, key=Fraction)}"

@@ -11,13 +11,12 @@ from typing import Any, TypeVar, cast
 
 from costproof.analytic.costs import formula_docs
 from costproof.ledger.capture import FAILED, Capture
-from costproof.ledger.environment import environment
+from costproof.ledger.environment import advice, environment
 from costproof.ledger.errors import BadInput, CostproofError, Incomplete, first_line
-from costproof.ledger.extras import advice
 from costproof.ledger.node import CostNode, Ledger, bearing, total
 from costproof.ledger.profile import Profile
 from costproof.ledger.progress import Progress, silent
-from costproof.ledger.sources import ALL_SOURCES
+from costproof.ledger.run import ALL_SOURCES
 from costproof.ledger.workload import Invocation
 from costproof.models.recorded import recorded
 from costproof.models.serving import lacking, options_of
@@ -30,9 +29,9 @@ from costproof.models.target import (
     WithValues,
 )
 from costproof.opgraph.rules.files import versions_in_force
+from costproof.parametric.formulas import evaluate_formulas
 from costproof.reports.report import Report
-from costproof.run.alone import alone
-from costproof.run.formulas import analytic_ledger
+from costproof.run.count_lock import count_lock
 from costproof.run.prepare import Prepared
 from costproof.tracers.cache import cache_enabled
 from costproof.tracers.dynamic import DynamicResult
@@ -51,7 +50,7 @@ def count(run: Prepared, progress: Progress = silent) -> Report:
         BadInput: the target has none of the sources.
         Incomplete: every source failed.
     """
-    with alone(), cache_enabled(not run.no_cache):
+    with count_lock(), cache_enabled(not run.no_cache):
         return _counted(run, progress)
 
 
@@ -178,7 +177,7 @@ def _stage_flops(forwards: Mapping[str, Iterable[CostNode]]) -> dict[str, int | 
 def _one(run: Prepared, source: str, progress: Progress) -> Any:
     """Count with one source; :func:`lacking` has said before that the target offers what it asks for."""
     if source == "analytic":
-        return analytic_ledger(cast(WithFormulas, run.target), run.workload)
+        return evaluate_formulas(cast(WithFormulas, run.target), run.workload)
     return trace_source(source, run.target, run.workload, progress, all_calls=run.all_calls)
 
 

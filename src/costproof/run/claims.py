@@ -12,22 +12,22 @@ from costproof.claims import ClaimsFile, ClaimsReport, judge_claims, read_claims
 from costproof.claims.types import Formula
 from costproof.ledger.baseline import baseline_of
 from costproof.ledger.capture import Capture, read_capture
+from costproof.ledger.environment import require
 from costproof.ledger.errors import BadInput, Incomplete
-from costproof.ledger.extras import require
 from costproof.ledger.metrics import PEAK_METRICS
 from costproof.ledger.progress import Progress, silent
-from costproof.ledger.sources import USUAL_SOURCES
+from costproof.ledger.run import USUAL_SOURCES
 from costproof.models.registry import TARGETS, mistakes_of, read_address
 from costproof.models.target import Target, WithFormulas, WithKeys
+from costproof.parametric.workload_family import WorkloadFamily
 from costproof.reports.report import Report
-from costproof.run.alone import alone_with
 from costproof.run.capture import count
-from costproof.run.claim_runs import TargetRuns
+from costproof.run.count_lock import count_lock
+from costproof.run.operand_files import check_whole
+from costproof.run.operands import target_of
 from costproof.run.peaks import measured
 from costproof.run.prepare import prepare
 from costproof.run.request import RunRequest, request
-from costproof.run.side_files import check_whole
-from costproof.run.sides import target_of
 from costproof.run.trust import refused_code
 
 
@@ -75,7 +75,7 @@ def check(
     base = target if isinstance(target, RunRequest) else _named(said, name)
     asked = request(request(base, **given), sources=("analytic",))
     truth = "the formulas of the target, not compared with a graph in this run"
-    with alone_with(asked.rules):
+    with count_lock(asked.rules):
         prepared = prepare(asked)
         if not isinstance(prepared.target, WithFormulas):
             require("trace", "checking against an exported graph")
@@ -89,10 +89,10 @@ def check(
         return judge_claims(said, counted, mistakes_of(counted.target.name), truth=truth, runs=runs)
 
 
-def _runs(claims: ClaimsFile, counted: Capture, target: Target | None) -> TargetRuns | None:
+def _runs(claims: ClaimsFile, counted: Capture, target: Target | None) -> WorkloadFamily | None:
     """The other runs of a target, where a formula asks for them and formulas describe it."""
     asked = any(isinstance(c.value, Formula) for c in claims.claims)
-    return TargetRuns(baseline_of(counted), target) if asked and isinstance(target, WithKeys) else None
+    return WorkloadFamily(baseline_of(counted), target) if asked and isinstance(target, WithKeys) else None
 
 
 def _named(claims: ClaimsFile, target: str) -> RunRequest:

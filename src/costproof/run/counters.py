@@ -13,18 +13,18 @@ from costproof.compare.counters import compare_counters
 from costproof.compare.findings import CounterComparison, CounterFinding
 from costproof.ledger.capture import Capture
 from costproof.ledger.counter import CounterCall, CounterRecord, Spent
+from costproof.ledger.environment import advice, require
 from costproof.ledger.errors import BadInput
-from costproof.ledger.extras import advice, require
 from costproof.ledger.node import exact_sum
 from costproof.ledger.plural import plural
 from costproof.ledger.progress import Progress, silent
 from costproof.ledger.workload import Workload
 from costproof.models.registry import mistakes_of
 from costproof.models.target import Target, WithFormulas
+from costproof.parametric.formulas import evaluate_formulas
 from costproof.processes import Limits
-from costproof.run.alone import alone_with
 from costproof.run.capture import count
-from costproof.run.formulas import analytic_ledger
+from costproof.run.count_lock import count_lock
 from costproof.run.prepare import countable, named, prepare
 from costproof.run.request import RunRequest, request
 from costproof.tracers.counters.running import GIB, run_counters
@@ -60,7 +60,7 @@ def counters(
     """
     asked = request(target, **{**choices, "sources": ("analytic",)})
     own = tuple(own)
-    with alone_with(asked.rules):
+    with count_lock(asked.rules):
         prepared = prepare(request(asked, counters=only if only is not None else asked.counters or ("all",)))
         model, run = prepared.target, one_step(prepared.workload)
         wanted = tuple(stages)
@@ -155,7 +155,7 @@ def checked(
     """Our own count held against the closed formulas, call by call: one that differs gets an error. What to say."""
     if not isinstance(model, WithFormulas):
         return truth, ("The target has no formulas that the truth could be checked with.",)
-    formulas = analytic_ledger(model, run)
+    formulas = evaluate_formulas(model, run)
     parts: dict[tuple[str, str], list[CounterCall]] = {}
     for call in truth:
         parts.setdefault((call.stage, call.invocation), []).append(call)

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from costproof.compare.proof.closed_form import ClosedForm, Form, closed_form, render
+from costproof.ledger.environment import require
 from costproof.ledger.errors import EXIT_FINDINGS, EXIT_OK, BadInput, did_you_mean
-from costproof.ledger.extras import require
 from costproof.models.serving import lacking
 from costproof.models.target import Exportable
-from costproof.run.alone import alone_with
+from costproof.run.count_lock import count_lock
 from costproof.run.prepare import loaded
 from costproof.run.request import RunRequest, request
 from costproof.tracers.cache import cache_enabled
@@ -64,7 +64,7 @@ def derive(target: str | RunRequest, stage: str | None = None, **choices: Any) -
         Incomplete: it cannot be exported, or an operator has no cost rule.
     """
     asked = request(target, verb="derive", stage=stage, **choices)
-    with alone_with(asked.rules), cache_enabled(not asked.no_cache):
+    with count_lock(asked.rules), cache_enabled(not asked.no_cache):
         points, made = prepared(asked)
         of = made()
         found = derived(of, points=points)

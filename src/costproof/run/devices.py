@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from typing import Literal
 
 from costproof.estimate.hardware import Device, device, registry
-from costproof.ledger.extras import require
-from costproof.run.alone import alone
+from costproof.ledger.environment import require
+from costproof.run.count_lock import count_lock
 
 
 def machines() -> tuple[str, ...]:
@@ -44,5 +44,5 @@ def measure_machine(
     require("trace", "measuring a machine")
     from costproof.tracers.machine import DTYPES, measured
 
-    with alone():
+    with count_lock():
         return measured(run, name, DTYPES if dtypes is None else tuple(dtypes))

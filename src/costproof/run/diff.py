@@ -4,27 +4,26 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final, cast
+from typing import Final
 
 from costproof.compare.diff.attribution import Point
-from costproof.compare.diff.changes import FORMULA_SOURCE, SETTINGS, WORKLOAD, differences, settings
+from costproof.compare.diff.changes import FORMULA_SOURCE, WORKLOAD, differences, settings
 from costproof.compare.diff.diff import Levers, Place, adds_up
 from costproof.compare.diff.diff import diff as compared
 from costproof.compare.diff.parts import one_sided_parts
 from costproof.compare.diff.types import IMPLEMENTATION, Diff
 from costproof.ledger.baseline import Baseline
-from costproof.ledger.errors import BadInput, Bug
-from costproof.ledger.node import Ledger
-from costproof.ledger.workload import Invocation, Plain, TargetInfo, Workload
+from costproof.ledger.errors import Bug
+from costproof.ledger.workload import Plain
 from costproof.models.target import WithKeys
 from costproof.opgraph.rules.files import Files
-from costproof.run.points import Points
-from costproof.run.side_files import Given, check_cut_alike, has_parts, of_stages
-from costproof.run.sides import Read, check_counted, read_side
-from costproof.run.sweeping.columns import Exact
-from costproof.run.sweeping.shapes import Place as At
+from costproof.parametric.blend import BlendedTarget
+from costproof.parametric.evaluator import Evaluator
+from costproof.parametric.exact_arrays import ExactEvaluator
+from costproof.parametric.regimes import PointChoices
+from costproof.run.operand_files import Given, check_cut_alike, has_parts, of_stages
+from costproof.run.operands import Read, check_counted, read_side
 
 FAMILY: Final = "family"
 """Stands for what no common key and no part of one side says, where the two sides are of different families."""
@@ -131,78 +130,26 @@ def _point(
     before: Mapping[str, Plain] = base.target.config or {}
     old, new = settings(base), settings(head)
     varied = [name for name in dict.fromkeys((*old, *new)) if old.get(name) != new.get(name)]
-    points: dict[tuple[bool, bool], Points] = {}
+    evaluators: dict[tuple[bool, bool], Evaluator[BlendedTarget]] = {}
 
     def point(changed: frozenset[str]) -> Mapping[Place, int | None]:
         another, kernels = other is not None and FAMILY in changed, IMPLEMENTATION in changed
-        if (another, kernels) not in points:
+        if (another, kernels) not in evaluators:
             model = other if another and other is not None else usual
-            points[another, kernels] = Points(cast("WithKeys", Mixture(model, base, head, kernels, without)))
-        of = points[another, kernels]
+            evaluators[another, kernels] = Evaluator(BlendedTarget(model, base, head, kernels, without))
+        of = evaluators[another, kernels]
         now = before if another else of.keys()
-        place = At(
+        choices = PointChoices(
             keys={key: config[key] if key in changed else now[key] for key in sorted(keys)},
             preset=None,
             settings={name: (new if name in changed else old).get(name) for name in varied},
         )
-        shape, numbers = of.shape(place)
-        if shape.ledger is None:
-            raise of.refusal(place, numbers)
-        cells = [(stage, m) for stage in ("", *shape.ledger.stages) for m in shape.ledger.metrics]
-        costs = {cell: shape.cost(cell) for cell in cells}
-        exact = Exact(shape.atoms.found, numbers)  # compiling a cost may find atoms
+        regime, numbers = of.regime(choices)
+        if regime.ledger is None:
+            raise of.refusal(choices, numbers)
+        cells = [(stage, m) for stage in ("", *regime.ledger.stages) for m in regime.ledger.metrics]
+        costs = {cell: regime.cost(cell) for cell in cells}
+        exact = ExactEvaluator(regime.atoms.found, numbers)  # compiling a cost may find atoms
         return {cell: exact.number(cost) for cell, cost in costs.items()}
 
     return point
-
-
-@dataclass(frozen=True, slots=True)
-class Mixture:
-    """A target whose workload lies between those of the two sides."""
-
-    model: WithKeys
-    base: Baseline
-    head: Baseline
-    kernels: bool
-    """Whether the kernels are the head's."""
-    without: frozenset[str] = frozenset()
-    """Roles that are left out."""
-
-    @property
-    def config(self) -> Any:
-        """That of the model."""
-        return self.model.config
-
-    def with_keys(self, changes: Mapping[str, Any]) -> Mixture:
-        """The same with other keys."""
-        return replace(self, model=self.model.with_keys(changes))
-
-    def info(self) -> TargetInfo:
-        """That of the model."""
-        return self.model.info()
-
-    def invocations(self, workload: Workload) -> tuple[Invocation, ...]:
-        """Those of the model."""
-        return self.model.invocations(workload)
-
-    def formulas(self, workload: Workload) -> Ledger:
-        """Those of the model."""
-        made = self.model.formulas(workload)
-        return replace(made, nodes=tuple(n for n in made.nodes if n.role not in self.without)) if self.without else made
-
-    def workload(self, preset: str | None = None, **changed: Any) -> Workload:
-        """The base's workload with these settings, and with the head's kernels.
-
-        Raises:
-            BadInput: the model cannot run it, or it has inputs together that neither side has.
-        """
-        values = {**settings(self.base), **changed}
-        given = {key.removeprefix(WORKLOAD): value for key, value in values.items() if value is not None}
-        own = {name: given.pop(name) for name in SETTINGS}
-        sides = [self.base.workload, self.head.workload]
-        if given.keys() not in [side.inputs.keys() for side in sides]:
-            raise BadInput("these settings only make sense together", got=", ".join(given) or "none of them")
-        kernels = sides[self.kernels]
-        made = replace(sides[0], **own, inputs=given, attention=kernels.attention, experts=kernels.experts)
-        self.model.check(made)
-        return made

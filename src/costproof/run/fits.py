@@ -6,10 +6,12 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
+from costproof.estimate.activation_bound import activations, unfused_attention
 from costproof.estimate.crossing import FAR
 from costproof.estimate.hardware import Device
 from costproof.estimate.memory import NEEDED, Fits, Held, Limit, LimitPoint, StageMemory, size
 from costproof.estimate.roofline import counted
+from costproof.estimate.sums import CallTerm, FormulaSum, MetricTerm
 from costproof.ledger.baseline import Baseline, Folded
 from costproof.ledger.errors import BadInput
 from costproof.ledger.node import exact_sum
@@ -17,17 +19,15 @@ from costproof.ledger.peaks import CallPeaks
 from costproof.ledger.symbols import FUNCTIONS, parse, text
 from costproof.ledger.workload import FLOAT_BYTES
 from costproof.opgraph.rules.files import Files
-from costproof.run.activations import activations
-from costproof.run.along import Along, Found, OfCalls, Sum, Term
+from costproof.parametric.curves import SettingCurve, Threshold
 from costproof.run.devices import machine
-from costproof.run.side_files import Given, check_whole
-from costproof.run.sides import Read, check_counted, read_side
-from costproof.run.written_scores import written_scores
+from costproof.run.operand_files import Given, check_whole
+from costproof.run.operands import Read, check_counted, read_side
 
 SETTINGS: Final = ("batch", "text_tokens")
 """What is varied."""
 _CACHES: Final = ("kv_read_bytes", "kv_cache_bytes")
-_CACHE: Final = (Term("kv_cache_bytes", lambda node: True),)
+_CACHE: Final = (MetricTerm("kv_cache_bytes", lambda node: True),)
 
 
 def fits(
@@ -61,18 +61,19 @@ def fits(
     side = read.baseline
     check_whole(side)
     name, folded = counted(side, needed=NEEDED)
-    along = {} if read.target is None else {s: Along(side, read.target, s) for s in SETTINGS}
+    along = {} if read.target is None else {s: SettingCurve(side, read.target, s) for s in SETTINGS}
+    sizes = along["batch"].sizes(along["batch"].own) if along else {}
     element = FLOAT_BYTES[side.workload.dtype]
     stages = []
     for stage in folded.stages:
         held = None
         if along:
-            terms = (*activations(element, stage), *written_scores(side, along["batch"], stage))
+            terms = (*activations(element, stage), *unfused_attention(side, sizes, stage))
             held = along["batch"].value(along["batch"].own, terms)
         stages.append(StageMemory(stage, folded.total("kv_cache_bytes", stage), held, *_peaks(read.peaks, stage)))
     weights, buffers = folded.total("weight_bytes"), folded.total("buffer_bytes")
     certain = None if weights is None or buffers is None or side.target.quantised else weights + buffers
-    kept = (*activations(element), *written_scores(side, along["batch"])) if along else ()
+    kept = (*activations(element), *unfused_attention(side, sizes)) if along else ()
     return Fits(
         side.conventions, side.target, side.workload, side.environment, device, room, name,
         weights_bytes=weights,
@@ -138,11 +139,11 @@ def _room(device: Device | None, memory: int | str | None) -> int:
 
 
 def _limits(
-    along: Mapping[str, Along], weights: int, room: int, kept: Sum, peaks: Sequence[CallPeaks]
+    along: Mapping[str, SettingCurve], weights: int, room: int, kept: FormulaSum, peaks: Sequence[CallPeaks]
 ) -> Iterator[Limit]:
     """The first values that do not fit: of weights and cache, of weights and graph peaks, and with the bound."""
     for setting, of in along.items():
-        held: dict[Held, list[Sum]] = {
+        held: dict[Held, list[FormulaSum]] = {
             "weights and cache": [_CACHE],
             "weights and graph peak": list(_moments(of, peaks)),
             "weights, cache and bound": [(*_CACHE, *kept)],
@@ -158,7 +159,7 @@ def _limits(
                 yield Limit(setting, what, found.outcome, found.at, points, found.why)
 
 
-def _known(of: Along, peaks: Iterable[CallPeaks]) -> Iterator[CallPeaks]:
+def _known(of: SettingCurve, peaks: Iterable[CallPeaks]) -> Iterator[CallPeaks]:
     """The calls whose graph peak is known in symbols of the run."""
     sizes = of.sizes(of.own)
     for call in peaks:
@@ -167,15 +168,15 @@ def _known(of: Along, peaks: Iterable[CallPeaks]) -> Iterator[CallPeaks]:
             yield call
 
 
-def _moments(of: Along, peaks: Iterable[CallPeaks]) -> Iterator[Sum]:
+def _moments(of: SettingCurve, peaks: Iterable[CallPeaks]) -> Iterator[FormulaSum]:
     """What is alive at the moments of all graph peaks that are known in symbols, what a call was given taken off."""
     for call in _known(of, peaks):
         peak, given = parse(call.form), parse(call.given or "0")
         for moment in peak.args if peak.func == FUNCTIONS["Max"] else (peak,):
-            yield (OfCalls(text(moment - given), call.stage, call.invocation),)
+            yield (CallTerm(text(moment - given), call.stage, call.invocation),)
 
 
-def _where_graphs_hold(found: Found, of: Along, peaks: Iterable[CallPeaks]) -> Found:
+def _where_graphs_hold(found: Threshold, of: SettingCurve, peaks: Iterable[CallPeaks]) -> Threshold:
     """What was found, if the graphs hold there: on both sides of a limit, else at the largest value that is a run.
 
     Where other formulas hold, another graph may.
@@ -185,16 +186,16 @@ def _where_graphs_hold(found: Found, of: Along, peaks: Iterable[CallPeaks]) -> F
     ends = found.places(of.own) if found.outcome == "from" else (of.last(found.at or FAR),)
     for at in ends:
         if at == 1 < of.own:
-            return Found("not solved", None, f"a graph in symbols need not be that of {of.setting} 1")
-        if of.shape(at) is not of.shape(of.own):
-            return Found("not solved", None, f"other formulas hold at {of.setting} {at:,}, and maybe another graph")
+            return Threshold("not solved", None, f"a graph in symbols need not be that of {of.setting} 1")
+        if of.regime(at) is not of.regime(of.own):
+            return Threshold("not solved", None, f"other formulas hold at {of.setting} {at:,}, and maybe another graph")
         for call in _known(of, peaks):
             for source in call.holds:
-                if of.value(at, (OfCalls(source, call.stage, call.invocation),)) < 0:
-                    return Found("not solved", None, f"the graph of {call.stage} holds only where {source} >= 0")
+                if of.value(at, (CallTerm(source, call.stage, call.invocation),)) < 0:
+                    return Threshold("not solved", None, f"the graph of {call.stage} holds only where {source} >= 0")
     return found
 
 
-def _first(found: Found) -> tuple[int, int]:
+def _first(found: Threshold) -> tuple[int, int]:
     """What is told of several: one that is not solved, since it may come first; then the least value."""
     return ({"not solved": 0, "from": 1, "refused": 1, "never": 2}[found.outcome], found.at or 0)

@@ -14,7 +14,7 @@ from costproof.compare.gate.types import Gate
 from costproof.ledger.baseline import Baseline
 from costproof.ledger.capture import Capture
 from costproof.ledger.errors import BadInput, Incomplete
-from costproof.run.side_files import Given, baseline_at, check_cut_alike, has_parts, of_stages
+from costproof.run.operand_files import Given, baseline_at, check_cut_alike, has_parts, of_stages
 
 if TYPE_CHECKING:
     from costproof.opgraph.rules.files import Files
@@ -49,7 +49,7 @@ def gate(
     """
     limits = read_policy(Path(policy))
     if rules != () or trust_remote_code:
-        from costproof.run.sides import check_counted
+        from costproof.run.operands import check_counted
 
         check_counted(rules, trust_remote_code, base, head)
     read = partial(_side, rules=rules, trust_remote_code=trust_remote_code)
@@ -78,7 +78,7 @@ def _names_a_file(given: str | os.PathLike[str]) -> bool:
 
 def _side(given: Given, config: str | os.PathLike[str] | None, **trust: Any) -> Baseline:
     if isinstance(given, Capture | Baseline) or config is not None or not _names_a_file(given):
-        from costproof.run.sides import read_side  # loads the targets, which takes longer than to decide
+        from costproof.run.operands import read_side  # loads the targets, which takes longer than to decide
 
         return read_side(given, config, **trust).baseline
     return baseline_at(os.fspath(given))

@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from costproof.ledger.environment import require
 from costproof.ledger.errors import BadInput, did_you_mean
-from costproof.ledger.extras import require
 from costproof.ledger.progress import Progress, silent
 from costproof.reports.graph import svg
 from costproof.reports.graph.choice import Choice
@@ -43,13 +43,13 @@ def drawable(
     """
     text = os.fspath(given)
     if rules != () or trust_remote_code:
-        from costproof.run.sides import check_counted
+        from costproof.run.operands import check_counted
 
         check_counted(rules, trust_remote_code, text)
     elif Path(text).exists():
         return read_drawable(capture_file(Path(text)))
     from costproof.models.registry import TARGETS  # a file is drawn without what targets need
-    from costproof.run.sides import names_target, target_with_settings
+    from costproof.run.operands import names_target, target_with_settings
 
     if not names_target(text):
         raise BadInput(
@@ -58,9 +58,9 @@ def drawable(
             expected="a capture, a folder of reports, callgraph.json, or TARGET@PRESET,NAME=VALUE",
             fix=did_you_mean(text.partition("@")[0].partition(",")[0], TARGETS.all()),
         )
-    from costproof.run.alone import alone_with
+    from costproof.run.count_lock import count_lock
 
-    with alone_with(rules):
+    with count_lock(rules):
         target, workload = target_with_settings(text, trusted=trust_remote_code)
         require("trace", "running a target for its callgraph")
         from costproof.run.capture import count  # loads the tracers

@@ -18,7 +18,7 @@ from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.symbols import parse
 from costproof.ledger.workload import Workload
 from costproof.models.target import Exportable
-from costproof.run.alone import alone
+from costproof.run.count_lock import count_lock
 
 if TYPE_CHECKING:
     from costproof.compare.proof.closed_form import Limit as Condition
@@ -139,7 +139,7 @@ class GraphRun:
         from costproof.tracers.derive.domain import limits
 
         stages = {n.stage for n in self._cached()}
-        with alone(), cache_enabled(True):
+        with count_lock(), cache_enabled(True):
             model = self.target.build(self.workload)
             found = []
             for job in self.target.export_jobs(model, self.workload):

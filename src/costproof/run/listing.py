@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
+from costproof.ledger.callgraph import Listing
+from costproof.ledger.environment import require
 from costproof.ledger.errors import BadInput
-from costproof.ledger.extras import require
-from costproof.ledger.listing import Listing
 from costproof.models.serving import lacking
 from costproof.models.target import Exportable
 from costproof.reports.outputs import PICTURES, variants
-from costproof.run.alone import alone_with
+from costproof.run.count_lock import count_lock
 from costproof.run.prepare import prepare
 from costproof.run.request import RunRequest, request
 from costproof.views.explanation import check_stage
@@ -32,7 +32,7 @@ def operators(
         Incomplete: torch is not installed, or a part cannot be exported.
     """
     asked = request(target, **{**choices, "sources": ("static",)})
-    with alone_with(asked.rules):
+    with count_lock(asked.rules):
         prepared = prepare(asked)
         model = prepared.target
         check_stage(stage, model.info().stages)

@@ -14,9 +14,8 @@ from costproof.estimate.hardware import Device
 from costproof.estimate.measured import Measurement, OperatorRow, Place, part_rows, rows
 from costproof.estimate.roofline import roof
 from costproof.estimate.split import Work, kind_of
-from costproof.ledger.environment import environment
+from costproof.ledger.environment import environment, require
 from costproof.ledger.errors import BadInput
-from costproof.ledger.extras import require
 from costproof.ledger.node import Ledger, exact_sum
 from costproof.ledger.profile import Timing
 from costproof.ledger.progress import Progress, silent
@@ -25,7 +24,7 @@ from costproof.models.serving import options_of, require_device
 from costproof.models.target import Runnable
 from costproof.opgraph.rules.files import versions_in_force
 from costproof.opgraph.rules.registry import subject_of
-from costproof.run.alone import alone_with
+from costproof.run.count_lock import count_lock
 from costproof.run.devices import machine, measure_machine
 from costproof.run.prepare import prepare
 from costproof.run.request import RunRequest, request
@@ -62,7 +61,7 @@ def measure(
     asked = request(target, **{**choices, "sources": ("dynamic",)})
     if asked.run.device == "meta":
         asked = request(asked, run="cpu")
-    with alone_with(asked.rules):
+    with count_lock(asked.rules):
         return _measured(asked, on, math, predict, progress)
 
 

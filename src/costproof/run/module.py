@@ -6,11 +6,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from costproof.ledger.extras import require
+from costproof.ledger.environment import require
 from costproof.models.generic.at_hand import at_hand
 from costproof.reports.report import Report
-from costproof.run.alone import as_before
 from costproof.run.capture import count as counted
+from costproof.run.count_lock import count_then_restore
 from costproof.run.prepare import Prepared
 
 if TYPE_CHECKING:
@@ -44,4 +44,4 @@ def count(module: nn.Module | Callable[..., Any], /, *args: Any, **kwargs: Any) 
         with at_hand(called, args, kwargs, before) as target:
             return counted(Prepared(target, target.workload()))
 
-    return as_before(count_alone)
+    return count_then_restore(count_alone)

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from costproof.ledger.environment import environment
+from costproof.ledger.environment import environment, require
 from costproof.ledger.errors import BadInput
-from costproof.ledger.extras import require
 from costproof.ledger.peaks import CallPeaks, Peaks, by_stage
 from costproof.ledger.progress import Progress, silent
 from costproof.ledger.workload import Workload
 from costproof.models.serving import lacking
 from costproof.models.target import Exportable, Target
 from costproof.opgraph.rules.files import versions_in_force
-from costproof.run.alone import alone, alone_with
+from costproof.run.count_lock import count_lock
 from costproof.run.prepare import prepare
 from costproof.run.request import RunRequest, request
 
@@ -31,7 +30,7 @@ def peaks(target: str | RunRequest, *, progress: Progress = silent, **choices: A
         Incomplete: torch is not installed.
     """
     asked = request(target, **{**choices, "sources": ("static",)})
-    with alone_with(asked.rules):
+    with count_lock(asked.rules):
         progress("load", 0, 1)
         prepared = prepare(asked)
         progress("load", 1, 1)
@@ -55,5 +54,5 @@ def measured(
     require("trace", "a peak of a graph or of a run")
     from costproof.tracers.peaks.calls import call_peaks  # imports torch
 
-    with alone():
+    with count_lock():
         return call_peaks(model, workload, progress, eager=eager, forms=forms)

@@ -7,17 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from costproof.ledger.environment import advice, require
 from costproof.ledger.errors import BadInput, CostproofError, Incomplete, Problems, did_you_mean
-from costproof.ledger.extras import advice, require
-from costproof.ledger.run import RANDOM, RunOptions
-from costproof.ledger.sources import ALL_SOURCES, GRAPH_SOURCES, USUAL_SOURCES
+from costproof.ledger.run import ALL_SOURCES, GRAPH_SOURCES, RANDOM, USUAL_SOURCES, RunOptions
 from costproof.ledger.workload import Workload
 from costproof.models.loading import shards
 from costproof.models.registry import load_target, read_address
 from costproof.models.serving import lacking, require_device, run_with
 from costproof.models.target import Exportable, Target
 from costproof.plugins import OURS
-from costproof.run.alone import alone
+from costproof.run.count_lock import count_lock
 from costproof.run.request import RunRequest, chosen
 from costproof.run.request import request as made
 from costproof.tracers.counters.registry import COUNTERS, ON_REQUEST, not_installed
@@ -137,7 +136,7 @@ def workload(
         BadInput: everything that is wrong with the settings, at once.
     """
     asked = made(target, config=config, preset=preset, **settings)
-    with alone():
+    with count_lock():
         return chosen(loaded(asked), asked.workload)
 
 

@@ -12,9 +12,8 @@ from typing import Any, Final
 
 from costproof.compare.proof.certificate import Certificate, differences, read_certificate
 from costproof.compare.proof.judge import Answer
-from costproof.ledger.environment import RULES
+from costproof.ledger.environment import RULES, require
 from costproof.ledger.errors import EXIT_FINDINGS, BadInput
-from costproof.ledger.extras import require
 from costproof.ledger.progress import Progress, silent
 from costproof.ledger.writing import write_texts
 from costproof.models.flash_attention import FLASH
@@ -26,7 +25,7 @@ from costproof.processes import Pool
 from costproof.reports.folder import check_folder
 from costproof.reports.outputs import variants
 from costproof.run import proof_tasks
-from costproof.run.alone import alone_with
+from costproof.run.count_lock import count_lock
 from costproof.run.kept_answers import Kept
 from costproof.run.prepare import loaded
 from costproof.run.proof_certificate import assemble, domain
@@ -63,7 +62,7 @@ def prove(
         BadInput: settings that make no proof, or a target that does not say what one ranges over.
     """
     asked = request(target, verb="prove", **choices)
-    with alone_with(asked.rules):
+    with count_lock(asked.rules):
         model, proof = pieces_of(asked)
         if out is None:
             return carried_out(model, proof, jobs=jobs, progress=progress)
@@ -160,7 +159,7 @@ def verify(
         BadInput: the file is not a certificate, or about a target that is not known here.
     """
     old = read_certificate(Path(certificate))
-    with alone_with(rules):
+    with count_lock(rules):
         new = carried_out(*repeatable(old), jobs=jobs, progress=progress)
     before, now = old.environment, new.environment
     every = dict.fromkeys((*now, *({RULES} & before.keys())))

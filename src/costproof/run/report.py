@@ -12,13 +12,13 @@ from costproof.ledger.progress import Progress, silent
 from costproof.models.serving import lacking
 from costproof.reports.folder import check_report_folder
 from costproof.reports.report import Report, write_report
-from costproof.run.alone import alone_with
 from costproof.run.capture import count
+from costproof.run.count_lock import count_lock
 from costproof.run.counters import record_counters
+from costproof.run.extrapolate import whole_model
 from costproof.run.peaks import measured
 from costproof.run.prepare import prepare
 from costproof.run.request import RunRequest, request
-from costproof.run.whole import whole_model
 from costproof.views.explanation import Explanation, check_stage, no_formulas
 from costproof.views.explanation import explain as explained
 
@@ -54,7 +54,7 @@ def report(
 
 
 def _counted(asked: RunRequest, progress: Progress) -> Report:
-    with alone_with(asked.rules):
+    with count_lock(asked.rules):
         progress("load", 0, 1)
         prepared = prepare(asked)
         progress("load", 1, 1)
@@ -93,7 +93,7 @@ def explain(
     if isinstance(target, Capture):
         return explained(target, stage, module=module, metric=metric, graph=target)
     asked = request(target, **{**choices, "sources": ("analytic",)})
-    with alone_with(asked.rules):
+    with count_lock(asked.rules):
         prepared = prepare(asked)
         check_stage(stage, prepared.target.info().stages)
         if why := lacking(prepared.target, prepared.sources):

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from costproof.ledger.errors import BadInput, CostproofError, Problems, did_you_mean, invalid_choice
-from costproof.ledger.run import RunOptions, run_options, whole
-from costproof.ledger.sources import ALL_SOURCES, USUAL_SOURCES
+from costproof.ledger.errors import BadInput, CostproofError, Problems, did_you_mean
+from costproof.ledger.run import ALL_SOURCES, USUAL_SOURCES, RunOptions, run_options
 from costproof.ledger.workload import Workload
 from costproof.models.proof import Proves
 from costproof.models.registry import read_address, target_factory
 from costproof.models.settings import known_preset
 from costproof.models.target import Setting, Target
-
-Value = int | str | tuple[int, ...]
-Place = Callable[[str], str]
-"""Where a choice of that name was made, for messages: ``--batch``, ``$.workload.batch``."""
+from costproof.parametric.typed_settings import Origin, SettingValue, collect_problems, option, typed_settings
 
 OPTIONS: Final = ("run", "weights", "seed", "layers", "profile", "convention")
 """Names of the choices that make :class:`RunOptions`; ``run`` is the device."""
@@ -42,7 +37,7 @@ class Settings:
 
     preset: str | None = None
     """The target's default one if ``None``."""
-    values: Mapping[str, Value] = field(default_factory=dict)
+    values: Mapping[str, SettingValue] = field(default_factory=dict)
     """The target's own settings, by the names that it gives them."""
 
 
@@ -68,9 +63,9 @@ class RunRequest:
     trust_remote_code: bool = False
     no_cache: bool = False
     """Whether every export is made anew: :mod:`costproof.tracers.cache`."""
-    prove: Mapping[str, Value] = field(default_factory=dict)
+    prove: Mapping[str, SettingValue] = field(default_factory=dict)
     """Settings of a proof: ``samples``, ``seed``, and the target's own."""
-    derive: Mapping[str, Value] = field(default_factory=dict)
+    derive: Mapping[str, SettingValue] = field(default_factory=dict)
     """Settings of a derivation: ``stage`` and ``points``."""
 
     @property
@@ -83,12 +78,7 @@ class RunRequest:
         return read_address(self.target).seen_from(folder)
 
 
-def option(name: str) -> str:
-    """A choice as the command line calls it."""
-    return "--" + name.rpartition(".")[2].replace("_", "-")
-
-
-def _within(section: str, place: Place) -> Place:
+def _within(section: str, place: Origin) -> Origin:
     return lambda name: place(f"{section}.{name}")
 
 
@@ -106,7 +96,7 @@ def settings(target: str, verb: str = "report") -> tuple[Setting, ...]:
     return factory.settings()
 
 
-def request(target: str | RunRequest, *, verb: str = "report", place: Place = option, **choices: Any) -> RunRequest:
+def request(target: str | RunRequest, *, verb: str = "report", place: Origin = option, **choices: Any) -> RunRequest:
     """A run as data, checked as far as nothing has to be loaded for it.
 
     Args:
@@ -128,7 +118,7 @@ def request(target: str | RunRequest, *, verb: str = "report", place: Place = op
         if mine or name == verb:
             known = (*general, *settings(before.target, name))
             mine |= {s.name: given.pop(s.name) for s in known if name == verb and s.name in given}
-            changes[name] = {**getattr(before, name), **checked(known, mine, _within(name, place), problems)}
+            changes[name] = {**getattr(before, name), **typed_settings(known, mine, _within(name, place), problems)}
     changes |= {name: _texts(given.pop(name)) for name in LISTS if name in given}
     changes |= {name: bool(given.pop(name)) for name in SWITCHES if name in given}
     if "config" in given:
@@ -138,7 +128,7 @@ def request(target: str | RunRequest, *, verb: str = "report", place: Place = op
         problems.append(BadInput("no counter to run", where=place("counters"), expected="names, or all"))
     options: dict[str, Any] = {("run" if k == "device" else k): v for k, v in asdict(before.run).items()}
     options.update({name: given.pop(name) for name in OPTIONS if name in given})
-    with collected(problems):
+    with collect_problems(problems):
         changes["run"] = run_options(options, place)
     workload, preset = given.pop("workload", before.workload), given.pop("preset", None)
     if not isinstance(workload, Settings):
@@ -150,46 +140,13 @@ def request(target: str | RunRequest, *, verb: str = "report", place: Place = op
     else:
         factory = target_factory(before.target)
         if preset is not None:
-            with collected(problems):  # behind a colon may be a detail, which the target reads
+            with collect_problems(problems):  # behind a colon may be a detail, which the target reads
                 known_preset(str(preset).partition(":")[0], [w.name for w in factory.presets()], place("preset"))
-        values = checked(factory.settings(), given, place, problems)
+        values = typed_settings(factory.settings(), given, place, problems)
         workload = Settings(preset or workload.preset, {**workload.values, **values})
     if problems:
         raise problems[0] if len(problems) == 1 else Problems("the run cannot be made so", problems)
     return replace(before, **changes, workload=workload)
-
-
-def checked(
-    known: Iterable[Setting], given: Mapping[str, Any], place: Place, problems: list[CostproofError]
-) -> dict[str, Value]:
-    """The settings with the types that a target wants; what is wrong with them goes to ``problems``."""
-    by_name = {s.name: s for s in known}
-    found: dict[str, Value] = {}
-    for name, value in given.items():
-        if name in by_name:
-            with collected(problems):
-                found[name] = _typed(by_name[name], value, place(name))
-        else:
-            where, expected = place(name[:60]), "one of " + ", ".join(by_name)
-            problems.append(
-                BadInput("no such setting", where=where, expected=expected, fix=did_you_mean(name, by_name))
-            )
-    return found
-
-
-def _typed(setting: Setting, value: Any, where: str) -> Value:
-    if setting.kind == "integer":
-        return whole(value, where)
-    if setting.kind == "file":
-        return str(os.fspath(value))
-    if setting.kind == "list":
-        return value if isinstance(value, str) else ",".join(map(str, value))
-    if isinstance(value, tuple | list):
-        return tuple(whole(v, where) for v in value)
-    text = str(value)
-    if setting.kind == "choice" and text not in setting.choices:
-        raise invalid_choice(where, text, setting.choices)
-    return text
 
 
 def _texts(value: Any) -> tuple[str, ...]:
@@ -205,17 +162,6 @@ def _wrong_sources(asked: tuple[str, ...], where: str) -> list[CostproofError]:
         for name in asked
         if name not in ALL_SOURCES
     ]
-
-
-@contextmanager
-def collected(problems: list[CostproofError]) -> Iterator[None]:
-    """What is wrong goes to the problems, so that all of them can be told at once."""
-    try:
-        yield
-    except Problems as error:
-        problems += error.problems
-    except BadInput as error:
-        problems.append(error)
 
 
 def chosen(target: Target, workload: Settings | Workload) -> Workload:

@@ -12,8 +12,9 @@ from costproof.ledger.document import Value, read_document, read_source
 from costproof.ledger.errors import BadInput, CostproofError, Problems, did_you_mean
 from costproof.ledger.schema import adapter, location
 from costproof.ledger.workload import Workload
+from costproof.parametric.typed_settings import collect_problems
 from costproof.plugins import at
-from costproof.run.request import LISTS, OPTIONS, SWITCHES, VERBS, RunRequest, Settings, collected, request
+from costproof.run.request import LISTS, OPTIONS, SWITCHES, VERBS, RunRequest, Settings, request
 from costproof.run.trust import code_named, loading_runs_code, refused_code
 
 WHAT: Final = "a request file"
@@ -106,19 +107,19 @@ def request_from(
     else:
         found |= {key: (f"$.workload.{key}", value) for key, value in sections["workload"].items()}
     for name, (place, value) in found.items():
-        with collected(problems):
+        with collect_problems(problems):
             choices[name] = _typed(name, value, place)
     for verb in VERBS:
         choices[verb] = {}
         for key, value in sections[verb].items():
-            with collected(problems):
+            with collect_problems(problems):
                 choices[verb][key] = _typed(key, value, f"$.{verb}.{key}")
     named = data.get("target", "")
     if not isinstance(named, str):
         problems.append(BadInput("this is a short text", where="$.target"))
     own = named if isinstance(named, str) and not _nothing(named) else None
     given = {"target": target, "rules": rules, "trust_remote_code": trust_remote_code}
-    with collected(problems):
+    with collect_problems(problems):
         problems += refused_code({**choices, "target": own}, given, where)
     choices |= {name: value for name, value in given.items() if value and name != "target"}
     chosen = target or own
@@ -126,7 +127,7 @@ def request_from(
         fix = "see: costproof targets"
         raise BadInput("no target to count", where=f"$.target in {where}", expected="a name", fix=fix)
     if chosen is not None:
-        with collected(problems):
+        with collect_problems(problems):
             made = request(chosen, place=lambda n: found[n][0] if n in found else f"$.{n}", **choices)
     if problems:
         raise Problems(f"the request file {where} is wrong", problems)

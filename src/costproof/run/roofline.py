@@ -11,14 +11,15 @@ from typing import Final, Literal
 from costproof.estimate.arithmetic import Arithmetic, arithmetic_of
 from costproof.estimate.hardware import Device
 from costproof.estimate.roofline import Border, BorderPoint, Roof, Roofline, bounds, counted, peaks_of, roof
+from costproof.estimate.routing import Routing, TouchedExperts, apply_routing, no_formulas_error
+from costproof.estimate.sums import FormulaSum, MetricTerm, depends_on_context
 from costproof.ledger.metrics import IN_FLOAT32, SKIPPABLE, TRAFFIC
 from costproof.ledger.node import CostNode
 from costproof.opgraph.rules.files import Files
-from costproof.run.along import Along, Sum, Term, grows
+from costproof.parametric.curves import SettingCurve
 from costproof.run.devices import machine
-from costproof.run.routing import routed, without_formulas
-from costproof.run.side_files import Given, check_whole
-from costproof.run.sides import check_counted, is_without_formulas, read_side
+from costproof.run.operand_files import Given, check_whole
+from costproof.run.operands import check_counted, is_without_formulas, read_side
 
 ATTENTION: Final = "attention"
 """Kind of the products of attention in formulas."""
@@ -47,7 +48,8 @@ def roofline(
         math: the dtype whose peak most products have; the one that they are multiplied in unless given.
         source: whose counts; the first of ``analytic``, ``static``, ``dynamic`` that has them unless given.
         routing: how many routed experts a call reads: ``"bound"``, min(E, T k); ``"uniform"``, the mean of uniform
-            routing; or a JSON file with the choice of every token, see :func:`~costproof.estimate.routing.given`.
+            routing; or a JSON file with the choice of every token, as
+            :func:`~costproof.estimate.routing.given_experts` reads it.
         rules: Python files with operator rules, which are run, where a graph is counted.
         trust_remote_code: whether the code of a snapshot that is a target may run.
 
@@ -59,19 +61,24 @@ def roofline(
     device = on if isinstance(on, Device) else machine(on)
     check_counted(rules, trust_remote_code, target)
     if routing != "bound" and is_without_formulas(target, config, trust_remote_code=trust_remote_code):
-        raise without_formulas()
+        raise no_formulas_error()
     read = read_side(target, config, rules=rules, trust_remote_code=trust_remote_code)
     side = read.baseline
     check_whole(side)
     name, folded = counted(side, source)
     arithmetic, dtype = arithmetic_of(folded, side.workload.dtype, math)
     of = roof(device, dtype)
-    batch = None if read.target is None else Along(side, read.target, "batch")
-    folded, kind, experts = routed(folded, batch, routing)
+    batch = None if read.target is None else SettingCurve(side, read.target, "batch")
+    kind: Routing = "bound"
+    experts: tuple[TouchedExperts, ...] = ()
+    if routing != "bound":
+        if batch is None or (ledger := batch.regime(batch.own).ledger) is None:
+            raise no_formulas_error()
+        folded, kind, experts = apply_routing(folded, ledger, batch.sizes(batch.own), routing)
     run, stages, parts = bounds(folded, of, arithmetic)
     solved: Iterable[Border] = ()
     if batch is not None and read.target is not None:
-        solved = _borders(batch, Along(side, read.target, "text_tokens"), of, arithmetic)
+        solved = _borders(batch, SettingCurve(side, read.target, "text_tokens"), of, arithmetic)
     # Formulas have the bound: where a stage reads other experts, they say nothing of its weights.
     other = {t.stage for t in experts}
     borders = tuple(b for b in solved if b.stage not in other or b.unit == "FLOP")
@@ -82,8 +89,8 @@ def roofline(
     )  # fmt: skip
 
 
-def _borders(batch: Along, length: Along, of: Roof, arithmetic: Arithmetic) -> Iterator[Border]:
-    ledger = batch.shape(batch.own).ledger
+def _borders(batch: SettingCurve, length: SettingCurve, of: Roof, arithmetic: Arithmetic) -> Iterator[Border]:
+    ledger = batch.regime(batch.own).ledger
     assert ledger is not None
     peaks = {**of.peaks, of.math: of.flops}
     for stage in ledger.stages:
@@ -92,13 +99,16 @@ def _borders(batch: Along, length: Along, of: Roof, arithmetic: Arithmetic) -> I
         rates = {kind: peaks[arithmetic.named(arithmetic.run, kind)] for kind in kinds}
         in_float32 = {kind: peaks[arithmetic.named("float32", kind)] for kind in upcast}
         every = prod({*rates.values(), *in_float32.values()})
-        flops: list[Term] = []
+        flops: list[MetricTerm] = []
         for kind, rate in sorted(rates.items()):
             factor = of.bandwidth * every // rate
-            flops += [Term("flops", _of_kind(stage, kind), factor), Term(SKIPPABLE, _of_kind(stage, kind), -factor)]
+            flops += [
+                MetricTerm("flops", _of_kind(stage, kind), factor),
+                MetricTerm(SKIPPABLE, _of_kind(stage, kind), -factor),
+            ]
             if kind in in_float32:
                 more = of.bandwidth * every // in_float32[kind] - factor
-                flops.append(Term(IN_FLOAT32, _of_kind(stage, kind), more))
+                flops.append(MetricTerm(IN_FLOAT32, _of_kind(stage, kind), more))
         moved = tuple(term for metric in TRAFFIC for term in _sum(metric, stage, factor=every))
         unit = every * of.bandwidth
         yield from _border(batch, stage, "is bound by compute", ("compute", "memory"), (tuple(flops), moved), "s", unit)
@@ -107,18 +117,18 @@ def _borders(batch: Along, length: Along, of: Roof, arithmetic: Arithmetic) -> I
         yield from _border(batch, stage, asked, ("compute", "weights once"), (tuple(flops), weights), "s", unit)
         here = [node for node in ledger.nodes if node.stage == stage]
         if any(node.kind == ATTENTION for node in here) and any(_mixes(node) for node in here):
-            scores = (Term("flops", _where(stage, lambda node: node.kind == ATTENTION)),)
-            mlp = (Term("flops", _where(stage, _mixes)),)
+            scores = (MetricTerm("flops", _where(stage, lambda node: node.kind == ATTENTION)),)
+            mlp = (MetricTerm("flops", _where(stage, _mixes)),)
             asked = "spends more FLOPs on scores than on MLPs"
             yield from _border(length, stage, asked, ("scores of attention", "MLPs"), (scores, mlp), "FLOP")
-        if any(grows(node.exprs.get("kv_read_bytes", "0")) for node in here):
+        if any(depends_on_context(node.exprs.get("kv_read_bytes", "0")) for node in here):
             sides = (_sum("kv_read_bytes", stage), _sum("weight_read_bytes", stage))
             asked = "reads more of its past than of its weights"
             yield from _border(length, stage, asked, ("keys and values of the past", "weights"), sides, "B")
 
 
-def _sum(metric: str, stage: str, *, factor: int = 1) -> Sum:
-    return (Term(metric, _where(stage), factor),)
+def _sum(metric: str, stage: str, *, factor: int = 1) -> FormulaSum:
+    return (MetricTerm(metric, _where(stage), factor),)
 
 
 def _of_kind(stage: str, kind: str) -> Callable[[CostNode], bool]:
@@ -136,11 +146,11 @@ def _mixes(node: CostNode) -> bool:
 
 
 def _border(
-    along: Along,
+    along: SettingCurve,
     stage: str,
     question: str,
     names: tuple[str, str],
-    sides: tuple[Sum, Sum],
+    sides: tuple[FormulaSum, FormulaSum],
     unit: Literal["s", "FLOP", "B"],
     over: int = 1,
 ) -> Iterator[Border]:

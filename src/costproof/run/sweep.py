@@ -8,18 +8,18 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from costproof.ledger.environment import require
 from costproof.ledger.errors import BadInput, CostproofError, Problems, no_such
-from costproof.ledger.extras import require
 from costproof.opgraph.rules.files import Files
-from costproof.run.alone import alone_with
-from costproof.run.points import Points
-from costproof.run.request import checked, option
-from costproof.run.sweeping.axes import MOST_POINTS, Over, axes, from_csv
+from costproof.parametric.evaluator import Evaluator
+from costproof.parametric.grid import MOST_POINTS, Over, axes_from_csv, grid_axes
+from costproof.parametric.typed_settings import option, typed_settings
+from costproof.run.count_lock import count_lock
 from costproof.run.sweeping.driver import POINTS, Sweep
 from costproof.run.sweeping.graphs import SWEPT, not_in_symbols, not_swept
 
 if TYPE_CHECKING:
-    from costproof.run.sweeping.axes import Axis
+    from costproof.parametric.grid import GridAxis
 
 USUAL: Final = ("flops", "weight_bytes", "kv_cache_bytes", "output_bytes")
 """Metrics that have columns unless others are asked for."""
@@ -59,14 +59,16 @@ def sweep(
         BadInput, Problems: everything that is wrong with names and values.
         Incomplete: torch is not installed, for peaks.
     """
-    with alone_with(rules):  # a wrong file is told before anything is evaluated
-        points = Points.of(target, None if config is None else Path(config), trusted=trust_remote_code)
+    with count_lock(rules):  # a wrong file is told before anything is evaluated
+        points = Evaluator.of(target, None if config is None else Path(config), trusted=trust_remote_code)
         products: Iterable[Over] = [over] if isinstance(over, Mapping) else over
-    found: list[tuple[Axis, ...]] = [axes(points, one) for one in products if one]
+    found: list[tuple[GridAxis, ...]] = [grid_axes(points, one) for one in products if one]
     if table is not None:
-        found.append(from_csv(points, Path(table)))
+        found.append(axes_from_csv(points, Path(table)))
     problems: list[CostproofError] = []
-    chosen = checked(points.target.settings(), {k: v for k, v in settings.items() if v is not None}, option, problems)
+    chosen = typed_settings(
+        points.target.settings(), {k: v for k, v in settings.items() if v is not None}, option, problems
+    )
     known = points.target.info().stages
     wanted = USUAL if metrics is None else tuple(dict.fromkeys(metrics))
     named = known if stages is None else tuple(dict.fromkeys(stages))

@@ -18,11 +18,11 @@ from torch.utils._pytree import tree_leaves
 from costproof.ledger.progress import silent
 from costproof.models.as_it_runs import as_it_runs
 from costproof.models.generic.copies import unchecked
+from costproof.patches.modules import forward_redirected, hooked
+from costproof.patches.patch import gc_disabled
 from costproof.tracers.cpu_fallback import with_numbers
-from costproof.tracers.direct import through_call
 from costproof.tracers.flop_counter_mode import Judge
 from costproof.tracers.paths import Paths
-from costproof.tracers.readonly import uncollected, watched
 
 if TYPE_CHECKING:
     from costproof.ledger.workload import Workload
@@ -78,12 +78,12 @@ def _work(run: Run) -> Work:
 
     on_cpu = any(p.device.type != "meta" for p in run.model.parameters())
     with ExitStack() as around:
-        around.enter_context(uncollected())
+        around.enter_context(gc_disabled())
         around.enter_context(unchecked() if on_cpu else nullcontext())
         around.enter_context(run.around())
         around.enter_context(as_it_runs(run.model))
-        around.enter_context(watched(paths.modules.values(), enter, leave, with_kwargs=True))
-        around.enter_context(through_call(run.model))
+        around.enter_context(hooked(paths.modules.values(), enter, leave, with_kwargs=True))
+        around.enter_context(forward_redirected(run.model))
         around.enter_context(judge.watching())
         run.model(**kwargs)
     for (where, _), flops in judge.seen.flops.items():

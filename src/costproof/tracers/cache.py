@@ -38,7 +38,7 @@ from costproof.models.configured import Configured
 from costproof.models.jobs import ExportJob
 from costproof.models.target import Exportable
 from costproof.opgraph.rules.files import in_force
-from costproof.opgraph.stored import Reader, StoredGraph, StoredSize, StoredValue, Writer, back
+from costproof.opgraph.serialization import GraphReader, GraphWriter, StoredGraph, StoredSize, StoredValue, from_plain
 from costproof.tracers.exported import Exported, export_graph
 from costproof.tracers.fingerprint import INSTALLED, OWN, digest, fingerprint, surroundings
 
@@ -161,7 +161,7 @@ def _evict(where: Path) -> None:
 
 
 def _export_data(found: Exported) -> dict[str, Any]:
-    writer = Writer()
+    writer = GraphWriter()
     return {
         "graph": writer.graph(found.graph),
         "past": writer.numbers(found.cache_inputs),
@@ -188,11 +188,11 @@ class _StoredExport:
 
 
 def _read_export(stored: _StoredExport, job: ExportJob) -> Exported:
-    reader = Reader(stored.values)
+    reader = GraphReader(stored.values)
     return Exported(
         job,
         reader.graph(stored.graph),
-        {name: (tuple(map(back, shape)), dtype) for name, shape, dtype in stored.parameters},
+        {name: (tuple(map(from_plain, shape)), dtype) for name, shape, dtype in stored.parameters},
         dict(stored.buffers),
         reader.tensors(stored.past),
         tuple(stored.guards),

@@ -21,21 +21,20 @@ from costproof.models.generic.alike import held_bytes
 from costproof.models.jobs import Run
 from costproof.models.serving import options_of
 from costproof.models.target import Exportable, Runnable, Target, WithFormulas
-from costproof.opgraph.account import account, appended, placer
-from costproof.opgraph.costed import Costed, costed
+from costproof.opgraph.account import account, cache_growth_nodes, locator
+from costproof.opgraph.costed import CostedGraph, cost_graph
 from costproof.opgraph.dataflow import data_edges
 from costproof.opgraph.fvcore_macs import fvcore_nodes
-from costproof.opgraph.grouped import Groups, group_costs, group_parameters
-from costproof.opgraph.merge import merge_nodes
-from costproof.opgraph.parameters import read_parameters, unread_modules, with_owners
-from costproof.opgraph.tally import Tally, graph_metrics
+from costproof.opgraph.merge import Groups, group_costs, group_parameters, merge_nodes
+from costproof.opgraph.tally import LedgerBuilder, graph_metrics, read_parameters, unread_modules, with_owners
+from costproof.patches.patch import gc_disabled
+from costproof.patches.torchlens import wrapped_once
 from costproof.tracers.callgraph import call_graph
 from costproof.tracers.cpu_fallback import trace_run
 from costproof.tracers.flop_counter_ledger import Flops, judged_ledger
 from costproof.tracers.hooks import ROOT, Hooked
 from costproof.tracers.operands import dtype_name
 from costproof.tracers.paths import Paths
-from costproof.tracers.readonly import uncollected, wrapped_once
 from costproof.tracers.timing import profile_runs
 from costproof.tracers.torchlens_trace import Forward, lost_tensors
 
@@ -93,7 +92,7 @@ def dynamic_ledger(
     notes: list[str] = list(built.notes)
     records: list[TracedRun] = []
     forwards: dict[str, tuple[CostNode, ...]] = {}
-    tally = Tally()
+    tally = LedgerBuilder()
     modules, edges = set(), set()
     judged: list[tuple[int | None, Flops]] = []
     alone: list[UnknownOp] = []
@@ -101,11 +100,11 @@ def dynamic_ledger(
     with wrapped_once():
         for i, run in enumerate(runs):
             progress(f"trace {run.id}", i, len(runs))
-            with uncollected():
+            with gc_disabled():
                 with returned(run) as results, run.around():
                     found = trace_run(run, all_calls=all_calls)
                 traced, hooks = found.forward, found.hooks
-                work = costed(traced.graph)
+                work = cost_graph(traced.graph)
                 nodes, missing = run_nodes(traced, work, hooks, workload.dtype, target.options.convention)
                 tally.add(work, nodes, missing, run.context)
             judged.append((run.context, hooks.judged.placed(hooks.run)))
@@ -190,16 +189,16 @@ def groups_of(run: Run) -> Groups:
 
 
 def run_nodes(
-    traced: Forward, work: Costed, hooks: Hooked, dtype: str, convention: Convention | None = None
+    traced: Forward, work: CostedGraph, hooks: Hooked, dtype: str, convention: Convention | None = None
 ) -> tuple[tuple[CostNode, ...], tuple[UnknownOp, ...]]:
     """Nodes of one traced run; the growth of the cache comes from the hooks."""
-    run, place = hooks.run, placer(hooks.run.locate, traced.graph.calls)
+    run, place = hooks.run, locator(hooks.run.locate, traced.graph.calls)
     found = account(work, place, run_dtype=dtype)
     beside = fvcore_nodes(traced.graph, place) if convention else ()
     grown = [
         node
         for path, size in ((p.removeprefix(ROOT), size) for p, size in hooks.cache_growth.items())
-        for node in appended(*run.locate(path, 1), path, size)
+        for node in cache_growth_nodes(*run.locate(path, 1), path, size)
     ]
     lost = lost_tensors(traced.problems, run.locate("", 1)[0])
     gone = (UnknownOp(NUMPY, *at, times, None, GONE) for at, times in hooks.judged.gone(run).items())

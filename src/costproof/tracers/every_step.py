@@ -12,9 +12,9 @@ from costproof.ledger.progress import silent
 from costproof.ledger.workload import Workload
 from costproof.models.jobs import Run
 from costproof.models.target import Runnable
+from costproof.patches.patch import gc_disabled
 from costproof.tracers.flop_counter_ledger import Quantity
 from costproof.tracers.hooks import ROOT, Hooked, trace_hooks
-from costproof.tracers.readonly import uncollected
 
 COUNTED: Final[tuple[Metric, ...]] = ("flops", "kv_cache_bytes")
 """What neither the operator rules nor the accounting of graphs have a part in."""
@@ -38,7 +38,7 @@ def counted_runs(target: Runnable, workload: Workload, source: str) -> Ledger:
         *before, last = target.runs(model, replace(workload, new_tokens=steps))
         contexts.append(last.context or 0)
         for run in (last,) if steps > 1 else (*before, last):
-            with uncollected(), run.around():
+            with gc_disabled(), run.around():
                 _add(sums, run, trace_hooks(run))
     if contexts != list(range(contexts[0], contexts[0] + workload.new_tokens)):
         raise Incomplete("the steps that ran are not one after another", where=target.info().name, got=contexts)

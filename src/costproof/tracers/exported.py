@@ -16,13 +16,12 @@ from costproof.ledger.errors import Incomplete
 from costproof.models.caches import caches_of, states
 from costproof.models.generic.alike import held_bytes
 from costproof.models.jobs import ExportJob
-from costproof.opgraph.graph import AUTOCAST, Graph, ModuleCall, OpCall, Value
-from costproof.opgraph.paths import renamer
+from costproof.opgraph.graph import AUTOCAST, Graph, ModuleCall, OpCall, Value, path_renamer
 from costproof.opgraph.rules.matmul import NONZERO
 from costproof.opgraph.rules.names import canonical
-from costproof.tracers.autocast import autocast_noted, under_autocast
+from costproof.patches.tensor import autocast_recorded
 from costproof.tracers.exporting import Sizes, exported_program, inputs_by_path
-from costproof.tracers.operands import dtype_name, operands, plain_value
+from costproof.tracers.operands import dtype_name, operands, plain_value, under_autocast
 from costproof.tracers.paths import COMPILED, Paths, unwrapped
 
 if TYPE_CHECKING:
@@ -73,7 +72,7 @@ def export_graph(job: ExportJob) -> Exported:
     """
     # A cache that is given with the module, not as an argument of the export: it is another one after it.
     before = states(*caches_of(getattr(job.module, "rest", {})).values())
-    with autocast_noted() as cast_to:
+    with autocast_recorded() as cast_to:
         program, assumed = exported_program(job)
     found = _Reader(job, program, Sizes(job, program), before).read(assumed)
     return replace(found, graph=under_autocast(found.graph, cast_to.missing))
@@ -89,7 +88,7 @@ class _Reader:
         self.before = {id(tensor) for tensor in before}
         """What a cache held that the program has as constants."""
         self.past: list[fx.Node] = []
-        self.rename = renamer({unwrapped(inner): outer for inner, outer in job.prefix.items()})
+        self.rename = path_renamer({unwrapped(inner): outer for inner, outer in job.prefix.items()})
         self.paths = Paths(job.module)
         self.known = {name for name, _ in job.module.named_modules(remove_duplicate=False)}
         self.values: dict[fx.Node, Value | tuple[Value | None, ...]] = {}

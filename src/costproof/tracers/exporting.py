@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
-from unittest import mock
 
 import sympy
 
@@ -17,11 +16,11 @@ from costproof.ledger.symbols import FUNCTIONS, parse
 from costproof.models.as_it_runs import as_it_runs
 from costproof.models.jobs import ExportJob, SymbolicSize
 from costproof.opgraph.graph import Size
-from costproof.tracers.direct import through_call
-from costproof.tracers.indexing import rows_of_numbers
-from costproof.tracers.lean import lean
+from costproof.patches.export import QUIET_EXPORT, SHAPES_OF_PRODUCTS, concrete_export, fast_export
+from costproof.patches.modules import forward_redirected
+from costproof.patches.patch import patched
+from costproof.patches.tensor import STACK_INDEX_ROWS
 from costproof.tracers.paths import settled
-from costproof.tracers.shapes import products_by_shape
 
 if TYPE_CHECKING:
     import torch
@@ -48,17 +47,14 @@ def _run(job: ExportJob) -> None:
 def _exported(job: ExportJob) -> tuple[torch.export.ExportedProgram, tuple[str, ...]]:
     import torch
 
-    from costproof.tracers.following import following
-
     dynamic = dynamic_shapes(job)
     try:
         with ExitStack() as around:
             assumed = around.enter_context(as_it_runs(job.module))
-            around.enter_context(through_call(job.module))
-            around.enter_context(lean(job.module))
-            around.enter_context(_silent())
-            around.enter_context(rows_of_numbers())
-            around.enter_context(following() if job.numbers else products_by_shape())
+            around.enter_context(forward_redirected(job.module))
+            around.enter_context(fast_export(job.module))
+            around.enter_context(patched(*QUIET_EXPORT, *STACK_INDEX_ROWS))
+            around.enter_context(concrete_export() if job.numbers else patched(*SHAPES_OF_PRODUCTS))
             program = torch.export.export(job.module, (), kwargs=dict(job.args), dynamic_shapes=dynamic, strict=False)
             return program, tuple(assumed)
     except Exception as error:
@@ -67,21 +63,6 @@ def _exported(job: ExportJob) -> tuple[torch.export.ExportedProgram, tuple[str, 
             where=f"{job.stage}, export {job.id}",
             got=_reason(error),
         ) from error
-
-
-@contextmanager
-def _silent() -> Iterator[None]:
-    """Of an export that fails the reason is told, and not the thousand lines of the graph until there."""
-    from torch.export import _trace
-    from torch.fx.experimental import symbolic_shapes
-
-    def unsaid(*args: Any, **kwargs: Any) -> None: ...
-
-    with ExitStack() as around:
-        around.enter_context(mock.patch.object(_trace, "print", unsaid, create=True))
-        for log in {id(log): log for m in (_trace, symbolic_shapes) if (log := getattr(m, "log", None))}.values():
-            around.enter_context(mock.patch.multiple(log, warning=unsaid, error=unsaid))
-        yield
 
 
 def _reason(error: Exception) -> str:

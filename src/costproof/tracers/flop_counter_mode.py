@@ -9,17 +9,18 @@ composites are the operators that they are made of, and products in a TorchScrip
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any, Final
-from unittest import mock
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
+from costproof.patches.export import value_dependent_tags
+from costproof.patches.patch import patched
+from costproof.patches.tensor import EINSUM, READ_VALUES, TO_NUMPY
 from costproof.tracers.flop_counter_ledger import Judged, Where
-from costproof.tracers.following import DECIDED
 
 _ATTENTION: Final = ("_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_fused_attention_overrideable")
 _ROWS: Final = ("_addmm_activation", "_int_mm", "_weight_int8pack_mm", "_weight_int4pack_mm")
@@ -32,6 +33,7 @@ _BRANCHES: Final = (
     "equal", "is_nonzero", "_nested_tensor_from_mask", "_nested_tensor_from_mask_left_aligned", "_pack_padded_sequence",
 )  # fmt: skip
 """Operators that torch does not tag, of which values decide the result's sizes or a branch."""
+_VALUE_DEPENDENT: Final = value_dependent_tags()
 _OWN: Final = ("aten", "prims", "prim", "profiler", "_c10d_functional")
 """Namespaces in which an operator without a formula multiplies no matrices."""
 
@@ -79,52 +81,36 @@ class Judge(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Count for the time of the block, and note what the dispatcher cannot tell; all of it is undone.
+        """Count for the time of the block, and record calls that the dispatcher does not see.
 
-        That is: whoever hands the numbers of a tensor to NumPy, since no tracer sees what is computed there, and
-        which multiplications number by number are products of an ``einsum``, over no index or over those of size 1.
+        These are conversions of tensors to NumPy or to lists, and which elementwise multiplications are products of an
+        ``einsum`` over no index, or over indices of size 1.
         """
-        with ExitStack() as undo:
-            undo.enter_context(mock.patch.object(torch.Tensor, "tolist", self._listing(torch.Tensor.tolist)))
-            for name in ("numpy", "__dlpack__"):  # numpy.array(tensor) calls the first
-                undo.enter_context(mock.patch.object(torch.Tensor, name, self._leaving(getattr(torch.Tensor, name))))
-            functions: Any = torch._VF  # what torch.einsum calls, under whatever name a model knows it
-            undo.enter_context(mock.patch.object(functions, "einsum", self._contracting(functions.einsum)))
-            undo.enter_context(self)
+        with (
+            patched(READ_VALUES, context=(self._note_read,)),
+            patched(*TO_NUMPY, context=(self._note_numpy,)),
+            patched(EINSUM, context=(self._set_in_einsum,)),
+            self,
+        ):
             yield
 
-    def _leaving(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def call(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-            self.seen.by_values = True
-            if tensor.numel() > 1 and (tensor.is_floating_point() or tensor.is_complex()):
-                self.seen.left[self.where()] += 1
-            return original(tensor, *args, **kwargs)
+    def _note_read(self, tensor: torch.Tensor) -> None:
+        self.seen.by_values = True
 
-        return call
+    def _note_numpy(self, tensor: torch.Tensor) -> None:
+        self.seen.by_values = True
+        if tensor.numel() > 1 and (tensor.is_floating_point() or tensor.is_complex()):
+            self.seen.left[self.where()] += 1
 
-    def _listing(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def call(tensor: torch.Tensor) -> Any:
-            self.seen.by_values = True
-            return original(tensor)
-
-        return call
-
-    def _contracting(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            self._in_einsum = True
-            try:
-                return original(*args, **kwargs)
-            finally:
-                self._in_einsum = False
-
-        return call
+    def _set_in_einsum(self, inside: bool) -> None:
+        self._in_einsum = inside
 
 
 def _reads_values(func: Any, name: str, args: Any) -> bool:
     """Return whether values of tensors decide a size or a branch."""
     if name == "aten.index":  # tagged for its masks
         return any(isinstance(t, torch.Tensor) and t.dtype in _MASKS for t in args[1])
-    return any(tag in getattr(func, "tags", ()) for tag in DECIDED) or name.partition(".")[2] in _BRANCHES
+    return any(tag in getattr(func, "tags", ()) for tag in _VALUE_DEPENDENT) or name.partition(".")[2] in _BRANCHES
 
 
 def _multiplied(*args: Any, out_val: Any, **more: Any) -> int:

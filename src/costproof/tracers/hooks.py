@@ -21,12 +21,12 @@ from costproof.ledger.callgraph import Event, Plain, PlainAt, TensorAt, ValueAt
 from costproof.models.as_it_runs import as_it_runs
 from costproof.models.caches import by_layer, caches_of, held, is_cache
 from costproof.models.jobs import Run
-from costproof.tracers.direct import through_call
+from costproof.patches.modules import forward_redirected, hooked
+from costproof.patches.patch import patched
+from costproof.patches.tensor import STACK_INDEX_ROWS
 from costproof.tracers.flop_counter_ledger import Judged
-from costproof.tracers.indexing import rows_of_numbers
 from costproof.tracers.operands import dtype_name
 from costproof.tracers.paths import Paths
-from costproof.tracers.readonly import watched
 
 if TYPE_CHECKING:
     from torch import nn
@@ -138,10 +138,10 @@ def trace_hooks(run: Run, *, all_calls: bool = False) -> Hooked:
         seen.note("mark", "decode_step", {"run": run.id, "context": run.context})
     past = caches_of(kwargs)
     before, layers = held(past), by_layer(past.get("past_key_values"))
-    hooks = watched(paths.modules.values(), seen.enter, seen.leave, with_kwargs=True)
+    hooks = hooked(paths.modules.values(), seen.enter, seen.leave, with_kwargs=True)
     judge = Judge(seen.stack, ROOT)
     seen.judged = judge.seen
-    with as_it_runs(run.model), rows_of_numbers(), hooks, through_call(run.model), judge.watching():
+    with as_it_runs(run.model), patched(*STACK_INDEX_ROWS), hooks, forward_redirected(run.model), judge.watching():
         result = run.model(**kwargs)
     left, grown = caches_of(result), seen.cache_growth
     after = by_layer(left.get("past_key_values"))

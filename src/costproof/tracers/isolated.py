@@ -17,17 +17,17 @@ from costproof.models.jobs import ExportJob
 from costproof.models.serving import options_of
 from costproof.models.target import Staged
 from costproof.opgraph.account import account, cache_nodes
-from costproof.opgraph.costed import Costed, costed
+from costproof.opgraph.costed import CostedGraph, cost_graph
 from costproof.opgraph.fvcore_macs import fvcore_nodes
+from costproof.opgraph.graph import path_renamer, rename_modules
 from costproof.opgraph.merge import merge_nodes
-from costproof.opgraph.parameters import with_owners
-from costproof.opgraph.paths import renamed, renamer
 from costproof.opgraph.reuse import RETURNED
-from costproof.opgraph.tally import Tally, graph_metrics
+from costproof.opgraph.tally import LedgerBuilder, graph_metrics, with_owners
+from costproof.patches.patch import gc_disabled
+from costproof.patches.torchlens import wrapped_once
 from costproof.tracers.dynamic import unfused_where_told
 from costproof.tracers.operands import dtype_name
 from costproof.tracers.paths import Paths
-from costproof.tracers.readonly import uncollected, wrapped_once
 from costproof.tracers.torchlens_trace import Forward, lost_tensors, trace_forward
 
 SCAFFOLDING: Final = "(wrapper)"
@@ -53,14 +53,14 @@ def isolated_ledger(target: Staged, workload: Workload, progress: Progress = sil
     progress("build the model", 0, 1)
     model = target.build(workload)
     runs = target.stage_runs(model, workload)
-    tally = Tally()
+    tally = LedgerBuilder()
     notes: list[str] = []
     with wrapped_once():
         for i, run in enumerate(runs):
             progress(f"trace {run.id}", i, len(runs))
-            with uncollected():
+            with gc_disabled():
                 traced = trace_stage(run)
-                work = costed(traced.graph)
+                work = cost_graph(traced.graph)
                 tally.add(work, *stage_nodes(run, traced, work, options_of(target).convention), run.context)
             notes += [f"run {run.id}: {p}" for p in (*traced.problems, *traced.notes)]
             tally.parameters |= _parameters(run)
@@ -89,12 +89,12 @@ def trace_stage(run: ExportJob) -> Forward:
     names = (_CACHE_ROLES, _CACHE_INPUTS) if run.returns_cache else ((), ())
     found = trace_forward(run.module, run.args, f"stage run {run.id}", *names)
     past = tuple(v for v in found.inputs if v.origin == "cache")
-    graph = renamed(found.graph, run.prefix, SCAFFOLDING).with_calls_of(run.own_calls)
+    graph = rename_modules(found.graph, run.prefix, SCAFFOLDING).with_calls_of(run.own_calls)
     return Forward(graph, past, found.problems, found.notes)
 
 
 def stage_nodes(
-    run: ExportJob, traced: Forward, work: Costed, convention: Convention | None = None
+    run: ExportJob, traced: Forward, work: CostedGraph, convention: Convention | None = None
 ) -> tuple[tuple[CostNode, ...], tuple[UnknownOp, ...]]:
     """Nodes of one stage run.
 
@@ -114,13 +114,13 @@ def stage_nodes(
 
 def _buffers(run: ExportJob) -> dict[str, int | None]:
     """Full name -> bytes of the buffers inside a wrapper that are the model's."""
-    rename, named = renamer(run.prefix), Paths(run.module).buffers.items()
+    rename, named = path_renamer(run.prefix), Paths(run.module).buffers.items()
     return held_bytes({outer: buffer for name, buffer in named if (outer := rename(name)) is not None})
 
 
 def _parameters(run: ExportJob) -> dict[str, tuple[tuple[int, ...], str]]:
     """Full name -> shape and dtype of the parameters inside a wrapper that are the model's."""
-    rename = renamer(run.prefix)
+    rename = path_renamer(run.prefix)
     return {
         outer: (tuple(p.shape), dtype_name(p.dtype))
         for name, p in run.module.named_parameters()

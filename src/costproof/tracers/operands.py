@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from costproof.opgraph.graph import Value
+from costproof.ledger.metrics import ARITHMETIC
+from costproof.opgraph.graph import AUTOCAST, Graph, Value
 
 Operands = tuple[tuple[Value, ...], dict[str, Any], dict[str, Value]]
 """Tensors in order, other arguments by name, tensors by name: the fields of an :class:`.OpCall`."""
@@ -54,3 +56,14 @@ def plain_value(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [plain_value(v) for v in value]
     return dtype_name(value) if type(value).__module__ == "torch" else value
+
+
+def under_autocast(graph: Graph, dtypes: Collection[str]) -> Graph:
+    """Return a graph whose operators all say that they may be cast to the narrowest of some dtypes.
+
+    A trace does not tell which of them ran under autocast, and a bound of time takes the fastest arithmetic.
+    """
+    if not dtypes:
+        return graph
+    narrowest = max(dtypes, key=lambda dtype: ARITHMETIC.index(dtype) if dtype in ARITHMETIC else len(ARITHMETIC))
+    return replace(graph, ops=tuple(replace(op, attrs={**op.attrs, AUTOCAST: narrowest}) for op in graph.ops))

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
+from costproof.ledger.callgraph import Line, Listing
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.evaluate import evaluate_ledger
-from costproof.ledger.listing import Line, Listing
 from costproof.ledger.metrics import FLOOR
 from costproof.ledger.node import CostNode, Ledger, UnknownOp
 from costproof.ledger.progress import Progress, silent
@@ -20,21 +20,19 @@ from costproof.models.jobs import GIVEN, ExportJob, SymbolicSize
 from costproof.models.serving import options_of
 from costproof.models.target import Exportable, PartlyExported, Runnable, Staged, Target, WithFormulas
 from costproof.opgraph.account import account, cache_nodes
-from costproof.opgraph.costed import Costed, costed
+from costproof.opgraph.costed import CostedGraph, bound_unknown, cost_graph, known_at_sizes, substitute_sizes
 from costproof.opgraph.fvcore_macs import fvcore_nodes
 from costproof.opgraph.graph import Value
-from costproof.opgraph.merge import merge_nodes
-from costproof.opgraph.reuse import reuse
+from costproof.opgraph.merge import DecodeStep, merge_nodes, sum_all_steps, sum_traced_steps
+from costproof.opgraph.reuse import reuse_bytes
 from costproof.opgraph.rules.registry import UnknownCost
-from costproof.opgraph.sized import bounded, known_at_sizes, sized
-from costproof.opgraph.steps import Step, every_step, over_steps
-from costproof.opgraph.tally import Tally, graph_metrics
+from costproof.opgraph.tally import LedgerBuilder, graph_metrics
+from costproof.patches.patch import gc_disabled
 from costproof.tracers.cache import cached_export
 from costproof.tracers.exported import Exported
 from costproof.tracers.exporting import resized, with_numbers
 from costproof.tracers.guards import broken_at
 from costproof.tracers.paths import Paths
-from costproof.tracers.readonly import uncollected
 
 if TYPE_CHECKING:
     from torch import nn
@@ -93,12 +91,12 @@ def exported_ledger(
     # says nothing of the run.
     departs = {key: value for job in jobs for key, value in job.conventions.items()}
     beside = options_of(target).convention is not None and not departs
-    tally, notes = Tally(), list[str]()
+    tally, notes = LedgerBuilder(), list[str]()
     absent: dict[str, Incomplete] = {}
     for i, job in enumerate(jobs):
         progress(f"export {job.id}", i, len(jobs))
         try:
-            with uncollected():
+            with gc_disabled():
                 one = one_export(
                     job, values, export or cached_export, beside=beside, fixed=not whole, dtype=workload.dtype
                 )
@@ -151,7 +149,7 @@ def _floor_as_number(nodes: Iterable[CostNode], jobs: Iterable[ExportJob]) -> It
 class OneExport:
     """What one job came to."""
 
-    tally: Tally
+    tally: LedgerBuilder
     notes: tuple[str, ...]
 
 
@@ -168,10 +166,10 @@ def one_export(
     Raises:
         Incomplete: it cannot be exported at all.
     """
-    tally, notes = Tally(), dict[str, None]()
+    tally, notes = LedgerBuilder(), dict[str, None]()
 
     def add(exported: Exported, context: int | None = None) -> None:
-        work, known = costed(exported.graph), values[job.stage, job.invocations[0]]
+        work, known = cost_graph(exported.graph), values[job.stage, job.invocations[0]]
         if fixed and exported.job.sizes:
             if some := known_at_sizes(work, known):
                 raise Incomplete("an operator has a cost at given sizes alone", got=", ".join(some))
@@ -235,14 +233,14 @@ def step_contexts(known: Mapping[str, int]) -> list[int]:
     return [known[str(CONTEXT)] + i for i in watched_steps(known[str(STEPS)])]
 
 
-def job_nodes(exported: Exported, work: Costed, dtype: str) -> tuple[list[CostNode], tuple[UnknownOp, ...]]:
+def job_nodes(exported: Exported, work: CostedGraph, dtype: str) -> tuple[list[CostNode], tuple[UnknownOp, ...]]:
     """Nodes of one export, for each invocation that it describes; decode summed over the steps."""
     job = exported.job
     found = account(work, job.place, job.inside, dtype)
     grown = cache_nodes(job.place, exported.graph, exported.cache_inputs)
     nodes = merge_nodes((*found.nodes, *grown))
     if job.repeated:
-        nodes = tuple(map(every_step, nodes))
+        nodes = tuple(map(sum_all_steps, nodes))
     repeated = [replace(node, invocation=i) for i in job.invocations for node in nodes]
     return repeated, found.unknown
 
@@ -255,18 +253,18 @@ def convention_nodes(exported: Exported, values: Values) -> list[CostNode]:
 
         def at(sizes: Mapping[str, int], invocation: str = invocation) -> tuple[CostNode, ...]:
             return fvcore_nodes(
-                sized(exported.graph, sizes), lambda module, call: (job.place(module, call)[0], invocation)
+                substitute_sizes(exported.graph, sizes), lambda module, call: (job.place(module, call)[0], invocation)
             )
 
         if not job.repeated:
             nodes += at(known)
             continue
-        steps = [Step(c, at({**known, str(CONTEXT): c})) for c in step_contexts(known)]
-        nodes += over_steps(steps, known[str(STEPS)])[0]
+        steps = [DecodeStep(c, at({**known, str(CONTEXT): c})) for c in step_contexts(known)]
+        nodes += sum_traced_steps(steps, known[str(STEPS)])[0]
     return nodes
 
 
-def unknown_ops(exported: Exported, work: Costed, found: Sequence[UnknownOp], values: Values) -> list[UnknownOp]:
+def unknown_ops(exported: Exported, work: CostedGraph, found: Sequence[UnknownOp], values: Values) -> list[UnknownOp]:
     """The unknown operators of one export in all its invocations, bounded at their sizes; steps at the last of them."""
     result: list[UnknownOp] = []
     for invocation in exported.job.invocations if found else ():
@@ -274,7 +272,7 @@ def unknown_ops(exported: Exported, work: Costed, found: Sequence[UnknownOp], va
         if exported.job.repeated:
             runs = known[str(STEPS)]
             known = {**known, str(CONTEXT): known[str(CONTEXT)] + runs - 1}
-        result += bounded(found, work, known, runs)
+        result += bound_unknown(found, work, known, runs)
     return result
 
 
@@ -362,17 +360,17 @@ def listings(target: Exportable, workload: Workload, stage: str) -> Iterator[Lis
         for invocation in job.invocations if stage in job.stages else ():
             one = resized(replace(job, invocations=(invocation,)), values[stage, invocation])
             exported = cached_export(one)
-            work = costed(exported.graph)
+            work = cost_graph(exported.graph)
             yield Listing(
                 stage,
                 invocation,
                 job.id,
                 tuple(_lines(work, job, stage)),
-                reuse(work, exported.cache_inputs),
+                reuse_bytes(work, exported.cache_inputs),
             )
 
 
-def _lines(work: Costed, job: ExportJob, stage: str) -> Iterator[Line]:
+def _lines(work: CostedGraph, job: ExportJob, stage: str) -> Iterator[Line]:
     moved = work.alone
     for at, (op, cost) in enumerate(zip(work.graph.ops, work.costs, strict=True)):
         if job.place(op.module, op.call)[0] != stage:

@@ -22,9 +22,8 @@ from costproof.ledger.aside import scratch
 from costproof.ledger.profile import Measured, ModuleTime, OperatorTime, StageTime, Timing
 from costproof.ledger.progress import Progress, silent
 from costproof.models.jobs import Run
-from costproof.tracers.direct import through_call
+from costproof.patches.modules import forward_redirected, hooked
 from costproof.tracers.hooks import ROOT
-from costproof.tracers.readonly import watched
 
 if TYPE_CHECKING:
     from torch import nn
@@ -123,7 +122,7 @@ def entered(run: Run, paths: Iterable[str], passed: Callable[[Stage, str], None]
         stack.pop()
         passed(*(stack[-1] if stack else (NOWHERE, "")))
 
-    with watched(modules, enter, leave):
+    with hooked(modules, enter, leave):
         yield
 
 
@@ -211,7 +210,7 @@ def module_ranges(model: nn.Module) -> Iterator[None]:
         open_ranges.pop().__exit__(None, None, None)
 
     try:
-        with watched(model.modules(), enter, leave), through_call(model):
+        with hooked(model.modules(), enter, leave), forward_redirected(model):
             yield
     finally:
         while open_ranges:

@@ -17,27 +17,26 @@ from functools import cache
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
+from costproof.ledger.environment import advice
 from costproof.ledger.errors import Incomplete, first_line
-from costproof.ledger.extras import advice
 from costproof.ledger.node import UnknownOp
 from costproof.models.as_it_runs import as_it_runs
 from costproof.models.caches import CACHES
 from costproof.models.jobs import Run
 from costproof.opgraph.graph import Graph, ModuleCall, OpCall, Value
-from costproof.tracers.autocast import autocast_noted, under_autocast
-from costproof.tracers.hooks_inside import hooks_inside
-from costproof.tracers.indexing import views_apart
-from costproof.tracers.operands import dtype_name, plain_value
-from costproof.tracers.paths import Paths
-from costproof.tracers.readonly import (
-    calls_in_place,
-    nothing_kept,
-    storages_looked_up,
-    uncollected,
-    views_keep_their_names,
+from costproof.patches.modules import hooks_inside_forward
+from costproof.patches.patch import gc_disabled, patched
+from costproof.patches.tensor import SPLIT_INDEXING, autocast_recorded
+from costproof.patches.torchlens import (
+    ASK_EVERY_STORAGE,
+    KEEP_VIEW_LABELS,
+    SKIP_UNUSED_WORK,
+    in_place_calls_recorded,
     whole_operators,
     wrapped_once,
 )
+from costproof.tracers.operands import dtype_name, plain_value, under_autocast
+from costproof.tracers.paths import Paths
 from costproof.tracers.unread import unread_kept
 
 if TYPE_CHECKING:
@@ -60,13 +59,6 @@ class Forward:
     """Tensors that TorchLens saw enter an operator and could not attribute."""
     notes: tuple[str, ...] = ()
     """What was taken for granted."""
-
-
-_AROUND: Final = (
-    uncollected, whole_operators, calls_in_place, views_apart, views_keep_their_names, storages_looked_up, nothing_kept,
-    unread_kept,
-)  # fmt: skip
-"""What holds while TorchLens traces, in this order."""
 
 
 def trace_graph(run: Run) -> Forward:
@@ -113,11 +105,14 @@ def trace_forward(
         # First of all: what is replaced in torch for a run would be wrapped, and wrapped once more for the next.
         around.enter_context(wrapped_once())
         assumed = around.enter_context(as_it_runs(model))
-        cast_to = around.enter_context(autocast_noted())
-        around.enter_context(hooks_inside(model))
+        cast_to = around.enter_context(autocast_recorded())
+        around.enter_context(hooks_inside_forward(model))
         around.enter_context(warnings.catch_warnings())
-        for context in _AROUND:
-            around.enter_context(context())
+        around.enter_context(gc_disabled())
+        around.enter_context(whole_operators())
+        around.enter_context(in_place_calls_recorded())
+        around.enter_context(patched(*SPLIT_INDEXING, KEEP_VIEW_LABELS, *ASK_EVERY_STORAGE, *SKIP_UNUSED_WORK))
+        around.enter_context(unread_kept())
         try:
             # That a loop over experts follows the data is known, and what ran is what is counted.
             warnings.filterwarnings("ignore", message="TorchLens observed .* scalar escape")

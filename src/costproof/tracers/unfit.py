@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any, Final
-from unittest import mock
+from typing import Any
 
 import torch
 from torch import nn
@@ -13,13 +12,8 @@ from torch import nn
 from costproof.ledger.errors import NOT_GIVEN, Incomplete, first_line
 from costproof.models.generic.as_it_was import unwritten
 from costproof.models.jobs import Run
-
-
-class _Taken(Exception):
-    """A gradient is taken."""
-
-
-_GRADIENTS: Final = ((torch.autograd, "grad"), (torch.autograd, "backward"), (torch.Tensor, "backward"))
+from costproof.patches.patch import patched
+from costproof.patches.tensor import REFUSE_GRADIENTS, GradientTaken
 
 
 def unfit(run: Run) -> Incomplete | None:
@@ -29,8 +23,7 @@ def unfit(run: Run) -> Incomplete | None:
         around.enter_context(unwritten(run.model))
         around.enter_context(torch.no_grad())
         around.enter_context(run.around())
-        for owner, name in _GRADIENTS:
-            around.enter_context(mock.patch.object(owner, name, _taking))
+        around.enter_context(patched(*REFUSE_GRADIENTS))
         for path, module in run.model.named_modules():
             enter = module.register_forward_pre_hook(_entering(entered, path), with_kwargs=True)
             around.callback(enter.remove)
@@ -39,7 +32,7 @@ def unfit(run: Run) -> Incomplete | None:
             run.model(**run.kwargs)
         except Exception as error:
             said = first_line(error)
-            if isinstance(error, _Taken):
+            if isinstance(error, GradientTaken):
                 path, module, _ = entered[-1]
                 return Incomplete(
                     "the model takes gradients inside its forward, and an export or a trace has none",
@@ -61,10 +54,6 @@ def unfit(run: Run) -> Incomplete | None:
                 fix="change the inputs, or the module",
             )
     return None
-
-
-def _taking(*_: Any, **__: Any) -> None:
-    raise _Taken
 
 
 def _entering(entered: list[tuple[str, nn.Module, list[torch.Tensor]]], path: str) -> Callable[..., None]:

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Final
 
-PIECES: Final = ("torch._decomp", "torch._refs", "torch._prims", "torch._meta_registrations")
-"""Where torch has what larger operators are made of on meta: a call from there is a piece of one."""
+from costproof.patches.tensor import TORCH_PYTHON
+
 _MODULE: Final = "torch.nn.modules.module"
 """Where the forward of a module is called from."""
 
@@ -68,7 +68,7 @@ def _is_piece() -> bool:
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         name: str = frame.f_globals.get("__name__", "")
-        if name.startswith(PIECES):
+        if name.startswith(TORCH_PYTHON):
             return True
         if name == _MODULE:
             return False

@@ -16,7 +16,7 @@ from costproof.ledger.errors import BadInput
 from costproof.ledger.node import Ledger
 from costproof.ledger.symbols import sym
 from costproof.ledger.workload import Invocation, TensorSpec, Workload
-from costproof.models.encoding.names import STAGE
+from costproof.models.encoding import STAGE
 from costproof.models.generic.made import Given
 from costproof.models.generic.module import GenericTarget
 

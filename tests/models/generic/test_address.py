@@ -11,12 +11,12 @@ import torch
 from torch import nn
 
 from costproof.ledger.errors import BadInput, Incomplete, Problems
+from costproof.models.families.llama import Llama
 from costproof.models.generic.address import Address, address
 from costproof.models.generic.huggingface import HuggingFace, numbers
 from costproof.models.generic.inputs import example_inputs, other_dtypes
 from costproof.models.generic.makers import Case
 from costproof.models.generic.module import GenericTarget
-from costproof.models.llama.target import Llama
 from costproof.models.registry import load_target
 from tests.models.test_llama import SMALL
 

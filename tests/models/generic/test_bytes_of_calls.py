@@ -20,8 +20,9 @@ from transformers import (
 
 import costproof
 from costproof.ledger.metrics import Metric
-from costproof.tracers.hooks_inside import hooks_inside
-from costproof.tracers.indexing import views_apart
+from costproof.patches.modules import hooks_inside_forward
+from costproof.patches.patch import patched
+from costproof.patches.tensor import SPLIT_INDEXING
 
 SIZES: dict[str, Any] = {
     "vocab_size": 10, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2,
@@ -137,7 +138,7 @@ def test_a_hook_that_takes_itself_off_stays_off() -> None:
     x = torch.ones(3, 8)
     with torch.no_grad():
         twice, plain = module.b(module.a.forward(x) * 2), module.b(module.a.forward(x))
-        with hooks_inside(module):
+        with hooks_inside_forward(module):
             assert torch.equal(module(x), twice)
         assert torch.equal(module(x), plain)
     assert not module.a._forward_hooks
@@ -177,7 +178,7 @@ def test_of_an_index_numbers_and_slices_come_first(index: str) -> None:
     assert bytes_of(found, "input_bytes") == {4 * elements}
     numbers = torch.arange(60.0).view(3, 5, 4)
     plain = pick(numbers)
-    with views_apart():
+    with patched(*SPLIT_INDEXING):
         assert torch.equal(pick(numbers), plain)
         assert torch.equal(numbers[numbers[..., 0] > 20, -1], torch.tensor([27.0 + 4 * i for i in range(9)]))
 

@@ -10,9 +10,9 @@ import pytest
 
 import costproof
 from costproof.ledger.errors import Problems
+from costproof.models.families.llama import Llama
 from costproof.models.generic.huggingface import HuggingFace
 from costproof.models.generic.module import GenericTarget
-from costproof.models.llama.target import Llama
 from costproof.reports.report import Report
 from costproof.run.capture import count
 from costproof.run.prepare import Prepared

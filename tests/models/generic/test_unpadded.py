@@ -14,7 +14,7 @@ from costproof.models.generic.towers import NONE, towers
 from costproof.models.generic.unpadded import ALL_ROWS
 from costproof.models.jobs import ExportJob
 from costproof.opgraph.account import account
-from costproof.opgraph.costed import costed
+from costproof.opgraph.costed import cost_graph
 from costproof.tracers.exported import export_graph
 
 
@@ -130,7 +130,7 @@ def test_an_export_that_follows_numbers_hides_what_a_mask_hides() -> None:
     args = {"input_ids": torch.tensor([[5, 5, 0], [5, 0, 0]]), "pixel_values": pixels}
     module = around(Picking(), tuple(args))
     graph = export_graph(ExportJob("e", "s", ("i",), module, {"part": ""}, args, numbers=True)).graph
-    nodes = account(costed(graph), lambda path, call: ("s", "i")).nodes
+    nodes = account(cost_graph(graph), lambda path, call: ("s", "i")).nodes
     # 3 of the 6 rows through 6 x 4; 2 x 3 tokens through 4 x 4.
     assert total(nodes, "flops") == 2 * (3 * 6 * 4 + 2 * 3 * 4 * 4) == 336
 

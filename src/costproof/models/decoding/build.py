@@ -1,16 +1,24 @@
-"""A model of transformers on meta whose forward brings its own surroundings: it runs without further care."""
+"""Build a model of transformers on the meta device, and give it random or published weights for a real run."""
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-from costproof.ledger.workload import Attention, Dtype, Experts
+from costproof.ledger.errors import Incomplete
+from costproof.ledger.progress import Progress
+from costproof.ledger.run import RANDOM, RunOptions
+from costproof.ledger.workload import Attention, Dtype, Experts, Workload
 from costproof.models import flash_attention
-from costproof.models.decoding.decoder import config_of
+from costproof.models.decoding.decoder import Decoder, config_of
+from costproof.models.jobs import Built
+from costproof.models.loading import Names, load, no_other_names, plan
+from costproof.models.memory import require_room
+from costproof.models.serving import require_device
 
 if TYPE_CHECKING:
     import torch
@@ -28,18 +36,20 @@ def build(
     replaced: Mapping[str, Any] | None = None,
     inner: Iterable[str] = (),
 ) -> nn.Module:
-    """The model on the meta device, in eval mode.
+    """Return the model on the meta device, in eval mode.
+
+    Its forward patches the mask builders of transformers while it runs, see :func:`patch_forward`.
 
     Args:
         base: a class of transformers with ``_from_config``.
-        config: its configuration; the implementations are written into it.
-        dtype: of all parameters. Buffers keep theirs: rotary frequencies stay float32, as when a checkpoint
+        config: its configuration; the attention and expert implementations are written into it.
+        dtype: of all parameters. Buffers keep their dtype: rotary frequencies stay float32, as when a checkpoint
             is loaded in bfloat16.
-        experts: kernel of the routed experts; ``None`` for a model without a mixture.
-        parts: attention by part of the configuration, where the parts differ; ``attention`` for all else.
-        replaced: names in the module of ``base`` that a forward finds replaced (:func:`prepared_masks` unless given).
-        inner: other modules of transformers whose mask builders a forward finds replaced: of a decoder that the class
-            takes from another family.
+        experts: kernel of the routed experts; ``None`` for a model without experts.
+        parts: attention implementation by part of the configuration, if parts differ from ``attention``.
+        replaced: names in the module of ``base`` -> their replacements (default: :func:`prepared_masks`).
+        inner: other modules of transformers whose mask builders are replaced: those of a decoder that the class takes
+            from another family.
 
     Raises:
         Incomplete: the package of FlashAttention is missing.
@@ -51,13 +61,13 @@ def build(
         config._experts_implementation = experts
     flash = attention == flash_attention.FLASH
     with flash_attention.on_meta() if flash else nullcontext(), torch.device("meta"):
-        model: nn.Module = surrounded(base, replaced, inner)._from_config(config, dtype=getattr(torch, dtype))
+        model: nn.Module = patch_forward(base, replaced, inner)._from_config(config, dtype=getattr(torch, dtype))
     _keep_in_float32(model)
     return model.eval()
 
 
 def _keep_in_float32(model: nn.Module) -> None:
-    """Buffers that stay float32 whatever dtype a checkpoint is loaded in, as the class lists them."""
+    """Convert the buffers that the class lists as float32 for every dtype."""
     kept = set(getattr(model, "_keep_in_fp32_modules_strict", None) or ())
     for module in model.modules():
         for name, buffer in list(module.named_buffers(recurse=False)):
@@ -65,8 +75,8 @@ def _keep_in_float32(model: nn.Module) -> None:
                 setattr(module, name, buffer.float())
 
 
-def surrounded(base: Any, replaced: Mapping[str, Any] | None = None, inner: Iterable[str] = ()) -> Any:
-    """A subclass of a model's class that differs in its forward alone, which brings its own surroundings."""
+def patch_forward(base: Any, replaced: Mapping[str, Any] | None = None, inner: Iterable[str] = ()) -> Any:
+    """Return a subclass whose forward runs inside :func:`running`; arguments as for :func:`build`."""
     modeling = sys.modules[base.__module__]
     names = {modeling: prepared_masks(modeling) if replaced is None else replaced}
     names |= {module: prepared_masks(module) for module in map(import_module, inner)}
@@ -79,19 +89,19 @@ def surrounded(base: Any, replaced: Mapping[str, Any] | None = None, inner: Iter
 
 
 def prepared_masks(modeling: Any) -> dict[str, Any]:
-    """The mask builders of a module, replaced by what returns the mask that the model was called with.
+    """Return replacements for the mask builders of a module that pass on the mask of the caller.
 
-    transformers builds a mask from values, or one more than it runs where it is exported: neither is what runs.
+    transformers builds masks from tensor values, and builds a different one during an export.
     """
 
-    def given(*args: Any, attention_mask: Any = None, **kwargs: Any) -> Any:
+    def pass_on(*args: Any, attention_mask: Any = None, **kwargs: Any) -> Any:
         return attention_mask
 
-    return {n: given for n in vars(modeling) if n.startswith("create_") and n.endswith("causal_mask")}
+    return {n: pass_on for n in vars(modeling) if n.startswith("create_") and n.endswith("causal_mask")}
 
 
 def uses_flash(model: nn.Module) -> bool:
-    """Whether the decoder runs FlashAttention."""
+    """Return whether the decoder runs FlashAttention."""
     return bool(config_of(model).get_text_config()._attn_implementation == flash_attention.FLASH)
 
 
@@ -99,11 +109,14 @@ def uses_flash(model: nn.Module) -> bool:
 def running(
     replaced: Mapping[Any, Mapping[str, Any]], dtype: torch.dtype | None = None, *, flash: bool = False
 ) -> Iterator[None]:
-    """What a forward on meta needs, for the time of the forward alone.
+    """Set up and undo what a forward on the meta device needs.
 
-    No gradients; names in some modules are replaced, such as checks that need values; for dtypes
-    other than bfloat16 the shape kernel of grouped GEMMs, which on meta refuses what the real kernels take, is
-    replaced by one that does not; with ``flash`` the package FlashAttention is made to run on shapes.
+    Gradients are off. The given names of modules are replaced, for example checks that need values. For dtypes other
+    than bfloat16, the meta kernel of grouped GEMMs is replaced, because it rejects dtypes that the real kernels accept.
+
+    Args:
+        replaced: module -> name -> replacement.
+        flash: whether the functions of FlashAttention are replaced by ones that run on the meta device.
     """
     import torch
 
@@ -131,7 +144,7 @@ def _grouped_mm_shape(
     bias: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """[rows, K] by [experts, K, N] gives [rows, N]."""
+    """Return an empty [rows, N] for [rows, K] by [experts, K, N]."""
     if mat_a.dim() != 2 or mat_b.dim() != 3 or mat_a.shape[1] != mat_b.shape[1]:
         raise ValueError(f"grouped GEMM of {tuple(mat_a.shape)} by {tuple(mat_b.shape)}")
     import torch
@@ -141,3 +154,91 @@ def _grouped_mm_shape(
         mat_a, [mat_a.shape[0], mat_b.shape[2]], dtype=out_dtype or mat_a.dtype
     )
     return result
+
+
+SPREAD: Final = 0.02
+"""Standard deviation of random weights, as in the initialisation for training."""
+
+
+def with_numbers(
+    model: nn.Module,
+    workload: Workload,
+    decoder: Decoder,
+    options: RunOptions,
+    progress: Progress,
+    names: Names = no_other_names,
+) -> Built:
+    """Return a model from the meta device as its run needs it, and notes about what was done.
+
+    The model stays on the meta device unless ``options`` ask for a real run.
+
+    Args:
+        names: maps tensors of a checkpoint whose names differ from those of the model.
+
+    Raises:
+        Problems: the checkpoint does not fit.
+        BadInput: there is no checkpoint.
+        Incomplete: the device is missing or too small, or the kernels of FlashAttention are missing.
+    """
+    notes = flash_attention.notes(decoder.beside) if workload.attention == flash_attention.FLASH else ()
+    if not options.real:
+        return Built(model, notes)
+    if notes:
+        flash_attention.require_kernels()
+    require_device(options.device)
+    # Planned before anything is allocated, so that a checkpoint that does not fit fails at once.
+    checkpoint = (
+        None if options.weights == RANDOM else plan(options.weights, model, names, cut=options.layers is not None)
+    )
+    require_room(model, options.device)
+    _allocate(model, options.device)
+    done = load(checkpoint, model, progress) if checkpoint else _fill_random(model, options.seed, progress)
+    return Built(model, (*done, *notes))
+
+
+def _fill_random(model: nn.Module, seed: int, progress: Progress) -> tuple[str, ...]:
+    """Fill norms with 1, biases with 0, the rest from a generator per tensor, so that a cut model has equal weights."""
+    import torch
+
+    parameters = list(model.named_parameters())
+    with torch.no_grad():
+        for done, (name, parameter) in enumerate(parameters):
+            progress("random weights", done, len(parameters))
+            if parameter.dim() == 1 and name.endswith("weight"):
+                parameter.fill_(1)
+            elif parameter.dim() == 1 and name.endswith("bias"):
+                parameter.zero_()
+            else:
+                # Drawn on the CPU: a GPU draws other numbers from the same seed.
+                drawn = torch.empty(parameter.shape, dtype=parameter.dtype)
+                parameter.copy_(drawn.normal_(0, SPREAD, generator=generator(seed, name)))
+    return (f"random weights, seed {seed}: norms 1, biases 0, all others normal with standard deviation {SPREAD}",)
+
+
+def generator(seed: int, name: str) -> torch.Generator:
+    """Return a CPU generator seeded by the seed and the name of the tensor."""
+    import torch
+
+    digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
+
+
+def _allocate(model: nn.Module, device: str) -> None:
+    """Allocate parameters, tied ones once, and compute buffers such as rotary frequencies.
+
+    transformers initialises every tensor that is not marked as loaded, so parameters are marked meanwhile.
+    """
+    model.to_empty(device=device)
+    tie, initialise = (getattr(model, name, None) for name in ("tie_weights", "initialize_weights"))
+    if tie is not None:
+        tie()
+    if initialise is None:
+        raise Incomplete("the installed transformers cannot initialise buffers", fix="pip install 'transformers>=5'")
+    marked: list[Any] = list(model.parameters())
+    try:
+        for parameter in marked:
+            parameter._is_hf_initialized = True
+        initialise()
+    finally:
+        for parameter in marked:
+            del parameter._is_hf_initialized

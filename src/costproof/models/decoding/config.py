@@ -1,7 +1,7 @@
-"""Configurations of decoders that one class of transformers builds: what their files share, and how they are read.
+"""Configurations of decoder-only models: the fields that families share, and how a ``config.json`` is read.
 
-A family is a subclass of :class:`TextConfig`: its fields beside the usual ones, their keys, and what the
-class of transformers takes for a key that is left out.
+A family subclasses :class:`DecoderConfig` and adds its fields, their keys, and the defaults of the class in
+transformers for keys that a file omits.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ SIZES: Final = {
     "heads": "num_attention_heads",
     "vocab": "vocab_size",
 }
-"""Fields that a file must have -> their keys."""
+"""Required fields -> their keys in the file."""
 _ROPES: Final = ("default", "linear", "llama3", "yarn")
-"""Kinds of scaled rotation that change the frequencies once, when the model is built."""
-_NEEDED: Final = {
+"""Kinds of RoPE scaling that change the frequencies only once, when the model is built."""
+_REQUIRED: Final = {
     "linear": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
     "yarn": ("factor",),
 }
-"""Kind of a scaled rotation -> numbers that transformers does without in none."""
+"""Kind of RoPE scaling -> numbers that transformers requires for it."""
 _KINDS: Final = {"full_attention": "f", "sliding_attention": "w"}
 
 
 @dataclass(frozen=True, slots=True)
-class TextConfig(NativeConfig):
-    """Sizes that every such decoder has, and whether the output projection is the embedding's table."""
+class DecoderConfig(NativeConfig):
+    """Sizes and flags that every decoder has."""
 
     hidden: int
     intermediate: int
@@ -47,11 +47,12 @@ class TextConfig(NativeConfig):
     head_dim: int
     vocab: int
     max_positions: int
-    """Longest context."""
+    """Longest context, in tokens."""
     tied: bool = False
+    """Whether the output projection and the embedding share one table."""
     activation: str = "silu"
     waived: tuple[tuple[str, str], ...] = ()
-    """Keys of the file that were read and not used, with the reason."""
+    """Keys of the file that decide no cost, with the reason."""
 
     architecture: ClassVar[str]
     """The class of transformers that the formulas describe."""
@@ -63,63 +64,68 @@ class TextConfig(NativeConfig):
         "tied": "tie_word_embeddings",
         "activation": "hidden_act",
     }
-    """Fields -> their keys in the file; what is yes or no is read as such."""
-    left_out: ClassVar[Mapping[str, Any]] = {}
-    """Keys -> what the class of transformers takes where they are left out; without: heads for key/value heads,
-    their share of the width for one head, no for yes or no."""
-    numbers: ClassVar[Mapping[str, float]] = {}
-    """Fields that are yes where a file has a number, and no where it has ``null`` -> a number that stands for yes."""
+    """Fields -> their keys in the file."""
+    class_defaults: ClassVar[Mapping[str, Any]] = {}
+    """Keys -> values that the class in transformers assumes if a file omits them.
+
+    Without an entry: as many key/value heads as heads, heads that share the width, and ``False`` for flags.
+    """
+    number_flags: ClassVar[Mapping[str, float]] = {}
+    """Flags that are set by a number in the file and unset by ``null`` -> the number to write for a set flag."""
     heads_divide: ClassVar[bool] = True
-    """Whether the class has a model only where the heads divide the width; others have heads of any width."""
+    """Whether transformers requires ``hidden_size % num_attention_heads == 0``."""
     one_mask: ClassVar[bool] = False
-    """Whether the class makes one mask for all layers, since it knows no kinds of them; others make one of each kind,
-    and that of the layers that see all even where there are none."""
-    beside: ClassVar[Mapping[str, str]] = {}
-    """Keys of this family that decide no cost, with the reason."""
+    """Whether the class builds one mask for all layers.
+
+    Classes that distinguish kinds of layers build one mask per kind, including one for full attention even if no layer
+    has it.
+    """
+    unused_keys: ClassVar[Mapping[str, str]] = {}
+    """Keys of this family that decide no cost -> the reason."""
     ranges: ClassVar[Mapping[str, range]] = {}
-    """What a proof draws beside the sizes of every decoder: parameter -> its values."""
-    follows: ClassVar[Mapping[str, str]] = {}
-    """Symbols that follow from drawn parameters in another way than in every decoder, or in addition."""
+    """Parameters that a proof draws in addition to the sizes of every decoder -> their values."""
+    derived: ClassVar[Mapping[str, str]] = {}
+    """Symbols -> expressions in drawn parameters; they override or extend those of every decoder."""
 
     def symbols(self) -> dict[str, int]:
-        """Values of the configuration's symbols, as the formulas name them."""
+        """Return the values of the symbols in the formulas."""
         named = ("hidden", "intermediate", "layers", "heads", "kv_heads", "head_dim", "vocab")
         return {f"text_{name}": getattr(self, name) for name in named}
 
     def windows(self) -> tuple[int, ...]:
-        """For every layer how many keys a query sees, or 0 for all; empty: no layer has a window."""
+        """Return, for each layer, the number of keys that a query sees, 0 for all; empty if no layer has a window."""
         return ()
 
     def layer_kinds(self) -> tuple[tuple[int, bool], ...]:
-        """For every layer its window, or 0, and whether it has a mixture of experts."""
+        """Return, for each layer, its window (0 for none) and whether it has a mixture of experts."""
         return tuple((window, False) for window in self.windows() or (0,) * self.layers)
 
     def native(self) -> dict[str, Any]:
-        """Keyword arguments for the configuration class of transformers."""
-        yes = {self.keys[f]: number if getattr(self, f) else None for f, number in self.numbers.items()}
+        """Return the keyword arguments of the configuration class in transformers."""
+        yes = {self.keys[f]: number if getattr(self, f) else None for f, number in self.number_flags.items()}
         return renamed(self, self.keys) | yes
 
     @classmethod
     def read(cls, data: object, problems: list[CostproofError]) -> Self:
-        """A decoder in the value of a file.
+        """Return the configuration in the parsed content of a file.
 
-        Widths and numbers of layers must be there; another key that is left out has the class's own default.
+        The keys in ``SIZES`` are required. Other omitted keys have the default of the class in transformers.
         """
         top = Section(data, "$", problems)
-        top.waive(cls.beside)
+        top.waive(cls.unused_keys)
         top.fixed("architectures", [cls.architecture], None, why="no formulas for this class", default=None)
         check_type(top, cls.model_type)
         scalings = rotation(top)
-        sizes, usual = cls.sizes(top), cls.left_out
-        flags: dict[str, Any] = {f: cls.flag(top, f) for f in cls.flags()}
+        sizes, defaults = cls.read_sizes(top), cls.class_defaults
+        flags: dict[str, Any] = {f: cls.read_flag(top, f) for f in cls.flag_names()}
         config = cls(
             **sizes,
             max_positions=longest_context(
-                top.integer(cls.keys["max_positions"], usual.get(cls.keys["max_positions"], 2048)), scalings
+                top.integer(cls.keys["max_positions"], defaults.get(cls.keys["max_positions"], 2048)), scalings
             ),
-            activation=cls.function(top),
+            activation=cls.read_activation(top),
             **flags,
-            **cls.others(top, sizes),
+            **cls.read_fields(top, sizes),
         )
         config = replace(config, waived=top.finish())
         problems += [] if problems else config.contradictions()
@@ -127,60 +133,60 @@ class TextConfig(NativeConfig):
 
     @classmethod
     def caches_as(cls, data: Mapping[str, Any]) -> bool:
-        """Whether a cache of transformers keeps the tokens that the formulas say.
+        """Return whether the cache of transformers keeps the tokens that the formulas assume.
 
-        It cuts what it keeps to a window or chunk that a file names, though the class of the model reads neither.
+        The cache truncates to a window or chunk in the file even if the class of the model ignores these keys.
         """
         cut = any(data.get(key) is not None for key in ("sliding_window", "attention_chunk_size"))
         return not cut and _see_all(data.get("layer_types"))
 
     @classmethod
-    def sizes(cls, top: Section) -> dict[str, Any]:
-        """The sizes of every decoder."""
+    def read_sizes(cls, top: Section) -> dict[str, Any]:
+        """Return the sizes that every decoder has."""
         found = top.sizes({field: cls.keys[field] for field in SIZES})
         shares = {"kv_heads": found["heads"], "head_dim": found["hidden"] // found["heads"]}
         for field, share in shares.items():
-            value = top.take(cls.keys[field], cls.left_out.get(cls.keys[field]))
+            value = top.take(cls.keys[field], cls.class_defaults.get(cls.keys[field]))
             found[field] = share if value is None else top.check_integer(value, cls.keys[field])
         return found
 
     @classmethod
-    def flags(cls) -> tuple[str, ...]:
-        """The fields that are yes or no."""
+    def flag_names(cls) -> tuple[str, ...]:
+        """Return the names of the boolean fields."""
         return tuple(f.name for f in fields(cls) if f.type == "bool")
 
     @classmethod
-    def flag(cls, top: Section, field: str) -> bool:
-        """One of them, as the file has it."""
+    def read_flag(cls, top: Section, field: str) -> bool:
+        """Return the boolean field as the file sets it."""
         key = cls.keys[field]
-        usual = cls.left_out.get(key)
-        if field not in cls.numbers:
-            return yes_or_no(top, key, default=bool(usual))
-        return top.take(key, usual) is not None and top.number(key, usual or cls.numbers[field]) > 0
+        default = cls.class_defaults.get(key)
+        if field not in cls.number_flags:
+            return yes_or_no(top, key, default=bool(default))
+        return top.take(key, default) is not None and top.number(key, default or cls.number_flags[field]) > 0
 
     @classmethod
-    def function(cls, top: Section) -> str:
-        """The activation."""
+    def read_activation(cls, top: Section) -> str:
+        """Return the name of the activation function."""
         key = cls.keys["activation"]
-        return activation(top, key, cls.left_out.get(key, "silu"))
+        return activation(top, key, cls.class_defaults.get(key, "silu"))
 
     @classmethod
-    def others(cls, top: Section, sizes: Mapping[str, int]) -> dict[str, Any]:
-        """The fields of the family that are neither sizes of every decoder nor yes or no."""
+    def read_fields(cls, top: Section, sizes: Mapping[str, int]) -> dict[str, Any]:
+        """Return the fields of the family that are neither sizes of every decoder nor flags."""
         return {}
 
     @classmethod
-    def random(cls, sizes: Mapping[str, int], rng: Random) -> dict[str, Any]:
-        """The fields of a random configuration that are not drawn as for every decoder.
+    def draw_fields(cls, sizes: Mapping[str, int], rng: Random) -> dict[str, Any]:
+        """Return random values of the fields that are not drawn for every decoder.
 
         Args:
-            sizes: values of the parameters, those of ``ranges`` among them.
-            rng: for what is not a size.
+            sizes: values of the drawn parameters, including those of ``ranges``.
+            rng: source of all choices that are not sizes.
         """
         return {}
 
     def contradictions(self) -> list[CostproofError]:
-        """Sizes that transformers' class refuses, or cannot run."""
+        """Return an error for each combination of sizes that the class in transformers rejects or cannot run."""
         keys = self.keys
         found: list[CostproofError] = [
             BadInput(what, where=f"$.{key}", expected=f"a divisor of {whole}", got=part)
@@ -197,14 +203,14 @@ class TextConfig(NativeConfig):
 
 
 def longest_context(positions: int, scalings: Iterable[Any]) -> int:
-    """Return the longest context of a model.
+    """Return the longest context of a model, in tokens.
 
-    YaRN stretches the positions that the model was trained on, which a file may name beside the longer context or
-    alone: Qwen2.5 has 32,768 and a factor of 4.
+    YaRN extends the positions of the training by a factor. A file may contain the extended length, or only the
+    original one and the factor: Qwen2.5 has 32,768 and a factor of 4.
 
     Args:
         positions: ``max_position_embeddings``.
-        scalings: of its rotations.
+        scalings: RoPE scalings of the file.
 
     Raises:
         BadInput: a factor that gives no length, or one beyond the largest size of a configuration.
@@ -225,9 +231,9 @@ def _stretched(factor: float, original: int) -> int:
 
 
 def rotation(top: Section) -> list[Any]:
-    """Check how positions are rotated, and return the scalings.
+    """Check the rotary embedding in a file and return its scalings.
 
-    Frequencies decide no cost, a rotation that changes them in a run would.
+    Constant frequencies decide no cost. Scalings that change them during a run are refused.
     """
     found: list[Any] = []
     top.take("partial_rotary_factor", None)
@@ -246,8 +252,8 @@ def rotation(top: Section) -> list[Any]:
 
 
 def _check_scaling(top: Section, key: str, kind: str, scaling: Mapping[str, Any]) -> None:
-    """Check what transformers needs for a rotation; it builds none, or one that fails when it runs."""
-    for name in _NEEDED.get(kind, ()):
+    """Check that a RoPE scaling has the numbers without which transformers fails to build or run it."""
+    for name in _REQUIRED.get(kind, ()):
         value = scaling.get(name)
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if name not in scaling or not (number or (kind == "yarn" and value is None)):
@@ -260,41 +266,41 @@ def _check_scaling(top: Section, key: str, kind: str, scaling: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class WindowedConfig(TextConfig):
-    """A configuration of a decoder of which some layers, or all, see a window of the context."""
+class WindowedConfig(DecoderConfig):
+    """Configuration of a decoder in which some or all layers attend to a sliding window."""
 
     window: int = 0
-    """Keys that a query sees in these layers, itself included; 0: no layer has a window."""
+    """Keys that a query sees in these layers, including its own; 0 if no layer has a window."""
     pattern: str = "f"
-    """Layers with a window are ``w``, those that see all are ``f``; repeated over the layers."""
+    """Kinds of layers, repeated over the depth: ``w`` for a window, ``f`` for full attention."""
 
     patterns: ClassVar[tuple[str, ...]] = ("f", "w", "wf", "fw")
     """Patterns that a proof draws."""
 
     @classmethod
     def caches_as(cls, data: Mapping[str, Any]) -> bool:
-        """Whether a cache of transformers keeps the tokens that the formulas say: the class reads the window."""
+        """Return whether the cache of transformers keeps the tokens that the formulas assume."""
         return not cls.one_mask or (data.get("attention_chunk_size") is None and data.get("layer_types") is None)
 
     def windows(self) -> tuple[int, ...]:
-        """For every layer its window, or 0."""
+        """Return the window of each layer; 0 for a layer without one."""
         kinds = (self.pattern * self.layers)[: self.layers]
         return tuple(self.window if kind == "w" else 0 for kind in kinds)
 
     def symbols(self) -> dict[str, int]:
-        """Values of the configuration's symbols, as the formulas name them."""
-        return TextConfig.symbols(self) | ({"text_window": self.window} if any(self.windows()) else {})
+        """Return the values of the symbols in the formulas."""
+        return DecoderConfig.symbols(self) | ({"text_window": self.window} if any(self.windows()) else {})
 
     def native(self) -> dict[str, Any]:
-        """Keyword arguments for the configuration class of transformers."""
+        """Return the keyword arguments of the configuration class in transformers."""
         names = {letter: name for name, letter in _KINDS.items()}
         types = [names["w" if window else "f"] for window in self.windows()]
         kinds = {} if self.one_mask else {"layer_types": types}
-        return {**TextConfig.native(self), "sliding_window": self.window or None, **kinds}
+        return {**DecoderConfig.native(self), "sliding_window": self.window or None, **kinds}
 
     def contradictions(self) -> list[CostproofError]:
-        """Sizes that transformers' class refuses, or cannot run."""
-        found = TextConfig.contradictions(self)
+        """Return an error for each combination of sizes that the class in transformers rejects or cannot run."""
+        found = DecoderConfig.contradictions(self)
         if 0 < self.window < LEAST_WINDOW:
             expected = f"at least {LEAST_WINDOW}"
             found.append(
@@ -304,25 +310,25 @@ class WindowedConfig(TextConfig):
 
 
 def _see_all(types: object) -> bool:
-    """Whether the kinds of layers in a file, if it has them, are all those that see the whole context."""
+    """Return whether ``layer_types`` of a file, if present, contains only full attention."""
     return not isinstance(types, list) or all(kind == "full_attention" for kind in types)
 
 
 LEAST_WINDOW: Final = 5
-"""Shorter windows leave no length to export a prompt at that they do not cut."""
+"""Shortest window for which a prompt can be exported at a length that the window does not cut."""
 
 
-def window_of_all(top: Section, usual: int | None = None) -> dict[str, Any]:
-    """The window of all layers; ``null`` for none, ``usual`` where it is left out."""
-    window = top.take("sliding_window", usual)
+def window_of_all(top: Section, default: int | None = None) -> dict[str, Any]:
+    """Return ``window`` and ``pattern`` of a file whose ``sliding_window`` applies to all layers; ``null`` is none."""
+    window = top.take("sliding_window", default)
     return {"window": 0 if window is None else top.check_integer(window, "sliding_window"), "pattern": "w"}
 
 
-def pattern_of(top: Section, layers: int, usual: str) -> str:
-    """The layers with a window, from ``layer_types`` of the file, or ``usual`` where it says nothing."""
+def pattern_of(top: Section, layers: int, default: str) -> str:
+    """Return the kinds of layers as in ``pattern``, from ``layer_types`` of the file or by ``default``."""
     types = top.take("layer_types", None)
     if types is None:
-        return shortest((usual * layers)[:layers])
+        return shortest((default * layers)[:layers])
     known = isinstance(types, list) and all(isinstance(t, str) and t in _KINDS for t in types)
     if not known or len(types) != layers:
         expected = f"a list of {layers}, each {' or '.join(_KINDS)}"
@@ -331,13 +337,19 @@ def pattern_of(top: Section, layers: int, usual: str) -> str:
     return shortest("".join(_KINDS[t] for t in types))
 
 
+def shortest(letters: str) -> str:
+    """Return the shortest word whose repetition begins with these letters."""
+    lengths = range(1, len(letters) + 1)
+    return next(letters[:n] for n in lengths if (letters[:n] * len(letters))[: len(letters)] == letters)
+
+
 @dataclass(frozen=True, slots=True)
 class LateWindowedConfig(WindowedConfig):
-    """One whose file says from which layer on they have a window, ``max_window_layers``, and whether at all."""
+    """Configuration whose first ``max_window_layers`` layers have full attention, if windows are used at all."""
 
     @classmethod
-    def others(cls, top: Section, sizes: Mapping[str, int]) -> dict[str, Any]:
-        """Window and pattern; none unless ``use_sliding_window``."""
+    def read_fields(cls, top: Section, sizes: Mapping[str, int]) -> dict[str, Any]:
+        """Return window and pattern; empty unless ``use_sliding_window`` is set."""
         layers, used = sizes["layers"], yes_or_no(top, "use_sliding_window")
         window, first = top.take("sliding_window", 4096), top.integer("max_window_layers", 28, least=0)
         pattern = pattern_of(top, layers, ("f" * first + "w" * layers)[:layers])
@@ -349,11 +361,96 @@ class LateWindowedConfig(WindowedConfig):
         return {"window": top.check_integer(window, "sliding_window"), "pattern": pattern}
 
     def native(self) -> dict[str, Any]:
-        """Keyword arguments for the configuration class of transformers."""
+        """Return the keyword arguments of the configuration class in transformers."""
         return {**WindowedConfig.native(self), "use_sliding_window": any(self.windows())}
 
 
-def shortest(letters: str) -> str:
-    """The shortest word whose repetition begins with these letters."""
-    lengths = range(1, len(letters) + 1)
-    return next(letters[:n] for n in lengths if (letters[:n] * len(letters))[: len(letters)] == letters)
+UNUSED_ROUTER_KEYS: Final = {"router_aux_loss_coef": "of training alone"}
+"""Keys of most mixtures of experts that decide no cost -> the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class MixtureConfig(WindowedConfig):
+    """Configuration with mixtures of experts; the inner width of an expert is ``intermediate`` by default."""
+
+    experts: int = 8
+    """Number of routed experts of a layer."""
+    top_k: int = 2
+    """Number of routed experts that process a token."""
+
+    keys: ClassVar[Mapping[str, str]] = {
+        **WindowedConfig.keys,
+        "experts": "num_local_experts",
+        "top_k": "num_experts_per_tok",
+    }
+    ranges: ClassVar[Mapping[str, range]] = {
+        "text_experts": range(8, 41),
+        "text_topk": range(1, 9),
+        "text_moe_rows": range(1, 41),
+    }
+    derived: ClassVar[Mapping[str, str]] = {
+        "text_hidden": "8*text_kv_heads*text_groups*text_share",
+        "text_moe": "8*text_moe_rows",
+    }
+    """Factor 8 as in draws with grouped GEMMs, whose rows are multiples of 16 bytes; degrees do not depend on it."""
+
+    def routed(self) -> tuple[bool, ...]:
+        """Return, for each layer, whether it has a mixture of experts."""
+        return (True,) * self.layers
+
+    def layer_kinds(self) -> tuple[tuple[int, bool], ...]:
+        """Return, for each layer, its window (0 for none) and whether it has a mixture of experts."""
+        return tuple((w, m) for (w, _), m in zip(WindowedConfig.layer_kinds(self), self.routed(), strict=True))
+
+    def symbols(self) -> dict[str, int]:
+        """Return the values of the symbols in the formulas."""
+        found = WindowedConfig.symbols(self)
+        moe = found.pop("text_intermediate")
+        return {**found, "text_experts": self.experts, "text_topk": self.top_k, "text_moe": moe}
+
+    @classmethod
+    def draw_fields(cls, sizes: Mapping[str, int], rng: Random) -> dict[str, Any]:
+        """Return random values of the fields that are not drawn for every decoder."""
+        return {
+            "hidden": sizes["row"] * sizes["text_kv_heads"] * sizes["text_groups"] * sizes["text_share"],
+            "intermediate": sizes["row"] * sizes["text_moe_rows"],
+            "experts": sizes["text_experts"],
+            "top_k": sizes["text_topk"],
+        }
+
+    def contradictions(self) -> list[CostproofError]:
+        """Return an error for each combination of sizes that the class in transformers rejects or cannot run."""
+        found = WindowedConfig.contradictions(self)
+        if self.top_k > self.experts:
+            where, expected = f"$.{self.keys['top_k']}", f"at most {self.experts}, the experts of a layer"
+            found.append(
+                BadInput("a token cannot pass so many experts", where=where, expected=expected, got=self.top_k)
+            )
+        return found
+
+
+def experts_of(top: Section, defaults: MixtureConfig, *aliases: str) -> dict[str, Any]:
+    """Return ``experts`` and ``top_k`` of a file.
+
+    Args:
+        defaults: as for :func:`number_of`.
+        aliases: other keys for the number of experts.
+    """
+    top.fixed("output_router_logits", False, why="the formulas do not describe the loss that is made of these")
+    other = next((key for key in aliases if key in top.data), None)
+    if other is not None and (own := defaults.keys["experts"]) in top.data:
+        top.fixed(own, top.data[other], why="the class has one number of experts under both keys")
+    experts = number_of(top, defaults, "experts") if other is None else top.integer(other)
+    return {"experts": experts, "top_k": number_of(top, defaults, "top_k")}
+
+
+def number_of(top: Section, defaults: MixtureConfig, field: str, *, least: int = 1) -> int:
+    """Return an integer field of a file.
+
+    Args:
+        defaults: the published configuration. If the key is omitted, the value is the one in its ``class_defaults``,
+            or else its field. ``None`` in ``class_defaults`` makes the key required.
+    """
+    key = defaults.keys[field]
+    default = defaults.class_defaults.get(key, getattr(defaults, field))
+    return top.integer(key, least=least) if default is None else top.integer(key, default, least=least)

@@ -1,4 +1,4 @@
-"""What a proof about a decoder ranges over: prompts and steps of any size, and random small configurations."""
+"""The domain of a proof about a decoder: symbolic prompts and decode steps, and random small configurations."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from typing import Any, Final, TypeVar
 from costproof.analytic.mlp import ACTIVATION_FLOPS
 from costproof.compare.proof.certificate import Settings
 from costproof.ledger.workload import FLOAT_BYTES, Attention, Dtype, Experts, Logits, Workload
-from costproof.models.decoding.config import LEAST_WINDOW, TextConfig, WindowedConfig
-from costproof.models.decoding.mixtures import MixtureConfig
+from costproof.models.decoding.config import LEAST_WINDOW, DecoderConfig, MixtureConfig, WindowedConfig
 from costproof.models.proof import Piece, Proof, Provable, reasons
 
 VARIANTS: Final = (
@@ -22,12 +21,12 @@ VARIANTS: Final = (
 
 _ATTENTIONS: Final[tuple[Attention, ...]] = ("sdpa", "eager")
 _DECODING: Final = "decoding"
-"""The setting of families whose decode steps can be carried out in two ways, the usual one first."""
+"""The setting of families that have two implementations of decode steps; its first choice is the default."""
 _KERNELS: Final[tuple[Experts, ...]] = ("grouped_mm", "batched_mm")
 GROUPED_ROW: Final = 8
-"""Grouped GEMMs need rows of 16 bytes, so widths of a multiple of this; a draw with other kernels has any width."""
+"""Factor of drawn widths for grouped GEMMs, which need rows of a multiple of 16 bytes; other kernels take any width."""
 
-# Parameter -> the values it is drawn from, uniformly and independently of all others.
+# Parameter -> its values, drawn uniformly and independently of all others.
 _RUN: Final[Mapping[str, range]] = {"S": range(1, 41), "B": range(1, 33), "b": range(2, 6, 2), "P": range(1, 65)}
 CONFIG: Final[Mapping[str, range]] = {
     "text_kv_heads": range(1, 9),
@@ -42,45 +41,45 @@ INDEPENDENT: Final[Mapping[str, str]] = {
     "text_head_dim": "2*text_head_halves",
     "text_hidden": "text_kv_heads*text_groups*text_share",
 }
-"""Symbols that follow from the drawn parameters: rotation needs pairs, and heads divide the width."""
+"""Symbols -> expressions in drawn parameters; rotary heads are even, and heads divide the width."""
 _NOT_VARIED: Final = (
     "kernels other than sdpa and eager",
     "1 to 3 decode steps at a drawn past, each exported by itself; in runs of their own there are 2 to 12",
 )
 LEAST_CONTEXT: Final = 128
-"""The shortest context of a drawn configuration, longer than any run of it."""
+"""Shortest context of a drawn configuration, in tokens; longer than any drawn run."""
 _ONE: Final = "the configuration: identities hold for this one"
 STEPS: Final = (1, 1, 1, 2, 3)
-"""Decode steps of a draw."""
+"""Numbers of decode steps of a draw; repeated ones are more likely."""
 _FEW: Final = (1, 1, 1, 2, 2)
 _DEEP: Final = 33
-"""Draw of every 64 with more layers than the target has."""
+"""Index, modulo 64, of the draws with more layers than the target has."""
 
 
 def layers(rng: random.Random, number: int, target: int) -> int:
-    """How many layers a draw has: few, and in one of 64 one more than the target."""
+    """Return the number of layers of a draw: one or two, but in one of 64 draws one more than the target has."""
     few = rng.choice(_FEW)
     return target + 1 if number % 64 == _DEEP else few
 
 
 Drawn = tuple[Provable, Mapping[str, bool]]
-"""A random configuration of a family; and of the things that are not numbers in a formula, whether it has them."""
-T = TypeVar("T", bound=TextConfig)
+"""A target with a random configuration, and feature -> whether the configuration has it."""
+T = TypeVar("T", bound=DecoderConfig)
 
 
 def random_config(config_type: type[T], sizes: Mapping[str, int], rng: random.Random) -> T:
-    """The configuration of a family of drawn sizes; flags, windows, activation and layers are drawn here.
+    """Return a configuration of the drawn sizes; flags, windows and activation are drawn here.
 
-    A window is longer than the drawn run, or the prompt and what is in the cache fill it.
+    A window is either longer than the drawn run, or filled by both the prompt and the cache.
     """
     heads = sizes["text_kv_heads"] * sizes["text_groups"]
-    more: dict[str, Any] = {name: rng.random() < 0.5 for name in config_type.flags()}
+    more: dict[str, Any] = {name: rng.random() < 0.5 for name in config_type.flag_names()}
     if issubclass(config_type, WindowedConfig):
         filled = min(sizes["S"], sizes["P"]) + 1
         short = filled >= LEAST_WINDOW and rng.random() < 0.5
         window = rng.randint(LEAST_WINDOW, filled) if short else max(_RUN["S"].stop, _RUN["P"].stop) + max(STEPS)
         more |= {"pattern": rng.choice(config_type.patterns), "window": window}
-    usual = {
+    common = {
         "hidden": heads * sizes["text_share"],
         "intermediate": sizes["text_intermediate"],
         "layers": sizes["layers"],
@@ -91,11 +90,11 @@ def random_config(config_type: type[T], sizes: Mapping[str, int], rng: random.Ra
         "max_positions": rng.randint(LEAST_CONTEXT, 2 * LEAST_CONTEXT),
         "activation": rng.choice(tuple(ACTIVATION_FLOPS)),
     }
-    return config_type(**{**usual, **more, **config_type.random(sizes, rng)})
+    return config_type(**{**common, **more, **config_type.draw_fields(sizes, rng)})
 
 
-def has(config: TextConfig) -> dict[str, bool]:
-    """Of the things that are not numbers in a formula, whether a configuration has them."""
+def features(config: DecoderConfig) -> dict[str, bool]:
+    """Return feature -> whether a configuration has it, for features that are not sizes in a formula."""
     windows = config.windows()
     routed = config.routed() if isinstance(config, MixtureConfig) else ()
     return {
@@ -113,16 +112,16 @@ def has(config: TextConfig) -> dict[str, bool]:
 
 
 Draw = Callable[[Mapping[str, int], random.Random], Drawn | None]
-"""From values of the parameters, and what else is drawn, to a configuration; ``None`` if a family draws none."""
+"""(values of the parameters, source of other choices) -> a configuration; ``None`` if the family draws none."""
 
 
-def proof(target: Provable, kind: type[TextConfig], config: str, samples: int, seed: int, draw: Draw) -> Proof:
-    """Identities in batch, prompt, context and steps, and draws where the family says how.
+def proof(target: Provable, kind: type[DecoderConfig], config: str, samples: int, seed: int, draw: Draw) -> Proof:
+    """Return the pieces of a proof: identities in batch, prompt, context and steps, and drawn configurations.
 
     Args:
-        kind: of the target's configuration.
-        config: this configuration, normalised, as JSON.
-        draw: what makes a configuration of a family.
+        kind: type of the target's configuration.
+        config: the normalised configuration as JSON.
+        draw: draws a configuration of the family.
     """
     choices = {s.name: s.choices for s in target.settings()}
     variants = [v if v.attention in choices["attention"] else replace(v, attention="eager") for v in VARIANTS]
@@ -142,8 +141,8 @@ def proof(target: Provable, kind: type[TextConfig], config: str, samples: int, s
         settings=Settings(count, seed, config),
         usual=variants[0],
         ranges={name: len(values) for name, values in ranges.items()} if count else {},
-        independent={**INDEPENDENT, **kind.follows} if count else {},
-        choices=Counter(word for _, has in made for word, present in has.items() if present),
+        independent={**INDEPENDENT, **kind.derived} if count else {},
+        choices=Counter(name for _, present in made for name, is_present in present.items() if is_present),
         not_varied=(*_NOT_VARIED, *reasons(kind)) if count else (_ONE, _NOT_VARIED[0]),
     )
 
@@ -151,7 +150,7 @@ def proof(target: Provable, kind: type[TextConfig], config: str, samples: int, s
 def _drawn(
     draw: Draw, seed: int, number: int, choices: Mapping[str, Sequence[str]], ranges: Mapping[str, range], depth: int
 ) -> tuple[Piece[Provable], Mapping[str, bool]] | None:
-    """A run of the configuration with that number in the sequence of a seed, the same everywhere; and what it has."""
+    """Return the run of draw ``number`` of a seed, equal on every machine, and its features."""
     rng = random.Random(f"costproof:{seed}:{number}")
     p = {name: rng.choice(values) for name, values in ranges.items()}
     p["layers"] = layers(rng, number, depth)
@@ -166,7 +165,7 @@ def _drawn(
     drawn = draw(p, rng)
     if drawn is None:
         return None
-    target, has = drawn
+    target, present = drawn
     of_run = {
         "eager attention": attention == "eager",
         "the last logits alone": logits == "last",
@@ -175,9 +174,9 @@ def _drawn(
     if "experts" in choices:
         of_run["grouped GEMMs"] = work.experts == "grouped_mm"
     if _DECODING in choices:
-        usual, other = choices[_DECODING]
-        way = rng.choice((usual, other))
-        work = work if way == usual else replace(work, inputs={_DECODING: way})
-        of_run[f"{other} decoding"] = way == other
+        default, other = choices[_DECODING]
+        decoding = rng.choice((default, other))
+        work = work if decoding == default else replace(work, inputs={_DECODING: decoding})
+        of_run[f"{other} decoding"] = decoding == other
     piece = Piece(f"draws: {number}", "draws", target, work, sizes={"P": p["P"], "N": steps})
-    return piece, {**has, **of_run}
+    return piece, {**present, **of_run}

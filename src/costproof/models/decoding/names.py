@@ -1,4 +1,4 @@
-"""The stages of a model that is all decoder: where its modules sit, and the calls of a run on text."""
+"""Stages, module paths and invocations of decoder-only models."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ STAGES: Final = ("prefill", "decode")
 
 
 def mlp_names(role: str, path: str) -> dict[str, str]:
-    """Roles of a gated MLP -> module paths."""
+    """Return role -> module path of a gated MLP."""
     parts = {"activation": "act_fn", **{x: f"{x}_proj" for x in ("gate", "up", "down")}}
     return {role: path, **{f"{role}.{part}": f"{path}.{module}" for part, module in parts.items()}}
 
 
 def decoder_names(path: str) -> dict[str, str]:
-    """Roles of a decoder of dense layers -> module paths, as most models of transformers name them.
+    """Return role -> module path of a decoder with dense layers, as most models of transformers name them.
 
     Args:
-        path: of the module that holds the layers; ``{i}`` is the number of a layer.
+        path: of the module that holds the layers. ``{i}`` in a result is the index of a layer.
     """
     role, layer = "text.layer", f"{path}.layers.{{i}}"
     return {
@@ -41,11 +41,11 @@ def decoder_names(path: str) -> dict[str, str]:
 
 
 def mixture_names(path: str, router: str = "gate") -> dict[str, str]:
-    """Roles of a mixture of experts -> module paths, as most models of transformers name them.
+    """Return role -> module path of a mixture of experts, as most models of transformers name them.
 
     Args:
         path: of the module that holds the layers.
-        router: name of the router's module.
+        router: attribute that holds the router.
     """
     role, mixture = "text.layer", f"{path}.layers.{{i}}.mlp"
     return {
@@ -57,7 +57,7 @@ def mixture_names(path: str, router: str = "gate") -> dict[str, str]:
 
 
 def latent_names(path: str) -> dict[str, str]:
-    """Roles of latent attention -> module paths, as DeepSeek's models name them; ``path`` as for the others."""
+    """Return role -> module path of latent attention in DeepSeek's models; ``path`` as for :func:`decoder_names`."""
     role, attention = "text.layer.attention", f"{path}.layers.{{i}}.self_attn"
     return {
         f"{role}.q_down": f"{attention}.q_a_proj",
@@ -69,8 +69,8 @@ def latent_names(path: str) -> dict[str, str]:
     }
 
 
-def sandwiched(path: str) -> dict[str, str]:
-    """As :func:`decoder_names`, for layers with norms on both sides of attention and MLP."""
+def sandwich_names(path: str) -> dict[str, str]:
+    """Return :func:`decoder_names` of layers with norms before and after attention and MLP."""
     role, layer = "text.layer", f"{path}.layers.{{i}}"
     return decoder_names(path) | {
         f"{role}.norm1_after": f"{layer}.post_attention_layernorm",
@@ -80,10 +80,10 @@ def sandwiched(path: str) -> dict[str, str]:
 
 
 def invocations(workload: Workload) -> tuple[Invocation, ...]:
-    """The prompt and the steps of a run on text, with the values of their symbols.
+    """Return the prompt and the decode steps of a run on text, with the values of their symbols.
 
-    B sequences, b bytes per element; S prompt tokens, L positions that lm_head maps; P tokens in the cache
-    before the first step, N steps.
+    B is the number of sequences, b the bytes per element, S the prompt length, L the number of positions that
+    ``lm_head`` maps to logits, P the tokens in the cache before the first step, N the number of steps.
     """
     batch, length, steps = workload.batch, workload.text_tokens, workload.new_tokens
     common = {"B": batch, "b": FLOAT_BYTES[workload.dtype]}

@@ -141,7 +141,7 @@ def drawn_ids(vocab: int, shape: tuple[int, ...], seed: int) -> torch.Tensor:
     """Ids [B, S] that depend on the seed alone."""
     import torch
 
-    from costproof.models.decoding.weights import generator
+    from costproof.models.decoding.build import generator
 
     return torch.randint(0, vocab, shape, generator=generator(seed, "input_ids"))
 

@@ -1,1 +1,13 @@
-"""What every one-stage encoder of transformers shares: built on meta, exported, run on shapes and with numbers."""
+"""Base classes, formulas and proof domains of encoders that run in one stage and one forward."""
+
+from __future__ import annotations
+
+from typing import Final
+
+STAGE: Final = "forward"
+"""Name of the stage of a model that runs in one forward, of its invocation, and of its run."""
+
+
+def place(path: str, call: int) -> tuple[str, str]:
+    """Return the stage and the invocation in which a module runs: the only ones."""
+    return STAGE, STAGE

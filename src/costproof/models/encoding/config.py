@@ -1,4 +1,4 @@
-"""Configurations of encoders that one class of transformers builds: what their files share, and how they are read."""
+"""Configurations of encoders: the fields that families share, and how a ``config.json`` is read."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from costproof.models.section import LARGEST, MOST_LAYERS, Section, renamed, sho
 
 NO_CLASSIFIER: Final = {"labels": "the class has no classifier"}
 ONE_CLASS: Final = {"architecture": "the formulas describe one class", **NO_CLASSIFIER}
-"""Fields that no draw of a proof varies, for a family of one class."""
+"""Fields that no draw of a proof varies, for a family with a single class -> the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class EncoderConfig(NativeConfig):
-    """Sizes that every such encoder has, and which class of transformers it is."""
+    """Sizes that every encoder has, and the class of transformers."""
 
     hidden: int
     intermediate: int
@@ -27,13 +27,15 @@ class EncoderConfig(NativeConfig):
     architecture: str
     """The class of transformers."""
     labels: int = 0
-    """Classes that a classifier tells apart; 0: the class has no classifier."""
+    """Number of classes of the classifier; 0 if the class has no classifier."""
     waived: tuple[tuple[str, str], ...] = ()
-    """Keys of the file that were read and not used, with the reason."""
+    """Keys of the file that decide no cost, with the reason."""
 
     architectures: ClassVar[Mapping[str, bool]]
-    """Classes of transformers that the formulas describe, and whether each has a classifier. A file that names none is
-    the first."""
+    """Classes of transformers that the formulas describe -> whether it has a classifier.
+
+    The first is the default of a file that names no class.
+    """
     keys: ClassVar[Mapping[str, str]] = {
         "hidden": "hidden_size",
         "intermediate": "intermediate_size",
@@ -41,59 +43,62 @@ class EncoderConfig(NativeConfig):
         "heads": "num_attention_heads",
         "activation": "hidden_act",
     }
-    """Fields -> their keys in a file; what is yes or no is read as such. A key that is left out has the default of
-    the class of transformers: that of the field, unless :attr:`left_out` says another."""
-    left_out: ClassVar[Mapping[str, Any]] = {}
-    """Keys -> what the class of transformers takes for those that are left out, where a field has another default."""
-    beside: ClassVar[Mapping[str, str]] = {}
-    """Keys of this family that decide no cost, with the reason."""
+    """Fields -> their keys in a file.
+
+    The default of an omitted key is that of the class in transformers: the default of the field, or the entry in
+    :attr:`class_defaults`.
+    """
+    class_defaults: ClassVar[Mapping[str, Any]] = {}
+    """Keys -> defaults of the class in transformers, where they differ from the default of the field."""
+    unused_keys: ClassVar[Mapping[str, str]] = {}
+    """Keys of this family that decide no cost -> the reason."""
     prefix: ClassVar[str]
-    """Of the symbols."""
+    """Prefix of its symbols, for example ``vision``."""
 
     @property
     def head_dim(self) -> int:
-        """Width of one head."""
+        """Return the width of one head."""
         return self.hidden // self.heads
 
     def sizes(self) -> dict[str, int]:
-        """Values of the configuration's symbols, without the prefix."""
+        """Return symbol -> value, without the prefix of the symbols."""
         named = {name: getattr(self, name) for name in ("hidden", "intermediate", "layers", "heads", "head_dim")}
         return named | ({"labels": self.labels} if self.labels else {})
 
     def symbols(self) -> dict[str, int]:
-        """Values of the configuration's symbols, as the formulas name them."""
+        """Return the values of the symbols in the formulas."""
         return {f"{self.prefix}_{name}": value for name, value in self.sizes().items()}
 
     def native(self) -> dict[str, Any]:
-        """Keyword arguments for the configuration class of transformers."""
+        """Return the keyword arguments of the configuration class in transformers."""
         return renamed(self, self.keys) | ({"num_labels": self.labels} if self.labels else {})
 
     @classmethod
     def read(cls, data: object, problems: list[CostproofError]) -> Self:
-        """An encoder in the value of a file."""
+        """Return the configuration in the parsed content of a file."""
         top = Section(data, "$", problems)
-        top.waive(cls.beside)
+        top.waive(cls.unused_keys)
         check_type(top, cls.model_type)
-        read: dict[str, Any] = {f.name: cls.field(top, f.name, f.type) for f in fields(cls) if f.name in cls.keys}
-        config = cls(**read, **cls.kind(top), **cls.others(top, read))
+        read: dict[str, Any] = {f.name: cls.read_field(top, f.name, f.type) for f in fields(cls) if f.name in cls.keys}
+        config = cls(**read, **cls.read_class(top), **cls.read_fields(top, read))
         config = replace(config, waived=top.finish())
         problems += [] if problems else config.contradictions()
         return config
 
     @classmethod
-    def field(cls, top: Section, name: str, kind: object) -> Any:
-        """One field, as the file has it."""
+    def read_field(cls, top: Section, name: str, kind: object) -> Any:
+        """Return one field as the file sets it."""
         key = cls.keys[name]
-        usual = cls.left_out.get(key, cls.__dataclass_fields__[name].default)
+        default = cls.class_defaults.get(key, cls.__dataclass_fields__[name].default)
         if kind == "bool":
-            return yes_or_no(top, key, default=usual)
+            return yes_or_no(top, key, default=default)
         if kind == "str":
-            return activation(top, key, usual)
-        return top.integer(key, usual, most=MOST_LAYERS if name == "layers" else LARGEST)
+            return activation(top, key, default)
+        return top.integer(key, default, most=MOST_LAYERS if name == "layers" else LARGEST)
 
     @classmethod
-    def kind(cls, top: Section) -> dict[str, Any]:
-        """The class of transformers, and the classes that it tells apart."""
+    def read_class(cls, top: Section) -> dict[str, Any]:
+        """Return the class of transformers, and the number of classes of its classifier."""
         named = top.take("architectures", None) or [next(iter(cls.architectures))]
         name = named[0] if isinstance(named, list) else named
         if not isinstance(name, str) or name not in cls.architectures:
@@ -110,12 +115,12 @@ class EncoderConfig(NativeConfig):
         return {"architecture": name, "labels": labels}
 
     @classmethod
-    def others(cls, top: Section, read: Mapping[str, Any]) -> dict[str, Any]:
-        """The fields of the family that :attr:`keys` does not name."""
+    def read_fields(cls, top: Section, read: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the fields of the family that are not in :attr:`keys`."""
         return {}
 
     def contradictions(self) -> list[CostproofError]:
-        """Sizes that transformers' class refuses, or cannot run."""
+        """Return an error for each combination of sizes that the class in transformers rejects or cannot run."""
         if self.hidden % self.heads == 0:
             return []
         where, expected = f"$.{self.keys['heads']}", f"a divisor of {self.hidden}"
@@ -124,12 +129,12 @@ class EncoderConfig(NativeConfig):
 
 @dataclass(frozen=True, slots=True)
 class VisionConfig(EncoderConfig):
-    """An encoder of square images cut into square patches."""
+    """Configuration of an encoder of square images, cut into square patches."""
 
     image: int = 224
-    """Side of the images that the table of positions is made for."""
+    """Side of the images that the table of positions is made for, in pixels."""
     patch: int = 16
-    """Side of a patch."""
+    """Side of a patch, in pixels."""
     channels: int = 3
 
     keys: ClassVar[Mapping[str, str]] = {
@@ -140,31 +145,31 @@ class VisionConfig(EncoderConfig):
     }
     prefix: ClassVar[str] = "vision"
     class_token: ClassVar[bool] = True
-    """Whether a token that stands for the whole image goes before the patches."""
+    """Whether a class token precedes the patches."""
 
     @property
     def grid(self) -> int:
-        """Patches along a side of an image that the table is made for."""
+        """Return the number of patches along a side of an image that the table of positions is made for."""
         return self.image // self.patch
 
     def sizes(self) -> dict[str, int]:
-        """Values of the configuration's symbols, without the prefix."""
+        """Return symbol -> value, without the prefix of the symbols."""
         positions = self.grid**2 + int(self.class_token)
         own = {"positions": positions, "patch": self.patch, "channels": self.channels}
         return EncoderConfig.sizes(self) | own
 
     @classmethod
-    def field(cls, top: Section, name: str, kind: object) -> Any:
-        """One field; a side may stand there twice."""
+    def read_field(cls, top: Section, name: str, kind: object) -> Any:
+        """Return one field as the file sets it; a side may be a list of two equal sides."""
         key = cls.keys[name]
         sides = top.data.get(key)
         if name in ("image", "patch") and isinstance(sides, list) and len(sides) == 2 and sides[0] == sides[1]:
             top.known.add(key)
             return top.check_integer(sides[0], key)
-        return super(VisionConfig, cls).field(top, name, kind)
+        return super(VisionConfig, cls).read_field(top, name, kind)
 
     def contradictions(self) -> list[CostproofError]:
-        """Sizes that transformers' class refuses, or cannot run."""
+        """Return an error for each combination of sizes that the class in transformers rejects or cannot run."""
         found = EncoderConfig.contradictions(self)
         if self.image < self.patch:
             expected = f"at least a patch, {self.patch}"
@@ -174,7 +179,7 @@ class VisionConfig(EncoderConfig):
 
 @dataclass(frozen=True, slots=True)
 class TextEncoderConfig(EncoderConfig):
-    """An encoder of texts, with a table of positions."""
+    """Configuration of an encoder of text with learned positions."""
 
     vocab: int = 30522
     max_positions: int = 512
@@ -188,23 +193,23 @@ class TextEncoderConfig(EncoderConfig):
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest text."""
+        """Return the length of the longest text, in tokens."""
         return self.max_positions
 
     @property
     def masked(self) -> bool:
-        """Whether the class says which words were masked, by the table of the embedding."""
+        """Return whether the class predicts masked words with the table of the embedding."""
         return self.architecture.endswith("ForMaskedLM")
 
     def sizes(self) -> dict[str, int]:
-        """Values of the configuration's symbols, without the prefix."""
+        """Return symbol -> value, without the prefix of the symbols."""
         return EncoderConfig.sizes(self) | {"vocab": self.vocab, "positions": self.max_positions}
 
     @classmethod
-    def kind(cls, top: Section) -> dict[str, Any]:
-        """The class of transformers, which must be an encoder."""
+    def read_class(cls, top: Section) -> dict[str, Any]:
+        """Return the class of transformers; check that it is an encoder."""
         for key in ("is_decoder", "add_cross_attention"):
             top.fixed(key, False, why="the formulas describe an encoder")
         top.fixed("tie_word_embeddings", True, why="the formulas describe one table for both ends")
         top.fixed("chunk_size_feed_forward", 0, why="the formulas describe MLPs on all tokens at once")
-        return super(TextEncoderConfig, cls).kind(top)
+        return super(TextEncoderConfig, cls).read_class(top)

@@ -1,4 +1,4 @@
-"""What a proof about an encoder ranges over: a batch of any size, and random small configurations."""
+"""The domain of a proof about a staged model: symbolic input sizes, and random small configurations."""
 
 from __future__ import annotations
 
@@ -16,29 +16,30 @@ from costproof.models.decoding.domain import STEPS, layers
 from costproof.models.proof import Piece, Proof, Provable, reasons
 
 ACTIVATIONS: Final = tuple(ACTIVATION_FLOPS)
-"""Activations that are drawn: all that have a formula."""
+"""Activations that a proof draws: all that have a formula."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """What is drawn, and what follows from it."""
+    """Parameters of random configurations, and the symbols that follow from them."""
 
     ranges: Mapping[str, range]
-    """Parameter -> the values it is drawn from, uniformly and independently of all others."""
+    """Parameter -> its values, drawn uniformly and independently of all others."""
     independent: Mapping[str, str]
-    """Symbols that follow from the drawn parameters."""
+    """Symbols -> expressions in drawn parameters."""
     not_varied: tuple[str, ...]
+    """Properties that no draw varies, for the certificate."""
 
 
 @dataclass(frozen=True, slots=True)
 class Domain:
-    """What a proof about one target ranges over."""
+    """The domain of a proof about one target."""
 
     variants: tuple[Workload, ...]
-    """The runs of its configuration that are compared as expressions; the first is the usual one."""
+    """Workloads of its configuration whose ledgers are compared as expressions; the first is the default."""
     parameters: Parameters
     sizes: tuple[int, ...] = ()
-    """Sides of images at which alone the exports of :attr:`variants` hold: what they show is claimed size by size."""
+    """Image sides for which the exports of :attr:`variants` are valid, if they are valid only for fixed sizes."""
 
 
 IMAGES: Final = Parameters(
@@ -63,7 +64,7 @@ IMAGES: Final = Parameters(
     },
     ("kernels other than sdpa and eager", "images and patches that are not square"),
 )
-"""Of an encoder of images; heads share the width, and some pixels have no patch."""
+"""Parameters of an encoder of images; heads share the width, and some pixels are outside of all patches."""
 
 TEXTS: Final = Parameters(
     {
@@ -81,7 +82,7 @@ TEXTS: Final = Parameters(
     {"text_hidden": "text_heads*text_head_dim"},
     ("kernels other than sdpa and eager", "padded texts: every token is computed"),
 )
-"""Of an encoder of texts; heads share the width."""
+"""Parameters of an encoder of text; heads share the width."""
 
 PATCHES: Final = Parameters(
     {
@@ -106,7 +107,7 @@ PATCHES: Final = Parameters(
     },
     ("kernels other than sdpa and eager", "images that are not square", "several images: as many runs"),
 )
-"""Of an encoder of the patches of one image, of which neighbours are merged."""
+"""Parameters of an encoder of the patches of one image, which merges neighbouring patches."""
 TWO_STACKS: Final = Parameters(
     {
         "text_heads": range(1, 9),
@@ -123,46 +124,46 @@ TWO_STACKS: Final = Parameters(
     {},
     ("kernels other than sdpa", "padded texts: every token is computed", "decode steps: 1 to 3 at a drawn past"),
 )
-"""Of an encoder with a decoder."""
+"""Parameters of an encoder-decoder model."""
 
 
 class Drawable(Provable, Protocol):
-    """A target of a family that draws configurations."""
+    """A target whose family draws random configurations."""
 
     @property
     def config(self) -> Config:
-        """The configuration."""
+        """Return the configuration."""
         ...
 
     @property
     def attentions(self) -> tuple[Attention, ...]:
-        """Implementations of attention that the class has."""
+        """Return the attention implementations of the class."""
         ...
 
     def normalised(self) -> str:
-        """The configuration as JSON."""
+        """Return the configuration as JSON."""
         ...
 
     def domain(self) -> Domain:
-        """What a proof ranges over."""
+        """Return the domain of a proof."""
         ...
 
     def drawn(self, p: Mapping[str, int], rng: random.Random) -> tuple[Drawable, dict[str, bool]]:
-        """A random small configuration; and of the things that are not numbers, whether it has them.
+        """Return a target with a random small configuration, and feature -> whether the configuration has it.
 
         Args:
-            p: values of the parameters that :meth:`domain` names.
-            rng: for what is not a size.
+            p: values of the parameters of :meth:`domain`.
+            rng: source of all choices that are not sizes.
         """
         ...
 
     def drawn_run(self, p: Mapping[str, int], workload: Workload) -> Workload:
-        """The input of a draw, put into a workload without one."""
+        """Return the workload with the input of a draw."""
         ...
 
 
 def proof(target: Drawable, samples: int, seed: int) -> Proof:
-    """Identities in the batch (and the length of a text), and random configurations."""
+    """Return the pieces of a proof: identities in the symbolic sizes, and drawn configurations."""
     domain = target.domain()
     parameters = domain.parameters
     made = [_drawn(target, parameters, seed, number) for number in range(samples)]
@@ -175,7 +176,7 @@ def proof(target: Drawable, samples: int, seed: int) -> Proof:
         usual=domain.variants[0],
         ranges={name: len(values) for name, values in parameters.ranges.items()} if samples else {},
         independent=parameters.independent if samples else {},
-        choices=Counter(word for _, has in made for word, present in has.items() if present),
+        choices=Counter(name for _, present in made for name, is_present in present.items() if is_present),
         not_varied=(*parameters.not_varied, *reasons(target.config)),
         sizes=domain.sizes,
         sized=target.info().stages if domain.sizes else (),
@@ -183,21 +184,21 @@ def proof(target: Drawable, samples: int, seed: int) -> Proof:
 
 
 def _drawn(family: Drawable, parameters: Parameters, seed: int, number: int) -> tuple[Piece[Provable], dict[str, bool]]:
-    """A run of the configuration with that number in the sequence of a seed, the same everywhere; and what it has."""
+    """Return the run of draw ``number`` of a seed, equal on every machine, and its features."""
     rng = random.Random(f"costproof:{seed}:{number}")
     p = {name: rng.choice(values) for name, values in parameters.ranges.items()}
     depth = max(value for name, value in family.info().symbols.items() if name.endswith("_layers"))
     p["layers"], steps = layers(rng, number, depth), rng.choice(STEPS) if "P" in p else 0
     attention = rng.choice(family.attentions)
     dtype: Dtype = "bfloat16" if p["b"] == FLOAT_BYTES["bfloat16"] else "float32"
-    target, has = family.drawn(p, rng)
+    target, present = family.drawn(p, rng)
     run = target.drawn_run(p, Workload(f"draw {number}", 0, steps, p.get("B", 1), dtype, attention))
     sizes = {"B": p.get("B", 1), **({"P": p["P"], "N": steps} if "P" in p else {})}
     piece: Piece[Provable] = Piece(f"draws: {number}", "draws", target, run, sizes=sizes)
     more = {"several decode steps": steps > 1} if "P" in p else {}
-    return piece, {**has, **more, "eager attention": attention == "eager"}
+    return piece, {**present, **more, "eager attention": attention == "eager"}
 
 
 def some_layers(p: Mapping[str, int], rng: random.Random) -> dict[str, Any]:
-    """Fields of an encoder that are not sizes of a formula."""
+    """Return the number of layers and a random activation."""
     return {"layers": p["layers"], "activation": rng.choice(ACTIVATIONS)}

@@ -1,4 +1,4 @@
-"""An encoder of images: a batch of square ones, as large as the configuration has them or another size."""
+"""The base class of encoders of images, which run on a batch of square images of one size."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from costproof.ledger.capture import SymbolDoc
 from costproof.ledger.errors import BadInput, CostproofError
 from costproof.ledger.workload import FLOAT_BYTES, SIZE_FROM, TensorSpec, Workload
 from costproof.models import settings as common
-from costproof.models.encoding.base import EncoderTarget, Tensors
 from costproof.models.encoding.config import VisionConfig
+from costproof.models.encoding.target import EncoderTarget, Tensors
 from costproof.models.jobs import SymbolicSize
 from costproof.models.target import NamedWorkload, Setting
 
@@ -29,19 +29,19 @@ C = TypeVar("C", bound=VisionConfig)
 class VisionTarget(EncoderTarget[C]):
     """An encoder of images with one configuration."""
 
-    own_settings: ClassVar[tuple[Setting, ...]] = (common.IMAGE_SIZE,)
+    input_settings: ClassVar[tuple[Setting, ...]] = (common.IMAGE_SIZE,)
     named: ClassVar[tuple[NamedWorkload, ...]] = (
         NamedWorkload("image", "one image, as large as the configuration has it", {}, default=True),
     )
     resamples: ClassVar[bool] = True
-    """Whether the class must be told to fit its positions to an image of another size."""
+    """Whether the class interpolates positions only if ``interpolate_pos_encoding`` is passed."""
 
     def symbol_docs(self) -> dict[str, SymbolDoc]:
-        """How the symbols of its formulas are typeset and what they mean."""
+        """Return the typesetting and the meaning of each symbol in its formulas."""
         return VISION_SYMBOLS
 
-    def usual(self, name: str) -> Workload:
-        """One image, as large as the processor makes it, or as the configuration has it."""
+    def default_workload(self, name: str) -> Workload:
+        """Return the workload of a preset: one image of the size of the processor, or else of the configuration."""
         images = self.stored.images
         if images is None:
             return self._sized(Workload(name, 0, 0), self.config.image)
@@ -50,13 +50,13 @@ class VisionTarget(EncoderTarget[C]):
     def _sized(self, workload: Workload, side: int, more: Mapping[str, str] | None = None) -> Workload:
         return replace(workload, inputs={SIZE: side, **(more or {})}, what=f"images of {side} x {side}")
 
-    def with_own(self, workload: Workload, given: dict[str, Any], found: list[CostproofError]) -> Workload:
-        """The workload with images of another size."""
+    def with_input(self, workload: Workload, given: dict[str, Any], found: list[CostproofError]) -> Workload:
+        """Return the workload with images of the given size."""
         side = given.pop(SIZE, None)
         return workload if side is None else self._sized(workload, side)
 
     def problems(self, workload: Workload) -> list[CostproofError]:
-        """A batch out of range, or an image that has no patch."""
+        """Return an error for a batch out of range or an image smaller than a patch."""
         found, side = common.batch_problems(workload), side_of(workload)
         if not self.config.patch <= side <= _LARGEST:
             expected = f"{self.config.patch} (a patch) to {_LARGEST}"
@@ -64,40 +64,40 @@ class VisionTarget(EncoderTarget[C]):
         return found
 
     def values(self, workload: Workload) -> dict[str, int]:
-        """Images, bytes of an element, pixels and patches along a side."""
+        """Return the values of B (images), b (bytes per element), H and G (pixels and patches along a side)."""
         side = side_of(workload)
         return {"B": workload.batch, "b": FLOAT_BYTES[workload.dtype], "H": side, "G": side // self.config.patch}
 
     def resampled(self, workload: Workload) -> bool:
-        """Whether the table of positions has another grid than the images."""
+        """Return whether the grid of the images differs from that of the table of positions."""
         return side_of(workload) // self.config.patch != self.config.grid
 
     def arguments(self, workload: Workload) -> dict[str, Any]:
-        """That positions shall be fitted, where the class must be told."""
+        """Return the keyword argument that makes the class interpolate positions, if it needs one."""
         other = side_of(workload) != self.config.image
         return {"interpolate_pos_encoding": True} if self.resamples and other else {}
 
     def takes(self, workload: Workload) -> Mapping[str, TensorSpec]:
-        """The images, [B, channels, H, H]."""
+        """Return the shape of the images, [B, channels, H, H]."""
         side = side_of(workload)
         return {"pixel_values": TensorSpec((workload.batch, self.config.channels, side, side), workload.dtype)}
 
     def example(self, workload: Workload) -> tuple[Tensors, tuple[SymbolicSize, ...]]:
-        """Some images of the same size; their number is a symbol."""
+        """Return images of the same size for an export; their number is symbolic."""
         return self.inputs(replace(workload, batch=3)), (SymbolicSize(("pixel_values",), 0, "B"),)
 
     def domain(self) -> Domain:
-        """Images of the usual size and of another one; random sizes."""
+        """Return the domain of a proof: images of the default size and of a larger one, and random sizes."""
         from costproof.models.encoding.domain import IMAGES, Domain
 
-        usual, side = self.usual("image"), self.config.image
-        eager = replace(usual, name="image, eager", dtype="float32", attention="eager")
-        larger = self._sized(replace(usual, name="larger image"), side + self.config.patch)
-        return Domain((usual, eager, larger), IMAGES, (side, side + self.config.patch))
+        default, side = self.default_workload("image"), self.config.image
+        eager = replace(default, name="image, eager", dtype="float32", attention="eager")
+        larger = self._sized(replace(default, name="larger image"), side + self.config.patch)
+        return Domain((default, eager, larger), IMAGES, (side, side + self.config.patch))
 
     @classmethod
     def drawn_sizes(cls, p: Mapping[str, int], rng: random.Random) -> dict[str, Any]:
-        """The fields that every encoder of images has."""
+        """Return random values of the fields that every encoder of images has."""
         from costproof.models.encoding.domain import some_layers
 
         return {
@@ -111,16 +111,47 @@ class VisionTarget(EncoderTarget[C]):
         }
 
     def drawn_run(self, p: Mapping[str, int], workload: Workload) -> Workload:
-        """The images of a draw, some with pixels that no patch has."""
+        """Return a workload with the images of a draw; some have pixels outside of all patches."""
         return self._sized(workload, p["G"] * p["vision_patch"] + p["rest"])
 
-    def has(self) -> dict[str, bool]:
-        """Of the things that are not numbers in a formula, whether the configuration has them."""
+    def features(self) -> dict[str, bool]:
+        """Return feature -> whether the configuration has it, for features that are not sizes in a formula."""
         return {"another activation than GELU": self.config.activation != "gelu"}
 
 
 def side_of(workload: Workload) -> int:
-    """Side of the images of a run, in pixels."""
+    """Return the side of the images of a run, in pixels."""
     side = workload.inputs[SIZE]
     assert not isinstance(side, str | tuple)
     return side
+
+
+@dataclass(frozen=True, slots=True)
+class PackedLengths:
+    """Stands in for the tensor of cumulative lengths, or of image grids, from which attention computes lengths.
+
+    Every operation that transformers applies returns the lengths, as integers, so that the code also runs on the meta
+    device.
+    """
+
+    lengths: tuple[int, ...]
+
+    def __getitem__(self, which: slice) -> PackedLengths:
+        """Return itself: a slice of cumulative lengths."""
+        return self
+
+    def __sub__(self, other: PackedLengths) -> PackedLengths:
+        """Return itself: a difference of cumulative lengths."""
+        return self
+
+    def prod(self, dim: int) -> PackedLengths:
+        """Return itself: the number of patches of each grid."""
+        return self
+
+    def __floordiv__(self, merged: int) -> PackedLengths:
+        """Return the number of tokens, each made of ``merged`` patches."""
+        return PackedLengths(tuple(n // merged for n in self.lengths))
+
+    def tolist(self) -> list[int]:
+        """Return the lengths."""
+        return list(self.lengths)

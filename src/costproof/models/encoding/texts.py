@@ -1,4 +1,4 @@
-"""An encoder of texts: a batch of equally long ones."""
+"""The base class of encoders of text, which run on a batch of texts of one length."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from costproof.ledger.capture import SymbolDoc
 from costproof.ledger.errors import BadInput, CostproofError
 from costproof.ledger.workload import FLOAT_BYTES, TensorSpec, Workload
 from costproof.models import settings as common
-from costproof.models.encoding.base import EncoderTarget, Tensors
 from costproof.models.encoding.config import TextEncoderConfig
+from costproof.models.encoding.target import EncoderTarget, Tensors
 from costproof.models.jobs import SymbolicSize
 from costproof.models.target import NamedWorkload, Setting
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from costproof.models.encoding.domain import Domain
 
 _BATCH, _LENGTH = 3, 37
-"""Of the example that is exported."""
+"""Example sizes of an export: above 1 and different."""
 PRESETS: Final = (
     NamedWorkload("text", "a text of 512 tokens", {"text": 512}, default=True),
     NamedWorkload("sentence", "a text of 32 tokens", {"text": 32}),
@@ -33,25 +33,25 @@ C = TypeVar("C", bound=TextEncoderConfig)
 class TextTarget(EncoderTarget[C]):
     """An encoder of texts with one configuration."""
 
-    own_settings: ClassVar[tuple[Setting, ...]] = (common.SEQ_LEN,)
+    input_settings: ClassVar[tuple[Setting, ...]] = (common.SEQ_LEN,)
     named: ClassVar[tuple[NamedWorkload, ...]] = PRESETS
 
     def symbol_docs(self) -> dict[str, SymbolDoc]:
-        """How the symbols of its formulas are typeset and what they mean."""
+        """Return the typesetting and the meaning of each symbol in its formulas."""
         return TEXT_SYMBOLS
 
-    def usual(self, name: str) -> Workload:
-        """A text, as far as the model has positions."""
+    def default_workload(self, name: str) -> Workload:
+        """Return the workload of a preset: one text, cut to the number of positions of the model."""
         tokens = next(p.tokens["text"] for p in self.named if p.name == name)
         return Workload(name, min(tokens, self.config.longest), 0)
 
-    def with_own(self, workload: Workload, given: dict[str, Any], found: list[CostproofError]) -> Workload:
-        """The workload with texts of another length."""
+    def with_input(self, workload: Workload, given: dict[str, Any], found: list[CostproofError]) -> Workload:
+        """Return the workload with texts of the given length."""
         length = given.pop("seq_len", None)
         return workload if length is None else replace(workload, text_tokens=length)
 
     def problems(self, workload: Workload) -> list[CostproofError]:
-        """A batch out of range, or a text that is empty or longer than the table of positions."""
+        """Return an error for a batch out of range or a text that is empty or longer than the table of positions."""
         found, most = common.batch_problems(workload), self.config.longest
         if not 1 <= workload.text_tokens <= most:
             expected, got = f"1 to {most}", workload.text_tokens
@@ -61,61 +61,61 @@ class TextTarget(EncoderTarget[C]):
         return found
 
     def values(self, workload: Workload) -> dict[str, int]:
-        """Texts, tokens of each, bytes of an element."""
+        """Return the values of B (texts), S (tokens of each) and b (bytes per element)."""
         return {"B": workload.batch, "S": workload.text_tokens, "b": FLOAT_BYTES[workload.dtype]}
 
     def takes(self, workload: Workload) -> Mapping[str, TensorSpec]:
-        """Ids, [B, S]."""
+        """Return the shape of the token ids, [B, S]."""
         return {"input_ids": TensorSpec((workload.batch, workload.text_tokens), "int64")}
 
     def example(self, workload: Workload) -> tuple[Tensors, tuple[SymbolicSize, ...]]:
-        """Some texts; their number and length are symbols."""
+        """Return texts for an export; their number and length are symbolic."""
         length = min(_LENGTH, max(2, self.config.longest - 1))
         length -= length == _BATCH
         example = self.inputs(replace(workload, batch=_BATCH, text_tokens=length))
         return example, tuple(SymbolicSize(("input_ids",), dim, symbol) for dim, symbol in ((0, "B"), (1, "S")))
 
-    def highest(self) -> int:
-        """Ids are below the size of the vocabulary."""
+    def id_limit(self) -> int:
+        """Return the size of the vocabulary."""
         return self.config.vocab
 
     def domain(self) -> Domain:
-        """Texts of any length; random sizes."""
+        """Return the domain of a proof: texts of any length, and random sizes."""
         from costproof.models.encoding.domain import TEXTS, Domain
 
-        usual = self.usual("text")
-        return Domain((usual, replace(usual, name="text, eager", dtype="float32", attention="eager")), TEXTS)
+        default = self.default_workload("text")
+        return Domain((default, replace(default, name="text, eager", dtype="float32", attention="eager")), TEXTS)
 
     def drawn_run(self, p: Mapping[str, int], workload: Workload) -> Workload:
-        """A text of the drawn length."""
+        """Return a workload with a text of the drawn length."""
         return replace(workload, text_tokens=p["S"])
 
     @classmethod
     def drawn(cls, p: Mapping[str, int], rng: random.Random) -> tuple[Self, dict[str, bool]]:
-        """A random small configuration for a proof."""
+        """Return a random small configuration for a proof, and its features."""
         from costproof.models.encoding.domain import some_layers
 
-        usual = cls.default()
-        made = type(usual.config)
-        architecture = rng.choice(list(made.architectures))
-        config = made(
+        default = cls.default()
+        kind = type(default.config)
+        architecture = rng.choice(list(kind.architectures))
+        config = kind(
             **some_layers(p, rng),
             hidden=p["text_heads"] * p["text_head_dim"],
             intermediate=p["text_intermediate"],
             heads=p["text_heads"],
             architecture=architecture,
-            labels=p["text_labels"] if made.architectures[architecture] else 0,
+            labels=p["text_labels"] if kind.architectures[architecture] else 0,
             vocab=p["text_vocab"],
             max_positions=p["text_positions"],
-            **cls.drawn_beside(p, rng),
+            **cls.draw_fields(p, rng),
         )
-        return replace(usual, config=config), {
+        return replace(default, config=config), {
             "a head for masked words": config.masked,
             "a classifier": config.labels > 0,
             "another activation than GELU": config.activation != "gelu",
         }
 
     @classmethod
-    def drawn_beside(cls, p: Mapping[str, int], rng: random.Random) -> dict[str, Any]:
-        """The fields of a random configuration that are not those of every encoder of texts."""
+    def draw_fields(cls, p: Mapping[str, int], rng: random.Random) -> dict[str, Any]:
+        """Return random values of the fields that not every encoder of text has."""
         return {}

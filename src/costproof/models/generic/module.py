@@ -9,8 +9,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from costproof.ledger.attributes import has_attribute
-from costproof.ledger.conventions import Conventions
 from costproof.ledger.errors import BadInput, CostproofError, Problems
+from costproof.ledger.metrics import Conventions
 from costproof.ledger.plural import plural
 from costproof.ledger.progress import Progress
 from costproof.ledger.run import RunOptions
@@ -28,7 +28,7 @@ from costproof.models import settings as common
 from costproof.models.caches import is_cache
 from costproof.models.decoding.decoder import Decoder
 from costproof.models.decoding.names import STAGES
-from costproof.models.encoding.names import STAGE
+from costproof.models.encoding import STAGE
 from costproof.models.generic.copies import inputs_on_meta, on_meta, runs_on_meta, unwrapped, with_ones, with_values
 from costproof.models.generic.cutting import CutModel
 from costproof.models.generic.described import arguments, module_kinds, shapes
@@ -285,7 +285,7 @@ class GenericTarget:
         """
         made = self._built(workload)
         if self.options.real and any(p.is_meta for p in made.module.parameters()):
-            from costproof.models.decoding.weights import with_numbers
+            from costproof.models.decoding.build import with_numbers
 
             found = with_numbers(made.module, workload, Decoder(), self.options, progress)
             return replace(found, notes=(*self._notes(workload), *found.notes))

@@ -13,7 +13,7 @@ from costproof.models.caches import caches_of
 from costproof.models.decoding.config import longest_context
 from costproof.models.decoding.decoder import text_config
 from costproof.models.decoding.exports import contexts
-from costproof.models.encoding.names import STAGE, place
+from costproof.models.encoding import STAGE, place
 from costproof.models.generic.alike import once
 from costproof.models.generic.copies import own_inputs
 from costproof.models.generic.held_cache import HeldCache

@@ -19,9 +19,8 @@ from costproof.ledger.progress import Progress
 from costproof.ledger.workload import Attention, Invocation, TensorSpec, Workload
 from costproof.models import settings as common
 from costproof.models.decoding import names as decoding
-from costproof.models.decoding.build import build
+from costproof.models.decoding.build import build, with_numbers
 from costproof.models.decoding.decoder import Decoder
-from costproof.models.decoding.weights import with_numbers
 from costproof.models.image_text import exports, runs
 from costproof.models.image_text.config import TEXT, VISION, ImageTextConfig, is_of
 from costproof.models.image_text.inputs import CALL, IMAGES, images_of, with_images

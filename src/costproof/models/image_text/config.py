@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Final, Self, TypeVar
 
 from costproof.ledger.errors import BadInput, CostproofError
-from costproof.models.decoding.config import TextConfig
+from costproof.models.decoding.config import DecoderConfig
 from costproof.models.encoding.config import EncoderConfig
 from costproof.models.native import NativeConfig, check_type
 from costproof.models.section import Section, shown
@@ -23,14 +23,14 @@ class ImageTextConfig(NativeConfig):
     """A vision tower, a decoder, and the token that holds the place of an image's features in a prompt."""
 
     vision: EncoderConfig
-    text: TextConfig
+    text: DecoderConfig
     image_token: int
     waived: tuple[tuple[str, str], ...] = ()
     """Keys of the file that were read and not used, with the reason."""
 
     architecture: ClassVar[str]
     """The class of transformers that the formulas describe."""
-    beside: ClassVar[Mapping[str, str]] = {}
+    unused_keys: ClassVar[Mapping[str, str]] = {}
     """Keys of this family that decide no cost, with the reason."""
 
     def symbols(self) -> dict[str, int]:
@@ -55,7 +55,7 @@ class ImageTextConfig(NativeConfig):
     def read(cls, data: object, problems: list[CostproofError]) -> Self:
         """A model in the value of a file."""
         top = Section(data, "$", problems)
-        top.waive(cls.beside)
+        top.waive(cls.unused_keys)
         top.fixed("architectures", [cls.architecture], None, why="no formulas for this class", default=None)
         check_type(top, cls.model_type)
         config = cls.parts(top)

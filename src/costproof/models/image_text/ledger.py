@@ -19,7 +19,7 @@ from costproof.analytic.image_features import FeaturesInPrompt
 from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.symbols import sym
 from costproof.ledger.workload import Workload
-from costproof.models.decoding.dense import logits_and_masks
+from costproof.models.decoding.formulas import logits_and_masks
 from costproof.models.decoding.names import STAGES
 from costproof.models.image_text.inputs import CALL, images_of
 

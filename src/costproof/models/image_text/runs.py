@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from costproof.ledger.workload import Workload
 from costproof.models.decoding import runs as decoding
-from costproof.models.decoding.weights import generator
+from costproof.models.decoding.build import generator
 from costproof.models.image_text.inputs import images_of
 from costproof.models.jobs import Run
 

@@ -1,5 +1,6 @@
-"""Operator rules: what one call of one operator costs, from its shapes alone.
+"""Count the cost of single operator calls from their shapes.
 
-Rules never read a formula of ``analytic``; they are tested against torch's own FlopCounterMode and
-against brute-force counting. An operator has a cost rule, is declared free, or is unknown, and unknown is reported.
+Rules never use the formulas of :mod:`costproof.analytic`; they are tested against torch's FlopCounterMode and
+brute-force counting. An operator has a cost rule or is reported as unknown; operators without work have a rule that
+says 0.
 """

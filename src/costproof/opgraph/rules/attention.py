@@ -1,29 +1,43 @@
-"""Fused attention: two products over the full S_q x S_k, and the softmax between them.
+"""Cost fused attention: two products over the full S_q x S_k and the softmax between them.
 
-Headline: 2 * B*H_q*S_q*S_k * (D_qk + D_v). Vector: per score 1 for the scale, 5 for the softmax, 1 for
-the addition of a mask tensor. A causal flag removes nothing: the convention is ``full``. What it hides is skippable: of
-sdpa, query i sees the keys up to i; of kernels that align the last query with the last key (FlashAttention), those
-up to i + S_k - S_q, and with a window those in it. What a mask tensor hides is data: maybe all of it.
+Headline: 2 * B*H_q*S_q*S_k * (D_qk + D_v). Vector FLOPs per score: 1 for the scale, 5 for the softmax, 1 for the
+addition of a mask tensor, 3 for a soft cap (divide, tanh, multiply), 2 for ALiBi (multiply, add).
+
+Masks remove nothing from the headline: the convention is ``full``. The FLOPs that they hide are skippable: with a
+causal sdpa, query i sees the keys up to i; kernels that align the last query with the last key (FlashAttention) let it
+see the keys up to i + S_k - S_q, and with a window only those in the window. The contents of a mask tensor are data: it
+may hide all scores.
+
+FlashAttention's operators are those of its package, of transformers' kernel hub and of vLLM; argument names are those
+of the schemas (flash_attn 2.8 ``flash_attn_interface``, the bindings of ``kernels-community/flash-attn2`` and
+``vllm-flash-attn3``, vLLM's ``_vllm_fa2_C`` and ``_vllm_fa3_C``). Sequences of variable length are packed: the rows of
+all sequences one after another, with the start of each in a tensor. Which pairs meet depends on the values of that
+tensor. With one sequence all pairs meet; with several there are at most ``sequences * max_seqlen_q * max_seqlen_k``,
+which is exact for equal lengths and a bound for others.
+
+Padding: FlashAttention's package pads heads with zeros to a multiple of 8, and transformers pads values to the width of
+the queries, before the operator is called. Columns of zeros add nothing to a product, so D is the model's head
+dimension, as in every other implementation: :func:`unpadded` makes attention read the tensors before padding.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
-from typing import Final
+from typing import Any, Final
 
-from costproof.opgraph.graph import OpCall, Size, Value
-from costproof.opgraph.rules.cost import OpCost, Uncountable
-from costproof.opgraph.rules.operands import attr, optional, result, tensor
-from costproof.opgraph.rules.registry import operator_rule
+from costproof.opgraph.graph import Graph, OpCall, Size, Value
+from costproof.opgraph.rules.cost import OpCost, Uncountable, attr, optional, result, tensor
+from costproof.opgraph.rules.names import canonical
+from costproof.opgraph.rules.registry import graph_transform, operator_rule
 from costproof.opgraph.rules.sizes import prod, total
 
-_STARTS: Final = ("cum_seq_q", "cu_seqlens_q", "cu_seqlens_k", "cum_seq_k")
-"""Where packed sequences begin."""
+_SEQUENCE_STARTS: Final = ("cum_seq_q", "cu_seqlens_q", "cu_seqlens_k", "cum_seq_k")
+"""Arguments with the starts of packed sequences."""
 
 
 def attention_cost(scores: Size, qk_dim: Size, v_dim: Size, *, masked: bool) -> OpCost:
-    """Cost of attention over ``scores`` = B*H_q*S_q*S_k pairs."""
+    """Return the cost of attention over ``scores`` = B*H_q*S_q*S_k pairs."""
     return OpCost(
         flops=prod((2, scores, total((qk_dim, v_dim)))),
         vector=prod((7 if masked else 6, scores)),
@@ -57,7 +71,7 @@ def sdpa(op: OpCall) -> OpCost:
 
 
 def _hidden(op: OpCall, cost: OpCost, *, masked: bool) -> Size:
-    """Return the FLOPs of the scores that a mask may hide, or that a flag hides."""
+    """Return the FLOPs of scores that a mask may hide or that the causal flag hides."""
     if masked or attr(op, "is_causal", default=False) in (False, 0):
         return cost.flops if masked else 0
     query, key, value = _qkv(op)
@@ -67,7 +81,7 @@ def _hidden(op: OpCall, cost: OpCost, *, masked: bool) -> Size:
 
 
 def seen_from_start(queries: Size, keys: Size) -> Size:
-    """Return the pairs of a query i and a key up to i: m (m + 1) / 2 + (queries - m) keys, m = min(queries, keys)."""
+    """Count pairs of a query i and a key j <= i: m (m + 1) / 2 + (queries - m) keys, m = min(queries, keys)."""
     import sympy
 
     q, k = sympy.sympify(queries), sympy.sympify(keys)
@@ -78,12 +92,13 @@ def seen_from_start(queries: Size, keys: Size) -> Size:
 
 @lru_cache(maxsize=4096)
 def seen_at_end(queries: Size, keys: Size, left: int | None, right: int | None) -> Size | None:
-    """Return the pairs of a query i and a key from i + d - left to i + d + right, d = keys - queries.
+    """Count pairs of a query i and a key from i + d - left to i + d + right, d = keys - queries.
 
-    ``None`` where symbols leave that open.
+    Returns ``None`` if that depends on the values of symbols.
 
     Args:
-        left: ``None``: no limit; as is ``right``.
+        left: window before the aligned key; ``None`` for no limit.
+        right: window after the aligned key; ``None`` for no limit.
     """
     if left is None and right is None:
         return prod((queries, keys))
@@ -103,14 +118,14 @@ def seen_at_end(queries: Size, keys: Size, left: int | None, right: int | None) 
 
 @operator_rule("_flash_attention_forward", "_efficient_attention_forward")
 def sequence_first(op: OpCall) -> OpCost:
-    """(B, S, H, D) layout. Packed sequences of unequal length are not counted: their lengths are data."""
+    """(B, S, H, D) layout. Packed sequences are uncountable: their lengths are data."""
     query, key, value = _qkv(op)
-    if len(query.shape) != 4 or not op.names.keys().isdisjoint(_STARTS):
+    if len(query.shape) != 4 or not op.names.keys().isdisjoint(_SEQUENCE_STARTS):
         raise Uncountable("packed sequences: the lengths are in a tensor's values")
     batch, queries, heads, dim = query.shape
     masked = op.names.get("bias") is not None
     cost = attention_cost(prod((batch, heads, queries, key.shape[1])), dim, value.shape[-1], masked=masked)
-    # Flags of several kernels, whose masks begin at one end or the other.
+    # Flags of several kernels, which align their masks with different ends of the keys.
     hides = masked or any(
         attr(op, name) not in (None, False, 0) for name in ("is_causal", "causal", "custom_mask_type")
     )
@@ -123,3 +138,205 @@ def _mask(op: OpCall) -> Value | None:
     if op.names:
         return next((op.names[n] for n in ("attn_mask", "attn_bias", "mask") if n in op.names), None)
     return optional(op, "attn_mask", 3)
+
+
+# The namespace of a hub kernel contains the hash of its build; ``canonical`` removes it.
+_TWO: Final = ("flash_attn", "flash_attn2")
+_THREE: Final = ("flash_attn3", "vllm_flash_attn3", "flash_attn_3", "_vllm_fa3_C")
+
+FIXED: Final = (
+    "flash_attn._flash_attn_forward", "flash_attn_func", "flash_attn.flash_attn_func", *(f"{n}.fwd" for n in _TWO),
+)  # fmt: skip
+PACKED: Final = (
+    "flash_attn._flash_attn_varlen_forward", "flash_attn_varlen_func", "flash_attn.flash_attn_varlen_func",
+    *(f"{n}.varlen_fwd" for n in (*_TWO, "_vllm_fa2_C")),
+)  # fmt: skip
+CACHED: Final = (
+    "flash_attn_with_kvcache", "flash_attn.flash_attn_with_kvcache",
+    *(f"{n}.fwd_kvcache" for n in (*_TWO, "_vllm_fa2_C")),
+)  # fmt: skip
+GENERAL: Final = (*(f"{n}.fwd" for n in _THREE), "flash_attn_3._flash_attn_forward")
+BACKWARD: Final = (
+    "flash_attn._flash_attn_backward", "flash_attn._flash_attn_varlen_backward",
+    *(f"{n}.{name}" for n in _TWO for name in ("bwd", "varlen_bwd")), *(f"{n}.bwd" for n in _THREE),
+)  # fmt: skip
+
+_FORWARD: Final = frozenset(map(canonical, (*FIXED, *PACKED, *CACHED, *GENERAL)))
+
+
+def is_flash(name: str) -> bool:
+    """Return whether an operator, in any variant of its name, is a forward pass of FlashAttention."""
+    return canonical(name) in _FORWARD
+
+
+@operator_rule(*FIXED)
+def fixed_length(op: OpCall) -> OpCost:
+    """(B, S_q, H_q, D) with (B, S_k, H_kv, D): 2*B*H_q*S_q*S_k*(D + D_v)."""
+    query, key, value = tensor(op, "q", 0), tensor(op, "k", 1), tensor(op, "v", 2)
+    return _fixed(op, query, key.shape[1], value)
+
+
+@operator_rule(*PACKED)
+def variable_length(op: OpCall) -> OpCost:
+    """(rows, H, D) packed: exact for one sequence, and for sequences that all have the maximum length."""
+    return _packed(op, tensor(op, "q", 0), tensor(op, "k", 1), tensor(op, "v", 2))
+
+
+@operator_rule(*CACHED)
+def with_cache(op: OpCall) -> OpCost:
+    """(B, S_q, H_q, D) with a cache (B, S_cache, H_kv, D); S_k is the filled length, new keys included.
+
+    If the filled length is a tensor, it is unknown, and the whole cache is the bound.
+    """
+    query = tensor(op, "q", 0)
+    keys = _named(op, "k_cache", "kcache") or tensor(op, "k_cache", 1)
+    values = _named(op, "v_cache", "vcache") or tensor(op, "v_cache", 2)
+    if len(keys.shape) != 4 or _named(op, "block_table"):
+        raise Uncountable("a paged cache: the lengths are in a tensor's values")
+    whole = _fixed(op, query, keys.shape[1], values)
+    if _named(op, "rotary_cos"):
+        raise Uncountable("the kernel rotates queries and keys too, which has no rule", whole.flops)
+    if _named(op, "cache_seqlens", "seqlens_k"):
+        raise Uncountable("the filled length of the cache is in a tensor's values", whole.flops)
+    filled = _length(attr(op, "cache_seqlens"))
+    if filled is None:
+        return whole
+    new = _named(op, "k")
+    return _fixed(op, query, filled + (new.shape[1] if new is not None else 0), values)
+
+
+@operator_rule(*GENERAL)
+def third_version(op: OpCall) -> OpCost:
+    """One operator for (B, S, H, D), packed rows and caches; a second query q_v adds 2*B*H_q*S_q*S_k*D_v."""
+    if not op.names:
+        raise Uncountable("an operator with many optional tensors, and none of them named")
+    query, key, value = tensor(op, "q", 0), tensor(op, "k", 1), tensor(op, "v", 2)
+    if _named(op, "page_table", "kv_batch_idx"):
+        raise Uncountable("a paged cache: the lengths are in a tensor's values")
+    # The product of a second query (multi-head latent attention) and the values widens the first product by D_v.
+    extra = value.shape[-1] if _named(op, "q_v", "qv") else 0
+    packed = _named(op, "cu_seqlens_q") is not None
+    cost = _packed(op, query, key, value, extra) if packed else _fixed(op, query, key.shape[1], value, extra)
+    if _named(op, "k_new", "seqused_q", "seqused_k", "leftpad_k"):
+        raise Uncountable("the filled length of the cache is in a tensor's values", cost.flops)
+    return cost
+
+
+@operator_rule(*BACKWARD)
+def backward(op: OpCall) -> OpCost:
+    """Unknown: only inference is counted. The bound is five products; the forward pass has two."""
+    query, key = _named(op, "q"), _named(op, "k")
+    if query is None or key is None or len(query.shape) != 4:
+        raise Uncountable("a backward pass: only inference is counted")
+    batch, queries, heads, dim = query.shape
+    raise Uncountable(
+        "a backward pass: only inference is counted", prod((10, batch, heads, queries, key.shape[1], dim))
+    )
+
+
+def _fixed(op: OpCall, query: Value, keys: Size, value: Value, extra: Size = 0) -> OpCost:
+    """Return the cost for sequences of one length; ``extra`` widens the queries."""
+    if len(query.shape) != 4:
+        raise Uncountable(f"flash attention on a tensor of rank {len(query.shape)}")
+    batch, queries, heads, dim = query.shape
+    return _cost(op, prod((batch, heads)), queries, keys, total((dim, extra)), value.shape[-1])
+
+
+def _packed(op: OpCall, query: Value, key: Value, value: Value, extra: Size = 0) -> OpCost:
+    """Return the cost for packed sequences; ``extra`` widens the queries."""
+    starts = optional(op, "cu_seqlens_q", 3)
+    if len(query.shape) != 3 or starts is None:
+        raise Uncountable("packed sequences without the tensor that says where they begin")
+    heads, dim = query.shape[1], total((query.shape[2], extra))
+    elsewhere = _named(op, "seqused_k", "leftpad_k", "block_table")
+    if starts.shape[0] == 2 and elsewhere is None:
+        return _cost(op, heads, query.shape[0], key.shape[0], dim, value.shape[-1])
+    sequences = total((starts.shape[0], -1))
+    longest, longest_key = _length(attr(op, "max_seqlen_q")), _length(attr(op, "max_seqlen_k"))
+    if longest is None or longest_key is None:
+        raise Uncountable("packed sequences: the lengths are in a tensor's values")
+    bound = _cost(op, prod((sequences, heads)), longest, longest_key, dim, value.shape[-1])
+    # With as many rows as sequences of the maximum length have, all have that length, and the bound is exact.
+    rows = prod((sequences, longest)), prod((sequences, longest_key))
+    if elsewhere is None and rows == (query.shape[0], key.shape[0]):
+        return bound
+    raise Uncountable("packed sequences of unequal lengths: the lengths are in a tensor's values", bound.flops)
+
+
+def _cost(op: OpCall, rows: Size, queries: Size, keys: Size, qk_dim: Size, v_dim: Size) -> OpCost:
+    """Return the cost for ``rows`` = B*H_q heads of sequences, with soft cap and ALiBi of the kernel."""
+    scores = prod((rows, queries, keys))
+    plain = attention_cost(scores, qk_dim, v_dim, masked=False)
+    seen = seen_at_end(queries, keys, *window_of(op))
+    hidden = scores if seen is None else total((scores, prod((-1, rows, seen))))
+    plain = replace(plain, skippable=prod((2, hidden, total((qk_dim, v_dim)))))
+    more = 3 * bool(attr(op, "softcap")) + 2 * (_named(op, "alibi_slopes") is not None)
+    return replace(plain, vector=total((plain.vector, prod((more, scores))))) if more else plain
+
+
+def window_of(op: OpCall) -> tuple[int | None, int | None]:
+    """Return how many keys a query sees before and after the key aligned with it; ``None`` for no limit."""
+    both = attr(op, "window_size", default=(-1, -1))
+    both = both if isinstance(both, list | tuple) and len(both) == 2 else (-1, -1)
+    given = [attr(op, f"window_size_{side}", default=size) for side, size in zip(("left", "right"), both, strict=True)]
+    left, right = (None if not isinstance(size, int) or size < 0 else size for size in given)
+    return left, 0 if attr(op, "causal", "is_causal", default=False) else right
+
+
+def _named(op: OpCall, *names: str) -> Value | None:
+    """Return the first tensor argument of these names; some schemas append an underscore."""
+    return next((op.names[n] for name in names for n in (name, f"{name}_") if n in op.names), None)
+
+
+def _length(value: Any) -> Size | None:
+    """Return a length that is a number or a symbolic size; ``None`` for other values."""
+    return None if value is None or isinstance(value, bool | float | str) else value
+
+
+@graph_transform
+def unpadded(graph: Graph) -> Graph:
+    """Rewrite FlashAttention calls to read heads of the model's own width and to return them without padding."""
+    inner: dict[str, Value] = {}
+    """Id of a padded tensor -> the tensor before padding."""
+    narrow: dict[str, Value] = {}
+    """Id of an attention result on padded heads -> the result without the columns of zeros."""
+    ops: list[OpCall] = []
+    for op in graph.ops:
+        source = _padded(op)
+        if source is not None:
+            inner[op.outputs[0].id] = inner.get(source.id, source)
+        elif inner and is_flash(op.name):
+            op = _reading(op, inner)
+            result = op.outputs[0]
+            width = op.tensors[2].shape[-1]
+            if result.shape[-1] != width:
+                narrow[result.id] = replace(result, shape=(*result.shape[:-1], width))
+                op = replace(op, outputs=(narrow[result.id], *op.outputs[1:]))
+        elif narrow:
+            op = _reading(op, narrow)
+        ops.append(op)
+    if not inner:
+        return graph
+    remaining: list[OpCall] = []
+    read = {t.id for t in graph.outputs}
+    for op in reversed(ops):
+        if op.outputs and op.outputs[0].id in inner and op.outputs[0].id not in read:
+            continue  # only attention read it, so this padding moves nothing either
+        remaining.append(op)
+        read |= {t.id for t in op.tensors}
+    return replace(graph, ops=tuple(reversed(remaining)))
+
+
+def _padded(op: OpCall) -> Value | None:
+    """Return the argument of a call that only pads the end of its last dimension with zeros, else ``None``."""
+    if canonical(op.name) not in ("pad", "constant_pad_nd") or len(op.tensors) != 1 or len(op.outputs) != 1:
+        return None
+    before, after = op.tensors[0], op.outputs[0]
+    amounts = op.attrs.get("pad")
+    zeros = not op.attrs.get("value") and op.attrs.get("mode") in (None, "constant")
+    at_the_end = isinstance(amounts, list | tuple) and amounts[0] == 0
+    return before if zeros and at_the_end and before.shape[:-1] == after.shape[:-1] else None
+
+
+def _reading(op: OpCall, inner: dict[str, Value]) -> OpCall:
+    return op.reading(lambda t: inner.get(t.id, t)) if any(t.id in inner for t in op.tensors) else op

@@ -1,4 +1,4 @@
-"""What an operator rule answers."""
+"""Define the interface of operator rules: read the operands of a call, return its cost."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from typing import Any, Final, Literal, get_args
 
 import sympy
 
-from costproof.opgraph.graph import Size, Value
+from costproof.opgraph.graph import OpCall, Size, Value
+from costproof.opgraph.rules.sizes import numel
 
 Role = Literal["matmul", "vector", "lookup", "move", "alias", "factory", "free"]
-"""What a call does to memory and arithmetic.
+"""Effect of a call on memory and arithmetic.
 
-``matmul`` and ``vector`` compute. ``lookup`` and ``move`` only read and write. ``alias`` returns its
-argument in another shape, order or type and is not work: whoever reads the result reads the argument.
-``factory`` makes a tensor without reading one. ``free`` touches no data at all (assertions, sizes).
+``matmul`` and ``vector`` compute. ``lookup`` and ``move`` only read and write. ``alias`` returns its argument in
+another shape, order or type and is no work: a reader of the result reads the argument. ``factory`` creates a tensor
+without reading one. ``free`` touches no data (assertions, sizes).
 """
 
 
@@ -23,20 +24,20 @@ ROLES: Final = get_args(Role)
 
 @dataclass(frozen=True, slots=True)
 class PartialRead:
-    """A call reads only some rows of one of its tensors (a table, a stack of expert matrices)."""
+    """A read of only some rows of a tensor, such as an embedding table or a stack of expert matrices."""
 
     value: Value
     elements: Size
-    """Elements read by this call."""
+    """Elements read by one call."""
     distinct: bool
-    """Whether rows read twice are fetched once: then all reads together are at most the whole tensor."""
+    """Whether rows read twice are fetched once; then all reads together are at most the whole tensor."""
     rows: Size | None = None
-    """For a stack of matrices: how many rows meet one of them each."""
+    """For a stack of matrices: rows of the other operand, each multiplied by one of the matrices."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpCost:
-    """Cost of one call. Sizes are integers or sympy expressions, as the shapes are."""
+    """Cost of one call. Counts are integers or sympy expressions, like the shapes."""
 
     flops: Size = 0
     """Headline FLOPs: 2 per multiply-accumulate."""
@@ -44,22 +45,21 @@ class OpCost:
     """Elementwise and reduction FLOPs."""
     role: Role = "vector"
     partial: tuple[PartialRead, ...] = ()
-    """Tensors of which only rows are read; all others are read whole."""
+    """Tensors that are read in part; all others are read whole."""
     reads: tuple[Value, ...] | None = None
-    """The tensors whose data is read; ``None`` means all tensor arguments."""
+    """Tensors whose data is read (default: all tensor arguments)."""
     aliases: tuple[Value, ...] | None = None
-    """What each output is a view of; ``None`` means the first tensor argument for ``alias``, and nothing else."""
+    """The tensor that each output is a view of (default: the first tensor argument if the role is ``alias``)."""
     skippable: Size = 0
-    """Of the headline FLOPs, those that another implementation of the same result leaves out; at least those that it
-    may leave out, where data decides."""
+    """Headline FLOPs that another implementation of the same result can skip; an upper bound if data decides."""
 
 
 class Uncountable(Exception):
-    """A rule knows the operator but not this call of it: it is reported as unknown, never as 0.
+    """Raised by a rule for a call that it cannot count; the call is reported as unknown, never as 0.
 
     Args:
-        why: one clause, for the report.
-        bound: an upper bound of the FLOPs, where one is known.
+        why: reason for the report, one clause.
+        bound: upper bound of the FLOPs, if known.
     """
 
     def __init__(self, why: str, bound: Size | None = None) -> None:
@@ -68,8 +68,8 @@ class Uncountable(Exception):
         self.bound = bound
 
 
-def wrong_in(cost: Any) -> str | None:
-    """What is wrong with the answer of somebody's rule; ``None`` if it is a cost."""
+def invalid_part(cost: Any) -> str | None:
+    """Return the invalid part of a third-party rule's result, or ``None`` if it is a valid cost."""
     if not isinstance(cost, OpCost):
         return "None" if cost is None else f"{cost!r} ({type(cost).__name__})"[:80]
     if cost.role not in ROLES:
@@ -83,3 +83,94 @@ def wrong_in(cost: Any) -> str | None:
         if values is not None and not (isinstance(values, tuple) and all(isinstance(v, kind) for v in values)):
             return f"{name}, not a tuple of {kind.__name__}"
     return None
+
+
+def tensor(op: OpCall, name: str, position: int) -> Value:
+    """Return a required tensor argument by name, else by its position among the tensors.
+
+    Raises:
+        Uncountable: the call does not have it.
+    """
+    found = optional(op, name, position)
+    if found is None:
+        raise Uncountable(f"no tensor argument {name!r}")
+    return found
+
+
+def optional(op: OpCall, name: str, position: int) -> Value | None:
+    """Return an optional tensor argument by name, else by its position among the tensors."""
+    if name in op.names:
+        return op.names[name]
+    return op.tensors[position] if position < len(op.tensors) else None
+
+
+def has(op: OpCall, name: str, position: int) -> bool:
+    """Return whether an optional tensor argument is given.
+
+    If the call has argument names, they decide, since ``position`` may then hold another tensor.
+    """
+    return name in op.names if op.names else position < len(op.tensors)
+
+
+def result(op: OpCall) -> Value:
+    """Return the first output, or the first argument of an in-place call without outputs."""
+    if not op.outputs and not op.tensors:
+        raise Uncountable("the call has no output")
+    return (op.outputs or op.tensors)[0]
+
+
+def attr(op: OpCall, *names: str, default: Any = None) -> Any:
+    """Return the value of the first option in ``names`` that is set."""
+    for name in names:
+        value = op.attrs.get(name)
+        if value is not None:
+            return value
+    return default
+
+
+def computes(op: OpCall) -> bool:
+    """Return whether the result is floating point; integer and boolean arithmetic is not a FLOP."""
+    return result(op).floating
+
+
+def is_complex(op: OpCall) -> bool:
+    """Return whether the result is complex."""
+    return result(op).dtype.startswith("complex")
+
+
+def addition(op: OpCall) -> int:
+    """Return the FLOPs of one addition in the result's arithmetic: 1, or 2 if it is complex."""
+    return 2 if is_complex(op) else 1
+
+
+def multiplication(op: OpCall, complex_factors: int = 2) -> int:
+    """Return the FLOPs of one multiplication in the result's arithmetic.
+
+    This is 1 for real results, 6 for two complex factors, and 2 for a complex and a real one.
+
+    Args:
+        complex_factors: how many of the two factors are complex, if the result is.
+    """
+    if not is_complex(op):
+        return 1
+    return 6 if complex_factors > 1 else 2
+
+
+def scaling(op: OpCall, by: Any) -> int:
+    """Return the FLOPs of multiplying an element by a number; 0 if the number is 1."""
+    return 0 if by == 1 else multiplication(op, 1 + isinstance(by, complex))
+
+
+def complex_operands(op: OpCall) -> int:
+    """Count the complex tensors among the arguments."""
+    return sum(t.dtype.startswith("complex") for t in op.tensors)
+
+
+def reads_floats(op: OpCall) -> bool:
+    """Return whether any argument is floating point, for results that are not (comparisons, argmax)."""
+    return any(t.floating for t in op.tensors)
+
+
+def out_elements(op: OpCall) -> Size:
+    """Return the number of elements of the first output."""
+    return numel(result(op))

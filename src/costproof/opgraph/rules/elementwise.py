@@ -1,7 +1,9 @@
-"""Elementwise arithmetic: one FLOP per output element and primitive, scalars included.
+"""Cost elementwise arithmetic, activations and random draws: one FLOP per output element and primitive.
 
-Integer and boolean results are not FLOPs. Comparisons count where an argument is floating point.
-Complex arithmetic counts its real operations: add 2, multiply 6 (2 by a real number).
+Scalars count as operands. Integer and boolean results are not FLOPs; comparisons count where an argument is floating
+point. Complex arithmetic counts its real operations: add 2, multiply 6 (2 by a real number). Activations are counted by
+the primitives of their definitions. A random draw itself is 0, as in ``rand``; arithmetic with the result counts.
+Tensors that only give their shape, or that are overwritten, are not read.
 """
 
 from __future__ import annotations
@@ -10,9 +12,10 @@ from collections.abc import Callable
 from functools import partial, wraps
 from typing import Final
 
-from costproof.opgraph.graph import OpCall, Size
-from costproof.opgraph.rules.cost import OpCost, Uncountable
-from costproof.opgraph.rules.operands import (
+from costproof.opgraph.graph import OpCall, Size, Value
+from costproof.opgraph.rules.cost import (
+    OpCost,
+    Uncountable,
     addition,
     attr,
     complex_operands,
@@ -24,6 +27,7 @@ from costproof.opgraph.rules.operands import (
     result,
     scaling,
 )
+from costproof.opgraph.rules.names import overwrites
 from costproof.opgraph.rules.registry import Rule, operator_rule
 from costproof.opgraph.rules.sizes import prod, total
 
@@ -44,7 +48,7 @@ _LOGIC: Final = (
 def vector_rule(
     *names: str, owner: str | None = None, summary: str | None = None
 ) -> Callable[[Callable[[OpCall], Size]], Rule]:
-    """Register how many vector FLOPs operators do; where the result is not floating point there are none."""
+    """Register a function that counts vector FLOPs; results that are not floating point count 0."""
 
     def register(count: Callable[[OpCall], Size]) -> Rule:
         @wraps(count)
@@ -57,7 +61,7 @@ def vector_rule(
 
 
 def per_element(op: OpCall, count: int) -> Size:
-    """``count`` FLOPs per output element."""
+    """Return ``count`` FLOPs per output element; raise ``Uncountable`` for complex results."""
     if is_complex(op):
         raise Uncountable("complex arithmetic without a documented count")
     return prod((count, out_elements(op)))
@@ -89,7 +93,7 @@ register_counts(
 
 @vector_rule("add", "sub", "rsub")
 def add(op: OpCall) -> Size:
-    """1 per output element, complex 2; with a scale ``alpha`` other than 1 a multiplication more."""
+    """1 per output element, complex 2; a scale ``alpha`` other than 1 adds a multiplication."""
     scale = scaling(op, attr(op, "alpha", default=1))
     if scale and is_complex(op) and complex_operands(op) < 2:
         raise Uncountable("complex addition with a scale of what may be real")
@@ -105,14 +109,14 @@ def mul(op: OpCall) -> Size:
 
 @vector_rule("diff")
 def diff(op: OpCall) -> Size:
-    """1 per element of every pass (subtract), complex 2; a pass is one shorter than what it takes.
+    """1 per result of every pass (subtract), complex 2; each pass has one result fewer than the one before.
 
-    The last of n passes leaves m numbers, the one before it m + 1, the first m + n - 1: n m + n (n - 1)/2 together.
+    If the last of n passes has m results, the first has m + n - 1: n m + n (n - 1)/2 together.
     """
     passes, shape = attr(op, "n", default=1), list(result(op).shape)
     dim = attr(op, "dim", default=-1) % len(shape)
     given = total(t.shape[dim] for t in op.tensors)
-    if isinstance(given, int):  # there are no more passes than numbers
+    if isinstance(given, int):  # at most as many passes as elements
         passes = min(passes, given)
     left = shape.pop(dim)
     return prod((addition(op), *shape, total((prod((passes, left)), passes * (passes - 1) // 2))))
@@ -126,7 +130,7 @@ def polar(op: OpCall) -> Size:
 
 @vector_rule("abs")
 def absolute(op: OpCall) -> Size:
-    """1 per output element; of a complex number 4: two squares, add, root."""
+    """1 per output element; complex 4: two squares, add, root."""
     return prod((4 if op.tensors[0].dtype.startswith("complex") else 1, out_elements(op)))
 
 
@@ -162,7 +166,91 @@ def logic(op: OpCall) -> OpCost:
 
 @operator_rule("isin")
 def isin(op: OpCall) -> OpCost:
-    """0: integers are looked for among others; of floating-point numbers it is unknown how many are compared."""
+    """0 for integers; unknown for floating-point numbers, whose number of comparisons depends on the data."""
     if reads_floats(op):
         raise Uncountable("a search for floating-point numbers has no documented count")
     return OpCost()
+
+
+register_counts(
+    f"{__name__}.activations",
+    {
+        "silu": (2, "sigmoid, multiply"),
+        "leaky_relu": (2, "compare, multiply"),
+        "rrelu": (2, "compare, multiply"),
+        "rrelu_with_noise": (2, "compare, multiply"),
+        "prelu": (2, "compare, multiply"),
+        "_prelu_kernel": (2, "compare, multiply"),
+        "elu": (4, "compare, exp, subtract, multiply"),
+        "celu": (5, "compare, divide, exp, subtract, multiply"),
+        "selu": (5, "compare, exp, subtract, two multiplications"),
+        "hardswish": (4, "add, clamp, multiply, divide"),
+        "hardsigmoid": (3, "add, clamp, divide"),
+        "threshold": (1, "compare"),
+        "hardshrink": (2, "abs, compare"),
+        "softshrink": (4, "abs, compare, sign times lambda, subtract"),
+        "softplus": (4, "compare with the threshold, exp, add, log"),
+        "mish": (6, "softplus (4), tanh, multiply"),
+        "softsign": (3, "abs, add, divide"),
+        "logsigmoid": (4, "negate, exp, add, log (the sign folds into the sum)"),
+        "log_sigmoid": (4, "negate, exp, add, log (the sign folds into the sum)"),
+        "log_sigmoid_forward": (4, "negate, exp, add, log (the sign folds into the sum)"),
+        "tanhshrink": (2, "tanh, subtract"),
+        "glu": (2, "sigmoid and multiply on half of the input"),
+        "logit": (3, "subtract, divide, log"),
+    },
+)
+
+
+@vector_rule("gelu")
+def gelu(op: OpCall) -> Size:
+    """5 per element with erf (x*0.5*(1+erf(x/sqrt 2))), 8 with tanh (0.5x*(1+tanh(c*(x+a*x^3))))."""
+    return per_element(op, 8 if attr(op, "approximate", default="none") == "tanh" else 5)
+
+
+@operator_rule("dropout", "dropout1d", "dropout2d", "dropout3d", "feature_dropout", "alpha_dropout")
+def dropout(op: OpCall) -> OpCost:
+    """0 in inference, an alias; 2 per element in training: mask, scale."""
+    return _dropout(op, training=attr(op, "training", "train", default=False))
+
+
+@operator_rule("native_dropout")
+def native_dropout(op: OpCall) -> OpCost:
+    """As dropout, but training is the default."""
+    return _dropout(op, training=attr(op, "train", default=True))
+
+
+def _dropout(op: OpCall, *, training: bool) -> OpCost:
+    if not training or attr(op, "p", default=0.5) == 0 or not computes(op):
+        return OpCost(role="alias")
+    return OpCost(vector=per_element(op, 2))
+
+
+def _draw_cost(op: OpCall, reads: tuple[Value, ...], each: int) -> OpCost:
+    """Return the cost of draws that read ``reads`` and do ``each`` FLOPs per output element.
+
+    Draws that read no tensor create theirs like a factory.
+    """
+    if not reads:
+        return OpCost(role="factory", reads=())
+    count: Size = prod((each, out_elements(op)))
+    return OpCost(vector=count, role="vector" if each else "move", reads=reads)
+
+
+@operator_rule("bernoulli")
+def bernoulli(op: OpCall) -> OpCost:
+    """1 per output element if probabilities are a tensor: the draw is compared with them; else 0."""
+    apart = len(op.tensors) > 1 or attr(op, "p") is not None or overwrites(op)
+    return _draw_cost(op, op.tensors[1:] if apart else op.tensors, 1)
+
+
+@operator_rule("normal")
+def normal(op: OpCall) -> OpCost:
+    """Mean + deviation * draw: 2 per output element if deviations are a tensor, 1 if only the means are."""
+    return _draw_cost(op, () if overwrites(op) else op.tensors, 2 if len(op.tensors) > 1 or "std" in op.names else 1)
+
+
+@operator_rule("poisson", "binomial", "_standard_gamma", "_sample_dirichlet")
+def draw(op: OpCall) -> OpCost:
+    """0: random draws with the parameters in a tensor."""
+    return _draw_cost(op, op.tensors, 0)

@@ -1,4 +1,4 @@
-"""Operator rules in files of the user. A file is run, so nobody but the user names one."""
+"""Load operator rules from Python files of the user, which are executed."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from costproof.plugins import OURS, Plugin
 
 T = TypeVar("T")
 Files = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
-"""One file with rules, or several."""
+"""One or several files with rules."""
 
 _in_force: Final[dict[Path, tuple[str, ...]]] = {}
 
 
 @contextmanager
 def rules_from(files: Files) -> Iterator[None]:
-    """Run files with operator rules; the rules hold as long as the context. If one fails, none of them holds.
+    """Execute files with operator rules and keep their rules registered inside the context.
 
-    Files whose rules are in force already are not run again.
+    Files whose rules are already in force are not executed again. If one file fails, no rule of the others remains.
 
     Raises:
-        BadInput: a file cannot be run, or it registers no rule.
+        BadInput: a file cannot be executed, or it registers no rule.
     """
     mine: list[Path] = []
     try:
@@ -44,7 +44,7 @@ def rules_from(files: Files) -> Iterator[None]:
             before = registered()
             mine.append(file)
             try:
-                _run(file)
+                _execute(file)
             finally:
                 _in_force[file] = tuple(registered() - before)
             if not _in_force[file]:
@@ -61,27 +61,27 @@ def rules_from(files: Files) -> Iterator[None]:
 
 
 def in_force() -> tuple[Path, ...]:
-    """The files whose rules hold now."""
+    """Return the files whose rules are registered now."""
     return tuple(_in_force)
 
 
 def versions_in_force() -> dict[str, str]:
-    """Return the names and hashes of the rule files in force, as an entry of the environment; empty without any.
+    """Return names and hashes of the rule files in force as an entry of the environment; empty if there are none.
 
-    These are the files of the user, and the modules of rules that other distributions offer.
+    This covers files of the user and rule modules of other distributions.
     """
-    files = [*_in_force, *(file for item in RULE_MODULES.all().values() if (file := _offered(item)) is not None)]
+    files = [*_in_force, *(file for item in RULE_MODULES.all().values() if (file := _plugin_file(item)) is not None)]
     texts = [f"{file.name} {sha256(file.read_bytes()).hexdigest()[:12]}" for file in files]
     return {RULES: ", ".join(texts)} if texts else {}
 
 
-def _offered(item: Plugin[object]) -> Path | None:
-    """Return the file of a module of rules of another distribution, which is not imported; ``None`` of ours."""
+def _plugin_file(item: Plugin[object]) -> Path | None:
+    """Return the file of another distribution's rule module without importing it; ``None`` for built-in rules."""
     if item.owner == OURS:
         return None
     top, *inner = item.what.partition(":")[0].strip().split(".")
     spec = None
-    with suppress(ImportError, ValueError):  # no name of a module
+    with suppress(ImportError, ValueError):  # not a valid module name
         spec = importlib.util.find_spec(top)
     if spec is None or spec.origin is None:
         return None
@@ -91,16 +91,16 @@ def _offered(item: Plugin[object]) -> Path | None:
 
 
 def with_rules_in_force(work: Callable[..., T]) -> Callable[..., T]:
-    """Return the same work for another process, where it runs the files whose rules hold here first."""
-    return partial(_under, in_force(), work)
+    """Return ``work`` for use in another process, which first loads the rule files in force here."""
+    return partial(_with_rules, in_force(), work)
 
 
-def _under(files: tuple[Path, ...], work: Callable[..., T], *arguments: Any, **named: Any) -> T:
+def _with_rules(files: tuple[Path, ...], work: Callable[..., T], *arguments: Any, **named: Any) -> T:
     with rules_from(files):
         return work(*arguments, **named)
 
 
-def _run(file: Path) -> None:
+def _execute(file: Path) -> None:
     spec = importlib.util.spec_from_file_location(f"rules_{file.stem}", file) if file.suffix == ".py" else None
     if spec is None or spec.loader is None or not file.is_file():
         raise BadInput("there is no such Python file", where=str(file), expected="a file that ends in .py")

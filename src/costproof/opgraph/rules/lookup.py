@@ -1,4 +1,4 @@
-"""Look-ups: rows picked by index. No FLOPs; only the rows that are picked are read."""
+"""Cost look-ups, which read only the rows that they pick, and writes at indices."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from functools import reduce
 from typing import Final
 
 from costproof.opgraph.graph import OpCall, Size, Value
-from costproof.opgraph.rules.cost import OpCost, PartialRead, Uncountable
-from costproof.opgraph.rules.experts import matrices_read
-from costproof.opgraph.rules.move import copy
-from costproof.opgraph.rules.operands import (
+from costproof.opgraph.rules.cost import (
+    OpCost,
+    PartialRead,
+    Uncountable,
     addition,
     attr,
     computes,
@@ -20,19 +20,21 @@ from costproof.opgraph.rules.operands import (
     scaling,
     tensor,
 )
+from costproof.opgraph.rules.experts import matrices_read
+from costproof.opgraph.rules.movement import copy
 from costproof.opgraph.rules.registry import operator_rule
 from costproof.opgraph.rules.sizes import broadcast, numel, prod
 
 
 def _table(op: OpCall) -> Value:
-    """The table of an embedding: torch has it first, torch.nn.functional second."""
+    """Return the table of an embedding: the first argument of torch, the second of torch.nn.functional."""
     if "weight" in op.names:
         return op.names["weight"]
     return next((t for t in op.tensors if t.floating), op.tensors[0])
 
 
 def _rows(table: Value, op: OpCall) -> PartialRead:
-    """As many elements as the result has, rows that are picked twice read twice."""
+    """Return a read of as many elements as the result has; rows picked twice are read twice."""
     return PartialRead(table, out_elements(op), distinct=False)
 
 
@@ -55,9 +57,9 @@ def embedding_bag(op: OpCall) -> OpCost:
 
 @operator_rule("index", "index_select", "gather", "take", "take_along_dim")
 def index(op: OpCall) -> OpCost:
-    """0 FLOP; reads as many elements as the result has; of a stack of matrices each one at most once.
+    """0 FLOP; reads as many elements as the result has; each matrix of a stack at most once.
 
-    How many a mask names is in its values: then the whole may be read.
+    A mask selects a number of elements that depends on its values, so the whole tensor counts as read.
     """
     source = tensor(op, "self", 0)
     if len(op.tensors) < 2 or any(t.dtype in ("bool", "uint8") for t in op.tensors[1:]):
@@ -72,7 +74,7 @@ def index(op: OpCall) -> OpCost:
 
 @operator_rule("getitem")
 def getitem(op: OpCall) -> OpCost:
-    """With index tensors a look-up; with slices, numbers and ``None`` a view."""
+    """0 FLOP: a look-up with index tensors; a view with slices, numbers and ``None``."""
     return index(op) if len(op.tensors) > 1 or attr(op, "tensor_index") else OpCost(role="alias")
 
 
@@ -83,26 +85,26 @@ def masked_select(op: OpCall) -> OpCost:
 
 
 _MULTIPLY: Final = ("prod", "multiply")
-"""What ``reduce`` calls a product."""
+"""Values of ``reduce`` that multiply."""
 
 
-def _written(op: OpCall, elements: Size, each: int) -> OpCost:
-    """So many elements written, with so many FLOPs for each where the result is floating point."""
+def _write_cost(op: OpCall, elements: Size, each: int) -> OpCost:
+    """Return the cost of writing ``elements``, with ``each`` FLOPs for each if the result is floating point."""
     return OpCost(vector=prod((each, elements)) if computes(op) else 0, role="move")
 
 
 @operator_rule("masked_scatter", "index_copy", "index_fill", "select_scatter", "slice_scatter", "diagonal_scatter",
                "as_strided_scatter", "masked_fill")  # fmt: skip
 def write(op: OpCall) -> OpCost:
-    """0 FLOP: elements are written in place of others."""
+    """0 FLOP: elements overwrite others."""
     return OpCost(role="move")
 
 
 @operator_rule("scatter", "scatter_reduce")
 def scatter(op: OpCall) -> OpCost:
-    """0 FLOP: elements are written in place of others; with a ``reduce``, 1 per index, complex 2 or, a product, 6.
+    """0 FLOP: elements overwrite others; with ``reduce`` 1 per index, complex 2, or 6 for a product.
 
-    As many elements of the source are taken as there are indices. A mean's division is not counted apart.
+    The source is read at as many elements as there are indices. The division of a mean is not counted separately.
     """
     how = attr(op, "reduce")
     if how is None:
@@ -110,12 +112,12 @@ def scatter(op: OpCall) -> OpCost:
     value = attr(op, "value", "src")
     real = value is not None and not isinstance(value, complex)
     each = multiplication(op, 1 if real else 2) if how in _MULTIPLY else addition(op)
-    return _written(op, numel(tensor(op, "index", 1)), each)
+    return _write_cost(op, numel(tensor(op, "index", 1)), each)
 
 
 @operator_rule("setitem")
 def setitem(op: OpCall) -> OpCost:
-    """With index tensors or lists elements are written in place of others; with slices and numbers a copy in a view."""
+    """0 FLOP: elements overwrite others at index tensors or lists; with slices and numbers, a copy into a view."""
     key = attr(op, "key")
     listed = isinstance(key, list) and any(isinstance(part, list) for part in key)
     return write(op) if listed or not all(t.floating for t in op.tensors[1:]) else copy(op)
@@ -123,49 +125,49 @@ def setitem(op: OpCall) -> OpCost:
 
 @operator_rule("scatter_add")
 def scatter_add(op: OpCall) -> OpCost:
-    """1 per index: as many elements of the source are added in; complex 2."""
-    return _written(op, numel(tensor(op, "index", 1)), addition(op))
+    """1 per index (add), complex 2."""
+    return _write_cost(op, numel(tensor(op, "index", 1)), addition(op))
 
 
 @operator_rule("index_add")
 def index_add(op: OpCall) -> OpCost:
-    """1 per element of the source that is added in, 2 with a scale ``alpha`` other than 1; complex as in ``add``."""
-    return _written(op, numel(tensor(op, "source", 2)), addition(op) + scaling(op, attr(op, "alpha", default=1)))
+    """1 per element of the source (add), 2 with a scale ``alpha`` other than 1; complex as in ``add``."""
+    return _write_cost(op, numel(tensor(op, "source", 2)), addition(op) + scaling(op, attr(op, "alpha", default=1)))
 
 
 @operator_rule("index_reduce")
 def index_reduce(op: OpCall) -> OpCost:
-    """1 per element of the source; a mean's division is not counted apart."""
+    """1 per element of the source; the division of a mean is not counted separately."""
     if is_complex(op):
         raise Uncountable("complex arithmetic without a documented count")
-    return _written(op, numel(tensor(op, "source", 2)), 1)
+    return _write_cost(op, numel(tensor(op, "source", 2)), 1)
 
 
 @operator_rule("put")
 def put(op: OpCall) -> OpCost:
-    """0 FLOP; 1 per index where ``accumulate`` is set; complex 2."""
+    """0 FLOP; with ``accumulate`` 1 per index, complex 2."""
     added = attr(op, "accumulate", default=False)
-    return _written(op, numel(tensor(op, "index", 1)), addition(op)) if added else OpCost(role="move")
+    return _write_cost(op, numel(tensor(op, "index", 1)), addition(op)) if added else OpCost(role="move")
 
 
 @operator_rule("fold", "col2im")
 def fold(op: OpCall) -> OpCost:
-    """1 per element of the columns, each of which is added where its window lies; complex 2."""
-    return _written(op, numel(op.tensors[0]), addition(op))
+    """1 per element of the columns, which are added at their windows; complex 2."""
+    return _write_cost(op, numel(op.tensors[0]), addition(op))
 
 
 @operator_rule("index_put")
 def index_put(op: OpCall) -> OpCost:
-    """0 FLOP; 1 per element that is written where ``accumulate`` is set; complex 2."""
+    """0 FLOP; with ``accumulate`` 1 per element written, complex 2."""
     if not attr(op, "accumulate", default=False) or not computes(op):
         return OpCost(role="move")
-    return _written(op, _places(op), addition(op))
+    return _write_cost(op, _indexed_elements(op), addition(op))
 
 
-def _places(op: OpCall) -> Size:
-    """Elements that indices name, one tensor for a dimension; values may be fewer, and repeat.
+def _indexed_elements(op: OpCall) -> Size:
+    """Count the elements at the indices, of which there is one tensor per indexed dimension.
 
-    Dimensions are indexed from the first on, without those that a ``None`` among the indices stands for.
+    Dimensions are indexed from the first on; a ``None`` among the indices skips one. Values may broadcast.
     """
     table, *given = op.tensors
     values = op.names.get("values") or given[-1]
@@ -181,7 +183,7 @@ def _places(op: OpCall) -> Size:
             at += 1
     if not masks:
         return prod((*reduce(broadcast, (i.shape for i in indices)), *rest))
-    # Values of as many rows as the mask names say how many there are; a single one may repeat.
+    # Values with a row for each selected element give their number; a single row may broadcast.
     rows = there.index(True)
     if len(indices) == 1 and len(values.shape) == len(rest) + 1 and values.shape[rows] != 1:
         return prod((values.shape[rows], *rest))

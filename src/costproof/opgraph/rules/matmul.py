@@ -1,7 +1,15 @@
-"""Matrix products. A product of a (.., K) with a (K, ..) costs 2*K per output element.
+"""Cost matrix products, chains of them, and recurrent layers.
 
-Bias additions are part of the operator and not counted apart. A complex multiply-accumulate is four
-real ones.
+A product of a (.., K) with a (K, ..) costs 2*K per output element. Bias additions are part of the operator and are not
+counted separately. A complex multiply-accumulate is four real ones.
+
+Recurrent layers: every weight matrix meets every row once; gates are vector work.
+FLOPs: 2 * rows * elements of each matrix, rows = batch * steps, in each direction. Biases are part of the products.
+Vector FLOPs per row and hidden unit, by the definitions in torch.nn (sums of the two products included):
+
+- LSTM 13: four gates (add), three sigmoids, tanh; c = f c + i g (3), tanh(c), times o
+- GRU 11: two gates (add, sigmoid), n = tanh(a + r b) (3), h = (1 - z) n + z h (4)
+- RNN 2: add, tanh or relu
 """
 
 from __future__ import annotations
@@ -11,9 +19,9 @@ from dataclasses import replace
 from typing import Final
 
 from costproof.opgraph.graph import OpCall, Size, Value
-from costproof.opgraph.rules.cost import OpCost, Uncountable
-from costproof.opgraph.rules.elementwise import vector_rule
-from costproof.opgraph.rules.operands import (
+from costproof.opgraph.rules.cost import (
+    OpCost,
+    Uncountable,
     addition,
     attr,
     complex_operands,
@@ -25,20 +33,22 @@ from costproof.opgraph.rules.operands import (
     scaling,
     tensor,
 )
+from costproof.opgraph.rules.elementwise import vector_rule
+from costproof.opgraph.rules.names import canonical
 from costproof.opgraph.rules.registry import operator_rule
-from costproof.opgraph.rules.sizes import prod, total
+from costproof.opgraph.rules.sizes import numel, prod, total
 
 NONZERO: Final = "nonzero"
-"""Option of a product of a sparse matrix with a full one: how many numbers of the first are not zero."""
+"""Option of a sparse matrix product: number of nonzero elements of the sparse operand."""
 
 
 def mac(op: OpCall) -> int:
-    """FLOPs of one multiply-accumulate in the result's arithmetic."""
+    """Return the FLOPs of one multiply-accumulate in the result's arithmetic."""
     return 8 if is_complex(op) else 2
 
 
 def _product(op: OpCall, outputs: Size, inner: Size) -> OpCost:
-    """Return the cost of a product; of complex numbers three real ones do in place of four."""
+    """Return the cost of a product; three real products suffice for a complex one in place of four."""
     spare = prod((2, outputs, inner)) if is_complex(op) else 0
     return OpCost(flops=prod((mac(op), outputs, inner)), role="matmul", skippable=spare)
 
@@ -87,7 +97,7 @@ def quantized(op: OpCall) -> OpCost:
 
 @operator_rule("sparse.mm", "_sparse_mm", "_sparse_addmm", "_sparse_sparse_matmul", "hspmm", "sspaddmm")
 def sparse_product(op: OpCall) -> OpCost:
-    """2 * numbers that are not zero * columns, where a graph knows how many; else the full product is the bound."""
+    """2 * nonzero elements * columns, if the graph has their number; else unknown, with the dense product as bound."""
     first, known = op.tensors[1 if "add" in op.name else 0], attr(op, NONZERO)
     if known is not None:
         return _product(op, known, result(op).shape[1] if len(result(op).shape) > 1 else 1)
@@ -126,7 +136,7 @@ def addr(op: OpCall) -> Size:
 def tensordot(op: OpCall) -> OpCost:
     """2 * outputs * product of the contracted dimensions (``dims``: a count, or two lists).
 
-    As torch does it: where a contracted dimension is 1 in one tensor alone, the other is summed over its own first
+    As in torch: if a contracted dimension is 1 in only one of the tensors, the other tensor is summed over it first
     (vector work, 1 per element; complex 2).
     """
     first, second = (list(t.shape) for t in op.tensors[:2])
@@ -143,7 +153,7 @@ def tensordot(op: OpCall) -> OpCost:
 
 
 def _contracted(op: OpCall) -> tuple[Sequence[int], Sequence[int]]:
-    """The dimensions that a tensordot sums over, of the first tensor and of the second."""
+    """Return the contracted dimensions of a tensordot, of the first and of the second tensor."""
     first, second = attr(op, "dims_self"), attr(op, "dims_other")
     dims = attr(op, "dims", default=2) if first is None else (first, second)
     if isinstance(dims, int):
@@ -156,10 +166,10 @@ def _contracted(op: OpCall) -> tuple[Sequence[int], Sequence[int]]:
 def einsum(op: OpCall) -> OpCost:
     """Pairwise contraction, in the order of ``path`` or left to right; one pair costs 2 * product of its index sizes.
 
-    As torch does it: an index that only one operand has and the result lacks is summed out of that
-    operand first (vector work, 1 per element; complex 2). An operand does not have an index of which its size is 1.
-    With three and more operands an index is kept as long as another operand or the result has it. One operand alone
-    is a reduction, or a mere view. torch passes a ``path`` where the package ``opt_einsum`` is installed.
+    As in torch: an index that occurs in only one operand and not in the result is summed out of that operand first
+    (vector work, 1 per element; complex 2). Indices of size 1 are dropped from an operand. With three or more operands
+    an index remains as long as another operand or the result has it. An einsum of one operand is a reduction or a view.
+    torch passes a ``path`` if the package ``opt_einsum`` is installed.
     """
     equation = attr(op, "equation")
     if not isinstance(equation, str):
@@ -170,12 +180,12 @@ def einsum(op: OpCall) -> OpCost:
 def contraction(
     equation: str, operands: tuple[Value, ...], per_mac: int, per_sum: int, path: Sequence[int] | None = None
 ) -> OpCost:
-    """Cost of an einsum equation over operands; letters or an ellipsis, with or without an arrow.
+    """Return the cost of an einsum equation of letters and ellipses, with or without an arrow.
 
     Args:
         per_mac: FLOPs of a multiply-accumulate.
         per_sum: vector FLOPs of an addition.
-        path: which two operands are contracted, a pair of places after the other; their result becomes the last.
+        path: positions of the two operands of each contraction, flattened; each result becomes the last operand.
     """
     terms, out = _parse(equation, operands)
     sizes: dict[str, Size] = {}
@@ -208,8 +218,8 @@ def contraction(
 
 
 def _pairs(count: int, path: Sequence[int] | None) -> list[tuple[int, int]]:
-    """Places of the two operands of every contraction, whose result becomes the last operand."""
-    if path is None:  # left to right: the result of all before, which is the last, with the next, which is the first
+    """Return the positions of the two operands of each contraction; its result becomes the last operand."""
+    if path is None:  # left to right: the last operand (the result so far) with the first (the next one)
         return [(0, 1), *(((count - step - 1), 0) for step in range(1, count - 1))]
     pairs = list(zip(path[::2], path[1::2], strict=False))
     fits = all(a != b and min(a, b) >= 0 and max(a, b) < count - step for step, (a, b) in enumerate(pairs))
@@ -219,7 +229,7 @@ def _pairs(count: int, path: Sequence[int] | None) -> list[tuple[int, int]]:
 
 
 def _parse(equation: str, operands: tuple[Value, ...]) -> tuple[list[list[str]], list[str]]:
-    """Index lists of the operands and of the result; ellipsis dimensions are named ``.0``, ``.1``… from the right."""
+    """Return index lists of operands and result; ellipsis dimensions are ``.0``, ``.1``… from the right."""
     left, arrow, right = equation.replace(" ", "").partition("->")
     raw = left.split(",")
     if len(raw) != len(operands):
@@ -238,3 +248,76 @@ def _parse(equation: str, operands: tuple[Value, ...]) -> tuple[list[list[str]],
         return terms, [*before, *(ellipsis if dots else ()), *after]
     letters = [i for t in terms for i in t if i[0] != "."]
     return terms, [*ellipsis, *sorted(i for i in set(letters) if letters.count(i) == 1)]
+
+
+@operator_rule("linalg_multi_dot", "chain_matmul")
+def multi_dot(op: OpCall) -> OpCost:
+    """2 * the multiply-accumulates of the best order, which torch uses.
+
+    Rows and columns a_0 .. a_n; the best of factors i to j is the least of best(i, k) + best(k + 1, j) + the product
+    of the two halves (Cormen et al., Introduction to Algorithms, matrix-chain multiplication).
+    """
+    shapes = [t.shape for t in op.tensors]
+    # A vector is a row as the first operand and a column as the last.
+    first, last = (1, *shapes[0])[-2:], (*shapes[-1], 1)[:2]
+    sizes = [first[0], *(shape[0] for shape in shapes[1:-1]), last[0], last[1]]
+    ends = [first[1], *(shape[1] for shape in shapes[1:-1])]
+    known = [size for size in sizes if isinstance(size, int)]
+    if len(known) < len(sizes) or ends != sizes[1:-1]:
+        raise Uncountable("which order is best depends on sizes")
+    best = {(i, i): 0 for i in range(len(shapes))}
+    for length in range(1, len(shapes)):
+        for i in range(len(shapes) - length):
+            j = i + length
+            best[i, j] = min(best[i, k] + best[k + 1, j] + known[i] * known[k + 1] * known[j + 1] for k in range(i, j))
+    return OpCost(flops=mac(op) * best[0, len(shapes) - 1], role="matmul")
+
+
+@operator_rule("matrix_power", "linalg_matrix_power")
+def matrix_power(op: OpCall) -> OpCost:
+    """By repeated squaring: a product for each squaring, and one for each further set bit of the exponent."""
+    power, shape = attr(op, "n", "exponent"), op.tensors[0].shape
+    if not isinstance(power, int) or power < 0:
+        raise Uncountable("a power that is not a whole number from 0")
+    products = max(power.bit_length() - 1, 0) + max(power.bit_count() - 1, 0)
+    return OpCost(flops=prod((mac(op), products, *shape, shape[-1])), role="matmul")
+
+
+_CELLS: Final = {"lstm": (4, 13, 2), "gru": (3, 11, 1), "rnn_tanh": (1, 2, 1), "rnn_relu": (1, 2, 1)}
+"""Cell -> (gates, vector FLOPs per row and hidden unit, tensors of the state)."""
+
+
+@operator_rule(*_CELLS, *(f"{name}_cell" for name in _CELLS))
+def recurrent(op: OpCall) -> OpCost:
+    """2 * rows * elements of every weight matrix; per row and hidden unit LSTM 13, GRU 11, RNN 2 vector FLOPs."""
+    gates, each, states = _CELLS[canonical(op.name).removesuffix("_cell")]
+    if attr(op, "train", default=False) and attr(op, "dropout", default=0.0):
+        raise Uncountable("a recurrent layer with dropout in training")
+    given = [t for t in op.tensors if t.floating]
+    data, state = given[0], given[1 : 1 + states]
+    matrices = [t for t in given[1 + states :] if len(t.shape) == 2]
+    rows = prod(data.shape[:-1])
+    hidden = [t.shape[0] for t in _input_matrices(matrices, state)]
+    units = [h // gates if isinstance(h, int) else h / gates for h in hidden]
+    return OpCost(
+        flops=total(prod((2, rows, numel(t))) for t in matrices),
+        vector=total(prod((each, rows, u)) for u in units),
+        role="matmul",
+    )
+
+
+def _input_matrices(matrices: Sequence[Value], state: Sequence[Value]) -> Sequence[Value]:
+    """Return the first matrix of each layer and direction.
+
+    Matrices come in groups: input, hidden and, if the state is narrower than the cell, a projection.
+    """
+    group = 3 if len(state) == 2 and state[0].shape[-1] != state[1].shape[-1] else 2
+    if not matrices or len(matrices) % group:
+        raise Uncountable("weights of a recurrent layer that come in no groups")
+    return matrices[::group]
+
+
+@operator_rule("_pack_padded_sequence", "_pad_packed_sequence")
+def pack(op: OpCall) -> OpCost:
+    """0 FLOP: rows are copied."""
+    return OpCost(role="move")

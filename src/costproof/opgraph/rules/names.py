@@ -1,4 +1,4 @@
-"""Operator names: each source's variant of a name, brought to one.
+"""Bring each source's variant of an operator name to one canonical name.
 
 ``aten.linear.default``, ``torch.nn.functional.linear`` and ``linear`` are one operator; so are
 ``aten.add_.Tensor``, ``__radd__`` and ``add``. Custom operators keep their namespace.
@@ -43,7 +43,7 @@ _SYNONYM: Final = {
     "_adaptive_avg_pool2d": "adaptive_avg_pool2d", "_adaptive_avg_pool3d": "adaptive_avg_pool3d",
 }  # fmt: skip
 
-# ``_flash_attn2_cuda_9e27194_dirty``: what kernels of the Hugging Face hub are called once they are loaded.
+# ``_flash_attn2_cuda_9e27194_dirty``: name of a loaded kernel of the Hugging Face hub.
 _HUB: Final = re.compile(
     r"_(?P<kernel>[a-z][a-z0-9_]*?)(?:_(?:cuda|rocm|xpu|cpu|metal))?_(?:[0-9a-f]{7}|[0-9]{14})(?:_dirty)?"
 )
@@ -51,11 +51,11 @@ _HUB: Final = re.compile(
 
 @lru_cache(maxsize=4096)
 def canonical(name: str) -> str:
-    """The one variant of a name under which an operator's rule is registered.
+    """Return the name under which an operator's rule is registered.
 
     Overload, torch's own namespaces, in-place underscores, dunders and synonyms are dropped;
     ``transformers.grouped_mm_fallback.default`` becomes ``transformers.grouped_mm_fallback``, and
-    ``_flash_attn2_cuda_9e27194::fwd`` ``flash_attn2.fwd``: the hash of a build says nothing about the operator.
+    ``_flash_attn2_cuda_9e27194::fwd`` ``flash_attn2.fwd``: the hash of a build is dropped.
     """
     parts = _unhashed(name).replace("::", ".").split(".")
     if len(parts) == 1:
@@ -70,7 +70,7 @@ def canonical(name: str) -> str:
 
 
 def overwrites(op: OpCall) -> bool:
-    """Whether an operator writes its result over its first argument: ``mul_``, ``y += x``, ``inplace=True``."""
+    """Return whether an operator overwrites its first argument: ``mul_``, ``y += x``, ``inplace=True``."""
     parts = op.name.split(".")
     name = parts[1] if parts[0] == "aten" else parts[-1]
     if name.startswith("__"):
@@ -87,7 +87,7 @@ def _plain(name: str) -> str:
 
 @lru_cache(maxsize=4096)
 def source_kind(name: str) -> str:
-    """An operator's name in its source's own words, without the overload: ``aten.linear``."""
+    """Return the operator's name as its source writes it, without the overload: ``aten.linear``."""
     name = _unhashed(name)
     parts = name.replace("::", ".").split(".")
     if len(parts) >= 3 and parts[0] != "torch":

@@ -1,4 +1,10 @@
-"""Reductions: one FLOP per input element and pass over it."""
+"""Cost reductions, normalizations, softmax, sorting and losses: a FLOP per input element and pass.
+
+Layer norm per element: mean, subtract, square, mean, normalize, scale, shift = 7; per row: add epsilon,
+rsqrt = 2. RMS norm per element: square, mean, multiply, scale = 4; per row 2. Softmax per element: max,
+subtract, exp, sum, divide = 5. Sorting and selecting count one comparison per input element by convention; integers are
+not FLOPs. The division of a mean is not counted separately.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +13,22 @@ from functools import partial
 from typing import Final
 
 from costproof.opgraph.graph import OpCall, Size
-from costproof.opgraph.rules.cost import OpCost, Uncountable
-from costproof.opgraph.rules.elementwise import vector_rule
-from costproof.opgraph.rules.operands import (
+from costproof.opgraph.rules.cost import (
+    OpCost,
+    Uncountable,
     addition,
     attr,
+    complex_operands,
     computes,
+    has,
     multiplication,
     out_elements,
     reads_floats,
+    result,
     tensor,
 )
+from costproof.opgraph.rules.elementwise import register_counts, vector_rule
+from costproof.opgraph.rules.names import canonical
 from costproof.opgraph.rules.registry import operator_rule
 from costproof.opgraph.rules.sizes import broadcast, numel, prod, smaller, total
 
@@ -41,7 +52,7 @@ _COUNTS: Final = {
     "std_mean": (4, 1, "mean, subtract, square, mean; per result a root"),
 }
 _PRODUCTS: Final = ("prod", "cumprod")
-"""Of the reductions, those that multiply."""
+"""Reductions that multiply."""
 
 
 def _reduction(op: OpCall, per_input: int, per_output: int, step: Callable[[OpCall], int]) -> Size:
@@ -73,29 +84,162 @@ def extremum(op: OpCall) -> Size:
 
 
 @operator_rule("any", "all", "_is_all_true", "_is_any_true", "count_nonzero")
-def tests(op: OpCall) -> OpCost:
-    """1 per input element that is floating point (compare with 0); truth values and their number are bookkeeping."""
+def predicates(op: OpCall) -> OpCost:
+    """1 per input element if it is floating point (compare with 0); booleans and their number are bookkeeping."""
     return OpCost(vector=numel(op.tensors[0]) if reads_floats(op) else 0, role="move")
 
 
 @operator_rule("allclose", "equal")
-def same(op: OpCall) -> OpCost:
-    """1 per pair of elements where one is floating point (compare)."""
+def equality(op: OpCall) -> OpCost:
+    """1 per pair of elements if one is floating point (compare)."""
     pairs = prod(broadcast(op.tensors[0].shape, op.tensors[1].shape))
     return OpCost(vector=pairs if reads_floats(op) else 0, role="move")
 
 
 @operator_rule("bincount")
 def bincount(op: OpCall) -> OpCost:
-    """1 per weight, which is added where its number says; without weights integers are counted, 0."""
+    """1 per weight (add); 0 without weights, when integers are counted."""
     return OpCost(vector=numel(op.tensors[0]) if computes(op) else 0, role="move")
 
 
 @operator_rule("histc")
 def histogram(op: OpCall) -> OpCost:
-    """5 per input element: compared with both ends, subtract, multiply, add; 2 more where no ends are given.
+    """5 per input element: compare with both ends, subtract, multiply, add; 2 more if no range is given.
 
-    The ends are the smallest and the largest element then.
+    The range is then found from the smallest and the largest element.
     """
     given = attr(op, "min", default=0) != attr(op, "max", default=0)
     return OpCost(vector=prod((5 if given else 7, numel(op.tensors[0]))) if computes(op) else 0, role="move")
+
+
+register_counts(
+    f"{__name__}.softmax_family",
+    {
+        "softmax": (5, "max, subtract, exp, sum, divide"),
+        "_softmax": (5, "max, subtract, exp, sum, divide"),
+        "_safe_softmax": (5, "max, subtract, exp, sum, divide"),
+        "softmin": (6, "negate, and a softmax"),
+        "log_softmax": (6, "max, subtract, exp, sum, log, subtract"),
+        "_log_softmax": (6, "max, subtract, exp, sum, log, subtract"),
+    },
+)
+
+_TRAINS: Final = "_batch_norm_with_update"
+
+
+def _affine(op: OpCall) -> int:
+    """Return the FLOPs per element of scale and shift: one for each that is given."""
+    if op.names:
+        return int("weight" in op.names) + int("bias" in op.names)
+    return min(len(op.tensors) - 1, 2)
+
+
+def _rows(op: OpCall) -> Size:
+    """Return the product of the leading dimensions, which ``normalized_shape`` does not cover."""
+    given = attr(op, "normalized_shape")
+    if isinstance(given, int):
+        width = 1
+    elif given is not None:
+        width = len(tuple(given))
+    elif has(op, "weight", 1):
+        width = len(tensor(op, "weight", 1).shape)
+    else:
+        raise Uncountable("a norm without its normalized_shape")
+    return prod(tensor(op, "input", 0).shape[:-width])
+
+
+def _norm_flops(elements: Size, per_element: int, rows: Size) -> Size:
+    return total((prod((per_element, elements)), prod((2, rows))))
+
+
+@vector_rule("layer_norm", "native_layer_norm")
+def layer_norm(op: OpCall) -> Size:
+    """5 per element, 1 more each for a scale and a shift, 2 per row."""
+    return _norm_flops(numel(tensor(op, "input", 0)), 5 + _affine(op), _rows(op))
+
+
+@vector_rule("rms_norm", "_fused_rms_norm")
+def rms_norm(op: OpCall) -> Size:
+    """3 per element, 1 more for a scale, 2 per row."""
+    return _norm_flops(numel(tensor(op, "input", 0)), 3 + min(_affine(op), 1), _rows(op))
+
+
+@vector_rule("group_norm", "native_group_norm")
+def group_norm(op: OpCall) -> Size:
+    """As layer norm, with N * groups rows."""
+    groups = attr(op, "num_groups", "group", "groups")
+    if groups is None:
+        raise Uncountable("a group norm without its number of groups")
+    data = tensor(op, "input", 0)
+    return _norm_flops(numel(data), 5 + _affine(op), prod((data.shape[0], groups)))
+
+
+@vector_rule("instance_norm")
+def instance_norm(op: OpCall) -> Size:
+    """As layer norm, with N * C rows; with stored statistics 3 per element fewer, as batch norm."""
+    data = tensor(op, "input", 0)
+    made = 3 if attr(op, "use_input_stats", default=True) else 0
+    return _norm_flops(numel(data), 2 + made + _affine(op), prod(data.shape[:2]))
+
+
+@vector_rule(
+    "batch_norm", "native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training",
+    _TRAINS, "_batch_norm_no_update", "cudnn_batch_norm",
+)  # fmt: skip
+def batch_norm(op: OpCall) -> Size:
+    """With stored statistics 2 per element (subtract, normalize), 1 more each for a scale and a shift, 2 per channel.
+
+    In training the statistics are computed first: 3 more per element.
+    """
+    data = tensor(op, "input", 0)
+    # One variant is only for training and has no argument for it.
+    training = canonical(op.name) == _TRAINS or attr(op, "training", "train", default=False)
+    made = 3 if training else 0
+    affine = _affine(op) if op.names else 2
+    return _norm_flops(numel(data), 2 + made + affine, data.shape[1])
+
+
+@operator_rule(
+    "topk", "sort", "argsort", "msort", "argmax", "argmin", "kthvalue", "median", "nanmedian", "mode",
+    "unique", "_unique", "_unique2", "unique_consecutive", "unique_dim", "multinomial",
+)  # fmt: skip
+def select(op: OpCall) -> OpCost:
+    """1 per input element if the input is floating point."""
+    data = op.tensors[0]
+    return OpCost(vector=numel(data) if data.floating else 0)
+
+
+@operator_rule("searchsorted", "bucketize")
+def search(op: OpCall) -> OpCost:
+    """1 per value and bit of the number of boundaries (binary search); 0 for integers."""
+    boundaries = op.names.get("sorted_sequence") or op.names.get("boundaries")
+    if boundaries is None or not isinstance(boundaries.shape[-1], int):
+        raise Uncountable("a search in a sequence whose length is a symbol")
+    steps = boundaries.shape[-1].bit_length()
+    return OpCost(vector=prod((steps, out_elements(op))) if boundaries.floating else 0)
+
+
+@operator_rule("mse_loss", "l1_loss")
+def elementwise_loss(op: OpCall) -> OpCost:
+    """2 per element: subtract, and square or absolute value; 1 more for a sum or mean."""
+    given, target = tensor(op, "input", 0), tensor(op, "target", 1)
+    if complex_operands(op) or given.shape != target.shape or "weight" in op.names or len(op.tensors) > 2:
+        raise Uncountable("a loss of complex numbers, of several shapes, or with weights")
+    each = 3 if _reduced(op, given.shape) else 2
+    return OpCost(vector=prod((each, numel(given))) if computes(op) else 0)
+
+
+@operator_rule("cross_entropy", "cross_entropy_loss")
+def cross_entropy(op: OpCall) -> OpCost:
+    """For class indices: 6 per element (a log-softmax); 1 per row for a sum or mean."""
+    given, target = tensor(op, "input", 0), tensor(op, "target", 1)
+    if target.floating or len(op.tensors) > 2 or attr(op, "label_smoothing", default=0.0) != 0:
+        raise Uncountable("a loss with probabilities, with weights of classes, or with smoothed labels")
+    added = numel(target) if _reduced(op, target.shape) else 0
+    return OpCost(vector=total((prod((6, numel(given))), added)))
+
+
+def _reduced(op: OpCall, shape: tuple[Size, ...]) -> bool:
+    """Return whether the loss is reduced to one number."""
+    reduction = attr(op, "reduction")
+    return reduction not in ("none", 0) if reduction is not None else result(op).shape != shape

@@ -1,11 +1,11 @@
-"""Which rule counts which operator: built-in rules, a user's own, and those of other distributions.
+"""Register operator rules and graph transforms, and dispatch each call to the rule of its operator.
 
-Rules are found by canonical name. Modules with rules are imported on the first question, so that importing
-costproof stays cheap. Other distributions add rules through the entry-point group ``costproof.rules``: a module
-that registers them when it is imported.
+Rules are looked up by canonical name. Built-in rules are imported on the first look-up, to keep ``import costproof``
+cheap. Other distributions add rules through the entry-point group ``costproof.rules``: a module that registers them
+when it is imported.
 
-A module of rules may bring a transform too: what gives every graph, before it is costed, another form of the same
-work (padding of heads taken off, a loop over experts seen as the grouped product that it is).
+A module of rules may also register a transform. It rewrites every graph before it is costed into an equivalent one: it
+removes the padding of heads, or rewrites a loop over experts into parts of a grouped product.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from costproof.foreign import contained
 from costproof.ledger.errors import BadInput
 from costproof.ledger.node import NO_RULE
 from costproof.opgraph.graph import Graph, OpCall, Size
-from costproof.opgraph.rules.cost import OpCost, Uncountable, wrong_in
+from costproof.opgraph.rules.cost import OpCost, Uncountable, invalid_part
 from costproof.opgraph.rules.names import canonical
 from costproof.plugins import Plugin, Registry
 
@@ -31,25 +31,28 @@ Rule = Callable[[OpCall], OpCost]
 _ROOM: Final = __name__.rpartition(".")[0] + "."
 
 Transform = Callable[[Graph], Graph]
-"""Keeps the order of execution."""
+"""Rewrites a graph; keeps the order of execution."""
 
-_OURS: Final = {
-    "matmul": "products of matrices", "chain": "products of several matrices", "conv": "convolutions",
-    "attention": "fused attention",
-    "flash": "FlashAttention", "padding": "heads padded for a kernel, taken as they are",
-    "experts": "grouped products", "elementwise": "arithmetic by element",
-    "activation": "activation functions", "reduction": "sums and the like", "norm": "normalisation",
-    "distance": "norms of vectors, distances", "fourier": "Fourier transforms", "linalg": "systems and factorisations",
-    "recurrent": "recurrent layers", "loss": "losses",
-    "pool": "pooling", "resample": "interpolation", "lookup": "look-ups", "select": "sorting and selecting",
-    "move": "copies", "draw": "random numbers", "alias": "views and casts", "free": "what touches no data",
-}  # fmt: skip
+_BUILT_IN: Final = {
+    "matmul": "matrix products, recurrent layers",
+    "conv": "convolutions",
+    "attention": "fused attention, FlashAttention",
+    "experts": "grouped expert products",
+    "elementwise": "elementwise arithmetic, activations, random draws",
+    "reduction": "reductions, normalizations, sorting, losses",
+    "linalg": "linear systems, factorizations, norms, distances, Fourier transforms",
+    "resample": "pooling, interpolation",
+    "lookup": "look-ups and indexed writes",
+    "movement": "views, casts, copies, factories, metadata",
+}
+"""Modules of built-in rules, with the operators that each covers."""
 
 RULES: Final[Registry[object]] = Registry(
     "rules",
     "module of operator rules",
     tuple(
-        Plugin(n, what, partial(importlib.import_module, f"costproof.opgraph.rules.{n}")) for n, what in _OURS.items()
+        Plugin(n, what, partial(importlib.import_module, f"costproof.opgraph.rules.{n}"))
+        for n, what in _BUILT_IN.items()
     ),
     command="costproof ops",
 )
@@ -57,7 +60,7 @@ RULES: Final[Registry[object]] = Registry(
 
 @dataclass(frozen=True, slots=True)
 class RuleInfo:
-    """One operator with a cost rule: whose rule, and how it counts, in a sentence."""
+    """An operator with a cost rule, the owner of the rule, and a one-line summary of what it counts."""
 
     operator: str
     owner: str
@@ -70,7 +73,7 @@ class UnknownCost:
 
     why: str
     bound: Size | None
-    """Upper bound of its FLOPs, from a rule that knows one; else ``None``."""
+    """Upper bound of its FLOPs, if a rule gives one."""
 
 
 _rules: dict[str, tuple[Rule, RuleInfo]] = {}
@@ -79,7 +82,7 @@ _lock = threading.RLock()
 
 
 def _renew_lock() -> None:
-    """Free the lock in a forked process: a thread that had it is not there."""
+    """Replace the lock in a forked child, which lacks the thread that may have held it."""
     global _lock
     _lock = threading.RLock()
 
@@ -89,15 +92,15 @@ if hasattr(os, "register_at_fork"):
 
 
 def operator_rule(*names: str, owner: str | None = None, summary: str | None = None) -> Callable[[Rule], Rule]:
-    """Register a rule for operators, in any variant of their names: ``@operator_rule("mylib.fused_mlp")``.
+    """Register a rule for operators: ``@operator_rule("mylib.fused_mlp")``.
 
     Args:
-        names: operators; custom ones with their namespace.
-        owner: whose rule it is, for the error on a clash; the function's full name by default.
-        summary: the first line of the docstring by default.
+        names: operator names in any variant; custom operators with their namespace.
+        owner: name of the rule in the error on a clash (default: the function's full name).
+        summary: one line about what the rule counts (default: the first line of its docstring).
 
     Raises:
-        BadInput: another rule has one of the names already; both owners are named.
+        BadInput: another rule is registered for one of the names; the error names both owners.
     """
 
     def register(rule: Rule) -> Rule:
@@ -105,7 +108,7 @@ def operator_rule(*names: str, owner: str | None = None, summary: str | None = N
         line = summary or (rule.__doc__ or "").strip().split("\n")[0]
         with _lock:
             if mine.partition(".")[0] != "costproof":
-                _load_built_in()  # a user's rule for an operator that has one clashes at once, not at first use
+                _load_built_in()  # so that a user's rule for a built-in operator clashes now, not at first use
             keys = [canonical(name) for name in names]
             for key in keys:
                 if key in _rules:
@@ -124,14 +127,14 @@ def operator_rule(*names: str, owner: str | None = None, summary: str | None = N
 
 
 def graph_transform(transform: Transform) -> Transform:
-    """Register a transform, to be applied to every graph before it is costed."""
+    """Register a transform that is applied to every graph before it is costed."""
     with _lock:
         _transforms[_full_name(transform)] = transform
     return transform
 
 
 def unregister(*names: str) -> None:
-    """Take rules and transforms out again: for tests and notebooks that try one."""
+    """Remove rules and transforms by name, for tests and notebooks."""
     with _lock:
         for name in names:
             _rules.pop(canonical(name), None)
@@ -139,73 +142,74 @@ def unregister(*names: str) -> None:
 
 
 def registered() -> frozenset[str]:
-    """Names of all operators with a rule, and of all transforms."""
+    """Return the names of all operators with a rule and of all transforms."""
     _load()
     return frozenset((*_rules, *_transforms))
 
 
 def transforms() -> tuple[Transform, ...]:
-    """All transforms, in the order in which they are applied."""
+    """Return all transforms in the order of application."""
     _load()
     return tuple(
-        t if (t.__module__ or "").startswith(_ROOM) else partial(_transformed, t) for t in _transforms.values()
+        t if (t.__module__ or "").startswith(_ROOM) else partial(_contained_transform, t) for t in _transforms.values()
     )
 
 
-def _transformed(transform: Transform, graph: Graph) -> Graph:
-    with contained("the transform of graphs failed", _place(transform), state=False):
+def _contained_transform(transform: Transform, graph: Graph) -> Graph:
+    """Apply a third-party transform; its failures become errors that name it."""
+    with contained("the transform of graphs failed", _source_place(transform), state=False):
         found: object = transform(graph)
     if not isinstance(found, Graph):
         expected, got = "the Graph, changed or not", type(found).__name__
-        raise BadInput("the transform returns no graph", where=_place(transform), expected=expected, got=got)
+        raise BadInput("the transform returns no graph", where=_source_place(transform), expected=expected, got=got)
     return found
 
 
 def rule_table() -> tuple[RuleInfo, ...]:
-    """All operators with a cost rule, by name."""
+    """Return all operators with a cost rule, sorted by name."""
     _load()
     return tuple(_rules[name][1] for name in sorted(_rules))
 
 
 def subject_of(operator: str) -> str:
-    """Which file of our rules an operator has its rule in, ``matmul``; empty where it has none, or another's."""
+    """Return the built-in module that has an operator's rule, such as ``matmul``; empty if there is none."""
     _load()
     entry = _rules.get(canonical(operator))
     room, _, subject = ("", "", "") if entry is None else entry[0].__module__.rpartition(".")
-    return subject if subject in _OURS and room == __name__.rpartition(".")[0] else ""
+    return subject if subject in _BUILT_IN and room == __name__.rpartition(".")[0] else ""
 
 
 def cost_of(op: OpCall) -> OpCost | UnknownCost:
-    """What a call costs, or why that is not known: an operator without a rule is never free."""
+    """Return the cost of a call, or the reason why it is unknown; an operator without a rule is never free."""
     _load()
     entry = _rules.get(canonical(op.name))
     if entry is None:
         return UnknownCost(NO_RULE, None)
     rule, info = entry
     if (rule.__module__ or "").startswith(_ROOM):
-        return _counted(rule, op)
-    with contained(f"the rule for {info.operator} failed", _place(rule), state=False):
-        cost = _counted(rule, op)
+        return _apply(rule, op)
+    with contained(f"the rule for {info.operator} failed", _source_place(rule), state=False):
+        cost = _apply(rule, op)
     if isinstance(cost, UnknownCost):
         return cost
-    wrong = wrong_in(cost)
+    wrong = invalid_part(cost)
     if wrong is not None:
         expected = "an OpCost; Uncountable is raised for a call that cannot be counted"
         raise BadInput(
-            f"the rule for {info.operator} returns no cost", where=_place(rule), expected=expected, got=wrong
+            f"the rule for {info.operator} returns no cost", where=_source_place(rule), expected=expected, got=wrong
         )
     return cost
 
 
-def _counted(rule: Rule, op: OpCall) -> OpCost | UnknownCost:
+def _apply(rule: Rule, op: OpCall) -> OpCost | UnknownCost:
     try:
         return rule(op)
     except Uncountable as error:
         return UnknownCost(error.why, error.bound)
 
 
-def _place(rule: Rule | Transform) -> str:
-    """Name, file and line of a rule."""
+def _source_place(rule: Rule | Transform) -> str:
+    """Return the name, file and line of a rule or transform."""
     code = getattr(rule, "__code__", None)
     return _full_name(rule) + (f" in {code.co_filename}:{code.co_firstlineno}" if code is not None else "")
 
@@ -229,4 +233,4 @@ def _load() -> None:
             for _ in RULES.usable([plugin]):
                 break
             else:
-                unregister(*({*_rules, *_transforms} - before))  # of a module that failed half way
+                unregister(*({*_rules, *_transforms} - before))  # the module failed partway through

@@ -1,7 +1,6 @@
-"""Exact arithmetic on sizes that are integers or sympy polynomials.
+"""Compute exactly with sizes that are integers or sympy polynomials.
 
-Symbolic results are kept expanded, so that equal sizes are equal objects and sums stay small; every
-expansion is done once per distinct expression.
+Symbolic results are expanded, so that equal sizes compare equal and sums stay small; expansions are memoized.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from costproof.opgraph.graph import Size, Value
 
 
 def prod(factors: Iterable[Size]) -> Size:
-    """The product, an ``int`` wherever it is constant."""
+    """Return the product, as an ``int`` if it is constant."""
     return _prod(tuple(factors))
 
 
@@ -30,7 +29,7 @@ def _prod(factors: tuple[Size, ...]) -> Size:
 
 
 def total(terms: Iterable[Size]) -> Size:
-    """The sum, an ``int`` wherever it is constant."""
+    """Return the sum, as an ``int`` if it is constant."""
     whole = 0
     symbolic: list[sympy.Expr] = []
     for term in terms:
@@ -43,7 +42,7 @@ def total(terms: Iterable[Size]) -> Size:
 
 @lru_cache(maxsize=65536)
 def tidy(size: Size) -> Size:
-    """The expanded form; a constant becomes an ``int``."""
+    """Return the expanded form, as an ``int`` if it is constant."""
     if isinstance(size, int):
         return size
     expanded = sympy.expand(size)
@@ -51,23 +50,24 @@ def tidy(size: Size) -> Size:
 
 
 def numel(value: Value) -> Size:
-    """Elements."""
+    """Return the number of elements of a tensor."""
     return _prod(value.shape)
 
 
 def broadcast(a: tuple[Size, ...], b: tuple[Size, ...]) -> tuple[Size, ...]:
-    """The shape of what two tensors of these shapes make together, element by element."""
+    """Return the broadcast shape of two tensors."""
     longer, shorter = (a, b) if len(a) >= len(b) else (b, a)
     ahead = len(longer) - len(shorter)
     return (*longer[:ahead], *(y if x == 1 else x for x, y in zip(longer[ahead:], shorter, strict=True)))
 
 
 def nbytes(value: Value) -> Size:
+    """Return the bytes of a tensor in its own dtype."""
     return _prod((*value.shape, ITEM_BYTES[value.dtype]))
 
 
 def smaller(a: Size, b: Size) -> Size:
-    """The minimum; ``Min`` stays in the expression only where the symbols decide which is smaller."""
+    """Return the minimum; ``Min`` remains only if the order depends on the values of the symbols."""
     if isinstance(a, int) and isinstance(b, int):
         return min(a, b)
     if a == b:
@@ -85,9 +85,9 @@ def _smaller(a: Size, b: Size) -> Size:
 
 @lru_cache(maxsize=4096)
 def _sign(difference: Size) -> int | None:
-    """1 if never negative, -1 if never positive, for all symbols >= 1; ``None`` if not decided.
+    """Return 1 if ``difference`` is never negative for symbols >= 1, -1 if never positive, ``None`` if undecided.
 
-    With every symbol written as t + 1, t >= 0, a polynomial whose coefficients share a sign has it.
+    With every symbol written as t + 1, t >= 0, a polynomial whose coefficients all have one sign has that sign.
     """
     if isinstance(difference, int):
         return 1 if difference >= 0 else -1

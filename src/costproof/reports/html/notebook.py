@@ -13,8 +13,8 @@ from costproof.compare.gate.types import Gate
 from costproof.compare.proof.certificate import Certificate
 from costproof.ledger.metrics import METRICS
 from costproof.ledger.node import Ledger
+from costproof.ledger.notebook import Format
 from costproof.ledger.plural import plural
-from costproof.ledger.shown import Format
 from costproof.reports import certificate, claims, counters, diff, explain, gate
 from costproof.reports.document import Document, Form
 from costproof.reports.html.capture_page import capture_cell

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
 from costproof.compare.patterns import expand
-from costproof.ledger.counted import counted_line
 from costproof.ledger.metrics import Metric
 from costproof.ledger.plural import plural, verb
 from costproof.reports.document import (
@@ -32,14 +31,15 @@ from costproof.reports.document import (
     Verdict,
     pieces,
     plain_text,
+    subject,
 )
 from costproof.reports.html.document import Html, h, joined, line, page, table
-from costproof.views.describe import MEANING, model_line, versions_line, workload_line
+from costproof.views.describe import MEANING, versions_line
 from costproof.views.numbers import exact, some
 
 if TYPE_CHECKING:
     from costproof.compare.findings import Finding
-    from costproof.ledger.conventions import Conventions
+    from costproof.ledger.metrics import Conventions
     from costproof.ledger.workload import TargetInfo, Workload
 
 _BAD: Final = "unexplained"
@@ -198,8 +198,7 @@ def verdict_line(verdict: str, sentence: str) -> Html:
 
 def about(target: TargetInfo, workload: Workload) -> str:
     """Which model and workload, for the head of a page."""
-    line = counted_line(target, workload)
-    return f"{model_line(target)} · {workload.name}: {workload_line(workload)} · {line[:1].lower()}{line[1:]}"
+    return plain_text(subject(target, workload, "html")[0])
 
 
 def chips(values: Iterable[tuple[str, str, str]], first: Metric) -> Html:

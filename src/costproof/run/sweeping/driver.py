@@ -11,16 +11,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from costproof.ledger.counted import counted_line, unknown_bytes
 from costproof.ledger.errors import Bug, CostproofError, Incomplete, Problems
 from costproof.ledger.metrics import Metric
 from costproof.ledger.progress import Progress, silent
-from costproof.run.alone import alone_with
-from costproof.run.points import Points
-from costproof.run.sweeping.axes import PRESET, Axis, Block, blocks
-from costproof.run.sweeping.columns import Column, Words
+from costproof.ledger.workload import counted_line, unknown_bytes
+from costproof.models.target import WithKeys
+from costproof.parametric.evaluator import Evaluator
+from costproof.parametric.exact_arrays import ExactColumn, Int128Array
+from costproof.parametric.grid import PRESET, GridAxis, GridBlock, split_blocks
+from costproof.parametric.regimes import CostCell, PointChoices, Regime
+from costproof.run.count_lock import count_lock
 from costproof.run.sweeping.graphs import SWEPT, beyond, differs, give_graphs, singles
-from costproof.run.sweeping.shapes import Cell, Place, Shape
 
 if TYPE_CHECKING:
     import pandas
@@ -65,7 +66,7 @@ class Part:
     """Points that are models."""
     varied: Mapping[str, Any]
     """Name -> an array of values at every row; ``None`` where the name does not vary here."""
-    costs: Mapping[str, Column]
+    costs: Mapping[str, ExactColumn]
     """``prefill.flops``, or ``flops`` of the whole run -> the number at every row."""
     refused: tuple[Refused, ...]
 
@@ -74,10 +75,10 @@ class Part:
 class Sweep:
     """All points of a sweep, and what is wanted there."""
 
-    points: Points
-    products: tuple[tuple[Axis, ...], ...]
+    points: Evaluator[WithKeys]
+    products: tuple[tuple[GridAxis, ...], ...]
     """One after another."""
-    cells: tuple[Cell, ...]
+    cells: tuple[CostCell, ...]
     preset: str | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     """The same at all points."""
@@ -97,7 +98,7 @@ class Sweep:
 
     @property
     def counted(self) -> str:
-        """What its numbers leave out: :func:`~costproof.ledger.counted.counted_line` of what does not vary."""
+        """What its numbers leave out: :func:`~costproof.ledger.workload.counted_line` of what does not vary."""
         target = self.points.target
         try:
             workload = target.workload(self.preset, **self.settings)
@@ -144,7 +145,7 @@ class Sweep:
         """Count random points by their exported graphs: :func:`costproof.run.sweeping.validate.validate`."""
         from costproof.run.sweeping.validate import validate
 
-        with alone_with(self.rules):
+        with count_lock(self.rules):
             return validate(self, points, seed=seed, jobs=jobs, cluster=cluster, progress=progress)
 
     def count(self) -> Tally:
@@ -167,7 +168,7 @@ class Sweep:
             columns[name] = np.concatenate(found)
         for name in self.titles:
             pieces = [p.costs[name] for p in parts]
-            plain = [c.python() if isinstance(c, Words) else c for c in pieces]
+            plain = [c.python() if isinstance(c, Int128Array) else c for c in pieces]
             columns[name] = np.concatenate(plain)
         return pandas.DataFrame(columns)
 
@@ -189,26 +190,26 @@ class Sweep:
         # one go. Nothing is ever written to this one.
         np.empty(_SEEN, np.uint8)
         for axes in self.products:
-            for block in blocks(axes):
-                place: Place | None = None
+            for block in split_blocks(axes):
+                place: PointChoices | None = None
                 for values, shape in block.boxes(self.size):
                     number += 1
                     if number <= skip:
                         continue
                     place = place or self.place(block)
-                    with alone_with(self.rules):
+                    with count_lock(self.rules):
                         part = self._part(block, place, values, shape)
                     yield part
 
-    def place(self, block: Block) -> Place:
+    def place(self, block: GridBlock) -> PointChoices:
         """What the points of a block have in common, and anything for the numbers."""
         fixed = {name.variable: value for name, value in block.fixed.items()}
         fixed |= {n.variable: int(c[0]) for axis in block.axes for n, c in zip(axis.names, axis.columns, strict=True)}
         settings = {**self.settings, **{k[8:]: v for k, v in fixed.items() if k.startswith("setting:")}}
         keys = {k[4:]: v for k, v in fixed.items() if k.startswith("key:")}
-        return self.points.place(keys, fixed.get(PRESET, self.preset), settings)
+        return self.points.choices(keys, fixed.get(PRESET, self.preset), settings)
 
-    def _part(self, block: Block, place: Place, values: dict[str, Any], shape: tuple[int, ...]) -> Part:
+    def _part(self, block: GridBlock, place: PointChoices, values: dict[str, Any], shape: tuple[int, ...]) -> Part:
         known = self.points.known(place, values)
         queue = list(known)
         left: Any = True
@@ -248,7 +249,7 @@ class Sweep:
                 pieces.append(_Piece(here, columns))
         return self._joined(block, values, shape, pieces, refused)
 
-    def _refusal(self, block: Block, place: Place, inside: Mapping[str, Any], count: int) -> Refused:
+    def _refusal(self, block: GridBlock, place: PointChoices, inside: Mapping[str, Any], count: int) -> Refused:
         """Why some points are refused, by the words of the first."""
         first = {k: int(v.flat[0]) for k, v in inside.items()}
         return Refused(self.points.refusal(place, first), _example(block, first), count)
@@ -258,7 +259,13 @@ class Sweep:
         return {metric for _, metric in self.cells}
 
     def _with_graphs(
-        self, found: Shape, block: Block, place: Place, values: Mapping[str, Any], here: Any, shape: tuple[int, ...]
+        self,
+        found: Regime,
+        block: GridBlock,
+        place: PointChoices,
+        values: Mapping[str, Any],
+        here: Any,
+        shape: tuple[int, ...],
     ) -> tuple[Any, list[Refused]]:
         """Give a shape its graphs; at which of its points they hold, and what is to be said of the others."""
         every = {k: np.broadcast_to(v, shape) for k, v in values.items()}
@@ -278,7 +285,7 @@ class Sweep:
         except Incomplete as why:
             refuse(left.copy(), why)
             return left, refused
-        refuse(left & ~found.held(values, shape), beyond(found))
+        refuse(left & ~found.graphs_hold(values, shape), beyond(found))
         single = singles(every, shape)
         for pattern in np.unique(single[left]):
             mask = left & (single == pattern)
@@ -287,7 +294,9 @@ class Sweep:
                 refuse(mask, other)
         return left, refused
 
-    def _check(self, found: Shape, place: Place, inside: Mapping[str, Any], columns: Sequence[Column]) -> None:
+    def _check(
+        self, found: Regime, place: PointChoices, inside: Mapping[str, Any], columns: Sequence[ExactColumn]
+    ) -> None:
         """Compare a new shape with the formulas themselves, at the last of these points.
 
         Raises:
@@ -308,7 +317,7 @@ class Sweep:
 
     def _joined(
         self,
-        block: Block,
+        block: GridBlock,
         values: Mapping[str, Any],
         shape: tuple[int, ...],
         pieces: Sequence[_Piece],
@@ -328,7 +337,7 @@ class Sweep:
             for name in axis.names:
                 spread = np.broadcast_to(values[name.variable], shape)
                 varied[name.given] = spread.reshape(-1) if rows == points else spread[models]
-        costs: dict[str, Column] = {}
+        costs: dict[str, ExactColumn] = {}
         for number, (stage, metric) in enumerate(self.cells):
             columns = [piece.columns[number] for piece in pieces]
             if len(columns) == 1:
@@ -338,7 +347,7 @@ class Sweep:
             exact = all(isinstance(c, np.ndarray) and c.dtype == np.int64 for c in columns)
             made: Any = np.zeros(shape, np.int64 if exact else object)
             for piece, column in zip(pieces, columns, strict=True):
-                made[piece.where] = column.python() if isinstance(column, Words) else column
+                made[piece.where] = column.python() if isinstance(column, Int128Array) else column
             costs[title(stage, metric)] = made.reshape(-1) if rows == points else made[models]
         return Part(points, rows, varied, costs, tuple(refused))
 
@@ -348,10 +357,10 @@ class _Piece:
     """The points of one shape in a box, and their costs."""
 
     where: Any
-    columns: list[Column]
+    columns: list[ExactColumn]
 
 
-def _example(block: Block, numbers: Mapping[str, int]) -> dict[str, Any]:
+def _example(block: GridBlock, numbers: Mapping[str, int]) -> dict[str, Any]:
     """A point, by the names of what varies."""
     names = (*block.fixed.items(), *((n, numbers[n.variable]) for a in block.axes for n in a.names))
     return {name.given: value for name, value in names}
@@ -362,8 +371,8 @@ def title(stage: str, metric: str) -> str:
     return f"{stage}.{metric}" if stage else metric
 
 
-def last_of(column: Column) -> int:
+def last_of(column: ExactColumn) -> int:
     """The last number of a column."""
-    if isinstance(column, Words):
+    if isinstance(column, Int128Array):
         return int(column.high.flat[-1]) * 2**64 + int(column.low.flat[-1])
     return int(column.flat[-1])

@@ -21,12 +21,11 @@ from typing import Any, Final
 import numpy as np
 
 from costproof.ledger.aside import aside, parts, remove_files, remove_parts, scratch
-from costproof.ledger.environment import environment
+from costproof.ledger.environment import environment, require
 from costproof.ledger.errors import BadInput
-from costproof.ledger.extras import require
 from costproof.ledger.progress import Progress, silent
 from costproof.ledger.writing import meant, opened, replaced, through, write_named, write_texts
-from costproof.run.sweeping.columns import Column, Words
+from costproof.parametric.exact_arrays import ExactColumn, Int128Array
 from costproof.run.sweeping.driver import Part, Sweep
 from costproof.views.sweep_file import SWEEP
 
@@ -78,9 +77,9 @@ def plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def numbers(column: Column) -> list[int]:
+def numbers(column: ExactColumn) -> list[int]:
     """A column as Python's integers."""
-    found: list[int] = (column.python() if isinstance(column, Words) else column).tolist()
+    found: list[int] = (column.python() if isinstance(column, Int128Array) else column).tolist()
     return found
 
 
@@ -292,13 +291,13 @@ def _parquet_part(part: Part, sweep: Sweep, file: Path) -> None:
     parquet.write_table(pyarrow.table(columns), file)
 
 
-def _arrow(column: Column) -> Any:
+def _arrow(column: ExactColumn) -> Any:
     """int64 as it is; what may be longer as decimal128 of 38 digits."""
     import pyarrow
 
     if isinstance(column, np.ndarray) and column.dtype == np.int64:
         return pyarrow.array(column)
-    if isinstance(column, Words):
+    if isinstance(column, Int128Array):
         words = np.empty((len(column.low), 2), np.uint64)
         words[:, 0], words[:, 1] = column.low, column.high.view(np.uint64)
         buffers = [None, pyarrow.py_buffer(words.tobytes())]

@@ -14,11 +14,12 @@ import numpy as np
 from costproof.ledger.errors import BadInput, Incomplete, no_such
 from costproof.ledger.metrics import METRICS, PEAK_METRICS, Metric
 from costproof.ledger.peaks import CallPeaks, largest
+from costproof.models.target import WithKeys
+from costproof.parametric.concolic import PointValues
+from costproof.parametric.evaluator import Evaluator
+from costproof.parametric.grid import GridAxis
+from costproof.parametric.regimes import PointChoices, Regime
 from costproof.run.peaks import measured
-from costproof.run.points import Points
-from costproof.run.sweeping.axes import Axis
-from costproof.run.sweeping.shapes import Place, Shape
-from costproof.run.sweeping.traced import Values
 from costproof.views.numbers import exact
 
 SWEPT: Final[Metric] = "graph_peak_bytes"
@@ -39,7 +40,7 @@ def not_swept(metric: Metric) -> BadInput | None:
     return BadInput("no formula and no graph gives this peak", where="--metric", got=metric, fix=fix)
 
 
-def not_in_symbols(products: Iterable[Sequence[Axis]]) -> list[BadInput]:
+def not_in_symbols(products: Iterable[Sequence[GridAxis]]) -> list[BadInput]:
     """What may not vary beside a graph peak: numbers that an export has as numbers, and keys of the configuration."""
     names = {name for axes in products for axis in axes for name in axis.names}
     wrong = sorted(
@@ -56,7 +57,7 @@ def not_in_symbols(products: Iterable[Sequence[Axis]]) -> list[BadInput]:
     ]
 
 
-def give_graphs(found: Shape, points: Points, place: Place, numbers: Mapping[str, int]) -> None:
+def give_graphs(found: Regime, points: Evaluator[WithKeys], place: PointChoices, numbers: Mapping[str, int]) -> None:
     """Give a shape the calls of one of its points with their graph peaks in symbols; once.
 
     Raises:
@@ -79,7 +80,7 @@ def give_graphs(found: Shape, points: Points, place: Place, numbers: Mapping[str
     found.graphs = calls
 
 
-def beyond(found: Shape) -> Incomplete:
+def beyond(found: Regime) -> Incomplete:
     """Why points have no graph peak at which a condition of an export is not met."""
     return Incomplete(
         "the exported graph does not hold here",
@@ -89,7 +90,7 @@ def beyond(found: Shape) -> Incomplete:
     )
 
 
-def singles(values: Values, shape: tuple[int, ...]) -> Any:
+def singles(values: PointValues, shape: tuple[int, ...]) -> Any:
     """For each point a number that says which of its sizes are 1: the exporter takes a symbol to be 2 or more."""
     made: Any = np.zeros(shape, np.int64)
     for i, name in enumerate(_SIZES):
@@ -98,7 +99,9 @@ def singles(values: Values, shape: tuple[int, ...]) -> Any:
     return made
 
 
-def differs(found: Shape, points: Points, place: Place, numbers: Mapping[str, int]) -> Incomplete | None:
+def differs(
+    found: Regime, points: Evaluator[WithKeys], place: PointChoices, numbers: Mapping[str, int]
+) -> Incomplete | None:
     """Whether a point has another graph peak by graphs of its own sizes; tried once for those with the same of 1."""
     pattern = int(singles(numbers, ()))
     if pattern not in found.compared:
@@ -127,11 +130,11 @@ def peak_of(calls: Iterable[CallPeaks], stage: str) -> int | None:
     return largest(here) if here else 0
 
 
-def told(found: Shape, points: Points, place: Place, numbers: Mapping[str, int]) -> bool:
+def told(found: Regime, points: Evaluator[WithKeys], place: PointChoices, numbers: Mapping[str, int]) -> bool:
     """Whether a sweep has the graph peak of one point of a shape."""
     try:
         give_graphs(found, points, place, numbers)
     except Incomplete:
         return False
-    held = found.held({name: np.asarray([value]) for name, value in numbers.items()}, (1,))
+    held = found.graphs_hold({name: np.asarray([value]) for name, value in numbers.items()}, (1,))
     return bool(np.all(held)) and differs(found, points, place, numbers) is None

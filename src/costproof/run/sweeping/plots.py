@@ -9,10 +9,10 @@ from typing import Any, Final
 
 from costproof.ledger.errors import BadInput
 from costproof.ledger.writing import write_named
+from costproof.parametric.grid import GridAxis
 from costproof.reports.plots.figure import KINDS
 from costproof.reports.plots.strips import draw
 from costproof.reports.plots.table import HEAT, LINES, POINTS, Table, strips
-from costproof.run.sweeping.axes import Axis
 from costproof.run.sweeping.driver import Sweep, title
 from costproof.run.sweeping.files import rows_of
 
@@ -51,7 +51,7 @@ def table(sweep: Sweep) -> Table:
     return Table(sweep.points.target.name, names, tuple(title(s, m) for s, m in cells), ordered)
 
 
-def _base(sweep: Sweep) -> tuple[tuple[Axis, ...], tuple[int, ...]]:
+def _base(sweep: Sweep) -> tuple[tuple[GridAxis, ...], tuple[int, ...]]:
     """The axes of the first product, and where on them the first model lies."""
     axes = sweep.products[0]
     for part in replace(sweep, products=(axes,), cells=()).parts():
@@ -61,7 +61,7 @@ def _base(sweep: Sweep) -> tuple[tuple[Axis, ...], tuple[int, ...]]:
     raise BadInput("nothing to draw", where="the sweep", got="no point is a model", fix="see --dry-run")
 
 
-def _index(axis: Axis, values: Mapping[str, Any]) -> int:
+def _index(axis: GridAxis, values: Mapping[str, Any]) -> int:
     wanted = tuple(values[name.given] for name in axis.names)
     return next(i for i in range(len(axis)) if tuple(c[i] for c in axis.columns) == wanted)
 
@@ -71,15 +71,15 @@ def _spread(length: int, most: int) -> list[int]:
     return list(range(length)) if length <= most else sorted({i * (length - 1) // (most - 1) for i in range(most)})
 
 
-def _cut(base: Sequence[Axis], at: Sequence[int], kept: Mapping[int, list[int]]) -> tuple[Axis, ...]:
+def _cut(base: Sequence[GridAxis], at: Sequence[int], kept: Mapping[int, list[int]]) -> tuple[GridAxis, ...]:
     """The axes with these places of some, and that of the base point of the others."""
     return tuple(
-        Axis(axis.names, tuple([column[j] for j in kept.get(i, [at[i]])] for column in axis.columns))
+        GridAxis(axis.names, tuple([column[j] for j in kept.get(i, [at[i]])] for column in axis.columns))
         for i, axis in enumerate(base)
     )
 
 
-def _rows(sweep: Sweep, axes: tuple[Axis, ...]) -> Iterator[tuple[Any, ...]]:
+def _rows(sweep: Sweep, axes: tuple[GridAxis, ...]) -> Iterator[tuple[Any, ...]]:
     """The models among a few points."""
     names = [name.given for axis in axes for name in axis.names]
     for part in replace(sweep, products=(axes,)).parts():

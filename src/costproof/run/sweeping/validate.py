@@ -9,21 +9,21 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, Final
 
+from costproof.ledger.environment import require
 from costproof.ledger.errors import EXIT_FINDINGS, EXIT_INCOMPLETE, EXIT_OK, BadInput, CostproofError
-from costproof.ledger.extras import require
 from costproof.ledger.metrics import Metric
 from costproof.ledger.progress import Progress, silent
 from costproof.ledger.workload import Workload
 from costproof.models.serving import lacking
 from costproof.models.target import WithKeys
 from costproof.opgraph.rules.files import with_rules_in_force
+from costproof.parametric.grid import GridAxis, split_blocks
+from costproof.parametric.regimes import CostCell, PointChoices
 from costproof.run.capture import count
 from costproof.run.peaks import measured
 from costproof.run.prepare import Prepared
-from costproof.run.sweeping.axes import Axis, blocks
 from costproof.run.sweeping.driver import Sweep, title
 from costproof.run.sweeping.graphs import SWEPT, peak_of, told
-from costproof.run.sweeping.shapes import Cell, Place
 from costproof.views.numbers import exact
 
 SOURCES: Final = ("analytic", "static")
@@ -111,7 +111,7 @@ def _on(cluster: str | None) -> AbstractContextManager[Any]:
 
 def _drawn(
     sweep: Sweep, points: int, rng: random.Random
-) -> Iterator[tuple[Place, dict[str, int], dict[str, Any], dict[Cell, int]]]:
+) -> Iterator[tuple[PointChoices, dict[str, int], dict[str, Any], dict[CostCell, int]]]:
     """Points that are models, no point twice, with the numbers that the sweep has there."""
     sizes = [prod(map(len, axes)) for axes in sweep.products]
     seen: set[tuple[int, ...]] = set()
@@ -124,9 +124,9 @@ def _drawn(
         if (which, *at) in seen:
             continue
         seen.add((which, *at))
-        (block,) = blocks(
+        (block,) = split_blocks(
             [
-                Axis(a.names, tuple(c[i : i + 1] for c in a.columns))
+                GridAxis(a.names, tuple(c[i : i + 1] for c in a.columns))
                 for a, i in zip(sweep.products[which], at, strict=True)
             ]
         )
@@ -145,7 +145,7 @@ def _drawn(
 
 
 def _counted(
-    target: WithKeys, workload: Workload, point: dict[str, Any], cells: tuple[Cell, ...], sure: dict[Cell, int]
+    target: WithKeys, workload: Workload, point: dict[str, Any], cells: tuple[CostCell, ...], sure: dict[CostCell, int]
 ) -> Counted:
     """A point, counted in the process that this runs in."""
     try:

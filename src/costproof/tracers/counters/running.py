@@ -171,12 +171,12 @@ def _truth(job: ExportJob, args: Mapping[str, Any], place: tuple[str, str]) -> t
         Incomplete: the cut cannot be traced, or an operator has no rule.
     """
     from costproof.opgraph.account import account
-    from costproof.opgraph.costed import costed
+    from costproof.opgraph.costed import cost_graph
     from costproof.tracers.counters.surroundings import renamed
     from costproof.tracers.torchlens_trace import trace_graph
 
     run = Run(job.id, job.module, args, lambda path, call: place)
-    found = account(costed(trace_graph(run).graph), lambda path, call: place)
+    found = account(cost_graph(trace_graph(run).graph), lambda path, call: place)
     if found.unknown:
         raise Incomplete(
             "an operator of the model has no rule, so there is no truth to compare with",

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import nn
 
-from costproof.opgraph.paths import renamer
+from costproof.opgraph.graph import path_renamer
 from costproof.tracers.counters.protocol import Row
 
 PRODUCTS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -83,46 +81,7 @@ def bias_part(module: nn.Module, value: int) -> int:
 
 def renamed(path: str, prefix: Mapping[str, str]) -> str:
     """A path inside a cut as a path from the root of the model; scaffolding becomes the root."""
-    outer = renamer(prefix)(path)
+    outer = path_renamer(prefix)(path)
     if outer is None:
         return path if "" in prefix or path.startswith("[") else ""
     return outer
-
-
-@contextmanager
-def jit_on_meta() -> Iterator[None]:
-    """Let ``torch.jit.trace`` see on meta what it sees on a CPU.
-
-    While it traces, sizes are tensors, which torch's own checks of conditions refuse; they are made on the
-    values meanwhile. And it records a convolution only inside the kernel of a real device, so on meta
-    convolutions would vanish from the graph; they call the recorded operator directly meanwhile.
-    """
-    from torch.fx.experimental import symbolic_shapes as shapes
-
-    functional: Any = nn.functional
-    kernel: Any = torch._convolution
-    symbolic: Any = shapes
-    check: Any = torch._check
-    guard, conv2d = symbolic.guard_or_false, functional.conv2d
-
-    def checked(cond: Any, message: Any = None) -> None:
-        check(bool(cond), message)
-
-    def guarded(cond: Any) -> bool:
-        return bool(cond) if isinstance(cond, torch.Tensor) else bool(guard(cond))
-
-    def recorded(
-        x: torch.Tensor, weight: torch.Tensor, bias: Any = None, stride: Any = 1, padding: Any = 0,
-        dilation: Any = 1, groups: int = 1,
-    ) -> Any:  # fmt: skip
-        if x.device.type != "meta" or isinstance(padding, str):
-            return conv2d(x, weight, bias, stride, padding, dilation, groups)
-        sizes = [[s, s] if isinstance(s, int) else list(s) for s in (stride, padding, dilation)]
-        return kernel(x, weight, bias, *sizes, False, [0, 0], groups, False, False, False, False)
-
-    with (
-        patch.object(torch, "_check", checked),
-        patch.object(shapes, "guard_or_false", guarded),
-        patch.object(functional, "conv2d", recorded),
-    ):
-        yield

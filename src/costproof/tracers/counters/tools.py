@@ -14,6 +14,8 @@ from torch import Tensor, nn
 
 from costproof.ledger.counter import UNATTRIBUTED
 from costproof.ledger.plural import plural
+from costproof.patches.patch import patched
+from costproof.patches.tensor import JIT_ON_META
 from costproof.tracers.counters.protocol import Counted, Row, counted
 from costproof.tracers.counters.surroundings import (
     PRODUCTS,
@@ -21,7 +23,6 @@ from costproof.tracers.counters.surroundings import (
     below_every_parent,
     bias_part,
     inner_path,
-    jit_on_meta,
     paths_of,
 )
 from costproof.tracers.timing import parents
@@ -46,7 +47,7 @@ def fvcore(model: Positional, args: tuple[Tensor, ...]) -> Counted:
     before = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:
-        with jit_on_meta():
+        with patched(*JIT_ON_META):
             analysis = FlopCountAnalysis(model, args)
             analysis.unsupported_ops_warnings(False)
             analysis.uncalled_modules_warnings(False)

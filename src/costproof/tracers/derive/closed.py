@@ -13,10 +13,9 @@ from costproof.ledger.evaluate import evaluate
 from costproof.ledger.node import CostNode, rule_wanted, unknown_clause
 from costproof.ledger.symbols import parse
 from costproof.opgraph.account import account
-from costproof.opgraph.costed import costed
+from costproof.opgraph.costed import bound_unknown, cost_graph
+from costproof.opgraph.graph import path_renamer
 from costproof.opgraph.merge import merge_nodes
-from costproof.opgraph.paths import renamer
-from costproof.opgraph.sized import bounded
 from costproof.tracers.cache import cached_export
 from costproof.tracers.derive.domain import Draw, all_met, examples, limits
 from costproof.tracers.derive.subject import Subject
@@ -58,10 +57,10 @@ def derive(subject: Subject, *, points: int = POINTS, seed: int = 1) -> Derived:
             fresh count cannot be made or has an operator without a rule.
     """
     job, exported = subject.job, cached_export(subject.job)
-    work = costed(exported.graph)
+    work = cost_graph(exported.graph)
     found = account(work, job.place)
     if found.unknown:
-        unknown = bounded(found.unknown, work, examples(job))
+        unknown = bound_unknown(found.unknown, work, examples(job))
         raise Incomplete(
             "an operator of the graph has no rule",
             where=subject.name,
@@ -114,7 +113,7 @@ def _check(subject: Subject, nodes: tuple[CostNode, ...], sizes: dict[str, int])
     if unknown:
         raise Incomplete("an operator of the fresh run has no rule", where=job.id, got=", ".join(sorted(unknown)[:5]))
     fresh: Counter[str] = Counter()
-    rename = renamer(job.prefix)
+    rename = path_renamer(job.prefix)
     for path, flops in counted.items():
         fresh[path if (here := rename(path)) is None else here] += flops
     derived: Counter[str] = Counter()

@@ -21,9 +21,10 @@ from costproof.models.as_it_runs import as_it_runs
 from costproof.models.jobs import Run
 from costproof.opgraph.graph import OpCall, Value
 from costproof.opgraph.rules.registry import UnknownCost, cost_of
+from costproof.patches.modules import hooked
+from costproof.patches.patch import gc_disabled
 from costproof.tracers.cpu_fallback import with_numbers
 from costproof.tracers.operands import dtype_name, operands, plain_value
-from costproof.tracers.readonly import uncollected, watched
 
 
 class _Dispatched(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -75,7 +76,7 @@ def _counted(model: nn.Module, args: Mapping[str, Any]) -> tuple[dict[str, int],
     def leave(*_: Any) -> None:
         counter.stack.pop()
 
-    with uncollected(), as_it_runs(model), watched(paths, enter, leave), counter:
+    with gc_disabled(), as_it_runs(model), hooked(paths, enter, leave), counter:
         model(**args)
     return counter.flops, counter.unknown
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from costproof.compare.identity import free_symbols
 from costproof.ledger.errors import BadInput, Incomplete, Problems
-from costproof.ledger.program import compiled
+from costproof.ledger.evaluate import compiled
 from costproof.ledger.workload import Workload
 from costproof.models.generic.huggingface import counts_layers
 from costproof.models.jobs import ExportJob

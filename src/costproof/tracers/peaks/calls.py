@@ -17,15 +17,14 @@ from costproof.ledger.symbols import text
 from costproof.ledger.workload import Workload
 from costproof.models.jobs import ExportJob
 from costproof.models.target import Exportable
-from costproof.opgraph.liveness import Timeline, peak_of, timeline
+from costproof.opgraph.liveness import Timeline, gap_parts, peak_of, timeline
 from costproof.opgraph.peak_form import peak_form
-from costproof.opgraph.peak_gap import gap_parts
+from costproof.patches.patch import gc_disabled
 from costproof.tracers.exporting import resized
 from costproof.tracers.guards import margins
 from costproof.tracers.peaks.eager import eager_run, holders_at
 from costproof.tracers.peaks.memory import on_cpu
 from costproof.tracers.peaks.program import program_of
-from costproof.tracers.readonly import uncollected
 from costproof.tracers.static import left_out
 
 T = TypeVar("T")
@@ -50,7 +49,7 @@ def call_peaks(
     made: dict[str, Form] = {}
     for i, (invocation, job, values) in enumerate(jobs):
         progress("peaks", i, len(jobs))
-        with uncollected():
+        with gc_disabled():
             one = peaks_of(resized(job, _last(job, values)), invocation, eager=eager)
             if forms and job.sizes and one.graph is not None:
                 if job.id not in made:

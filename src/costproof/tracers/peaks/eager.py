@@ -13,9 +13,9 @@ import torch
 from costproof.ledger.errors import CostproofError, Incomplete, first_line
 from costproof.models.as_it_runs import as_it_runs
 from costproof.opgraph.liveness import Timeline
+from costproof.patches.modules import hooked
 from costproof.tracers.exporting import each_argument
 from costproof.tracers.peaks.memory import OnCpu, Storages, namer
-from costproof.tracers.readonly import watched
 
 _DEEPEST: Final = 4
 """How far into lists, dictionaries and objects a variable is searched."""
@@ -54,7 +54,7 @@ def eager_run(job: OnCpu, watch: Callable[[Storages, int], None] | None = None) 
 
     seen = Storages(lambda: stack[-1] if stack else "", lambda event: watch(seen, event) if watch else None)
     try:
-        with as_it_runs(module) as assumed, watched(module.modules(), enter, leave), job.mode, seen:
+        with as_it_runs(module) as assumed, hooked(module.modules(), enter, leave), job.mode, seen:
             seen.apart((*module.parameters(), *module.buffers()))
             each_argument(job.job, lambda path, tensor: seen.given(".".join(map(str, path)), tensor))
             result = module(**job.job.args)

@@ -20,8 +20,8 @@ from costproof.ledger.peaks import LiveTensor
 from costproof.models.generic.alike import alike
 from costproof.models.generic.copies import with_tensors
 from costproof.models.jobs import ExportJob
-from costproof.opgraph.liveness import Event, Timeline
-from costproof.opgraph.paths import renamer
+from costproof.opgraph.graph import path_renamer
+from costproof.opgraph.liveness import MemoryEvent, Timeline
 from costproof.tracers.exporting import each_argument
 from costproof.tracers.operands import dtype_name
 from costproof.tracers.paths import Paths, unwrapped
@@ -53,7 +53,7 @@ def on_cpu(job: ExportJob) -> OnCpu:
 
 def namer(job: ExportJob) -> Callable[[str], str | None]:
     """From paths inside a job's module to paths from the root of the model; ``None`` for scaffolding."""
-    paths, rename = Paths(job.module), renamer({unwrapped(inner): outer for inner, outer in job.prefix.items()})
+    paths, rename = Paths(job.module), path_renamer({unwrapped(inner): outer for inner, outer in job.prefix.items()})
     return lambda path: rename(paths.module(path))
 
 
@@ -73,7 +73,7 @@ class Storages(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.tensors: list[LiveTensor] = []
         self.sizes: list[Any] = []
         """Bytes of each as torch has them: with symbols, where the run has."""
-        self.events: list[Event] = []
+        self.events: list[MemoryEvent] = []
         self._known: dict[int, tuple[int, Any]] = {}
         """``id`` of memory that is alive -> its number (-1 for what is not counted), and what says that it is gone."""
 
@@ -117,13 +117,13 @@ class Storages(TorchDispatchMode):  # type: ignore[no-untyped-call]
         )
         self.sizes.append(storage.nbytes())
         self._known[id(storage)] = (number, weakref.ref(storage, self._gone(id(storage), number)))
-        self.events.append(Event(number, made=True))
+        self.events.append(MemoryEvent(number, made=True))
         self.watch(len(self.events) - 1)
 
     def _gone(self, key: int, number: int) -> Callable[[Any], None]:
         def gone(_: Any) -> None:
             del self._known[key]
-            self.events.append(Event(number, made=False))
+            self.events.append(MemoryEvent(number, made=False))
 
         return gone
 

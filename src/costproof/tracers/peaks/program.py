@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_iter
 from costproof.ledger.errors import CostproofError, Incomplete, first_line
 from costproof.models.jobs import ExportJob
 from costproof.opgraph.graph import Size
-from costproof.opgraph.liveness import Program, Step
+from costproof.opgraph.liveness import MemoryProgram, ProgramStep
 from costproof.tracers.exporting import Sizes, exported_program, inputs_by_path
 from costproof.tracers.peaks.memory import OnCpu, Storages, namer
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 class Found(NamedTuple):
     """The export of a job as far as memory goes."""
 
-    program: Program
+    program: MemoryProgram
     """Of a job with symbolic sizes it has its tensors as they are at the example sizes."""
     sizes: tuple[Size, ...]
     """The bytes of its tensors in symbols."""
@@ -68,8 +68,8 @@ class _Reader:
         self.seen = Storages(lambda: self.module)
         self.values: dict[fx.Node, Any] = {}
 
-    def read(self) -> Program:
-        graph, steps = self.exported.graph, list[Step]()
+    def read(self) -> MemoryProgram:
+        graph, steps = self.exported.graph, list[ProgramStep]()
         for node in graph.nodes:
             if node.op == "placeholder":
                 self._placeholder(node)
@@ -87,7 +87,7 @@ class _Reader:
                     steps.append(self._step(node))
         (output,) = (n for n in graph.nodes if n.op == "output")
         results = self._numbers(map_arg(output.args, self.values.get))
-        return Program(tuple(self.seen.tensors), tuple(range(given)), tuple(steps), results)
+        return MemoryProgram(tuple(self.seen.tensors), tuple(range(given)), tuple(steps), results)
 
     def _placeholder(self, node: fx.Node) -> None:
         value = self.values[node] = node.meta.get("val")
@@ -103,14 +103,14 @@ class _Reader:
         self.seen.apart(t for t in tree_iter(value) if isinstance(t, torch.Tensor))
         return value
 
-    def _step(self, node: fx.Node) -> Step:
+    def _step(self, node: fx.Node) -> ProgramStep:
         self.module = self._place(node)
         before = len(self.seen.events)
         arguments, named = map_arg((node.args, node.kwargs), self.values.get)
         target: Callable[..., Any] = node.target  # type: ignore[assignment]
         self.values[node] = target(*arguments, **named)
         result = self.values[node]
-        return Step(self._numbers((arguments, named, result)), tuple(self.seen.events[before:]))
+        return ProgramStep(self._numbers((arguments, named, result)), tuple(self.seen.events[before:]))
 
     def _numbers(self, values: Any) -> tuple[int, ...]:
         found = (self.seen.number(v) for v in tree_iter(values) if isinstance(v, torch.Tensor))

@@ -1,0 +1,215 @@
+"""Closed formulas of decoder-only models: shared blocks, configured by the :class:`DecoderStyle` of a family."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from costproof.analytic.attention_block import AttentionBlock, Projection
+from costproof.analytic.compose import CONTAINER, Call, Part, analytic_ledger, prefill_and_decode
+from costproof.analytic.costs import Size
+from costproof.analytic.feed_forward import Mixture, Mlp
+from costproof.analytic.latent_attention import LatentBlock
+from costproof.analytic.norms import NormKind
+from costproof.analytic.rotary import Rotary, RotaryTable
+from costproof.analytic.router import Routing
+from costproof.analytic.soft_cap import SoftCap
+from costproof.analytic.transformer import Decoder, TransformerLayer
+from costproof.ledger.node import Ledger
+from costproof.ledger.symbols import sym
+from costproof.ledger.workload import Workload
+from costproof.models.decoding.config import DecoderConfig, MixtureConfig
+from costproof.models.decoding.names import STAGES, decoder_names, latent_names, mixture_names, sandwich_names
+
+ALL_PROJECTIONS: Final[tuple[Projection, ...]] = ("q", "k", "v", "out")
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderStyle:
+    """Differences between the decoders of two families, other than their sizes.
+
+    The default has pre-norm layers with RMS norms, grouped-query attention without biases, rotary positions and a gated
+    MLP, as Llama and Mistral do.
+    """
+
+    bias: tuple[Projection, ...] = ()
+    """Attention projections that have a bias."""
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    """Whether the queries and keys of each head are normalised."""
+    norm: NormKind = "rms"
+    norm_after: bool = False
+    """Whether the outputs of attention and MLP are normalised as well, before they are added to the residual stream."""
+    scaled_embeddings: bool = False
+    """Whether token embeddings are multiplied by a constant."""
+    sinks: bool = False
+    """Whether the softmax of each head includes a learned score in addition to those of the keys."""
+    pairs: bool = False
+    """Whether rotary embedding rotates pairs of elements; by default it negates and copies halves of a head."""
+    scores_capped: bool = False
+    """Whether attention scores pass a soft cap."""
+    logits_capped: bool = False
+    """Whether logits pass a soft cap."""
+    table: type[RotaryTable] = RotaryTable
+    """The layer that computes the cosines and sines."""
+    rotated: str = "text_head_dim"
+    """Symbol of the number of rotated elements of a head."""
+    positions_per_sequence: bool = False
+    """Whether each sequence of a batch has its own position ids, and so its own cosines and sines."""
+    rotary_tables: int = 1
+    """Number of tables of cosines and sines: one for each set of rotary frequencies."""
+    routing: Routing | None = None
+    """How the router of a mixture of experts chooses; ``None`` if no layer has experts."""
+    router_module: str = "gate"
+    """Attribute of the mixture's module that holds the router."""
+    shared_experts: Size = 0
+    """Inner width of all shared experts together; 0 if there are none."""
+    clamped_experts: bool = False
+    """Whether experts have biases and a clamped gate."""
+    latent: Callable[[Workload, Call], LatentBlock] | None = None
+    """Returns the latent attention of every layer in a call; ``None`` for attention with keys and values per head."""
+
+    def names(self) -> dict[str, str]:
+        """Return role -> module path in a ``…ForCausalLM``."""
+        names = sandwich_names("model") if self.norm_after else decoder_names("model")
+        if self.routing is not None:
+            names |= mixture_names("model", self.router_module)
+        return names | (latent_names("model") if self.latent is not None else {})
+
+
+def decoder_ledger(config: DecoderConfig, workload: Workload, style: DecoderStyle) -> Ledger:
+    """Return the symbolic ledger of both stages: ``exprs`` are set, ``costs`` are empty.
+
+    Branches: a run without decode steps has no decode stage.
+    """
+
+    def border(call: Call) -> Size:
+        return logits_and_masks(workload, call, _windows(config))
+
+    parts, decode = decoder_parts(config, workload, style), workload.new_tokens > 0
+    nodes = prefill_and_decode(parts, style.names(), border=border, decode=decode)
+    # A loop over experts calls the activation once for each expert that receives tokens; the formulas call it once.
+    stands_for = {"expert_kernel": "grouped_mm"} if workload.experts == "eager" else {}
+    return analytic_ledger(nodes, STAGES, stands_for)
+
+
+def decoder_parts(config: DecoderConfig, workload: Workload, style: DecoderStyle) -> Callable[[Call], tuple[Part, ...]]:
+    """Return a function from a call to the parts of all modules, from the root to the output projection."""
+    width = sym("text_hidden")
+    mlp = Mlp(width, sym("text_intermediate"), config.activation, gated=True, bias=style.mlp_bias)
+    mixtures = _mixtures(config, workload, style)
+
+    def parts(call: Call) -> tuple[Part, ...]:
+        positions = call.tokens if workload.logits == "all" else 1
+        layers = tuple(
+            TransformerLayer(
+                width,
+                _attention(workload, style, call, window) if style.latent is None else style.latent(workload, call),
+                mixtures.get(i, mlp),
+                norm=style.norm,
+                norm_after=style.norm_after,
+            )
+            for i, window in enumerate(_windows(config))
+        )
+        decoder = Decoder(
+            width,
+            sym("text_vocab"),
+            layers,
+            table=sym(style.rotated),
+            table_kind=style.table,
+            own_positions=style.positions_per_sequence,
+            tables=style.rotary_tables,
+            norm=style.norm,
+            tied=config.tied,
+            scaled=style.scaled_embeddings,
+        )
+        capped = SoftCap(call.batch * positions * sym("text_vocab"), call.item_bytes)
+        return (
+            Part("root", (capped if style.logits_capped else CONTAINER,)),
+            Part("text"),
+            *decoder.parts("text", call, positions),
+        )
+
+    return parts
+
+
+def _windows(config: DecoderConfig) -> Sequence[int]:
+    """Return the window of each layer; 0 for a layer without one."""
+    return config.windows() or (0,) * config.layers
+
+
+def _mixtures(config: DecoderConfig, workload: Workload, style: DecoderStyle) -> dict[int, Mixture]:
+    """Return layer index -> mixture of experts; all mixtures of a decoder are equal."""
+    if style.routing is None:
+        return {}
+    assert isinstance(config, MixtureConfig)
+    mixture = Mixture(
+        width=sym("text_hidden"),
+        inner=sym("text_moe"),
+        experts=sym("text_experts"),
+        top_k=sym("text_topk"),
+        function=config.activation,
+        shared=style.shared_experts,
+        routing=style.routing,
+        clamped=style.clamped_experts,
+        batched=workload.experts == "batched_mm",
+    )
+    return {i: mixture for i, routed in enumerate(config.routed()) if routed}
+
+
+def logits_and_masks(workload: Workload, call: Call, windows: Sequence[int] = (0,)) -> Size:
+    """Return the bytes that enter and leave a decoder from ids to logits: the logits, and the masks of eager attention.
+
+    Args:
+        windows: of all layers; layers with equal windows share one mask.
+    """
+    out = call.batch * (call.tokens if workload.logits == "all" else 1) * sym("text_vocab")
+    if workload.attention != "eager":
+        return out * call.item_bytes
+    past = (sym("text_window") - 1 if call.past != 0 and _filled(workload, w) else call.past for w in {*windows})
+    return (out + call.batch * call.tokens * sum(before + call.tokens for before in past)) * call.item_bytes
+
+
+def _filled(workload: Workload, window: int) -> bool:
+    """Return whether the prompt and the first new token fill a window.
+
+    Branches: the same as in :func:`_attention`.
+    """
+    return 0 < window <= workload.text_tokens + 1
+
+
+def _attention(workload: Workload, style: DecoderStyle, call: Call, window: int) -> AttentionBlock:
+    """Return the attention block of one layer in one call.
+
+    Fused attention is causal by a flag. It gets a boolean mask if keys are outside of the window.
+
+    Args:
+        window: of the layer; 0 for none. A prompt of ``window - 1`` tokens fills the cache of the layer, and each step
+            after it sees ``window`` keys. No run crosses that length.
+
+    Branches: a window that is not filled has no effect. A proof draws workloads on both sides and at the edge.
+    """
+    eager = workload.attention == "eager"
+    filled = _filled(workload, window)
+    heads = (sym("text_heads"), sym("text_kv_heads"))
+    own = Rotary(1, call.rows, *heads, sym("text_head_dim"), call.item_bytes)
+    hidden = filled and (call.past != 0 or workload.text_tokens >= window)
+    return AttentionBlock(
+        width=sym("text_hidden"),
+        heads=sym("text_heads"),
+        kv_heads=sym("text_kv_heads"),
+        head_dim=sym("text_head_dim"),
+        bias=style.bias,
+        qk_norm="head" if style.qk_norm else "none",
+        qk_norm_kind=style.norm,
+        rotary=0 if style.positions_per_sequence else sym("text_head_dim"),
+        causal=True,
+        window=sym("text_window") if filled else 0,
+        mask="input" if eager else "boolean" if hidden else "none",
+        capped=style.scores_capped,
+        sinks=style.sinks,
+        pairs=style.pairs,
+        written_out=eager,
+        beside=(own,) if style.positions_per_sequence else (),
+    )

@@ -1,0 +1,274 @@
+"""Base classes of decoders with multi-head latent attention and experts: configuration, style and target."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from random import Random
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
+
+from costproof.analytic.compose import Call
+from costproof.analytic.latent_attention import LatentBlock
+from costproof.analytic.rotary import RotaryTable
+from costproof.analytic.router import Routing
+from costproof.ledger.errors import BadInput, CostproofError
+from costproof.ledger.metrics import Conventions
+from costproof.ledger.symbols import sym
+from costproof.ledger.workload import Experts, Workload
+from costproof.models import settings
+from costproof.models.decoding.config import (
+    SIZES,
+    UNUSED_ROUTER_KEYS,
+    DecoderConfig,
+    MixtureConfig,
+    experts_of,
+    number_of,
+)
+from costproof.models.decoding.decoder import Decoder
+from costproof.models.decoding.formulas import DecoderStyle
+from costproof.models.decoding.target import CausalTarget
+from costproof.models.section import Section
+from costproof.models.target import Setting
+
+if TYPE_CHECKING:
+    from torch import nn
+
+_WIDTHS: Final = {
+    "kv_rank": "kv_lora_rank",
+    "nope": "qk_nope_head_dim",
+    "rope": "qk_rope_head_dim",
+    "value": "v_head_dim",
+}
+_LATENT: Final = ("kv_rank", "nope", "rope", "value")
+
+
+@dataclass(frozen=True, slots=True)
+class LatentConfig(MixtureConfig):
+    """Configuration with latent attention, routed experts in groups, shared experts, and dense first layers."""
+
+    expert_width: int = 0
+    shared: int = 1
+    """Number of shared experts of a layer, which run as one MLP."""
+    dense_layers: int = 0
+    """Number of first layers that have an MLP instead of experts."""
+    groups: int = 1
+    """Number of groups of routed experts."""
+    best_groups: int = 1
+    """Number of groups from which the experts of a token are chosen."""
+    q_rank: int = 0
+    """Width of the latent of a query; 0 if queries are projected directly."""
+    kv_rank: int = 0
+    """Width of the latent that keys and values of all heads are expanded from."""
+    nope: int = 0
+    """Elements of a key that are not rotated."""
+    rope: int = 0
+    """Elements of a key that are rotated; they are shared by all heads."""
+    value: int = 0
+    """Elements of a value."""
+    attention_bias: bool = False
+
+    keys: ClassVar[Mapping[str, str]] = {
+        **SIZES,
+        **_WIDTHS,
+        "max_positions": "max_position_embeddings",
+        "tied": "tie_word_embeddings",
+        "activation": "hidden_act",
+        "attention_bias": "attention_bias",
+        "experts": "n_routed_experts",
+        "top_k": "num_experts_per_tok",
+        "expert_width": "moe_intermediate_size",
+        "shared": "n_shared_experts",
+        "dense_layers": "first_k_dense_replace",
+        "groups": "n_group",
+        "best_groups": "topk_group",
+    }
+    unused_keys: ClassVar[Mapping[str, str]] = {
+        **UNUSED_ROUTER_KEYS,
+        "routed_scaling_factor": "decides no cost",
+        "qk_head_dim": "the class works it out of its parts",
+    }
+    not_drawn: ClassVar[Mapping[str, str]] = dict.fromkeys(("window", "pattern"), "the class has no windows")
+    patterns: ClassVar[tuple[str, ...]] = ("f",)
+    ranges: ClassVar[Mapping[str, range]] = {
+        "text_topk": range(1, 9),
+        "text_moe_rows": range(1, 41),
+        "text_shared": range(1, 9),
+        "text_router_groups": range(1, 7),
+        "text_group": range(8, 17),
+        "text_q_rank": range(1, 41),
+        "text_kv_rank_halves": range(1, 21),
+        "text_nope_halves": range(1, 21),
+        "text_rope_halves": range(1, 21),
+        "text_value": range(1, 41),
+    }
+    derived: ClassVar[Mapping[str, str]] = {
+        **MixtureConfig.derived,
+        "text_experts": "text_router_groups*text_group",
+        **{f"text_{name}": f"2*text_{name}_halves" for name in ("kv_rank", "nope", "rope")},
+    }
+
+    def __post_init__(self) -> None:
+        """Set the sizes that follow from others: each head has its own keys and values."""
+        object.__setattr__(self, "kv_heads", self.heads)
+        object.__setattr__(self, "head_dim", self.nope + self.rope)
+
+    def routed(self) -> tuple[bool, ...]:
+        """Return, for each layer, whether it has a mixture of experts."""
+        return tuple(i >= self.dense_layers for i in range(self.layers))
+
+    def symbols(self) -> dict[str, int]:
+        """Return the values of the symbols in the formulas."""
+        own = {f"text_{name}": getattr(self, name) for name in (*_LATENT, "shared", "intermediate")}
+        own |= {"text_q_rank": self.q_rank} if self.q_rank else {}
+        own |= {"text_router_groups": self.groups, "text_dense": self.dense_layers, "text_moe": self.expert_width}
+        common = MixtureConfig.symbols(self)
+        return {k: v for k, v in common.items() if k not in ("text_kv_heads", "text_head_dim")} | own
+
+    def native(self) -> dict[str, Any]:
+        """Return the keyword arguments of the configuration class in transformers."""
+        return {**DecoderConfig.native(self), "q_lora_rank": self.q_rank or None, "num_key_value_heads": self.heads}
+
+    @classmethod
+    def read_sizes(cls, top: Section) -> dict[str, Any]:
+        """Return the sizes that every decoder has; key/value heads are as many as heads."""
+        found = top.sizes({field: cls.keys[field] for field in SIZES})
+        why = "latent attention has keys and values for every head"
+        top.fixed(
+            "num_key_value_heads", found["heads"], None, why=why, default=cls.class_defaults.get("num_key_value_heads")
+        )
+        # The class of transformers sets it to the width of the rotated part.
+        top.waive({"head_dim": "the class does not read it"})
+        return {**found, "kv_heads": found["heads"], "head_dim": 0}
+
+    @classmethod
+    def draw_fields(cls, sizes: Mapping[str, int], rng: Random) -> dict[str, Any]:
+        """Return random values of the fields that are not drawn for every decoder."""
+        return draw_latents(sizes, rng)
+
+    def contradictions(self) -> list[CostproofError]:
+        """Return an error for each combination of sizes that the class in transformers rejects or cannot run."""
+        found: list[CostproofError] = []
+        for what, field, wrong, expected in (
+            ("rotation needs pairs", "rope", self.rope % 2, "an even width"),
+            ("a token cannot pass so many experts", "top_k", self.top_k > self.experts, f"at most {self.experts}"),
+            ("the groups must divide the experts", "groups", self.experts % self.groups, f"divides {self.experts}"),
+            ("there are not so many groups", "best_groups", self.best_groups > self.groups, f"at most {self.groups}"),
+        ):
+            if wrong:
+                got = getattr(self, field)
+                found.append(BadInput(what, where=f"$.{self.keys[field]}", expected=expected, got=got))
+        return found
+
+
+def latents_of(top: Section, defaults: LatentConfig) -> dict[str, Any]:
+    """Return experts, dense layers and the widths of latent attention of a file.
+
+    Args:
+        defaults: as for :func:`~costproof.models.decoding.config.number_of`.
+    """
+    top.fixed("moe_layer_freq", 1, why="the class has experts in every layer behind the dense ones")
+    rank = top.take("q_lora_rank", defaults.q_rank)
+    return {
+        **experts_of(top, defaults, "num_local_experts", "num_experts"),
+        **{field: number_of(top, defaults, field) for field in ("expert_width", "shared", *_LATENT)},
+        "dense_layers": number_of(top, defaults, "dense_layers", least=0),
+        "q_rank": 0 if rank is None else top.check_integer(rank, "q_lora_rank"),
+    }
+
+
+def draw_latents(sizes: Mapping[str, int], rng: Random) -> dict[str, Any]:
+    """Return random values of the fields that :func:`~costproof.models.decoding.domain.random_config` does not draw."""
+    experts = sizes["text_router_groups"] * sizes["text_group"]
+    common = MixtureConfig.draw_fields({**sizes, "text_experts": experts}, rng)
+    return {
+        **common,
+        "intermediate": sizes["text_intermediate"],
+        "expert_width": common["intermediate"],
+        "shared": sizes["text_shared"],
+        "dense_layers": rng.choice((0, 1, 2)),
+        "groups": sizes["text_router_groups"],
+        "best_groups": rng.randint(1, sizes["text_router_groups"]),
+        "q_rank": rng.choice((0, sizes["text_q_rank"])),
+        "pattern": "f",
+        "window": 0,
+        "value": sizes["text_value"],
+        **{name: 2 * sizes[f"text_{name}_halves"] for name in ("kv_rank", "nope", "rope")},
+    }
+
+
+L = TypeVar("L", bound=LatentConfig)
+DECODING: Final = Setting(
+    "decoding",
+    "How decode steps read the latents: all keys and values expanded, or the expansion absorbed by queries and output.",
+    "choice",
+    ("expanded", "absorbed"),
+)
+
+
+def absorbs(workload: Workload) -> bool:
+    """Return whether decode steps absorb the expansion of latents; the classes of transformers do not."""
+    return workload.inputs.get(DECODING.name) == "absorbed"
+
+
+def latent_style(config: LatentConfig, routing: Routing, table: type[RotaryTable], *, as_complex: bool) -> DecoderStyle:
+    """Return the style of a decoder with latent attention in every layer.
+
+    Args:
+        routing: how its router chooses experts.
+        table: the layer that computes cosines and sines.
+        as_complex: whether pairs of elements are rotated by a complex product.
+
+    Branches: the lower bound depends on which of the two ways of decoding is less work at these widths.
+    """
+
+    def attention(workload: Workload, call: Call) -> LatentBlock:
+        return LatentBlock(
+            width=sym("text_hidden"),
+            heads=sym("text_heads"),
+            nope=sym("text_nope"),
+            rope=sym("text_rope"),
+            value_dim=sym("text_value"),
+            rank=sym("text_kv_rank"),
+            q_rank=sym("text_q_rank") if config.q_rank else 0,
+            as_complex=as_complex,
+            bias=config.attention_bias,
+            mask="input" if workload.attention == "eager" else "none",
+            written_out=workload.attention == "eager",
+            absorbed=absorbs(workload) and call.past != 0,
+            wide=config.nope + config.value > 2 * config.kv_rank,
+            narrow=config.nope + config.value < 4,
+        )
+
+    shared = sym("text_shared") * sym("text_moe")
+    return DecoderStyle(table=table, rotated="text_rope", routing=routing, shared_experts=shared, latent=attention)
+
+
+@dataclass(frozen=True, slots=True)
+class LatentTarget(CausalTarget[L]):
+    """A decoder with latent attention, whose cache holds latents."""
+
+    extra_settings: ClassVar[tuple[Setting, ...]] = (settings.EXPERTS, DECODING)
+
+    @property
+    def decoder(self) -> Decoder:
+        """Return how the class of transformers is called."""
+        return Decoder(latent=(self.config.kv_rank, self.config.rope))
+
+    def workload(self, preset: str | None = None, **given: Any) -> Workload:
+        """Return a preset with changes; ``decoding="expanded"`` is the default."""
+        if given.get(DECODING.name) == "expanded":
+            del given[DECODING.name]
+        made = CausalTarget.workload(self, preset, **given)
+        return replace(made, what="absorbed decoding") if absorbs(made) else made
+
+    def conventions(self, workload: Workload) -> Conventions:
+        """Return the conventions of all numbers of this workload."""
+        return replace(CausalTarget.conventions(self, workload), mla=DECODING.choices[absorbs(workload)])
+
+    def _build(self, workload: Workload, experts: Experts) -> nn.Module:
+        model = CausalTarget._build(self, workload, experts)
+        if absorbs(workload):
+            from costproof.models.decoding.absorbed import absorb
+
+            absorb(model, f"{self.decoder.stack}.layers")
+        return model

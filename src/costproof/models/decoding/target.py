@@ -1,0 +1,227 @@
+"""The base class of targets that are a causal language model of transformers.
+
+A family adds its configuration and a :class:`~costproof.models.decoding.formulas.DecoderStyle`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
+
+from costproof.analytic.symbols import DECODER_SYMBOLS, RUN_SYMBOLS
+from costproof.ledger.capture import SymbolDoc
+from costproof.ledger.errors import BadInput, CostproofError, Problems
+from costproof.ledger.node import Ledger
+from costproof.ledger.progress import Progress
+from costproof.ledger.workload import Attention, Experts, Invocation, Workload
+from costproof.models import settings as common
+from costproof.models.decoding import exports, runs
+from costproof.models.decoding.build import build, with_numbers
+from costproof.models.decoding.config import DecoderConfig
+from costproof.models.decoding.decoder import Decoder
+from costproof.models.decoding.names import STAGES, invocations
+from costproof.models.jobs import Built, ExportJob, Run
+from costproof.models.native import Native
+from costproof.models.stretch import layers_cut
+from costproof.models.target import NamedWorkload, Setting
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from costproof.models.decoding.domain import Drawn
+    from costproof.models.decoding.formulas import DecoderStyle
+    from costproof.models.proof import Proof
+
+PRESETS: Final = (
+    NamedWorkload("chat", "a prompt of 512 tokens", {"text": 512}, default=True),
+    NamedWorkload("document", "a prompt of 8192 tokens", {"text": 8192}),
+)
+SETTINGS: Final[tuple[Setting, ...]] = (
+    common.TEXT_TOKENS,
+    Setting("seq_len", "The same, by the name that it has for any model."),
+    common.NEW_TOKENS,
+    common.BATCH,
+    common.DTYPE,
+    common.ATTENTION,
+    common.LOGITS,
+)
+
+
+C = TypeVar("C", bound=DecoderConfig)
+
+
+@dataclass(frozen=True, slots=True)
+class CausalTarget(Native[C]):
+    """A causal language model of transformers with one configuration."""
+
+    stages: ClassVar[tuple[str, ...]] = STAGES
+    attentions: ClassVar[tuple[Attention, ...]] = ("sdpa", "eager")
+    """Attention implementations of the class in transformers, the default first."""
+    extra_settings: ClassVar[tuple[Setting, ...]] = ()
+    """Settings of a run in addition to those of every decoder."""
+
+    @property
+    def decoder(self) -> Decoder:
+        """Return how the class of transformers is called."""
+        windows = self.config.windows()
+        if not any(windows):
+            return Decoder()
+        if self.config.one_mask:
+            return Decoder(windows=windows)
+        return Decoder(windows=windows, masks=("full_attention",), window_masks=("sliding_attention",))
+
+    def style(self) -> DecoderStyle:
+        """Return how its layers differ from the default decoder: not at all, unless overridden."""
+        from costproof.models.decoding.formulas import DecoderStyle
+
+        return DecoderStyle()
+
+    def formulas(self, workload: Workload) -> Ledger:
+        """Return the symbolic analytic ledger: ``exprs`` are set, ``costs`` are empty."""
+        from costproof.models.decoding.formulas import decoder_ledger
+
+        return decoder_ledger(self.config, workload, self.style())
+
+    def native(self) -> tuple[Any, Any]:
+        """Return the class of transformers, ``…ForCausalLM``, and a configuration object for it."""
+        from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING
+
+        config = CONFIG_MAPPING[self.config.model_type](**self.config.native())
+        return MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], config
+
+    @classmethod
+    def describes(cls, architecture: str) -> bool:
+        """Return whether the formulas describe this class of transformers."""
+        return architecture == type(cls.default().config).architecture
+
+    @classmethod
+    def serves(cls, config: Mapping[str, Any]) -> bool:
+        """Return whether the formulas describe the cache that transformers uses for a configuration."""
+        return type(cls.default().config).caches_as(config)
+
+    @classmethod
+    def settings(cls) -> tuple[Setting, ...]:
+        """Return the settings of a run, other than the preset."""
+        common_settings = (replace(s, choices=cls.attentions) if s is common.ATTENTION else s for s in SETTINGS)
+        return (*common_settings, *cls.extra_settings)
+
+    @staticmethod
+    def presets() -> tuple[NamedWorkload, ...]:
+        """Return the presets: prompts of two lengths."""
+        return PRESETS
+
+    def symbol_docs(self) -> dict[str, SymbolDoc]:
+        """Return the typesetting and the meaning of each symbol in its formulas."""
+        return {**RUN_SYMBOLS, **DECODER_SYMBOLS}
+
+    def first_layers(self, layers: int) -> tuple[C, dict[str, str]]:
+        """Return the configuration with only the first layers, at least one of each kind, and what was cut."""
+        kinds = self.config.layer_kinds()
+        least = max(kinds.index(kind) + 1 for kind in kinds)
+        kept, cut = layers_cut("decoder", layers, least, self.config.layers)
+        return replace(self.config, layers=kept), {"decoder layers": cut} if cut else {}
+
+    def workload(self, preset: str | None = None, **given: Any) -> Workload:
+        """Return the workload of a preset with changed settings."""
+        named = {p.name: p for p in self.presets()}
+        default = next(p.name for p in named.values() if p.default)
+        name = common.known_preset(preset or default, named)
+        plain = Workload(name, named[name].tokens["text"], dtype=self.dtype, attention=self.attentions[0])
+        problems: list[CostproofError] = []
+        length = given.pop("seq_len", None)
+        if length is not None:
+            if given.get("text_tokens") not in (None, length):
+                got = f"{length} and {given['text_tokens']}"
+                problems.append(BadInput("two lengths of one prompt", where="--seq-len, --text-tokens", got=got))
+            given["text_tokens"] = length
+        made = common.changed(plain, given, self.settings(), problems)
+        if problems:
+            raise Problems("the workload cannot be run", problems)
+        self.check(made)
+        return made if made == plain else replace(made, name="custom")
+
+    def problems(self, workload: Workload) -> list[CostproofError]:
+        """Return an error for each reason why the model cannot run a workload."""
+        found = common.problems(workload, self.config.head_dim) + common.device_problems(workload, self.options)
+        found = found or common.too_long(workload, workload.text_tokens, self.config.max_positions)
+        window = self.decoder.window
+        if window and workload.text_tokens < window - 1 < workload.text_tokens + workload.new_tokens:
+            found.append(
+                BadInput(
+                    "the decode steps would reach the end of the window",
+                    where="--text-tokens, --new-tokens",
+                    expected=f"a prompt of at least {window - 1} tokens, or both together at most {window - 1}",
+                    got=f"{workload.text_tokens} in the prompt + {workload.new_tokens} new",
+                )
+            )
+        return found
+
+    def invocations(self, workload: Workload) -> tuple[Invocation, ...]:
+        """Return the invocations of prefill and decode, with the values of their symbols."""
+        return invocations(workload)
+
+    @classmethod
+    def drawn(cls, sizes: Mapping[str, int], rng: random.Random) -> Drawn | None:
+        """Return a random small configuration for a proof; ``None`` if the family draws none.
+
+        Args:
+            sizes: values of the parameters that :mod:`costproof.models.decoding.domain` draws.
+            rng: source of all choices that are not sizes.
+        """
+        from costproof.models.decoding.domain import features, random_config
+
+        default = cls.default()
+        config = random_config(type(default.config), sizes, rng)
+        return replace(default, config=config), features(config)
+
+    @staticmethod
+    def proof_settings() -> tuple[Setting, ...]:
+        """Return no settings: a run on text has no sizes to enumerate."""
+        return ()
+
+    def proof(self, samples: int, seed: int) -> Proof:
+        """Return the proof of both stages in symbolic sizes, and for random configurations if the family draws any."""
+        from costproof.models.decoding.domain import proof
+
+        return proof(self, type(self.config), self.normalised(), samples, seed, self.drawn)
+
+    def build(self, workload: Workload) -> nn.Module:
+        """Return the model on the meta device, with grouped GEMMs in place of a data-dependent loop over experts."""
+        return self._build(workload, "grouped_mm" if workload.experts == "eager" else workload.experts)
+
+    def _build(self, workload: Workload, experts: Experts) -> nn.Module:
+        base, config = self.native()
+        kernel = experts if any(s.name == common.EXPERTS.name for s in self.extra_settings) else None
+        return build(base, config, dtype=workload.dtype, attention=workload.attention, experts=kernel)
+
+    def build_run(self, workload: Workload, progress: Progress) -> Built:
+        """Return the model that the dynamic source runs, on the meta device or with weights.
+
+        Raises:
+            Problems: the checkpoint does not fit.
+            Incomplete: the device, or the kernels of FlashAttention, are missing.
+        """
+        return with_numbers(self._build(workload, workload.experts), workload, self.decoder, self.options, progress)
+
+    def stages_of(self, path: str, workload: Workload) -> tuple[str, ...]:
+        """Return the stages in which a module runs: all of them."""
+        return STAGES if workload.new_tokens else STAGES[:1]
+
+    def export_jobs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
+        """Return the export jobs of the prefill and of a decode step."""
+        return tuple(exports.export_jobs(model, workload, self.decoder))
+
+    def stage_runs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
+        """Return jobs that run the prefill and some decode steps, each in isolation."""
+        return tuple(exports.stage_runs(model, workload, self.decoder, workload.text_tokens))
+
+    def runs(self, model: nn.Module, workload: Workload) -> tuple[Run, ...]:
+        """Return the runs of the prefill and of the decode steps after it."""
+        decoder = self.decoder
+        prompt = runs.prompt_inputs(workload, decoder, workload.text_tokens)
+        if next(model.parameters()).device.type == "meta":
+            return runs.shape_runs(model, workload, decoder, prompt)
+        ids = runs.drawn_ids(self.config.vocab, prompt["input_ids"].shape, self.options.seed)
+        return runs.real_runs(model, workload, decoder, runs.real_prompt(model, workload, decoder, prompt, ids))

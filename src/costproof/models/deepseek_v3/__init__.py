@@ -1,1 +1,0 @@
-"""DeepSeek-V3: latent attention, grouped experts behind dense layers, shared experts (transformers' native class)."""

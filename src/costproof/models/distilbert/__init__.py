@@ -1,1 +1,0 @@
-"""DistilBERT: BERT with half the layers, without segments and without a pooler (transformers' native class)."""

@@ -1,0 +1,229 @@
+"""Closed formulas of encoders of images and of texts: shared blocks, configured by the style of a family."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from costproof.analytic.attention_block import AttentionBlock, Projection
+from costproof.analytic.compose import Call, Part, analytic_ledger, invocation_nodes, numbered, stage_nodes
+from costproof.analytic.conv2d import PatchEmbedding
+from costproof.analytic.costs import Layer, Size
+from costproof.analytic.embedding import Embedding
+from costproof.analytic.feed_forward import Mlp
+from costproof.analytic.linear import Lent, Linear, LmHead
+from costproof.analytic.mlp import Activation
+from costproof.analytic.norms import LayerNorm
+from costproof.analytic.position_embedding import ClassAndPositions, LearnedPositions, PositionIds
+from costproof.analytic.transformer import TransformerLayer
+from costproof.ledger.node import Ledger
+from costproof.ledger.symbols import sym
+from costproof.models.encoding import STAGE
+from costproof.models.encoding.config import TextEncoderConfig, VisionConfig
+
+ALL_PROJECTIONS: Final[tuple[Projection, ...]] = ("q", "k", "v", "out")
+IMAGES: Final = sym("B")
+"""Number of images in the batch of a model that reads only images."""
+_TEXT_LAYER: Final = "text.layer"
+
+
+def encoder_ledger(parts: Iterable[Part], names: Mapping[str, str], border: Size) -> Ledger:
+    """Return the symbolic ledger of the one stage: ``exprs`` are set, ``costs`` are empty.
+
+    Args:
+        names: role -> module path.
+        border: bytes of the activations that enter and leave the stage.
+    """
+    found = tuple(parts)
+    nodes = (*stage_nodes(STAGE, found, names), *invocation_nodes(STAGE, STAGE, found, names, border=border))
+    return analytic_ledger(nodes, (STAGE,))
+
+
+@dataclass(frozen=True, slots=True)
+class VisionStyle:
+    """Differences between two encoders of images, other than their sizes and the modules after the last layer."""
+
+    bias: tuple[Projection, ...] = ALL_PROJECTIONS
+    """Attention projections that have a bias."""
+    patch_bias: bool = True
+    own_table: bool = True
+    """Whether the table of positions is a parameter of the embeddings; otherwise it is an embedding module."""
+    mask_token: bool = False
+    norm_first: bool = False
+    """Whether the input of the first layer is normalised."""
+    layer_scale: bool = False
+    mlp: Mlp | None = None
+    """The MLP of a layer; ``None`` for a plain one."""
+    containers: tuple[str, ...] = ()
+    """Roles of modules without operators: they only call others, or have no effect outside of training."""
+    layer_containers: tuple[tuple[str, int], ...] = ()
+    """Role -> number of calls, of such modules in each layer."""
+
+
+def image_tokens(config: VisionConfig) -> Size:
+    """Return the number of tokens of one image, including the class token."""
+    return sym("G") ** 2 + (1 if config.class_token else 0)
+
+
+def vision_encoder(
+    config: VisionConfig, style: VisionStyle, *, resampled: bool, eager: bool, images: Size = IMAGES
+) -> tuple[Part, ...]:
+    """Return the parts from the pixels to the output of the last layer, on images of G x G patches.
+
+    Their roles are ``vision.embeddings``, ``vision.patches.projection``, ``vision.positions``, ``vision.norm_first``,
+    and those of the layers below ``vision.layer``.
+
+    Args:
+        resampled: whether the grid of the images differs from that of the table of positions.
+        eager: whether attention scores are materialised.
+    """
+    grid, b, width = sym("G"), sym("b"), sym("vision_hidden")
+    entries, patch, sequence = sym("vision_positions"), sym("vision_patch"), image_tokens(config)
+    call = Call(images, sequence, b)
+    positions = ClassAndPositions(
+        images,
+        grid,
+        width,
+        entries,
+        b,
+        resampled,
+        own_table=style.own_table,
+        class_token=config.class_token,
+        mask_token=style.mask_token,
+    )
+    patches = PatchEmbedding(images, sym("vision_channels"), width, patch, sym("H"), grid, b, style.patch_bias)
+    heads = sym("vision_heads")
+    attention = AttentionBlock(
+        width=width,
+        heads=heads,
+        kv_heads=heads,
+        head_dim=sym("vision_head_dim"),
+        inner=width,
+        bias=style.bias,
+        cached=False,
+        written_out=eager,
+    )
+    mlp = style.mlp or Mlp(width, sym("vision_intermediate"), config.activation)
+    layer = TransformerLayer(width, attention, mlp, norm="layer", layer_scale=style.layer_scale)
+    each = (*layer.parts("vision.layer", call), *(Part(role, times=times) for role, times in style.layer_containers))
+    table = Part("vision.positions", (Embedding(sequence, entries, width, b),), called=not resampled)
+    first = Part("vision.norm_first", (LayerNorm(call.rows, width, b),))
+    return (
+        *(Part(role) for role in style.containers),
+        Part("vision.embeddings", (positions,) if style.own_table else (positions, PositionIds(entries))),
+        Part("vision.patches.projection", (patches,)),
+        *(() if style.own_table else (table,)),
+        *((first,) if style.norm_first else ()),
+        *(part for i in range(config.layers) for part in numbered(i, each)),
+    )
+
+
+def pixels(images: Size = IMAGES) -> Size:
+    """Return the number of elements of the images."""
+    return images * sym("vision_channels") * sym("H") ** 2
+
+
+def last_norm(config: VisionConfig) -> Part:
+    """Return the norm of all tokens after the last layer, with the role ``vision.norm``."""
+    return Part("vision.norm", (LayerNorm(sym("B") * image_tokens(config), sym("vision_hidden"), sym("b")),))
+
+
+def layer_names(layer: str, *, attention: str, out: str, norms: tuple[str, str]) -> dict[str, str]:
+    """Return role -> module path of a layer, as most encoders of transformers name them.
+
+    Args:
+        layer: path of a layer; ``{i}`` is its index.
+        attention: attribute of the layer that holds attention.
+        out: attribute of attention that holds the output projection.
+        norms: attributes of the layer that hold its two norms.
+    """
+    role = "vision.layer"
+    return {
+        role: layer,
+        f"{role}.norm1": f"{layer}.{norms[0]}",
+        f"{role}.attention": f"{layer}.{attention}",
+        **{f"{role}.attention.{x}": f"{layer}.{attention}.{x}_proj" for x in "qkv"},
+        f"{role}.attention.out": f"{layer}.{attention}.{out}",
+        f"{role}.norm2": f"{layer}.{norms[1]}",
+        f"{role}.mlp": f"{layer}.mlp",
+        f"{role}.mlp.up": f"{layer}.mlp.fc1",
+        f"{role}.mlp.activation": f"{layer}.mlp.activation_fn",
+        f"{role}.mlp.down": f"{layer}.mlp.fc2",
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class TextEncoderStyle:
+    """Differences between two encoders of text, other than their sizes; the default is BERT."""
+
+    segments: bool = True
+    """Whether a segment embedding is added to every token."""
+    positions_from_ids: bool = False
+    """Whether the positions of each text are computed from its token ids."""
+    added_apart: bool = True
+    """Whether each residual addition runs in a separate module."""
+    head_first: bool = False
+    """Whether the head for masked words, instead of the embedding, owns the shared table."""
+    layer_containers: tuple[str, ...] = ("block", "attention_dropout", "mlp_dropout")
+    """Roles of the modules of a layer that have no operators."""
+
+
+def text_encoder(config: TextEncoderConfig, style: TextEncoderStyle, *, eager: bool) -> tuple[Part, ...]:
+    """Return the parts from the token ids to the output of the last layer, on B texts of S tokens.
+
+    Args:
+        eager: whether attention scores are materialised.
+    """
+    texts, length, b, width, heads = sym("B"), sym("S"), sym("b"), sym("text_hidden"), sym("text_heads")
+    call = Call(texts, length, b)
+    attention = AttentionBlock(
+        width=width,
+        heads=heads,
+        kv_heads=heads,
+        head_dim=sym("text_head_dim"),
+        inner=width,
+        bias=ALL_PROJECTIONS,
+        cached=False,
+        written_out=eager,
+    )
+    mlp = Mlp(width, sym("text_intermediate"), config.activation)
+    one = TransformerLayer(width, attention, mlp, norm="layer", norm_last=True, added_apart=style.added_apart)
+    layer = (*one.parts(_TEXT_LAYER, call), *(Part(f"{_TEXT_LAYER}.{name}") for name in style.layer_containers))
+    added = LearnedPositions(texts, length, width, b, others=int(style.segments), each=style.positions_from_ids)
+    lent = config.masked and style.head_first
+    words = Embedding(call.rows, sym("text_vocab"), width, b, lent=lent, read_whole=config.masked)
+    positions = call.rows if style.positions_from_ids else length
+    segments = Part("text.token_type", (Embedding(call.rows, sym("text_types"), width, b),))
+    return (
+        *(Part(role) for role in ("text", "text.encoder", "text.dropout")),
+        Part("text.embeddings", (added, PositionIds(sym("text_positions"), 1 + int(style.segments)))),
+        Part("text.word", (words,)),
+        Part("text.position", (Embedding(positions, sym("text_positions"), width, b),)),
+        *((segments,) if style.segments else ()),
+        Part("text.norm_first", (LayerNorm(call.rows, width, b),)),
+        *(part for i in range(config.layers) for part in numbered(i, layer)),
+    )
+
+
+def masked_words(
+    function: str, *, holds_bias: str, activates: str = "cls.activation", owns_words: bool = False
+) -> tuple[Part, ...]:
+    """Return the parts of a masked-language-model head: a linear layer, a norm, and the table of the embedding.
+
+    Args:
+        function: name of the activation.
+        holds_bias: role of the module that owns the bias of the logits.
+        activates: role of the module in which the activation runs.
+        owns_words: whether the head owns the table that it shares with the embedding.
+    """
+    texts, length, b, width, vocab = sym("B"), sym("S"), sym("b"), sym("text_hidden"), sym("text_vocab")
+    rows = texts * length
+    found: dict[str, tuple[Layer, ...]] = {
+        "cls.dense": (Linear(rows, width, width, b),),
+        "cls.norm": (LayerNorm(rows, width, b),),
+        "lm_head": (LmHead(texts, length, width, vocab, b, tied=not owns_words, lent_bias=True),),
+    }
+    for role, layer in ((activates, Activation(rows * width, function, b)), (holds_bias, Lent(vocab, b))):
+        found[role] = (*found.get(role, ()), layer)
+    return tuple(Part(role, layers) for role, layers in found.items())

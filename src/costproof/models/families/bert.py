@@ -1,0 +1,138 @@
+"""BERT: encoder of text, norms behind the additions; masked words, classes or a pooler (transformers' native class)."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+from costproof.analytic.compose import Part
+from costproof.analytic.linear import Linear
+from costproof.analytic.pooler import FirstTokenPooler
+from costproof.ledger.node import Ledger
+from costproof.ledger.symbols import sym
+from costproof.ledger.workload import Workload
+from costproof.models.encoding.config import (
+    TextEncoderConfig,
+)
+from costproof.models.encoding.formulas import (
+    TextEncoderStyle,
+    encoder_ledger,
+    masked_words,
+    text_encoder,
+)
+from costproof.models.encoding.texts import TextTarget
+
+if TYPE_CHECKING:
+    pass
+
+_LAYER: Final = "text.layer"
+_HEAD: Final = "cls.predictions"
+
+
+def bert_names(path: str) -> Mapping[str, str]:
+    """Return role -> module path, for an encoder whose module paths begin with ``path``."""
+    layer, embeddings = f"{path}encoder.layer.{{i}}", f"{path}embeddings"
+    own, attended = f"{layer}.attention.self", f"{layer}.attention.output"
+    return {
+        "root": "",
+        "text": path.rstrip("."),
+        "text.embeddings": embeddings,
+        **{f"text.{x}": f"{embeddings}.{x}_embeddings" for x in ("word", "position", "token_type")},
+        "text.norm_first": f"{embeddings}.LayerNorm",
+        "text.dropout": f"{embeddings}.dropout",
+        "text.encoder": f"{path}encoder",
+        _LAYER: layer,
+        f"{_LAYER}.block": f"{layer}.attention",
+        f"{_LAYER}.attention": own,
+        **{f"{_LAYER}.attention.{x}": f"{own}.{y}" for x, y in zip("qkv", ("query", "key", "value"), strict=True)},
+        f"{_LAYER}.attention.out": f"{attended}.dense",
+        f"{_LAYER}.attention_sum": attended,
+        f"{_LAYER}.attention_dropout": f"{attended}.dropout",
+        f"{_LAYER}.norm1": f"{attended}.LayerNorm",
+        f"{_LAYER}.mlp": f"{layer}.intermediate",
+        f"{_LAYER}.mlp.up": f"{layer}.intermediate.dense",
+        f"{_LAYER}.mlp.activation": f"{layer}.intermediate.intermediate_act_fn",
+        f"{_LAYER}.mlp.down": f"{layer}.output.dense",
+        f"{_LAYER}.mlp_sum": f"{layer}.output",
+        f"{_LAYER}.mlp_dropout": f"{layer}.output.dropout",
+        f"{_LAYER}.norm2": f"{layer}.output.LayerNorm",
+        "text.pooler": f"{path}pooler",
+        "text.pooler.dense": f"{path}pooler.dense",
+        "text.pooler.activation": f"{path}pooler.activation",
+        "dropout": "dropout",
+        "classifier": "classifier",
+        "cls": "cls",
+        "cls.predictions": _HEAD,
+        "cls.transform": f"{_HEAD}.transform",
+        "cls.dense": f"{_HEAD}.transform.dense",
+        "cls.activation": f"{_HEAD}.transform.transform_act_fn",
+        "cls.norm": f"{_HEAD}.transform.LayerNorm",
+        "lm_head": f"{_HEAD}.decoder",
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class BertConfig(TextEncoderConfig):
+    """Sizes and the class of transformers; by default BERT-base."""
+
+    hidden: int = 768
+    intermediate: int = 3072
+    layers: int = 12
+    heads: int = 12
+    activation: str = "gelu"
+    architecture: str = "BertModel"
+    types: int = 2
+    """Kinds of segments."""
+
+    model_type: ClassVar[str] = "bert"
+    architectures: ClassVar = {"BertForMaskedLM": False, "BertModel": False, "BertForSequenceClassification": True}
+    keys: ClassVar = {**TextEncoderConfig.keys, "types": "type_vocab_size"}
+    unused_keys: ClassVar = {
+        "classifier_dropout": "of training alone",
+        "position_embedding_type": "the class does not read it",
+        "gradient_checkpointing": "of training alone",
+    }
+
+    def sizes(self) -> dict[str, int]:
+        """Return symbol -> value, without the prefix of the symbols."""
+        return TextEncoderConfig.sizes(self) | {"types": self.types}
+
+
+@dataclass(frozen=True, slots=True)
+class Bert(TextTarget[BertConfig]):
+    """``BertModel``, or a class with a head, with one configuration.
+
+    Source: Devlin et al. 2018, BERT; ``BertModel``, ``BertForMaskedLM``, ``BertForSequenceClassification``
+    (transformers).
+    """
+
+    config: BertConfig = field(default_factory=BertConfig)
+    name: str = "bert"
+    model_types: ClassVar[tuple[str, ...]] = ("bert",)
+
+    def formulas(self, workload: Workload) -> Ledger:
+        """Return the symbolic analytic ledger: ``exprs`` are set, ``costs`` are empty."""
+        config, eager = self.config, workload.attention == "eager"
+        texts, b, width = sym("B"), sym("b"), sym("text_hidden")
+        parts = text_encoder(config, TextEncoderStyle(), eager=eager)
+        pooler = FirstTokenPooler(width, width, "tanh").parts("text.pooler", texts, b)
+        if config.masked:
+            head = (Part("cls"), Part("cls.transform"), *masked_words(config.activation, holds_bias="cls.predictions"))
+            return encoder_ledger(
+                (Part("root"), *parts, *head), bert_names("bert."), texts * sym("S") * sym("text_vocab") * b
+            )
+        if not config.labels:
+            return encoder_ledger((*parts, *pooler), bert_names(""), texts * (sym("S") + 1) * width * b)
+        classifier = Part("classifier", (Linear(texts, width, sym("text_labels"), b),))
+        whole = (Part("root"), *parts, *pooler, Part("dropout"), classifier)
+        return encoder_ledger(whole, bert_names("bert."), texts * sym("text_labels") * b)
+
+    @classmethod
+    def draw_fields(cls, p: Mapping[str, int], rng: random.Random) -> dict[str, Any]:
+        """Kinds of segments."""
+        return {"types": p["text_types"]}
+
+
+TARGET: Final = Bert

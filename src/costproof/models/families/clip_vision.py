@@ -1,0 +1,159 @@
+"""CLIP's vision tower: encoder of image patches with a class token, with or without its projection (transformers)."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+from costproof.analytic.compose import Part
+from costproof.analytic.costs import Size
+from costproof.analytic.linear import Linear
+from costproof.analytic.norms import LayerNorm
+from costproof.ledger.node import Ledger
+from costproof.ledger.symbols import sym
+from costproof.ledger.workload import Workload
+from costproof.models.encoding.config import (
+    NO_CLASSIFIER,
+    EncoderConfig,
+    VisionConfig,
+)
+from costproof.models.encoding.formulas import (
+    IMAGES,
+    VisionStyle,
+    encoder_ledger,
+    image_tokens,
+    layer_names,
+    pixels,
+    vision_encoder,
+)
+from costproof.models.encoding.images import VisionTarget
+from costproof.models.section import Section
+
+if TYPE_CHECKING:
+    pass
+
+
+def clip_names(path: str) -> Mapping[str, str]:
+    """Return role -> module path, for an encoder whose module paths begin with ``path``."""
+    layer = f"{path}encoder.layers.{{i}}"
+    return {
+        "root": "",
+        "vision": path.rstrip("."),
+        "vision.embeddings": f"{path}embeddings",
+        "vision.patches.projection": f"{path}embeddings.patch_embedding",
+        "vision.positions": f"{path}embeddings.position_embedding",
+        "vision.norm_first": f"{path}pre_layrnorm",
+        "vision.encoder": f"{path}encoder",
+        **layer_names(layer, attention="self_attn", out="out_proj", norms=("layer_norm1", "layer_norm2")),
+        "vision.norm": f"{path}post_layernorm",
+        "vision.projection": "visual_projection",
+    }
+
+
+def clip_tower(
+    config: ClipVisionConfig,
+    *,
+    resampled: bool,
+    eager: bool,
+    images: Size = IMAGES,
+    root: bool = False,
+    read: bool = True,
+) -> tuple[Part, ...]:
+    """All modules from pixels to the normalised class token; other arguments as those of :func:`formulas`.
+
+    Args:
+        root: whether a module around them calls the encoder.
+        read: whether the normalised class token is what the encoder is for; else it is computed, and nothing reads it.
+
+    Source: Radford et al. 2021, CLIP; ``CLIPVisionModel`` (transformers).
+    """
+    containers = ("vision", "vision.encoder")
+    style = VisionStyle(
+        patch_bias=False,
+        own_table=False,
+        norm_first=True,
+        containers=("root", *containers) if root else containers,
+    )
+    # Of the last layer's tokens the class token alone is read.
+    norm = Part("vision.norm", (LayerNorm(images, sym("vision_hidden"), sym("b"), read),))
+    return (*vision_encoder(config, style, resampled=resampled, eager=eager, images=images), norm)
+
+
+PROJECTED = "CLIPVisionModelWithProjection"
+
+
+@dataclass(frozen=True, slots=True)
+class ClipVisionConfig(VisionConfig):
+    """Sizes, and the width of an optional projection of the class token; by default ViT-B/32 at 224."""
+
+    hidden: int = 768
+    intermediate: int = 3072
+    layers: int = 12
+    heads: int = 12
+    activation: str = "quick_gelu"
+    architecture: str = "CLIPVisionModel"
+    patch: int = 32
+    pooled: int = 0
+    """Width of the projected vector; 0: the class has no projection."""
+
+    not_drawn: ClassVar = NO_CLASSIFIER
+    model_type: ClassVar[str] = "clip_vision_model"
+    architectures: ClassVar = {"CLIPVisionModel": False, PROJECTED: False}
+    unused_keys: ClassVar = {
+        "initializer_factor": "of training alone",
+        **dict.fromkeys(("dropout", "vocab_size"), "the class does not read it"),
+    }
+
+    def sizes(self) -> dict[str, int]:
+        """Return symbol -> value, without the prefix of the symbols."""
+        return VisionConfig.sizes(self) | ({"pooled": self.pooled} if self.pooled else {})
+
+    def native(self) -> dict[str, Any]:
+        """Return the keyword arguments of the configuration class in transformers."""
+        return EncoderConfig.native(self) | ({"projection_dim": self.pooled} if self.pooled else {})
+
+    @classmethod
+    def read_fields(cls, top: Section, read: Mapping[str, Any]) -> dict[str, Any]:
+        """The width of the projection, if there is one."""
+        width = top.integer("projection_dim", 512)
+        return {"pooled": width if top.data.get("architectures") == [PROJECTED] else 0}
+
+
+@dataclass(frozen=True, slots=True)
+class ClipVision(VisionTarget[ClipVisionConfig]):
+    """``CLIPVisionModel``, or the class with a projection, with one configuration.
+
+    Source: Radford et al. 2021, CLIP; ``CLIPVisionModel``, ``CLIPVisionModelWithProjection`` (transformers).
+    """
+
+    config: ClipVisionConfig = field(default_factory=ClipVisionConfig)
+    name: str = "clip-vision"
+    model_types: ClassVar[tuple[str, ...]] = ("clip_vision_model",)
+
+    def formulas(self, workload: Workload) -> Ledger:
+        """Return the symbolic analytic ledger: ``exprs`` are set, ``costs`` are empty."""
+        config, eager, resampled = self.config, workload.attention == "eager", self.resampled(workload)
+        width, b = sym("vision_hidden"), sym("b")
+        parts = clip_tower(config, resampled=resampled, eager=eager, root=bool(config.pooled))
+        border = pixels() + IMAGES * image_tokens(config) * width
+        if not config.pooled:
+            return encoder_ledger(parts, clip_names(""), (border + IMAGES * width) * b)
+        projection = Linear(IMAGES, width, sym("vision_pooled"), b, bias=False)
+        return encoder_ledger(
+            (*parts, Part("vision.projection", (projection,))),
+            clip_names("vision_model."),
+            (border + IMAGES * sym("vision_pooled")) * b,
+        )
+
+    @classmethod
+    def drawn(cls, p: Mapping[str, int], rng: random.Random) -> tuple[ClipVision, dict[str, bool]]:
+        """Return a random small configuration for a proof, and its features."""
+        projected = rng.random() < 0.5
+        more: dict[str, Any] = {"architecture": PROJECTED, "pooled": p["vision_pooled"]} if projected else {}
+        made = cls(ClipVisionConfig(**cls.drawn_sizes(p, rng), **more))
+        return made, {**made.features(), "a projection": projected}
+
+
+TARGET: Final = ClipVision

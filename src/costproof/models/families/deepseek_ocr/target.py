@@ -1,0 +1,232 @@
+"""DeepSeek-OCR as a target: one place that knows configuration, workloads, formulas and model."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+from costproof.ledger.capture import SymbolDoc
+from costproof.ledger.errors import BadInput, CostproofError
+from costproof.ledger.files import read_configuration
+from costproof.ledger.node import Ledger
+from costproof.ledger.progress import Progress
+from costproof.ledger.workload import Experts, Invocation, Workload
+from costproof.models import settings
+from costproof.models.configured import Configured
+from costproof.models.decoding.build import with_numbers
+from costproof.models.families.deepseek_ocr import build, exports, geometry, runs
+from costproof.models.families.deepseek_ocr.build import DECODER
+from costproof.models.families.deepseek_ocr.checkpoint import checkpoint_ledger, placed
+from costproof.models.families.deepseek_ocr.config import OcrConfig, from_normalised
+from costproof.models.families.deepseek_ocr.config_file import parse_config
+from costproof.models.families.deepseek_ocr.formulas.symbols import symbol_docs
+from costproof.models.families.deepseek_ocr.page import IMAGE_STAGES, STAGES
+from costproof.models.families.deepseek_ocr.presets import DEFAULT_PRESET, MODES, SETTINGS, SIDES, USUAL_SIDES
+from costproof.models.families.deepseek_ocr.remote_code import snapshot
+from costproof.models.families.deepseek_ocr.workloads import make_workload, problems_of
+from costproof.models.jobs import Built, ExportJob, Run
+from costproof.models.stored import stored
+from costproof.models.stretch import layers_cut
+from costproof.models.target import Exportable, NamedWorkload, Setting, Target
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from costproof.claims.effects import Mistakes
+    from costproof.models.proof import Proof
+
+
+@dataclass(frozen=True, slots=True)
+class OcrTarget(Configured[OcrConfig]):
+    """What both implementations share: the configuration, its names, and the words for its workloads."""
+
+    config: OcrConfig = field(default_factory=OcrConfig)
+    name: str = "deepseek-ocr"
+    stages: ClassVar[tuple[str, ...]] = STAGES
+
+    @staticmethod
+    def presets() -> tuple[NamedWorkload, ...]:
+        """The modes of the paper, and two more."""
+        return MODES.named()
+
+    def symbol_docs(self) -> dict[str, SymbolDoc]:
+        """How the symbols of its formulas are typeset and what they mean."""
+        return symbol_docs()
+
+
+@dataclass(frozen=True, slots=True)
+class DeepseekOcr(OcrTarget):
+    """The native classes of transformers with one configuration."""
+
+    @staticmethod
+    def settings() -> tuple[Setting, ...]:
+        """What can be chosen about a run beside the preset."""
+        return SETTINGS
+
+    @staticmethod
+    def mistakes() -> Mistakes:
+        """What models of the vision towers and of the projector get wrong."""
+        from costproof.models.mistakes.deepseek_ocr import MISTAKES
+
+        return MISTAKES
+
+    @classmethod
+    def default(cls) -> DeepseekOcr:
+        """The published checkpoint's configuration."""
+        return cls()
+
+    @classmethod
+    def from_file(cls, path: Path) -> DeepseekOcr:
+        """The configuration in a vendor or native file."""
+        data = read_configuration(path)
+        return cls(parse_config(data, where=str(path)), stored=stored(data, path))
+
+    @classmethod
+    def from_normalised(cls, text: str) -> DeepseekOcr:
+        """The configuration that :meth:`normalised` wrote."""
+        return cls(from_normalised(json.loads(text)))
+
+    @staticmethod
+    def reads(folder: Path) -> bool:
+        """Whether a folder is meant for this target: it holds a file of the remote code."""
+        return any((folder / name).is_file() for name in snapshot.CODE)
+
+    @staticmethod
+    def folder_holds() -> str:
+        """What a folder for this target holds."""
+        return "a snapshot of DeepSeek-OCR: " + ", ".join(snapshot.REQUIRED)
+
+    @staticmethod
+    def from_folder(folder: Path, *, trusted: bool) -> Target:
+        """The remote code in a folder."""
+        from costproof.models.families.deepseek_ocr.remote_code.target import RemoteCodeOcr
+
+        return RemoteCodeOcr.from_folder(folder, trusted=trusted)
+
+    def first_layers(self, layers: int) -> tuple[OcrConfig, dict[str, str]]:
+        """The model with its first decoder layers, and towers cut as far as their structure allows.
+
+        The decoder keeps its dense layers and at least one mixture of experts. SAM keeps its layers up to
+        the first one with global attention (and one with windows, where it has any); CLIP keeps as many layers as the
+        decoder. Widths, experts and tables stay as they are.
+        """
+        text, sam, clip = self.config.text, self.config.sam, self.config.clip
+        layers, words = layers_cut("decoder", layers, min(text.dense_layers + 1, text.layers), text.layers)
+        cut = {"decoder layers": words}
+        if not words:
+            return self.config, {}
+        windowed = [i for i in range(sam.layers) if i not in sam.global_layers]
+        kept = max([min(kind) + 1 for kind in (sam.global_layers, windowed) if kind], default=sam.layers)
+        clipped = min(layers, clip.layers)
+        small = replace(
+            self.config,
+            text=replace(text, layers=layers),
+            sam=replace(sam, layers=kept, global_layers=tuple(i for i in sam.global_layers if i < kept)),
+            clip=replace(clip, layers=clipped),
+        )
+        cut |= {"SAM layers": f"{kept} of {sam.layers}", "CLIP layers": f"{clipped} of {clip.layers}"}
+        return small, cut
+
+    def workload(self, preset: str | None = None, **settings: Any) -> Workload:
+        """Return a preset with changes; ``settings`` as for :func:`~.workloads.make_workload`."""
+        return make_workload(preset or DEFAULT_PRESET, config=self.config, usual=self.dtype, **settings)
+
+    def problems(self, workload: Workload) -> list[CostproofError]:
+        """Everything that keeps the model from running a workload."""
+        found = problems_of(self.config, workload)
+        text = self.config.text
+        if workload.attention == "eager" and text.kv_heads != text.heads:
+            found.append(
+                BadInput(
+                    "the native model's eager attention cannot share key/value heads",
+                    where="--attention",
+                    expected=f"sdpa, or as many key/value heads as heads ({text.heads})",
+                    got=f"eager with {text.kv_heads} key/value heads",
+                    fix="leave --attention at sdpa",
+                )
+            )
+        return found + settings.device_problems(workload, self.options)
+
+    def invocations(self, workload: Workload) -> tuple[Invocation, ...]:
+        """The calls of the stages in one run, in order, with the values of their symbols."""
+        return geometry.invocations(self.config, workload)
+
+    def formulas(self, workload: Workload) -> Ledger:
+        """The analytic ledger in symbols: ``exprs`` filled, ``costs`` empty."""
+        from costproof.models.families.deepseek_ocr.formulas.ledger import ledger
+
+        found = ledger(geometry.structure(self.config, workload))
+        # How often a loop over experts turns depends on the data; a formula counts one call for all of them.
+        return replace(found, conventions={"expert_kernel": "grouped_mm"}) if workload.experts == "eager" else found
+
+    def checkpoint(self) -> Ledger | None:
+        """Parameters of the published checkpoint, if this configuration has its shapes."""
+        return checkpoint_ledger() if self.config.shapes() == OcrConfig().shapes() else None
+
+    @staticmethod
+    def proof_settings() -> tuple[Setting, ...]:
+        """What can be chosen about a proof beside the random configurations."""
+        return (SIDES,)
+
+    def proof(self, samples: int, seed: int, sides: str = USUAL_SIDES) -> Proof:
+        """The pieces of a proof: runs, sides, pages, and random small configurations."""
+        from costproof.models.families.deepseek_ocr import domain
+
+        return domain.proof(self, samples, seed, sides)
+
+    def build(self, workload: Workload) -> nn.Module:
+        """The model on the meta device, in the workload's dtype.
+
+        A loop over experts depends on data; what is exported in its place does the same products.
+        """
+        return self._build(workload, "grouped_mm" if workload.experts == "eager" else workload.experts)
+
+    def _build(self, workload: Workload, experts: Experts) -> nn.Module:
+        return build.build_model(
+            self.config.native_kwargs(),
+            dtype=workload.dtype,
+            attention=workload.attention,
+            experts=experts,
+            context=geometry.sequence_length(self.config, workload) + workload.new_tokens,
+        )
+
+    def build_run(self, workload: Workload, progress: Progress) -> Built:
+        """The model that the dynamic source runs, on meta or with numbers.
+
+        Raises:
+            Problems: the checkpoint does not fit.
+            Incomplete: the device is not there, or no kernel of FlashAttention.
+        """
+        model = self._build(workload, workload.experts)
+        return with_numbers(model, workload, DECODER, self.options, progress, placed)
+
+    def stages_of(self, path: str, workload: Workload) -> tuple[str, ...]:
+        """The stages that a module works in, in the order of the run."""
+        return build.PARTS.stages(path, workload.new_tokens)
+
+    def export_jobs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
+        """What the static source has to export."""
+        return exports.export_jobs(model, workload)
+
+    def runs(self, model: nn.Module, workload: Workload) -> tuple[Run, ...]:
+        """What the dynamic source has to trace."""
+        if next(model.parameters()).device.type == "meta":
+            return runs.shape_runs(model, workload)
+        return runs.real_runs(model, workload, self.options.seed)
+
+    def derivable(self, stage: str) -> tuple[Exportable, Workload, dict[str, int]] | None:
+        """The vision stages with the side of a view as a symbol."""
+        from costproof.models.families.deepseek_ocr.any_side import AnySide
+
+        target = AnySide(self.config)
+        return (target, target.run(), {"H": target.step}) if stage in IMAGE_STAGES else None
+
+    def stage_runs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
+        """What the isolated source has to trace."""
+        return exports.stage_runs(model, workload)
+
+
+TARGET: Final = DeepseekOcr
+"""What the name ``deepseek-ocr`` stands for."""

@@ -1,0 +1,199 @@
+"""The configuration of DeepSeek-OCR 2: everything that decides a cost. The defaults are the published model's.
+
+Source: Wei et al. 2026, DeepSeek-OCR 2: Visual Causal Flow (arXiv 2601.20552): SAM-base with features of 896 channels,
+an encoder of the shape of Qwen2-0.5B, and the decoder of DeepSeek-OCR.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Final, Self
+
+from costproof.ledger.errors import CostproofError
+from costproof.models.families.deepseek_ocr.config import NOT_DRAWN, SAM_KEYS, TEXT_KEYS, SamConfig, TextConfig
+from costproof.models.families.deepseek_ocr.consistency import contradictions
+from costproof.models.families.deepseek_ocr.native_config import WAIVED, read_sam, read_text
+from costproof.models.native import NativeConfig
+from costproof.models.section import Section, renamed, shown
+
+ENCODER_KEYS: Final = {
+    "hidden": "hidden_size",
+    "layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads",
+    "intermediate": "intermediate_size",
+}
+"""Sizes -> their keys in a file."""
+_VISION: Final = "vision_config"
+PATHS: Final = {
+    **{f"sam.{name}": f"$.{_VISION}.sam_config.{key}" for name, key in SAM_KEYS.items()},
+    "sam.global_layers": f"$.{_VISION}.sam_config.global_attn_indexes",
+    "sam.downsample": f"$.{_VISION}.sam_config.downsample_channels",
+    **{f"encoder.{name}": f"$.{_VISION}.encoder_config.{key}" for name, key in ENCODER_KEYS.items()},
+    **{f"text.{name}": f"$.text_config.{key}" for name, key in TEXT_KEYS.items()},
+    "text.dense_layers": "$.text_config.mlp_layer_types",
+    "image_token": "$.image_token_id",
+}
+"""Where each number stands in a file."""
+_ENCODER_WAIVED: Final = {
+    **WAIVED,
+    **dict.fromkeys(("vocab_size", "tie_word_embeddings"), "the encoder has no table of tokens"),
+    **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), "the encoder has no table of tokens"),
+    **dict.fromkeys(("sliding_window", "max_window_layers"), "windows are in use with use_sliding_window alone"),
+    "max_position_embeddings": "the rotary table is made for the positions that there are",
+    "rms_norm_eps": "the value of a constant costs nothing",
+    "rope_parameters": "the frequencies of a rotary table cost nothing where they are not scaled by length",
+    "use_cache": "the encoder keeps no cache",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderConfig:
+    """The encoder: a decoder's layers, whose keys are SAM's features and the queries up to the own one."""
+
+    hidden: int = 896
+    layers: int = 24
+    heads: int = 14
+    kv_heads: int = 2
+    intermediate: int = 4864
+
+    @property
+    def head_dim(self) -> int:
+        """Width of one attention head."""
+        return self.hidden // self.heads
+
+
+CLASS_SAM: Final = SamConfig(downsample=(512, 896))
+CLASS_ENCODER: Final = EncoderConfig(4096, 32, 32, 32, 22016)
+CLASS_TEXT: Final = TextConfig(
+    hidden=4096, layers=32, heads=32, kv_heads=32, intermediate=11008, moe_intermediate=1407, vocab=102_400,
+    max_positions=2048,
+)  # fmt: skip
+"""What the classes of transformers take for keys that a file leaves out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ocr2Config(NativeConfig):
+    """The whole model. The projector is a linear from the encoder's width to the decoder's."""
+
+    sam: SamConfig = CLASS_SAM
+    encoder: EncoderConfig = field(default_factory=EncoderConfig)
+    text: TextConfig = field(default_factory=TextConfig)
+    image_token: int = 128_815
+    waived: tuple[tuple[str, str], ...] = field(default=(), compare=False)
+    """Keys of the file that were read and not used, with the reason."""
+
+    not_drawn: ClassVar = NOT_DRAWN
+    model_type: ClassVar[str] = "deepseek_ocr2"
+    architecture: ClassVar[str] = "DeepseekOcr2ForConditionalGeneration"
+
+    def symbols(self) -> dict[str, int]:
+        """Values of the configuration's symbols, as the formulas name them."""
+        sam, encoder, text = self.sam, self.encoder, self.text
+        named = {
+            "sam": (sam, ("hidden", "heads", "head_dim", "mlp", "layers", "window", "patch", "image")),
+            "encoder": (encoder, ("hidden", "heads", "kv_heads", "head_dim", "intermediate", "layers")),
+            "text": (
+                text,
+                ("hidden", "heads", "kv_heads", "head_dim", "intermediate", "layers", "experts", "topk", "vocab"),
+            ),
+        }
+        return {
+            "in_channels": sam.channels,
+            **{f"{part}_{name}": getattr(sizes, name) for part, (sizes, names) in named.items() for name in names},
+            "sam_out": sam.neck,
+            "sam_down1": sam.downsample[0],
+            "sam_down2": sam.downsample[1],
+            "text_dense": text.dense_layers,
+            "text_moe": text.moe_intermediate,
+            "text_shared": text.shared_experts,
+        }
+
+    def native(self) -> dict[str, Any]:
+        """Keyword arguments for the configuration class of transformers."""
+        sam, text = self.sam, self.text
+        return {
+            _VISION: {
+                "sam_config": {
+                    **renamed(sam, SAM_KEYS),
+                    "global_attn_indexes": list(sam.global_layers),
+                    "downsample_channels": list(sam.downsample),
+                    "num_channels": sam.channels,
+                },
+                "encoder_config": renamed(self.encoder, ENCODER_KEYS),
+            },
+            "text_config": {
+                **renamed(text, TEXT_KEYS),
+                "mlp_layer_types": ["dense"] * text.dense_layers + ["sparse"] * (text.layers - text.dense_layers),
+                "rms_norm_eps": text.rms_norm_eps,
+                "rope_parameters": {"rope_type": "default", "rope_theta": text.rope_theta},
+                "routed_scaling_factor": text.routed_scaling_factor,
+            },
+            "image_token_id": self.image_token,
+        }
+
+    @classmethod
+    def read(cls, data: object, problems: list[CostproofError]) -> Self:
+        """A model in the value of a file."""
+        top = Section(data, "$", problems)
+        top.waive(WAIVED)
+        top.fixed("architectures", [cls.architecture], None, why="no formulas for this class", default=None)
+        top.fixed("model_type", cls.model_type, why="this is the configuration of another model")
+        top.fixed("tie_word_embeddings", False, why="an lm_head that shares the embedding table is not described")
+        vision = top.child(_VISION, optional=True)
+        vision.waive(WAIVED)
+        vision.fixed("model_type", "deepseek_ocr2_vision", why="this vision tower is not the native one")
+        text = top.child("text_config", optional=True)
+        if "mlp_layer_types" not in text.data:
+            text.problem("a key is missing", "mlp_layer_types", expected="'dense' or 'sparse' per layer")
+        config = cls(
+            sam=_sam(vision.child("sam_config", optional=True)),
+            encoder=_encoder(vision.child("encoder_config", optional=True)),
+            text=read_text(text, "deepseek_ocr2_text", CLASS_TEXT),
+            image_token=top.integer("image_token_id", cls().image_token, least=0),
+        )
+        waived = top.finish(strict=True)
+        problems += [] if problems else config.contradictions()
+        return cls(config.sam, config.encoder, config.text, config.image_token, waived)
+
+    @classmethod
+    def from_normalised(cls, text: str) -> Self:
+        """The configuration that :meth:`normalised` wrote; it is trusted, not checked."""
+        data = json.loads(text)
+        sam: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in data["sam"].items()
+        }
+        made = SamConfig(**sam), EncoderConfig(**data["encoder"]), TextConfig(**data["text"])
+        return cls(*made, image_token=data["image_token"])
+
+    def contradictions(self) -> list[CostproofError]:
+        """Every number that a model cannot run with, or that cannot stand beside another."""
+        return contradictions(self, PATHS, "encoder")
+
+
+def _sam(section: Section) -> SamConfig:
+    """The class works the MLP's width out of the tower's where a file does not say it."""
+    section.waive({"scale": "the model's code never reads it"})
+    ratio, hidden, usual = (
+        section.number("mlp_ratio", 4.0),
+        section.data.get("hidden_size", CLASS_SAM.hidden),
+        CLASS_SAM,
+    )
+    if section.data.get("mlp_dim") is None and isinstance(hidden, int):
+        section.data = {key: value for key, value in section.data.items() if key != "mlp_dim"}
+        usual = replace(CLASS_SAM, mlp=int(hidden * ratio))
+    return read_sam(section, "deepseek_ocr2_sam_vision_model", usual)
+
+
+def _encoder(section: Section) -> EncoderConfig:
+    section.waive(_ENCODER_WAIVED)
+    section.fixed("model_type", "deepseek_ocr2_encoder", why="this encoder is not the native one")
+    section.fixed("hidden_act", "silu", why="only this activation is described by the formulas")
+    section.fixed("use_sliding_window", False, why="windows in the encoder are not described by the formulas")
+    sizes = section.sizes(ENCODER_KEYS, CLASS_ENCODER)
+    kinds = section.take("layer_types", None)
+    if kinds is not None and kinds != ["full_attention"] * sizes["layers"]:
+        what = "only layers that see all are described by the formulas"
+        section.problem(what, "layer_types", expected=f"{sizes['layers']} of 'full_attention'", got=shown(kinds))
+    return EncoderConfig(**sizes)

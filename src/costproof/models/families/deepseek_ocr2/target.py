@@ -1,0 +1,218 @@
+"""DeepSeek-OCR 2 as a target: transformers' own class with one configuration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
+
+from costproof.ledger.capture import SymbolDoc
+from costproof.ledger.errors import CostproofError
+from costproof.ledger.node import Ledger
+from costproof.ledger.progress import Progress
+from costproof.ledger.workload import FLOAT_BYTES, Attention, Invocation, TensorSpec, Workload
+from costproof.models import settings
+from costproof.models.decoding import names as decoding
+from costproof.models.decoding.build import with_numbers
+from costproof.models.families.deepseek_ocr import runs
+from costproof.models.families.deepseek_ocr.page import page_of, views
+from costproof.models.families.deepseek_ocr.workloads import make_workload, problems_of
+from costproof.models.families.deepseek_ocr2 import build
+from costproof.models.families.deepseek_ocr2.config import Ocr2Config
+from costproof.models.families.deepseek_ocr2.page import IMAGE_STAGES, MODES, STAGES, queries, vision_tokens
+from costproof.models.jobs import Built, ExportJob, Run
+from costproof.models.native import Native
+from costproof.models.stretch import layers_cut
+from costproof.models.target import NamedWorkload, Setting
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Mapping
+
+    from torch import nn
+
+    from costproof.models.encoding.domain import Domain
+    from costproof.models.proof import Proof
+
+
+@dataclass(frozen=True, slots=True)
+class DeepseekOcr2(Native[Ocr2Config]):
+    """``DeepseekOcr2ForConditionalGeneration`` with one configuration."""
+
+    config: Ocr2Config = field(default_factory=Ocr2Config)
+    name: str = "deepseek-ocr2"
+    model_types: ClassVar[tuple[str, ...]] = ("deepseek_ocr2",)
+    stages: ClassVar[tuple[str, ...]] = STAGES
+    attentions: ClassVar[tuple[Attention, ...]] = ("sdpa", "eager")
+
+    @staticmethod
+    def settings() -> tuple[Setting, ...]:
+        """What can be chosen about a run beside the preset."""
+        return MODES.settings
+
+    @staticmethod
+    def presets() -> tuple[NamedWorkload, ...]:
+        """The views that the processor makes of a page."""
+        return MODES.named()
+
+    @classmethod
+    def describes(cls, architecture: str) -> bool:
+        """Whether the formulas describe this class of transformers."""
+        return architecture == Ocr2Config.architecture
+
+    @classmethod
+    def from_normalised(cls, text: str) -> Self:
+        """The configuration that a certificate holds."""
+        return cls(Ocr2Config.from_normalised(text))
+
+    def symbol_docs(self) -> dict[str, SymbolDoc]:
+        """How the symbols of its formulas are typeset and what they mean."""
+        from costproof.models.families.deepseek_ocr2.formulas.symbols import symbol_docs
+
+        return symbol_docs()
+
+    def first_layers(self, layers: int) -> tuple[Ocr2Config, dict[str, str]]:
+        """The first layers of the decoder, of the encoder as many, of SAM until both its kinds are there."""
+        text, sam, encoder = self.config.text, self.config.sam, self.config.encoder
+        layers, words = layers_cut("decoder", layers, min(text.dense_layers + 1, text.layers), text.layers)
+        cut = {"decoder layers": words}
+        if not words:
+            return self.config, {}
+        windowed = [i for i in range(sam.layers) if i not in sam.global_layers]
+        kept = max([min(kind) + 1 for kind in (sam.global_layers, windowed) if kind], default=sam.layers)
+        small = replace(
+            self.config,
+            text=replace(text, layers=layers),
+            sam=replace(sam, layers=kept, global_layers=tuple(i for i in sam.global_layers if i < kept)),
+            encoder=replace(encoder, layers=min(layers, encoder.layers)),
+        )
+        cut["SAM layers"] = f"{kept} of {sam.layers}"
+        cut["encoder layers"] = f"{small.encoder.layers} of {encoder.layers}"
+        return small, cut
+
+    def workload(self, preset: str | None = None, **settings: Any) -> Workload:
+        """A preset with changes."""
+        return make_workload(preset or MODES.usual, config=self.config, modes=MODES, usual=self.dtype, **settings)
+
+    def problems(self, workload: Workload) -> list[CostproofError]:
+        """Everything that keeps the model from running a workload."""
+        return problems_of(self.config, workload, MODES) + settings.device_problems(workload, self.options)
+
+    def invocations(self, workload: Workload) -> tuple[Invocation, ...]:
+        """The calls of the stages in one run, in order, with the values of their symbols.
+
+        Symbols. Towers and projector: n views, H pixels per side, Q queries. Prefill: S prompt tokens, V vision tokens
+        among them, and with a page Q_g, with crops Q_c, grid_w, grid_h. All else as for a decoder.
+        """
+        page, stride, width = page_of(workload), self.config.sam.stride, self.config.encoder.hidden
+        found, features = [], []
+        for name, count, side in views(workload):
+            rows, grid = queries(side, stride), side // stride
+            values = {"B": workload.batch, "b": FLOAT_BYTES[workload.dtype], "n": count, "H": side, "Q": rows}
+            taken = ((self.config.sam.channels, side, side), (width, grid, grid), (rows, width))
+            found += [
+                Invocation(stage, name, 1, values, (TensorSpec((count, *shape), workload.dtype),))
+                for stage, shape in zip(IMAGE_STAGES, taken, strict=True)
+            ]
+            features.append(TensorSpec((count, rows, self.config.text.hidden), workload.dtype))
+        seen = vision_tokens(page, stride)
+        prefill, decode = decoding.invocations(replace(workload, text_tokens=seen + workload.text_tokens))
+        symbols = {**prefill.symbols, "V": seen}
+        if page is not None:
+            symbols["Q_g"] = queries(page.base_size, stride)
+            if page.grid is not None:
+                symbols |= {"Q_c": queries(page.image_size, stride), "grid_w": page.grid[0], "grid_h": page.grid[1]}
+        return (*found, replace(prefill, symbols=symbols, inputs=(*prefill.inputs, *features)), decode)
+
+    def formulas(self, workload: Workload) -> Ledger:
+        """The analytic ledger in symbols: ``exprs`` filled, ``costs`` empty."""
+        from costproof.models.families.deepseek_ocr.formulas.structure import Structure, View
+        from costproof.models.families.deepseek_ocr2.formulas.ledger import ledger
+
+        sam, text = self.config.sam, self.config.text
+        structure = Structure(
+            views=tuple(
+                View(
+                    name,
+                    sam_resampled=side // sam.patch != sam.image // sam.patch,
+                    clip_resampled=False,
+                    sam_padded=side // sam.patch % sam.window != 0,
+                )
+                for name, _, side in views(workload)
+            ),
+            sam_layers=sam.layers,
+            sam_global_layers=sam.global_layers,
+            text_layers=text.layers,
+            text_dense=text.dense_layers,
+            attention=workload.attention,
+            logits=workload.logits,
+            experts=workload.experts,
+            decode=workload.new_tokens > 0,
+        )
+        found = ledger(structure, self.config.encoder.layers)
+        return replace(found, conventions={"expert_kernel": "grouped_mm"}) if workload.experts == "eager" else found
+
+    @staticmethod
+    def proof_settings() -> tuple[Setting, ...]:
+        """None: the sides of views are the processor's."""
+        return ()
+
+    def proof(self, samples: int, seed: int) -> Proof:
+        """All stages with their sizes as symbols, and random configurations."""
+        from costproof.models.encoding.domain import proof
+
+        return proof(self, samples, seed)
+
+    def domain(self) -> Domain:
+        """Pages with crops and without, text; random sizes."""
+        from costproof.models.families.deepseek_ocr2.domain import domain
+
+        return domain()
+
+    @classmethod
+    def drawn(cls, p: Mapping[str, int], rng: random.Random) -> tuple[DeepseekOcr2, dict[str, bool]]:
+        """Return a random small configuration for a proof; see :func:`~.domain.drawn`."""
+        from costproof.models.families.deepseek_ocr2.domain import drawn
+
+        config, has = drawn(p, rng)
+        return cls(config), has
+
+    def drawn_run(self, p: Mapping[str, int], workload: Workload) -> Workload:
+        """The page and the text of a draw."""
+        from costproof.models.families.deepseek_ocr2.domain import drawn_run
+
+        return drawn_run(p, workload)
+
+    def build(self, workload: Workload) -> nn.Module:
+        """The model on the meta device, in the workload's dtype."""
+        return build.build_model(self.config, workload)
+
+    def build_run(self, workload: Workload, progress: Progress) -> Built:
+        """The model that the dynamic source runs, on meta or with numbers.
+
+        Raises:
+            Problems: the checkpoint does not fit.
+            Incomplete: the device is not there.
+        """
+        return with_numbers(self.build(workload), workload, build.DECODER, self.options, progress)
+
+    def stages_of(self, path: str, workload: Workload) -> tuple[str, ...]:
+        """The stages that a module works in, in the order of the run."""
+        return build.PARTS.stages(path, workload.new_tokens)
+
+    def export_jobs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
+        """What the static source has to export."""
+        return build.export_jobs(model, workload)
+
+    def stage_runs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
+        """What the isolated source has to trace."""
+        return build.stage_runs(model, workload)
+
+    def runs(self, model: nn.Module, workload: Workload) -> tuple[Run, ...]:
+        """What the dynamic source has to trace."""
+        if next(model.parameters()).device.type == "meta":
+            return runs.shape_runs(model, workload, build.READER)
+        return runs.real_runs(model, workload, self.options.seed, build.READER)
+
+
+TARGET: Final = DeepseekOcr2
+"""What the name ``deepseek-ocr2`` stands for."""

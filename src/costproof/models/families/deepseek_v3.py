@@ -1,0 +1,110 @@
+"""DeepSeek-V3: latent attention, grouped experts behind dense layers, shared experts (transformers' native class)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+from costproof.analytic.rotary import RotaryTable
+from costproof.analytic.router import Routing
+from costproof.ledger.errors import BadInput, CostproofError
+from costproof.ledger.symbols import sym
+from costproof.models.decoding.config import (
+    number_of,
+)
+from costproof.models.decoding.formulas import DecoderStyle
+from costproof.models.decoding.latent import LatentConfig, LatentTarget, latent_style, latents_of
+from costproof.models.section import Section
+from costproof.models.stored import Stored
+
+if TYPE_CHECKING:
+    from costproof.claims.effects import Mistakes
+
+
+@dataclass(frozen=True, slots=True)
+class DeepseekV3Config(LatentConfig):
+    """Sizes, and how experts are chosen and weighted; by default the published configuration."""
+
+    hidden: int = 7168
+    intermediate: int = 18432
+    layers: int = 61
+    heads: int = 128
+    kv_heads: int = 0
+    head_dim: int = 0
+    vocab: int = 129280
+    max_positions: int = 163840
+    experts: int = 256
+    top_k: int = 8
+    expert_width: int = 2048
+    shared: int = 1
+    dense_layers: int = 3
+    groups: int = 8
+    best_groups: int = 4
+    q_rank: int = 1536
+    kv_rank: int = 512
+    nope: int = 128
+    rope: int = 64
+    value: int = 128
+    norm_topk: bool = True
+    """Whether the router's weights are divided by their sum."""
+
+    model_type: ClassVar[str] = "deepseek_v3"
+    architecture: ClassVar[str] = "DeepseekV3ForCausalLM"
+    keys: ClassVar = {**LatentConfig.keys, "norm_topk": "norm_topk_prob"}
+    class_defaults: ClassVar = {"num_key_value_heads": 128, "max_position_embeddings": 4096, "norm_topk_prob": True}
+
+    @classmethod
+    def read_fields(cls, top: Section, sizes: Mapping[str, int]) -> dict[str, Any]:
+        """Experts, their groups, dense layers, and the widths of latent attention."""
+        top.fixed("scoring_func", "sigmoid", why="the class scores experts in this way alone")
+        top.fixed("rope_interleave", True, why="the formulas describe neighbours that are rotated together")
+        top.fixed("topk_method", "noaux_tc", why="the class chooses experts in this way alone")
+        groups = {field: number_of(top, cls(), field) for field in ("groups", "best_groups")}
+        latents = latents_of(top, cls())
+        # Files that the class saved have it: its table of angles is as wide as this says.
+        top.fixed("head_dim", latents["rope"], why="the class rotates the rotated part, and no more")
+        return {**latents, **groups}
+
+    def contradictions(self) -> list[CostproofError]:
+        """Return an error for each combination of sizes that the class in transformers rejects or cannot run."""
+        found = LatentConfig.contradictions(self)
+        if self.experts < 2 * self.groups:
+            expected = f"at most {self.experts // 2}: its two best experts judge a group"
+            found.append(BadInput("the groups are too small", where="$.n_group", expected=expected, got=self.groups))
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class DeepseekV3(LatentTarget[DeepseekV3Config]):
+    """``DeepseekV3ForCausalLM`` with one configuration.
+
+    Source: DeepSeek-AI 2024, DeepSeek-V3 Technical Report; ``DeepseekV3ForCausalLM`` (transformers).
+    """
+
+    config: DeepseekV3Config = field(default_factory=DeepseekV3Config)
+    name: str = "deepseek-v3"
+    model_types: ClassVar[tuple[str, ...]] = ("deepseek_v3",)
+    released: ClassVar[Stored] = Stored((("weights", "fp8, blocks of 128 x 128 (published)"),))
+
+    @staticmethod
+    def mistakes() -> Mistakes:
+        """Return the mistakes that published numbers of it contain."""
+        from costproof.models.mistakes.deepseek_v3 import MISTAKES
+
+        return MISTAKES
+
+    def style(self) -> DecoderStyle:
+        """Return how its layers differ from the default decoder."""
+        routing = Routing(
+            scoring="sigmoid",
+            groups=sym("text_router_groups"),
+            group_best=2,
+            corrected=True,
+            normalised=self.config.norm_topk,
+            floor=True,
+        )
+        return latent_style(self.config, routing, RotaryTable, as_complex=False)
+
+
+TARGET: Final = DeepseekV3

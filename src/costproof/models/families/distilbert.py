@@ -1,0 +1,127 @@
+"""DistilBERT: BERT with half the layers, without segments and without a pooler (transformers' native class)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar, Final
+
+from costproof.analytic.compose import Part
+from costproof.analytic.linear import Linear
+from costproof.analytic.mlp import Activation
+from costproof.ledger.node import Ledger
+from costproof.ledger.symbols import sym
+from costproof.ledger.workload import Workload
+from costproof.models.encoding.config import (
+    TextEncoderConfig,
+)
+from costproof.models.encoding.formulas import (
+    TextEncoderStyle,
+    encoder_ledger,
+    masked_words,
+    text_encoder,
+)
+from costproof.models.encoding.texts import TextTarget
+
+if TYPE_CHECKING:
+    pass
+
+_LAYER: Final = "text.layer"
+_STYLE: Final = TextEncoderStyle(segments=False, added_apart=False, layer_containers=("mlp_dropout",))
+
+
+def _names(path: str) -> Mapping[str, str]:
+    """Return role -> module path, for an encoder whose module paths begin with ``path``."""
+    layer, embeddings = f"{path}transformer.layer.{{i}}", f"{path}embeddings"
+    return {
+        "root": "",
+        "text": path.rstrip("."),
+        "text.embeddings": embeddings,
+        **{f"text.{x}": f"{embeddings}.{x}_embeddings" for x in ("word", "position")},
+        "text.norm_first": f"{embeddings}.LayerNorm",
+        "text.dropout": f"{embeddings}.dropout",
+        "text.encoder": f"{path}transformer",
+        _LAYER: layer,
+        f"{_LAYER}.attention": f"{layer}.attention",
+        **{f"{_LAYER}.attention.{x}": f"{layer}.attention.{x}_lin" for x in ("q", "k", "v", "out")},
+        f"{_LAYER}.norm1": f"{layer}.sa_layer_norm",
+        f"{_LAYER}.mlp": f"{layer}.ffn",
+        f"{_LAYER}.mlp.up": f"{layer}.ffn.lin1",
+        f"{_LAYER}.mlp.activation": f"{layer}.ffn.activation",
+        f"{_LAYER}.mlp.down": f"{layer}.ffn.lin2",
+        f"{_LAYER}.mlp_dropout": f"{layer}.ffn.dropout",
+        f"{_LAYER}.norm2": f"{layer}.output_layer_norm",
+        "dropout": "dropout",
+        "pre_classifier": "pre_classifier",
+        "classifier": "classifier",
+        "cls.dense": "vocab_transform",
+        "cls.activation": "activation",
+        "cls.norm": "vocab_layer_norm",
+        "lm_head": "vocab_projector",
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class DistilBertConfig(TextEncoderConfig):
+    """Sizes and the class of transformers; by default DistilBERT-base."""
+
+    hidden: int = 768
+    intermediate: int = 3072
+    layers: int = 6
+    heads: int = 12
+    activation: str = "gelu"
+    architecture: str = "DistilBertModel"
+
+    model_type: ClassVar[str] = "distilbert"
+    architectures: ClassVar = {
+        "DistilBertForMaskedLM": False, "DistilBertModel": False, "DistilBertForSequenceClassification": True,
+    }  # fmt: skip
+    keys: ClassVar = {
+        **TextEncoderConfig.keys,
+        "hidden": "dim",
+        "intermediate": "hidden_dim",
+        "layers": "n_layers",
+        "heads": "n_heads",
+        "activation": "activation",
+    }
+    unused_keys: ClassVar = {
+        **dict.fromkeys(("dropout", "qa_dropout", "seq_classif_dropout"), "of training alone"),
+        "sinusoidal_pos_embds": "what the table of positions begins as decides no cost",
+        "tie_weights_": "the class does not read it",
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class DistilBert(TextTarget[DistilBertConfig]):
+    """``DistilBertModel``, or a class with a head, with one configuration.
+
+    Source: Sanh et al. 2019, DistilBERT; ``DistilBertModel``, ``DistilBertForMaskedLM``,
+    ``DistilBertForSequenceClassification`` (transformers).
+    """
+
+    config: DistilBertConfig = field(default_factory=DistilBertConfig)
+    name: str = "distilbert"
+    model_types: ClassVar[tuple[str, ...]] = ("distilbert",)
+
+    def formulas(self, workload: Workload) -> Ledger:
+        """Return the symbolic analytic ledger: ``exprs`` are set, ``costs`` are empty."""
+        config, eager = self.config, workload.attention == "eager"
+        texts, b, width, labels = sym("B"), sym("b"), sym("text_hidden"), sym("text_labels")
+        parts = text_encoder(config, _STYLE, eager=eager)
+        if config.masked:
+            head = masked_words(config.activation, holds_bias="lm_head")
+            return encoder_ledger(
+                (Part("root"), *parts, *head), _names("distilbert."), texts * sym("S") * sym("text_vocab") * b
+            )
+        if not config.labels:
+            return encoder_ledger(parts, _names(""), texts * sym("S") * width * b)
+        head = (
+            Part("root", (Activation(texts * width, "relu", b),)),
+            Part("pre_classifier", (Linear(texts, width, width, b),)),
+            Part("dropout"),
+            Part("classifier", (Linear(texts, width, labels, b),)),
+        )
+        return encoder_ledger((*parts, *head), _names("distilbert."), texts * labels * b)
+
+
+TARGET: Final = DistilBert

@@ -1,0 +1,95 @@
+"""Gemma 2: norms on both sides, soft caps, every other layer with a window (transformers' native class)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Final
+
+from costproof.ledger.workload import Attention
+from costproof.models.decoding.config import (
+    WindowedConfig,
+    pattern_of,
+)
+from costproof.models.decoding.formulas import ALL_PROJECTIONS, DecoderStyle
+from costproof.models.decoding.target import CausalTarget
+from costproof.models.section import Section
+
+
+@dataclass(frozen=True, slots=True)
+class Gemma2Config(WindowedConfig):
+    """Sizes, attention windows, optional attention biases and soft caps; by default Gemma-2-2b."""
+
+    hidden: int = 2304
+    intermediate: int = 9216
+    layers: int = 26
+    heads: int = 8
+    kv_heads: int = 4
+    head_dim: int = 256
+    vocab: int = 256000
+    max_positions: int = 8192
+    tied: bool = True
+    activation: str = "gelu_pytorch_tanh"
+    window: int = 4096
+    pattern: str = "wf"
+    attention_bias: bool = False
+    scores_capped: bool = True
+    logits_capped: bool = True
+
+    model_type: ClassVar[str] = "gemma2"
+    architecture: ClassVar[str] = "Gemma2ForCausalLM"
+    keys: ClassVar = {
+        **WindowedConfig.keys,
+        "activation": "hidden_activation",
+        "attention_bias": "attention_bias",
+        "scores_capped": "attn_logit_softcapping",
+        "logits_capped": "final_logit_softcapping",
+    }
+    number_flags: ClassVar = {"scores_capped": 50.0, "logits_capped": 30.0}
+    class_defaults: ClassVar = {
+        "num_key_value_heads": 4, "head_dim": 256, "max_position_embeddings": 8192, "tie_word_embeddings": True,
+        "hidden_activation": "gelu_pytorch_tanh", "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0,
+    }  # fmt: skip
+    unused_keys: ClassVar = {
+        "query_pre_attn_scalar": "decides no cost",
+        "hidden_act": "the class reads hidden_activation",
+        "sliding_window_size": "the class reads sliding_window",
+        "cache_implementation": "the cache of a run is a dynamic one",
+    }
+
+    @classmethod
+    def read_fields(cls, top: Section, sizes: Mapping[str, int]) -> dict[str, Any]:
+        """Window and pattern."""
+        why = "the formulas describe attention to what came before alone"
+        top.fixed("use_bidirectional_attention", None, False, why=why)
+        window = top.integer("sliding_window", 4096)
+        return {"window": window, "pattern": pattern_of(top, sizes["layers"], "wf")}
+
+
+@dataclass(frozen=True, slots=True)
+class Gemma2(CausalTarget[Gemma2Config]):
+    """``Gemma2ForCausalLM`` with one configuration.
+
+    Source: Gemma Team 2024, Gemma 2: Improving Open Language Models at a Practical Size; ``Gemma2ForCausalLM``
+    (transformers).
+    """
+
+    config: Gemma2Config = field(default_factory=Gemma2Config)
+    name: str = "gemma2"
+    model_types: ClassVar[tuple[str, ...]] = ("gemma2",)
+    # Fused attention has no soft cap.
+    attentions: ClassVar[tuple[Attention, ...]] = ("eager",)
+
+    def style(self) -> DecoderStyle:
+        """Return how its layers differ from the default decoder."""
+        return DecoderStyle(
+            bias=ALL_PROJECTIONS if self.config.attention_bias else (),
+            norm="centred_rms",
+            norm_after=True,
+            scaled_embeddings=True,
+            scores_capped=self.config.scores_capped,
+            logits_capped=self.config.logits_capped,
+        )
+
+
+TARGET: Final = Gemma2

@@ -1,0 +1,94 @@
+"""Gemma 3, text: norms on both sides, five layers with a window to one without (transformers' native class)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Final
+
+from costproof.models.decoding.config import (
+    WindowedConfig,
+    pattern_of,
+)
+from costproof.models.decoding.formulas import ALL_PROJECTIONS, DecoderStyle
+from costproof.models.decoding.target import CausalTarget
+from costproof.models.section import Section
+
+
+@dataclass(frozen=True, slots=True)
+class Gemma3Config(WindowedConfig):
+    """Sizes, attention windows, optional attention biases and logit cap; by default Gemma-3-1b (text)."""
+
+    hidden: int = 1152
+    intermediate: int = 6912
+    layers: int = 26
+    heads: int = 4
+    kv_heads: int = 1
+    head_dim: int = 256
+    vocab: int = 262144
+    max_positions: int = 32768
+    tied: bool = True
+    activation: str = "gelu_pytorch_tanh"
+    window: int = 512
+    pattern: str = "wwwwwf"
+    attention_bias: bool = False
+    logits_capped: bool = False
+
+    model_type: ClassVar[str] = "gemma3_text"
+    architecture: ClassVar[str] = "Gemma3ForCausalLM"
+    keys: ClassVar = {
+        **WindowedConfig.keys,
+        "activation": "hidden_activation",
+        "attention_bias": "attention_bias",
+        "logits_capped": "final_logit_softcapping",
+    }
+    number_flags: ClassVar = {"logits_capped": 30.0}
+    class_defaults: ClassVar = {
+        "num_key_value_heads": 4, "head_dim": 256, "max_position_embeddings": 131072, "tie_word_embeddings": True,
+        "hidden_activation": "gelu_pytorch_tanh",
+    }  # fmt: skip
+    unused_keys: ClassVar = {
+        **dict.fromkeys(
+            ("query_pre_attn_scalar", "rope_local_base_freq", "_sliding_window_pattern"), "decides no cost"
+        ),
+        "attn_logit_softcapping": "the class does not read it",
+        "cache_implementation": "the cache of a run is a dynamic one",
+    }
+    patterns: ClassVar[tuple[str, ...]] = ("f", "w", "wf", "wwf")
+
+    @classmethod
+    def read_fields(cls, top: Section, sizes: Mapping[str, int]) -> dict[str, Any]:
+        """Window and pattern; ``sliding_window_pattern`` says which layers have none: every so many."""
+        why = "the formulas describe attention to what came before alone"
+        top.fixed("use_bidirectional_attention", False, None, why=why)
+        every = top.integer("sliding_window_pattern", 6)
+        window = top.integer("sliding_window", 4096)
+        return {"window": window, "pattern": pattern_of(top, sizes["layers"], "w" * (every - 1) + "f")}
+
+
+@dataclass(frozen=True, slots=True)
+class Gemma3(CausalTarget[Gemma3Config]):
+    """``Gemma3ForCausalLM`` with one configuration.
+
+    Source: Gemma Team 2025, Gemma 3 Technical Report; ``Gemma3ForCausalLM`` (transformers).
+    """
+
+    config: Gemma3Config = field(default_factory=Gemma3Config)
+    name: str = "gemma3"
+    model_types: ClassVar[tuple[str, ...]] = ("gemma3_text",)
+
+    def style(self) -> DecoderStyle:
+        """Return how its layers differ from the default decoder."""
+        return DecoderStyle(
+            bias=ALL_PROJECTIONS if self.config.attention_bias else (),
+            qk_norm=True,
+            norm="centred_rms",
+            norm_after=True,
+            scaled_embeddings=True,
+            logits_capped=self.config.logits_capped,
+            # Layers with a window and layers without one rotate by different frequencies.
+            rotary_tables=len({*self.config.windows()}),
+        )
+
+
+TARGET: Final = Gemma3

@@ -1,0 +1,200 @@
+"""GPT-2: layer norms, one projection for queries, keys and values, learned positions (transformers' native class)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from random import Random
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+from costproof.analytic.attention_block import AttentionBlock
+from costproof.analytic.compose import Call, Part, analytic_ledger, numbered, prefill_and_decode
+from costproof.analytic.embedding import Embedding
+from costproof.analytic.feed_forward import Mlp
+from costproof.analytic.mlp import ACTIVATION_FLOPS
+from costproof.analytic.position_embedding import LearnedPositions
+from costproof.analytic.transformer import Decoder as DecoderBlock
+from costproof.analytic.transformer import TransformerLayer
+from costproof.ledger.errors import BadInput, CostproofError
+from costproof.ledger.node import Ledger
+from costproof.ledger.symbols import sym
+from costproof.ledger.workload import Workload
+from costproof.models.decoding.config import DecoderConfig
+from costproof.models.decoding.decoder import Decoder
+from costproof.models.decoding.formulas import ALL_PROJECTIONS, logits_and_masks
+from costproof.models.decoding.names import STAGES
+from costproof.models.decoding.target import CausalTarget
+from costproof.models.section import Section
+
+if TYPE_CHECKING:
+    from costproof.models.decoding.domain import Drawn
+
+_LAYER: Final = "transformer.h.{i}"
+_NAMES: Final = {
+    "root": "",
+    "text": "transformer",
+    "text.embedding": "transformer.wte",
+    "text.positions": "transformer.wpe",
+    "text.layer": _LAYER,
+    "text.layer.norm1": f"{_LAYER}.ln_1",
+    "text.layer.attention": f"{_LAYER}.attn",
+    "text.layer.attention.qkv": f"{_LAYER}.attn.c_attn",
+    "text.layer.attention.out": f"{_LAYER}.attn.c_proj",
+    "text.layer.norm2": f"{_LAYER}.ln_2",
+    "text.layer.mlp": f"{_LAYER}.mlp",
+    "text.layer.mlp.up": f"{_LAYER}.mlp.c_fc",
+    "text.layer.mlp.activation": f"{_LAYER}.mlp.act",
+    "text.layer.mlp.down": f"{_LAYER}.mlp.c_proj",
+    "text.norm": "transformer.ln_f",
+    "text.dropout": "transformer.drop",
+    "text.layer.attention.dropout": f"{_LAYER}.attn.resid_dropout",
+    "text.layer.mlp.dropout": f"{_LAYER}.mlp.dropout",
+    "lm_head": "lm_head",
+}
+
+_DROPOUTS: Final = ("text.layer.attention.dropout", "text.layer.mlp.dropout")
+"""Modules that are called but have no effect outside of training."""
+_SUMMARY = ("type", "use_proj", "activation", "proj_to_labels", "first_dropout")
+
+
+@dataclass(frozen=True, slots=True)
+class Gpt2Config(DecoderConfig):
+    """Sizes; key/value heads are as many as heads, and the heads share the width. By default the smallest GPT-2."""
+
+    hidden: int = 768
+    intermediate: int = 3072
+    layers: int = 12
+    heads: int = 12
+    kv_heads: int = 0
+    head_dim: int = 0
+    vocab: int = 50257
+    max_positions: int = 1024
+    tied: bool = True
+    activation: str = "gelu_new"
+
+    model_type: ClassVar[str] = "gpt2"
+    architecture: ClassVar[str] = "GPT2LMHeadModel"
+    keys: ClassVar = {
+        "hidden": "n_embd",
+        "intermediate": "n_inner",
+        "layers": "n_layer",
+        "heads": "n_head",
+        "vocab": "vocab_size",
+        "max_positions": "n_positions",
+        "tied": "tie_word_embeddings",
+        "activation": "activation_function",
+    }
+    ranges: ClassVar = {"text_positions": range(128, 228)}
+    derived: ClassVar = {"text_head_dim": "text_share"}
+    class_defaults: ClassVar = {"n_positions": 1024, "tie_word_embeddings": True, "activation_function": "gelu_new"}
+    unused_keys: ClassVar = {
+        **dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), "of training alone"),
+        **dict.fromkeys(("layer_norm_epsilon", "scale_attn_weights"), "decides no cost"),
+        "scale_attn_by_inverse_layer_idx": "decides no cost",
+        **{f"summary_{x}": "of a class with a head for a summary" for x in _SUMMARY},
+        **dict.fromkeys(("n_ctx", "n_special", "predict_special_tokens"), "the class does not read it"),
+    }
+
+    def symbols(self) -> dict[str, int]:
+        """Return the values of the symbols in the formulas."""
+        return {**DecoderConfig.symbols(self), "text_positions": self.max_positions}
+
+    def __post_init__(self) -> None:
+        """Set the sizes that follow from others: each head has its own keys and values, and its share of the width."""
+        object.__setattr__(self, "kv_heads", self.heads)
+        object.__setattr__(self, "head_dim", self.hidden // self.heads)
+
+    @classmethod
+    def read_sizes(cls, top: Section) -> dict[str, Any]:
+        """Return the sizes; the inner width of the MLP is by default four times the width."""
+        for key in ("add_cross_attention", "reorder_and_upcast_attn"):
+            top.fixed(key, False, why="the formulas do not describe this")
+        found = top.sizes({field: cls.keys[field] for field in ("hidden", "layers", "heads", "vocab")})
+        inner = top.take("n_inner", None)
+        return {**found, "intermediate": 4 * found["hidden"] if inner is None else top.check_integer(inner, "n_inner")}
+
+    def contradictions(self) -> list[CostproofError]:
+        """Return an error if the heads do not divide the width."""
+        if self.hidden % self.heads == 0:
+            return []
+        expected = f"a divisor of {self.hidden}"
+        return [BadInput("the heads must divide the width", where="$.n_head", expected=expected, got=self.heads)]
+
+
+@dataclass(frozen=True, slots=True)
+class Gpt2(CausalTarget[Gpt2Config]):
+    """``GPT2LMHeadModel`` with one configuration.
+
+    Source: Radford et al. 2019, Language Models are Unsupervised Multitask Learners; ``GPT2LMHeadModel``
+    (transformers).
+    """
+
+    config: Gpt2Config = field(default_factory=Gpt2Config)
+    name: str = "gpt2"
+    model_types: ClassVar[tuple[str, ...]] = ("gpt2",)
+
+    @property
+    def decoder(self) -> Decoder:
+        """Return how the class of transformers is called."""
+        return Decoder(stack="transformer", attention="h.{i}.attn")
+
+    @classmethod
+    def drawn(cls, sizes: Mapping[str, int], rng: Random) -> Drawn:
+        """Return a random small configuration for a proof; its width is that of all heads together."""
+        from costproof.models.decoding.domain import features
+
+        heads = sizes["text_kv_heads"] * sizes["text_groups"]
+        config = Gpt2Config(
+            hidden=heads * sizes["text_share"],
+            intermediate=sizes["text_intermediate"],
+            layers=sizes["layers"],
+            heads=heads,
+            vocab=sizes["text_vocab"],
+            max_positions=sizes["text_positions"],
+            tied=rng.random() < 0.5,
+            activation=rng.choice(tuple(ACTIVATION_FLOPS)),
+        )
+        return cls(config), features(config)
+
+    def formulas(self, workload: Workload) -> Ledger:
+        """Return the symbolic analytic ledger: ``exprs`` are set, ``costs`` are empty.
+
+        Branches: a run without decode steps has no decode stage.
+        """
+        width, heads = sym("text_hidden"), sym("text_heads")
+        attention = AttentionBlock(
+            width=width,
+            heads=heads,
+            kv_heads=heads,
+            head_dim=sym("text_head_dim"),
+            inner=width,
+            bias=ALL_PROJECTIONS,
+            fused=True,
+            causal=True,
+            mask="input" if workload.attention == "eager" else "none",
+            written_out=workload.attention == "eager",
+        )
+        mlp = Mlp(width, sym("text_intermediate"), self.config.activation)
+        layer = TransformerLayer(width, attention, mlp, norm="layer")
+        decoder = DecoderBlock(
+            width, sym("text_vocab"), (layer,) * self.config.layers, norm="layer", tied=self.config.tied
+        )
+
+        def parts(call: Call) -> tuple[Part, ...]:
+            positions = call.tokens if workload.logits == "all" else 1
+            return (
+                Part("root"),
+                Part("text", (LearnedPositions(call.batch, call.tokens, width, call.item_bytes),)),
+                Part("text.positions", (Embedding(call.tokens, sym("text_positions"), width, call.item_bytes),)),
+                *decoder.parts("text", call, positions),
+                Part("text.dropout"),
+                *(part for i in range(self.config.layers) for part in numbered(i, map(Part, _DROPOUTS))),
+            )
+
+        border = partial(logits_and_masks, workload)
+        nodes = prefill_and_decode(parts, _NAMES, border=border, decode=workload.new_tokens > 0)
+        return analytic_ledger(nodes, STAGES)
+
+
+TARGET: Final = Gpt2

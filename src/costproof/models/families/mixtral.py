@@ -1,0 +1,69 @@
+"""Mixtral: decoder with a mixture of experts in every layer (transformers' native class)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Final
+
+from costproof.analytic.router import Routing
+from costproof.models import settings
+from costproof.models.decoding.config import (
+    UNUSED_ROUTER_KEYS,
+    MixtureConfig,
+    experts_of,
+    window_of_all,
+)
+from costproof.models.decoding.formulas import DecoderStyle
+from costproof.models.decoding.target import CausalTarget
+from costproof.models.section import Section
+from costproof.models.target import Setting
+
+
+@dataclass(frozen=True, slots=True)
+class MixtralConfig(MixtureConfig):
+    """Sizes and an optional attention window; by default Mixtral-8x7B."""
+
+    hidden: int = 4096
+    intermediate: int = 14336
+    layers: int = 32
+    heads: int = 32
+    kv_heads: int = 8
+    head_dim: int = 128
+    vocab: int = 32000
+    max_positions: int = 32768
+    pattern: str = "w"
+
+    not_drawn: ClassVar = {"pattern": "the class gives all layers the same window"}
+    model_type: ClassVar[str] = "mixtral"
+    architecture: ClassVar[str] = "MixtralForCausalLM"
+    heads_divide: ClassVar = False
+    one_mask: ClassVar = True
+    class_defaults: ClassVar = {"num_key_value_heads": 8, "max_position_embeddings": 131072}
+    unused_keys: ClassVar = {**UNUSED_ROUTER_KEYS, "router_jitter_noise": "of training alone"}
+    patterns: ClassVar[tuple[str, ...]] = ("w",)
+
+    @classmethod
+    def read_fields(cls, top: Section, sizes: Mapping[str, int]) -> dict[str, Any]:
+        """Experts and window."""
+        return {**experts_of(top, cls(), "num_experts"), **window_of_all(top)}
+
+
+@dataclass(frozen=True, slots=True)
+class Mixtral(CausalTarget[MixtralConfig]):
+    """``MixtralForCausalLM`` with one configuration.
+
+    Source: Jiang et al. 2024, Mixtral of Experts; ``MixtralForCausalLM`` (transformers).
+    """
+
+    config: MixtralConfig = field(default_factory=MixtralConfig)
+    name: str = "mixtral"
+    model_types: ClassVar[tuple[str, ...]] = ("mixtral",)
+    extra_settings: ClassVar[tuple[Setting, ...]] = (settings.EXPERTS,)
+
+    def style(self) -> DecoderStyle:
+        """Return how its layers differ from the default decoder."""
+        return DecoderStyle(routing=Routing(normalised=True, scaled=False, upcast=False))
+
+
+TARGET: Final = Mixtral

@@ -1,0 +1,312 @@
+"""Qwen3-VL's vision tower: encoder of image patches with mergers behind some layers (transformers' native class)."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+from costproof.analytic.attention_block import AttentionBlock
+from costproof.analytic.compose import Call, Part, numbered
+from costproof.analytic.embedding import Embedding
+from costproof.analytic.feed_forward import Mlp
+from costproof.analytic.patch_grid import (
+    FLOAT32,
+    AxialTable,
+    InterpolatedPositions,
+    JoinedImages,
+    PatchMerger,
+    VolumePatches,
+)
+from costproof.analytic.rotary import Rotary
+from costproof.analytic.symbols import VISION_SYMBOLS
+from costproof.analytic.transformer import TransformerLayer
+from costproof.ledger.capture import SymbolDoc
+from costproof.ledger.errors import BadInput, CostproofError
+from costproof.ledger.node import Ledger
+from costproof.ledger.symbols import sym
+from costproof.ledger.workload import FLOAT_BYTES, TensorSpec, Workload
+from costproof.models import settings as common
+from costproof.models.encoding.config import (
+    ONE_CLASS,
+    EncoderConfig,
+)
+from costproof.models.encoding.formulas import (
+    ALL_PROJECTIONS,
+    encoder_ledger,
+)
+from costproof.models.encoding.images import SIZE, PackedLengths, side_of
+from costproof.models.encoding.target import EncoderTarget, Tensors
+from costproof.models.jobs import SymbolicSize
+from costproof.models.section import Section
+from costproof.models.target import NamedWorkload, Setting
+
+if TYPE_CHECKING:
+    from costproof.claims.effects import Mistakes
+    from costproof.models.encoding.domain import Domain
+
+_LAYER: Final = "blocks.{i}"
+_MLP: Final = "vision.layer.mlp"
+_MERGERS: Final = {"vision.merger": "merger", "vision.deep_merger": "deepstack_merger_list.{i}"}
+_NAMES: Final = {
+    "vision": "",
+    "vision.patches": "patch_embed",
+    "vision.patches.projection": "patch_embed.proj",
+    "vision.positions": "pos_embed",
+    "vision.rotary": "rotary_pos_emb",
+    "vision.layer": _LAYER,
+    "vision.layer.norm1": f"{_LAYER}.norm1",
+    "vision.layer.attention": f"{_LAYER}.attn",
+    "vision.layer.attention.qkv": f"{_LAYER}.attn.qkv",
+    "vision.layer.attention.out": f"{_LAYER}.attn.proj",
+    "vision.layer.norm2": f"{_LAYER}.norm2",
+    _MLP: f"{_LAYER}.mlp",
+    f"{_MLP}.up": f"{_LAYER}.mlp.linear_fc1",
+    f"{_MLP}.activation": f"{_LAYER}.mlp.act_fn",
+    f"{_MLP}.down": f"{_LAYER}.mlp.linear_fc2",
+    **_MERGERS,
+    **{
+        f"{role}.{part}": f"{path}.{name}"
+        for role, path in _MERGERS.items()
+        for part, name in (("norm", "norm"), ("up", "linear_fc1"), ("activation", "act_fn"), ("down", "linear_fc2"))
+    },
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Qwen3VlVisionConfig(EncoderConfig):
+    """Sizes, and the layers that are followed by a merger; by default the tower of Qwen3-VL-8B."""
+
+    hidden: int = 1152
+    intermediate: int = 4304
+    layers: int = 27
+    heads: int = 16
+    activation: str = "gelu_pytorch_tanh"
+    architecture: str = "Qwen3VLVisionModel"
+    out: int = 4096
+    """Width of the decoder that reads the tokens."""
+    patch: int = 16
+    frames: int = 2
+    """Frames that a patch holds; of an image the same one."""
+    merge: int = 2
+    """Patches along a side that make one token."""
+    channels: int = 3
+    table: int = 2304
+    """Entries of the table of positions."""
+    deep: tuple[int, ...] = (8, 16, 24)
+    """Layers, from 0, whose patches are merged as well."""
+
+    not_drawn: ClassVar = ONE_CLASS
+    model_type: ClassVar[str] = "qwen3_vl_vision"
+    architectures: ClassVar = {"Qwen3VLVisionModel": False}
+    keys: ClassVar = {
+        **EncoderConfig.keys,
+        "layers": "depth",
+        "heads": "num_heads",
+        "out": "out_hidden_size",
+        "patch": "patch_size",
+        "frames": "temporal_patch_size",
+        "merge": "spatial_merge_size",
+        "channels": "in_channels",
+        "table": "num_position_embeddings",
+    }
+    class_defaults: ClassVar = {"out_hidden_size": 3584}
+    unused_keys: ClassVar = {"rope_parameters": "decides no cost", "rope_theta": "decides no cost"}
+    prefix: ClassVar[str] = "vision"
+
+    @property
+    def volume(self) -> int:
+        """Elements of a patch."""
+        return self.channels * self.frames * self.patch**2
+
+    def sizes(self) -> dict[str, int]:
+        """Return symbol -> value, without the prefix of the symbols."""
+        own = {"out": self.out, "volume": self.volume, "merged": self.merge**2, "positions": self.table}
+        return EncoderConfig.sizes(self) | own
+
+    def native(self) -> dict[str, Any]:
+        """Return the keyword arguments of the configuration class in transformers."""
+        return EncoderConfig.native(self) | {"deepstack_visual_indexes": list(self.deep)}
+
+    @classmethod
+    def read_fields(cls, top: Section, read: Mapping[str, Any]) -> dict[str, Any]:
+        """The layers with a merger."""
+        key = "deepstack_visual_indexes"
+        return {"deep": top.integers(key, (8, 16, 24), least=0, most=max(0, read["layers"] - 1))}
+
+    def contradictions(self) -> list[CostproofError]:
+        """Return an error for each combination of sizes that the class in transformers rejects or cannot run."""
+        found = EncoderConfig.contradictions(self)
+        if self.head_dim % 4:
+            where, expected = "$.num_heads", "heads whose width is a multiple of 4"
+            found.append(
+                BadInput("rows and columns are rotated in pairs", where=where, expected=expected, got=self.heads)
+            )
+        return found
+
+    def __post_init__(self) -> None:
+        """A file of a certificate has a list."""
+        object.__setattr__(self, "deep", tuple(self.deep))
+
+
+_USUAL, _LARGEST, _TAPS = 512, 16384, 4
+_OWN: Final = {
+    "n": SymbolDoc("n", "patches of the image"),
+    "vision_out": SymbolDoc("o", "width of the decoder that reads the tokens"),
+    "vision_volume": SymbolDoc("v", "elements of a patch"),
+    "vision_merged": SymbolDoc("k", "patches that make one token"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Qwen3VlVision(EncoderTarget[Qwen3VlVisionConfig]):
+    """``Qwen3VLVisionModel`` with one configuration, on one image that is already cut into patches.
+
+    Source: Bai et al. 2025, Qwen3-VL; ``Qwen3VLVisionModel`` (transformers).
+    """
+
+    config: Qwen3VlVisionConfig = field(default_factory=Qwen3VlVisionConfig)
+    name: str = "qwen3-vl-vision"
+    model_types: ClassVar[tuple[str, ...]] = ("qwen3_vl_vision",)
+    batched: ClassVar[bool] = False
+    input_settings: ClassVar[tuple[Setting, ...]] = (common.IMAGE_SIZE,)
+    named: ClassVar[tuple[NamedWorkload, ...]] = (
+        NamedWorkload("image", f"one image of {_USUAL} x {_USUAL}", {}, default=True),
+    )
+
+    @staticmethod
+    def mistakes() -> Mistakes:
+        """What wrong models of it do."""
+        from costproof.models.mistakes.qwen3_vl_vision import MISTAKES
+
+        return MISTAKES
+
+    def formulas(self, workload: Workload) -> Ledger:
+        """Return the symbolic analytic ledger: ``exprs`` are set, ``costs`` are empty."""
+        config, eager = self.config, workload.attention == "eager"
+        n, b, width, heads, head_dim = (sym(x) for x in ("n", "b", "vision_hidden", "vision_heads", "vision_head_dim"))
+        call, merged, out = Call(1, n, b), sym("vision_merged"), sym("vision_out")
+        attention = AttentionBlock(
+            width=width,
+            heads=heads,
+            kv_heads=heads,
+            head_dim=head_dim,
+            inner=width,
+            bias=ALL_PROJECTIONS,
+            fused=True,
+            cached=False,
+            written_out=eager,
+            beside=(Rotary(1, n, heads, heads, head_dim, FLOAT32, state_bytes=b), JoinedImages(n * width, b)),
+        )
+        mlp = Mlp(width, sym("vision_intermediate"), config.activation)
+        layer = TransformerLayer(width, attention, mlp, norm="layer").parts("vision.layer", call)
+        deep = PatchMerger(width, merged, out, norm_last=True).parts("vision.deep_merger", n, b)
+        parts = (
+            Part("vision", (InterpolatedPositions(n, width, b),)),
+            Part("vision.patches"),
+            Part("vision.patches.projection", (VolumePatches(n, sym("vision_volume"), width, b),)),
+            Part("vision.positions", (Embedding(4 * n, sym("vision_positions"), width, b),)),
+            Part("vision.rotary", (AxialTable(n, head_dim),)),
+            *(part for i in range(config.layers) for part in numbered(i, layer)),
+            *PatchMerger(width, merged, out).parts("vision.merger", n, b),
+            *(part for i in range(len(config.deep)) for part in numbered(i, deep)),
+        )
+        # Inputs include four interpolation weights per patch; outputs include the last layer and all merged tokens.
+        returned = n * width + (1 + len(config.deep)) * n / merged * out
+        return encoder_ledger(parts, _NAMES, (n * sym("vision_volume") + returned) * b + 4 * n * FLOAT32)
+
+    def symbol_docs(self) -> dict[str, SymbolDoc]:
+        """Return the typesetting and the meaning of each symbol in its formulas."""
+        return VISION_SYMBOLS | _OWN
+
+    @property
+    def step(self) -> int:
+        """Pixels along a side of a token."""
+        return self.config.patch * self.config.merge
+
+    def default_workload(self, name: str) -> Workload:
+        """One image."""
+        return self._sized(Workload(name, 0, 0), -(-_USUAL // self.step) * self.step)
+
+    def _sized(self, workload: Workload, side: int) -> Workload:
+        return replace(workload, inputs={SIZE: side}, what=f"an image of {side} x {side}")
+
+    def with_input(self, workload: Workload, given: dict[str, Any], found: list[CostproofError]) -> Workload:
+        """The workload with an image of another size."""
+        side = given.pop(SIZE, None)
+        return workload if side is None else self._sized(workload, side)
+
+    def problems(self, workload: Workload) -> list[CostproofError]:
+        """An image that is not cut into whole tokens."""
+        side = side_of(workload)
+        if side % self.step == 0 and 0 < side <= _LARGEST:
+            return []
+        expected = f"a multiple of {self.step}, at most {_LARGEST}"
+        return [BadInput("the image is not cut into whole tokens", where="--image-size", expected=expected, got=side)]
+
+    def values(self, workload: Workload) -> dict[str, int]:
+        """Patches, bytes of an element."""
+        return {"n": self._patches(workload), "b": FLOAT_BYTES[workload.dtype]}
+
+    def _patches(self, workload: Workload) -> int:
+        return (side_of(workload) // self.config.patch) ** 2
+
+    def arguments(self, workload: Workload) -> dict[str, Any]:
+        """One sequence of patches; what else the grid decides is prepared."""
+        return {"grid_thw": None, "cu_seqlens": PackedLengths((self._patches(workload),))}
+
+    def takes(self, workload: Workload) -> Mapping[str, TensorSpec]:
+        """Patches [n, volume], and for each the rows of the table, their weights, and its row and column."""
+        n = self._patches(workload)
+        return {
+            "hidden_states": TensorSpec((n, self.config.volume), workload.dtype),
+            "interp_indices": TensorSpec((n, _TAPS), "int64"),
+            "interp_weights": TensorSpec((n, _TAPS), "float32"),
+            "position_ids": TensorSpec((n, 2), "int64"),
+        }
+
+    def example(self, workload: Workload) -> tuple[Tensors, tuple[SymbolicSize, ...]]:
+        """The image of the workload: the class splits attention by numbers, so that no size is a symbol."""
+        return self.inputs(workload), ()
+
+    def id_limit(self) -> int:
+        """Indices are below the size of the table."""
+        return self.config.table
+
+    def domain(self) -> Domain:
+        """Images of two sizes; random sizes."""
+        from costproof.models.encoding.domain import PATCHES, Domain
+
+        usual = self.default_workload("image")
+        eager = replace(usual, name="image, eager", dtype="float32", attention="eager")
+        small = self._sized(replace(usual, name="one token"), self.step)
+        return Domain((usual, eager, small), PATCHES, (self.step, side_of(usual)))
+
+    @classmethod
+    def drawn(cls, p: Mapping[str, int], rng: random.Random) -> tuple[Qwen3VlVision, dict[str, bool]]:
+        """Return a random small configuration for a proof, and its features."""
+        from costproof.models.encoding.domain import some_layers
+
+        more = some_layers(p, rng)
+        config = Qwen3VlVisionConfig(
+            **more,
+            hidden=p["vision_heads"] * 4 * p["vision_head_quarters"],
+            intermediate=p["vision_intermediate"],
+            heads=p["vision_heads"],
+            out=p["vision_out"],
+            patch=p["patch"],
+            frames=p["frames"],
+            merge=p["merge"],
+            channels=p["channels"],
+            table=p["vision_positions"],
+            deep=tuple(i for i in range(more["layers"]) if rng.random() < 0.5),
+        )
+        return cls(config), {"mergers behind some layers": bool(config.deep)}
+
+    def drawn_run(self, p: Mapping[str, int], workload: Workload) -> Workload:
+        """An image of some tokens."""
+        return replace(self._sized(workload, p["side"] * self.step), batch=1)
+
+
+TARGET: Final = Qwen3VlVision

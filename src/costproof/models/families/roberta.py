@@ -1,0 +1,149 @@
+"""RoBERTa: BERT whose positions begin behind the padding id, worked out for every text (transformers' native class)."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+from costproof.analytic.compose import Part
+from costproof.analytic.linear import Linear
+from costproof.analytic.mlp import Activation
+from costproof.analytic.pooler import FirstTokenPooler
+from costproof.ledger.errors import BadInput, CostproofError
+from costproof.ledger.node import Ledger
+from costproof.ledger.symbols import sym
+from costproof.ledger.workload import Workload
+from costproof.models.encoding.config import (
+    TextEncoderConfig,
+)
+from costproof.models.encoding.formulas import (
+    TextEncoderStyle,
+    encoder_ledger,
+    masked_words,
+    text_encoder,
+)
+from costproof.models.encoding.texts import TextTarget
+from costproof.models.families.bert import BertConfig, bert_names
+from costproof.models.section import Section
+
+if TYPE_CHECKING:
+    from costproof.models.encoding.domain import Domain
+
+
+def _names(path: str) -> Mapping[str, str]:
+    """Return role -> module path, for an encoder whose module paths begin with ``path``."""
+    return {
+        **bert_names(path),
+        "cls.predictions": "lm_head",
+        "cls.dense": "lm_head.dense",
+        "cls.norm": "lm_head.layer_norm",
+        "lm_head": "lm_head.decoder",
+        "classifier.dense": "classifier.dense",
+        "classifier.dropout": "classifier.dropout",
+        "classifier.out": "classifier.out_proj",
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class RobertaConfig(BertConfig):
+    """Sizes, the class of transformers, and the padding id, after which positions begin; by default RoBERTa-base."""
+
+    vocab: int = 50265
+    max_positions: int = 514
+    """Rows of the table of positions."""
+    architecture: str = "RobertaModel"
+    types: int = 1
+    padding: int = 1
+    """Its position is its own; the first token's is one behind it."""
+
+    model_type: ClassVar[str] = "roberta"
+    architectures: ClassVar = {
+        "RobertaForMaskedLM": False, "RobertaModel": False, "RobertaForSequenceClassification": True,
+    }  # fmt: skip
+    class_defaults: ClassVar = {"max_position_embeddings": 512, "type_vocab_size": 2}
+    head_first: ClassVar[bool] = False
+    """Whether the class makes the head for masked words before the encoder: of the table that both have, it is the
+    owner."""
+
+    @property
+    def longest(self) -> int:
+        """Return the length of the longest text, in tokens."""
+        return self.max_positions - self.padding - 1
+
+    def native(self) -> dict[str, Any]:
+        """Return the keyword arguments of the configuration class in transformers."""
+        return {**BertConfig.native(self), "pad_token_id": self.padding}
+
+    @classmethod
+    def read_fields(cls, top: Section, read: Mapping[str, Any]) -> dict[str, Any]:
+        """The padding id."""
+        return {"padding": top.integer("pad_token_id", 1, least=0)}
+
+    def contradictions(self) -> list[CostproofError]:
+        """Return an error for each combination of sizes that the class in transformers rejects or cannot run."""
+        found, most = TextEncoderConfig.contradictions(self), min(self.vocab - 1, self.max_positions - 2)
+        if self.padding > most:
+            what, expected = "no word or no position is left beside this one", f"at most {most}"
+            found.append(BadInput(what, where="$.pad_token_id", expected=expected, got=self.padding))
+        return found
+
+
+_PADDINGS: Final = range(10)
+"""Padding ids that a proof draws."""
+
+
+@dataclass(frozen=True, slots=True)
+class Roberta(TextTarget[RobertaConfig]):
+    """``RobertaModel``, or a class with a head, with one configuration.
+
+    Source: Liu et al. 2019, RoBERTa; ``RobertaModel``, ``RobertaForMaskedLM``, ``RobertaForSequenceClassification``
+    (transformers).
+    """
+
+    config: RobertaConfig = field(default_factory=RobertaConfig)
+    name: str = "roberta"
+    model_types: ClassVar[tuple[str, ...]] = ("roberta",)
+
+    def formulas(self, workload: Workload) -> Ledger:
+        """Return the symbolic analytic ledger: ``exprs`` are set, ``costs`` are empty."""
+        config, eager = self.config, workload.attention == "eager"
+        texts, b, width, labels = sym("B"), sym("b"), sym("text_hidden"), sym("text_labels")
+        parts = text_encoder(
+            config, TextEncoderStyle(positions_from_ids=True, head_first=config.head_first), eager=eager
+        )
+        if config.masked:
+            # Whatever the layers have, the head has this activation.
+            head = masked_words(
+                "gelu", holds_bias="cls.predictions", activates="cls.predictions", owns_words=config.head_first
+            )
+            return encoder_ledger(
+                (Part("root"), *parts, *head), _names("roberta."), texts * sym("S") * sym("text_vocab") * b
+            )
+        if not config.labels:
+            pooler = FirstTokenPooler(width, width, "tanh").parts("text.pooler", texts, b)
+            return encoder_ledger((*parts, *pooler), _names(""), texts * (sym("S") + 1) * width * b)
+        head = (
+            Part("classifier", (Activation(texts * width, "tanh", b),)),
+            Part("classifier.dense", (Linear(texts, width, width, b),)),
+            Part("classifier.dropout", times=2),
+            Part("classifier.out", (Linear(texts, width, labels, b),)),
+        )
+        return encoder_ledger((Part("root"), *parts, *head), _names("roberta."), texts * labels * b)
+
+    def domain(self) -> Domain:
+        """Texts of any length; random sizes, with positions for the longest text behind the last padding id."""
+        found = TextTarget.domain(self)
+        ranges = found.parameters.ranges
+        positions = ranges["text_positions"]
+        moved = range(positions.start + len(_PADDINGS), positions.stop + len(_PADDINGS))
+        return replace(found, parameters=replace(found.parameters, ranges={**ranges, "text_positions": moved}))
+
+    @classmethod
+    def draw_fields(cls, p: Mapping[str, int], rng: random.Random) -> dict[str, Any]:
+        """Kinds of segments, and the padding id."""
+        return {"types": p["text_types"], "padding": rng.choice(_PADDINGS)}
+
+
+TARGET: Final = Roberta

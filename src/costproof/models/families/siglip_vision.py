@@ -1,0 +1,118 @@
+"""SigLIP's vision tower: encoder of image patches, pooled by attention, no class token (transformers' native class)."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+from costproof.analytic.attention_pooling import AttentionPooling
+from costproof.analytic.feed_forward import Mlp
+from costproof.ledger.node import Ledger
+from costproof.ledger.symbols import sym
+from costproof.ledger.workload import Workload
+from costproof.models.encoding.config import (
+    ONE_CLASS,
+    EncoderConfig,
+    VisionConfig,
+)
+from costproof.models.encoding.formulas import (
+    VisionStyle,
+    encoder_ledger,
+    image_tokens,
+    last_norm,
+    layer_names,
+    pixels,
+    vision_encoder,
+)
+from costproof.models.encoding.images import VisionTarget
+
+if TYPE_CHECKING:
+    from costproof.models.encoding.domain import Domain
+
+_POOLER: Final = "vision.pooler"
+_NAMES: Final = {
+    "vision": "",
+    "vision.embeddings": "embeddings",
+    "vision.patches.projection": "embeddings.patch_embedding",
+    "vision.positions": "embeddings.position_embedding",
+    "vision.encoder": "encoder",
+    **layer_names("encoder.layers.{i}", attention="self_attn", out="out_proj", norms=("layer_norm1", "layer_norm2")),
+    "vision.norm": "post_layernorm",
+    _POOLER: "head",
+    f"{_POOLER}.attention": "head.attention",
+    f"{_POOLER}.attention.out": "head.attention.out_proj",
+    f"{_POOLER}.norm": "head.layernorm",
+    f"{_POOLER}.mlp": "head.mlp",
+    f"{_POOLER}.mlp.up": "head.mlp.fc1",
+    f"{_POOLER}.mlp.activation": "head.mlp.activation_fn",
+    f"{_POOLER}.mlp.down": "head.mlp.fc2",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SiglipVisionConfig(VisionConfig):
+    """Sizes, and whether attention pools an image to one vector; by default ViT-B/16 at 224."""
+
+    hidden: int = 768
+    intermediate: int = 3072
+    layers: int = 12
+    heads: int = 12
+    activation: str = "gelu_pytorch_tanh"
+    architecture: str = "SiglipVisionModel"
+    pooled: bool = True
+
+    not_drawn: ClassVar = ONE_CLASS
+    model_type: ClassVar[str] = "siglip_vision_model"
+    architectures: ClassVar = {"SiglipVisionModel": False}
+    keys: ClassVar = {**VisionConfig.keys, "pooled": "vision_use_head"}
+    class_token: ClassVar[bool] = False
+    unused_keys: ClassVar = {"projection_dim": "the class does not read it"}
+
+    def native(self) -> dict[str, Any]:
+        """Return the keyword arguments of the configuration class in transformers."""
+        return EncoderConfig.native(self)
+
+
+@dataclass(frozen=True, slots=True)
+class SiglipVision(VisionTarget[SiglipVisionConfig]):
+    """``SiglipVisionModel`` with one configuration.
+
+    Source: Zhai et al. 2023, Sigmoid Loss for Language Image Pre-Training; ``SiglipVisionModel`` (transformers).
+    """
+
+    config: SiglipVisionConfig = field(default_factory=SiglipVisionConfig)
+    name: str = "siglip-vision"
+    model_types: ClassVar[tuple[str, ...]] = ("siglip_vision_model",)
+
+    def formulas(self, workload: Workload) -> Ledger:
+        """Return the symbolic analytic ledger: ``exprs`` are set, ``costs`` are empty."""
+        config, eager, resampled = self.config, workload.attention == "eager", self.resampled(workload)
+        width, b = sym("vision_hidden"), sym("b")
+        style = VisionStyle(own_table=False, containers=("vision", "vision.encoder"))
+        parts = (*vision_encoder(config, style, resampled=resampled, eager=eager), last_norm(config))
+        border = pixels() + sym("B") * image_tokens(config) * width
+        if not config.pooled:
+            return encoder_ledger(parts, _NAMES, border * b)
+        mlp = Mlp(width, sym("vision_intermediate"), config.activation)
+        pooler = AttentionPooling(width, sym("vision_heads"), mlp)
+        return encoder_ledger(
+            (*parts, *pooler.parts(_POOLER, sym("B"), image_tokens(config), b)), _NAMES, (border + sym("B") * width) * b
+        )
+
+    def domain(self) -> Domain:
+        """As of every encoder of images, without a class token."""
+        usual = VisionTarget.domain(self)
+        drawn = usual.parameters
+        independent = {**drawn.independent, "vision_positions": "vision_grid**2"}
+        return replace(usual, parameters=replace(drawn, independent=independent))
+
+    @classmethod
+    def drawn(cls, p: Mapping[str, int], rng: random.Random) -> tuple[SiglipVision, dict[str, bool]]:
+        """Return a random small configuration for a proof, and its features."""
+        made = cls(SiglipVisionConfig(**cls.drawn_sizes(p, rng), pooled=rng.random() < 0.5))
+        return made, {**made.features(), "pooling by attention": made.config.pooled}
+
+
+TARGET: Final = SiglipVision

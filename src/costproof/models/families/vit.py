@@ -1,0 +1,153 @@
+"""ViT: encoder of image patches with a class token, its classifier or its pooler (transformers' native class)."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+from costproof.analytic.compose import Part
+from costproof.analytic.linear import Linear
+from costproof.analytic.pooler import FirstTokenPooler
+from costproof.ledger.node import Ledger
+from costproof.ledger.symbols import sym
+from costproof.ledger.workload import Workload
+from costproof.models.encoding.config import (
+    EncoderConfig,
+    VisionConfig,
+)
+from costproof.models.encoding.formulas import (
+    VisionStyle,
+    encoder_ledger,
+    image_tokens,
+    last_norm,
+    layer_names,
+    pixels,
+    vision_encoder,
+)
+from costproof.models.encoding.images import VisionTarget
+from costproof.models.native import activation
+from costproof.models.section import Section
+
+if TYPE_CHECKING:
+    pass
+
+
+def _names(path: str) -> Mapping[str, str]:
+    """Return role -> module path, for an encoder whose module paths begin with ``path``."""
+    layer = f"{path}layers.{{i}}"
+    return {
+        "root": "",
+        "vision": path.rstrip("."),
+        "vision.embeddings": f"{path}embeddings",
+        "vision.dropout": f"{path}embeddings.dropout",
+        "vision.patches": f"{path}embeddings.patch_embeddings",
+        "vision.patches.projection": f"{path}embeddings.patch_embeddings.projection",
+        **layer_names(layer, attention="attention", out="o_proj", norms=("layernorm_before", "layernorm_after")),
+        "vision.layer.dropout": f"{layer}.dropout",
+        "vision.norm": f"{path}layernorm",
+        "vision.pooler": f"{path}pooler",
+        "vision.pooler.dense": f"{path}pooler.dense",
+        "vision.pooler.activation": f"{path}pooler.activation",
+        "classifier": "classifier",
+    }
+
+
+_WITH_CLASSIFIER: Final = _names("vit.")
+_HEADLESS: Final = _names("")
+_DROPOUTS: Final = (("vision.layer.dropout", 2),)
+"""Modules that are called but have no effect outside of training -> calls per layer."""
+
+
+@dataclass(frozen=True, slots=True)
+class VitConfig(VisionConfig):
+    """Sizes, biases, and a classifier or a pooler; by default ViT-B/16 at 224."""
+
+    hidden: int = 768
+    intermediate: int = 3072
+    layers: int = 12
+    heads: int = 12
+    activation: str = "gelu"
+    architecture: str = "ViTForImageClassification"
+    labels: int = 1000
+    qkv_bias: bool = True
+    pooled: int = 0
+    """Width of what the pooler returns; 0: the class has no pooler."""
+    pooler_activation: str = "tanh"
+
+    model_type: ClassVar[str] = "vit"
+    architectures: ClassVar = {"ViTForImageClassification": True, "ViTModel": False}
+    keys: ClassVar = {**VisionConfig.keys, "qkv_bias": "qkv_bias"}
+    unused_keys: ClassVar = {"encoder_stride": "of a class that restores images"}
+
+    def sizes(self) -> dict[str, int]:
+        """Return symbol -> value, without the prefix of the symbols."""
+        return VisionConfig.sizes(self) | ({"pooled": self.pooled} if self.pooled else {})
+
+    def native(self) -> dict[str, Any]:
+        """Return the keyword arguments of the configuration class in transformers."""
+        pooler = {"pooler_output_size": self.pooled or None, "pooler_act": self.pooler_activation}
+        return EncoderConfig.native(self) | pooler
+
+    @classmethod
+    def read_fields(cls, top: Section, read: Mapping[str, Any]) -> dict[str, Any]:
+        """What the pooler is, if there is one."""
+        width = top.take("pooler_output_size", None)
+        pooled = read["hidden"] if width is None else top.check_integer(width, "pooler_output_size")
+        function = activation(top, "pooler_act", "tanh")
+        headless = top.data.get("architectures") == ["ViTModel"]
+        return {"pooled": pooled if headless else 0, "pooler_activation": function}
+
+
+@dataclass(frozen=True, slots=True)
+class Vit(VisionTarget[VitConfig]):
+    """``ViTForImageClassification`` or ``ViTModel`` with one configuration.
+
+    Source: Dosovitskiy et al. 2020, An Image is Worth 16x16 Words; ``ViTForImageClassification``, ``ViTModel``
+    (transformers).
+    """
+
+    config: VitConfig = field(default_factory=VitConfig)
+    name: str = "vit"
+    model_types: ClassVar[tuple[str, ...]] = ("vit",)
+
+    def formulas(self, workload: Workload) -> Ledger:
+        """Return the symbolic analytic ledger: ``exprs`` are set, ``costs`` are empty."""
+        config, eager, resampled = self.config, workload.attention == "eager", self.resampled(workload)
+        containers = ("vision", "vision.patches", "vision.dropout")
+        style = VisionStyle(
+            bias=("q", "k", "v", "out") if config.qkv_bias else ("out",),
+            containers=("root", *containers) if config.labels else containers,
+            layer_containers=_DROPOUTS,
+        )
+        images, width, b = sym("B"), sym("vision_hidden"), sym("b")
+        parts = (*vision_encoder(config, style, resampled=resampled, eager=eager), last_norm(config))
+        if config.labels:
+            classifier = Part("classifier", (Linear(images, width, sym("vision_labels"), b),))
+            return encoder_ledger(
+                (*parts, classifier), _WITH_CLASSIFIER, (pixels() + images * sym("vision_labels")) * b
+            )
+        pooler = FirstTokenPooler(width, sym("vision_pooled"), config.pooler_activation)
+        border = (pixels() + images * (image_tokens(config) * width + sym("vision_pooled"))) * b
+        return encoder_ledger((*parts, *pooler.parts("vision.pooler", images, b)), _HEADLESS, border)
+
+    @classmethod
+    def drawn(cls, p: Mapping[str, int], rng: random.Random) -> tuple[Vit, dict[str, bool]]:
+        """Return a random small configuration for a proof, and its features."""
+        from costproof.models.encoding.domain import ACTIVATIONS
+
+        classifies = rng.random() < 0.5
+        config = VitConfig(
+            **cls.drawn_sizes(p, rng),
+            architecture="ViTForImageClassification" if classifies else "ViTModel",
+            labels=p["vision_labels"] if classifies else 0,
+            qkv_bias=rng.random() < 0.5,
+            pooled=0 if classifies else p["vision_pooled"],
+            pooler_activation=rng.choice(ACTIVATIONS),
+        )
+        made = cls(config)
+        return made, {**made.features(), "a classifier": classifies, "biases in attention": config.qkv_bias}
+
+
+TARGET: Final = Vit

@@ -1,1 +1,0 @@
-"""Llama: dense decoder with grouped queries (transformers' native class)."""

@@ -1,0 +1,1 @@
+"""Mistakes that are common in published numbers of single families, as effects that `costproof check` looks for."""

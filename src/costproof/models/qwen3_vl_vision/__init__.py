@@ -1,1 +1,0 @@
-"""Qwen3-VL's vision tower: encoder of image patches with mergers behind some layers (transformers' native class)."""

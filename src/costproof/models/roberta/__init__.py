@@ -1,1 +1,0 @@
-"""RoBERTa: BERT whose positions begin behind the padding id, worked out for every text (transformers' native class)."""

@@ -1,1 +1,0 @@
-"""XLM-RoBERTa: RoBERTa with words of a hundred languages (transformers' native class)."""

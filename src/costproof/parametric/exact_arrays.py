@@ -1,0 +1,292 @@
+"""Polynomials at many points at once, exact at any size.
+
+Where no sum of absolute terms reaches 2^63 they are computed in int64. Beyond it the same sum is computed twice: modulo
+2^64, which is its low part whatever overflows, and in float64, which is wrong by far less than 2^63. The number between
+them is the only one that has the low part and is that near:
+
+    true = low + 2^64 rint((high - low) / 2^64)
+
+A denominator with k factors of two leaves 64 - k bits of the low part, so both are taken modulo 2^(64 - k). The error
+of the float64 sum is bounded before it is used: with n terms of d factors, by (2d + 2n + 4) 2^-53 times the sum of
+absolute terms. Where the bound is too large, some 2^107 and more, Python's integers compute.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from costproof.ledger.errors import BadInput
+from costproof.parametric.concolic import PointValues, evaluate_size, largest_magnitude
+from costproof.parametric.polynomial import ONE, FunctionAtom, Monomial, Quotient, SizeAtom
+
+Terms = tuple[tuple[Monomial, int], ...]
+HornerForm = int | tuple[int, int, Any, Any]
+"""A number, or (atom, exponent, inner, rest): atom^exponent × inner + rest."""
+Ints = npt.NDArray[np.int64]
+_LIMIT: Final = 2**63
+_EXACT_FLOAT: Final = 2**53
+
+
+@dataclass(frozen=True, slots=True)
+class Int128Array:
+    """Integers of 128 bits in two's complement."""
+
+    low: npt.NDArray[np.uint64]
+    high: Ints
+
+    def reshape(self, *shape: int) -> Int128Array:
+        """The same in another shape."""
+        return Int128Array(self.low.reshape(*shape), self.high.reshape(*shape))
+
+    def python(self) -> npt.NDArray[np.object_]:
+        """The same as Python's integers."""
+        made: npt.NDArray[np.object_] = self.high.astype(object) * 2**64 + self.low.astype(object)
+        return made
+
+
+ExactColumn = Ints | Int128Array | npt.NDArray[np.object_]
+"""Of a quantity at every point: int64, 128 bits, or Python's integers, whichever it needs."""
+
+
+class _TooLarge(Exception):
+    """Something that a formula computes on the way does not fit into 62 bits."""
+
+
+class PointBatch:
+    """Some points, and what was computed for them already.
+
+    Args:
+        values: variable -> an array, or a number where it is the same for all. Together they broadcast to ``shape``:
+            what depends on one axis of a grid is computed along that axis alone.
+        shape: of the points.
+    """
+
+    def __init__(self, atoms: Sequence[SizeAtom | FunctionAtom], values: PointValues, shape: tuple[int, ...]) -> None:
+        self.atoms, self.values, self.shape = atoms, values, shape
+        self.known: dict[Any, Any] = {}
+        self.of_atoms: dict[int, Any] = {}
+        self.sizes: dict[int, int] = {}
+        self.whole: dict[tuple[int, int], Any] = {}
+        self.floats: dict[tuple[int, int], Any] = {}
+        self.exact: ExactEvaluator | None = None
+
+    def column(self, cost: Quotient) -> ExactColumn:
+        """A cost at every point.
+
+        Raises:
+            BadInput: it is not an integer at one of them.
+        """
+        try:
+            bound = self._bound(cost.terms)
+            if bound < _LIMIT:
+                return self._divided(self._full(self._sum(cost.terms)), cost)
+            degree = max(sum(e for _, e in m) for m, _ in cost.terms)
+            bits = 64 - _twos(cost.divisor)
+            error = bound * (2 * degree + 2 * len(cost.terms) + 4) / _EXACT_FLOAT / cost.divisor
+            small = all(self._size(a) < _EXACT_FLOAT for m, _ in cost.terms for a, _ in m)
+            if not cost.under and small and bits >= 32 and error < 2 ** (bits - 2):
+                return self._words(cost, bits)
+        except _TooLarge:
+            pass
+        return self._python(cost)
+
+    def _size(self, atom: int) -> int:
+        """The largest absolute value of an atom here."""
+        if atom not in self.sizes:
+            self.sizes[atom] = largest_magnitude(self._atom(atom))
+        return self.sizes[atom]
+
+    def _bound(self, terms: Terms) -> int:
+        """What no sum of absolute terms exceeds, whatever of it is summed."""
+        found = 0
+        for monomial, factor in terms:
+            size = 1
+            for atom, exponent in monomial:
+                size *= max(self._size(atom), 1) ** exponent
+            found += size * abs(factor)
+        return found
+
+    def _atom(self, number: int) -> Any:
+        if number not in self.of_atoms:
+            atom = self.atoms[number]
+            if isinstance(atom, SizeAtom):
+                made = evaluate_size(atom.expr, self.values, self.known)
+            else:
+                if any(self._bound(part) >= _LIMIT for part in atom.parts):
+                    raise _TooLarge
+                made = _function(atom.name, [self._sum(part) for part in atom.parts])
+            if isinstance(made, np.ndarray) and made.dtype == object:
+                raise _TooLarge
+            self.of_atoms[number] = made
+        return self.of_atoms[number]
+
+    def _sum(self, terms: Terms) -> Any:
+        """Modulo 2^64: arrays of int64 wrap around."""
+        return self._nested(horner(terms), _signed, self.whole, lambda array: array)
+
+    def _float(self, terms: Terms) -> Any:
+        return self._nested(horner(terms), float, self.floats, np.float64)
+
+    def _nested(self, tree: HornerForm, number: Any, powers: dict[tuple[int, int], Any], of: Any) -> Any:
+        """A nested sum; what does not depend on all axes is smaller than the points."""
+        if isinstance(tree, int):
+            return number(tree)
+        atom, exponent, inner, rest = tree
+        factor = self._power(atom, exponent, powers, of)
+        times = self._nested(inner, number, powers, of)
+        made = factor if inner == 1 else number(factor * times) if _plain(factor, times) else factor * times
+        if rest == 0:
+            return made
+        more = self._nested(rest, number, powers, of)
+        if inner != 1 and np.shape(made) == self.shape:
+            made += more
+            return made
+        return number(made + more) if _plain(made, more) else made + more
+
+    def _power(self, atom: int, exponent: int, powers: dict[tuple[int, int], Any], of: Any) -> Any:
+        if (atom, exponent) not in powers:
+            one = of(self._atom(atom)) if exponent == 1 else self._power(atom, 1, powers, of)
+            powers[atom, exponent] = one if exponent == 1 else self._power(atom, exponent - 1, powers, of) * one
+        return powers[atom, exponent]
+
+    def _full(self, value: Any) -> Any:
+        """A value at every point, in an array of its own."""
+        kind = np.int64 if isinstance(value, int) else None
+        return (
+            np.array(np.broadcast_to(np.asarray(value, kind), self.shape)) if np.shape(value) != self.shape else value
+        )
+
+    def _divided(self, made: Ints, cost: Quotient) -> Ints:
+        divisor: Any = cost.divisor
+        if cost.under:
+            if self._bound(((cost.under, cost.divisor),)) >= _LIMIT:
+                raise _TooLarge
+            divisor = self._sum(((cost.under, cost.divisor),))
+        elif divisor == 1:
+            return made
+        quotients, rests = np.divmod(made, divisor)
+        if rests.any():
+            raise _not_an_integer(cost)
+        whole: Ints = quotients
+        return whole
+
+    def _words(self, cost: Quotient, bits: int) -> Int128Array:
+        """From the low part and the float64 sum; see the top of the file."""
+        low = self._full(self._sum(cost.terms)).view(np.uint64)
+        high = self._full(self._float(cost.terms))
+        if cost.divisor != 1:
+            twos = 64 - bits
+            if twos and (low & np.uint64(2**twos - 1)).any():
+                raise _not_an_integer(cost)
+            odd = cost.divisor >> twos
+            low = (low >> np.uint64(twos)) * np.uint64(pow(odd, -1, 2**64))
+            low &= np.uint64(2**bits - 1)
+            high = high / float(cost.divisor)
+        turns = np.rint((high - low) / 2.0**bits).astype(np.int64)
+        if bits == 64:
+            return Int128Array(low, turns)
+        return Int128Array(low + (turns.view(np.uint64) << np.uint64(bits)), turns >> np.int64(64 - bits))
+
+    def _python(self, cost: Quotient) -> npt.NDArray[np.object_]:
+        """With Python's integers, from the values on."""
+        if self.exact is None:
+            values = {k: v.astype(object) if isinstance(v, np.ndarray) else v for k, v in self.values.items()}
+            self.exact = ExactEvaluator(self.atoms, values)
+        found: npt.NDArray[np.object_] = np.zeros(self.shape, object) + self.exact.number(cost)
+        return found
+
+
+class ExactEvaluator:
+    """Costs with Python's integers: at one point, or at all points of arrays of them."""
+
+    def __init__(self, atoms: Sequence[SizeAtom | FunctionAtom], values: PointValues) -> None:
+        self.of_atoms: list[Any] = []
+        known: dict[Any, Any] = {}
+        for atom in atoms:
+            self.of_atoms.append(
+                evaluate_size(atom.expr, values, known)
+                if isinstance(atom, SizeAtom)
+                else _function(atom.name, [self._sum(part) for part in atom.parts])
+            )
+
+    def number(self, cost: Quotient) -> Any:
+        """A cost.
+
+        Raises:
+            BadInput: it is not an integer.
+        """
+        made, divisor = self._sum(cost.terms), self._sum(((cost.under, cost.divisor),))
+        if np.any(made % divisor):
+            raise _not_an_integer(cost)
+        return made // divisor
+
+    def _sum(self, terms: Terms) -> Any:
+        made: Any = 0
+        for monomial, factor in terms:
+            term: Any = factor
+            for atom, exponent in monomial:
+                term = term * self.of_atoms[atom] ** exponent
+            made = made + term
+        return made
+
+
+def _plain(one: Any, other: Any) -> bool:
+    return not isinstance(one, np.ndarray) and not isinstance(other, np.ndarray)
+
+
+@cache
+def horner(terms: Terms) -> HornerForm:
+    """Terms in Horner's way: a factor that most of them have, times what it leaves of them, and the others."""
+    if not terms:
+        return 0
+    if terms[0][0] == ONE and len(terms) == 1:
+        return terms[0][1]
+    counts = Counter(atom for monomial, _ in terms for atom, _ in monomial)
+    powers = [(atom, exponent) for monomial, _ in terms for atom, exponent in monomial]
+    # Of equally frequent ones that with small powers goes out first: a batch is one axis, the tokens are another.
+    atom = min(counts, key=lambda a: (-counts[a], max(e for b, e in powers if b == a), a))
+    least = min(e for b, e in powers if b == atom)
+    inner, rest = [], []
+    for monomial, number in terms:
+        left = {a: e - least if a == atom else e for a, e in monomial}
+        if atom in left:
+            inner.append((tuple((a, e) for a, e in left.items() if e), number))
+        else:
+            rest.append((monomial, number))
+    return atom, least, horner(tuple(sorted(inner))), horner(tuple(rest))
+
+
+def _function(name: str, parts: list[Any]) -> Any:
+    if name == "floor":
+        return parts[0] // parts[1]
+    if name == "sum":
+        return parts[0]
+    if not any(isinstance(part, np.ndarray) for part in parts):
+        return min(parts) if name == "Min" else max(parts)
+    made = parts[0]
+    for part in parts[1:]:
+        made = (np.minimum if name == "Min" else np.maximum)(made, part)
+    return made
+
+
+def _signed(number: int) -> int:
+    """The same modulo 2^64, as int64 has it."""
+    rest = int(number) % 2**64
+    return rest - 2**64 if rest >= _LIMIT else rest
+
+
+def _twos(number: int) -> int:
+    """How often 2 divides a number."""
+    return (number & -number).bit_length() - 1
+
+
+def _not_an_integer(cost: Quotient) -> BadInput:
+    terms = f"{len(cost.terms)} terms over {cost.divisor}"
+    return BadInput("a cost is not an integer at a point", where=terms)

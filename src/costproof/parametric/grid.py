@@ -1,0 +1,291 @@
+"""What a sweep varies: ranges and lists, their product, several names in step, several products one after another."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby, product
+from math import inf, isfinite, prod
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from costproof.ledger.errors import BadInput, CostproofError, Problems, no_such
+from costproof.ledger.files import csv_rows
+from costproof.models.changing import KEY
+from costproof.models.target import WithKeys
+from costproof.parametric.evaluator import Evaluator
+
+PRESET: Final = "preset"
+MOST_POINTS: Final = 1_000_000_000
+"""Of a sweep; a range of so many values is never made into a list."""
+MOST_LISTED: Final = 2_000_000
+"""Values of one ``--over`` that are listed: several items, or one that is repeated beside a range."""
+_RANGE: Final = re.compile(r"(\d{1,12}):(\d{1,12})(?::(\d{1,12}))?")
+
+Over = Mapping[str, Any]
+"""Name -> values: a text as on the command line, or an iterable; of names that are joined by ``/``, tuples."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """What is varied: a setting of the workload, a key of the configuration, or the preset."""
+
+    given: str
+    """Of its column."""
+    variable: str
+    """``setting:batch``, ``key:text.hidden``, ``preset``."""
+    number: bool
+    now: Any = None
+    """What a key of the configuration is."""
+
+
+@dataclass(frozen=True, slots=True)
+class GridAxis:
+    """Names that vary in step."""
+
+    names: tuple[Parameter, ...]
+    columns: tuple[Sequence[Any], ...]
+    """A column of values for every name, all of one length."""
+
+    def __len__(self) -> int:
+        return len(self.columns[0])
+
+
+@dataclass(frozen=True, slots=True)
+class GridBlock:
+    """Points that have everything in common but numbers."""
+
+    fixed: Mapping[Parameter, Any]
+    axes: tuple[GridAxis, ...]
+    """Of numbers; the last one varies fastest."""
+
+    def __len__(self) -> int:
+        return prod(map(len, self.axes))
+
+    def boxes(self, size: int) -> Iterator[tuple[dict[str, Any], tuple[int, ...]]]:
+        """Parts of at most ``size`` points, in order: values by variable, and the shape that they broadcast to."""
+        lengths = [len(axis) for axis in self.axes]
+        steps = [1] * len(lengths)
+        room = size
+        for i in reversed(range(len(lengths))):
+            steps[i] = max(min(lengths[i], room), 1)
+            room //= steps[i]
+        starts = [range(0, n, step) for n, step in zip(lengths, steps, strict=True)]
+        values: dict[str, Any] = {}
+        before: tuple[int | None, ...] = (None,) * len(lengths)
+        for corner in product(*starts):
+            shape = tuple(min(s, n - at) for at, s, n in zip(corner, steps, lengths, strict=True)) or (1,)
+            # An axis that did not move keeps its arrays: by them others know what they know already.
+            values = dict(values)
+            for i, (axis, at) in enumerate(zip(self.axes, corner, strict=True)):
+                for name, column in zip(axis.names, axis.columns, strict=True) if at != before[i] else ():
+                    along = [shape[i] if j == i else 1 for j in range(len(shape))]
+                    values[name.variable] = _array(column[at : at + shape[i]]).reshape(along)
+            before = corner
+            yield values, shape
+
+
+def _array(values: Sequence[int]) -> Any:
+    if isinstance(values, range):
+        return np.arange(values.start, values.stop, values.step, dtype=np.int64)
+    return np.asarray(values, dtype=np.int64)
+
+
+def split_blocks(grid_axes: Sequence[GridAxis]) -> Iterator[GridBlock]:
+    """The product of axes. What is not a number varies slowest, whatever the order of the axes."""
+    numbers = tuple(a for a in grid_axes if all(n.number for n in a.names))
+    others = [list(_runs(a)) for a in grid_axes if not all(n.number for n in a.names)]
+    for runs in product(*others):
+        fixed = {name: value for chosen, _ in runs for name, value in chosen.items()}
+        yield GridBlock(fixed, (*(axis for _, axis in runs if axis is not None), *numbers))
+
+
+def _runs(axis: GridAxis) -> Iterator[tuple[dict[Parameter, Any], GridAxis | None]]:
+    """Neighbours on an axis that differ in numbers alone."""
+    texts = [i for i, name in enumerate(axis.names) if not name.number]
+    numbers = [i for i, name in enumerate(axis.names) if name.number]
+
+    def of(row: int) -> tuple[Any, ...]:
+        return tuple(axis.columns[i][row] for i in texts)
+
+    for values, rows in groupby(range(len(axis)), key=of):
+        where = list(rows)
+        part = slice(where[0], where[-1] + 1)
+        own = GridAxis(tuple(axis.names[i] for i in numbers), tuple(axis.columns[i][part] for i in numbers))
+        yield dict(zip((axis.names[i] for i in texts), values, strict=True)), own if numbers else None
+
+
+def grid_axes(points: Evaluator[WithKeys], over: Over, option: str = "--over") -> tuple[GridAxis, ...]:
+    """The axes of one product.
+
+    Raises:
+        Problems: a name that means nothing, or values that it cannot have; all of them.
+    """
+    problems: list[CostproofError] = []
+    found: list[GridAxis] = []
+    for names, values in over.items():
+        try:
+            found.append(_axis(points, names, values, f"{option} {names}"))
+        except BadInput as error:
+            problems += error.problems if isinstance(error, Problems) else [error]
+    seen = [name for axis in found for name in axis.names]
+    twice = sorted({n.given for n in seen if [m.variable for m in seen].count(n.variable) > 1})
+    if twice:
+        problems.append(BadInput("a name is varied twice in one product", where=option, got=", ".join(twice)))
+    if problems:
+        raise problems[0] if len(problems) == 1 else Problems("the sweep cannot be made so", problems)
+    return tuple(found)
+
+
+def _axis(points: Evaluator[WithKeys], names: str, values: Any, where: str) -> GridAxis:
+    chosen = tuple(resolve_parameter(points, name, where) for name in names.split("/"))
+    if isinstance(values, str):
+        columns = [_in_step(_pairs(chosen, item, where), where) for item in values.split(",")]
+        if len(columns) > 1:
+            _check_listed(sum(len(column[0]) for column in columns), where)
+        made = tuple(_joined([c[i] for c in columns]) for i in range(len(chosen)))
+    elif len(chosen) == 1:
+        made = (_checked(chosen[0], values, where),)
+    else:
+        rows = [tuple(row) for row in values]
+        if any(len(row) != len(chosen) for row in rows):
+            raise BadInput("values in step are tuples", where=where, expected=f"{len(chosen)} in each")
+        made = tuple(_checked(name, [row[i] for row in rows], where) for i, name in enumerate(chosen))
+    if not len(made[0]):
+        raise BadInput("nothing to vary", where=where, expected="values")
+    return GridAxis(chosen, made)
+
+
+def _pairs(names: tuple[Parameter, ...], item: str, where: str) -> list[tuple[Parameter, str]]:
+    parts = item.split("/")
+    if len(parts) != len(names):
+        expected = "/".join(n.given for n in names)
+        raise BadInput("values in step are joined by /", where=where, expected=expected, got=item[:60])
+    return list(zip(names, parts, strict=True))
+
+
+def _in_step(words: list[tuple[Parameter, str]], where: str) -> list[Sequence[Any]]:
+    """The values of one item, equally many of every name; a single one is repeated."""
+    parts = [_values(name, word, where) for name, word in words]
+    longest = max(map(len, parts))
+    if any(len(part) not in (1, longest) for part in parts):
+        got = " and ".join(str(len(part)) for part in parts)
+        raise BadInput("values in step are equally many", where=where, got=got)
+    if any(len(part) != longest for part in parts):
+        _check_listed(longest, where)
+    return [part if len(part) == longest else list(part) * longest for part in parts]
+
+
+def _check_listed(count: int, where: str) -> None:
+    """Refuse more values than are made into a list."""
+    if count > MOST_LISTED:
+        raise BadInput(
+            "too many values", where=where, expected=f"at most {MOST_LISTED:,}, or one range", got=f"{count:,}"
+        )
+
+
+def _joined(parts: list[Sequence[Any]]) -> Sequence[Any]:
+    return parts[0] if len(parts) == 1 else [value for part in parts for value in part]
+
+
+def resolve_parameter(points: Evaluator[WithKeys], given: str, where: str) -> Parameter:
+    """What a name means: a setting of the target, or a key of its configuration.
+
+    Raises:
+        BadInput: neither, or several keys.
+    """
+    settings = {s.name: s for s in points.target.settings()}
+    name = given.strip()
+    if name == PRESET:
+        return Parameter(name, PRESET, number=False)
+    if name.replace("-", "_") in settings:
+        setting = settings[name.replace("-", "_")]
+        return Parameter(name, f"setting:{setting.name}", number=setting.kind == "integer")
+    keys = points.keys()
+    plain = name.removeprefix(KEY)
+    if plain not in keys and not any(k.endswith(f".{plain}") for k in keys):
+        raise no_such("setting or key", name, [*settings, *keys, PRESET], where=where)
+    key = points.key(name, where)
+    return Parameter(name, f"key:{key}", number=type(keys[key]) is int or keys[key] is None, now=keys[key])
+
+
+def _values(name: Parameter, word: str, where: str) -> Sequence[Any]:
+    """The values that a word of the command line stands for."""
+    text = word.strip()
+    span = _RANGE.fullmatch(text) if name.number else None
+    if span is not None:
+        start, stop, step = int(span[1]), int(span[2]), int(span[3] or 1)
+        if step < 1 or stop < start:
+            raise BadInput("not a range", where=where, expected="START:STOP:STEP, STOP included", got=text)
+        return range(start, stop + 1, step)
+    return [parse_value(name, text, where)]
+
+
+def parse_value(name: Parameter, text: str, where: str) -> Any:
+    """A value from its text.
+
+    Raises:
+        BadInput: the name cannot have it.
+    """
+    if name.number:
+        if not re.fullmatch(r"\d{1,12}", text):
+            raise BadInput(
+                "this is an integer, or a range", where=where, expected="N or START:STOP:STEP", got=text[:60]
+            )
+        return int(text)
+    if isinstance(name.now, bool):
+        if text not in ("true", "false"):
+            raise BadInput("this is true or false", where=where, got=text[:60])
+        return text == "true"
+    if isinstance(name.now, tuple):
+        if not re.fullmatch(r"\d{1,12}(\+\d{1,12})*", text):
+            raise BadInput("this is a list of integers", where=where, expected="integers joined by +", got=text[:60])
+        return tuple(map(int, text.split("+")))
+    if isinstance(name.now, float):
+        try:
+            number = float(text)
+        except ValueError:
+            number = inf
+        if not isfinite(number):
+            raise BadInput("this is a number", where=where, got=text[:60])
+        return number
+    return text
+
+
+def _checked(name: Parameter, values: Iterable[Any], where: str) -> Sequence[Any]:
+    """The values of a list in Python."""
+    if isinstance(values, range) and name.number and values.step > 0 and values.start >= 0:
+        return values
+    found = [int(v) if isinstance(v, np.integer) else v for v in values]
+    if name.number and not all(type(v) is int and 0 <= v < 2**40 for v in found):
+        wrong = next(v for v in found if type(v) is not int or not 0 <= v < 2**40)
+        raise BadInput("this is an integer", where=where, got=repr(wrong)[:60])
+    return found
+
+
+def axes_from_csv(points: Evaluator[WithKeys], path: Path) -> tuple[GridAxis, ...]:
+    """The points of a table: a name for each column, a point for each row.
+
+    Raises:
+        BadInput: it cannot be read, or a name or a value is wrong; it says where.
+    """
+    rows = csv_rows(path, what="table of points")
+    _, header = next(rows, (0, []))
+    if not header:
+        fix = "the first row has names, every other one a point"
+        raise BadInput("a table of points is empty", where=str(path), fix=fix)
+    names = tuple(resolve_parameter(points, name, f"{path}, row 1") for name in header)
+    if len({name.variable for name in names}) < len(names):
+        raise BadInput("a name is varied twice in one product", where=f"{path}, row 1", got=", ".join(header)[:120])
+    columns: list[list[Any]] = [[] for _ in names]
+    for number, (_, row) in enumerate(rows, 2):
+        if len(row) != len(names):
+            raise BadInput("a row is not as long as the first", where=f"{path}, row {number}", got=len(row))
+        for name, column, value in zip(names, columns, row, strict=True):
+            column.append(parse_value(name, value.strip(), f"{path}, row {number}, {name.given}"))
+    if not columns[0]:
+        raise BadInput("a table without points", where=str(path))
+    return (GridAxis(names, tuple(columns)),)

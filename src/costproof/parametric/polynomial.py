@@ -1,0 +1,191 @@
+"""Costs as polynomials in what varies: formulas with all that is constant put in, like terms together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+from functools import cache
+from math import lcm
+from typing import Any, Final
+
+import sympy
+
+from costproof.ledger.errors import BadInput
+from costproof.ledger.symbols import text
+from costproof.parametric.concolic import SizeExpr
+
+Monomial = tuple[tuple[int, int], ...]
+"""(Number of an atom, exponent) in the order of the atoms; exponents may be negative."""
+Polynomial = Mapping[Monomial, Fraction]
+
+ONE: Final[Monomial] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SizeAtom:
+    """An atom that a target computes: a size of the point, or what follows from sizes."""
+
+    expr: SizeExpr
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionAtom:
+    """An atom that a formula computes, an integer of integers: ``floor`` of a quotient, ``Min``, ``Max``, ``sum``."""
+
+    name: str
+    parts: tuple[tuple[tuple[Monomial, int], ...], ...]
+    """Polynomials with integer coefficients; of ``floor`` the dividend and the divisor."""
+
+
+@dataclass(slots=True)
+class AtomTable:
+    """All atoms of a shape, by number; an atom's parts have lower numbers."""
+
+    found: list[SizeAtom | FunctionAtom] = field(default_factory=list)
+    numbers: dict[SizeAtom | FunctionAtom, int] = field(default_factory=dict)
+
+    def of(self, atom: SizeAtom | FunctionAtom) -> Polynomial:
+        """The atom as a polynomial."""
+        if atom not in self.numbers:
+            self.numbers[atom] = len(self.found)
+            self.found.append(atom)
+        return {((self.numbers[atom], 1),): Fraction(1)}
+
+    def of_value(self, expr: SizeExpr) -> Polynomial:
+        """A target's expression. Products become monomials, all else an atom."""
+        if expr[0] == "int":
+            return _constant(expr[1])
+        if expr[0] == "*":
+            left, right = self.of_value(expr[1]), self.of_value(expr[2])
+            return multiply(left, right)
+        return self.of(SizeAtom(expr))
+
+    def of_formula(self, node: sympy.Expr, symbols: Mapping[str, Polynomial]) -> Polynomial:
+        """A formula, with polynomials for its symbols.
+
+        Raises:
+            BadInput: it holds a function that has no exact value, or a symbol that has no value.
+        """
+        if node.is_Rational:
+            return _constant(Fraction(int(node.p), int(node.q)))
+        if node.is_Symbol:
+            if node.name not in symbols:
+                raise BadInput("a symbol has no value here", where=str(node.name))
+            return symbols[node.name]
+        if node.is_Pow and node.exp.is_Integer:
+            return self._power(self.of_formula(node.base, symbols), int(node.exp))
+        parts = [self.of_formula(part, symbols) for part in node.args]
+        if node.is_Add:
+            return add(parts)
+        if node.is_Mul:
+            made: Polynomial = _constant(1)
+            for part in parts:
+                made = multiply(made, part)
+            return made
+        return self._function(node.func, parts, text(node))
+
+    def largest(self, parts: list[Polynomial]) -> Polynomial:
+        """The largest of some, which are not negative."""
+        return self._function(sympy.Max, parts, "Max") if len(parts) > 1 else parts[0] if parts else _constant(0)
+
+    def _power(self, base: Polynomial, exponent: int) -> Polynomial:
+        if exponent < 0 and len(base) > 1:
+            common, (whole,) = _integers([base])
+            base = {m: c / common for m, c in self.of(FunctionAtom("sum", (whole,))).items()}
+        if exponent < 0:
+            ((monomial, factor),) = base.items()
+            base, exponent = {tuple((a, -e) for a, e in monomial): 1 / factor}, -exponent
+        made: Polynomial = _constant(1)
+        for _ in range(exponent):
+            made = multiply(made, base)
+        return made
+
+    def _function(self, function: Any, parts: list[Polynomial], shown: str) -> Polynomial:
+        if function is sympy.ceiling:
+            # ceiling(x) = -floor(-x)
+            inner = self._function(sympy.floor, [scale(parts[0], -1)], shown)
+            return scale(inner, -1)
+        if function is sympy.floor:
+            if set(parts[0]) <= {ONE}:
+                return _constant(parts[0].get(ONE, Fraction(0)).__floor__())
+            under = _clearing(parts)
+            factor, (dividend,) = _integers([multiply(parts[0], {under: Fraction(1)})])
+            return self.of(FunctionAtom("floor", (dividend, ((under, factor),))))
+        if function in (sympy.Min, sympy.Max):
+            choose = min if function is sympy.Min else max
+            if all(set(p) <= {ONE} for p in parts):
+                return _constant(choose(p.get(ONE, Fraction(0)) for p in parts))
+            under = _clearing(parts)  # of sizes, which are positive
+            factor, whole = _integers([multiply(part, {under: Fraction(1)}) for part in parts])
+            chosen = self.of(FunctionAtom(function.__name__, tuple(whole)))
+            return multiply(chosen, {tuple((atom, -power) for atom, power in under): Fraction(1, factor)})
+        raise BadInput("an expression holds a function that has no exact value", where=shown)
+
+
+def _constant(number: int | Fraction) -> Polynomial:
+    return {ONE: Fraction(number)} if number else {}
+
+
+def add(parts: Iterable[Polynomial]) -> Polynomial:
+    """The sum."""
+    made: dict[Monomial, Fraction] = {}
+    for part in parts:
+        for monomial, factor in part.items():
+            made[monomial] = made.get(monomial, Fraction(0)) + factor
+    return {m: c for m, c in made.items() if c}
+
+
+def scale(polynomial: Polynomial, factor: int | Fraction) -> Polynomial:
+    """The polynomial times a number."""
+    return {m: c * factor for m, c in polynomial.items()} if factor else {}
+
+
+def multiply(left: Polynomial, right: Polynomial) -> Polynomial:
+    """The product."""
+    made: dict[Monomial, Fraction] = {}
+    for m, c in left.items():
+        for n, d in right.items():
+            both = _joined(m, n)
+            made[both] = made.get(both, Fraction(0)) + c * d
+    return {m: c for m, c in made.items() if c}
+
+
+@cache
+def _joined(left: Monomial, right: Monomial) -> Monomial:
+    powers = dict(left)
+    for atom, exponent in right:
+        powers[atom] = powers.get(atom, 0) + exponent
+    return tuple(sorted((a, e) for a, e in powers.items() if e))
+
+
+def _clearing(parts: Iterable[Polynomial]) -> Monomial:
+    """The smallest monomial that, multiplied with them, leaves no negative exponents."""
+    least: dict[int, int] = {}
+    for part in parts:
+        for monomial in part:
+            for atom, exponent in monomial:
+                least[atom] = min(least.get(atom, 0), exponent)
+    return tuple(sorted((a, -e) for a, e in least.items() if e < 0))
+
+
+def _integers(parts: list[Polynomial]) -> tuple[int, list[tuple[tuple[Monomial, int], ...]]]:
+    """The least common denominator of all coefficients, and the polynomials times it."""
+    scale = lcm(*(c.denominator for part in parts for c in part.values()))
+    return scale, [tuple(sorted((m, int(c * scale)) for m, c in part.items())) for part in parts]
+
+
+@dataclass(frozen=True, slots=True)
+class Quotient:
+    """A cost in its last form: integer terms over a number and a monomial."""
+
+    terms: tuple[tuple[Monomial, int], ...]
+    divisor: int
+    under: Monomial
+
+
+def as_quotient(polynomial: Polynomial) -> Quotient:
+    """The polynomial over its least denominator."""
+    under = _clearing([polynomial])
+    scale, (terms,) = _integers([multiply(polynomial, {under: Fraction(1)})])
+    return Quotient(terms, scale, under)

@@ -1,0 +1,65 @@
+"""Settings of a target checked and converted to the types that it declares."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from costproof.ledger.errors import BadInput, CostproofError, Problems, did_you_mean, invalid_choice
+from costproof.ledger.run import whole
+from costproof.models.target import Setting
+
+SettingValue = int | str | tuple[int, ...]
+Origin = Callable[[str], str]
+"""Where a choice of that name was made, for messages: ``--batch``, ``$.workload.batch``."""
+
+
+def option(name: str) -> str:
+    """A choice as the command line calls it."""
+    return "--" + name.rpartition(".")[2].replace("_", "-")
+
+
+def typed_settings(
+    known: Iterable[Setting], given: Mapping[str, Any], place: Origin, problems: list[CostproofError]
+) -> dict[str, SettingValue]:
+    """The settings with the types that a target wants; what is wrong with them goes to ``problems``."""
+    by_name = {s.name: s for s in known}
+    found: dict[str, SettingValue] = {}
+    for name, value in given.items():
+        if name in by_name:
+            with collect_problems(problems):
+                found[name] = _typed(by_name[name], value, place(name))
+        else:
+            where, expected = place(name[:60]), "one of " + ", ".join(by_name)
+            problems.append(
+                BadInput("no such setting", where=where, expected=expected, fix=did_you_mean(name, by_name))
+            )
+    return found
+
+
+def _typed(setting: Setting, value: Any, where: str) -> SettingValue:
+    if setting.kind == "integer":
+        return whole(value, where)
+    if setting.kind == "file":
+        return str(os.fspath(value))
+    if setting.kind == "list":
+        return value if isinstance(value, str) else ",".join(map(str, value))
+    if isinstance(value, tuple | list):
+        return tuple(whole(v, where) for v in value)
+    text = str(value)
+    if setting.kind == "choice" and text not in setting.choices:
+        raise invalid_choice(where, text, setting.choices)
+    return text
+
+
+@contextmanager
+def collect_problems(problems: list[CostproofError]) -> Iterator[None]:
+    """What is wrong goes to the problems, so that all of them can be told at once."""
+    try:
+        yield
+    except Problems as error:
+        problems += error.problems
+    except BadInput as error:
+        problems.append(error)

@@ -1,0 +1,18 @@
+"""List all patches of torch, transformers and TorchLens. Importing this module imports none of these packages."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from costproof.patches import export, tensor, torchlens
+from costproof.patches.patch import Patch
+
+PATCHES: Final[tuple[Patch, ...]] = (
+    *tensor.SPLIT_INDEXING, *tensor.STACK_INDEX_ROWS, *tensor.AUTOCAST, *tensor.REFUSE_GRADIENTS, *tensor.JIT_ON_META,
+    tensor.READ_VALUES, *tensor.TO_NUMPY, tensor.EINSUM,
+    export.NO_STACK_TRACES, export.NO_FAKE_TENSOR_CACHE, *export.SHAPES_OF_PRODUCTS, *export.QUIET_EXPORT,
+    *export.CONCRETE_VALUES,
+    torchlens.SET_DIRECTLY, torchlens.KEEP_COMPILER_TABLES, *torchlens.SKIP_UNUSED_WORK, *torchlens.ASK_EVERY_STORAGE,
+    torchlens.KEEP_VIEW_LABELS, *torchlens.WHOLE_OPERATORS,
+)  # fmt: skip
+"""Each patch that can be installed, in no particular order."""

@@ -1,0 +1,261 @@
+"""Patch ``torch.export``: skip work that is not needed, follow concrete values, and keep failures quiet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final
+
+from costproof.patches.patch import Patch, SettingPatch, patched
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+_MAX_UNCACHED_LAYERS: Final = 3
+"""Up to this many equal layers, caching the shapes of each operator takes longer than computing them again."""
+
+NO_STACK_TRACES: Final = SettingPatch(
+    "torch.fx.config:do_not_emit_stack_traces",
+    lambda original: True,
+    "the Python stack of each node is not used; its module is recorded separately",
+    "tracers/test_fast_export.py",
+)
+NO_FAKE_TENSOR_CACHE: Final = SettingPatch(
+    "torch._dynamo.config:fake_tensor_cache_enabled",
+    lambda original: False,
+    "caching the shapes that an operator returns pays only if many equal layers follow",
+    "tracers/test_fast_export.py",
+)
+
+
+@contextmanager
+def fast_export(module: nn.Module) -> Iterator[None]:
+    """Disable parts of ``torch.export`` that we do not need, about a third of its time.
+
+    None of the settings is public API of torch; one that a version lacks is left out.
+    """
+
+    with ExitStack() as around:
+        try:
+            # Otherwise torch generates Python code for every intermediate graph, a fifth of its time.
+            from torch.fx._lazy_graph_module import _use_lazy_graph_module
+        except ImportError:
+            pass
+        else:
+            around.enter_context(_use_lazy_graph_module(True))
+        few = longest_module_list(module) <= _MAX_UNCACHED_LAYERS
+        around.enter_context(patched(NO_STACK_TRACES, *([NO_FAKE_TENSOR_CACHE] if few else [])))
+        yield
+
+
+def longest_module_list(module: nn.Module) -> int:
+    """Return the length of the longest ``ModuleList`` of a model, or 0 if it has none."""
+    from torch import nn
+
+    return max((len(m) for m in module.modules() if isinstance(m, nn.ModuleList)), default=0)
+
+
+@dataclass(frozen=True, slots=True)
+class KernelPatch(Patch):
+    """A Python kernel of an operator that computes the shape of its result; one that torch has itself stays."""
+
+    def install(self, undo: ExitStack, *context: Any) -> None:
+        """Register the kernel; ``undo`` removes it."""
+        import torch
+
+        key = torch._C.DispatchKey.CompositeImplicitAutograd
+        name = self.target.removeprefix("torch:ops.aten.")
+        op: Any = getattr(torch.ops.aten, name).default
+        if key not in op.py_kernels:
+            undo.callback(op._dispatch_cache.clear)
+            undo.callback(op.py_kernels.pop, key)
+            op.py_kernels[key] = self.make(None)
+            op._dispatch_cache.clear()
+
+
+def _attention_shape(
+    query: Any, key: Any, value: Any, mask: Any = None, *_: Any, enable_gqa: bool = False, **__: Any
+) -> Any:
+    """[…, S, d], […, K, d], […, K, v] -> […, S, v], contiguous like the result of a product.
+
+    The same conditions are checked as by the products, so that the exporter learns which of its symbols are equal.
+    """
+    import torch
+
+    ask: Any = torch
+    ask._check(query.shape[-1] == key.shape[-1])
+    ask._check(key.shape[-2] == value.shape[-2])
+    inner = 3 if enable_gqa else 2
+    batches = ask.broadcast_shapes(*(t.shape[:-inner] for t in (query, key, value, mask) if t is not None))
+    return query.new_empty((*batches, *query.shape[-inner:-1], value.shape[-1]))
+
+
+def _linear_shape(rows: Any, weight: Any, bias: Any = None) -> Any:
+    """[…, k], [m, k] -> […, m]; a weight of one row may be a vector."""
+    import torch
+
+    ask: Any = torch
+    ask._check(rows.shape[-1] == weight.shape[-1])
+    return rows.new_empty((*rows.shape[:-1], *weight.shape[:-1]))
+
+
+SHAPES_OF_PRODUCTS: Final = (
+    KernelPatch(
+        "torch:ops.aten.scaled_dot_product_attention",
+        lambda original: _attention_shape,
+        "torch decomposes it into ten operators with arithmetic on symbols to find the shape of its result",
+        "tracers/test_shapes.py",
+    ),
+    KernelPatch(
+        "torch:ops.aten.linear",
+        lambda original: _linear_shape,
+        "torch decomposes it into three operators with arithmetic on symbols to find the shape of its result",
+        "tracers/test_shapes.py",
+    ),
+)
+"""Together these decompositions are most of the time of the export of a decoder."""
+
+
+def _discard(original: Any) -> Callable[..., None]:
+    return lambda *args, **kwargs: None
+
+
+QUIET_EXPORT: Final = (
+    Patch(
+        "torch.export._trace:print",
+        _discard,
+        "a failing export prints its whole graph; we report the reason",
+        "tracers/test_exported.py",
+        missing="create",
+    ),
+    *(
+        Patch(f"{module}:log.{name}", _discard, "as print", "tracers/test_exported.py", missing="skip")
+        for module in ("torch.export._trace", "torch.fx.experimental.symbolic_shapes")
+        for name in ("warning", "error")
+    ),
+)
+
+
+@cache
+def value_dependent_tags() -> tuple[torch.Tag, ...]:
+    """Return the tags of operators that return a plain number, or a tensor whose size does not follow from shapes."""
+    import torch
+
+    return (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
+
+
+def _compute_real_values(original: Callable[..., Any]) -> Callable[..., Any]:
+    import torch
+    from torch.utils._pytree import tree_leaves, tree_map
+
+    tags = value_dependent_tags()
+
+    def dispatch(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = [v for v in tree_leaves((args, kwargs or {})) if isinstance(v, torch.Tensor)]
+        if not any(tag in getattr(func, "tags", ()) for tag in tags) or any(_real_tensor(v) is None for v in given):
+            return original(self, func, types, args, kwargs or {})
+        real_args, real_kwargs = tree_map(_real_value, (args, kwargs or {}))
+        return tree_map(lambda v: _fake_of(self, v), func(*real_args, **real_kwargs))
+
+    return dispatch
+
+
+def _tensor_of_numbers(original: Callable[..., Any]) -> Callable[..., Any]:
+    from torch.utils._pytree import tree_map
+
+    def tensor(data: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        numbers = tree_map(_scalar, data) if isinstance(data, list | tuple) else data
+        return original(numbers, *args, **kwargs)  # type: ignore[no-any-return]
+
+    return tensor
+
+
+def _format_value(original: Any) -> Callable[[Any, str], str]:
+    def format_value(self: Any, spec: str) -> str:
+        known = _real_tensor(self)
+        return object.__format__(self, spec) if known is None else format(known, spec)
+
+    return format_value
+
+
+def _copy_parameter(original: Any) -> Callable[..., None]:
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    def copy(into: torch.Tensor, source: torch.Tensor | None) -> None:
+        if source is not None and not isinstance(source, FakeTensor):
+            into.copy_(source.detach())
+
+    return copy
+
+
+CONCRETE_VALUES: Final = (
+    Patch(
+        "torch:tensor",
+        _tensor_of_numbers,
+        "it asks each fake tensor in a list for its memory, which that does not have",
+        "models/generic/test_values.py",
+    ),
+    Patch(
+        "torch._subclasses.fake_tensor:FakeTensor.__format__",
+        _format_value,
+        "a text that names a part of the model must contain the number, as in a run",
+        "models/generic/test_values.py",
+    ),
+    Patch(
+        "torch._subclasses.fake_tensor:FakeTensorMode.dispatch",
+        _compute_real_values,
+        "torch introduces symbols for results that depend on values; here the values are known and decide the branch",
+        "models/generic/test_values.py",
+    ),
+    Patch(
+        "torch._subclasses.meta_utils:_safe_copy",
+        _copy_parameter,
+        "it does not copy the values of parameters, which are not plain tensors",
+        "models/generic/test_values.py",
+    ),
+)
+
+
+@contextmanager
+def concrete_export() -> Iterator[None]:
+    """Export with concrete values alongside shapes, so that branches and sizes that depend on values are followed."""
+    import torch._functorch.config
+
+    with torch._functorch.config.patch(fake_tensor_propagate_real_tensors=True), patched(*CONCRETE_VALUES):
+        yield
+
+
+def _real_tensor(tensor: Any) -> Any:
+    """Return the values behind a fake tensor, or ``None``; any other tensor is returned as it is."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    return tensor.real_tensor if isinstance(tensor, FakeTensor) else tensor
+
+
+def _real_value(value: Any) -> Any:
+    import torch
+
+    return _real_tensor(value) if isinstance(value, torch.Tensor) else value
+
+
+def _scalar(value: Any) -> Any:
+    """Return the number in a tensor without dimensions; anything else as it is."""
+    import torch
+
+    known = _real_tensor(value) if isinstance(value, torch.Tensor) and value.dim() == 0 else None
+    return value if known is None else known.item()
+
+
+def _fake_of(mode: Any, value: Any) -> Any:
+    """Return a fake tensor with this tensor as its values; any other result as it is."""
+    import torch
+
+    if not isinstance(value, torch.Tensor):
+        return value
+    with mode:
+        fake: Any = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+    fake.real_tensor = value
+    return fake

@@ -1,0 +1,155 @@
+"""Hook the modules of a model, and route calls of their ``forward`` so that every tracer sees the same modules."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import nn
+
+Hook = Callable[..., None]
+
+
+@contextmanager
+def hooked(modules: Iterable[nn.Module], enter: Hook, leave: Hook, *, with_kwargs: bool = False) -> Iterator[None]:
+    """Register forward hooks that return nothing on modules, and remove them at the end.
+
+    Args:
+        enter: called with (module, args), or (module, args, kwargs).
+        leave: called with the same and the output, also after an exception, which a caller may catch.
+    """
+    with ExitStack() as stack:
+        for module in modules:
+            stack.callback(module.register_forward_pre_hook(enter, with_kwargs=with_kwargs).remove)
+            stack.callback(module.register_forward_hook(leave, with_kwargs=with_kwargs, always_call=True).remove)
+        yield
+
+
+@contextmanager
+def forward_redirected(model: nn.Module) -> Iterator[None]:
+    """Redirect direct calls of a submodule's ``forward`` to its ``__call__``.
+
+    Hooks and the module stack of an export depend on ``__call__``. Without the redirection the work of a submodule that
+    is run by ``part.forward(x)`` would belong to its caller. TorchLens wraps ``forward`` itself and does not need this.
+    """
+    import torch
+
+    announced: set[int] = set()
+    """Modules whose ``__call__`` has begun and whose ``forward`` has not."""
+
+    def announce(module: nn.Module, args: Any) -> None:
+        announced.add(_key(module))
+
+    with ExitStack() as undo:
+        modules = [m for m in model.modules() if m is not model and not isinstance(m, torch.jit.ScriptModule)]
+        redirected = {_key(m) for m in modules if "forward" not in vars(m)}
+        for cls in dict.fromkeys(type(m) for m in modules):
+            _redirect_class(cls, undo, redirected, announced)
+        for module in modules:
+            undo.callback(module.register_forward_pre_hook(announce).remove)
+            if "forward" in vars(module):
+                _redirect_instance(module, undo, announced)
+        yield
+
+
+def _key(module: nn.Module) -> int:
+    """Return a key that a module shares with the stand-in of it in an export, which has the same ``__dict__``."""
+    return id(vars(module))
+
+
+def _redirect_class(cls: type[nn.Module], undo: ExitStack, redirected: set[int], announced: set[int]) -> None:
+    """Replace ``forward`` on the class, not on instances: an export calls it on stand-ins."""
+    original = cls.forward
+
+    @functools.wraps(original)
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        key = _key(self)
+        # A class that calls the forward of its base class is inside its own call already.
+        if key not in redirected or type(self).forward is not forward:
+            return original(self, *args, **kwargs)
+        if key in announced:
+            announced.discard(key)
+            return original(self, *args, **kwargs)
+        return self(*args, **kwargs)
+
+    if "forward" in vars(cls):
+        undo.callback(setattr, cls, "forward", vars(cls)["forward"])
+    else:
+        undo.callback(delattr, cls, "forward")
+    cls.forward = forward
+
+
+def _redirect_instance(module: nn.Module, undo: ExitStack, announced: set[int]) -> None:
+    """Redirect a module that has a ``forward`` of its own, not that of its class."""
+    original, own = module.forward, vars(module)
+
+    @functools.wraps(original)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        if _key(module) in announced:
+            announced.discard(_key(module))
+            return original(*args, **kwargs)
+        return module(*args, **kwargs)
+
+    undo.callback(own.update, forward=original)
+    own["forward"] = forward
+
+
+@contextmanager
+def hooks_inside_forward(model: nn.Module) -> Iterator[None]:
+    """Run the hooks of all submodules inside their ``forward``, so that their work belongs to the hooked module.
+
+    An export attributes it there. TorchLens wraps ``forward`` and would attribute it to the enclosing module.
+    """
+    import torch
+
+    with ExitStack() as undo:
+        for part in model.modules():
+            has_hooks = part._forward_pre_hooks or part._forward_hooks
+            if part is not model and has_hooks and not isinstance(part, torch.jit.ScriptModule):
+                _move_hooks(part, undo)
+        yield
+
+
+def _move_hooks(part: nn.Module, undo: ExitStack) -> None:
+    original, own = part.forward, vars(part)
+    before = _disable_hooks(part._forward_pre_hooks, undo)
+    behind = _disable_hooks(part._forward_hooks, undo)
+
+    @functools.wraps(original)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        for key, hook in before.items():
+            if key in part._forward_pre_hooks_with_kwargs:
+                args, kwargs = hook(part, args, kwargs) or (args, kwargs)
+            elif key in part._forward_pre_hooks and (changed := hook(part, args)) is not None:
+                args = changed if isinstance(changed, tuple) else (changed,)
+        result = original(*args, **kwargs)
+        for key, hook in behind.items():
+            given = (args, kwargs) if key in part._forward_hooks_with_kwargs else (args,)
+            if key in part._forward_hooks and (changed := hook(part, *given, result)) is not None:
+                result = changed
+        return result
+
+    if "forward" in own:
+        undo.callback(own.update, forward=original)
+    else:
+        undo.callback(own.pop, "forward", None)
+    own["forward"] = forward
+
+
+def _disable_hooks(hooks: dict[int, Any], undo: ExitStack) -> dict[int, Any]:
+    """Replace hooks by no-ops and return them. A hook that removes itself meanwhile stays removed."""
+    original = dict(hooks)
+
+    def restore() -> None:
+        hooks.update({key: hook for key, hook in original.items() if key in hooks})
+
+    undo.callback(restore)
+    hooks.update(dict.fromkeys(original, _no_hook))
+    return original
+
+
+def _no_hook(*args: Any) -> None:
+    """Do nothing in place of a hook."""

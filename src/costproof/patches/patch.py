@@ -1,0 +1,87 @@
+"""Describe attributes of other packages that are replaced for a time, and replace them in a context manager."""
+
+from __future__ import annotations
+
+import gc
+import pkgutil
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+
+@dataclass(frozen=True, slots=True)
+class Patch:
+    """An attribute of another package that is replaced while a model is exported or traced."""
+
+    target: str
+    """``module:attribute``; the attribute may be a path, such as ``torch:Tensor.tolist``."""
+    make: Callable[..., Any]
+    """(original, *context) -> replacement. The original is ``None`` if a created attribute is missing."""
+    reason: str
+    """Why the original cannot be used."""
+    test: str
+    """The test file that fails without the patch, relative to ``tests``."""
+    missing: Literal["error", "skip", "create"] = "error"
+    """What to do where the installed version lacks the target."""
+
+    @property
+    def package(self) -> str:
+        """Return the package that owns the target."""
+        return self.target.partition(":")[0].partition(".")[0]
+
+    def install(self, undo: ExitStack, *context: Any) -> None:
+        """Replace the target; ``undo`` restores it."""
+        from unittest import mock
+
+        place, _, name = self.target.rpartition("." if "." in self.target.partition(":")[2] else ":")
+        try:
+            owner = pkgutil.resolve_name(place)
+            original = getattr(owner, name, None) if self.missing == "create" else getattr(owner, name)
+        except (ImportError, AttributeError):
+            if self.missing != "skip":
+                raise
+            return
+        create = self.missing == "create"
+        undo.enter_context(mock.patch.object(owner, name, self.make(original, *context), create=create))
+
+
+@dataclass(frozen=True, slots=True)
+class SettingPatch(Patch):
+    """A variable of a configuration module; ``make`` returns its value. It is skipped where a version lacks it."""
+
+    def install(self, undo: ExitStack, *context: Any) -> None:
+        """Set the variable; ``undo`` sets its value of before."""
+        module, _, name = self.target.partition(":")
+        config = pkgutil.resolve_name(module)
+        if hasattr(config, name):
+            before = getattr(config, name)
+            undo.callback(setattr, config, name, before)
+            setattr(config, name, self.make(before, *context))
+
+
+@contextmanager
+def patched(*patches: Patch, context: tuple[Any, ...] = ()) -> Iterator[None]:
+    """Install patches in order and remove them in reverse order, however the block ends.
+
+    Patches may be nested: each wraps the attribute that it finds at entry.
+
+    Args:
+        context: further arguments of :attr:`Patch.make`.
+    """
+    with ExitStack() as undo:
+        for patch in patches:
+            patch.install(undo, *context)
+        yield
+
+
+@contextmanager
+def gc_disabled() -> Iterator[None]:
+    """Disable garbage collection: tracing allocates hundreds of thousands of objects that all stay alive."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()

@@ -1,0 +1,286 @@
+"""Patch methods of ``torch.Tensor`` and functions of torch, to record or to separate what a tracer cannot see."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from costproof.patches.patch import Patch, patched
+
+if TYPE_CHECKING:
+    import torch
+
+TORCH_PYTHON: Final = ("torch._decomp", "torch._refs", "torch._prims", "torch._meta_registrations")
+"""Prefixes of the modules in which torch decomposes operators in Python on meta: calls from there are pieces of one."""
+_ALL: Final = slice(None)
+_INDEXING: Final = "models/generic/test_bytes_of_calls.py"
+
+
+def _get_in_views(original: Callable[..., Any]) -> Callable[..., Any]:
+    from torchlens import _state
+
+    def getitem(self: torch.Tensor, key: Any) -> torch.Tensor:
+        if sys._getframe(1).f_globals.get("__name__", "").startswith(TORCH_PYTHON):
+            with _state.pause_logging():
+                return original(self, key)  # type: ignore[no-any-return]
+        key = _stack_rows(key)
+        split = _split_index(self, key)
+        if split is None:
+            return original(self, key)  # type: ignore[no-any-return]
+        view, rest = split
+        viewed = original(self, view) if any(part not in (_ALL, ...) for part in view) else self
+        return original(viewed, rest)  # type: ignore[no-any-return]
+
+    return getitem
+
+
+def _set_unless_false(original: Callable[..., Any]) -> Callable[..., Any]:
+    def setitem(self: torch.Tensor, key: Any, value: Any) -> None:
+        if key is not False:
+            original(self, _stack_rows(key), value)
+
+    return setitem
+
+
+SPLIT_INDEXING: Final = (
+    Patch(
+        "torch:Tensor.__getitem__",
+        _get_in_views,
+        "TorchLens records x[rows, -1] as one call that reads all of x; as in an export, numbers and slices become a "
+        "view and the tensors pick from that",
+        _INDEXING,
+    ),
+    Patch(
+        "torch:Tensor.__setitem__",
+        _set_unless_false,
+        "TorchLens records x[False] = y as a write; nothing is written",
+        _INDEXING,
+    ),
+)
+"""Installed over TorchLens's wrappers."""
+STACK_INDEX_ROWS: Final = (
+    Patch(
+        "torch:Tensor.__getitem__",
+        lambda original: lambda self, key: original(self, _stack_rows(key)),
+        "torch turns rows of scalar tensors, x[(a, b), (c, d)], into index tensors by their values, which meta lacks",
+        "models/generic/test_inputs.py",
+    ),
+    Patch(
+        "torch:Tensor.__setitem__",
+        lambda original: lambda self, key, value: original(self, _stack_rows(key), value),
+        "as __getitem__",
+        "models/generic/test_inputs.py",
+    ),
+)
+
+
+def _stack_rows(key: Any) -> Any:
+    """Return the key with one index tensor for each row of scalar tensors."""
+    import torch
+
+    def is_row(part: Any) -> bool:
+        return isinstance(part, tuple | list) and bool(part) and all(isinstance(n, torch.Tensor) for n in part)
+
+    if not (isinstance(key, tuple) and any(map(is_row, key))):
+        return key
+    return tuple(torch.stack(list(part)) if is_row(part) else part for part in key)
+
+
+def _split_index(tensor: Any, key: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]] | None:
+    """Split a key into one that makes a view and one that picks from it; ``None`` if it has one kind or is unusual."""
+    import torch
+
+    view: list[Any] = []
+    rest: list[Any] = []
+    for part in key if isinstance(key, tuple) else (key,):
+        if isinstance(part, list) and part and all(type(n) is int for n in part):
+            view.append(_ALL)
+            rest.append(torch.tensor(part, device=tensor.device))
+        elif type(part) is torch.Tensor and part.dim() > 0:
+            view += [_ALL] * (part.dim() if part.dtype in (torch.bool, torch.uint8) else 1)
+            rest.append(part)
+        elif part is None or isinstance(part, slice):
+            view.append(part)
+            rest.append(_ALL)
+        elif part is ...:
+            view.append(part)
+            rest.append(part)
+        elif type(part) is int:
+            view.append(part)
+        else:
+            return None
+    picks = any(isinstance(part, torch.Tensor) for part in rest)
+    return (tuple(view), tuple(rest)) if picks else None
+
+
+@dataclass(slots=True)
+class AutocastDtypes:
+    """The dtypes of the autocast regions of a run, as names without ``torch.``."""
+
+    on: set[str] = field(default_factory=set)
+    """Of regions that were entered and cast."""
+    missing: set[str] = field(default_factory=set)
+    """Of regions that torch disabled because this machine lacks their device."""
+
+
+def _note_disabled(original: Callable[..., Any], found: AutocastDtypes) -> Callable[..., Any]:
+    def init(self: Any, device_type: str, dtype: Any = None, enabled: bool = True, *rest: Any, **named: Any) -> None:
+        original(self, device_type, dtype, enabled, *rest, **named)
+        if enabled and not self._enabled and self.fast_dtype is not None:
+            found.missing.add(str(self.fast_dtype).removeprefix("torch."))
+
+    return init
+
+
+def _note_entered(original: Callable[..., Any], found: AutocastDtypes) -> Callable[..., Any]:
+    def enter(self: Any) -> Any:
+        if self._enabled and self.fast_dtype is not None:
+            found.on.add(str(self.fast_dtype).removeprefix("torch."))
+        return original(self)
+
+    return enter
+
+
+AUTOCAST: Final = (
+    Patch(
+        "torch:autocast.__init__",
+        _note_disabled,
+        "on meta, and without its device, autocast casts nothing that operators show",
+        "estimate/test_bounds_are_bounds.py",
+    ),
+    Patch("torch:autocast.__enter__", _note_entered, "as __init__", "estimate/test_bounds_are_bounds.py"),
+)
+
+
+@contextmanager
+def autocast_recorded() -> Iterator[AutocastDtypes]:
+    """Record the dtypes of all autocast regions that are made and entered."""
+    found = AutocastDtypes()
+    with patched(*AUTOCAST, context=(found,)):
+        yield found
+
+
+class GradientTaken(Exception):
+    """Raised in place of taking a gradient."""
+
+
+def _refuse_gradient(original: Any) -> Callable[..., None]:
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise GradientTaken
+
+    return refuse
+
+
+REFUSE_GRADIENTS: Final = tuple(
+    Patch(
+        target,
+        _refuse_gradient,
+        "a model that takes gradients in its forward cannot be counted; this finds out",
+        "tracers/test_unfit.py",
+    )
+    for target in ("torch.autograd:grad", "torch.autograd:backward", "torch:Tensor.backward")
+)
+
+
+def _check_values(original: Callable[..., Any]) -> Callable[..., None]:
+    def check(cond: Any, message: Any = None) -> None:
+        original(bool(cond), message)
+
+    return check
+
+
+def _guard_tensor(original: Callable[..., Any]) -> Callable[..., bool]:
+    import torch
+
+    def guard(cond: Any) -> bool:
+        return bool(cond) if isinstance(cond, torch.Tensor) else bool(original(cond))
+
+    return guard
+
+
+def _record_convolution(original: Callable[..., Any]) -> Callable[..., Any]:
+    import torch
+
+    kernel: Any = torch._convolution
+
+    def conv2d(
+        x: torch.Tensor, weight: torch.Tensor, bias: Any = None, stride: Any = 1, padding: Any = 0,
+        dilation: Any = 1, groups: int = 1,
+    ) -> Any:  # fmt: skip
+        if x.device.type != "meta" or isinstance(padding, str):
+            return original(x, weight, bias, stride, padding, dilation, groups)
+        sizes = [[s, s] if isinstance(s, int) else list(s) for s in (stride, padding, dilation)]
+        return kernel(x, weight, bias, *sizes, False, [0, 0], groups, False, False, False, False)
+
+    return conv2d
+
+
+JIT_ON_META: Final = (
+    Patch(
+        "torch:_check",
+        _check_values,
+        "while torch.jit.trace runs, sizes are tensors, which this check refuses",
+        "tracers/test_counters.py",
+    ),
+    Patch(
+        "torch.fx.experimental.symbolic_shapes:guard_or_false",
+        _guard_tensor,
+        "as torch._check",
+        "tracers/test_counters.py",
+    ),
+    Patch(
+        "torch.nn.functional:conv2d",
+        _record_convolution,
+        "torch.jit.trace records a convolution inside the kernel of a real device only, so it would be lost on meta",
+        "tracers/test_counters.py",
+    ),
+)
+"""Let ``torch.jit.trace`` record on meta what it records on a CPU."""
+
+
+def _report_call(original: Callable[..., Any], reader: Callable[..., None]) -> Callable[..., Any]:
+    def call(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        reader(tensor)
+        return original(tensor, *args, **kwargs)
+
+    return call
+
+
+READ_VALUES: Final = Patch(
+    "torch:Tensor.tolist",
+    _report_call,
+    "the dispatcher does not see that a branch may depend on the values of a tensor",
+    "tracers/test_judge.py",
+)
+TO_NUMPY: Final = tuple(
+    Patch(
+        f"torch:Tensor.{name}",
+        _report_call,
+        "operations on a NumPy array are not traced; numpy.array(tensor) calls Tensor.numpy",
+        "tracers/test_judge.py",
+    )
+    for name in ("numpy", "__dlpack__")
+)
+
+
+def _report_around(original: Callable[..., Any], inside: Callable[[bool], None]) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        inside(True)
+        try:
+            return original(*args, **kwargs)
+        finally:
+            inside(False)
+
+    return call
+
+
+EINSUM: Final = Patch(
+    "torch:_VF.einsum",
+    _report_around,
+    "the dispatcher sees products over no index, or over indices of size 1, as elementwise multiplications",
+    "tracers/test_judge.py",
+)
+"""``torch._VF.einsum`` is what ``torch.einsum`` calls, whatever name a model imported that by."""

@@ -1,0 +1,253 @@
+"""What this machine has, without importing what has it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final
+
+from costproof.estimate.hardware import registry
+from costproof.foreign import skipped
+from costproof.ledger.environment import VERSION, advice, extras, installed, packages_of
+from costproof.ledger.errors import EXIT_INCOMPLETE, EXIT_OK, CostproofError, first_line
+from costproof.ledger.offline import OFFLINE
+from costproof.ledger.plural import plural
+from costproof.models import flash_attention
+from costproof.models.flash_attention import COMPILED, FLASH, WITHOUT_CUDA
+from costproof.models.registry import TARGETS
+from costproof.opgraph.rules.registry import RULES
+from costproof.plugins import Registry
+from costproof.reports.outputs import REGISTRY
+from costproof.tracers.cache import folder
+from costproof.tracers.counters.registry import COUNTERS, not_installed
+from costproof.views.numbers import human
+
+NEEDED_FOR = {
+    "sympy": "formulas",
+    "pydantic": "reading and writing files",
+    "rich": "tables and progress",
+    "pandas": "DataFrames",
+    "torch": "static and dynamic sources",
+    "transformers": "static and dynamic sources",
+    "torchlens": "dynamic source",
+    "pillow": "--image",
+}
+EXTRA = {"torch": "trace", "transformers": "trace", "torchlens": "trace", "pillow": "image"}
+"""What the core runs without, and the extra that brings it."""
+NATIVE: Final = (5,)
+"""The first transformers whose own classes are counted; snapshots with remote code run under older ones too."""
+_VENDOR_ALONE: Final = "for vendor snapshots alone: native classes need transformers 5"
+OLDEST = {"torch": (2, 6), "transformers": (4, 46, 3), "torchlens": (2, 36)}
+
+
+REGISTRIES: Final[Mapping[str, Callable[[], Registry[Any]]]] = {
+    "targets": lambda: TARGETS,
+    "rules": lambda: RULES,
+    "counters": lambda: COUNTERS,
+    "outputs": lambda: REGISTRY,
+    "hardware": registry,
+}
+"""What other distributions can add to, by the last word of the entry points' group."""
+_NOT_TOLD: Final = ("all", "dev", "vendor")
+"""Extras that repeat others, or belong into an environment of their own."""
+_PATIENCE: Final = 60
+"""Seconds that a plug-in may take to load."""
+_LOADS: Final = "costproof: it loads"
+
+
+@dataclass(frozen=True, slots=True)
+class Extra:
+    """An optional part of costproof, and what of it is installed."""
+
+    name: str
+    packages: dict[str, str | None]
+    """Package -> version; ``None``: missing."""
+    add: str
+    """The command that installs what is missing; empty where nothing is."""
+
+
+@dataclass(frozen=True, slots=True)
+class PluginState:
+    """An entry point of another distribution."""
+
+    group: str
+    """``costproof.targets``."""
+    name: str
+    place: str
+    owner: str
+    """The distribution and its version."""
+    problem: str
+    """Why it cannot be loaded; empty where it can."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What can be used here."""
+
+    packages: tuple[tuple[str, str, str], ...]
+    """Name, version or ``missing``, what it is for."""
+    sources: dict[str, str]
+    """Source -> ``ready``, or what it lacks."""
+    others: dict[str, str]
+    """FlashAttention, CUDA, third-party counters, the cache of exports, the network."""
+    extras: tuple[Extra, ...]
+    plugins: tuple[PluginState, ...]
+    exit_code: int
+    """3 if a package that the core needs is missing, or one is too old."""
+
+    def table_rows(self) -> Sequence[object]:
+        """Everything, a row each."""
+        return [
+            *({"what": "package", "name": n, "state": v, "note": use} for n, v, use in self.packages),
+            *({"what": "source", "name": n, "state": said, "note": ""} for n, said in self.sources.items()),
+            *({"what": "other", "name": n, "state": said, "note": ""} for n, said in self.others.items()),
+            *(
+                {"what": f"extra {e.name}", "name": n, "state": v or "missing", "note": "" if v else e.add}
+                for e in self.extras
+                for n, v in e.packages.items()
+            ),
+            *({"what": p.group, "name": p.name, "state": p.problem or "loads", "note": p.owner} for p in self.plugins),
+        ]
+
+
+def doctor() -> Machine:
+    """Report versions, extras, plug-ins, and what can be used here; nothing heavy is imported.
+
+    Each plug-in of another distribution is loaded in a process of its own.
+    """
+    broken = False
+    packages = [("costproof", VERSION, ""), ("python", platform.python_version(), "")]
+    for package, use in NEEDED_FOR.items():
+        version = installed(package)
+        oldest = OLDEST.get(package)
+        old = version is not None and oldest is not None and _numbers(version) < oldest
+        note = f", needs {'.'.join(map(str, oldest))} or newer" if old and oldest else ""
+        broken |= old or (version is None and package not in EXTRA)
+        packages.append((package, version or "missing", use + note))
+    lacking = [p for p in ("torch", "transformers", "torchlens") if installed(p) is None]
+    there = installed("transformers")
+    ready = "ready" if there is None or _numbers(there) >= NATIVE else _VENDOR_ALONE
+    graphs = [p for p in lacking if p != "torchlens"]
+    return Machine(
+        tuple(packages),
+        {
+            "analytic": "ready" if installed("sympy") else "missing sympy",
+            "static": "missing " + ", ".join(graphs) if graphs else ready,
+            "dynamic": "missing " + ", ".join(lacking) if lacking else ready,
+        },
+        {
+            "flash": flash_line(), "cuda": cuda_line(), "counters": counters_line(), "cache": cache_line(),
+            "offline": offline_line(),
+        },
+        tuple(_extra(name) for name in extras() if name not in _NOT_TOLD),
+        tuple(plugins()),
+        EXIT_INCOMPLETE if broken else EXIT_OK,
+    )  # fmt: skip
+
+
+def _extra(name: str) -> Extra:
+    versions = {package: installed(package) for package in sorted(packages_of(name))}
+    return Extra(name, versions, advice(name) if None in versions.values() else "")
+
+
+def plugins() -> Iterator[PluginState]:
+    """Load every plug-in of another distribution, each in a process of its own."""
+    for kind, made in REGISTRIES.items():
+        group = made().group
+        for point in sorted(entry_points(group=group), key=lambda p: (p.name, p.value)):
+            owner = f"{point.dist.name} {point.dist.version}" if point.dist is not None else "?"
+            yield PluginState(group, point.name, point.value, owner, _problem(kind, point.name))
+
+
+def _problem(kind: str, name: str) -> str:
+    code = f"from costproof.run.doctor import load_alone; load_alone({kind!r}, {name!r})"
+    line = [sys.executable, "-c", code]
+    try:
+        done = subprocess.run(
+            line, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=_PATIENCE,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return f"does not load within {_PATIENCE} s"
+    if done.stdout.endswith(f"{_LOADS}\n"):
+        return ""
+    said = done.stderr.strip().splitlines()
+    return said[-1][:300] if said else f"its process ended with {done.returncode}"
+
+
+def load_alone(kind: str, name: str) -> None:
+    """Load a plug-in and end the process: the last line of stdout says that it loads, of stderr why it does not."""
+    try:
+        REGISTRIES[kind]().load(name)
+        for error in skipped():
+            if error.where == name:  # ours of this name is the one that was loaded
+                raise error
+    except BaseException as error:
+        why = f"{error.what}: {error.got}" if isinstance(error, CostproofError) else first_line(error)
+        os.write(2, f"\n{why}\n".encode())
+        os._exit(EXIT_INCOMPLETE)
+    sys.stdout.flush()
+    os.write(1, f"{_LOADS}\n".encode())
+    os._exit(EXIT_OK)
+
+
+def cache_line() -> str:
+    """Say where exports are kept, and how much they take."""
+    where = folder()
+    if where is None:
+        return "nothing is kept"
+    sizes = []
+    with suppress(OSError):
+        sizes = [p.stat().st_size for p in where.rglob("*") if p.is_file()]
+    return f"{where}: {plural(len(sizes), 'file')}, {human(sum(sizes), 'B')}"
+
+
+def offline_line() -> str:
+    """Say what keeps libraries from the network."""
+    switches = ", ".join(f"{name}={value}" for name, value in OFFLINE.items())
+    return f"always: costproof sets {switches} for itself and the processes that it starts"
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(n) for n in re.findall(r"\d+", version.split("+")[0])[:3])
+
+
+def counters_line() -> str:
+    """Which third-party counters can run."""
+    if installed("torch") is None:
+        return "none: missing torch"
+    absent = not_installed()
+    there = ", ".join(p.name for p in COUNTERS.ours if p.name not in absent)
+    return there + (f"; missing {', '.join(absent)}" if absent else "")
+
+
+def flash_line() -> str:
+    """Whether ``--attention flash_attention_2`` can be counted, and whether its kernels are there."""
+    why = flash_attention.missing()
+    if why:
+        return f"no {FLASH}: {why}; {WITHOUT_CUDA}"
+    kernels = "kernels compiled" if find_spec(COMPILED) else f"shapes alone, for {COMPILED} is not there"
+    return f"flash-attn {installed('flash-attn')}, {kernels}"
+
+
+def cuda_line(devices: Path = Path("/dev")) -> str:
+    """Whether ``--run cuda`` can work, as far as files tell: torch is not asked before it runs."""
+    torch = find_spec("torch")
+    if torch is None or not torch.submodule_search_locations:
+        return "no: missing torch"
+    libraries = [Path(p) / "lib" for p in torch.submodule_search_locations]
+    if not any(f for folder in libraries for f in folder.glob("*torch_cuda*")):
+        return "no: this torch is built without it"
+    if sys.platform != "linux":
+        return "unknown until --run cuda"
+    count = sum(1 for d in devices.glob("nvidia[0-9]*") if d.name.removeprefix("nvidia").isdecimal())
+    return f"{plural(count, 'device')}; checked at --run cuda" if count else "no: no device here"

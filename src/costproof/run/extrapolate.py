@@ -1,0 +1,150 @@
+"""A whole model from its first layers: counted at two numbers of layers, and only what both agree on is said."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Final
+
+from costproof.ledger.capture import Capture, WholeModel
+from costproof.ledger.errors import CostproofError, Incomplete, first_line
+from costproof.ledger.metrics import METRICS, STAGE_WIDE, Metric
+from costproof.ledger.node import CostNode, Ledger
+from costproof.ledger.progress import Progress, silent
+from costproof.ledger.run import ALL_SOURCES, RunOptions
+from costproof.ledger.workload import Workload
+from costproof.models.stretch import Stretch
+from costproof.models.target import Stretched, Uncut, WithFormulas
+from costproof.parametric.formulas import evaluate_formulas
+from costproof.run.prepare import Prepared
+from costproof.views.quantities import gives, value
+
+_OF: Final = {"FLOPs": "flops", "calls of modules": "calls"}
+"""What a run of all layers tells -> the metric that is the same."""
+_ALONE: Final = ("params", "weight_bytes", "flops", "calls")
+"""Metrics that are right though another quantity of that run is not: the first two a model has before it runs."""
+
+
+def whole_model(
+    run: Prepared, capture: Capture, count: Callable[[Prepared], Capture], progress: Progress = silent
+) -> WholeModel | None:
+    """What the whole of a model costs whose first layers were counted; ``None`` if nothing was cut.
+
+    Work inside of a kept layer counts once for every layer that it stands for, work outside of the layers once.
+    The model with more layers is counted too: what comes out otherwise for the whole is left out, and peaks are,
+    which no sum over layers gives. And all layers are run on shapes, uncounted but for what torch itself tells: where
+    that is other work, nothing is said of what runs.
+
+    Args:
+        capture: of the first layers.
+        count: counts another target in the same way.
+    """
+    if isinstance(run.target, Uncut):
+        return _by_formulas(run.target.uncut(), run.workload) if run.target.info().cut else None
+    if not isinstance(run.target, Stretched) or (found := run.target.stretched()) is None:
+        return None
+    stretch, deeper, more = found
+    times, beyond = dict(stretch.times), dict(more.times)
+    checked = {path: len(beyond[path]) if path in beyond else sum(t) for path, t in times.items()}
+    if idle := sorted(path for path, layers in checked.items() if layers == len(times[path])):
+        return _unknown(times, checked, f"the second count has as many layers in {idle[0]} as the first")
+    progress("whole model", 0, 1)
+    try:
+        second = count(replace(run, target=deeper))
+    except Incomplete as error:
+        return _unknown(times, checked, error.line)
+    progress("whole model", 1, 1)
+    pairs = [
+        (_scaled(capture.by_source[source], stretch), _scaled(second.by_source[source], more))
+        for source in ALL_SOURCES
+        if source in capture.by_source and source in second.by_source
+    ]
+    if not pairs:
+        return _unknown(times, checked, "the two counts have no source in common")
+    stages: dict[str, dict[Metric, int]] = {stage: {} for stage in capture.target.stages}
+    totals: dict[Metric, int] = {}
+    left: dict[Metric, str] = {}
+    for metric in METRICS:
+        for stage, costs in ((None, totals), *reversed(stages.items())):
+            said = _said([p for p in pairs if gives(p[0], metric, stage)], metric, stage)
+            if isinstance(said, int):
+                costs[metric] = said
+            elif said:
+                left[metric] = said
+        if metric in left:
+            totals.pop(metric, None)
+    if (params := totals.get("params", stretch.parameters)) != stretch.parameters:
+        for metric in STAGE_WIDE & totals.keys():
+            left[metric] = f"the whole model has {stretch.parameters:,} parameters, its layers say {params:,}"
+            for costs in (totals, *stages.values()):
+                costs.pop(metric, None)
+    progress("all layers", 0, 1)
+    against, not_run = _all_layers(run.target, run.workload, stretch) if totals else ({}, "nothing is said")
+    progress("all layers", 1, 1)
+    for metric in METRICS if against else ():
+        # Of FLOPs and calls the run says itself that they are right.
+        if why := against.get(metric, "" if metric in _ALONE else next(iter(against.values()))):
+            left.setdefault(metric, why)
+            for costs in (totals, *stages.values()):
+                costs.pop(metric, None)
+    return WholeModel(times, checked, stages, totals, left, not_run)
+
+
+def _by_formulas(target: WithFormulas, workload: Workload) -> WholeModel:
+    """Return what the formulas of a model say of all its layers."""
+    ledger = evaluate_formulas(target, workload)
+    given = [metric for metric in METRICS if metric in ledger.metrics]
+    stages = {s: {m: v for m in given if (v := ledger.stage_total(s, m)) is not None} for s in ledger.stages}
+    totals = {m: v for m in given if (v := ledger.total(m)) is not None}
+    left = {m: "a part of it is unknown to the formulas" for m in given if m not in totals}
+    return WholeModel(
+        {}, {}, stages, totals, left, "its formulas are evaluated, and nothing else counts all layers here"
+    )
+
+
+def _all_layers(target: Stretched, workload: Workload, stretch: Stretch) -> tuple[dict[str, str], str]:
+    """What a run of all layers has against the first ones, by quantity, and why there is no such run."""
+    from costproof.tracers.all_layers import PLACES, work_of
+
+    refused: list[str] = []
+    against: dict[str, str] = {}
+    for place in PLACES:
+        try:
+            own = work_of(target.uncut(), workload, place)
+            kept = work_of(target.with_options(RunOptions()), workload, place)
+        except Exception as error:  # models are code of others, which raises what it likes
+            refused.append(error.line if isinstance(error, CostproofError) else first_line(error))
+            continue
+        for first, whole in zip(kept, own, strict=True):
+            said, does = first.sums(stretch.of), whole.sums(lambda path: 1)
+            for what in (what for what in does if said[what] != does[what]):
+                why = f"a run of all layers has {does[what]:,} {what} in the {whole.run}, its layers say {said[what]:,}"
+                against.setdefault(_OF.get(what, what), why)
+        return against, ""
+    return {}, refused[0]
+
+
+def _unknown(times: dict[str, tuple[int, ...]], checked: dict[str, int], why: str) -> WholeModel:
+    return WholeModel(times, checked, {}, {}, dict.fromkeys(METRICS, why))
+
+
+def _scaled(ledger: Ledger, stretch: Stretch) -> Ledger:
+    """Every node as often as the whole model has what it stands for."""
+
+    def scaled(node: CostNode) -> CostNode:
+        times = stretch.of(node.module)
+        costs = {m: None if (cost := node.cost(m)) is None else times * cost for m in {*node.costs, *node.exprs}}
+        return replace(node, costs=costs, exprs={})
+
+    return replace(ledger, nodes=tuple(map(scaled, ledger.nodes)))
+
+
+def _said(pairs: Sequence[tuple[Ledger, Ledger]], metric: Metric, stage: str | None) -> int | str:
+    """What all say, or why there is no such number; an empty text where nobody says anything."""
+    said = [tuple(value(ledger, metric, stage) for ledger in pair) for pair in pairs]
+    known = {number for pair in said for number in pair}
+    if None in known:
+        return "unknown in the layers that were counted"
+    if any(first != second for first, second in said):
+        return "it does not grow layer by layer: the two counts lead to two numbers"
+    return known.pop() or 0 if len(known) == 1 else "the sources say different numbers" if known else ""

@@ -1,0 +1,214 @@
+"""Files that are a side of a diff or a gate: read without what counts, so that a gate decides at once."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from shutil import which
+from typing import Any, Final
+
+from costproof.ledger.baseline import WHOLE_STAGE, Baseline, Folded, baseline_in, baseline_of, of_peaks
+from costproof.ledger.capture import CAPTURE, Capture, capture_of
+from costproof.ledger.errors import BadInput, did_you_mean
+from costproof.ledger.files import MAX_BYTES, WAIT, json_in, read_json
+from costproof.ledger.metrics import EVERY_METRIC, PEAK_METRICS, STAGE_WIDE, Conventions
+from costproof.ledger.node import exact_sum
+from costproof.ledger.peaks import CallPeaks, StagePeaks
+from costproof.ledger.schema import FileKind, from_data
+from costproof.ledger.workload import Invocation, TargetInfo, TensorSpec, Workload, calls_of
+
+Given = str | os.PathLike[str] | Capture | Baseline
+FORMS: Final = (
+    "a capture, a folder of reports, static_compute.json, a baseline, REVISION:FILE, or TARGET@PRESET,NAME=VALUE"
+)
+_STATIC: Final = "costproof/static_compute"
+
+
+def baseline_at(text: str) -> Baseline:
+    """The baseline in a file, in the folder of a report, or at a revision of git.
+
+    Raises:
+        BadInput: there is none, or it cannot be read.
+    """
+    return file_at(text)[0]
+
+
+def file_at(text: str) -> tuple[Baseline, tuple[CallPeaks, ...]]:
+    """:func:`baseline_at`, and the peaks of live activations that a capture has beside its counts.
+
+    Raises:
+        BadInput: there is none, or it cannot be read.
+    """
+    path = Path(text)
+    if path.exists():
+        file = path / "capture.json" if path.is_dir() else path
+        data = read_json(file, what="capture" if path.is_dir() else "file")
+    else:
+        data = json_in(_in_git(text), where=text, what="file")
+    kind = data.get("schema") if isinstance(data, dict) else None
+    if kind == CAPTURE.name:
+        capture = capture_of(data, where=text)
+        return baseline_of(capture), capture.peaks
+    return (_of_static(data, text) if kind == _STATIC else baseline_in(data, where=text)), ()
+
+
+def _in_git(text: str) -> bytes:
+    """A file at a revision: ``main:baselines/deepseek-ocr.json``."""
+    revision, colon, path = text.partition(":")
+    if not (revision and colon and path) or revision.startswith("-"):
+        from costproof.models.registry import TARGETS
+
+        raise BadInput(
+            "there is no such file or target",
+            where=text[:120],
+            expected=FORMS,
+            fix=did_you_mean(revision, TARGETS.all()),
+        )
+    size = _git("-s", text)
+    if int(size) > MAX_BYTES:
+        raise BadInput(
+            "the file is too large", where=text, expected=f"at most {MAX_BYTES:,} bytes", got=f"{int(size):,}"
+        )
+    return _git("blob", text)
+
+
+_NONE: Final = (b"not a git repository", b"Not a valid object name")
+"""What git says where it has no such object. For a folder of somebody else it may say that it does not look."""
+
+
+def is_revision(name: str) -> bool:
+    """Return whether git has an object of this name in the current folder, or does not tell.
+
+    Raises:
+        BadInput: git does not answer.
+    """
+    if name.startswith("-") or which("git") is None:
+        return False
+    done = _asked("-t", name)
+    return done.returncode == 0 or not any(said in done.stderr for said in _NONE)
+
+
+def _git(what: str, name: str) -> bytes:
+    """Return what ``git cat-file`` says of an object; one that is not in the clone is not downloaded."""
+    done = _asked(what, name)
+    if done.returncode:
+        said = done.stderr.decode("utf-8", "replace").strip().splitlines()
+        raise BadInput("git does not have this file", where=name, got=said[0][:200] if said else None)
+    return done.stdout
+
+
+def _asked(what: str, name: str) -> subprocess.CompletedProcess[bytes]:
+    # A clone without all of its objects asks its remote for them, by the program that its own configuration names.
+    environment = {**os.environ, "GIT_ALLOW_PROTOCOL": "none", "GIT_NO_LAZY_FETCH": "1", "LC_ALL": "C"}
+    command = ["git", "cat-file", what, name]
+    try:
+        return subprocess.run(command, capture_output=True, check=False, env=environment, timeout=WAIT)
+    except OSError as error:
+        raise BadInput("git is not installed", where=name, got=error.strerror) from None
+    except subprocess.TimeoutExpired:
+        raise BadInput("git does not answer", where=name, expected=f"the file within {WAIT:.0f} s") from None
+
+
+def check_whole(side: Baseline) -> None:
+    """Refuse the first layers of a model, which nobody deploys.
+
+    Raises:
+        BadInput: the model was cut.
+    """
+    if side.target.cut:
+        raise BadInput(
+            "only the first layers of this model were counted",
+            where=side.target.name,
+            expected="a count of the whole model",
+            got=", ".join(f"{part} {of}" for part, of in sorted(side.target.cut.items())),
+            fix="count without --layers, or name the target instead of the folder",
+        )
+
+
+def check_cut_alike(base: Baseline, head: Baseline) -> None:
+    """Refuse to compare the first layers of a model with more or fewer of them.
+
+    Raises:
+        BadInput: the two were cut differently.
+    """
+    sides = [", ".join(f"{part} {of}" for part, of in sorted(side.target.cut.items())) for side in (base, head)]
+    if sides[0] != sides[1]:
+        raise BadInput(
+            "one side has only the first layers of its model",
+            where=f"{base.name}, {head.name}",
+            expected="both whole, or cut alike",
+            got=" and ".join(side or "the whole model" for side in sides),
+            fix="count both with the same --layers, or without",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Header:
+    """What all files begin with."""
+
+    conventions: Conventions
+    target: TargetInfo
+    workload: Workload
+    environment: dict[str, str]
+
+
+def _of_static(data: Mapping[str, Any], where: str) -> Baseline:
+    """A side of the numbers of whole stages, which is all that ``static_compute.json`` has of a source."""
+    from costproof.views.static_compute import STATIC_COMPUTE
+
+    kind = FileKind(STATIC_COMPUTE.name, STATIC_COMPUTE.version, _Header)
+    kept = {
+        name: data[name] for name in ("schema", "schema_version", *(f.name for f in fields(_Header))) if name in data
+    }
+    head = from_data(kept, kind, where=where, make_again="costproof report TARGET -o DIR")
+    try:
+        stages = {str(s["id"]): dict(s["sources"]) for s in data["stages"]}
+        calls = [_call(str(s["id"]), call) for s in data["stages"] for call in s["invocations"]]
+        totals = {str(name): dict(costs) for name, costs in data["sources"].items()}
+        numbers = [
+            n for costs in (*totals.values(), *(c for s in stages.values() for c in s.values())) for n in costs.values()
+        ]
+    except (KeyError, TypeError, AttributeError, ValueError):
+        raise BadInput("the static_compute is damaged", where=where, expected="stages and sources") from None
+    numbers += [s.get(m) for s in data["stages"] for m in PEAK_METRICS]
+    if any(n is not None and type(n) is not int for n in numbers):
+        raise BadInput("the static_compute is damaged", where=where, expected="integers")
+    sources = {}
+    for source, whole in totals.items():
+        own = {stage: of[source] for stage, of in stages.items() if source in of}
+        metrics = tuple(m for m in EVERY_METRIC if all(m in costs for costs in (whole, *own.values())))
+        repeated = {m: _minus(exact_sum(c[m] for c in own.values()), whole[m]) for m in metrics if m in STAGE_WIDE}
+        rows = {stage: {WHOLE_STAGE: {"": {m: costs[m] for m in metrics}}} for stage, costs in own.items()}
+        sources[source] = Folded(metrics, tuple(own), rows, repeated)
+    peaks = (StagePeaks(str(s["id"]), *(s.get(m) for m in PEAK_METRICS)) for s in data["stages"])
+    sources |= of_peaks([p for p in peaks if (p.graph_peak_bytes, p.eager_peak_bytes) != (None, None)])
+    return Baseline(head.conventions, head.target, head.workload, head.environment, sources, calls_of(calls))
+
+
+def _call(stage: str, call: Mapping[str, Any]) -> Invocation:
+    inputs = tuple(TensorSpec(tuple(map(int, i["shape"])), str(i["dtype"])) for i in call["inputs"])
+    symbols = {str(name): int(value) for name, value in call["symbols"].items()}
+    return Invocation(stage, str(call["id"]), int(call["calls"]), symbols, inputs)
+
+
+def _minus(whole: int | None, part: int | None) -> int | None:
+    return None if whole is None or part is None else whole - part
+
+
+def of_stages(side: Baseline) -> Baseline:
+    """The side without its parts, to compare with one that has none."""
+    sources = {}
+    for name, folded in side.sources.items():
+        rows = {s: {WHOLE_STAGE: {"": {m: folded.total(m, s) for m in folded.metrics}}} for s in folded.stages}
+        sources[name] = Folded(
+            folded.metrics, folded.stages, rows, folded.repeated, folded.conventions, folded.formulas
+        )
+    return replace(side, sources=sources, modules={})
+
+
+def has_parts(side: Baseline) -> bool:
+    """Whether the side tells more than whole stages."""
+    return any(part != WHOLE_STAGE for f in side.sources.values() for parts in f.rows.values() for part in parts)

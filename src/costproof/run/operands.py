@@ -1,0 +1,226 @@
+"""What a side of a diff may be: a file of ours, one in git, or a target with settings."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, replace
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from costproof.ledger.baseline import Baseline, baseline_of
+from costproof.ledger.capture import Capture
+from costproof.ledger.environment import environment, require
+from costproof.ledger.errors import BadInput, no_such
+from costproof.ledger.peaks import CallPeaks
+from costproof.ledger.workload import Workload
+from costproof.models.changing import key_named, keys_of
+from costproof.models.generic.address import CONFIGURATION, names_function
+from costproof.models.generic.described import module_kinds
+from costproof.models.registry import TARGETS, load_target
+from costproof.models.target import Exportable, Target, WithKeys
+from costproof.opgraph.rules.files import Files
+from costproof.parametric.formulas import evaluate_formulas
+from costproof.run.count_lock import count_lock
+from costproof.run.graph_limits import GraphRun
+from costproof.run.operand_files import Given, file_at, is_revision
+from costproof.run.request import chosen, request, settings
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """A side, read."""
+
+    baseline: Baseline
+    target: WithKeys | None
+    """The target of its configuration, for other points than its own; ``None``: no formulas describe it."""
+    counted: bool = False
+    """Whether the formulas at hand made the numbers."""
+    exported: GraphRun | None = None
+    """The run that exports counted, for want of formulas."""
+    peaks: tuple[CallPeaks, ...] = ()
+    """Of live activations, where the side is a capture that has them."""
+
+
+def read_side(
+    given: Given,
+    config: str | os.PathLike[str] | None = None,
+    *,
+    rules: Files = (),
+    trust_remote_code: bool = False,
+    by_graph: bool = False,
+) -> Read:
+    """Read one side.
+
+    Args:
+        given: see :data:`~costproof.run.operand_files.FORMS`; a registered target's name is one even where a file has
+            that name.
+        config: a configuration file, of a target.
+        rules: Python files with operator rules, which are run, for a target.
+        trust_remote_code: whether the code of a snapshot may run, which is a target.
+        by_graph: count a target by its exported graph though it has formulas.
+
+    Raises:
+        BadInput: it is none of these, or several of them, or cannot be read or counted.
+        Incomplete: it has no formulas, and its export failed.
+    """
+    if isinstance(given, Capture | Baseline):
+        baseline = given if isinstance(given, Baseline) else baseline_of(given)
+        return Read(baseline, target_of(baseline), peaks=given.peaks if isinstance(given, Capture) else ())
+    text = os.fspath(given)
+    if names_target(text):
+        with count_lock(rules):
+            return _counted(text, config, trust_remote_code, by_graph)
+    if config is not None:
+        raise BadInput("only a target takes a configuration file", where=text, got=os.fspath(config))
+    baseline, peaks = file_at(text)
+    return Read(baseline, target_of(baseline), peaks=peaks)
+
+
+def names_target(text: str) -> bool:
+    """Whether a text is a target with settings, and neither a file nor one in git.
+
+    Raises:
+        BadInput: it names a function, whose code would run, and a file too.
+    """
+    name = _name_of(text)
+    if name in TARGETS.all() or name.startswith(CONFIGURATION):
+        return True
+    if not names_function(name):
+        return False
+    place, _, function = name.rpartition(":")
+    in_git = not place.endswith(".py") and is_revision(place)
+    if in_git or Path(text).exists():
+        code = name if place.endswith(".py") else f"{place.replace('.', '/')}.py:{function}"
+        read = f"{place}~0:{function}" if in_git else f"./{text}"
+        run = f"the absolute path of {code}" if place.endswith(".py") else code
+        raise BadInput(
+            "this names a file to read and a function to run",
+            where=text[:120],
+            got=f"{'a revision of git' if in_git else 'a file'}, and Python code",
+            fix=f"{read} reads the file, {run} runs the function"[:300],
+        )
+    return True
+
+
+def _name_of(text: str) -> str:
+    return text.partition(",")[0].partition("@")[0]
+
+
+def check_counted(rules: Files, trust_remote_code: bool, *sides: Given) -> None:
+    """Refuse what is for targets where no side is one.
+
+    Raises:
+        BadInput: nothing is counted, and there are rules or trust for it.
+    """
+    given = {"--rules": rules != (), "--trust-remote-code": trust_remote_code}
+    if any(given.values()) and not any(isinstance(s, str | os.PathLike) and names_target(os.fspath(s)) for s in sides):
+        where = ", ".join(name for name, on in given.items() if on)
+        raise BadInput("only a target is counted", where=where, expected="a target with settings as a side")
+
+
+def is_without_formulas(
+    given: Given, config: str | os.PathLike[str] | None = None, *, trust_remote_code: bool = False
+) -> bool:
+    """Return whether a side is a target that no formulas describe; it is not counted, and its model is not built.
+
+    Raises:
+        BadInput: there is no such target.
+    """
+    if isinstance(given, Capture | Baseline) or not names_target(os.fspath(given)):
+        return False
+    path = None if config is None else Path(config)
+    return not isinstance(load_target(_name_of(os.fspath(given)), path, trusted=trust_remote_code), WithKeys)
+
+
+def target_with_settings(
+    text: str, config: str | os.PathLike[str] | None = None, *, trusted: bool = False
+) -> tuple[Target, Workload]:
+    """A target and its run: ``TARGET@PRESET,NAME=VALUE,…`` with settings of a workload and keys of the configuration.
+
+    A target without formulas has no keys.
+
+    Raises:
+        BadInput: there is no such target, setting or key, or it cannot run so.
+    """
+    name = _name_of(text)
+    rest = text.removeprefix(name)
+    preset, *pairs = rest.removeprefix("@").split(",") if rest else [""]
+    target = load_target(name, None if config is None else Path(config), trusted=trusted)
+    known = {s.name for s in settings(name)}
+    workload: dict[str, str] = {}
+    keys: dict[str, Any] = {}
+    for pair in pairs:
+        option, equals, value = pair.partition("=")
+        if not equals:
+            raise BadInput("this is not a setting", where=text, expected="NAME=VALUE", got=pair[:80])
+        setting = option.replace("-", "_")
+        of_run = setting in known
+        if of_run:
+            key = setting
+        elif isinstance(target, WithKeys):
+            key = key_named(target.config, option, text)
+        else:
+            raise no_such("setting", option[:80], sorted(known), where=text)
+        if key in (workload if of_run else keys):
+            raise BadInput("this is set twice", where=text, got=key)
+        if of_run:
+            workload[key] = value
+        else:
+            keys[key] = _value(value)
+    asked = request(name, place=lambda n: f"{n} of {text}", preset=preset or None, **workload)
+    if isinstance(target, WithKeys):
+        target = target.with_keys(keys) if keys else target
+    return target, chosen(target, asked.workload)
+
+
+def _counted(text: str, config: str | os.PathLike[str] | None, trusted: bool, by_graph: bool) -> Read:
+    """A target, evaluated by its formulas; one without is exported."""
+    target, work = target_with_settings(text, config, trusted=trusted)
+    if by_graph or not isinstance(target, WithKeys):
+        return _exported(target, work)
+    ledgers = (evaluate_formulas(target, work),)
+    calls = target.invocations(work)
+    found = Capture(target.conventions(work), target.info(), work, environment(), calls, ledgers)
+    return Read(baseline_of(found), target, counted=True)
+
+
+def _exported(target: Target, work: Workload) -> Read:
+    from costproof.run.capture import count  # loads the tracers
+    from costproof.run.prepare import Prepared
+
+    require("trace", "counting by an exported graph")
+    found = count(Prepared(target, work, ("static",))).capture
+    if not found.modules and isinstance(target, Exportable):  # of a family: held against a model by part
+        found = replace(found, modules=module_kinds(target.build(work)))
+    run = GraphRun(target, work, found.ledger("static")) if isinstance(target, Exportable) else None
+    return Read(baseline_of(found), None, exported=run)
+
+
+def _value(text: str) -> Any:
+    """A value of a key as JSON has it; ``2+5+8`` is a list, other text is itself."""
+    if "+" in text and all(part.isdecimal() for part in text.split("+")):
+        return tuple(int(part) for part in text.split("+"))
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    return text if isinstance(value, float) and not isfinite(value) else value
+
+
+def target_of(side: Baseline) -> WithKeys | None:
+    """The target that a file is about, with its configuration."""
+    if side.target.name not in TARGETS.all() or side.target.implementation != "native" or side.target.config is None:
+        return None
+    usual = load_target(side.target.name)
+    if not isinstance(usual, WithKeys):
+        return None
+    known = keys_of(usual.config)
+    own = side.target.config
+    if own.keys() != known.keys():
+        return None  # written by another version, of which the formulas here know nothing
+    try:
+        return usual.with_keys({k: v for k, v in own.items() if v != known[k]})
+    except BadInput:
+        return None

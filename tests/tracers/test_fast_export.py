@@ -1,0 +1,84 @@
+"""What the exporter leaves out while we export: nothing that is counted, and its settings are put back."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch._dynamo
+import torch.fx.config
+from torch import Tensor, nn
+
+from costproof.models.jobs import ExportJob, SymbolicSize
+from costproof.opgraph.costed import cost_graph
+from costproof.patches.export import fast_export
+from costproof.tracers.exported import export_graph
+from tests.tracers.small import Wrapper
+
+Settings = tuple[bool, bool]
+
+
+MET: list[Settings] = []
+"""What every forward met."""
+
+
+def settings() -> Settings:
+    """Whether stacks are left out, and whether operators are remembered."""
+    return torch.fx.config.do_not_emit_stack_traces, torch._dynamo.config.fake_tensor_cache_enabled
+
+
+class Row(nn.Module):
+    """Layers in a row; a forward notes the settings that it meets."""
+
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(6, 6) for _ in range(layers))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, 6] -> [B, 6]."""
+        MET.append(settings())
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def job(row: Row) -> ExportJob:
+    inputs = {"x": torch.empty(4, 6, device="meta")}
+    sizes = (SymbolicSize(("x",), 0, "B"),)
+    return ExportJob("row", "stage", ("once",), Wrapper(row.to("meta")).eval(), {"part": ""}, inputs, sizes)
+
+
+@pytest.mark.parametrize(("layers", "remembered"), [(1, False), (3, False), (4, True)])
+def test_operators_are_remembered_for_many_layers_alone(layers: int, remembered: bool) -> None:
+    before, row = settings(), Row(layers)
+    MET.clear()
+    with fast_export(row):
+        assert settings() == (True, remembered)
+    assert settings() == before == (False, True)
+    export_graph(job(row))
+    assert set(MET) == {(True, remembered)}
+    assert settings() == before
+
+
+def test_settings_are_put_back_after_an_error() -> None:
+    before = settings()
+    with pytest.raises(ValueError, match="stopped"), fast_export(Row(1)):
+        raise ValueError("stopped")
+    assert settings() == before
+
+
+def test_what_a_user_has_switched_off_stays_off() -> None:
+    with torch._dynamo.config.patch(fake_tensor_cache_enabled=False):
+        with fast_export(Row(9)):
+            assert settings() == (True, False)
+        assert settings() == (False, False)
+
+
+def test_the_graph_costs_the_same_either_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for few in (0, 9):
+        monkeypatch.setattr("costproof.patches.export._MAX_UNCACHED_LAYERS", few)
+        work = cost_graph(export_graph(job(Row(5))).graph)
+        found.append([(op.name, op.module, [v.shape for v in op.outputs], cost) for op, cost in
+                      zip(work.graph.ops, work.costs, strict=True)])  # fmt: skip
+    assert found[0] == found[1]
+    assert len(found[0]) == 5
