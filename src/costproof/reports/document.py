@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
-from costproof.ledger.workload import Conventions, TargetInfo, Workload, counted_line
+from costproof.ledger.metrics import Conventions
+from costproof.ledger.workload import TargetInfo, Workload, counted_line
 from costproof.views.describe import MEANING, model_line, versions_line, workload_line
 
 Form = Literal["text", "md", "html", "cell"]
