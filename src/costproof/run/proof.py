@@ -16,11 +16,11 @@ from costproof.ledger.environment import RULES, require
 from costproof.ledger.errors import EXIT_FINDINGS, BadInput
 from costproof.ledger.progress import Progress, silent
 from costproof.ledger.writing import write_texts
-from costproof.models.flash_attention import FLASH
 from costproof.models.proof import Piece, Proof, Provable, Proves, WithProof
 from costproof.models.registry import TARGETS
 from costproof.models.target import Runnable
 from costproof.opgraph.rules.files import Files, with_rules_in_force
+from costproof.patches.flash_attention import FLASH
 from costproof.processes import Pool
 from costproof.reports.folder import check_folder
 from costproof.reports.outputs import variants

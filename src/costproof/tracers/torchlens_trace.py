@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any, Final
 from costproof.ledger.environment import advice
 from costproof.ledger.errors import Incomplete, first_line
 from costproof.ledger.node import UnknownOp
-from costproof.models.as_it_runs import as_it_runs
 from costproof.models.caches import CACHES
 from costproof.models.jobs import Run
 from costproof.opgraph.graph import Graph, ModuleCall, OpCall, Value
+from costproof.patches.inference import inference_context
 from costproof.patches.modules import hooks_inside_forward
 from costproof.patches.patch import gc_disabled, patched
 from costproof.patches.tensor import SPLIT_INDEXING, autocast_recorded
@@ -103,7 +103,7 @@ def trace_forward(
     with ExitStack() as around:
         # First of all: what is replaced in torch for a run would be wrapped, and wrapped once more for the next.
         around.enter_context(wrapped_once())
-        assumed = around.enter_context(as_it_runs(model))
+        assumed = around.enter_context(inference_context(model))
         cast_to = around.enter_context(autocast_recorded())
         around.enter_context(hooks_inside_forward(model))
         around.enter_context(warnings.catch_warnings())

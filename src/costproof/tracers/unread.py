@@ -30,7 +30,7 @@ def keep_dead_code() -> Iterator[None]:
     from torchlens import postprocess
     from torchlens.backends.torch import ops
 
-    from costproof.models.generic.numbers import Numbers
+    from costproof.patches.input_values import KnownIntegers
 
     if not (hasattr(ops, "_log_output_tensor_info") and hasattr(postprocess, "_remove_orphan_nodes")):
         yield
@@ -45,7 +45,7 @@ def keep_dead_code() -> Iterator[None]:
         # A layer that is made while the model runs gets its first numbers: not the work of a run. Nor is what is worked
         # out of a grid that is known before.
         filled = hasattr(init, fields["func_name"])
-        if filled or _is_piece() or any(isinstance(value, Numbers) for value in args):
+        if filled or _is_piece() or any(isinstance(value, KnownIntegers) for value in args):
             pieces.add(fields["_label_raw"])
 
     def kept(trace: Any) -> None:

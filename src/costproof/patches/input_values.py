@@ -7,6 +7,7 @@ forward: it is worked out apart, and whoever serves the model may do so beforeha
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +18,9 @@ from typing import TYPE_CHECKING, Any, Final
 from unittest import mock
 
 import torch
+import torch._functorch.config
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 _METHODS: Final = (
@@ -35,7 +38,7 @@ _PREPARED: Final = "kwargs"
 """The argument by which functions of transformers say that what they return may come prepared with the inputs."""
 
 
-class Number(int):
+class KnownInteger(int):
     """One of them: an int that can be asked as a tensor is."""
 
     def item(self) -> int:
@@ -43,7 +46,7 @@ class Number(int):
         return int(self)
 
 
-class Numbers:
+class KnownIntegers:
     """Integers with their values, which behave as a tensor does.
 
     What is computed of them alone, or beside integers that the code writes down, has values too, and no tracer sees it.
@@ -69,12 +72,12 @@ class Numbers:
         """How many dimensions."""
         return len(self.shape)
 
-    def to(self, *args: Any, **kwargs: Any) -> Numbers:
+    def to(self, *args: Any, **kwargs: Any) -> KnownIntegers:
         """The same, in another dtype if one is given; they are everywhere."""
         dtype = next((v for v in (*args, *kwargs.values()) if isinstance(v, torch.dtype)), None)
         return self if dtype is None else self._called(torch.Tensor.to, dtype)
 
-    def cpu(self) -> Numbers:
+    def cpu(self) -> KnownIntegers:
         """The same."""
         return self
 
@@ -83,9 +86,9 @@ class Numbers:
         """Whether they are other than integers."""
         return self.dtype.is_floating_point
 
-    def moved(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Numbers:
+    def moved(self, change: Callable[[torch.Tensor], torch.Tensor]) -> KnownIntegers:
         """The same, where the change takes tensors."""
-        return Numbers(self.values, change(self.here), self.dtype)
+        return KnownIntegers(self.values, change(self.here), self.dtype)
 
     def plain(self, device: torch.device | None = None) -> torch.Tensor:
         """A tensor of the same shape and dtype; where tensors have values, of the same values."""
@@ -106,7 +109,7 @@ class Numbers:
         def __getitem__(self, which: Any) -> Any: ...
         def __len__(self) -> int: ...
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Numbers:
+    def __deepcopy__(self, memo: dict[int, Any]) -> KnownIntegers:
         return self
 
     def __iter__(self) -> Iterator[Any]:
@@ -118,7 +121,7 @@ class Numbers:
         given = tree_leaves((args, kwargs or {}))
         beside = next((v for v in given if isinstance(v, torch.Tensor) and not hasattr(v, _WRITTEN)), None)
         if beside is None:
-            return worked_out(func, args, kwargs or {})
+            return compute_values(func, args, kwargs or {})
         if func in _REPEATS and len(args) > 1 and isinstance(args[1], cls):  # without values nobody knows how many
             kwargs = {"output_size": int(args[1].sum()), **(kwargs or {})}
         args, kwargs = tree_map(lambda v: v.plain(beside.device) if isinstance(v, cls) else v, (args, kwargs or {}))
@@ -130,12 +133,12 @@ def _method(func: Callable[..., Any]) -> Callable[..., Any]:
 
 
 for _name in _METHODS:
-    setattr(Numbers, _name, _method(getattr(torch.Tensor, _name)))
+    setattr(KnownIntegers, _name, _method(getattr(torch.Tensor, _name)))
 
 
-def worked_out(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+def compute_values(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """The result of a function of numbers alone: numbers again."""
-    here = next(v.here for v in tree_leaves((args, kwargs)) if isinstance(v, Numbers))
+    here = next(v.here for v in tree_leaves((args, kwargs)) if isinstance(v, KnownIntegers))
 
     def real(value: Any) -> Any:
         if isinstance(value, torch.device):
@@ -143,7 +146,7 @@ def worked_out(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         if isinstance(value, torch.Tensor):
             written = getattr(value, _WRITTEN, None)
             return torch.zeros(value.shape, dtype=value.dtype) if written is None else torch.tensor(written)
-        return value._real() if isinstance(value, Numbers) else value
+        return value._real() if isinstance(value, KnownIntegers) else value
 
     def work() -> Any:
         given, named = tree_map(real, (tuple(args), dict(kwargs)))
@@ -152,7 +155,7 @@ def worked_out(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     def known(value: Any) -> Any:
         if not _is_told(value):
             return value
-        return Number(value[0]) if isinstance(value[0], int) else Numbers(value[0], here, value[1])
+        return KnownInteger(value[0]) if isinstance(value[0], int) else KnownIntegers(value[0], here, value[1])
 
     return tree_map(known, _apart(work), is_leaf=_is_told)
 
@@ -168,7 +171,7 @@ def _apart(work: Callable[[], Any]) -> Any:
 
 
 @contextmanager
-def prepared(model: nn.Module) -> Iterator[None]:
+def precomputed(model: nn.Module) -> Iterator[None]:
     """For the time of the block functions beside the model's classes that may be left out are, if they get numbers.
 
     transformers writes these as ``get_vision_position_ids(grid_thw, …, kwargs=kwargs)``: they return what ``kwargs``
@@ -191,7 +194,7 @@ def _kept(as_tensor: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(as_tensor)
     def asked(data: Any, *args: Any, **kwargs: Any) -> Any:
-        return data if isinstance(data, Numbers) else as_tensor(data, *args, **kwargs)
+        return data if isinstance(data, KnownIntegers) else as_tensor(data, *args, **kwargs)
 
     return asked
 
@@ -220,15 +223,92 @@ def _beforehand(function: FunctionType) -> Callable[..., Any]:
     @wraps(function)
     def asked(*args: Any, **kwargs: Any) -> Any:
         given = signature.bind(*args, **kwargs).arguments
-        if not any(isinstance(v, Numbers) for v in given.values()):
+        if not any(isinstance(v, KnownIntegers) for v in given.values()):
             return function(*args, **kwargs)
         given.pop(_PREPARED, None)
         beside = any(isinstance(v, torch.Tensor) for v in given.values())
 
         def handed_on(value: Any) -> Any:
-            stays = isinstance(value, Numbers) and (value.dtype == torch.int32 or (beside and not value.floats))
-            return value.plain() if isinstance(value, Numbers) and not stays else value
+            stays = isinstance(value, KnownIntegers) and (value.dtype == torch.int32 or (beside and not value.floats))
+            return value.plain() if isinstance(value, KnownIntegers) and not stays else value
 
-        return tree_map(handed_on, worked_out(function, (), given))
+        return tree_map(handed_on, compute_values(function, (), given))
 
     return asked
+
+
+ALL_ROWS: Final = "which rows of images and sounds are padding is not known here; none is taken to be"
+
+_FEATURES: Final = re.compile(r"get_\w+_features")
+_PLACES: Final = "get_placeholder_mask"
+
+
+@contextmanager
+def without_padding(model: nn.Module, notes: dict[str, None]) -> Iterator[None]:
+    """For the time of the block a mask without numbers hides no row, inside of the methods that make features.
+
+    Inside of the one that looks for their places in a text it picks as many as there are features. Elsewhere a mask
+    may send rows to one expert or the other, and taking all of them would count these twice.
+    """
+    with ExitStack() as undo:
+        for kind in dict.fromkeys(kind for module in model.modules() for kind in type(module).__mro__):
+            for name, method in list(vars(kind).items()):
+                if callable(method) and (name == _PLACES or _FEATURES.fullmatch(name)):
+                    undo.enter_context(mock.patch.object(kind, name, _whole(method, notes)))
+        yield
+
+
+def _whole(method: Callable[..., Any], notes: dict[str, None]) -> Callable[..., Any]:
+    @wraps(method)
+    def asked(*args: Any, **kwargs: Any) -> Any:
+        def picked(mask: torch.Tensor) -> torch.Tensor:
+            if method.__name__ == _PLACES:
+                count = _features(mask, [*args, *kwargs.values()])
+            else:
+                notes[ALL_ROWS] = None
+                count = mask.numel()
+            return mask.new_empty((count, mask.dim()), dtype=torch.long)
+
+        nonzero, total, as_list = torch.Tensor.nonzero, torch.Tensor.sum, torch.Tensor.tolist
+        counted: list[tuple[torch.Tensor, int]] = []
+
+        def known(tensor: torch.Tensor) -> torch.Tensor:
+            return picked(tensor) if lacks_values(tensor) else nonzero(tensor)
+
+        def summed(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+            found = total(tensor, *args, **kwargs)
+            over = args[0] if args else kwargs.get("dim")
+            if tensor.dtype == torch.bool and tensor.dim() == 2 and over in (1, -1) and lacks_values(tensor):
+                counted.append((found, int(tensor.shape[1])))
+            return found
+
+        def listed(tensor: torch.Tensor) -> Any:
+            rows = next((rows for sums, rows in counted if sums is tensor), None)
+            return as_list(tensor) if rows is None else [rows] * int(tensor.shape[0])
+
+        # What works out the shape of rows that a mask picks asks the mask for them; how many images each element of a
+        # batch has is the sum of such a mask over them.
+        with (
+            mock.patch.object(torch.Tensor, "nonzero", known),
+            mock.patch.object(torch.Tensor, "sum", summed),
+            mock.patch.object(torch.Tensor, "tolist", listed),
+        ):
+            return method(*args, **kwargs)
+
+    return asked
+
+
+def _features(mask: torch.Tensor, given: list[Any]) -> int:
+    """How many elements of a mask [B, S] or [B, S, width] are places of features, which come after [B, S, width]."""
+    floats = [v for v in given if isinstance(v, torch.Tensor) and v.is_floating_point()]
+    embedded, *features = floats
+    found = sum(f.numel() for f in features)
+    return found if mask.dim() == embedded.dim() else found // embedded.shape[-1]
+
+
+def lacks_values(value: Any) -> bool:
+    """Whether the numbers of a tensor cannot be looked at: it is on meta, or stands for one in an export without."""
+    if not isinstance(value, torch.Tensor) or value.device.type == "meta":
+        return isinstance(value, torch.Tensor)
+    followed = torch._functorch.config.fake_tensor_propagate_real_tensors
+    return not followed and (isinstance(value, FakeTensor) or torch.compiler.is_exporting())
