@@ -18,7 +18,7 @@ TESTS = Path(__file__).parents[1]
 
 
 def test_a_record_is_complete() -> None:
-    assert {patch.package for patch in PATCHES} == {"torch", "torchlens"}
+    assert {patch.package for patch in PATCHES} == {"torch", "transformers", "torchlens"}
     for patch in PATCHES:
         assert patch.reason, patch.target
         assert (TESTS / patch.test).is_file(), patch.target

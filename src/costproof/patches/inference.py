@@ -214,8 +214,8 @@ def _modules_to_search() -> list[Any]:
 
 def _remember_lacking(module: ModuleType) -> None:
     """Remember that a module lacks the functions until it is deleted, since another may get its id then."""
-    key = id(module)
-    _lacking[key] = weakref.ref(module, lambda _: _lacking.pop(key, None))
+    key, lacking = id(module), _lacking  # the global is None when Python exits
+    lacking[key] = weakref.ref(module, lambda _: lacking.pop(key, None))
 
 
 def _is_complete(module: ModuleType) -> bool:

@@ -48,7 +48,7 @@ class StateSnapshot:
                 self._value(held)
 
     def module(self, model: nn.Module) -> None:
-        """Snapshot non-tensor attributes and functions of all submodules. The caller restores parameters and buffers."""
+        """Snapshot non-tensor attributes and functions of all submodules; callers restore parameters and buffers."""
         from torch.nn import Module
 
         own = vars(Module())

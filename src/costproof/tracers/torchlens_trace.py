@@ -31,12 +31,12 @@ from costproof.patches.torchlens import (
     ASK_EVERY_STORAGE,
     KEEP_VIEW_LABELS,
     SKIP_UNUSED_WORK,
+    dead_code_recorded,
     in_place_calls_recorded,
     whole_operators,
     wrapped_once,
 )
 from costproof.tracers.paths import Paths, dtype_name, mark_autocast, plain_value
-from costproof.tracers.unread import keep_dead_code
 
 if TYPE_CHECKING:
     from torch import nn
@@ -111,7 +111,7 @@ def trace_forward(
         around.enter_context(whole_operators())
         around.enter_context(in_place_calls_recorded())
         around.enter_context(patched(*SPLIT_INDEXING, KEEP_VIEW_LABELS, *ASK_EVERY_STORAGE, *SKIP_UNUSED_WORK))
-        around.enter_context(keep_dead_code())
+        around.enter_context(dead_code_recorded())
         try:
             # That a loop over experts follows the data is known, and what ran is what is counted.
             warnings.filterwarnings("ignore", message="TorchLens observed .* scalar escape")

@@ -165,7 +165,7 @@ def test_a_tower_that_gets_patches_and_their_grid() -> None:
 def test_what_may_be_left_out_is_worked_out_before() -> None:
     with precomputed(Tower()):
         places, order = ends(numbers([[1, 2, 2], [1, 2, 3]]), 2)
-    assert (type(places).__name__, places.tolist()) == ("Numbers", [0, 4, 10])
+    assert (type(places).__name__, places.tolist()) == ("KnownIntegers", [0, 4, 10])
     assert (type(order).__name__, tuple(order.shape), order.device.type) == ("Tensor", (10,), "meta")
 
 
