@@ -15,7 +15,8 @@ PATCHES: Final[tuple[Patch, ...]] = (
     *export.CONCRETE_VALUES,
     torchlens.SET_DIRECTLY, torchlens.KEEP_COMPILER_TABLES, *torchlens.SKIP_UNUSED_WORK, *torchlens.ASK_EVERY_STORAGE,
     torchlens.KEEP_VIEW_LABELS, *torchlens.WHOLE_OPERATORS, *torchlens.KEEP_DEAD_CODE,
-    inference.CAST_INSIDE_FORWARD, *inference.METHODS, *inference.HINTS, *inference.FUNCTIONS, inference.NO_RESULT_CACHE,
+    inference.CAST_INSIDE_FORWARD, *inference.METHODS, *inference.HINTS, *inference.FUNCTIONS,
+    inference.NO_RESULT_CACHE,
     *flash_attention.PATCHES,
 )  # fmt: skip
 """Each patch that can be installed, in no particular order."""
