@@ -11,7 +11,7 @@ import pytest
 
 from costproof.ledger.errors import BadInput
 from costproof.ledger.workload import counted_line
-from costproof.models.processor import FILES, ImageSize, image_size, pixel_limits
+from costproof.models.checkpoint import FILES, ImageSize, image_size, pixel_limits
 from costproof.models.registry import load_target
 from tests.models.test_qwen2_5_vl import FILE as QWEN25_VL
 

@@ -26,6 +26,7 @@ from costproof.ledger.workload import (
 )
 from costproof.models import settings as common
 from costproof.models.caches import is_cache
+from costproof.models.checkpoint import ImageSize, unfit
 from costproof.models.decoding.decoder import Decoder
 from costproof.models.decoding.names import STAGES
 from costproof.models.encoding import STAGE
@@ -61,7 +62,6 @@ from costproof.models.generic.usual import (
     too_short,
 )
 from costproof.models.jobs import Built, ExportJob, Run
-from costproof.models.processor import ImageSize, unfit
 from costproof.models.stretch import Stretch
 from costproof.models.target import NamedWorkload, Setting
 

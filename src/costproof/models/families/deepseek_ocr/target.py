@@ -14,6 +14,7 @@ from costproof.ledger.node import Ledger
 from costproof.ledger.progress import Progress
 from costproof.ledger.workload import Experts, Invocation, Workload
 from costproof.models import settings
+from costproof.models.checkpoint import stored
 from costproof.models.configured import Configured
 from costproof.models.decoding.build import with_numbers
 from costproof.models.families.deepseek_ocr import build, exports, geometry, runs
@@ -27,7 +28,6 @@ from costproof.models.families.deepseek_ocr.presets import DEFAULT_PRESET, MODES
 from costproof.models.families.deepseek_ocr.remote_code import snapshot
 from costproof.models.families.deepseek_ocr.workloads import make_workload, problems_of
 from costproof.models.jobs import Built, ExportJob, Run
-from costproof.models.stored import stored
 from costproof.models.stretch import layers_cut
 from costproof.models.target import Exportable, NamedWorkload, Setting, Target
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
 from costproof.ledger.node import Ledger
 from costproof.ledger.workload import FLOAT_BYTES, Invocation, TensorSpec, Workload
+from costproof.models.checkpoint import unfit
 from costproof.models.decoding.decoder import on_meta
 from costproof.models.decoding.names import STAGES
 from costproof.models.families.clip_vision import ClipVision, ClipVisionConfig
@@ -20,7 +21,6 @@ from costproof.models.image_text.exports import COUNT, tower_job
 from costproof.models.image_text.inputs import CALL
 from costproof.models.image_text.places import Anatomy, Parts
 from costproof.models.jobs import ExportJob
-from costproof.models.processor import unfit
 
 if TYPE_CHECKING:
     from torch import nn
