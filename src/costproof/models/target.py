@@ -17,8 +17,7 @@ from costproof.ledger.node import Ledger
 from costproof.ledger.progress import Progress
 from costproof.ledger.run import RunOptions
 from costproof.ledger.workload import Invocation, ModuleKinds, TargetInfo, Workload
-from costproof.models.jobs import Built, ExportJob, Run
-from costproof.models.stretch import Stretch
+from costproof.models.specs import Built, ExportJob, Run, Stretch
 
 if TYPE_CHECKING:
     from torch import nn

@@ -15,8 +15,8 @@ from costproof.ledger.node import Ledger
 from costproof.ledger.series import CONTEXT, STEPS
 from costproof.ledger.symbols import parse
 from costproof.ledger.workload import Input, Workload
-from costproof.models.jobs import ExportJob
 from costproof.models.proof import Piece, Provable
+from costproof.models.specs import ExportJob
 from costproof.models.target import Runnable
 from costproof.processes import Say
 from costproof.run.proof_certificate import ANY

@@ -61,8 +61,7 @@ from costproof.models.generic.usual import (
     side_of,
     too_short,
 )
-from costproof.models.jobs import Built, ExportJob, Run
-from costproof.models.stretch import Stretch
+from costproof.models.specs import Built, ExportJob, Run, Stretch
 from costproof.models.target import NamedWorkload, Setting
 
 if TYPE_CHECKING:

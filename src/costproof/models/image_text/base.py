@@ -26,9 +26,8 @@ from costproof.models.image_text.config import TEXT, VISION, ImageTextConfig, is
 from costproof.models.image_text.inputs import CALL, IMAGES, images_of, with_images
 from costproof.models.image_text.places import Anatomy
 from costproof.models.image_text.symbols import SYMBOLS
-from costproof.models.jobs import Built, ExportJob, Run
 from costproof.models.native import Native
-from costproof.models.stretch import layers_cut
+from costproof.models.specs import Built, ExportJob, Run, layers_cut
 from costproof.models.target import NamedWorkload, Setting
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from costproof.ledger.workload import Workload
 from costproof.models.decoding import exports as decoding
 from costproof.models.decoding.decoder import ids_on_meta, on_meta
 from costproof.models.image_text.inputs import CALL, images_of
-from costproof.models.jobs import ExportJob, SymbolicSize
+from costproof.models.specs import ExportJob, SymbolicSize
 
 if TYPE_CHECKING:
     import torch

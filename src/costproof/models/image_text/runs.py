@@ -8,7 +8,7 @@ from costproof.ledger.workload import Workload
 from costproof.models.decoding import runs as decoding
 from costproof.models.decoding.build import generator
 from costproof.models.image_text.inputs import images_of
-from costproof.models.jobs import Run
+from costproof.models.specs import Run
 
 if TYPE_CHECKING:
     import torch

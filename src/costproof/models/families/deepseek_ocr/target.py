@@ -27,8 +27,7 @@ from costproof.models.families.deepseek_ocr.page import IMAGE_STAGES, STAGES
 from costproof.models.families.deepseek_ocr.presets import DEFAULT_PRESET, MODES, SETTINGS, SIDES, USUAL_SIDES
 from costproof.models.families.deepseek_ocr.remote_code import snapshot
 from costproof.models.families.deepseek_ocr.workloads import make_workload, problems_of
-from costproof.models.jobs import Built, ExportJob, Run
-from costproof.models.stretch import layers_cut
+from costproof.models.specs import Built, ExportJob, Run, layers_cut
 from costproof.models.target import Exportable, NamedWorkload, Setting, Target
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from costproof.models.image_text.base import ImageTextTarget
 from costproof.models.image_text.exports import COUNT, tower_job
 from costproof.models.image_text.inputs import CALL
 from costproof.models.image_text.places import Anatomy, Parts
-from costproof.models.jobs import ExportJob
+from costproof.models.specs import ExportJob
 
 if TYPE_CHECKING:
     from torch import nn

@@ -21,7 +21,7 @@ from costproof.models.image_text.exports import tower_job
 from costproof.models.image_text.inputs import CALL, images_of, with_images
 from costproof.models.image_text.places import Anatomy, Parts
 from costproof.models.image_text.runs import drawn
-from costproof.models.jobs import ExportJob
+from costproof.models.specs import ExportJob
 from costproof.models.target import Setting
 
 if TYPE_CHECKING:

@@ -16,9 +16,8 @@ from costproof.ledger.workload import Attention, Invocation, TensorSpec, Workloa
 from costproof.models import settings as common
 from costproof.models.families.t5.config import T5Config
 from costproof.models.generic.encoder_decoder import PROMPT, TWO_STAGES, FirstRun, TwoStacks, two_stack_calls
-from costproof.models.jobs import Built, ExportJob, Run
 from costproof.models.native import Native
-from costproof.models.stretch import layers_cut
+from costproof.models.specs import Built, ExportJob, Run, layers_cut
 from costproof.models.target import NamedWorkload, Setting
 
 if TYPE_CHECKING:
@@ -111,7 +110,7 @@ class T5(Native[T5Config]):
         """How a run is cut; nothing is run for it."""
         from costproof.models.decoding.decoder import ids_on_meta
         from costproof.models.generic.inputs import Inputs
-        from costproof.models.jobs import SymbolicSize
+        from costproof.models.specs import SymbolicSize
 
         c, batch, length = self.config, workload.batch, workload.text_tokens
         sizes = tuple(SymbolicSize(("input_ids",), dim, symbol) for dim, symbol in ((0, "B"), (1, "S")))
