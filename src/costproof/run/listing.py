@@ -9,8 +9,7 @@ from typing import Any
 from costproof.ledger.callgraph import Listing
 from costproof.ledger.environment import require
 from costproof.ledger.errors import BadInput
-from costproof.models.serving import lacking
-from costproof.models.target import Exportable
+from costproof.models.target import Exportable, lacking
 from costproof.reports.outputs import PICTURES, variants
 from costproof.run.count_lock import count_lock
 from costproof.run.prepare import prepare

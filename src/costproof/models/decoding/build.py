@@ -17,8 +17,8 @@ from costproof.models import flash_attention
 from costproof.models.decoding.decoder import Decoder, config_of
 from costproof.models.loading import Names, load, no_other_names, plan
 from costproof.models.memory import require_room
-from costproof.models.serving import require_device
 from costproof.models.specs import Built
+from costproof.models.target import require_device
 
 if TYPE_CHECKING:
     import torch
