@@ -16,7 +16,7 @@ from costproof.ledger.errors import BadInput
 from costproof.ledger.files import read_json
 from costproof.ledger.workload import Dtype
 
-FILES: Final = ("preprocessor_config.json", "processor_config.json")
+PROCESSOR_FILES: Final = ("preprocessor_config.json", "processor_config.json")
 """Files beside a configuration, by the names of transformers; the second one has an object for each processor."""
 _PART: Final = "image_processor"
 _CROPS: Final = "do_center_crop"
@@ -98,7 +98,7 @@ def image_size(path: Path) -> ImageSize | None:
 
 def _parts(path: Path) -> Iterator[tuple[Mapping[str, Any], str, str]]:
     """Yield the objects with settings of images beside a configuration, with their place and the name of their file."""
-    for name in FILES:
+    for name in PROCESSOR_FILES:
         file = path.parent / name
         data = read_json(file, what="configuration of a processor") if is_there(file) else None
         for part, prefix in ((data, "$"), (data.get(_PART) if isinstance(data, dict) else None, f"$.{_PART}")):
@@ -159,13 +159,13 @@ _MLX: Final = "quantization"
 _OF_A_FORMAT: Final = ("bits", "group_size", "quant_method", "quant_algo", "mode")
 _NOT_BELOW: Final = 16
 """Bits of what is not quantised."""
-FILES: Final = (
+QUANTISATION_FILES: Final = (
     "hf_quant_config.json", "quantize_config.json", "quantization_config.json", "quant_config.json",
     "quanto_qmap.json", "quantization_map.json",
 )  # fmt: skip
 """Files beside a configuration that do the same, by the names of ModelOpt, AutoGPTQ, AutoRound, AutoAWQ and Quanto."""
 _DESCRIPTIONS: Final = "quant_model_description*.json"
-"""As :data:`FILES`, of msModelSlim."""
+"""As :data:`QUANTISATION_FILES`, of msModelSlim."""
 _INDICES: Final = "*.index*.json"
 _WEIGHTS: Final = "*.safetensors"
 _GGUF: Final = "*.gguf"
@@ -260,7 +260,7 @@ def stored(data: object, path: Path | None) -> Stored:
 
 def _beside(path: Path) -> Iterator[tuple[str, Any]]:
     """Yield the descriptions of quantised weights in files beside a configuration."""
-    named = (path.parent / name for name in FILES)
+    named = (path.parent / name for name in QUANTISATION_FILES)
     for beside in (*named, *sorted(path.parent.glob(_DESCRIPTIONS))):
         if is_there(beside) and beside != path:
             yield beside.name, read_json(beside, what="description of a quantised checkpoint")
