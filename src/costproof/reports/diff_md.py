@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from costproof.ledger.metrics import EVERY_METRIC
 from costproof.ledger.plural import plural
-from costproof.ledger.workload import Plain
+from costproof.ledger.workload import ConfigValue
 from costproof.reports.diff_words import (
     MAX_CHANGES,
     MAX_ROWS,
@@ -104,7 +104,7 @@ def _changes(found: Diff) -> list[str]:
     return [*head, "", *([f"… and {plural(more, 'more change')} in the JSON.", ""] if more > 0 else [])] if rows else []
 
 
-def _value(plain: Plain) -> str:
+def _value(plain: ConfigValue) -> str:
     return code("" if plain is None else value(plain))
 
 

@@ -20,11 +20,18 @@ from typing import Any, Final
 
 import numpy as np
 
-from costproof.ledger.aside import aside, parts, remove_files, remove_parts, scratch
+from costproof.ledger.aside import aside, own_parts_folder, remove_files, remove_parts, scratch
 from costproof.ledger.environment import environment, require
 from costproof.ledger.errors import BadInput
 from costproof.ledger.progress import Progress, silent
-from costproof.ledger.writing import meant, opened, replaced, through, write_named, write_texts
+from costproof.ledger.writing import (
+    check_replaceable,
+    open_in_place,
+    resolve_named,
+    write_named,
+    write_texts,
+    written_in_place,
+)
 from costproof.parametric.exact_arrays import ExactColumn, Int128Array
 from costproof.run.sweeping.driver import Part, Sweep
 from costproof.views.sweep_file import SWEEP
@@ -100,7 +107,7 @@ def write(sweep: Sweep, path: Path, progress: Progress = silent) -> Tally:
         Incomplete: Parquet without pyarrow.
     """
     kind = path.suffix
-    stream = through(path)
+    stream = written_in_place(path)
     if kind not in _WRITERS:
         if not stream:
             expected = " or ".join(_WRITERS)
@@ -110,17 +117,17 @@ def write(sweep: Sweep, path: Path, progress: Progress = silent) -> Tally:
         require("sweep", "writing Parquet", "pyarrow", otherwise="write .csv or .json")
     try:
         if stream and kind == ".csv":
-            with opened(path) as out:
+            with open_in_place(path) as out:
                 return sweep.stream(lambda text: out.write(text.encode()))
         if stream:
             with scratch() as folder:
                 tally, whole = _joined(sweep, kind, folder, progress)
                 write_named(path, whole)
             return tally
-        file = meant(path)
-        replaced(file)  # not only when all points are evaluated
+        file = resolve_named(path)
+        check_replaceable(file)  # not only when all points are evaluated
         folder = _parts_folder(file)
-        with parts(folder, busy="another sweep is being written to this file"):
+        with own_parts_folder(folder, busy="another sweep is being written to this file"):
             tally, whole = _joined(sweep, kind, folder, progress)
             write_texts({file: whole})
             remove_parts(folder, _PART)
