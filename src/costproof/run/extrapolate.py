@@ -104,7 +104,7 @@ def _by_formulas(target: WithFormulas, workload: Workload) -> WholeModel:
 
 def _all_layers(target: Stretched, workload: Workload, stretch: Stretch) -> tuple[dict[str, str], str]:
     """What a run of all layers has against the first ones, by quantity, and why there is no such run."""
-    from costproof.tracers.all_layers import PLACES, work_of
+    from costproof.tracers.untraced_runs import PLACES, work_of
 
     refused: list[str] = []
     against: dict[str, str] = {}

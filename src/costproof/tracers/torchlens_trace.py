@@ -35,8 +35,7 @@ from costproof.patches.torchlens import (
     whole_operators,
     wrapped_once,
 )
-from costproof.tracers.operands import dtype_name, plain_value, under_autocast
-from costproof.tracers.paths import Paths
+from costproof.tracers.paths import Paths, dtype_name, plain_value, under_autocast
 from costproof.tracers.unread import unread_kept
 
 if TYPE_CHECKING:
