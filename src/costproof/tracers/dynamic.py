@@ -17,7 +17,6 @@ from costproof.ledger.profile import Measured
 from costproof.ledger.progress import Progress, silent
 from costproof.ledger.run import Convention, RunRecord, TracedRun
 from costproof.ledger.workload import Workload
-from costproof.models.generic.alike import held_bytes
 from costproof.models.jobs import Run
 from costproof.models.serving import options_of
 from costproof.models.target import Exportable, Runnable, Target, WithFormulas
@@ -34,6 +33,7 @@ from costproof.tracers.cpu_fallback import trace_run
 from costproof.tracers.flop_counter_ledger import Flops, judged_ledger
 from costproof.tracers.hooks import ROOT, Hooked
 from costproof.tracers.paths import Paths, dtype_name
+from costproof.tracers.resident_bytes import resident_bytes
 from costproof.tracers.timing import profile_runs
 from costproof.tracers.torchlens_trace import Forward, lost_tensors
 
@@ -169,7 +169,7 @@ def dynamic_ledger(
         notes.append(f"decode: traced at contexts {traced_at}; the other steps lie on the same straight line")
     owners = paths.class_names()
     tally.parameters |= {n: (tuple(p.shape), dtype_name(p.dtype)) for n, p in paths.parameters.items()}
-    tally.buffers |= held_bytes(paths.buffers)
+    tally.buffers |= resident_bytes(paths.buffers)
     if any(run.elsewhere for run in runs):  # its inputs may be guesses
         unread = unread_modules(paths.parameters, traced.read)
         more = f" and {len(unread) - _MOST_NAMED} more" if len(unread) > _MOST_NAMED else ""
