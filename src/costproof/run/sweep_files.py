@@ -108,7 +108,7 @@ def write(sweep: SweepPoints, path: Path, progress: Progress = silent) -> Tally:
         Incomplete: Parquet without pyarrow.
     """
     kind = path.suffix
-    pipe = through(path)
+    pipe = written_in_place(path)
     if kind not in _WRITERS:
         if not pipe:
             expected = " or ".join(_WRITERS)
@@ -118,7 +118,7 @@ def write(sweep: SweepPoints, path: Path, progress: Progress = silent) -> Tally:
         require("sweep", "writing Parquet", "pyarrow", otherwise="write .csv or .json")
     try:
         if pipe and kind == ".csv":
-            with opened(path) as out:
+            with open_in_place(path) as out:
                 return stream(sweep, lambda text: out.write(text.encode()))
         if pipe:
             with scratch() as folder:
