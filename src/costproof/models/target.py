@@ -11,7 +11,7 @@ from costproof.ledger.errors import BadInput, Incomplete
 from costproof.ledger.metrics import Conventions
 from costproof.ledger.node import Ledger
 from costproof.ledger.progress import Progress
-from costproof.ledger.run import Device, RunOptions
+from costproof.ledger.run import RunDevice, RunOptions
 from costproof.ledger.workload import Invocation, ModuleKinds, TargetInfo, Workload
 from costproof.models.specs import Built, ExportJob, Run, Stretch
 
@@ -289,7 +289,7 @@ def run_with(target: Target, options: RunOptions) -> Target:
     return target
 
 
-def require_device(device: Device) -> None:
+def require_device(device: RunDevice) -> None:
     """Check that torch can use a device; only for ``cuda`` torch is imported.
 
     Raises:
