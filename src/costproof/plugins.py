@@ -150,7 +150,7 @@ class Registry(Generic[T]):
                 _own(point, f"{where} ({owner})")
                 if self.instance is not None and not isinstance(made, self.instance):
                     raise BadInput(what, got=f"a {type(made).__name__}, not a {self.instance.__name__}", fix=fix)
-                return cast("T", made if self.checked is None else self.checked(made, found))
+                return cast(T, made if self.checked is None else self.checked(made, found))
             except CostproofError as error:
                 error.where = error.where or where
                 told = error if error.where == where else BadInput(what, where=where, got=error.line, fix=fix)

@@ -69,7 +69,7 @@ def limit(
     node = CostNode("prefill", "prompt", "a", "", {} if form else {"kv_cache_bytes": None}, exprs)
     ledger = Ledger(source="static", nodes=(node,), metrics=("kv_cache_bytes",), stages=("prefill",))
     workload = replace(Workload("custom", text_tokens=10, new_tokens=0, batch=2), **cast("dict[str, Any]", own))
-    run = GraphRun(cast("Exportable", Toy()), workload, ledger)
+    run = GraphRun(cast(Exportable, Toy()), workload, ledger)
     (found,) = run.limits(setting, 100, room)
     return found
 

@@ -44,7 +44,7 @@ def value(names: tuple[str, ...], sizes: Values) -> int | None:
 
 def coinciding(target: Target, proof: Proof) -> dict[tuple[tuple[str, ...], tuple[str, ...]], int]:
     """Pairs of sizes and of products of two that are equal at the default -> how many draws tell them apart."""
-    usual = of_run(Piece("usual", "draws", cast("Provable", target), target.workload()))
+    usual = of_run(Piece("usual", "draws", cast(Provable, target), target.workload()))
     drawn = [of_run(p) for p in proof.pieces if p.phase == "draws"]
     # How many layers there are is no factor of a formula.
     names = sorted(n for n in usual if "layers" not in n and n not in ONE_OF_TWO.get(target.info().name, ()))

@@ -54,7 +54,7 @@ def test_what_has_no_steps_has_no_runs() -> None:
 
 def in_runs() -> Piece[Provable]:
     target = small_ocr()
-    return cast("Piece[Provable]", Piece("runs: text", "runs", target, replace(PAGE, new_tokens=4, inputs={})))
+    return cast(Piece[Provable], Piece("runs: text", "runs", target, replace(PAGE, new_tokens=4, inputs={})))
 
 
 def test_a_wrong_sum_over_steps_is_refuted_though_formula_and_graph_share_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -135,7 +135,7 @@ def layer(cls: type[L]) -> type[L]:
             got=f"another one of {_address(made)}",
             fix="rename one of them",
         )
-    return cast("type[L]", made)
+    return cast(type[L], made)
 
 
 def _address(cls: type) -> str:

@@ -50,7 +50,7 @@ class Case:
         """What does not depend on the number that is claimed, made when it is first asked for."""
         if name not in self.kept:
             self.kept[name] = make()
-        return cast("T", self.kept[name])
+        return cast(T, self.kept[name])
 
     def claiming(self, claim: Claim) -> Case:
         """The same where only another number is claimed; it keeps what was worked out."""

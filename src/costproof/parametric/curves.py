@@ -66,7 +66,7 @@ class SettingCurve:
 
     def __init__(self, side: Baseline, target: WithKeys, setting: str) -> None:
         self.setting = setting
-        self.own = cast("int", settings(side)[f"{WORKLOAD}{setting}"])
+        self.own = cast(int, settings(side)[f"{WORKLOAD}{setting}"])
         self.model = BlendedTarget(target, side, side, False)
         self.evaluator = Evaluator(self.model)
         self.variable = sym(setting)

@@ -180,7 +180,7 @@ def _stage_flops(forwards: Mapping[str, Iterable[CostNode]]) -> dict[str, int | 
 def _one(run: Prepared, source: str, progress: Progress) -> Any:
     """Count with one source; :func:`lacking` has said before that the target offers what it asks for."""
     if source == "analytic":
-        return evaluate_formulas(cast("WithFormulas", run.target), run.workload)
+        return evaluate_formulas(cast(WithFormulas, run.target), run.workload)
     return trace_source(source, run.target, run.workload, progress, all_calls=run.all_calls)
 
 

@@ -102,11 +102,11 @@ def counted(piece: Piece[Provable], graphs: dict[str, Exported]) -> Counted:
     target, workload, sizes = piece.target, piece.workload, piece.sizes
     values = {(i.stage, i.id): {**i.symbols, **(sizes or {})} for i in target.invocations(workload)}
     if piece.phase == "runs":
-        return Counted(piece, count_every_step(cast("Runnable", target), workload, "static"), values, frozenset())
+        return Counted(piece, count_every_step(cast(Runnable, target), workload, "static"), values, frozenset())
     kernels = (workload.dtype, workload.attention, workload.experts)
     names = {s.name for s in target.settings() if s.choices}
     own = tuple((name, value) for name, value in workload.inputs.items() if name in names)
-    model = _built(cast("Hashable", target), *kernels, own) if sizes is None else target.build(workload)
+    model = _built(cast(Hashable, target), *kernels, own) if sizes is None else target.build(workload)
 
     def export(job: ExportJob) -> Exported:
         if job.id not in graphs:
@@ -171,4 +171,4 @@ def _built(
         own: what is chosen among settings of the target's own; their sizes build nothing.
     """
     workload = Workload("build", 1, 1, 1, dtype, attention, "all", experts, dict(own))  # type: ignore[arg-type]
-    return cast("Provable", target).build(workload)
+    return cast(Provable, target).build(workload)

@@ -34,7 +34,7 @@ class Page:
 
 def page_of(workload: Workload) -> Page | None:
     """The page of a workload; ``None`` is a text-only run: the vision stages do not run."""
-    return Page(**cast("dict[str, Any]", workload.inputs)) if workload.inputs else None
+    return Page(**cast(dict[str, Any], workload.inputs)) if workload.inputs else None
 
 
 def prefill_name(workload: Workload) -> str:
