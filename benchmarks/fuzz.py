@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from costproof.claims.amounts import amount
 from costproof.claims.reading import claims_from_text
 from costproof.ledger.errors import CostproofError
-from costproof.ledger.program import compiled
+from costproof.ledger.evaluate import compiled
 from costproof.ledger.symbols import parse, terms
 
 NAMES = ("B", "S", "H", "n", "text_hidden", "sam_patch", "x1", "_", "__class__", "None", "lambda", "Ω")

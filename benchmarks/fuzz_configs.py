@@ -37,7 +37,7 @@ from typing import Any, Final
 from benchmarks.fuzz_files import Path_, places
 from benchmarks.tiny import tiny
 from costproof.cli.message import message
-from costproof.ledger import extras
+from costproof.ledger import environment
 from costproof.ledger.environment import installed
 from costproof.ledger.errors import EXIT_BUG, EXIT_OK, CostproofError
 from costproof.models.generic.huggingface import HuggingFace, default_config
@@ -327,7 +327,7 @@ def prepare() -> None:
 
     warnings.simplefilter("ignore")
     # It reads the metadata of packages each time.
-    setattr(extras, "installed", lru_cache(installed))  # noqa: B010
+    setattr(environment, "installed", lru_cache(installed))  # noqa: B010
     transformers.logging.set_verbosity(transformers.logging.CRITICAL)
     torch.set_num_threads(1)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import costproof
 from costproof.ledger.files import json_text
-from costproof.ledger.sources import ALL_SOURCES
+from costproof.ledger.run import ALL_SOURCES
 from costproof.ledger.writing import write_texts
 from costproof.models.flash_attention import FLASH
 from costproof.models.proof import WithProof

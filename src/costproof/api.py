@@ -25,7 +25,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from costproof.ledger import shown
+from costproof.ledger import notebook
 from costproof.ledger.capture import Capture, read_capture
 from costproof.ledger.environment import VERSION as __version__
 from costproof.ledger.errors import no_such
@@ -155,13 +155,13 @@ __all__ = [
 Path_ = str | os.PathLike[str]
 
 
-def _display(value: object, format: shown.Format) -> str:  # noqa: A002
+def _display(value: object, format: notebook.Format) -> str:  # noqa: A002
     from costproof.reports.html.notebook import display
 
     return display(value, format)
 
 
-shown.display = _display
+notebook.display = _display
 
 
 def __getattr__(name: str) -> Any:

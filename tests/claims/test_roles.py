@@ -20,9 +20,8 @@ from costproof.claims.judge import judge_claim
 from costproof.claims.truth import Case
 from costproof.claims.types import Amount, Claim
 from costproof.ledger.capture import Capture
-from costproof.ledger.conventions import Conventions
 from costproof.ledger.evaluate import evaluate
-from costproof.ledger.metrics import Metric
+from costproof.ledger.metrics import Conventions, Metric
 from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.workload import Invocation, TargetInfo
 from costproof.models.registry import mistakes_of

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from costproof.ledger.counted import counted_line
+from costproof.ledger.workload import counted_line
 from tests.cli.running import costproof
 from tests.reports.toy import toy
 

@@ -59,7 +59,7 @@ def derivation() -> Derivation:
 
 
 def listing() -> tuple[Any, ...]:
-    from costproof.ledger.listing import Listing
+    from costproof.ledger.callgraph import Listing
 
     return (Listing("s", "c", "p", (line("a", "x", 5), line("b", "y", None))),)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from costproof.ledger import extras
+from costproof.ledger import environment
 from costproof.ledger.environment import installed
 from costproof.ledger.offline import offline
 from costproof.models import flash_attention
@@ -107,7 +107,7 @@ def test_without_torch_a_command_says_so_at_once(line: str, tmp_path: Path, monk
     def refused(*_: object, **__: object) -> None:
         raise AssertionError("a process was started")
 
-    monkeypatch.setattr(extras, "installed", lambda name: None if name == "torch" else "1")
+    monkeypatch.setattr(environment, "installed", lambda name: None if name == "torch" else "1")
     monkeypatch.setattr(subprocess, "Popen", refused)
     done = costproof(*line.split(), cwd=tmp_path)
     assert (done.code, done.stdout, files(tmp_path)) == (3, "", []), done.stderr
@@ -152,7 +152,7 @@ def test_doctor_loads_each_plug_in_alone(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_doctor_says_what_is_missing_of_each_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     absent = ("matplotlib", "mkdocs")
-    for place in (doctor, extras):
+    for place in (doctor, environment):
         monkeypatch.setattr(place, "installed", lambda name: None if name in absent else installed(name))
     found = {e.name: e for e in doctor.doctor().extras}
     assert set(found) == {"counters", "docs", "flash", "image", "onnx", "plot", "sweep", "trace"}

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 import costproof
 from costproof import RunRequest
 from costproof.ledger.errors import BadInput, Incomplete, Problems
-from costproof.ledger.run import RunOptions
-from costproof.ledger.sources import ALL_SOURCES
+from costproof.ledger.run import ALL_SOURCES, RunOptions
 from costproof.run.prepare import prepare
 from costproof.run.request import Settings, request
 from costproof.run.request_file import request_from, request_yaml

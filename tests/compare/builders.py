@@ -14,8 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from costproof.ledger.capture import Capture
-from costproof.ledger.conventions import Conventions
-from costproof.ledger.metrics import Metric
+from costproof.ledger.metrics import Conventions, Metric
 from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.workload import Invocation, TargetInfo, Workload
 

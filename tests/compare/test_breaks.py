@@ -6,7 +6,7 @@ import pytest
 import sympy
 
 from costproof.compare.breaks import NotDecided, deciding, opaque
-from costproof.ledger.program import compiled
+from costproof.ledger.evaluate import compiled
 from costproof.ledger.symbols import parse
 
 BOUND = 3_000

@@ -14,8 +14,8 @@ from costproof.compare.diff.diff import Levers, Place, adds_up, diff
 from costproof.compare.diff.types import IMPLEMENTATION, Diff
 from costproof.ledger.baseline import Baseline, baseline_of
 from costproof.ledger.capture import Capture
-from costproof.ledger.conventions import Conventions
 from costproof.ledger.errors import BadInput, Incomplete
+from costproof.ledger.metrics import Conventions
 from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.peaks import CallPeaks, Peak
 from costproof.reports.diff_csv import diff_csv

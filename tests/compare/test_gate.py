@@ -16,9 +16,8 @@ from costproof.compare.gate.judge import judge
 from costproof.compare.gate.policy import Allowance, Amount, Place, Policy, policy_from_text
 from costproof.compare.gate.types import Gate
 from costproof.ledger.baseline import Baseline, baseline_of
-from costproof.ledger.conventions import Conventions
 from costproof.ledger.errors import BadInput, Problems
-from costproof.ledger.metrics import Metric
+from costproof.ledger.metrics import Conventions, Metric
 from tests.reports.toy import incomplete, toy
 
 DAY = date(2026, 6, 1)

@@ -16,9 +16,8 @@ from costproof.compare.gate.judge import judge
 from costproof.compare.gate.policy import metrics, policy_from_text
 from costproof.ledger.baseline import Baseline, Folded, Rows, baseline_of
 from costproof.ledger.capture import Capture
-from costproof.ledger.conventions import Conventions
 from costproof.ledger.errors import BadInput, Problems
-from costproof.ledger.metrics import METRICS
+from costproof.ledger.metrics import METRICS, Conventions
 from costproof.ledger.node import CostNode, Ledger, UnknownOp
 from costproof.ledger.workload import Invocation, ModuleKind, Plain, TargetInfo, TensorSpec, Workload
 from tests.reports.toy import toy

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from costproof.estimate.crossing import FAR, NotSolved, first_above
-from costproof.ledger.program import compiled
+from costproof.ledger.evaluate import compiled
 
 X = sympy.Symbol("x", integer=True, positive=True)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from costproof.ledger import environment, extras
+from costproof.ledger import environment
 from costproof.ledger.errors import Incomplete
 
 PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
@@ -19,19 +19,19 @@ METADATA = ["click>=8", "a.b>=1.2,<3; extra == 'trace'", "c-d; extra == 'trace'"
 @pytest.fixture
 def metadata(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     def told(*there: str, lines: list[str] | None = METADATA) -> None:
-        monkeypatch.setattr(extras, "requires", lambda name: lines)
-        monkeypatch.setattr(extras, "installed", lambda name: "1" if name in there else None)
+        monkeypatch.setattr(environment, "requires", lambda name: lines)
+        monkeypatch.setattr(environment, "installed", lambda name: "1" if name in there else None)
 
     return told
 
 
 def test_the_advice_names_the_packages_that_are_missing(metadata: Callable[..., None]) -> None:
     metadata()
-    assert extras.advice("trace") == "pip install 'a.b>=1.2,<3' 'c-d'"
+    assert environment.advice("trace") == "pip install 'a.b>=1.2,<3' 'c-d'"
     metadata("a.b")
-    assert extras.advice("trace") == "pip install 'c-d'"
+    assert environment.advice("trace") == "pip install 'c-d'"
     metadata("a.b", "c-d")
-    assert extras.advice("trace") == "pip install 'a.b>=1.2,<3' 'c-d'"
+    assert environment.advice("trace") == "pip install 'a.b>=1.2,<3' 'c-d'"
 
 
 def test_the_header_names_what_orders_an_einsum_where_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,27 +44,27 @@ def test_a_clone_that_is_not_installed_is_told_to_install_itself(monkeypatch: py
     def requires(name: str) -> list[str]:
         raise PackageNotFoundError(name)
 
-    monkeypatch.setattr(extras, "requires", requires)
-    assert extras.advice("trace") == "pip install -e '.[trace]' in the clone"
-    extras.require("trace", "a proof")
+    monkeypatch.setattr(environment, "requires", requires)
+    assert environment.advice("trace") == "pip install -e '.[trace]' in the clone"
+    environment.require("trace", "a proof")
 
 
 def test_all_that_is_missing_is_said_at_once(metadata: Callable[..., None]) -> None:
     metadata()
     with pytest.raises(Incomplete) as caught:
-        extras.require("trace", "a proof", otherwise="or rest")
+        environment.require("trace", "a proof", otherwise="or rest")
     assert (caught.value.what, caught.value.got) == ("a proof needs packages that are not installed", "no a.b, no c-d")
     assert caught.value.fix == "pip install 'a.b>=1.2,<3' 'c-d'; or rest"
     metadata("a.b", "c-d")
-    extras.require("trace", "a proof")
+    environment.require("trace", "a proof")
 
 
 def test_only_what_a_step_needs_is_asked_for(metadata: Callable[..., None]) -> None:
     metadata("a.b")
-    extras.require("trace", "a proof", "a.b")
+    environment.require("trace", "a proof", "a.b")
     with pytest.raises(Incomplete) as caught:
         # Metadata of an older installation do not know a newer extra: its packages are asked for all the same.
-        extras.require("newer", "a picture", "c-d", "a.b")
+        environment.require("newer", "a picture", "c-d", "a.b")
     assert (caught.value.got, caught.value.fix) == ("no c-d", "pip install 'c-d'")
 
 

@@ -11,9 +11,9 @@ import jsonschema
 import pytest
 
 from costproof.ledger.capture import CAPTURE, Capture, read_capture
-from costproof.ledger.conventions import Conventions
 from costproof.ledger.errors import NOT_GIVEN, BadInput, Problems
 from costproof.ledger.files import read_json
+from costproof.ledger.metrics import Conventions
 from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.schema import from_data, json_schema, to_data
 from costproof.ledger.workload import TargetInfo

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from costproof.ledger.counted import counted_line
 from costproof.ledger.errors import BadInput
+from costproof.ledger.workload import counted_line
 from costproof.models.processor import ImageSize, image_size
 from costproof.models.registry import load_target
 

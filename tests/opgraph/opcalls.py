@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from costproof.opgraph.graph import OpCall, Size, Value
 from costproof.opgraph.rules.cost import OpCost
 from costproof.opgraph.rules.registry import cost_of
-from costproof.tracers.operands import operands
+from costproof.tracers.paths import operands
 
 _ids = count()
 

@@ -9,7 +9,7 @@ import sympy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from costproof.ledger.listing import Reuse
+from costproof.ledger.callgraph import Reuse
 from costproof.ledger.symbols import sym
 from costproof.opgraph.costed import cost_graph
 from costproof.opgraph.graph import Graph, OpCall, Value

@@ -12,7 +12,7 @@ from costproof.compare.diff.attribution import Player, Term
 from costproof.compare.diff.diff import diff
 from costproof.compare.diff.types import Change, Changes, Diff, Quantity
 from costproof.ledger.baseline import Baseline, Folded, Rows, baseline_of
-from costproof.ledger.counted import counted_line
+from costproof.ledger.workload import counted_line
 from costproof.reports.diff_csv import diff_csv
 from costproof.reports.diff_md import BUDGET, diff_md
 from costproof.reports.diff_table import diff_text

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import costproof
-from costproof.ledger.listing import Line, Listing, Reuse
+from costproof.ledger.callgraph import Line, Listing, Reuse
 from costproof.reports.listing_text import listing_text
 from tests.cli.running import costproof as command
 

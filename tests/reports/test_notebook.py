@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from costproof import compare, explain
-from costproof.ledger.shown import Shown
+from costproof.ledger.notebook import Shown
 from costproof.reports.html.counters_page import counters_body
 from costproof.reports.outputs import variants
 from tests.reports.browsing import browser, opened

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import costproof
+from costproof.ledger.callgraph import Line, Listing
 from costproof.ledger.errors import BadInput
-from costproof.ledger.listing import Line, Listing
 from costproof.reports.graph import operators
 from costproof.reports.graph.operators import operator_view
 from costproof.reports.graph.picture import GraphView

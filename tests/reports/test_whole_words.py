@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from costproof.ledger.whole import WholeModel
+from costproof.ledger.capture import WholeModel
 from costproof.reports.escape import markdown
 from costproof.reports.report import Report
 from costproof.reports.static_md import static_md

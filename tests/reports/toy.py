@@ -20,8 +20,7 @@ from dataclasses import replace
 
 from costproof.ledger.callgraph import CallGraph, Event, PlainAt, TensorAt
 from costproof.ledger.capture import Capture, FormulaDoc, SymbolDoc, TraceCheck
-from costproof.ledger.conventions import Conventions
-from costproof.ledger.metrics import FVCORE, Metric
+from costproof.ledger.metrics import FVCORE, Conventions, Metric
 from costproof.ledger.node import CostNode, Ledger, UnknownOp
 from costproof.ledger.workload import Invocation, TargetInfo, TensorSpec, Workload
 

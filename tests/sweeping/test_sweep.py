@@ -11,7 +11,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from costproof.ledger import extras
+from costproof.ledger import environment
 from costproof.ledger.environment import installed
 from costproof.ledger.errors import BadInput, Bug, Incomplete
 from costproof.ledger.peaks import CallPeaks, Peak
@@ -105,7 +105,7 @@ def test_files_hold_what_the_frame_holds(kind: str, tmp_path: Path) -> None:
 
 
 def test_without_the_extra_each_step_says_what_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(extras, "installed", lambda name: None)
+    monkeypatch.setattr(environment, "installed", lambda name: None)
     line = ("sweep", "llama", "--over", "batch=1,2", "--metric", "flops")
     for more, packages in (
         (("-o", "x.parquet"), ["pyarrow"]),

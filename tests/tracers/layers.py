@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from costproof.tracers.counters.registry import COUNTERS
-from costproof.tracers.counters.surroundings import positional
+from costproof.tracers.counters.tools import positional
 
 
 class Attention(nn.Module):

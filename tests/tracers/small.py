@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from costproof.ledger.conventions import Conventions
+from costproof.ledger.metrics import Conventions
 from costproof.ledger.run import RunOptions
 from costproof.ledger.workload import FLOAT_BYTES, Invocation, TargetInfo, Workload
 from costproof.models.families.deepseek_ocr import build, exports, runs

@@ -9,8 +9,7 @@ from torch import nn
 from costproof.patches.patch import patched
 from costproof.patches.tensor import JIT_ON_META
 from costproof.tracers.counters.registry import COUNTERS
-from costproof.tracers.counters.surroundings import positional
-from costproof.tracers.counters.tools import own
+from costproof.tracers.counters.tools import own, positional
 
 
 def test_a_convolution_traced_on_meta_is_that_of_the_cpu() -> None:

@@ -11,7 +11,7 @@ from torch import nn
 from costproof.compare.compare import compare
 from costproof.compare.counters import explain_counter
 from costproof.ledger.counter import CounterCall
-from costproof.ledger.sources import ALL_SOURCES
+from costproof.ledger.run import ALL_SOURCES
 from costproof.models import flash_attention
 from costproof.models.families.deepseek_ocr.page import with_page
 from costproof.models.jobs import Run

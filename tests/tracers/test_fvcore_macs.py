@@ -30,7 +30,7 @@ from costproof.opgraph.fvcore_macs import fvcore_nodes
 from costproof.opgraph.graph import Graph
 from costproof.patches.patch import patched
 from costproof.patches.tensor import JIT_ON_META
-from costproof.tracers.counters.surroundings import positional, renamed
+from costproof.tracers.counters.tools import positional, renamed
 from costproof.tracers.dynamic import dynamic_ledger
 from costproof.tracers.exported import export_graph
 from costproof.tracers.exporting import resized

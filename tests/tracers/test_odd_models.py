@@ -31,7 +31,7 @@ from costproof.ledger.callgraph import CallGraph, PlainAt, TensorAt
 from costproof.opgraph.costed import cost_graph
 from costproof.opgraph.dataflow import data_edges
 from costproof.tracers.callgraph import call_graph
-from costproof.tracers.dynamic import check
+from costproof.tracers.dynamic import compare_tracers
 from costproof.tracers.hooks import trace_hooks
 from costproof.tracers.torchlens_trace import trace_graph
 from tests.tracers.odd_models import odd, odd_run
@@ -97,7 +97,7 @@ def graph(request: pytest.FixtureRequest) -> CallGraph:
     operators: dict[str, Counter[str]] = {}
     for op in traced.graph.ops:
         operators.setdefault(op.module, Counter())[op.name] += 1
-    assert check(traced, hooked)[2] == [], "TorchLens and hooks disagree"
+    assert compare_tracers(traced, hooked)[2] == [], "TorchLens and hooks disagree"
     return call_graph((hooked,), operators, data_edges(cost_graph(traced.graph)))
 
 

@@ -13,7 +13,7 @@ pytest.importorskip("onnxscript", reason="costproof[onnx] is not installed")
 from costproof.ledger.errors import Incomplete
 from costproof.tracers.counters import onnx_graph
 from costproof.tracers.counters.onnx_graph import onnx
-from costproof.tracers.counters.surroundings import positional
+from costproof.tracers.counters.tools import positional
 
 
 class Layers(nn.Module):

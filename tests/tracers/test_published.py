@@ -27,8 +27,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from costproof.tracers.counters.surroundings import positional
-from costproof.tracers.counters.tools import fvcore
+from costproof.tracers.counters.tools import fvcore, positional
 from tests.vendor_like.deepencoder import ImageEncoderViT, MlpProjector, VitModel
 
 VISION: Final[dict[str, Any]] = {

@@ -15,7 +15,7 @@ from costproof.ledger.workload import Workload
 from costproof.models.families.deepseek_ocr.page import with_page
 from costproof.run.capture import count
 from costproof.run.prepare import Prepared
-from costproof.tracers.dynamic import changed, dynamic_ledger, returned
+from costproof.tracers.dynamic import dynamic_ledger, output_differences, record_output
 from costproof.tracers.hooks import trace_hooks
 from costproof.tracers.torchlens_trace import trace_graph
 from tests.tracers.realistic import quiet, small_ocr
@@ -97,15 +97,15 @@ def test_traced_runs_return_the_same_bits_and_leave_nothing_behind() -> None:
     model = target.build_run(workload, quiet).model
     for run in target.runs(model, workload):
         before = model(**_copied(run.kwargs)).logits
-        with returned(run) as results:
+        with record_output(run) as results:
             trace_graph(run)
             trace_hooks(run)
         after = model(**_copied(run.kwargs)).logits
         assert len(results) == 2
         for result in (before, *results, after):
             assert torch.equal(result, run.expected)  # type: ignore[arg-type]
-        assert changed(run, results) == []
-        assert changed(run, [before + 1]) == [
+        assert output_differences(run, results) == []
+        assert output_differences(run, [before + 1]) == [
             f"run {run.id}: traced forward 1 returned other logits than the untraced one"
         ]
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
@@ -120,7 +120,7 @@ def test_an_interrupted_run_leaves_no_hook() -> None:
         raise KeyboardInterrupt
 
     handle = model.get_submodule("model.language_model.norm").register_forward_hook(stop)
-    with pytest.raises(KeyboardInterrupt), returned(run):
+    with pytest.raises(KeyboardInterrupt), record_output(run):
         trace_hooks(run)
     handle.remove()
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())

@@ -10,7 +10,7 @@ import torch._dynamo  # before a tool patches functions that it wraps
 from torch import nn
 
 from costproof.tracers.counters.protocol import Counted
-from costproof.tracers.counters.surroundings import positional
+from costproof.tracers.counters.tools import positional
 
 
 class Holder(nn.Module):

@@ -17,8 +17,8 @@ from costproof.claims import (
 )
 from costproof.claims.effects import Effect, Items, Mistakes, added, changed, put, scaled, switched, times, without
 from costproof.claims.items import BIASED, Item, bias_of
+from costproof.ledger.evaluate import compiled
 from costproof.ledger.metrics import PEAK_METRICS, STAGE_WIDE, Metric
-from costproof.ledger.program import compiled
 
 
 def effects(items: Items, metric: Metric, own: Mistakes, everywhere: Mapping[str, int]) -> tuple[Effect, ...]:

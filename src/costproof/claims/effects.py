@@ -11,8 +11,8 @@ from functools import lru_cache
 import sympy
 
 from costproof.claims.items import Item
+from costproof.ledger.evaluate import Program, compiled
 from costproof.ledger.metrics import Metric
-from costproof.ledger.program import Program, compiled
 from costproof.ledger.symbols import parse, text
 
 NOTHING: frozenset[int] = frozenset()

@@ -22,7 +22,7 @@ from costproof.claims.runs import Runs
 from costproof.claims.truth import Case
 from costproof.claims.types import Counterexample
 from costproof.compare.breaks import PIECEWISE, NotDecided, deciding, grid
-from costproof.ledger.program import Number
+from costproof.ledger.evaluate import Number
 from costproof.ledger.symbols import sym
 
 _SMALL: Final = 64

@@ -15,8 +15,7 @@ from costproof.claims.types import TOTAL, Claim, Counterexample, Formula
 from costproof.compare.identity import at, branches, difference, free_symbols, points, put_in, same_pieces
 from costproof.ledger.capture import Capture
 from costproof.ledger.errors import BadInput, CostproofError
-from costproof.ledger.evaluate import evaluate, shared_values
-from costproof.ledger.program import Number
+from costproof.ledger.evaluate import Number, evaluate, shared_values
 from costproof.ledger.symbols import MOST_TERMS, parse, sym, terms, text
 from costproof.ledger.workload import Invocation
 

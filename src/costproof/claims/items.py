@@ -20,10 +20,9 @@ from costproof.claims.types import TOTAL, Claim
 from costproof.compare.identity import free_symbols
 from costproof.compare.patterns import Mask, matches, template
 from costproof.ledger.capture import Capture
-from costproof.ledger.evaluate import shared_values
+from costproof.ledger.evaluate import compiled, shared_values
 from costproof.ledger.metrics import Metric
 from costproof.ledger.node import CostNode, Ledger, bearing, total
-from costproof.ledger.program import compiled
 from costproof.ledger.symbols import parse
 from costproof.ledger.workload import FLOAT_BYTES
 

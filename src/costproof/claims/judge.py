@@ -33,7 +33,7 @@ from costproof.ledger.errors import BadInput, Incomplete, Problems, no_such
 from costproof.ledger.evaluate import evaluate
 from costproof.ledger.metrics import METRICS, PEAK_METRICS
 from costproof.ledger.node import total
-from costproof.ledger.seconds import check_time, limited
+from costproof.ledger.time_limits import check_time, limited
 
 SECONDS: Final = 120
 """Of the processor, for all claims of a file; a number of a whole model that nothing explains takes some."""

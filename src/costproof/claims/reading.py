@@ -13,8 +13,8 @@ from costproof.claims.types import Amount, Claim, ClaimsFile, Formula
 from costproof.ledger.document import Value, read_document, read_source
 from costproof.ledger.errors import NOT_GIVEN, BadInput, CostproofError, Problems
 from costproof.ledger.metrics import METRICS, PEAK_METRICS, Metric
-from costproof.ledger.seconds import limited
 from costproof.ledger.symbols import parse
+from costproof.ledger.time_limits import limited
 
 VERSION: Final = "1"
 TOP: Final = (

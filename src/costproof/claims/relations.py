@@ -22,7 +22,7 @@ from costproof.claims.search import reach
 from costproof.claims.truth import Case
 from costproof.claims.types import Amount
 from costproof.compare.identity import free_symbols
-from costproof.ledger.program import compiled
+from costproof.ledger.evaluate import compiled
 
 _MOST_TIMES: Final = 1_024
 _SMALL: Final = 12

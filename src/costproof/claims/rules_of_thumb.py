@@ -15,9 +15,9 @@ from costproof.claims.types import Claim
 from costproof.compare.identity import free_symbols
 from costproof.compare.patterns import template
 from costproof.ledger.capture import Capture
+from costproof.ledger.evaluate import compiled
 from costproof.ledger.metrics import Metric
 from costproof.ledger.node import CostNode, Ledger, total
-from costproof.ledger.program import compiled
 from costproof.ledger.workload import FLOAT_BYTES
 
 _DIGITS: Final = 24

@@ -19,7 +19,7 @@ from costproof.claims.crowds import Chance, Crowd, Numbers
 from costproof.claims.effects import Effect
 from costproof.claims.items import Item
 from costproof.claims.types import Amount
-from costproof.ledger.seconds import check_time
+from costproof.ledger.time_limits import check_time
 
 MOST_CAUSES: Final = 4
 MOST_TRIED: Final = 400_000

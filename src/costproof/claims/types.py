@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from costproof.ledger.counted import unknown_bytes
 from costproof.ledger.errors import EXIT_FINDINGS, EXIT_INCOMPLETE, EXIT_OK
 from costproof.ledger.metrics import Metric
+from costproof.ledger.notebook import Shown
 from costproof.ledger.plural import plural
 from costproof.ledger.schema import FileKind
-from costproof.ledger.shown import Shown
-from costproof.ledger.workload import TargetInfo, Workload
+from costproof.ledger.workload import TargetInfo, Workload, unknown_bytes
 
 TOTAL: Final = "total"
 """The stage name that stands for all stages together."""

@@ -14,8 +14,7 @@ from costproof import api
 from costproof.cli.kinds import FILE, PRESET, Choice, Whole, Words
 from costproof.cli.output import emit
 from costproof.ledger.errors import EXIT_OK, BadInput
-from costproof.ledger.run import Convention, Device
-from costproof.ledger.sources import ALL_SOURCES, USUAL_SOURCES
+from costproof.ledger.run import ALL_SOURCES, USUAL_SOURCES, Convention, Device
 from costproof.reports.outputs import variants
 
 if TYPE_CHECKING:

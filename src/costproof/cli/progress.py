@@ -13,7 +13,7 @@ import click
 
 from costproof.cli.output import flag
 from costproof.ledger.progress import Progress, silent
-from costproof.ledger.sources import SOURCES
+from costproof.ledger.run import SOURCES
 
 if TYPE_CHECKING:
     from rich.progress import TaskID

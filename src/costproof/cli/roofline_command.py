@@ -11,7 +11,7 @@ from costproof import api
 from costproof.cli.kinds import DEVICE, FILE, SIDE, Choice
 from costproof.cli.options import format_option, options
 from costproof.cli.output import emit, screen
-from costproof.ledger.sources import ALL_SOURCES
+from costproof.ledger.run import ALL_SOURCES
 from costproof.reports.outputs import variant
 
 

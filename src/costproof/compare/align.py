@@ -15,7 +15,7 @@ from costproof.compare.kinds import CARRIED_OUT_BY_MATMUL, GENERIC, kind_of
 from costproof.compare.vector_kinds import nearest, operators
 from costproof.ledger.metrics import EVERY_METRIC, STAGE_WIDE, Metric
 from costproof.ledger.node import CostNode, Ledger, bearing, exact_sum
-from costproof.ledger.sources import ALL_SOURCES
+from costproof.ledger.run import ALL_SOURCES
 
 
 @dataclass(frozen=True, slots=True)

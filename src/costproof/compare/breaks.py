@@ -16,7 +16,7 @@ from typing import Final
 
 import sympy
 
-from costproof.ledger.program import compiled
+from costproof.ledger.evaluate import compiled
 from costproof.ledger.symbols import FUNCTIONS, pulled_out, sym, text
 
 PIECEWISE: Final = tuple(FUNCTIONS.values())

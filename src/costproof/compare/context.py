@@ -9,9 +9,8 @@ from dataclasses import dataclass, fields, replace
 from costproof.compare.align import Row, Spot
 from costproof.compare.identity import free_symbols
 from costproof.ledger.capture import Capture
-from costproof.ledger.conventions import Conventions
 from costproof.ledger.evaluate import shared_values
-from costproof.ledger.metrics import STAGE_WIDE
+from costproof.ledger.metrics import STAGE_WIDE, Conventions
 from costproof.ledger.node import UnknownOp
 
 Call = tuple[str, str]

@@ -16,7 +16,7 @@ from costproof.compare.kinds import kind_of
 from costproof.compare.patterns import patterns, template
 from costproof.compare.suspects import hint
 from costproof.ledger.node import exact_sum
-from costproof.ledger.sources import ALL_SOURCES, GRAPH_SOURCES
+from costproof.ledger.run import ALL_SOURCES, GRAPH_SOURCES
 
 _LABELS = 4
 _ONLY = {source: cast(Status, f"{source}-only") for source in ALL_SOURCES}

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from costproof.ledger.conventions import Conventions
 from costproof.ledger.counter import CounterInfo
 from costproof.ledger.errors import BadInput, did_you_mean
+from costproof.ledger.metrics import Conventions
 from costproof.ledger.node import UnknownOp
 from costproof.ledger.plural import plural
 from costproof.ledger.schema import FileKind

@@ -17,9 +17,9 @@ from typing import Final
 import sympy
 
 from costproof.compare.breaks import NotDecided, deciding, opaque
-from costproof.ledger.program import Number, compiled
-from costproof.ledger.seconds import check_time
+from costproof.ledger.evaluate import Number, compiled
 from costproof.ledger.symbols import FUNCTIONS, factored, parse, sym, text
+from costproof.ledger.time_limits import check_time
 
 _POINTS = ((1, 4), (2, 97), (101, 4_993), (10_007, 1_000_003))
 """Ranges of the points: tiny and small sizes, where a minimum takes its other branch, and large ones."""

@@ -8,12 +8,12 @@ from typing import Final
 
 from costproof.compare.findings import Coverage, Discrepancy, Finding, GivenBy, Verdict
 from costproof.ledger.capture import Capture
-from costproof.ledger.counted import quantised
 from costproof.ledger.errors import EXIT_FINDINGS, EXIT_INCOMPLETE, EXIT_OK
 from costproof.ledger.metrics import PROVEN
 from costproof.ledger.node import NO_RULE, exact_sum, known_part, rule_wanted, unknown_clause
 from costproof.ledger.plural import plural, verb
-from costproof.ledger.sources import ALL_SOURCES
+from costproof.ledger.run import ALL_SOURCES
+from costproof.ledger.workload import quantised
 
 _EXIT: Final[dict[Verdict, int]] = {
     "exact": EXIT_OK,

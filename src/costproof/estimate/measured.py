@@ -20,9 +20,8 @@ from costproof.estimate.arithmetic import Arithmetic
 from costproof.estimate.hardware import Device
 from costproof.estimate.roofline import LASTING, Bound, Rational, Roof
 from costproof.estimate.split import Split, Work, split
-from costproof.ledger.conventions import Conventions
 from costproof.ledger.errors import EXIT_FINDINGS, EXIT_INCOMPLETE, EXIT_OK
-from costproof.ledger.metrics import FLOOR, TRAFFIC
+from costproof.ledger.metrics import FLOOR, TRAFFIC, Conventions
 from costproof.ledger.node import CostNode, exact_sum, total
 from costproof.ledger.profile import Timing
 from costproof.ledger.run import RunOptions

@@ -22,9 +22,8 @@ from typing import Final, Literal
 
 from costproof.estimate.hardware import Device
 from costproof.estimate.roofline import Outcome
-from costproof.ledger.conventions import Conventions
 from costproof.ledger.errors import EXIT_FINDINGS, EXIT_INCOMPLETE, EXIT_OK, BadInput
-from costproof.ledger.metrics import Metric
+from costproof.ledger.metrics import Conventions, Metric
 from costproof.ledger.node import exact_sum
 from costproof.ledger.schema import FileKind
 from costproof.ledger.workload import TargetInfo, Workload

@@ -28,12 +28,11 @@ from costproof.estimate.arithmetic import CONVOLUTION, FUSED, Arithmetic, ByDtyp
 from costproof.estimate.hardware import LARGEST_FIGURE, Device
 from costproof.estimate.routing import Routing, TouchedExperts
 from costproof.ledger.baseline import Baseline, Folded
-from costproof.ledger.conventions import Conventions
 from costproof.ledger.errors import EXIT_INCOMPLETE, EXIT_OK, BadInput, Incomplete, Problems
-from costproof.ledger.metrics import ARITHMETIC, FLOOR, SPARED, SPARED_AT_FLOOR, TRAFFIC, UNFUSED, Metric
+from costproof.ledger.metrics import ARITHMETIC, FLOOR, SPARED, SPARED_AT_FLOOR, TRAFFIC, UNFUSED, Conventions, Metric
 from costproof.ledger.node import exact_sum
+from costproof.ledger.run import ALL_SOURCES
 from costproof.ledger.schema import FileKind, from_data
-from costproof.ledger.sources import ALL_SOURCES
 from costproof.ledger.workload import TargetInfo, Workload
 
 Rational = str

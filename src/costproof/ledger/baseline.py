@@ -13,15 +13,14 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from costproof.ledger.capture import CAPTURE, Capture, capture_of
-from costproof.ledger.conventions import Conventions
 from costproof.ledger.environment import FORMULAS
 from costproof.ledger.errors import BadInput, Problems
 from costproof.ledger.files import read_json
-from costproof.ledger.metrics import EVERY_METRIC, METRICS, OF_BOUNDS, PEAK_METRICS, STAGE_WIDE, Metric
+from costproof.ledger.metrics import EVERY_METRIC, METRICS, OF_BOUNDS, PEAK_METRICS, STAGE_WIDE, Conventions, Metric
 from costproof.ledger.node import CostNode, Ledger, bearing, exact_sum
 from costproof.ledger.peaks import StagePeaks, by_stage, largest
+from costproof.ledger.run import GRAPH_SOURCES
 from costproof.ledger.schema import FileKind, from_data
-from costproof.ledger.sources import GRAPH_SOURCES
 from costproof.ledger.workload import ModuleKinds, TargetInfo, Workload, calls_of, folded_path
 
 WHOLE_STAGE: Final = "(stage)"

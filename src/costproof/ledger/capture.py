@@ -1,4 +1,4 @@
-"""The capture: all ledgers of one run in one file. Every report is a view of it."""
+"""Define the capture, a file with all ledgers of one run; every report is a view of it."""
 
 from __future__ import annotations
 
@@ -7,18 +7,34 @@ from pathlib import Path
 from typing import Final
 
 from costproof.ledger.callgraph import CallGraph
-from costproof.ledger.conventions import NOT_COUNTED, Conventions
 from costproof.ledger.counter import CounterRecord
 from costproof.ledger.errors import BadInput, did_you_mean
 from costproof.ledger.files import read_json
-from costproof.ledger.metrics import Metric
+from costproof.ledger.metrics import NOT_COUNTED, Conventions, Metric
 from costproof.ledger.node import Ledger
 from costproof.ledger.peaks import CallPeaks
 from costproof.ledger.run import RunRecord
 from costproof.ledger.schema import FileKind, from_data
-from costproof.ledger.seconds import limited
-from costproof.ledger.whole import WholeModel
+from costproof.ledger.time_limits import limited
 from costproof.ledger.workload import Invocation, ModuleKinds, TargetInfo, Workload
+
+
+@dataclass(frozen=True, slots=True)
+class WholeModel:
+    """What the whole model costs if every layer that was left out costs what the kept one of its kind does."""
+
+    times: dict[str, tuple[int, ...]]
+    """Path of a stack of layers -> for how many layers each kept one stands."""
+    checked: dict[str, int]
+    """The same -> layers of the second count, which leads to the same numbers."""
+    stages: dict[str, dict[Metric, int]]
+    """Stage -> metric -> cost, of the metrics for which both counts, and all sources, say the same."""
+    totals: dict[Metric, int]
+    """Over all stages."""
+    left_out: dict[str, str]
+    """Metric -> why the whole model's is not known."""
+    not_run: str = ""
+    """Why no run of all layers on shapes was compared with this; empty where one was."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +156,7 @@ def read_capture(path: Path) -> Capture:
 
 def capture_of(data: object, *, where: str) -> Capture:
     """:func:`read_capture` of a file that is already read."""
-    from costproof.ledger.arithmetic import check_arithmetic  # sympy is loaded where a file is read
+    from costproof.ledger.validation import check_arithmetic  # sympy is loaded where a file is read
 
     with limited(SECONDS, "the capture takes too long to read", where=where):
         capture = from_data(data, CAPTURE, where=where, make_again="costproof capture TARGET -o FILE")

@@ -1,21 +1,79 @@
-"""Numbers for symbols: a symbolic ledger at one workload, in exact integers.
+"""Compile symbolic expressions and evaluate ledgers at one workload, in exact integers.
 
-Equal layers have equal expressions, so a ledger of a thousand nodes has a few dozen different ones;
-each is computed once for every call of a stage.
+Compiled closures are about a thousand times faster than sympy. Equal layers have equal expressions, so a ledger of a
+thousand nodes has a few dozen distinct ones; each is computed once for every call of a stage.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import lru_cache
+from math import ceil, floor, prod
+from typing import Final
 
 import sympy
 
 from costproof.ledger.errors import BadInput
 from costproof.ledger.metrics import Metric
 from costproof.ledger.node import CostNode, Ledger
-from costproof.ledger.program import Values, compiled
-from costproof.ledger.seconds import check_time
+from costproof.ledger.symbols import parse, text
+from costproof.ledger.time_limits import check_time
+
+Number = int | Fraction
+Values = Mapping[str, int]
+_Run = Callable[[Values], Number]
+_EXACT: Final[dict[type[sympy.Expr], Callable[..., Number]]] = {
+    sympy.floor: floor, sympy.ceiling: ceil, sympy.Min: min, sympy.Max: max,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A compiled expression."""
+
+    symbols: frozenset[str]
+    """Names of the symbols that need a value."""
+    run: _Run
+    """Values -> exact number. Raises ``KeyError`` for a symbol without a value, ``ZeroDivisionError``."""
+
+
+@lru_cache(maxsize=65536)
+def compiled(expr: str | sympy.Expr) -> Program:
+    """The program of an expression, or of its text.
+
+    Raises:
+        BadInput: the text is not an expression, or it holds a function without an exact value.
+    """
+    names: set[str] = set()
+    run = _build(parse(expr) if isinstance(expr, str) else expr, names)
+    return Program(frozenset(names), run)
+
+
+def _build(node: sympy.Expr, names: set[str]) -> _Run:
+    if node.is_Integer:
+        number = int(node)
+        return lambda _: number
+    if node.is_Rational:
+        ratio = Fraction(int(node.p), int(node.q))
+        return lambda _: ratio
+    if node.is_Symbol:
+        name = str(node.name)
+        names.add(name)
+        return lambda values: values[name]
+    parts = [_build(a, names) for a in node.args]
+    if node.is_Add:
+        return lambda values: sum(p(values) for p in parts)
+    if node.is_Mul:
+        return lambda values: prod(p(values) for p in parts)
+    if node.is_Pow and node.exp.is_Integer:
+        base, exponent = parts[0], int(node.exp)
+        return lambda values: Fraction(base(values)) ** exponent if exponent < 0 else base(values) ** exponent
+    function = _EXACT.get(node.func)
+    if function is None:
+        raise BadInput("an expression holds a function that has no exact value", where=text(node))
+    return lambda values: function(*(p(values) for p in parts))
 
 
 def evaluate(expr: str | sympy.Expr, values: Values) -> int:

@@ -12,8 +12,8 @@ from typing import Final
 
 from costproof.ledger.errors import BadInput, did_you_mean, no_such
 from costproof.ledger.metrics import EVERY_METRIC, STAGE_WIDE, Metric
+from costproof.ledger.notebook import Shown
 from costproof.ledger.plural import plural
-from costproof.ledger.shown import Shown
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from costproof.ledger.conventions import Conventions
 from costproof.ledger.errors import EXIT_INCOMPLETE, EXIT_OK
+from costproof.ledger.metrics import Conventions
 from costproof.ledger.plural import plural
 from costproof.ledger.schema import FileKind
 from costproof.ledger.workload import TargetInfo, Workload

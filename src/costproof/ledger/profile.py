@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from statistics import median_high, median_low
 from typing import Final
 
-from costproof.ledger.conventions import Conventions
+from costproof.ledger.metrics import Conventions
 from costproof.ledger.run import RunOptions
 from costproof.ledger.schema import FileKind
 from costproof.ledger.workload import TargetInfo, Workload

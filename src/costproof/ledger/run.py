@@ -1,4 +1,4 @@
-"""How the sources run the model: on which device, with which weights, how much of it, and what is counted beside."""
+"""Describe how sources run a model: device, weights, number of layers, and further conventions."""
 
 from __future__ import annotations
 
@@ -10,6 +10,33 @@ from pathlib import PurePath
 from typing import Any, Final, Literal, get_args
 
 from costproof.ledger.errors import BadInput, CostproofError, Problems
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One way to count a whole run."""
+
+    name: str
+    doing: str
+    """What it does, for a line of progress."""
+    graph: bool = True
+    """Whether it counts operators of a graph; formulas do not."""
+    usual: bool = True
+    """Whether it counts unless somebody says otherwise."""
+
+
+SOURCES: Final = (
+    Source("analytic", "evaluating the formulas", graph=False),
+    Source("static", "exporting the graphs"),
+    Source("dynamic", "tracing the run"),
+    Source("isolated", "tracing every stage alone", usual=False),
+)
+"""In the order in which they are shown and compared."""
+
+ALL_SOURCES: Final = tuple(s.name for s in SOURCES)
+GRAPH_SOURCES: Final = tuple(s.name for s in SOURCES if s.graph)
+USUAL_SOURCES: Final = tuple(s.name for s in SOURCES if s.usual)
+
 
 Device = Literal["meta", "cpu", "cuda"]
 

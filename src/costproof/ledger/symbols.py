@@ -16,7 +16,7 @@ from typing import Final
 import sympy
 
 from costproof.ledger.errors import BadInput
-from costproof.ledger.seconds import check_time
+from costproof.ledger.time_limits import check_time
 
 FUNCTIONS: Final[dict[str, type[sympy.Function]]] = {
     "ceiling": sympy.ceiling,

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
-from costproof.ledger.conventions import Conventions
 from costproof.ledger.errors import BadInput, CostproofError, Problems
+from costproof.ledger.metrics import Conventions
 from costproof.ledger.run import RunOptions
 from costproof.ledger.workload import Dtype, TargetInfo, Workload
 from costproof.models.changing import changes, keys_of, with_keys

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from costproof.ledger.metrics import UNFUSED, Metric
-from costproof.ledger.sources import GRAPH_SOURCES
+from costproof.ledger.run import GRAPH_SOURCES
 from costproof.ledger.workload import Workload
 from costproof.models.serving import options_of
 from costproof.models.target import Target

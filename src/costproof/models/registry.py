@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
 from costproof.foreign import skip
 from costproof.ledger.aside import scratch
+from costproof.ledger.environment import require
 from costproof.ledger.errors import BadInput
-from costproof.ledger.extras import require
 from costproof.models import families
 from costproof.models.checked import checked_factory
 from costproof.models.generic.address import Address, address

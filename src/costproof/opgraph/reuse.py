@@ -15,7 +15,7 @@ from typing import Final
 
 import sympy
 
-from costproof.ledger.listing import Reuse
+from costproof.ledger.callgraph import Reuse
 from costproof.opgraph.costed import CostedGraph
 from costproof.opgraph.graph import Size, Value
 from costproof.opgraph.regions import R, RegionTraffic, Traffic

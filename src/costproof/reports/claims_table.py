@@ -6,7 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from costproof.claims import ClaimsReport, Judgement
-from costproof.ledger.counted import counted_line
+from costproof.ledger.workload import counted_line
 from costproof.reports.claims_words import others
 from costproof.reports.screen import say, typeset
 

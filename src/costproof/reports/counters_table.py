@@ -8,8 +8,8 @@ from typing import Final
 
 from costproof.claims.types import TOTAL
 from costproof.compare.findings import CounterComparison, CounterFinding
-from costproof.ledger.counted import counted_line
 from costproof.ledger.plural import plural
+from costproof.ledger.workload import counted_line
 from costproof.reports.escape import visible
 from costproof.reports.screen import aligned, filled
 from costproof.views.counters import CounterReport, OwnNumber

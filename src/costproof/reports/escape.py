@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Final
 
-from costproof.ledger.conventions import Conventions
-from costproof.ledger.counted import counted_line
-from costproof.ledger.workload import TargetInfo, Workload
+from costproof.ledger.metrics import Conventions
+from costproof.ledger.workload import TargetInfo, Workload, counted_line
 from costproof.views.describe import MEANING, model_line, versions_line, workload_line
 
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_.,:;=@/()\[\]+*#'%…\- ]+")

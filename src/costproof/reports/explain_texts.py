@@ -5,8 +5,8 @@ from __future__ import annotations
 from textwrap import indent, wrap
 from typing import Final
 
-from costproof.ledger.counted import counted_line
 from costproof.ledger.plural import plural
+from costproof.ledger.workload import counted_line
 from costproof.reports.escape import code, details, head, markdown, table, visible
 from costproof.reports.screen import folded
 from costproof.views.describe import model_line, workload_line

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from costproof.estimate.memory import Fits, Held, Limit
-from costproof.ledger.counted import counted_line, quantised
+from costproof.ledger.workload import counted_line, quantised
 from costproof.reports.escape import code, markdown, table
 from costproof.reports.screen import aligned, filled
 from costproof.views.numbers import exact, human

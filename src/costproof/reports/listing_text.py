@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Final
 
-from costproof.ledger.listing import Line, Listing
+from costproof.ledger.callgraph import Line, Listing
 from costproof.ledger.node import exact_sum
 from costproof.ledger.plural import plural
 from costproof.reports.escape import visible

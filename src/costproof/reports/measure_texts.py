@@ -8,8 +8,8 @@ from typing import Final
 
 from costproof.estimate.measured import Measurement, OperatorRow, PartRow, Row
 from costproof.estimate.split import Split
-from costproof.ledger.counted import counted_line
 from costproof.ledger.plural import plural
+from costproof.ledger.workload import counted_line
 from costproof.reports.escape import code, markdown, table
 from costproof.reports.profile_md import seconds
 from costproof.reports.roofline_words import decimal, duration

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from costproof.ledger.counted import counted_line
 from costproof.ledger.metrics import METRICS, Metric
+from costproof.ledger.workload import counted_line
 from costproof.reports.screen import aligned, filled
 from costproof.views.describe import model_line, workload_line
 from costproof.views.module_tree import Formulas, Rows

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from costproof.ledger.counted import counted_line
 from costproof.ledger.peaks import CallPeaks, GapPart, LiveTensor, Peak, Peaks
 from costproof.ledger.plural import plural
+from costproof.ledger.workload import counted_line
 from costproof.reports.escape import code, details, markdown, table
 from costproof.reports.screen import aligned, filled
 from costproof.views.numbers import exact, some

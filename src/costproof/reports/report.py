@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 from costproof.ledger.files import json_text
 from costproof.ledger.progress import Progress, silent
 from costproof.ledger.schema import to_data
-from costproof.ledger.seconds import limited
+from costproof.ledger.time_limits import limited
 from costproof.ledger.writing import write_texts
 from costproof.reports.outputs import OUTPUTS, REGISTRY
 from costproof.views.absent import Absent

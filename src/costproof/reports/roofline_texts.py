@@ -7,8 +7,8 @@ from io import StringIO
 from typing import Final
 
 from costproof.estimate.roofline import Bound, Roofline
-from costproof.ledger.counted import counted_line
 from costproof.ledger.plural import plural
+from costproof.ledger.workload import counted_line
 from costproof.reports import roofline_words as words
 from costproof.reports.escape import code, markdown, table
 from costproof.reports.screen import aligned, filled

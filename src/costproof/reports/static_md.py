@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from costproof.ledger.capture import WholeModel
 from costproof.ledger.metrics import METRICS, PEAK_METRICS
 from costproof.ledger.peaks import largest
-from costproof.ledger.whole import WholeModel
 from costproof.reports.convention import HEAD, LOUD, convention_rows
 from costproof.reports.escape import code, details, foot, head, markdown, table
 from costproof.reports.whole_words import how, not_known, whole_rows, whole_title

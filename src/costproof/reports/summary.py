@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from costproof.compare.verdict import next_step
-from costproof.ledger.counted import counted_line
 from costproof.ledger.plural import plural
-from costproof.ledger.sources import ALL_SOURCES
+from costproof.ledger.run import ALL_SOURCES
+from costproof.ledger.workload import counted_line
 from costproof.reports.convention import HEAD, LOUD, convention_rows
 from costproof.reports.modules_text import short_table
 from costproof.reports.screen import aligned, fits, say, typeset

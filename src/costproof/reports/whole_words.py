@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from costproof.ledger.capture import WholeModel
 from costproof.ledger.metrics import METRICS
-from costproof.ledger.whole import WholeModel
 from costproof.views.numbers import bounded, exact
 from costproof.views.quantities import UNITS
 

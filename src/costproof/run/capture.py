@@ -11,13 +11,12 @@ from typing import Any, TypeVar, cast
 
 from costproof.analytic.costs import formula_docs
 from costproof.ledger.capture import FAILED, Capture
-from costproof.ledger.environment import environment
+from costproof.ledger.environment import advice, environment
 from costproof.ledger.errors import BadInput, CostproofError, Incomplete, first_line
-from costproof.ledger.extras import advice
 from costproof.ledger.node import CostNode, Ledger, bearing, total
 from costproof.ledger.profile import Profile
 from costproof.ledger.progress import Progress, silent
-from costproof.ledger.sources import ALL_SOURCES
+from costproof.ledger.run import ALL_SOURCES
 from costproof.ledger.workload import Invocation
 from costproof.models.recorded import recorded
 from costproof.models.serving import lacking, options_of

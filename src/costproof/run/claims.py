@@ -12,11 +12,11 @@ from costproof.claims import ClaimsFile, ClaimsReport, judge_claims, read_claims
 from costproof.claims.types import Formula
 from costproof.ledger.baseline import baseline_of
 from costproof.ledger.capture import Capture, read_capture
+from costproof.ledger.environment import require
 from costproof.ledger.errors import BadInput, Incomplete
-from costproof.ledger.extras import require
 from costproof.ledger.metrics import PEAK_METRICS
 from costproof.ledger.progress import Progress, silent
-from costproof.ledger.sources import USUAL_SOURCES
+from costproof.ledger.run import USUAL_SOURCES
 from costproof.models.registry import TARGETS, mistakes_of, read_address
 from costproof.models.target import Target, WithFormulas, WithKeys
 from costproof.parametric.workload_family import WorkloadFamily

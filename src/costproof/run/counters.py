@@ -13,8 +13,8 @@ from costproof.compare.counters import compare_counters
 from costproof.compare.findings import CounterComparison, CounterFinding
 from costproof.ledger.capture import Capture
 from costproof.ledger.counter import CounterCall, CounterRecord, Spent
+from costproof.ledger.environment import advice, require
 from costproof.ledger.errors import BadInput
-from costproof.ledger.extras import advice, require
 from costproof.ledger.node import exact_sum
 from costproof.ledger.plural import plural
 from costproof.ledger.progress import Progress, silent

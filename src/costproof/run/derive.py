@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from costproof.compare.proof.closed_form import ClosedForm, Form, closed_form, render
+from costproof.ledger.environment import require
 from costproof.ledger.errors import EXIT_FINDINGS, EXIT_OK, BadInput, did_you_mean
-from costproof.ledger.extras import require
 from costproof.models.serving import lacking
 from costproof.models.target import Exportable
 from costproof.run.count_lock import count_lock

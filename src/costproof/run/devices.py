@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Literal
 
 from costproof.estimate.hardware import Device, device, registry
-from costproof.ledger.extras import require
+from costproof.ledger.environment import require
 from costproof.run.count_lock import count_lock
 
 

@@ -17,9 +17,8 @@ from typing import Any, Final
 
 from costproof.estimate.hardware import registry
 from costproof.foreign import skipped
-from costproof.ledger.environment import VERSION, installed
+from costproof.ledger.environment import VERSION, advice, extras, installed, packages_of
 from costproof.ledger.errors import EXIT_INCOMPLETE, EXIT_OK, CostproofError, first_line
-from costproof.ledger.extras import advice, extras, packages_of
 from costproof.ledger.offline import OFFLINE
 from costproof.ledger.plural import plural
 from costproof.models import flash_attention

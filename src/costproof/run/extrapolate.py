@@ -6,14 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
-from costproof.ledger.capture import Capture
+from costproof.ledger.capture import Capture, WholeModel
 from costproof.ledger.errors import CostproofError, Incomplete, first_line
 from costproof.ledger.metrics import METRICS, STAGE_WIDE, Metric
 from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.progress import Progress, silent
-from costproof.ledger.run import RunOptions
-from costproof.ledger.sources import ALL_SOURCES
-from costproof.ledger.whole import WholeModel
+from costproof.ledger.run import ALL_SOURCES, RunOptions
 from costproof.ledger.workload import Workload
 from costproof.models.stretch import Stretch
 from costproof.models.target import Stretched, Uncut, WithFormulas
@@ -106,7 +104,7 @@ def _by_formulas(target: WithFormulas, workload: Workload) -> WholeModel:
 
 def _all_layers(target: Stretched, workload: Workload, stretch: Stretch) -> tuple[dict[str, str], str]:
     """What a run of all layers has against the first ones, by quantity, and why there is no such run."""
-    from costproof.tracers.all_layers import PLACES, work_of
+    from costproof.tracers.untraced_runs import PLACES, work_of
 
     refused: list[str] = []
     against: dict[str, str] = {}

@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from costproof.ledger.environment import require
 from costproof.ledger.errors import BadInput, did_you_mean
-from costproof.ledger.extras import require
 from costproof.ledger.progress import Progress, silent
 from costproof.reports.graph import svg
 from costproof.reports.graph.choice import Choice

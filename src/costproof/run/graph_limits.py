@@ -136,7 +136,7 @@ class GraphRun:
     def _graphs(self) -> list[tuple[str, frozenset[str], tuple[Condition, ...]]]:
         """Return (stage, symbols, conditions) of the exports that say something of the cache."""
         from costproof.tracers.cache import cache_enabled, cached_export
-        from costproof.tracers.derive.domain import limits
+        from costproof.tracers.derive.subject import limits
 
         stages = {n.stage for n in self._cached()}
         with count_lock(), cache_enabled(True):

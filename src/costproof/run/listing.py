@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
+from costproof.ledger.callgraph import Listing
+from costproof.ledger.environment import require
 from costproof.ledger.errors import BadInput
-from costproof.ledger.extras import require
-from costproof.ledger.listing import Listing
 from costproof.models.serving import lacking
 from costproof.models.target import Exportable
 from costproof.reports.outputs import PICTURES, variants

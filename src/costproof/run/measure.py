@@ -14,9 +14,8 @@ from costproof.estimate.hardware import Device
 from costproof.estimate.measured import Measurement, OperatorRow, Place, part_rows, rows
 from costproof.estimate.roofline import roof
 from costproof.estimate.split import Work, kind_of
-from costproof.ledger.environment import environment
+from costproof.ledger.environment import environment, require
 from costproof.ledger.errors import BadInput
-from costproof.ledger.extras import require
 from costproof.ledger.node import Ledger, exact_sum
 from costproof.ledger.profile import Timing
 from costproof.ledger.progress import Progress, silent

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from costproof.ledger.extras import require
+from costproof.ledger.environment import require
 from costproof.models.generic.at_hand import at_hand
 from costproof.reports.report import Report
 from costproof.run.capture import count as counted

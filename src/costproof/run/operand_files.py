@@ -12,10 +12,9 @@ from typing import Any, Final
 
 from costproof.ledger.baseline import WHOLE_STAGE, Baseline, Folded, baseline_in, baseline_of, of_peaks
 from costproof.ledger.capture import CAPTURE, Capture, capture_of
-from costproof.ledger.conventions import Conventions
 from costproof.ledger.errors import BadInput, did_you_mean
 from costproof.ledger.files import MAX_BYTES, WAIT, json_in, read_json
-from costproof.ledger.metrics import EVERY_METRIC, PEAK_METRICS, STAGE_WIDE
+from costproof.ledger.metrics import EVERY_METRIC, PEAK_METRICS, STAGE_WIDE, Conventions
 from costproof.ledger.node import exact_sum
 from costproof.ledger.peaks import CallPeaks, StagePeaks
 from costproof.ledger.schema import FileKind, from_data

@@ -11,9 +11,8 @@ from typing import Any
 
 from costproof.ledger.baseline import Baseline, baseline_of
 from costproof.ledger.capture import Capture
-from costproof.ledger.environment import environment
+from costproof.ledger.environment import environment, require
 from costproof.ledger.errors import BadInput, no_such
-from costproof.ledger.extras import require
 from costproof.ledger.peaks import CallPeaks
 from costproof.ledger.workload import Workload
 from costproof.models.changing import key_named, keys_of

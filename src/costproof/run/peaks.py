@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from costproof.ledger.environment import environment
+from costproof.ledger.environment import environment, require
 from costproof.ledger.errors import BadInput
-from costproof.ledger.extras import require
 from costproof.ledger.peaks import CallPeaks, Peaks, by_stage
 from costproof.ledger.progress import Progress, silent
 from costproof.ledger.workload import Workload

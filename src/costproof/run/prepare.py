@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from costproof.ledger.environment import advice, require
 from costproof.ledger.errors import BadInput, CostproofError, Incomplete, Problems, did_you_mean
-from costproof.ledger.extras import advice, require
-from costproof.ledger.run import RANDOM, RunOptions
-from costproof.ledger.sources import ALL_SOURCES, GRAPH_SOURCES, USUAL_SOURCES
+from costproof.ledger.run import ALL_SOURCES, GRAPH_SOURCES, RANDOM, USUAL_SOURCES, RunOptions
 from costproof.ledger.workload import Workload
 from costproof.models.loading import shards
 from costproof.models.registry import load_target, read_address

@@ -12,9 +12,8 @@ from typing import Any, Final
 
 from costproof.compare.proof.certificate import Certificate, differences, read_certificate
 from costproof.compare.proof.judge import Answer
-from costproof.ledger.environment import RULES
+from costproof.ledger.environment import RULES, require
 from costproof.ledger.errors import EXIT_FINDINGS, BadInput
-from costproof.ledger.extras import require
 from costproof.ledger.progress import Progress, silent
 from costproof.ledger.writing import write_texts
 from costproof.models.flash_attention import FLASH

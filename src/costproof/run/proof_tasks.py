@@ -20,11 +20,11 @@ from costproof.models.proof import Piece, Provable
 from costproof.models.target import Runnable
 from costproof.processes import Say
 from costproof.run.proof_certificate import ANY
-from costproof.tracers.every_step import counted_runs
 from costproof.tracers.exported import Exported, export_graph
 from costproof.tracers.exporting import resized
 from costproof.tracers.guards import conditions, holds_at
 from costproof.tracers.static import exported_ledger
+from costproof.tracers.untraced_runs import counted_runs
 
 if TYPE_CHECKING:
     from torch import nn

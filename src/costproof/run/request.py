@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from costproof.ledger.errors import BadInput, CostproofError, Problems, did_you_mean
-from costproof.ledger.run import RunOptions, run_options
-from costproof.ledger.sources import ALL_SOURCES, USUAL_SOURCES
+from costproof.ledger.run import ALL_SOURCES, USUAL_SOURCES, RunOptions, run_options
 from costproof.ledger.workload import Workload
 from costproof.models.proof import Proves
 from costproof.models.registry import read_address, target_factory

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any, Final, get_args
 
-from costproof.ledger.run import Convention, Device
+from costproof.ledger.run import ALL_SOURCES, Convention, Device
 from costproof.ledger.schema import SCALAR, written
-from costproof.ledger.sources import ALL_SOURCES
 from costproof.ledger.workload import Attention, Dtype, Experts, Logits
 from costproof.run.request import LISTS, OPTIONS, SWITCHES, VERBS, RunRequest
 

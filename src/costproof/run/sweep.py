@@ -8,8 +8,8 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from costproof.ledger.environment import require
 from costproof.ledger.errors import BadInput, CostproofError, Problems, no_such
-from costproof.ledger.extras import require
 from costproof.opgraph.rules.files import Files
 from costproof.parametric.evaluator import Evaluator
 from costproof.parametric.grid import MOST_POINTS, Over, axes_from_csv, grid_axes

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from costproof.ledger.callgraph import CallGraph
@@ -33,8 +33,7 @@ from costproof.tracers.callgraph import call_graph
 from costproof.tracers.cpu_fallback import trace_run
 from costproof.tracers.flop_counter_ledger import Flops, judged_ledger
 from costproof.tracers.hooks import ROOT, Hooked
-from costproof.tracers.operands import dtype_name
-from costproof.tracers.paths import Paths
+from costproof.tracers.paths import Paths, dtype_name
 from costproof.tracers.timing import profile_runs
 from costproof.tracers.torchlens_trace import Forward, lost_tensors
 
@@ -42,24 +41,24 @@ if TYPE_CHECKING:
     import torch
 
 UNUSED: Final = "no operator reads a parameter of "
-"""Begins a note on modules that the inputs leave unused."""
+"""Prefix of the note on modules that the inputs leave unused."""
 NUMPY: Final = "numpy"
 GONE: Final = "the numbers of a tensor went to NumPy, and nothing sees what is computed there"
-_SHOWN: Final = 5
+_MOST_NAMED: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
 class DynamicResult:
-    """What the running model says."""
+    """The dynamic ledger of a target and everything else that its traced runs showed."""
 
     ledger: Ledger
     callgraph: CallGraph
     trace_check: TraceCheck
     judge: Ledger
-    """FLOPs of the same runs by the second judge."""
+    """FLOPs of the same runs by the formulas of ``FlopCounterMode``."""
     run: RunRecord
     forwards: dict[str, tuple[CostNode, ...]]
-    """Run -> what that forward alone costs."""
+    """Run -> the nodes of that forward only."""
     by_values: bool = False
     """Whether values of tensors decided a size or a branch of a run."""
     measured: Measured | None = None
@@ -67,83 +66,124 @@ class DynamicResult:
     chrome_trace: str = ""
 
 
+@dataclass(slots=True)
+class _TracedRuns:
+    """Sums over the runs that were traced so far."""
+
+    convention: Convention | None
+    dtype: str
+    notes: list[str]
+    tally: LedgerBuilder = field(default_factory=LedgerBuilder)
+    operators: dict[str, Counter[str]] = field(default_factory=dict)
+    """Innermost module -> operator -> calls."""
+    feeds: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """(a, b) -> how often a result of module a entered module b."""
+    hooks: list[Hooked] = field(default_factory=list)
+    differences: list[str] = field(default_factory=list)
+    """Where TorchLens and hooks disagree, or a traced forward returned other bits than the untraced one."""
+    records: list[TracedRun] = field(default_factory=list)
+    forwards: dict[str, tuple[CostNode, ...]] = field(default_factory=dict)
+    modules: set[str] = field(default_factory=set)
+    edges: set[tuple[str, str]] = field(default_factory=set)
+    judged: list[tuple[int | None, Flops]] = field(default_factory=list)
+    without_formula: list[UnknownOp] = field(default_factory=list)
+    read: set[str] = field(default_factory=set)
+    """Parameters that an operator reads."""
+
+    def add(self, run: Run, *, all_calls: bool) -> None:
+        """Trace a run, cost its operators and add what it showed."""
+        with gc_disabled():
+            with record_output(run) as results, run.around():
+                found = trace_run(run, all_calls=all_calls)
+            traced, hooks = found.forward, found.hooks
+            work = cost_graph(traced.graph)
+            nodes, missing = self._cost(traced, work, hooks)
+            self.tally.add(work, nodes, missing, run.context)
+        self.hooks.append(hooks)
+        self.judged.append((run.context, hooks.judged.placed(hooks.run)))
+        self.without_formula += hooks.judged.without_formula(hooks.run)
+        self.records.append(
+            TracedRun(
+                run.id, run.context, len(traced.graph.ops), len(traced.graph.calls),
+                total(nodes, "flops"), total(nodes, "vector_flops"), total(nodes, "kv_cache_bytes"),
+                dict(run.expert_tokens), hooks.judged.of_experts(hooks.run),
+            )
+        )  # fmt: skip
+        self.forwards[run.id] = (*nodes, *_unknown_nodes(nodes, missing))
+        self.feeds += data_edges(work)
+        self.read |= read_parameters(traced.graph)
+        self.notes += (*found.notes, *(f"run {run.id}: {p}" for p in (*traced.problems, *traced.notes)))
+        modules, edges, differing = compare_tracers(traced, hooks)
+        self.modules |= modules
+        self.edges |= edges
+        self.differences += (*output_differences(run, results), *differing)
+        for op in traced.graph.ops:
+            self.operators.setdefault(op.module or ROOT, Counter())[op.name] += 1
+
+    def _cost(
+        self, traced: Forward, work: CostedGraph, hooks: Hooked
+    ) -> tuple[tuple[CostNode, ...], tuple[UnknownOp, ...]]:
+        """Return the nodes of a run and its unknown operators; the growth of the cache is what the hooks measured."""
+        run, place = hooks.run, locator(hooks.run.locate, traced.graph.calls)
+        found = account(work, place, run_dtype=self.dtype)
+        others = fvcore_nodes(traced.graph, place) if self.convention else ()
+        grown = [
+            node
+            for path, size in ((p.removeprefix(ROOT), size) for p, size in hooks.cache_growth.items())
+            for node in cache_growth_nodes(*run.locate(path, 1), path, size)
+        ]
+        lost = lost_tensors(traced.problems, run.locate("", 1)[0])
+        to_numpy = (UnknownOp(NUMPY, *at, times, None, GONE) for at, times in hooks.judged.gone(run).items())
+        nodes = group_costs(merge_nodes((*found.nodes, *grown, *others)), _groups(run))
+        return nodes, (*found.unknown, *lost, *to_numpy)
+
+
 def dynamic_ledger(
     target: Runnable, workload: Workload, progress: Progress = silent, *, all_calls: bool = False
 ) -> DynamicResult:
-    """Trace the prefill and decode steps of the whole model on meta and cost what ran.
+    """Trace the prefill and decode steps of the whole model on meta and cost the operators that ran.
 
     Of many decode steps the first, one in the middle and the last are traced. Costs per step must
     lie on the straight line through first and last; then the sum over all N is N (first + last) / 2.
 
     Args:
-        all_calls: the callgraph tells what went in and out of every call, not of the first alone.
+        all_calls: record the inputs and outputs of every call in the callgraph, not only of each module's first.
 
     Raises:
         Incomplete: the model cannot be traced.
     """
     progress("build the model", 0, 1)
     built = target.build_run(workload, progress)
-    model = built.model
-    runs = target.runs(model, workload)
-    operators: dict[str, Counter[str]] = {}
-    feeds: Counter[tuple[str, str]] = Counter()
-    hooked: list[Hooked] = []
-    differences: list[str] = []
-    notes: list[str] = list(built.notes)
-    records: list[TracedRun] = []
-    forwards: dict[str, tuple[CostNode, ...]] = {}
-    tally = LedgerBuilder()
-    modules, edges = set(), set()
-    judged: list[tuple[int | None, Flops]] = []
-    alone: list[UnknownOp] = []
-    read: set[str] = set()
+    runs = target.runs(built.model, workload)
+    traced = _TracedRuns(target.options.convention, workload.dtype, list(built.notes))
     with wrapped_once():
         for i, run in enumerate(runs):
             progress(f"trace {run.id}", i, len(runs))
-            with gc_disabled():
-                with returned(run) as results, run.around():
-                    found = trace_run(run, all_calls=all_calls)
-                traced, hooks = found.forward, found.hooks
-                work = cost_graph(traced.graph)
-                nodes, missing = run_nodes(traced, work, hooks, workload.dtype, target.options.convention)
-                tally.add(work, nodes, missing, run.context)
-            judged.append((run.context, hooks.judged.placed(hooks.run)))
-            alone += hooks.judged.without_formula(hooks.run)
-            records.append(record(run, traced, nodes, hooks.judged.of_experts(hooks.run)))
-            forwards[run.id] = (*nodes, *_unknown_nodes(nodes, missing))
-            differences += changed(run, results)
-            feeds += data_edges(work)
-            read |= read_parameters(traced.graph)
-            notes += (*found.notes, *(f"run {run.id}: {p}" for p in (*traced.problems, *traced.notes)))
-            hooked.append(hooks)
-            seen_modules, seen_edges, differing = check(traced, hooks)
-            modules |= seen_modules
-            edges |= seen_edges
-            differences += differing
-            for op in traced.graph.ops:
-                operators.setdefault(op.module or ROOT, Counter())[op.name] += 1
+            traced.add(run, all_calls=all_calls)
     progress("trace", len(runs), len(runs))
-    nodes, bent = tally.summed(workload.new_tokens)
-    notes += bent
+    tally, notes, paths = traced.tally, traced.notes, Paths(built.model)
+    nodes, not_straight = tally.summed(workload.new_tokens)
+    notes += not_straight
     if 2 < len(tally.steps) < workload.new_tokens:
         traced_at = ", ".join(str(step.context) for step in tally.steps)
         notes.append(f"decode: traced at contexts {traced_at}; the other steps lie on the same straight line")
-    paths = Paths(model)
     owners = paths.class_names()
     tally.parameters |= {n: (tuple(p.shape), dtype_name(p.dtype)) for n, p in paths.parameters.items()}
     tally.buffers |= held_bytes(paths.buffers)
     if any(run.elsewhere for run in runs):  # its inputs may be guesses
-        notes += unused(unread_modules(paths.parameters, read))
+        unread = unread_modules(paths.parameters, traced.read)
+        more = f" and {len(unread) - _MOST_NAMED} more" if len(unread) > _MOST_NAMED else ""
+        notes += [f"{UNUSED}{', '.join(unread[:_MOST_NAMED])}{more}"] if unread else []
 
-    def works_in(path: str) -> Iterable[str]:
+    def stages_of(path: str) -> Iterable[str]:
         if isinstance(target, Exportable):
             return target.stages_of(path, workload)
         return dict.fromkeys(run.locate(path, 1)[0] for run in runs)
 
-    owned = tally.owned(works_in, owners)
+    owned = tally.owned(stages_of, owners)
     ledger = Ledger(
         source="dynamic",
-        nodes=with_owners((*nodes, *group_parameters(owned, groups_of(runs[0]), runs[0].positions)), owners),
+        nodes=with_owners((*nodes, *group_parameters(owned, _groups(runs[0]), runs[0].positions)), owners),
         metrics=graph_metrics(target.options),
         stages=target.info().stages,
         unknown_ops=tally.missing(),
@@ -157,52 +197,20 @@ def dynamic_ledger(
             expected=", ".join(ledger.stages),
         )
     return DynamicResult(
-        unfused_where_told(ledger, target, workload, grouped=any(run.groups for run in runs)),
-        call_graph(hooked, operators, feeds, all_calls=all_calls),
-        TraceCheck(len(modules), len(edges), tuple(differences)),
-        judged_ledger(judged, workload.new_tokens, target.info().stages, alone),
-        RunRecord(target.options.public(), built.notes, tuple(records)),
-        forwards,
-        any(hooks.judged.by_values for hooks in hooked),
+        without_unfused_if_chosen(ledger, target, workload, grouped=any(run.groups for run in runs)),
+        call_graph(traced.hooks, traced.operators, traced.feeds, all_calls=all_calls),
+        TraceCheck(len(traced.modules), len(traced.edges), tuple(traced.differences)),
+        judged_ledger(traced.judged, workload.new_tokens, target.info().stages, traced.without_formula),
+        RunRecord(target.options.public(), built.notes, tuple(traced.records)),
+        traced.forwards,
+        any(hooks.judged.by_values for hooks in traced.hooks),
         *(profile_runs(runs, target.options.profile, progress) if target.options.profile else ()),
     )
 
 
-def unused(modules: Sequence[str]) -> tuple[str, ...]:
-    """What a run with these inputs left out, in words; nothing if it was nothing."""
-    more = f" and {len(modules) - _SHOWN} more" if len(modules) > _SHOWN else ""
-    return (f"{UNUSED}{', '.join(modules[:_SHOWN])}{more}",) if modules else ()
-
-
-def record(run: Run, traced: Forward, nodes: Sequence[CostNode], experts: Mapping[str, tuple[int, ...]]) -> TracedRun:
-    """One traced forward, counted apart."""
-    return TracedRun(
-        run.id, run.context, len(traced.graph.ops), len(traced.graph.calls),
-        total(nodes, "flops"), total(nodes, "vector_flops"), total(nodes, "kv_cache_bytes"),
-        dict(run.expert_tokens), dict(experts),
-    )  # fmt: skip
-
-
-def groups_of(run: Run) -> Groups:
-    """Modules that are counted together, and the rows that each of them received."""
+def _groups(run: Run) -> Groups:
+    """Return the modules that are counted together, with the rows that each of them received."""
     return {group: run.expert_tokens[group] for group in run.groups}
-
-
-def run_nodes(
-    traced: Forward, work: CostedGraph, hooks: Hooked, dtype: str, convention: Convention | None = None
-) -> tuple[tuple[CostNode, ...], tuple[UnknownOp, ...]]:
-    """Nodes of one traced run; the growth of the cache comes from the hooks."""
-    run, place = hooks.run, locator(hooks.run.locate, traced.graph.calls)
-    found = account(work, place, run_dtype=dtype)
-    beside = fvcore_nodes(traced.graph, place) if convention else ()
-    grown = [
-        node
-        for path, size in ((p.removeprefix(ROOT), size) for p, size in hooks.cache_growth.items())
-        for node in cache_growth_nodes(*run.locate(path, 1), path, size)
-    ]
-    lost = lost_tensors(traced.problems, run.locate("", 1)[0])
-    gone = (UnknownOp(NUMPY, *at, times, None, GONE) for at, times in hooks.judged.gone(run).items())
-    return group_costs(merge_nodes((*found.nodes, *grown, *beside)), groups_of(run)), (*found.unknown, *lost, *gone)
 
 
 def _unknown_nodes(nodes: Iterable[CostNode], missing: Iterable[UnknownOp]) -> Iterator[CostNode]:
@@ -214,11 +222,11 @@ def _unknown_nodes(nodes: Iterable[CostNode], missing: Iterable[UnknownOp]) -> I
                 yield CostNode(stage, invocation, op.module, op.op, dict.fromkeys(("flops", *TRAFFIC)))
 
 
-def check(traced: Forward, hooks: Hooked) -> tuple[set[str], set[tuple[str, str]], list[str]]:
-    """Modules and edges that either tracer saw in a run, and where the two disagree."""
+def compare_tracers(traced: Forward, hooks: Hooked) -> tuple[set[str], set[tuple[str, str]], list[str]]:
+    """Return the modules and edges that TorchLens or the hooks saw in a run, and where the two disagree."""
     calls = Counter(c.module or ROOT for c in traced.graph.calls)
     edges = Counter((c.parent[0] or ROOT, c.module) for c in traced.graph.calls if c.parent is not None)
-    # A call that returns no tensor, of an Identity on nothing or of checks of sizes, leaves no record with TorchLens.
+    # TorchLens has no record of a call that returns no tensor, such as an Identity of None or a check of sizes.
     bare = {path for path in hooks.call_counts.keys() - calls.keys() if not hooks.returns_tensors(path)}
     modules = calls.keys() | hooks.call_counts.keys() - bare
     pairs = edges.keys() | {edge for edge in hooks.edges if edge[1] not in bare}
@@ -233,24 +241,24 @@ def check(traced: Forward, hooks: Hooked) -> tuple[set[str], set[tuple[str, str]
 
 
 @contextmanager
-def returned(run: Run) -> Iterator[list[Any]]:
-    """Collect what the model returns while it is open; nothing for runs without numbers."""
+def record_output(run: Run) -> Iterator[list[Any]]:
+    """Collect the first output of each forward of the model, if the output of the untraced run is known."""
     results: list[Any] = []
     with ExitStack() as undo:
         if run.expected is not None:
-            keep = run.model.register_forward_hook(lambda module, args, output: results.append(_first(output)))
-            undo.callback(keep.remove)
+            hook = run.model.register_forward_hook(lambda module, args, output: results.append(_logits(output)))
+            undo.callback(hook.remove)
         yield results
 
 
-def _first(output: Any) -> torch.Tensor:
-    """The logits of a forward, or whatever a model without a head returns first."""
-    found: torch.Tensor = output.logits if hasattr(output, "logits") else output[0]
-    return found
+def _logits(output: Any) -> torch.Tensor:
+    """Return the logits of a forward, or the first output of a model without a head."""
+    logits: torch.Tensor = output.logits if hasattr(output, "logits") else output[0]
+    return logits
 
 
-def changed(run: Run, results: list[torch.Tensor]) -> list[str]:
-    """One sentence per traced forward that returned other bits than the untraced one."""
+def output_differences(run: Run, results: list[torch.Tensor]) -> list[str]:
+    """Return a sentence for each traced forward whose output differs in any bit from that of the untraced one."""
     import torch
 
     return [
@@ -261,22 +269,22 @@ def changed(run: Run, results: list[torch.Tensor]) -> list[str]:
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    """The bits as integers, since a NaN does not equal itself."""
+    """Return the bits as integers, since NaN does not equal itself."""
     import torch
 
     return tensor.detach().contiguous().view({2: torch.int16, 4: torch.int32}[tensor.element_size()])
 
 
-def unfused_where_told(ledger: Ledger, target: Target, workload: Workload, *, grouped: bool = False) -> Ledger:
-    """The ledger of a run; without :data:`~costproof.ledger.metrics.UNFUSED` where its operators may be others.
+def without_unfused_if_chosen(ledger: Ledger, target: Target, workload: Workload, *, grouped: bool = False) -> Ledger:
+    """Return the ledger of a run without the metric ``UNFUSED`` if its operators may differ from those of formulas.
 
-    Which experts run is data, and so is what the operators of their loop move; a device chooses operators too; and a
-    call that a run has as one operator may be several of an export, or none: formulas say which ones there are.
+    Routed experts depend on data and so do the bytes that the operators of their loop move; a device chooses operators
+    too; and one operator of a run may be several in an export, or none. Only formulas define which ones there are.
 
     Args:
-        grouped: experts are counted together (``Run.groups``). Then formulas are of that very loop, and of code that
-            asks for no device.
+        grouped: experts are counted together (``Run.groups``). Then the formulas describe exactly that loop, and code
+            that does not depend on the device.
     """
     chosen = workload.experts == "eager" or options_of(target).device != "meta"
-    told = isinstance(target, WithFormulas) and (grouped or not chosen)
-    return ledger if told else ledger.without((UNFUSED,))
+    comparable = isinstance(target, WithFormulas) and (grouped or not chosen)
+    return ledger if comparable else ledger.without((UNFUSED,))

@@ -21,8 +21,7 @@ from costproof.opgraph.rules.matmul import NONZERO
 from costproof.opgraph.rules.names import canonical
 from costproof.patches.tensor import autocast_recorded
 from costproof.tracers.exporting import Sizes, exported_program, inputs_by_path
-from costproof.tracers.operands import dtype_name, operands, plain_value, under_autocast
-from costproof.tracers.paths import COMPILED, Paths, unwrapped
+from costproof.tracers.paths import COMPILED, Paths, dtype_name, operands, plain_value, under_autocast, unwrapped
 
 if TYPE_CHECKING:
     import torch

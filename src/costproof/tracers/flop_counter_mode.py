@@ -8,6 +8,7 @@ composites are the operators that they are made of, and products in a TorchScrip
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
@@ -104,6 +105,20 @@ class Judge(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _set_in_einsum(self, inside: bool) -> None:
         self._in_einsum = inside
+
+
+class CountingMode(Judge):  # type: ignore[no-untyped-call]
+    """A judge that also counts the elements of all floating-point results, by module."""
+
+    def __init__(self, running: list[tuple[str, int, Any]], root: str) -> None:
+        super().__init__(running, root)
+        self.running, self.elements = running, Counter[str]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        tensors = (t for t in tree_leaves(result) if isinstance(t, torch.Tensor) and t.is_floating_point())
+        self.elements[self.running[-1][0] if self.running else ""] += sum(t.numel() for t in tensors)
+        return result
 
 
 def _reads_values(func: Any, name: str, args: Any) -> bool:

@@ -25,8 +25,7 @@ from costproof.patches.modules import forward_redirected, hooked
 from costproof.patches.patch import patched
 from costproof.patches.tensor import STACK_INDEX_ROWS
 from costproof.tracers.flop_counter_ledger import Judged
-from costproof.tracers.operands import dtype_name
-from costproof.tracers.paths import Paths
+from costproof.tracers.paths import Paths, dtype_name
 
 if TYPE_CHECKING:
     from torch import nn

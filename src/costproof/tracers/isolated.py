@@ -25,9 +25,8 @@ from costproof.opgraph.reuse import RETURNED
 from costproof.opgraph.tally import LedgerBuilder, graph_metrics, with_owners
 from costproof.patches.patch import gc_disabled
 from costproof.patches.torchlens import wrapped_once
-from costproof.tracers.dynamic import unfused_where_told
-from costproof.tracers.operands import dtype_name
-from costproof.tracers.paths import Paths
+from costproof.tracers.dynamic import without_unfused_if_chosen
+from costproof.tracers.paths import Paths, dtype_name
 from costproof.tracers.torchlens_trace import Forward, lost_tensors, trace_forward
 
 SCAFFOLDING: Final = "(wrapper)"
@@ -77,7 +76,7 @@ def isolated_ledger(target: Staged, workload: Workload, progress: Progress = sil
         unknown_ops=tally.missing(),
         notes=(*notes, *bent),
     )
-    return unfused_where_told(ledger, target, workload)
+    return without_unfused_if_chosen(ledger, target, workload)
 
 
 def trace_stage(run: ExportJob) -> Forward:

@@ -17,8 +17,8 @@ from functools import cache
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
+from costproof.ledger.environment import advice
 from costproof.ledger.errors import Incomplete, first_line
-from costproof.ledger.extras import advice
 from costproof.ledger.node import UnknownOp
 from costproof.models.as_it_runs import as_it_runs
 from costproof.models.caches import CACHES
@@ -35,8 +35,7 @@ from costproof.patches.torchlens import (
     whole_operators,
     wrapped_once,
 )
-from costproof.tracers.operands import dtype_name, plain_value, under_autocast
-from costproof.tracers.paths import Paths
+from costproof.tracers.paths import Paths, dtype_name, plain_value, under_autocast
 from costproof.tracers.unread import unread_kept
 
 if TYPE_CHECKING:

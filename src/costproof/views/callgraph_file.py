@@ -8,8 +8,8 @@ from typing import Final, TypeAlias
 
 from costproof.ledger.callgraph import CallGraph, check_levels
 from costproof.ledger.capture import Capture, capture_of
-from costproof.ledger.conventions import Conventions
 from costproof.ledger.files import read_json
+from costproof.ledger.metrics import Conventions
 from costproof.ledger.schema import FileKind, from_data
 from costproof.ledger.workload import TargetInfo, Workload
 from costproof.views.absent import callgraph_of

@@ -8,11 +8,11 @@ from typing import Final
 from costproof.claims import Judgement
 from costproof.compare.findings import CounterComparison, Discrepancy
 from costproof.ledger.capture import Capture
-from costproof.ledger.conventions import Conventions
 from costproof.ledger.counter import Spent
 from costproof.ledger.errors import EXIT_FINDINGS, EXIT_INCOMPLETE, EXIT_OK
+from costproof.ledger.metrics import Conventions
+from costproof.ledger.notebook import Shown
 from costproof.ledger.schema import FileKind
-from costproof.ledger.shown import Shown
 from costproof.ledger.workload import TargetInfo, Workload
 from costproof.views.absent import Absent
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from costproof.compare.diff.types import Side
-from costproof.ledger.conventions import Conventions
+from costproof.ledger.metrics import Conventions
 from costproof.ledger.plural import plural
 from costproof.ledger.run import RANDOM, RunRecord
 from costproof.ledger.workload import LOUD, TargetInfo, Workload

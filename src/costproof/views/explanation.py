@@ -10,9 +10,9 @@ from costproof.ledger.capture import Capture, FormulaDoc
 from costproof.ledger.errors import BadInput, Incomplete, did_you_mean, no_such
 from costproof.ledger.metrics import METRICS, PEAK_METRICS, STAGE_WIDE, Metric
 from costproof.ledger.node import CostNode, Ledger, bearing, total
+from costproof.ledger.notebook import Printed
 from costproof.ledger.peaks import Peaks, by_stage
-from costproof.ledger.shown import Printed
-from costproof.ledger.sources import GRAPH_SOURCES
+from costproof.ledger.run import GRAPH_SOURCES
 from costproof.ledger.workload import Invocation, TargetInfo, Workload
 from costproof.views.absent import sources
 from costproof.views.describe import mixed_attention

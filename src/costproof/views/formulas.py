@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from costproof.ledger.capture import SymbolDoc
 from costproof.ledger.metrics import STAGE_WIDE, Metric
 from costproof.ledger.node import CostNode, Ledger
-from costproof.ledger.seconds import check_time
+from costproof.ledger.time_limits import check_time
 
 if TYPE_CHECKING:
     import sympy

@@ -19,11 +19,10 @@ from costproof.estimate.hardware import Device, Quote
 from costproof.estimate.measured import Measurement
 from costproof.estimate.memory import Fits
 from costproof.estimate.roofline import Bound, Roofline, StageBound
-from costproof.ledger.callgraph import CallGraph, PlainAt, ValueAt
+from costproof.ledger.callgraph import CallGraph, Listing, PlainAt, ValueAt
 from costproof.ledger.capture import Capture
 from costproof.ledger.counter import SOURCE
 from costproof.ledger.errors import BadInput
-from costproof.ledger.listing import Listing
 from costproof.ledger.metrics import EVERY_METRIC, Metric
 from costproof.ledger.node import CostNode, Ledger, exact_sum, total
 from costproof.ledger.peaks import Peaks

@@ -11,7 +11,7 @@ from costproof.compare.patterns import expand
 from costproof.ledger.callgraph import CallGraph, TensorAt
 from costproof.ledger.metrics import METRICS, Metric
 from costproof.ledger.node import CostNode, Ledger, exact_sum, total
-from costproof.ledger.sources import GRAPH_SOURCES
+from costproof.ledger.run import GRAPH_SOURCES
 from costproof.views.module_paths import natural, pattern
 from costproof.views.quantities import ledgers
 from costproof.views.verdicts import worst

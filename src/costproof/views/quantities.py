@@ -9,7 +9,7 @@ from typing import Any, Final
 from costproof.ledger.capture import Capture
 from costproof.ledger.metrics import METRICS, STAGE_WIDE, TRAFFIC, Metric, MetricInfo
 from costproof.ledger.node import CostNode, Ledger, exact_sum, known_part
-from costproof.ledger.sources import ALL_SOURCES
+from costproof.ledger.run import ALL_SOURCES
 
 Costs = dict[str, int | None]
 """KnownAmount -> number; ``None`` is unknown or disputed."""

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from costproof.ledger.capture import Capture
-from costproof.ledger.shown import Printed
+from costproof.ledger.notebook import Printed
 
 if TYPE_CHECKING:
     import pandas as pd

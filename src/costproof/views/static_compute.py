@@ -6,15 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from costproof.ledger.capture import Capture, SymbolDoc
-from costproof.ledger.conventions import Conventions
+from costproof.ledger.capture import Capture, SymbolDoc, WholeModel
 from costproof.ledger.errors import Bug
-from costproof.ledger.metrics import EVERY_METRIC, METRICS, STAGE_WIDE, Metric
+from costproof.ledger.metrics import EVERY_METRIC, METRICS, STAGE_WIDE, Conventions, Metric
 from costproof.ledger.node import Ledger, exact_sum
 from costproof.ledger.peaks import by_stage
 from costproof.ledger.plural import plural
 from costproof.ledger.schema import FileKind
-from costproof.ledger.whole import WholeModel
 from costproof.ledger.workload import Invocation, TargetInfo, TensorSpec, Workload
 from costproof.views.formulas import FormulaText, nodes_formula, stage_formula
 from costproof.views.quantities import (

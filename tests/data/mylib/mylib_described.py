@@ -14,7 +14,7 @@ from torch import nn
 from costproof.analytic.compose import Part, analytic_ledger, invocation_nodes, stage_nodes
 from costproof.analytic.costs import LayerCosts, Size, layer
 from costproof.compare.proof.certificate import Settings
-from costproof.ledger.conventions import Conventions
+from costproof.ledger.metrics import Conventions
 from costproof.ledger.node import Ledger
 from costproof.ledger.symbols import sym
 from costproof.ledger.workload import Invocation, TargetInfo, Workload

@@ -10,7 +10,7 @@ import torch
 from mylib_ops import Model  # type: ignore[import-not-found]
 from torch import nn
 
-from costproof.ledger.conventions import Conventions
+from costproof.ledger.metrics import Conventions
 from costproof.ledger.run import RunOptions
 from costproof.ledger.workload import Invocation, TargetInfo, Workload
 from costproof.models.jobs import Built, ExportJob, Run, SymbolicSize

@@ -14,7 +14,7 @@ from torch import nn
 import costproof
 from costproof.models.as_it_runs import as_it_runs
 from costproof.models.jobs import Run
-from costproof.tracers.dynamic import returned
+from costproof.tracers.dynamic import record_output
 
 X: Final = torch.ones(3, 8)
 _LIST: Final[list[torch.Tensor]] = []
@@ -212,6 +212,6 @@ def test_what_a_watcher_of_ours_collects_stays() -> None:
     module = nn.Linear(8, 8)
     with torch.no_grad():
         run = Run("forward", module, {"input": X}, lambda path, call: ("forward", "forward"), expected=module(X))
-        with returned(run) as results, as_it_runs(module):
+        with record_output(run) as results, as_it_runs(module):
             module(X)
     assert len(results) == 1

@@ -12,8 +12,8 @@ from torch import nn
 from costproof.analytic.compose import Part, analytic_ledger, invocation_nodes, stage_nodes
 from costproof.analytic.linear import Linear
 from costproof.ledger.capture import SymbolDoc
-from costproof.ledger.conventions import Conventions
 from costproof.ledger.errors import BadInput
+from costproof.ledger.metrics import Conventions
 from costproof.ledger.node import Ledger
 from costproof.ledger.symbols import sym
 from costproof.ledger.workload import Invocation, TargetInfo, Workload

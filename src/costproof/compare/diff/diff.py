@@ -25,11 +25,11 @@ from costproof.compare.diff.types import (
 )
 from costproof.compare.diff.units import MAC, in_flops
 from costproof.ledger.baseline import PEAK_SOURCE, Baseline, Folded
-from costproof.ledger.counted import counted_line, quantised, unknown_bytes
 from costproof.ledger.errors import BadInput, Incomplete
 from costproof.ledger.metrics import EVERY_METRIC, METRICS, PEAK_METRICS, TRAFFIC, UNFUSED, Metric
 from costproof.ledger.plural import plural
-from costproof.ledger.sources import ALL_SOURCES
+from costproof.ledger.run import ALL_SOURCES
+from costproof.ledger.workload import counted_line, quantised, unknown_bytes
 
 Place = tuple[str, Metric]
 """A stage and a metric; of all stages under an empty name."""

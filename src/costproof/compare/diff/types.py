@@ -8,9 +8,9 @@ from typing import Final, Literal
 from costproof.compare.diff.attribution import Player, Term
 from costproof.ledger.errors import EXIT_FINDINGS, EXIT_INCOMPLETE, EXIT_OK
 from costproof.ledger.metrics import Metric
+from costproof.ledger.notebook import Shown
 from costproof.ledger.plural import plural
 from costproof.ledger.schema import FileKind
-from costproof.ledger.shown import Shown
 from costproof.ledger.workload import Plain
 
 LIBRARIES: Final = "libraries"

@@ -17,13 +17,12 @@ from costproof.compare.gate.allowing import Credits
 from costproof.compare.gate.policy import WILD, Allowance, Limit, Place, Policy
 from costproof.compare.gate.types import AllowanceUse, Check, Gate, State, Status
 from costproof.ledger.baseline import Baseline, Folded, Row
-from costproof.ledger.counted import quantised, unknown_bytes
 from costproof.ledger.environment import COUNTING, FORMULAS, RULES
 from costproof.ledger.errors import BadInput, CostproofError, Problems, did_you_mean
 from costproof.ledger.metrics import Metric
 from costproof.ledger.node import exact_sum
-from costproof.ledger.sources import ALL_SOURCES
-from costproof.ledger.workload import Plain
+from costproof.ledger.run import ALL_SOURCES
+from costproof.ledger.workload import Plain, quantised, unknown_bytes
 
 _LET: Final = "inputs: any in the policy lets them be"
 _BUILD: Final = re.compile(r"\+(cpu|cu\d+|rocm[\d.]+|xpu)$")

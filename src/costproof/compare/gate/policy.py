@@ -19,7 +19,7 @@ import yaml
 from costproof.ledger.document import Value, read_document, read_source
 from costproof.ledger.errors import NOT_GIVEN, BadInput, CostproofError, Problems, did_you_mean
 from costproof.ledger.metrics import METRICS, STAGE_WIDE, Metric
-from costproof.ledger.sources import ALL_SOURCES
+from costproof.ledger.run import ALL_SOURCES
 
 VERSION: Final = "1"
 WHAT: Final = "a policy"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from costproof.compare.gate.policy import ALLOWED, AMOUNT, BOUNDS, MOST, PLACE, TOP, VERSION, metrics
+from costproof.ledger.run import ALL_SOURCES
 from costproof.ledger.schema import SCALAR, written
-from costproof.ledger.sources import ALL_SOURCES
 
 MEANINGS = {
     "costproof_policy": f"The version of this form: {VERSION}.",

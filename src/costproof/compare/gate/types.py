@@ -8,9 +8,9 @@ from typing import Final, Literal
 from costproof.compare.diff.types import Changes, Side
 from costproof.ledger.errors import EXIT_FINDINGS, EXIT_INCOMPLETE, EXIT_OK
 from costproof.ledger.metrics import Metric
+from costproof.ledger.notebook import Shown
 from costproof.ledger.plural import plural
 from costproof.ledger.schema import FileKind
-from costproof.ledger.shown import Shown
 
 Status = Literal["passed", "allowed", "over", "unknown"]
 State = Literal["used", "unused", "expired"]

@@ -10,12 +10,11 @@ from typing import Any, Final, Literal
 
 from costproof.compare.proof.bound import Bound
 from costproof.ledger.capture import SymbolDoc
-from costproof.ledger.conventions import Conventions
 from costproof.ledger.errors import BadInput, CostproofError, Problems
-from costproof.ledger.metrics import Metric
+from costproof.ledger.metrics import Conventions, Metric
+from costproof.ledger.notebook import Shown
 from costproof.ledger.plural import plural
 from costproof.ledger.schema import FileKind, load
-from costproof.ledger.shown import Shown
 from costproof.ledger.workload import TargetInfo
 
 Method = Literal["identity", "identity per size", "enumeration"]

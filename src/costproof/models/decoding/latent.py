@@ -11,8 +11,8 @@ from costproof.analytic.compose import Call
 from costproof.analytic.latent_attention import LatentBlock
 from costproof.analytic.rotary import RotaryTable
 from costproof.analytic.router import Routing
-from costproof.ledger.conventions import Conventions
 from costproof.ledger.errors import BadInput, CostproofError
+from costproof.ledger.metrics import Conventions
 from costproof.ledger.symbols import sym
 from costproof.ledger.workload import Experts, Workload
 from costproof.models import settings

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from costproof.ledger.errors import NOT_GIVEN, BadInput, CostproofError, Problems
-from costproof.ledger.seconds import check_time, limited
+from costproof.ledger.time_limits import check_time, limited
 from costproof.models.section import LARGEST, MOST_LAYERS, shown
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from costproof.ledger.attributes import has_attribute
-from costproof.ledger.conventions import Conventions
 from costproof.ledger.errors import BadInput, CostproofError, Problems
+from costproof.ledger.metrics import Conventions
 from costproof.ledger.plural import plural
 from costproof.ledger.progress import Progress
 from costproof.ledger.run import RunOptions

@@ -10,7 +10,7 @@ from typing import Final
 from costproof.ledger.callgraph import CallGraph
 from costproof.ledger.metrics import TRAFFIC, Metric
 from costproof.ledger.node import CostNode, Ledger, exact_sum, total
-from costproof.ledger.sources import USUAL_SOURCES
+from costproof.ledger.run import USUAL_SOURCES
 from costproof.views.quantities import with_quantity
 
 ROOT: Final = "(root)"

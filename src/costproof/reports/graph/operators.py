@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from costproof.ledger.callgraph import Line, Listing
 from costproof.ledger.errors import BadInput
-from costproof.ledger.listing import Line, Listing
 from costproof.ledger.node import exact_sum
 from costproof.ledger.plural import plural
 from costproof.reports.escape import plain

@@ -12,9 +12,9 @@ from urllib.parse import quote
 
 from costproof.ledger.callgraph import CallGraph, TensorAt
 from costproof.ledger.capture import Capture
-from costproof.ledger.counted import counted_line
 from costproof.ledger.errors import BadInput
 from costproof.ledger.plural import plural, verb
+from costproof.ledger.workload import counted_line
 from costproof.reports.graph.checks import mark_problems, problems
 from costproof.reports.graph.choice import Choice, check
 from costproof.reports.graph.costs import MOVED, ROOT, Numbers, numbers

@@ -14,8 +14,8 @@ from costproof.compare.gate.types import Gate
 from costproof.compare.proof.certificate import Certificate
 from costproof.ledger.metrics import METRICS
 from costproof.ledger.node import Ledger
+from costproof.ledger.notebook import Format
 from costproof.ledger.plural import plural
-from costproof.ledger.shown import Format
 from costproof.reports.certificate_words import SENTENCE
 from costproof.reports.claims_words import sentence as claims_sentence
 from costproof.reports.counters_md import counts

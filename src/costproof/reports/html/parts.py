@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
 from costproof.compare.patterns import expand
-from costproof.ledger.counted import counted_line
 from costproof.ledger.metrics import Metric
 from costproof.ledger.plural import plural, verb
+from costproof.ledger.workload import counted_line
 from costproof.reports.blocks import Block, Code, Grid, Items, Prose, pieces
 from costproof.reports.html.document import Html, h, joined, line, table
 from costproof.views.describe import MEANING, model_line, versions_line, workload_line
@@ -19,7 +19,7 @@ from costproof.views.numbers import exact, some
 
 if TYPE_CHECKING:
     from costproof.compare.findings import Finding
-    from costproof.ledger.conventions import Conventions
+    from costproof.ledger.metrics import Conventions
     from costproof.ledger.workload import TargetInfo, Workload
 
 _BAD: Final = "unexplained"

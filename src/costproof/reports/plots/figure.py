@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from io import BytesIO
 from typing import TYPE_CHECKING, Final
 
-from costproof.ledger.extras import require
+from costproof.ledger.environment import require
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from costproof.ledger.extras import require
+from costproof.ledger.environment import require
 
 
 def png(svg: str) -> bytes:

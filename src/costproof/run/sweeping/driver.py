@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from costproof.ledger.counted import counted_line, unknown_bytes
 from costproof.ledger.errors import Bug, CostproofError, Incomplete, Problems
 from costproof.ledger.metrics import Metric
 from costproof.ledger.progress import Progress, silent
+from costproof.ledger.workload import counted_line, unknown_bytes
 from costproof.models.target import WithKeys
 from costproof.parametric.evaluator import Evaluator
 from costproof.parametric.exact_arrays import ExactColumn, Int128Array
@@ -98,7 +98,7 @@ class Sweep:
 
     @property
     def counted(self) -> str:
-        """What its numbers leave out: :func:`~costproof.ledger.counted.counted_line` of what does not vary."""
+        """What its numbers leave out: :func:`~costproof.ledger.workload.counted_line` of what does not vary."""
         target = self.points.target
         try:
             workload = target.workload(self.preset, **self.settings)

@@ -21,9 +21,8 @@ from typing import Any, Final
 import numpy as np
 
 from costproof.ledger.aside import aside, parts, remove_files, remove_parts, scratch
-from costproof.ledger.environment import environment
+from costproof.ledger.environment import environment, require
 from costproof.ledger.errors import BadInput
-from costproof.ledger.extras import require
 from costproof.ledger.progress import Progress, silent
 from costproof.ledger.writing import meant, opened, replaced, through, write_named, write_texts
 from costproof.parametric.exact_arrays import ExactColumn, Int128Array

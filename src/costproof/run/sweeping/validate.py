@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, Final
 
+from costproof.ledger.environment import require
 from costproof.ledger.errors import EXIT_FINDINGS, EXIT_INCOMPLETE, EXIT_OK, BadInput, CostproofError
-from costproof.ledger.extras import require
 from costproof.ledger.metrics import Metric
 from costproof.ledger.progress import Progress, silent
 from costproof.ledger.workload import Workload

@@ -23,7 +23,7 @@ from costproof.opgraph.graph import OpCall, Value
 from costproof.opgraph.rules.cost import OpCost
 from costproof.opgraph.rules.registry import cost_of
 from costproof.tracers.counters.protocol import Counted, Row, counted
-from costproof.tracers.counters.surroundings import Positional, inner_path
+from costproof.tracers.counters.tools import Positional, inner_path
 
 OPSET: Final = 20
 """The last one without an operator of attention."""

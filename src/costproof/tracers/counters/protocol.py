@@ -12,7 +12,7 @@ from costproof.ledger.counter import UNATTRIBUTED, CounterInfo
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from costproof.tracers.counters.surroundings import Positional
+    from costproof.tracers.counters.tools import Positional
 
 
 @dataclass(frozen=True, slots=True)

@@ -153,7 +153,7 @@ class Order:
 def _counted(
     tool: Counter | None, job: ExportJob, values: dict[str, int], place: tuple[str, str]
 ) -> tuple[tuple[CostNode, ...], tuple[str, ...]]:
-    from costproof.tracers.counters.surroundings import positional, renamed
+    from costproof.tracers.counters.tools import positional, renamed
     from costproof.tracers.exporting import resized
 
     args = resized(job, values).args
@@ -172,7 +172,7 @@ def _truth(job: ExportJob, args: Mapping[str, Any], place: tuple[str, str]) -> t
     """
     from costproof.opgraph.account import account
     from costproof.opgraph.costed import cost_graph
-    from costproof.tracers.counters.surroundings import renamed
+    from costproof.tracers.counters.tools import renamed
     from costproof.tracers.torchlens_trace import trace_graph
 
     run = Run(job.id, job.module, args, lambda path, call: place)

@@ -17,8 +17,7 @@ from costproof.opgraph.costed import bound_unknown, cost_graph
 from costproof.opgraph.graph import path_renamer
 from costproof.opgraph.merge import merge_nodes
 from costproof.tracers.cache import cached_export
-from costproof.tracers.derive.domain import Draw, all_met, examples, limits
-from costproof.tracers.derive.subject import Subject
+from costproof.tracers.derive.subject import Draw, Subject, all_met, examples, limits
 from costproof.tracers.exporting import resized
 
 POINTS: Final = 5

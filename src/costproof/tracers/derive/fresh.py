@@ -24,7 +24,7 @@ from costproof.opgraph.rules.registry import UnknownCost, cost_of
 from costproof.patches.modules import hooked
 from costproof.patches.patch import gc_disabled
 from costproof.tracers.cpu_fallback import with_numbers
-from costproof.tracers.operands import dtype_name, operands, plain_value
+from costproof.tracers.paths import dtype_name, operands, plain_value
 
 
 class _Dispatched(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+import random
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
+from itertools import chain, product, repeat
+from operator import getitem
 from typing import TYPE_CHECKING, Any, Final
 
+import sympy
+
 from costproof.compare.identity import free_symbols
+from costproof.compare.proof.closed_form import Limit
 from costproof.ledger.errors import BadInput, Incomplete, Problems
-from costproof.ledger.program import compiled
+from costproof.ledger.evaluate import compiled, evaluate
+from costproof.ledger.symbols import factored, parse, sym, text
 from costproof.ledger.workload import Workload
 from costproof.models.generic.huggingface import counts_layers
 from costproof.models.jobs import ExportJob
 from costproof.models.target import Derivable, Exportable, WithFormulas
-from costproof.tracers.exporting import resized
+from costproof.tracers.exported import Exported
+from costproof.tracers.exporting import plain, resized
+from costproof.tracers.guards import Condition, guard_conditions, holds_at
 
 if TYPE_CHECKING:
     from torch import nn
@@ -116,3 +128,200 @@ def of_tokens(job: ExportJob) -> bool:
         if hasattr(value, "shape"):
             fixed[name] = value.dim() - len({s.dim for s in job.sizes if s.argument[0] == name})
     return all(count <= 1 for count in fixed.values()) and not any("H" in s.symbol for s in job.sizes)
+
+
+Range = tuple[int, int]
+_TRIES: Final = 300
+"""Draws of each kind."""
+_ROWS: Final = ("B", "n")
+"""Symbols of which a few are many."""
+FARTHEST: Final = 5_000
+"""A bound of a range beyond is not counted at: a run could take minutes there."""
+_FARTHEST_STEPS: Final = 32
+"""The same for the side of an image, in its steps: positions are as many as its square."""
+
+
+def examples(job: ExportJob) -> dict[str, int]:
+    """The sizes at which the export was made."""
+    args: Any = job.args
+    plain = (s for s in job.sizes if s.symbol.isidentifier())  # and not one more than another
+    return {s.symbol: int(reduce(getitem, s.argument, args).shape[s.dim]) for s in plain}
+
+
+class Draw:
+    """Random sizes of a subject at which its graph stands for it, and which the target can run."""
+
+    def __init__(self, subject: Subject, exported: Exported, seed: int) -> None:
+        self.subject, self.exported = subject, exported
+        self.rng = random.Random(f"costproof:{seed}")
+        names = {s.name for size in exported.job.sizes for s in parse(size.symbol).free_symbols}
+        self.names = sorted(names)
+        self.examples = examples(exported.job)
+
+    def point(self, *, far: bool = False) -> dict[str, int]:
+        """Usual sizes, or large ones; around those of the export where it holds at none of these.
+
+        Raises:
+            Incomplete: no sizes were found at which it holds.
+        """
+        kinds = ([self._far] if far else []) + [self._usual, self._around]
+        for ranges in chain.from_iterable(repeat(kind, _TRIES // 30) for kind in kinds):
+            drawn = [{name: self._size(name, ranges(name)) for name in self.names} for _ in range(30)]
+            for sizes, held in zip(drawn, self._held(drawn), strict=True):
+                if held and self.subject.runs(sizes):
+                    return sizes
+        raise Incomplete(
+            "the graph is that of some sizes only: the model takes another way at others",
+            where=self.exported.job.id,
+            got="none of those drawn meets the conditions of the export",
+        )
+
+    def ends(self, holds: Sequence[Limit]) -> Iterator[dict[str, int]]:
+        """Of every symbol of a condition the last sizes at which all hold, on both sides, the others as drawn."""
+        symbols = {s.name for limit in holds for s in parse(limit.margin).free_symbols}
+        start = self.point() if symbols else {}
+        for name in sorted(symbols & start.keys()):
+            step = self.subject.steps.get(name, 1)
+            farthest = FARTHEST if step == 1 else _FARTHEST_STEPS * step
+            for outside in (step, farthest):
+                inside = start[name]
+                while abs(outside - inside) > step:
+                    middle = (inside + outside) // 2 // step * step
+                    if self._held([{**start, name: middle}])[0]:
+                        inside = middle
+                    else:
+                        outside = middle
+                end = {**start, name: inside}
+                if end != start and inside < farthest - step and self.subject.runs(end):
+                    yield end
+
+    def _held(self, points: Sequence[Mapping[str, int]]) -> tuple[bool, ...]:
+        return holds_at(self.exported, points)
+
+    def _size(self, name: str, between: Range) -> int:
+        return self.subject.steps.get(name, 1) * self.rng.randint(*between)
+
+    def _usual(self, name: str) -> Range:
+        if name in self.subject.steps:
+            return 4, 16
+        return (2, 5) if name in _ROWS else (8, 64)
+
+    def _far(self, name: str) -> Range:
+        """Several times as large; a square of them has no more elements than values are followed of."""
+        if name in self.subject.steps:
+            return 17, 24
+        return (9, 17) if name in _ROWS else (500, 1_000)
+
+    def _around(self, name: str) -> Range:
+        example = self.examples.get(name, 2 * self.subject.steps.get(name, 1)) // self.subject.steps.get(name, 1)
+        return max(2, example // 2), max(3, 2 * example)
+
+
+MOST_SHOWN: Final = 200
+"""Characters of a condition in words; a longer one is an expression in data alone."""
+_SIZES: Final = (*range(2, 40), 63, 64, 65, 100, 127, 128, 1_000, 4_097, 131_072, 1_000_003)
+_FEW: Final = (2, 3, 4, 5, 7, 13, 37, 64, 4_097)
+_LONG: Final = 80
+"""Characters of a guard beyond which its own numbers are coefficients, not bounds."""
+Point = dict[str, int]
+
+
+def limits(exported: Exported, steps: Mapping[str, int]) -> tuple[Limit, ...]:
+    """The conditions that are not met at every size that was tried, those among their own numbers included.
+
+    Bounds of one symbol are one condition each way; of others those that exclude no more of these sizes than simpler
+    ones are left out. That a symbol stands for 2 or more is not among them.
+
+    Args:
+        steps: symbols that are multiples of a number.
+
+    Raises:
+        Incomplete: a guard asks for something other than sizes of inputs, or a condition is not one on integers.
+    """
+    found = [c for c in guard_conditions(exported) if not all(map(c.met, _tried(c, exported, steps)))]
+    usual = [p for c in found for p in _tried(c, exported, steps)]
+    bounds, others = dict[tuple[str, int], int](), list[sympy.Expr]()
+    for margin in map(parse, exported.job.holds):
+        if not _is_bound(margin, bounds):
+            others.append(margin)
+    for condition in sorted(found, key=lambda c: len(c.text)):
+        left = [p for p in usual if not condition.met(p)]
+        if not left:
+            continue
+        usual = [p for p in usual if condition.met(p)]
+        margin = _whole(condition.margin(), steps)
+        if not _is_bound(margin, bounds):
+            others.append(margin)
+    made = [sym(name) - end if way > 0 else end - sym(name) for (name, way), end in bounds.items()]
+    whole = (
+        Limit(f"{name} is a multiple of {step}", text(step * sympy.floor(sym(name) / step) - sym(name)))
+        for name, step in steps.items()
+    )
+    return (*(Limit(said(m), text(m)) for m in (*made, *dict.fromkeys(others))), *whole)
+
+
+def _whole(margin: sympy.Expr, steps: Mapping[str, int]) -> sympy.Expr:
+    """A condition without the rounding that a symbol, a multiple of its step, makes needless."""
+    times = {sym(name): step * sym(name) for name, step in steps.items()}
+    return plain(margin.xreplace(times)).xreplace({sym(name): sym(name) / step for name, step in steps.items()})
+
+
+def _is_bound(margin: sympy.Expr, bounds: dict[tuple[str, int], int]) -> bool:
+    """Whether a condition is a bound of one symbol; then it is kept among the others, the narrower of two."""
+    symbol, *more = sorted(margin.free_symbols, key=str)
+    slope = margin.coeff(symbol)
+    rest = sympy.expand(margin - slope * symbol)
+    if more or not slope.is_Integer or not rest.is_Integer or slope == 0:
+        return False
+    end, key = int(sympy.ceiling(-rest / slope) if slope > 0 else sympy.floor(-rest / slope)), int(sympy.sign(slope))
+    before = bounds.get((symbol.name, key), end)
+    bounds[symbol.name, key] = max(before, end) if slope > 0 else min(before, end)
+    return True
+
+
+def all_met(given: Iterable[Limit], sizes: Mapping[str, int]) -> bool:
+    """Whether all conditions are met; one that has no value there is not."""
+    return all(_met(parse(limit.margin), sizes) for limit in given)
+
+
+def _met(margin: sympy.Expr, sizes: Mapping[str, int]) -> bool:
+    try:
+        return evaluate(margin, sizes) >= 0
+    except BadInput:
+        return False
+
+
+def _tried(condition: Condition, exported: Exported, steps: Mapping[str, int]) -> Iterator[Point]:
+    """Sizes at which a condition may fail: usual ones, and its own numbers and their quotients, one more and less."""
+    names, sizes = sorted(condition.names), set(_SIZES if len(condition.names) == 1 else _FEW)
+    numbers = {int(n) for n in re.findall(r"(?<![\w.])\d+(?![\w.])", condition.text)}
+    if len(condition.text) <= _LONG:
+        sizes |= {n * k // m + d for n in numbers for m in {1, *numbers} if m for k in (1, m) for d in (-1, 0, 1)}
+        sizes |= {math.isqrt(n) + d for n in numbers for d in (-1, 0, 1)}
+    every = (s.name for size in exported.job.sizes for s in parse(size.symbol).free_symbols)
+    usual = {name: 7 * steps.get(name, 1) for name in every} | examples(exported.job)
+    for point in product(sorted(s for s in sizes if s >= 2), repeat=len(names)):
+        yield usual | {name: size * steps.get(name, 1) for name, size in zip(names, point, strict=True)}
+
+
+def said(margin: sympy.Expr) -> str:
+    """A condition in words of mathematics: ``P >= 511``, ``B*S <= 400``, ``S != 100``."""
+    for sign, square in (("==", -margin), ("!=", margin + 1)):
+        times, of = factored(square).as_coeff_Mul()
+        squares = sympy.Mul.make_args(of)
+        if times > 0 and all(s.is_Pow and s.exp.is_even and s.exp > 0 for s in squares):
+            return _sides(sympy.Mul(*(s.base for s in squares if not s.base.is_positive)), sign)
+    return _sides(margin, ">=")
+
+
+def _sides(margin: sympy.Expr, sign: str) -> str:
+    """``left sign right`` without minus signs, divided by what divides all of it."""
+    terms = sympy.expand(margin).as_coefficients_dict()
+    common = sympy.gcd_list([abs(n) for n in terms.values()]) if len(terms) > 1 else 1
+    left, right = (
+        sympy.Add(*(abs(n) / common * term for term, n in terms.items() if (n > 0) == up)) for up in (True, False)
+    )
+    if left.is_number:
+        left, right, sign = right, left, {">=": "<="}.get(sign, sign)
+    shown = f"{text(left)} {sign} {text(right)}"
+    return shown if len(shown) <= MOST_SHOWN else f"{shown[: MOST_SHOWN - 2]} …"

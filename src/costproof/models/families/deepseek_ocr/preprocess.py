@@ -13,8 +13,8 @@ from math import prod
 from pathlib import Path
 from typing import Final
 
+from costproof.ledger.environment import advice
 from costproof.ledger.errors import BadInput
-from costproof.ledger.extras import advice
 
 MIN_CROPS: Final = 2
 MAX_CROPS: Final = 9

@@ -11,10 +11,10 @@ import pytest
 from costproof import api
 from costproof.claims import claims_from_text, judge, judge_claims, reading
 from costproof.claims.effects import Mistakes
-from costproof.ledger import capture, seconds
+from costproof.ledger import capture, time_limits
 from costproof.ledger.errors import BadInput
-from costproof.ledger.seconds import check_time, limited
 from costproof.ledger.symbols import parse
+from costproof.ledger.time_limits import check_time, limited
 from costproof.reports import report
 from tests.reports.toy import toy
 from tests.written import write_capture
@@ -42,7 +42,7 @@ def test_a_loop_ends() -> None:
 def test_time_that_is_left_is_used() -> None:
     """The clock of the thread is asked again where the clock on the wall says that the limit may be passed."""
     with limited(60, "x", where="x"):
-        limit = seconds._HERE.limit
+        limit = time_limits._HERE.limit
         assert limit is not None
         limit.earliest = 0.0
         check_time()
@@ -63,11 +63,11 @@ def test_the_outer_limit_holds() -> None:
 def test_a_limit_is_of_one_thread() -> None:
     found: list[object] = []
     with limited(60, "x", where="x"):
-        other = threading.Thread(target=lambda: found.append(seconds._HERE.limit))
+        other = threading.Thread(target=lambda: found.append(time_limits._HERE.limit))
         other.start()
         other.join()
     assert found == [None]
-    assert seconds._HERE.limit is None
+    assert time_limits._HERE.limit is None
 
 
 def test_each_reader_has_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,7 +88,7 @@ def test_each_reader_has_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_what_stands_in_these_loops_asks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not only the end: the search for causes, the evaluation of expressions, and parsing stop on their way."""
     asked: list[str] = []
-    monkeypatch.setattr(seconds, "_HERE", _Remembers(asked))
+    monkeypatch.setattr(time_limits, "_HERE", _Remembers(asked))
     parse.cache_clear()
     wrong = claims_from_text(CLAIMS.replace("}]", " + 5}, {stage: decode, flops: 1001}]"), where="x")
     right = claims_from_text(CLAIMS.replace("*n", "*n*sam_hidden**2/64"), where="x")

@@ -10,24 +10,23 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-import torch
-from torch.utils._pytree import tree_leaves
-
+from costproof.ledger.errors import Incomplete
+from costproof.ledger.metrics import Metric
+from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.progress import silent
+from costproof.ledger.workload import Workload
 from costproof.models.as_it_runs import as_it_runs
 from costproof.models.generic.copies import unchecked
+from costproof.models.jobs import Run
+from costproof.models.target import Runnable
 from costproof.patches.modules import forward_redirected, hooked
 from costproof.patches.patch import gc_disabled
 from costproof.tracers.cpu_fallback import with_numbers
-from costproof.tracers.flop_counter_mode import Judge
+from costproof.tracers.flop_counter_ledger import Quantity
+from costproof.tracers.hooks import ROOT, Hooked, trace_hooks
 from costproof.tracers.paths import Paths
-
-if TYPE_CHECKING:
-    from costproof.ledger.workload import Workload
-    from costproof.models.jobs import Run
-    from costproof.models.target import Runnable
 
 PLACES: Final = ("as it is given", "with numbers")
 """Where a run is made: on meta as a rule; a model that looks at numbers there gets ones."""
@@ -65,8 +64,10 @@ def work_of(target: Runnable, workload: Workload, place: str) -> list[Work]:
 
 
 def _work(run: Run) -> Work:
+    from costproof.tracers.flop_counter_mode import CountingMode
+
     found, paths, kwargs = Work(run.id), Paths(run.model), run.inputs()
-    judge = _Counting([], "")
+    judge = CountingMode([], "")
 
     def enter(module: Any, args: Any, kwargs: Any) -> None:
         path = paths.by_id[id(module)]
@@ -91,15 +92,43 @@ def _work(run: Run) -> Work:
     return replace(found, elements=judge.elements)
 
 
-class _Counting(Judge):  # type: ignore[no-untyped-call]
-    """The second judge, and the elements of all results of fractions."""
+COUNTED: Final[tuple[Metric, ...]] = ("flops", "kv_cache_bytes")
+"""What neither the operator rules nor the accounting of graphs have a part in."""
 
-    def __init__(self, running: list[tuple[str, int, Any]], root: str) -> None:
-        super().__init__(running, root)
-        self.running, self.elements = running, Counter[str]()
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = super().__torch_dispatch__(func, types, args, kwargs)
-        tensors = (t for t in tree_leaves(result) if isinstance(t, torch.Tensor) and t.is_floating_point())
-        self.elements[self.running[-1][0] if self.running else ""] += sum(t.numel() for t in tensors)
-        return result
+def counted_runs(target: Runnable, workload: Workload, source: str) -> Ledger:
+    """FLOPs by torch's formulas and bytes that the cache grows by, added up over everything that runs.
+
+    The last of so many steps is always among a target's runs; so step i is the last of a run of i steps.
+
+    Args:
+        source: the name that the ledger gets.
+
+    Raises:
+        Incomplete: torch has no formula for an operator, or a step begins with another cache than it should.
+    """
+    model = target.build_run(workload, silent).model
+    sums: dict[tuple[Quantity, Metric], int] = {}
+    contexts: list[int] = []
+    for steps in range(1, workload.new_tokens + 1):
+        *before, last = target.runs(model, replace(workload, new_tokens=steps))
+        contexts.append(last.context or 0)
+        for run in (last,) if steps > 1 else (*before, last):
+            with gc_disabled(), run.around():
+                _add(sums, run, trace_hooks(run))
+    if contexts != list(range(contexts[0], contexts[0] + workload.new_tokens)):
+        raise Incomplete("the steps that ran are not one after another", where=target.info().name, got=contexts)
+    nodes = (CostNode(*quantity, {metric: value}) for (quantity, metric), value in sums.items())
+    return Ledger(source, tuple(nodes), COUNTED, target.info().stages)
+
+
+def _add(sums: dict[tuple[Quantity, Metric], int], run: Run, seen: Hooked) -> None:
+    if seen.judged.unjudged:
+        names = sorted({name for _, name in seen.judged.unjudged})
+        raise Incomplete("torch has no formula for an operator", where=run.id, got=", ".join(names))
+    for quantity, flops in seen.judged.placed(run).items():
+        sums[quantity, "flops"] = sums.get((quantity, "flops"), 0) + flops
+    for name, size in seen.cache_growth.items():
+        path = name.removeprefix(ROOT)
+        place: Quantity = (*run.locate(path, 1), path, "")
+        sums[place, "kv_cache_bytes"] = sums.get((place, "kv_cache_bytes"), 0) + size

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator
 from typing import Final
 
 from costproof.ledger.callgraph import check_levels
-from costproof.ledger.capture import Capture
+from costproof.ledger.capture import Capture, WholeModel
 from costproof.ledger.errors import BadInput, Problems
 from costproof.ledger.evaluate import evaluate, shared_values
 from costproof.ledger.metrics import EVERY_METRIC, OF_BOUNDS, STAGE_WIDE, Metric
@@ -21,9 +21,8 @@ from costproof.ledger.node import CostNode, Ledger, exact_sum, total
 from costproof.ledger.peaks import CallPeaks, Peak
 from costproof.ledger.plural import plural
 from costproof.ledger.run import TracedRun
-from costproof.ledger.seconds import check_time
 from costproof.ledger.symbols import parse, terms
-from costproof.ledger.whole import WholeModel
+from costproof.ledger.time_limits import check_time
 
 _SHOWN: Final = 20
 """Problems that are told of one file."""

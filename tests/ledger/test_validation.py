@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from costproof.ledger.capture import Capture, read_capture
+from costproof.ledger.capture import Capture, WholeModel, read_capture
 from costproof.ledger.errors import Problems
 from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.peaks import CallPeaks, GapPart, LiveTensor, Moment, Peak
 from costproof.ledger.run import RunOptions, RunRecord, TracedRun
-from costproof.ledger.whole import WholeModel
 from tests.reports.toy import toy
 from tests.written import write_capture
 
