@@ -20,8 +20,8 @@ from costproof.ledger.symbols import parse, sym
 from costproof.models.registry import load_target
 from costproof.parametric.evaluator import Evaluator
 from costproof.parametric.exact_arrays import Int128Array
-from costproof.run.sweep import sweep
-from costproof.run.sweeping.driver import POINTS, Sweep
+from costproof.run.sweep import Sweep, sweep
+from costproof.run.sweep_parts import PART_POINTS
 
 BATCHES, TOKENS = range(1, 1001), range(1, 10_001)
 """Ten million points of Llama 3.1 8B."""
@@ -56,7 +56,7 @@ def by_hand(b: Any, s: Any) -> Any:
 def hand_rate() -> float:
     """Points per second of :func:`by_hand`, with a column for what varies as a table has it."""
     s, begun = np.array(TOKENS), perf_counter()
-    step = POINTS // len(TOKENS)
+    step = PART_POINTS // len(TOKENS)
     for at in range(0, len(BATCHES), step):
         b = np.arange(BATCHES.start + at, min(BATCHES.start + at + step, BATCHES.stop))
         by_hand(np.repeat(b, len(s)), np.tile(s, len(b)))
@@ -162,7 +162,7 @@ def memory(points: int = 100_000_000) -> None:
     done, begun, seen = 0, perf_counter(), []
     for part in made.parts():
         done += part.points
-        if done % 10_000_000 < POINTS:
+        if done % 10_000_000 < PART_POINTS:
             seen.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
     seconds = perf_counter() - begun
     print(f"{done:,} points in {seconds:.1f} s; peak resident memory after each ten million: {seen} MiB")

@@ -18,13 +18,15 @@ from costproof.ledger.errors import BadInput, Incomplete
 from costproof.ledger.metrics import Conventions
 from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.peaks import CallPeaks, Peak
-from costproof.reports.diff_csv import diff_csv
-from costproof.reports.diff_md import diff_md
-from costproof.reports.diff_table import diff_text
+from costproof.reports.diff import diff_csv
+from costproof.reports.outputs import variants
 from costproof.reports.report import Report
 from costproof.run.operand_files import baseline_at
 from tests.compare.builders import ATTENTION, LAYERS, LINEAR, analytic, at, capture, dynamic, edited, node, static
 from tests.reports.toy import toy
+
+diff_md = variants("diff")["md"].text
+diff_text = variants("diff")["text"].text
 
 
 def side(*ledgers: Ledger, **changes: object) -> Baseline:

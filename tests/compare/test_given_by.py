@@ -16,11 +16,12 @@ from costproof.compare.verdict import exit_code, verdict_sentence
 from costproof.ledger.baseline import baseline_of
 from costproof.ledger.capture import Capture
 from costproof.ledger.metrics import Metric
-from costproof.reports.diff_md import diff_md
-from costproof.reports.gate_ci import gate_github
-from costproof.reports.gate_words import sentence
+from costproof.reports.gate import gate_github, sentence
+from costproof.reports.outputs import variants
 from costproof.views.verdicts import open_findings
 from tests.compare import builders as b
+
+diff_md = variants("diff")["md"].text
 
 EVERY = dict.fromkeys(("analytic", "static", "dynamic"), b.METRICS)
 POLICY = "costproof_policy: 1\nlimits:\n- metric: flops\n  increase: 0\n"

@@ -10,8 +10,7 @@ import pytest
 from costproof.ledger.errors import BadInput
 from costproof.parametric.evaluator import Evaluator
 from costproof.parametric.grid import grid_axes
-from costproof.run.sweep import sweep
-from costproof.run.sweeping.driver import Sweep
+from costproof.run.sweep import Sweep, sweep
 
 ONE: dict[str, Any] = {"metrics": ["params"], "stages": []}
 

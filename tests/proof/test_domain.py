@@ -24,7 +24,7 @@ from costproof.models.families.deepseek_ocr.page import page_of
 from costproof.models.families.deepseek_ocr.target import DeepseekOcr
 from costproof.models.families.deepseek_ocr.workloads import problems_of
 from costproof.models.proof import Piece
-from costproof.reports.certificate_md import certificate_md
+from costproof.reports.outputs import variants
 from costproof.run import proof
 from costproof.run.proof import prove
 from costproof.run.proof_certificate import assemble
@@ -32,6 +32,8 @@ from costproof.run.proof_tasks import carried_out
 from tests.planted import planted
 from tests.tracers.small import SmallTarget
 from tests.written import dump
+
+certificate_md = variants("certificate")["md"].text
 
 
 class Anywhere(dict[str, str]):

@@ -23,14 +23,18 @@ from costproof.ledger.errors import BadInput
 from costproof.ledger.files import json_text
 from costproof.ledger.node import CostNode
 from costproof.ledger.schema import from_data, to_data
-from costproof.reports.counters_md import counters_md, counters_section
-from costproof.reports.counters_table import counters_text
+from costproof.reports.counters import section
+from costproof.reports.markdown import MarkdownPrinter
+from costproof.reports.outputs import variants
 from costproof.reports.report import Report, write_report
 from costproof.run.counters import judged
 from costproof.views.absent import Absent
 from costproof.views.counters import COUNTERS, CounterReport
 from tests.conftest import Golden
 from tests.reports.toy import HOSTILE, toy
+
+counters_md = variants("counters")["md"].text
+counters_text = variants("counters")["text"].text
 
 SCHEMAS = Path(__file__).parents[2] / "src" / "costproof" / "schemas"
 LAYERS = ("sam.layers.0.lin", "sam.layers.1.lin")
@@ -183,13 +187,14 @@ def test_counters_change_no_verdict() -> None:
 def test_the_section_is_short() -> None:
     made = record()
     many = tuple(replace(made.runs[1], info=info(f"t{i}", "flop")) for i in range(20))
-    lines = counters_section(compare_counters(replace(made, runs=many)))
+    lines = MarkdownPrinter().block(section(compare_counters(replace(made, runs=many))))
     assert sum(line.startswith("| `t") for line in lines) == 15
-    assert "… and 5 more in counters.json." in lines
+    assert "… and 5 more counters in counters.json." in lines
 
 
 def test_no_counter_could_be_compared() -> None:
-    lines = counters_section(compare_counters(CounterRecord((), (), ("No counter could be compared: why.",))))
+    nothing = CounterRecord((), (), ("No counter could be compared: why.",))
+    lines = MarkdownPrinter().block(section(compare_counters(nothing)))
     assert lines[1] == "<summary>Third-party counters: none</summary>"
     assert "- No counter could be compared: why." in lines
 

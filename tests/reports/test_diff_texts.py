@@ -13,14 +13,16 @@ from costproof.compare.diff.diff import diff
 from costproof.compare.diff.types import Change, Changes, Diff, Quantity
 from costproof.ledger.baseline import Baseline, Folded, Rows, baseline_of
 from costproof.ledger.workload import counted_line
-from costproof.reports.diff_csv import diff_csv
-from costproof.reports.diff_md import BUDGET, diff_md
-from costproof.reports.diff_table import diff_text
-from costproof.reports.diff_words import percent, sentence, told
+from costproof.reports.diff import diff_csv, percent, sentence, told
 from costproof.reports.escape import markdown
+from costproof.reports.markdown import BUDGET
+from costproof.reports.outputs import variants
 from costproof.views.frames import DIFF_COLUMNS, frame
 from tests.conftest import Golden
 from tests.reports.toy import HOSTILE, toy
+
+diff_md = variants("diff")["md"].text
+diff_text = variants("diff")["text"].text
 
 STAGES = ("sam", "clip", "projector", "prefill", "decode")
 

@@ -7,10 +7,12 @@ from dataclasses import replace
 
 from costproof.compare.diff.diff import diff
 from costproof.compare.diff.types import Diff
-from costproof.reports.html.diff_page import diff_page
+from costproof.reports.outputs import variants
 from tests.reports.test_diff_texts import side
 from tests.reports.test_html import EVIL, read_tags, scaled
 from tests.reports.toy import toy
+
+diff_page = variants("diff")["html"].text
 
 
 def doubled(times: int = 1) -> Diff:

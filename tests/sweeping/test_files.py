@@ -13,9 +13,9 @@ import pytest
 from costproof.ledger.aside import MARK
 from costproof.ledger.environment import installed
 from costproof.ledger.errors import BadInput
+from costproof.run import sweep_files, sweep_parts
 from costproof.run.sweep import sweep
-from costproof.run.sweeping import driver, files
-from costproof.run.sweeping.files import Tally
+from costproof.run.sweep_files import Tally
 from tests.cli.running import costproof
 
 OVER = {"batch": "1:4"}
@@ -29,15 +29,15 @@ def write(path: Path, size: int = 2) -> Tally:
 
 def interrupted(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Write the first part of :data:`TEXT`."""
-    usual = files.csv_text
+    usual = sweep_files.csv_text
 
-    def stop(part: driver.Part, names: Any) -> str:
+    def stop(part: sweep_parts.SweepPart, names: Any) -> str:
         if part.varied["batch"][0] == 3:
             raise KeyboardInterrupt
         return usual(part, names)
 
     with monkeypatch.context() as inside:
-        inside.setattr(files, "csv_text", stop)
+        inside.setattr(sweep_files, "csv_text", stop)
         with pytest.raises(KeyboardInterrupt):
             write(path)
 
@@ -108,13 +108,13 @@ def test_an_interrupted_sweep_goes_on_through_a_link(
     interrupted(link, monkeypatch)
     assert real.exists() == there
     evaluated: list[int] = []
-    usual = files.csv_text
+    usual = sweep_files.csv_text
 
-    def noted(part: driver.Part, names: Any) -> str:
+    def noted(part: sweep_parts.SweepPart, names: Any) -> str:
         evaluated.append(part.points)
         return usual(part, names)
 
-    monkeypatch.setattr(files, "csv_text", noted)
+    monkeypatch.setattr(sweep_files, "csv_text", noted)
     assert write(link).rows == 4
     assert sum(evaluated) == 2, "two of four points were there"
     assert (real.read_text(), link.is_symlink(), names(tmp_path / "far")) == (TEXT, True, ["real.csv"])
@@ -166,7 +166,7 @@ def test_a_long_name_has_parts_too(tmp_path: Path) -> None:
 def test_a_read_only_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "x.csv").write_text("mine")
     (tmp_path / "x.csv").chmod(0o444)
-    monkeypatch.setattr(files, "csv_text", None)  # before anything is evaluated
+    monkeypatch.setattr(sweep_files, "csv_text", None)  # before anything is evaluated
     with pytest.raises(BadInput) as caught:
         write(tmp_path / "x.csv")
     assert caught.value.got == "the file is read-only"

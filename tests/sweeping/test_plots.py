@@ -10,8 +10,7 @@ from costproof.ledger.environment import installed
 from costproof.ledger.errors import BadInput
 from costproof.reports.plots.strips import WHOLE
 from costproof.reports.plots.table import strips
-from costproof.run.sweep import sweep
-from costproof.run.sweeping.plots import table
+from costproof.run.sweep import picture_rows, sweep
 from tests.cli.running import costproof
 
 needs_matplotlib = pytest.mark.skipif(
@@ -20,7 +19,7 @@ needs_matplotlib = pytest.mark.skipif(
 
 
 def test_one_name_has_lines_and_areas() -> None:
-    (params, flops), heading = strips(table(sweep("llama", {"batch": "1,2,2000"}, metrics=["params", "flops"])))
+    (params, flops), heading = strips(picture_rows(sweep("llama", {"batch": "1,2,2000"}, metrics=["params", "flops"])))
     assert heading == "llama"
     assert (flops.stacked, flops.heat, params.stacked) == (True, None, False)
     (lines,) = flops.lines
@@ -33,7 +32,7 @@ def test_one_name_has_lines_and_areas() -> None:
 
 def test_several_names_go_through_the_first_model_and_span_a_plane() -> None:
     over = {"hidden": "100,64,128", "heads/kv_heads": "32/8,16/2", "batch": "1,2"}
-    (strip,), heading = strips(table(sweep("llama", over, metrics=["flops"], stages=[])))
+    (strip,), heading = strips(picture_rows(sweep("llama", over, metrics=["flops"], stages=[])))
     assert heading == "llama, around hidden 64, heads/kv_heads 32/8, batch 1"
     assert [line.name for line in strip.lines] == ["hidden", "heads/kv_heads", "batch"]
     assert strip.lines[0].at == [64, 128]
@@ -45,14 +44,14 @@ def test_several_names_go_through_the_first_model_and_span_a_plane() -> None:
 
 
 def test_long_axes_are_thinned_with_both_ends() -> None:
-    (strip,), _ = strips(table(sweep("llama", {"text_tokens": "1:10000"}, metrics=["flops"])))
+    (strip,), _ = strips(picture_rows(sweep("llama", {"text_tokens": "1:10000"}, metrics=["flops"])))
     at = strip.lines[0].at
     assert (len(at), at[0], at[-1]) == (200, 1, 10_000)
 
 
 def test_nothing_to_draw(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="nothing to draw"):
-        strips(table(sweep("llama", {"hidden": "100,101"})))
+        strips(picture_rows(sweep("llama", {"hidden": "100,101"})))
     with pytest.raises(BadInput, match="kind of picture"):
         sweep("llama", {"batch": "1"}).plot(tmp_path / "a.gif")
 

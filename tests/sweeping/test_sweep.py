@@ -17,10 +17,10 @@ from costproof.ledger.errors import BadInput, Bug, Incomplete
 from costproof.ledger.peaks import CallPeaks, Peak
 from costproof.ledger.schema import json_schema, load
 from costproof.parametric.evaluator import Evaluator
+from costproof.run import sweep_files, sweep_parts
 from costproof.run.peaks import peaks
-from costproof.run.sweep import sweep
-from costproof.run.sweeping import driver, files
-from costproof.run.sweeping.validate import Counted
+from costproof.run.sweep import Sweep, sweep
+from costproof.run.sweep_validation import ValidatedPoint
 from costproof.views.sweep_file import SWEEP
 from tests.cli.running import costproof
 
@@ -132,7 +132,7 @@ def test_metrics_may_be_named_one_by_one(tmp_path: Path) -> None:
 
 def test_a_sweep_is_written_and_validated_by_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        driver.Sweep, "validate", lambda self, points, **how: (Counted({"a": (2, 5), "batch": 2}, "explained"),)
+        Sweep, "validate", lambda self, points, **how: (ValidatedPoint({"a": (2, 5), "batch": 2}, "explained"),)
     )
     line = ("sweep", "llama", "--over", "batch=1,2", "--metric", "flops", "--validate", "1")
     done = costproof(*line, "-o", "x.csv", "--no-plot", cwd=tmp_path)
@@ -148,25 +148,25 @@ def test_an_interrupted_sweep_goes_on_where_it_stopped(tmp_path: Path, monkeypat
     over = {"batch": "1:5", "text_tokens": "1:10"}
     sweep("llama", over, size=7).write(whole)
     made: list[int] = []
-    usual = files.csv_text
+    usual = sweep_files.csv_text
 
-    def counted(part: driver.Part, names: Any) -> str:
+    def counted(part: sweep_parts.SweepPart, names: Any) -> str:
         if len(made) == 3:
             raise KeyboardInterrupt
         made.append(part.points)
         return usual(part, names)
 
-    monkeypatch.setattr(files, "csv_text", counted)
+    monkeypatch.setattr(sweep_files, "csv_text", counted)
     with pytest.raises(KeyboardInterrupt):
         sweep("llama", over, size=7).write(path)
     assert not path.exists()
-    monkeypatch.setattr(files, "csv_text", partial(_noted, usual, made))
+    monkeypatch.setattr(sweep_files, "csv_text", partial(_noted, usual, made))
     tally = sweep("llama", over, size=7).write(path)
     assert sum(made) == tally.points == 50, "every point was computed once"
     assert path.read_bytes() == whole.read_bytes()
 
 
-def _noted(usual: Any, made: list[int], part: driver.Part, names: Any) -> str:
+def _noted(usual: Any, made: list[int], part: sweep_parts.SweepPart, names: Any) -> str:
     made.append(part.points)
     text: str = usual(part, names)
     return text
@@ -178,7 +178,7 @@ def test_a_damaged_part_is_made_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: bytes | None
 ) -> None:
     path = tmp_path / "some.csv"
-    monkeypatch.setattr(files, "remove_parts", lambda *_: None)  # as if it were stopped at the very end
+    monkeypatch.setattr(sweep_files, "remove_parts", lambda *_: None)  # as if it were stopped at the very end
     sweep("llama", {"batch": "1:5"}, size=2).write(path)
     sure, damaged = (
         path.read_bytes(),
@@ -193,17 +193,17 @@ def test_a_damaged_part_is_made_anew(
 
 
 def test_two_sweeps_at_once_never_mix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, usual = tmp_path / "some.csv", files.csv_text
+    path, usual = tmp_path / "some.csv", sweep_files.csv_text
     began: list[int] = []
 
-    def other(part: driver.Part, names: Any) -> str:
+    def other(part: sweep_parts.SweepPart, names: Any) -> str:
         if not began:
             began.append(1)  # another sweep is begun in the same file
             with pytest.raises(BadInput, match="another sweep is being written"):
                 sweep("llama", {"batch": "7:9"}, size=1).write(path)
         return usual(part, names)
 
-    monkeypatch.setattr(files, "csv_text", other)
+    monkeypatch.setattr(sweep_files, "csv_text", other)
     assert sweep("llama", {"batch": "1:4"}, size=1).write(path).rows == 4
     assert [line.split(",")[0] for line in path.read_text().splitlines()] == ["batch", "1", "2", "3", "4"]
     assert [p.name for p in tmp_path.iterdir()] == ["some.csv"]
@@ -212,12 +212,12 @@ def test_two_sweeps_at_once_never_mix(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_parts_of_another_sweep_are_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "some.csv"
 
-    def stop(part: driver.Part, names: Any) -> str:
+    def stop(part: sweep_parts.SweepPart, names: Any) -> str:
         if part.varied["batch"][0] == 2:
             raise KeyboardInterrupt
         return "1,2,3\n"
 
-    monkeypatch.setattr(files, "csv_text", stop)
+    monkeypatch.setattr(sweep_files, "csv_text", stop)
     with pytest.raises(KeyboardInterrupt):
         sweep("llama", {"batch": "1,2"}, size=1).write(path)
     monkeypatch.undo()
@@ -231,7 +231,7 @@ def test_parts_of_another_sweep_are_not_taken(tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_compiled_formula_that_is_wrong_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(driver, "last_of", lambda column: 1)
+    monkeypatch.setattr(sweep_parts, "last_of", lambda column: 1)
     with pytest.raises(Bug, match="compiled formula"):
         sweep("llama", {"batch": "1,2"}).frame()
 
@@ -284,7 +284,7 @@ def test_where_no_graph_is_in_symbols_there_is_no_row(monkeypatch: pytest.Monkey
         ("graph peak not known in symbols: of this test",),
     )
     calls = (CallPeaks("prefill", "prompt", "", None, None, notes=why), known)
-    monkeypatch.setattr("costproof.run.sweeping.graphs.measured", lambda *_, **__: calls)
+    monkeypatch.setattr("costproof.run.sweep_parts.measured", lambda *_, **__: calls)
     tally = sweep("llama", {"batch": "1:3"}, metrics=["graph_peak_bytes"]).stream(lambda _: None)
     ((reason, one),) = tally.refused.items()
     assert (tally.rows, one["count"], reason) == (0, 3, "a graph peak is not known in symbols (prefill prompt)")
@@ -304,7 +304,7 @@ def test_graph_peaks_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
             made.append(CallPeaks(stage, call, "", graph, None, form=form, holds=holds))
         return tuple(made)
 
-    monkeypatch.setattr("costproof.run.sweeping.graphs.measured", measured)
+    monkeypatch.setattr("costproof.run.sweep_parts.measured", measured)
     over = {"batch": "1,2", "text_tokens": "7,150,201"}
     made = sweep("llama", over, metrics=["graph_peak_bytes"])
     frame = made.frame()

@@ -10,8 +10,8 @@ import pytest
 from costproof.ledger.environment import installed
 from costproof.ledger.errors import BadInput
 from costproof.parametric.regimes import Regime
+from costproof.run import sweep_validation as validating
 from costproof.run.sweep import sweep
-from costproof.run.sweeping import validate as validating
 
 TINY = {"layers": "1", "hidden": "64,100", "heads": "4", "kv_heads": "2,3", "head_dim": "16", "vocab": "64",
         "intermediate": "96", "text_tokens": "5:9"}  # fmt: skip

@@ -20,7 +20,7 @@ from costproof.models.families.deepseek_ocr.target import DeepseekOcr
 from costproof.processes import Limits
 from costproof.run.counters import checked, record_counters
 from costproof.run.prepare import counter_names
-from costproof.tracers.counters.running import GIB, TRUTH, Place, places, run_counters, side_by_side
+from costproof.tracers.counters.running import GIB, TRUTH, CutKey, expected_cuts, run_counters, side_by_side
 from tests.tracers.realistic import small_ocr
 from tests.tracers.small import PAGE
 
@@ -166,8 +166,8 @@ def test_counters_that_finished_are_kept_where_the_truth_failed() -> None:
 
 def test_where_the_truth_took_too_long_is_what_the_tools_came_to() -> None:
     came = ("projector", "global", "the cut")
-    calls: dict[str, dict[Place, CounterCall]] = {TRUTH: {}, "a tool": {came: CounterCall(*came[:2], cut=came[2])}}
-    assert places(small_ocr(), PAGE, ("projector",), calls) == [came, ("projector", "crops", "")]
+    calls: dict[str, dict[CutKey, CounterCall]] = {TRUTH: {}, "a tool": {came: CounterCall(*came[:2], cut=came[2])}}
+    assert expected_cuts(small_ocr(), PAGE, ("projector",), calls) == [came, ("projector", "crops", "")]
 
 
 def test_nothing_is_known_of_what_no_process_came_to() -> None:

@@ -22,8 +22,8 @@ from costproof.ledger.writing import places, through
 from costproof.reports.escape import visible
 
 if TYPE_CHECKING:
-    from costproof.run.sweeping.files import Tally
-    from costproof.run.sweeping.validate import Counted
+    from costproof.run.sweep_files import Tally
+    from costproof.run.sweep_validation import ValidatedPoint
 
 _EXAMPLES = 20
 """Reasons that are printed."""
@@ -124,7 +124,7 @@ def sweep(
     return max(code, _validated(found))
 
 
-def _validated(found: Iterable[Counted]) -> int:
+def _validated(found: Iterable[ValidatedPoint]) -> int:
     """What the graphs say; the exit code is the worst."""
     codes = [EXIT_OK]
     for one in found:

@@ -101,7 +101,7 @@ def rule_wanted(ops: Iterable[UnknownOp]) -> str | None:
     )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class Ledger(Shown):
     """All that one source says about one target at one workload."""
 

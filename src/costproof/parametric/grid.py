@@ -136,7 +136,7 @@ def grid_axes(points: Evaluator[WithKeys], over: Over, option: str = "--over") -
     if twice:
         problems.append(BadInput("a name is varied twice in one product", where=option, got=", ".join(twice)))
     if problems:
-        raise problems[0] if len(problems) == 1 else Problems("the sweep cannot be made so", problems)
+        raise problems[0] if len(problems) == 1 else Problems("invalid sweep", problems)
     return tuple(found)
 
 

@@ -69,9 +69,10 @@ def operator_graph(found: Sequence[Listing], kind: str = "svg", *, unrolled: boo
         raise BadInput("no such kind of picture", where=kind, expected="one of " + ", ".join(known))
     view = operator_view(found, unrolled=unrolled)
     if kind == "html":
-        from costproof.reports.html.operators_page import operators_page
+        from costproof.reports.graph.operators import operators_page
+        from costproof.reports.html.printer import HtmlPrinter
 
-        return operators_page(view)
+        return HtmlPrinter().document(operators_page(view))
     if kind == "png":
         from costproof.reports.graph.svg import svg
         from costproof.reports.plots.raster import png

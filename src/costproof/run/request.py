@@ -145,7 +145,7 @@ def request(target: str | RunRequest, *, verb: str = "report", place: Origin = o
         values = typed_settings(factory.settings(), given, place, problems)
         workload = Settings(preset or workload.preset, {**workload.values, **values})
     if problems:
-        raise problems[0] if len(problems) == 1 else Problems("the run cannot be made so", problems)
+        raise problems[0] if len(problems) == 1 else Problems("invalid run request", problems)
     return replace(before, **changes, workload=workload)
 
 

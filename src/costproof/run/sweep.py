@@ -1,28 +1,113 @@
-"""``sweep``: the analytic numbers of a target over ranges of any keys of its configuration and settings of a run."""
+"""The verb ``sweep``: exact costs of a target over ranges of configuration keys and settings."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
+
 from costproof.ledger.environment import require
 from costproof.ledger.errors import BadInput, CostproofError, Problems, no_such
+from costproof.ledger.progress import Progress, silent
+from costproof.ledger.writing import write_named
 from costproof.opgraph.rules.files import Files
 from costproof.parametric.evaluator import Evaluator
-from costproof.parametric.grid import MOST_POINTS, Over, axes_from_csv, grid_axes
+from costproof.parametric.exact_arrays import Int128Array
+from costproof.parametric.grid import MOST_POINTS, GridAxis, Over, axes_from_csv, grid_axes
 from costproof.parametric.typed_settings import option, typed_settings
+from costproof.run import sweep_files
 from costproof.run.count_lock import count_lock
-from costproof.run.sweeping.driver import POINTS, Sweep
-from costproof.run.sweeping.graphs import SWEPT, not_in_symbols, not_swept
+from costproof.run.sweep_parts import (
+    PART_POINTS,
+    SWEPT_PEAK,
+    SweepPoints,
+    metric_error,
+    not_symbolic_errors,
+    title,
+)
 
 if TYPE_CHECKING:
-    from costproof.parametric.grid import GridAxis
+    import pandas
 
-USUAL: Final = ("flops", "weight_bytes", "kv_cache_bytes", "output_bytes")
-"""Metrics that have columns unless others are asked for."""
+    from costproof.reports.plots.table import Table
+    from costproof.run.sweep_validation import ValidatedPoint
+
+DEFAULT_METRICS: Final = ("flops", "weight_bytes", "kv_cache_bytes", "output_bytes")
+
+
+@dataclass(slots=True)
+class Sweep(SweepPoints):
+    """A sweep that is prepared. Its points are evaluated when one of the methods needs them."""
+
+    def stream(self, out: Callable[[str], object]) -> sweep_files.Tally:
+        """Pass all rows as CSV to a function, part by part."""
+        return sweep_files.stream(self, out)
+
+    def write(self, path: str | os.PathLike[str], progress: Progress = silent) -> sweep_files.Tally:
+        """Write all rows to a CSV, JSON or Parquet file, by its suffix. An interrupted sweep is resumed.
+
+        Raises:
+            BadInput: an unknown suffix, or a place that cannot be written to.
+            Incomplete: Parquet without pyarrow.
+        """
+        return sweep_files.write(self, Path(path), progress)
+
+    def count(self) -> sweep_files.Tally:
+        """Return the number of points and the refused ones, without computing a cost."""
+        found = sweep_files.Tally()
+        for part in replace(self, cells=()).parts():
+            found.take(part)
+        return found
+
+    def frame(self) -> pandas.DataFrame:
+        """Return all rows. Columns with numbers beyond int64 hold Python's integers."""
+        import pandas
+
+        parts = list(self.parts())
+        columns: dict[str, Any] = {}
+        for name in self.names:
+            found = [p.varied[name] if p.varied[name] is not None else np.full(p.rows, None, object) for p in parts]
+            columns[name] = np.concatenate(found)
+        for name in self.titles:
+            pieces = [p.costs[name] for p in parts]
+            columns[name] = np.concatenate([c.python() if isinstance(c, Int128Array) else c for c in pieces])
+        return pandas.DataFrame(columns)
+
+    def plot(self, path: str | os.PathLike[str]) -> None:
+        """Draw lines per stage, stacked areas and heat maps of the first grid.
+
+        Raises:
+            BadInput: an unknown suffix, no point is valid, or the place cannot be written to.
+            Incomplete: matplotlib is not installed.
+        """
+        from costproof.reports.plots.figure import KINDS
+        from costproof.reports.plots.strips import draw
+        from costproof.reports.plots.table import strips
+
+        file, endings = Path(path), [f".{kind}" for kind in KINDS]
+        if file.suffix not in endings:
+            raise BadInput("no such kind of picture", where=str(file), expected=" or ".join(endings))
+        write_named(file, draw(*strips(picture_rows(self)), file.suffix[1:]))
+
+    def validate(
+        self,
+        points: int,
+        *,
+        seed: int = 1,
+        jobs: int = -1,
+        cluster: str | None = None,
+        progress: Progress = silent,
+    ) -> tuple[ValidatedPoint, ...]:
+        """Count random points by their exported graphs: :func:`costproof.run.sweep_validation.validate`."""
+        from costproof.run.sweep_validation import validate
+
+        with count_lock(self.rules):
+            return validate(self, points, seed=seed, jobs=jobs, cluster=cluster, progress=progress)
 
 
 def sweep(
@@ -34,60 +119,118 @@ def sweep(
     stages: Iterable[str] | None = None,
     config: str | os.PathLike[str] | None = None,
     preset: str | None = None,
-    size: int = POINTS,
+    size: int = PART_POINTS,
     rules: Files = (),
     trust_remote_code: bool = False,
     **settings: Any,
 ) -> Sweep:
-    """Prepare a sweep; nothing is computed before its parts, its frame or a file is asked for.
+    """Prepare a sweep; nothing is computed until its parts, its frame or a file is requested.
 
     Args:
-        target: one that formulas describe.
-        over: name -> values, of which all combinations are points: ``{"batch": [1, 8], "base_size": "512:1280:64"}``.
-            Names that are joined by ``/`` vary in step. Several such mappings are swept one after another.
+        target: a target with closed formulas.
+        over: name -> values, whose combinations are the points: ``{"batch": [1, 8], "base_size": "512:1280:64"}``.
+            Names joined by ``/`` vary in step. Several mappings are swept one after another.
         table: a CSV file whose rows are points, after those of ``over``.
-        metrics: columns, for each stage and for the whole run; those of :data:`USUAL` unless given. For
-            ``graph_peak_bytes`` the target is exported, with torch, once for each form that its graphs have.
-        stages: those with columns of their own; all unless given.
-        config: a configuration file; the published one unless given.
-        preset: of the workload, and ``settings`` on top of it, where they do not vary.
-        size: points of one part; it bounds the memory.
-        rules: Python files with operator rules, which are run, where points are counted by their graphs.
+        metrics: columns, for each stage and for the whole run (default: :data:`DEFAULT_METRICS`). For
+            ``graph_peak_bytes`` torch exports the target once for each form of its graphs.
+        stages: stages with columns of their own (default: all).
+        config: a configuration file (default: the published configuration).
+        preset: name of the workload; ``settings`` override it, where they do not vary.
+        size: points per part, which bounds the memory.
+        rules: Python files with operator rules, which are executed, for points that are counted by exported graphs.
         trust_remote_code: whether the code of a snapshot may run.
 
     Raises:
-        BadInput, Problems: everything that is wrong with names and values.
+        BadInput, Problems: all invalid names and values.
         Incomplete: torch is not installed, for peaks.
     """
-    with count_lock(rules):  # a wrong file is told before anything is evaluated
+    with count_lock(rules):  # reports an invalid file before anything is evaluated
         points = Evaluator.of(target, None if config is None else Path(config), trusted=trust_remote_code)
         products: Iterable[Over] = [over] if isinstance(over, Mapping) else over
     found: list[tuple[GridAxis, ...]] = [grid_axes(points, one) for one in products if one]
     if table is not None:
         found.append(axes_from_csv(points, Path(table)))
     problems: list[CostproofError] = []
-    chosen = typed_settings(
-        points.target.settings(), {k: v for k, v in settings.items() if v is not None}, option, problems
-    )
+    given = {k: v for k, v in settings.items() if v is not None}
+    chosen = typed_settings(points.target.settings(), given, option, problems)
     known = points.target.info().stages
-    wanted = USUAL if metrics is None else tuple(dict.fromkeys(metrics))
+    wanted = DEFAULT_METRICS if metrics is None else tuple(dict.fromkeys(metrics))
     named = known if stages is None else tuple(dict.fromkeys(stages))
-    problems += [error for metric in wanted if (error := not_swept(metric)) is not None]
-    problems += not_in_symbols(found) if SWEPT in wanted else []
+    problems += [error for metric in wanted if (error := metric_error(metric)) is not None]
+    problems += not_symbolic_errors(found) if SWEPT_PEAK in wanted else []
     problems += [no_such("stage", s, known, where="--stage") for s in named if s not in known]
     fixed = {f"setting:{name}": name for name in chosen} | ({"preset": "preset"} if preset is not None else {})
-    twice = {fixed[n.variable] for product in found for axis in product for n in axis.names if n.variable in fixed}
+    twice = {fixed[n.variable] for grid in found for axis in grid for n in axis.names if n.variable in fixed}
     problems += [BadInput("this is varied, and fixed too", where=option(name)) for name in sorted(twice)]
     if not found:
         problems.append(BadInput("nothing to vary", where="--over", expected="NAME=VALUES"))
-    count = sum(prod(map(len, product)) for product in found)
+    count = sum(prod(map(len, grid)) for grid in found)
     if count > MOST_POINTS:
         expected = f"at most {MOST_POINTS:,}"
         problems.append(BadInput("too many points", where="--over", expected=expected, got=f"{count:,}"))
     if problems:
-        raise problems[0] if len(problems) == 1 else Problems("the sweep cannot be made so", problems)
-    if SWEPT in wanted:
+        raise problems[0] if len(problems) == 1 else Problems("invalid sweep", problems)
+    if SWEPT_PEAK in wanted:
         require("trace", "a peak of a graph")
     cells = tuple((stage, metric) for metric in wanted for stage in ("", *named))
     files = (rules,) if isinstance(rules, str | os.PathLike) else rules
     return Sweep(points, tuple(found), cells, preset, chosen, size, rules=tuple(os.path.abspath(f) for f in files))
+
+
+def picture_rows(swept: SweepPoints) -> Table:
+    """Return the rows that a picture of a sweep shows: along each name through the first valid point, and a plane.
+
+    They are evaluated again, since the sweep may have millions of other points.
+
+    Raises:
+        BadInput: no point is valid.
+    """
+    from costproof.reports.plots.table import HEAT, LINES, POINTS, Table
+
+    base, at = _first_valid_point(swept)
+    varied = [i for i, axis in enumerate(base) if len(axis) > 1] or [0]
+    cuts = [{i: _spread(len(base[i]), POINTS)} for i in varied[:LINES]]
+    if len(varied) > 1:
+        cuts.append({i: _spread(len(base[i]), HEAT) for i in varied[:2]})
+    # Costs of the whole run are always drawn, whatever columns the sweep has.
+    cells = tuple(dict.fromkeys((*(("", metric) for _, metric in swept.cells), *swept.cells)))
+    rows = dict.fromkeys(row for cut in cuts for row in _rows(replace(swept, cells=cells), _restrict(base, at, cut)))
+    names = tuple(name.given for axis in base for name in axis.names)
+    first = tuple(column[i] for axis, i in zip(base, at, strict=True) for column in axis.columns)
+    ordered = sorted(rows, key=lambda row: row[: len(names)] != first)
+    return Table(swept.points.target.name, names, tuple(title(s, m) for s, m in cells), ordered)
+
+
+def _first_valid_point(swept: SweepPoints) -> tuple[tuple[GridAxis, ...], tuple[int, ...]]:
+    """Return the axes of the first grid, and the index of its first valid point on each."""
+    axes = swept.products[0]
+    for part in replace(swept, products=(axes,), cells=()).parts():
+        if part.rows:
+            first = {name: values[0] for name, values in part.varied.items() if values is not None}
+            return axes, tuple(_index(axis, first) for axis in axes)
+    raise BadInput("nothing to draw", where="the sweep", got="no point is a model", fix="see --dry-run")
+
+
+def _index(axis: GridAxis, values: Mapping[str, Any]) -> int:
+    wanted = tuple(values[name.given] for name in axis.names)
+    return next(i for i in range(len(axis)) if tuple(c[i] for c in axis.columns) == wanted)
+
+
+def _spread(length: int, most: int) -> list[int]:
+    """Return at most ``most`` evenly spaced indices of an axis, both ends included."""
+    return list(range(length)) if length <= most else sorted({i * (length - 1) // (most - 1) for i in range(most)})
+
+
+def _restrict(base: Sequence[GridAxis], at: Sequence[int], cut: Mapping[int, list[int]]) -> tuple[GridAxis, ...]:
+    """Return the axes with the indices of a cut on some of them, and one index on the others."""
+    return tuple(
+        GridAxis(axis.names, tuple([column[j] for j in cut.get(i, [at[i]])] for column in axis.columns))
+        for i, axis in enumerate(base)
+    )
+
+
+def _rows(swept: SweepPoints, axes: tuple[GridAxis, ...]) -> Iterator[tuple[Any, ...]]:
+    """Yield the rows of the valid points of a grid."""
+    names = [name.given for axis in axes for name in axis.names]
+    for part in replace(swept, products=(axes,)).parts():
+        yield from sweep_files.rows_of(part, names)

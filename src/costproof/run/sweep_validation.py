@@ -22,8 +22,7 @@ from costproof.parametric.regimes import CostCell, PointChoices
 from costproof.run.capture import count
 from costproof.run.peaks import measured
 from costproof.run.prepare import Prepared
-from costproof.run.sweeping.driver import Sweep, title
-from costproof.run.sweeping.graphs import SWEPT, peak_of, told
+from costproof.run.sweep_parts import SWEPT_PEAK, SweepPoints, has_graph_peak, largest_graph_peak, title
 from costproof.views.numbers import exact
 
 SOURCES: Final = ("analytic", "static")
@@ -34,7 +33,7 @@ _TRIES: Final = 50
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
+class ValidatedPoint:
     """One point, as its graphs count it."""
 
     point: Mapping[str, Any]
@@ -51,8 +50,8 @@ class Counted:
 
 
 def validate(
-    sweep: Sweep, points: int, *, seed: int, jobs: int, cluster: str | None = None, progress: Progress = silent
-) -> tuple[Counted, ...]:
+    sweep: SweepPoints, points: int, *, seed: int, jobs: int, cluster: str | None = None, progress: Progress = silent
+) -> tuple[ValidatedPoint, ...]:
     """Count random points statically.
 
     Args:
@@ -80,7 +79,7 @@ def validate(
     with ExitStack() as stack:
         stack.enter_context(_on(cluster))
         how = {"n_jobs": jobs} if cluster is None else {}
-        found: list[Counted] = []
+        found: list[ValidatedPoint] = []
         # Dask's backend gives all results at once.
         for one in joblib.Parallel(**how, return_as="generator" if cluster is None else "list")(work):
             found.append(one)
@@ -110,7 +109,7 @@ def _on(cluster: str | None) -> AbstractContextManager[Any]:
 
 
 def _drawn(
-    sweep: Sweep, points: int, rng: random.Random
+    sweep: SweepPoints, points: int, rng: random.Random
 ) -> Iterator[tuple[PointChoices, dict[str, int], dict[str, Any], dict[CostCell, int]]]:
     """Points that are models, no point twice, with the numbers that the sweep has there."""
     sizes = [prod(map(len, axes)) for axes in sweep.products]
@@ -131,12 +130,14 @@ def _drawn(
             ]
         )
         numbers = {n.variable: int(c[0]) for a in block.axes for n, c in zip(a.names, a.columns, strict=True)}
-        place = sweep.place(block)
+        place = sweep.choices(block)
         known = sweep.points.known(place, numbers)
         shape = next((s for s in known if s.holds(numbers)), None) or sweep.points.trace(place, numbers)
         if shape.ledger is None:
             continue
-        if any(metric == SWEPT for _, metric in sweep.cells) and not told(shape, sweep.points, place, numbers):
+        if any(metric == SWEPT_PEAK for _, metric in sweep.cells) and not has_graph_peak(
+            shape, sweep.points, place, numbers
+        ):
             continue
         taken += 1
         names = {n.given: v for n, v in block.fixed.items()}
@@ -146,18 +147,20 @@ def _drawn(
 
 def _counted(
     target: WithKeys, workload: Workload, point: dict[str, Any], cells: tuple[CostCell, ...], sure: dict[CostCell, int]
-) -> Counted:
+) -> ValidatedPoint:
     """A point, counted in the process that this runs in."""
     try:
         report = count(Prepared(target, workload, SOURCES))
     except CostproofError as error:
-        return Counted(point, "incomplete", (error.line,))
+        return ValidatedPoint(point, "incomplete", (error.line,))
     formulas = next(ledger for ledger in report.capture.ledgers if ledger.source == "analytic")
-    calls = measured(target, workload, eager=False, forms=False) if any(metric == SWEPT for _, metric in cells) else ()
+    calls = (
+        measured(target, workload, eager=False, forms=False) if any(metric == SWEPT_PEAK for _, metric in cells) else ()
+    )
 
     def counted(stage: str, metric: Metric) -> int | None:
-        if metric == SWEPT:
-            return peak_of(calls, stage)
+        if metric == SWEPT_PEAK:
+            return largest_graph_peak(calls, stage)
         return formulas.stage_total(stage, metric) if stage else formulas.total(metric)
 
     wrong = [
@@ -170,4 +173,6 @@ def _counted(
         for f in report.discrepancy.findings
         if f.status in ("unexplained", "static-only", "unsupported")
     ]
-    return Counted(point, "unexplained" if wrong and report.verdict != "incomplete" else report.verdict, tuple(wrong))
+    return ValidatedPoint(
+        point, "unexplained" if wrong and report.verdict != "incomplete" else report.verdict, tuple(wrong)
+    )

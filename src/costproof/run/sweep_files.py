@@ -1,6 +1,7 @@
-"""Sweeps in files: written part by part, so that an interrupted one goes on where it stopped.
+"""Write sweeps to files part by part, so that an interrupted sweep can be resumed.
 
-Parts lie in a folder beside the file until all are there; then they become the file, and the folder goes.
+Finished parts are stored in a folder next to the file. When all are there they are joined into the file, and the
+folder is removed.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from costproof.ledger.errors import BadInput
 from costproof.ledger.progress import Progress, silent
 from costproof.ledger.writing import meant, opened, replaced, through, write_named, write_texts
 from costproof.parametric.exact_arrays import ExactColumn, Int128Array
-from costproof.run.sweeping.driver import Part, Sweep
+from costproof.run.sweep_parts import SweepPart, SweepPoints
 from costproof.views.sweep_file import SWEEP
 
 _PART: Final = re.compile(r"[0-9a-f]{12}-[0-9]{8,}\.(part|json)")
@@ -44,7 +45,7 @@ class Tally:
     refused: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Reason -> an example, what the target says of it, and how many points."""
 
-    def take(self, part: Part) -> dict[str, Any]:
+    def take(self, part: SweepPart) -> dict[str, Any]:
         """Count a part; returns what it adds, as data."""
         said: dict[str, Any] = {"points": part.points, "rows": part.rows, "refused": refusals(part)}
         self.add(**said)
@@ -59,7 +60,7 @@ class Tally:
             before["count"] += one["count"]
 
 
-def refusals(part: Part) -> dict[str, dict[str, Any]]:
+def refusals(part: SweepPart) -> dict[str, dict[str, Any]]:
     """Why points of a part are refused, as data: reason -> an example, what the target says of it, and how many."""
     found: dict[str, dict[str, Any]] = {}
     for one in part.refused:
@@ -83,13 +84,13 @@ def numbers(column: ExactColumn) -> list[int]:
     return found
 
 
-def rows_of(part: Part, names: Iterable[str]) -> Iterator[tuple[Any, ...]]:
+def rows_of(part: SweepPart, names: Iterable[str]) -> Iterator[tuple[Any, ...]]:
     """The rows of a part: what varies, then the costs."""
     varied = [part.varied[n].tolist() if part.varied[n] is not None else [None] * part.rows for n in names]
     return zip(*varied, *(numbers(c) for c in part.costs.values()), strict=True)
 
 
-def write(sweep: Sweep, path: Path, progress: Progress = silent) -> Tally:
+def write(sweep: SweepPoints, path: Path, progress: Progress = silent) -> Tally:
     """Write a sweep: CSV, JSON or Parquet by the ending of the path.
 
     Pipes and devices are written to as the rows come (CSV, which is also what they get without an ending) or at the
@@ -100,19 +101,19 @@ def write(sweep: Sweep, path: Path, progress: Progress = silent) -> Tally:
         Incomplete: Parquet without pyarrow.
     """
     kind = path.suffix
-    stream = through(path)
+    pipe = through(path)
     if kind not in _WRITERS:
-        if not stream:
+        if not pipe:
             expected = " or ".join(_WRITERS)
             raise BadInput("no such kind of table", where=str(path), expected=expected, fix="name the file so")
         kind = ".csv"
     if kind == ".parquet":
         require("sweep", "writing Parquet", "pyarrow", otherwise="write .csv or .json")
     try:
-        if stream and kind == ".csv":
+        if pipe and kind == ".csv":
             with opened(path) as out:
-                return sweep.stream(lambda text: out.write(text.encode()))
-        if stream:
+                return stream(sweep, lambda text: out.write(text.encode()))
+        if pipe:
             with scratch() as folder:
                 tally, whole = _joined(sweep, kind, folder, progress)
                 write_named(path, whole)
@@ -136,7 +137,7 @@ def _parts_folder(file: Path) -> Path:
     return file.with_name(name)
 
 
-def _joined(sweep: Sweep, kind: str, folder: Path, progress: Progress) -> tuple[Tally, Path]:
+def _joined(sweep: SweepPoints, kind: str, folder: Path, progress: Progress) -> tuple[Tally, Path]:
     """Make the parts that are not there yet, and join all to one file in their folder."""
     writer = _WRITERS[kind]
     known = sha256(f"{kind} {identity(sweep)}".encode()).hexdigest()
@@ -193,7 +194,7 @@ def _begun(folder: Path, known: str) -> list[Path]:
     return done
 
 
-def identity(sweep: Sweep) -> str:
+def identity(sweep: SweepPoints) -> str:
     """What decides every number of a sweep, as JSON: parts are of the same one if this is the same."""
     values = sha256()
     for axes in sweep.products:
@@ -205,7 +206,7 @@ def identity(sweep: Sweep) -> str:
     return json.dumps({**header(sweep), "values": values.hexdigest(), "size": sweep.size}, sort_keys=True)
 
 
-def header(sweep: Sweep) -> dict[str, Any]:
+def header(sweep: SweepPoints) -> dict[str, Any]:
     """What a file of a sweep begins with."""
     target = sweep.points.target
     return {
@@ -219,25 +220,35 @@ def header(sweep: Sweep) -> dict[str, Any]:
     }
 
 
+def stream(sweep: SweepPoints, out: Callable[[str], object]) -> Tally:
+    """Pass all rows as CSV to a function, part by part."""
+    found = Tally()
+    out(csv_head(sweep))
+    for part in sweep.parts():
+        found.take(part)
+        out(csv_text(part, sweep.names))
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class _Writer:
-    part: Callable[[Part, Sweep, Path], None]
-    whole: Callable[[list[Path], Sweep, Tally, Path], None]
+    part: Callable[[SweepPart, SweepPoints, Path], None]
+    whole: Callable[[list[Path], SweepPoints, Tally, Path], None]
 
 
-def csv_head(sweep: Sweep) -> str:
+def csv_head(sweep: SweepPoints) -> str:
     """The first line of a CSV."""
     return ",".join([*sweep.names, *sweep.titles]) + "\n"
 
 
-def csv_text(part: Part, names: Iterable[str]) -> str:
+def csv_text(part: SweepPart, names: Iterable[str]) -> str:
     """The rows of a part as CSV."""
     out = io.StringIO(newline="")
     csv.writer(out, lineterminator="\n").writerows([_cell(v) for v in row] for row in rows_of(part, names))
     return out.getvalue()
 
 
-def _csv_part(part: Part, sweep: Sweep, file: Path) -> None:
+def _csv_part(part: SweepPart, sweep: SweepPoints, file: Path) -> None:
     file.write_text(csv_text(part, sweep.names), encoding="utf-8", newline="")
 
 
@@ -248,7 +259,7 @@ def _cell(value: Any) -> Any:
     return "+".join(map(str, value)) if isinstance(value, tuple) else value
 
 
-def _csv_whole(parts: list[Path], sweep: Sweep, tally: Tally, file: Path) -> None:
+def _csv_whole(parts: list[Path], sweep: SweepPoints, tally: Tally, file: Path) -> None:
     with file.open("wb") as out:
         out.write(csv_head(sweep).encode())
         _append(parts, out)
@@ -260,13 +271,13 @@ def _append(parts: list[Path], out: Any) -> None:
             shutil.copyfileobj(source, out)
 
 
-def _json_part(part: Part, sweep: Sweep, file: Path) -> None:
+def _json_part(part: SweepPart, sweep: SweepPoints, file: Path) -> None:
     with file.open("w", encoding="utf-8") as out:
         for row in rows_of(part, sweep.names):
             out.write(json.dumps([plain(v) for v in row]) + ",\n")
 
 
-def _json_whole(parts: list[Path], sweep: Sweep, tally: Tally, file: Path) -> None:
+def _json_whole(parts: list[Path], sweep: SweepPoints, tally: Tally, file: Path) -> None:
     said = {**header(sweep), "points": tally.points, "rows": tally.rows, "refused": tally.refused}
     with file.open("wb") as out:
         out.write((json.dumps(said, indent=1, ensure_ascii=False)[:-2] + ',\n "data": [\n').encode())
@@ -277,7 +288,7 @@ def _json_whole(parts: list[Path], sweep: Sweep, tally: Tally, file: Path) -> No
         out.write(b"\n]}\n")
 
 
-def _parquet_part(part: Part, sweep: Sweep, file: Path) -> None:
+def _parquet_part(part: SweepPart, sweep: SweepPoints, file: Path) -> None:
     import pyarrow
     from pyarrow import parquet
 
@@ -311,7 +322,7 @@ def _arrow(column: ExactColumn) -> Any:
     return pyarrow.array([Decimal(n) for n in found], pyarrow.decimal128(38))
 
 
-def _parquet_whole(parts: list[Path], sweep: Sweep, tally: Tally, file: Path) -> None:
+def _parquet_whole(parts: list[Path], sweep: SweepPoints, tally: Tally, file: Path) -> None:
     import pyarrow
     from pyarrow import parquet
 

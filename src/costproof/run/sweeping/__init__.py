@@ -1,1 +1,0 @@
-"""Sweeps: the analytic numbers of a target at many points, exact, at the speed of NumPy."""
