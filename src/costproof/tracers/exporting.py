@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import sympy
 
-from costproof.ledger.errors import Bug, Incomplete, first_line, said_by
+from costproof.ledger.errors import Bug, Incomplete, first_line, message_of
 from costproof.ledger.evaluate import evaluate
 from costproof.ledger.symbols import FUNCTIONS, parse
 from costproof.models.as_it_runs import as_it_runs
@@ -67,7 +67,7 @@ def _exported(job: ExportJob) -> tuple[torch.export.ExportedProgram, tuple[str, 
 
 def _reason(error: Exception) -> str:
     """What the exporter says, in a line; of sizes that the code fixed, which ones."""
-    said = said_by(error)
+    said = message_of(error)
     fixed = re.findall(r"L\['(\w+)'\]\.size\(\)\[(\d+)\] .*specialized it to be a constant \((\d+)\)", said)
     if fixed:
         which = ", ".join(f"dimension {dim} of {name} (here {value})" for name, dim, value in fixed)

@@ -22,7 +22,7 @@ from costproof.ledger.node import Ledger
 from costproof.ledger.progress import Progress
 from costproof.ledger.series import CONTEXT, STEPS, sum_over_steps
 from costproof.ledger.symbols import sym
-from costproof.ledger.workload import Attention, Invocation, TensorSpec, Workload
+from costproof.ledger.workload import AttentionKind, Invocation, TensorSpec, Workload
 from costproof.models import settings as common
 from costproof.models.decoding.decoder import Decoder, ids_on_meta
 from costproof.models.generic.encoder_decoder import PROMPT, TWO_STAGES, FirstRun, TwoStacks, two_stack_calls
@@ -150,7 +150,7 @@ class T5(Native[T5Config]):
     name: str = "t5"
     stages: ClassVar[tuple[str, ...]] = TWO_STAGES
     model_types: ClassVar[tuple[str, ...]] = ("t5",)
-    attentions: ClassVar[tuple[Attention, ...]] = ("sdpa",)
+    attentions: ClassVar[tuple[AttentionKind, ...]] = ("sdpa",)
 
     @classmethod
     def describes(cls, architecture: str) -> bool:

@@ -8,7 +8,7 @@ from typing import Final
 from costproof.analytic.symbols import DECODER_SYMBOLS, RUN_SYMBOLS, VISION_SYMBOLS
 from costproof.ledger.capture import SymbolDoc
 from costproof.ledger.plural import plural
-from costproof.ledger.workload import Input, Workload
+from costproof.ledger.workload import SettingValue, Workload
 from costproof.models.encoding.images import SIZE
 
 IMAGES: Final = "images"
@@ -28,7 +28,7 @@ def with_images(workload: Workload, count: int, side: int = 0) -> Workload:
     if not count:
         return replace(workload, inputs={}, what="text only")
     size = f" of {side} x {side}" if side else ""
-    inputs: dict[str, Input] = {IMAGES: count, **({SIZE: side} if side else {})}
+    inputs: dict[str, SettingValue] = {IMAGES: count, **({SIZE: side} if side else {})}
     return replace(workload, inputs=inputs, what=f"{plural(count, 'image')}{size} in each prompt")
 
 
