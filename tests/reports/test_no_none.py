@@ -18,7 +18,7 @@ from costproof.reports.coverage import coverage_text
 from costproof.reports.explain_texts import explain_md, explain_text
 from costproof.reports.outputs import OUTPUTS
 from costproof.reports.report import Report
-from costproof.run.capture import count
+from costproof.run.capture import count_sources
 from costproof.run.prepare import Prepared
 from costproof.views.absent import Absent
 from costproof.views.explanation import explain
@@ -75,7 +75,7 @@ def real() -> Capture:
     """The real target, small, by its formulas."""
     target = DeepseekOcr(small_config())
     run = target.workload("base", base_size=256, text_tokens=8)
-    return count(Prepared(target, run, ("analytic",))).capture
+    return count_sources(Prepared(target, run, ("analytic",))).capture
 
 
 CASES: dict[str, Callable[[], Capture]] = {
