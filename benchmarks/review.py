@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Final
 
 import costproof
-from costproof.reports.diff_md import diff_md
+from costproof.reports.outputs import variants
+
+diff_md = variants("diff")["md"].text
 
 FILES: Final = "docs/examples/review"
 HEAD: Final = """\

@@ -13,7 +13,8 @@ from costproof.claims import claims_from_text, judge_claims
 from costproof.ledger.capture import Capture
 from costproof.ledger.evaluate import evaluate_ledger
 from costproof.models.families.deepseek_ocr.target import DeepseekOcr
-from costproof.reports.claims_table import print_claims
+from costproof.reports.claims import document
+from costproof.reports.text import TerminalPrinter
 from tests.claims.test_judge import HEAD, PREFILL, PROMPT, WIDTH, capture, verdict
 
 # 12 layers of 10 heads of 128 in bfloat16: keys and values of a token.
@@ -168,6 +169,7 @@ def test_a_terminal_says_what_is_no_evidence() -> None:
     few = PREFILL - PROMPT * HEAD * 4 // 5
     found = claims_from_text(f"costproof_claims: 1\nclaims:\n- {{stage: prefill, flops: {few}}}\n", where="f")
     text = io.StringIO()
-    print_claims(Console(file=text, width=160), judge_claims(found, capture(), DeepseekOcr.mistakes(), truth="t"))
+    judged = judge_claims(found, capture(), DeepseekOcr.mistakes(), truth="t")
+    TerminalPrinter(Console(file=text, width=160)).document(document(judged, "text"))
     assert "text_vocab = 25856 fits, not evidence" in text.getvalue()
     assert "undetermined: 1 undetermined (fits, not evidence)" in text.getvalue()

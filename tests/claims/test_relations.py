@@ -7,7 +7,7 @@ from benchmarks.claims import causes
 
 from costproof.claims import claims_from_text, judge_claims
 from costproof.models.families.deepseek_ocr.target import DeepseekOcr
-from costproof.reports.claims_md import claims_md
+from costproof.reports.outputs import variants
 from tests.claims.test_judge import (
     DENSE,
     HEAD,
@@ -23,6 +23,8 @@ from tests.claims.test_judge import (
     verdict,
 )
 from tests.claims.test_lengths import decode
+
+claims_md = variants("claims")["md"].text
 
 LAYER = PROJECTIONS + SCORES + ROUTED + SHARED + ROUTER
 

@@ -11,13 +11,14 @@ import pytest
 from costproof import api
 from costproof.ledger.capture import read_capture
 from costproof.ledger.peaks import CallPeaks, LiveTensor, Peak
-from costproof.reports.html.explanation import explanation_page
-from costproof.reports.outputs import OUTPUTS
+from costproof.reports.outputs import OUTPUTS, variants
 from costproof.reports.report import Report
 from tests.cli.running import costproof, files
 from tests.conftest import Golden
 from tests.reports.toy import incomplete, toy, wrong
 from tests.written import write_capture
+
+explanation_page = variants("explain")["html"].text
 
 
 @pytest.fixture

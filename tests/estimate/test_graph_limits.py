@@ -13,6 +13,7 @@ import costproof
 from costproof.compare.proof.closed_form import Limit as Condition
 from costproof.estimate.memory import Limit
 from costproof.ledger.errors import BadInput
+from costproof.ledger.metrics import Metric
 from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.workload import Invocation, Workload
 from costproof.models.target import Exportable
@@ -64,7 +65,8 @@ def limit(
     **own: int,
 ) -> Limit:
     monkeypatch.setattr(GraphRun, "_graphs", lambda self: [("prefill", frozenset(free), conditions)])
-    node = CostNode("prefill", "prompt", "a", "", {"kv_cache_bytes": 0}, {"kv_cache_bytes": form})
+    exprs: dict[Metric, str] = {"kv_cache_bytes": form} if form else {}
+    node = CostNode("prefill", "prompt", "a", "", {} if form else {"kv_cache_bytes": None}, exprs)
     ledger = Ledger(source="static", nodes=(node,), metrics=("kv_cache_bytes",), stages=("prefill",))
     workload = replace(Workload("custom", text_tokens=10, new_tokens=0, batch=2), **cast("dict[str, Any]", own))
     run = GraphRun(cast(Exportable, Toy()), workload, ledger)
@@ -92,6 +94,22 @@ def test_beyond_the_conditions_of_an_export_nothing_is_claimed(monkeypatch: pyte
     flat = limit(monkeypatch, "text_tokens", 10_000, conditions=window, form="8*B")
     assert flat.outcome == "not solved"
     assert limit(monkeypatch, "text_tokens", 10_000, form="8*B").outcome == "never"
+
+
+def test_never_is_claimed_only_where_nothing_varies(monkeypatch: pytest.MonkeyPatch) -> None:
+    bounded = limit(monkeypatch, "text_tokens", 10_000, form="8*B*Min(S, 500)")
+    assert (bounded.outcome, bounded.at, bounded.points[0].bytes) == ("not solved", None, 100 + 8 * 2 * 10)
+    assert bounded.why == "it fits at every value tried, up to 1,099,511,627,776; larger ones were not looked at"
+    # Met at 10 and at 2**40, and not between.
+    gap = (Condition("(S - 20)**2 >= 1", "(S - 20)**2 - 1"),)
+    assert limit(monkeypatch, "text_tokens", 10_000, form="8*B", conditions=gap).outcome == "not solved"
+    apart = (Condition("B >= 2", "B - 2"),)
+    assert limit(monkeypatch, "text_tokens", 10_000, form="8*B", conditions=apart).outcome == "never"
+
+
+def test_a_cache_of_unknown_size_has_no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = limit(monkeypatch, "text_tokens", 10_000, form="")
+    assert (found.outcome, found.at, found.points, found.why) == ("not solved", None, (), "the cache of a is not known")
 
 
 def test_a_size_that_the_export_has_as_a_number_is_not_varied(monkeypatch: pytest.MonkeyPatch) -> None:

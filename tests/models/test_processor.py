@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,9 @@ import pytest
 
 from costproof.ledger.errors import BadInput
 from costproof.ledger.workload import counted_line
-from costproof.models.processor import ImageSize, image_size
+from costproof.models.processor import FILES, ImageSize, image_size, pixel_limits
 from costproof.models.registry import load_target
+from tests.models.test_qwen2_5_vl import FILE as QWEN25_VL
 
 CLIP = {"crop_size": {"height": 336, "width": 336}, "do_center_crop": True, "size": {"shortest_edge": 400}}
 SMALL: dict[str, Any] = {
@@ -56,12 +58,69 @@ def _written(folder: Path, config: dict[str, Any], processor: object, name: str 
 )
 def test_the_size_that_a_processor_makes(processor: object, side: int | None, key: str, tmp_path: Path) -> None:
     for name in ("preprocessor_config.json", "processor_config.json"):
-        folder = tmp_path / name
+        folder = tmp_path / Path(name).stem
         folder.mkdir()
         _written(folder, {}, processor, name)
         expected = None if side is None else ImageSize(side, f"{key} in {name}")
         assert image_size(folder / "config.json") == expected
     assert image_size(tmp_path / "config.json") is None
+
+
+LIMITS = {"min_pixels": 3136, "max_pixels": 200704}
+QWEN3_VL = {"size": {"shortest_edge": 65536, "longest_edge": 16777216}, "patch_size": 16, "merge_size": 2}
+
+
+@pytest.mark.parametrize(
+    ("processor", "given", "side", "key"),
+    [
+        (LIMITS, 644, 448, "$.max_pixels"),  # 448 ** 2 is 200704
+        ({**LIMITS, "max_pixels": 200703}, 644, 420, "$.max_pixels"),
+        (LIMITS, 224, 224, "$.max_pixels"),
+        (LIMITS, 28, 56, "$.max_pixels"),  # 56 ** 2 is 3136
+        ({**LIMITS, "min_pixels": 3137}, 28, 84, "$.max_pixels"),
+        (QWEN3_VL, 224, 256, "$.size.longest_edge"),
+        ({"image_processor": LIMITS}, 644, 448, "$.image_processor.max_pixels"),
+    ],
+)
+def test_a_processor_keeps_pixels_within_limits(
+    processor: object, given: int, side: int, key: str, tmp_path: Path
+) -> None:
+    _written(tmp_path, {}, processor)
+    limits = pixel_limits(tmp_path / "config.json")
+    assert limits is not None
+    assert limits.fit(given) == ImageSize(side, f"{key} in preprocessor_config.json")
+
+
+@pytest.mark.parametrize(
+    "processor",
+    [
+        {"size": {"shortest_edge": 800, "longest_edge": 1333}}, {"size": 224}, {"max_pixels": 100}, CLIP,
+        {"min_pixels": None, "max_pixels": None}, {"min_pixels": 9, "max_pixels": 8}, {"size": {"longest_edge": 1540}},
+    ],
+)  # fmt: skip
+def test_other_sizes_are_no_limits_of_pixels(processor: object, tmp_path: Path) -> None:
+    _written(tmp_path, {}, processor)
+    assert pixel_limits(tmp_path / "config.json") is None
+
+
+def test_limits_of_pixels_decide_the_usual_run(tmp_path: Path) -> None:
+    target = load_target(_written(tmp_path, QWEN25_VL, {"min_pixels": 196, "max_pixels": 5000}))
+    usual, asked = target.workload(), target.workload(image_size=56)
+    assert usual.inputs["image_size"] == 70
+    assert "images of 70 pixels a side ($.max_pixels in preprocessor_config.json)" in counted_line(target.info(), usual)
+    assert asked.inputs == {"images": 1, "image_size": 56}
+    assert target.workload("text-only", text_tokens=9).inputs == {}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_what_has_the_name_of_a_processor_and_is_no_file_is_refused(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).symlink_to("blob that was removed")
+    with pytest.raises(BadInput, match="a link that leads nowhere"):
+        image_size(tmp_path / "config.json")
+    (tmp_path / name).unlink()
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(BadInput, match="no regular file"):
+        image_size(tmp_path / "config.json")
 
 
 def test_the_processor_decides_the_usual_run_of_a_family(tmp_path: Path) -> None:

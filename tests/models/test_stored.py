@@ -151,7 +151,13 @@ def test_files_beside_the_configuration_are_read(
     assert dict(stored({}, tmp_path / "config.json").quantised) == quantised
 
 
-@pytest.mark.parametrize("name", ["hf_quant_config.json", "quantize_config.json", "model.safetensors.index.json"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "hf_quant_config.json", "quantize_config.json", "model.safetensors.index.json", "recipe.yaml",
+        "model.safetensors", "model-00002-of-00002.safetensors",
+    ],
+)  # fmt: skip
 def test_what_cannot_be_read_beside_the_configuration_is_refused(name: str, tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     (tmp_path / name).symlink_to("blob that was removed")
@@ -202,6 +208,74 @@ def test_the_header_of_weights_is_read(tmp_path: Path, tensors: dict[str, str], 
     (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
     (tmp_path / "other.safetensors").write_text("version https://git-lfs.github.com/spec/v1", encoding="utf-8")
     found = {} if sign is None else {"weights": f"a format without a name ({sign} in model.safetensors)"}
+    assert dict(stored({}, tmp_path / "config.json").quantised) == found
+
+
+def _shard(path: Path, nbytes: int) -> None:
+    """Write a file of safetensors with one plain tensor."""
+    tensor = {"dtype": "BF16", "shape": [nbytes // 2], "data_offsets": [0, nbytes]}
+    header = json.dumps({"__metadata__": {"format": "pt"}, f"{path.stem}.weight": tensor}).encode()
+    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(nbytes))
+
+
+@pytest.mark.parametrize(
+    ("total", "shards", "contradicted"),
+    [
+        (1000, (600, 400), False),
+        (1000, (596, 400), False),  # a buffer that is left out
+        (1000, (300, 200), True),
+        (500, (600, 400), True),
+        (1000, (300,), False),  # the other one is not there: nothing is known
+    ],
+)
+def test_a_total_that_contradicts_the_shards(
+    tmp_path: Path, total: int, shards: tuple[int, ...], contradicted: bool
+) -> None:
+    names = ["a.safetensors", "b.safetensors"]
+    index = {"metadata": {"total_size": total}, "weight_map": {f"{name[0]}.weight": name for name in names}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+    for name, nbytes in zip(names, shards, strict=False):
+        _shard(tmp_path / name, nbytes)
+    place = f"total_size {total} in model.safetensors.index.json, {sum(shards)} bytes in its files"
+    text = f"a format without a name ({place})"
+    assert dict(stored({}, tmp_path / "config.json").quantised) == ({"weights": text} if contradicted else {})
+
+
+RECIPE = """
+default_stage:
+  default_modifiers:
+    SmoothQuantModifier: {smoothing_strength: 0.8}
+    QuantizationModifier:
+      ignore: [lm_head]
+      targets: [Linear]
+      scheme: FP8_DYNAMIC
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (RECIPE, {"weights": "FP8_DYNAMIC (recipe.yaml)"}),
+        ("quant_stage:\n  GPTQModifier:\n    config_groups: {}\n", {"weights": "GPTQModifier (recipe.yaml)"}),
+        (
+            "QuantizationModifier:\n  kv_cache_scheme:\n    num_bits: 8\n",
+            {"weights": "QuantizationModifier (recipe.yaml)", "cache": "a format without a name (recipe.yaml)"},
+        ),
+        ("SparseGPTModifier:\n  sparsity: 0.5\nkv_cache_scheme: null\n", {}),
+        ("flour: 500 g\n", {}),
+    ],
+)
+def test_a_recipe_of_llm_compressor(tmp_path: Path, text: str, found: dict[str, str]) -> None:
+    (tmp_path / "recipe.yaml").write_text(text, encoding="utf-8")
+    assert dict(stored({}, tmp_path / "config.json").quantised) == found
+
+
+@pytest.mark.parametrize("tensor", ["self_attn.k_scale", "self_attn.attn.v_scale", "self_attn.kv_scale"])
+def test_scales_of_keys_and_values_give_a_quantised_cache_away(tmp_path: Path, tensor: str) -> None:
+    name = f"model.layers.0.{tensor}"
+    index = {"weight_map": {"model.embed_tokens.weight": "1", "h.0.logit_scale": "1", name: "1"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+    found = {"cache": f"a format without a name ({name} in model.safetensors.index.json)"}
     assert dict(stored({}, tmp_path / "config.json").quantised) == found
 
 

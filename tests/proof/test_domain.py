@@ -24,13 +24,15 @@ from costproof.models.families.deepseek_ocr.page import page_of
 from costproof.models.families.deepseek_ocr.target import DeepseekOcr
 from costproof.models.families.deepseek_ocr.workloads import problems_of
 from costproof.models.proof import Piece
-from costproof.reports.certificate_md import certificate_md
+from costproof.reports.outputs import variants
 from costproof.run import proof
 from costproof.run.proof import prove
 from costproof.run.proof_pieces import assemble, carried_out
 from tests.planted import planted
 from tests.tracers.small import SmallTarget
 from tests.written import dump
+
+certificate_md = variants("certificate")["md"].text
 
 
 class Anywhere(dict[str, str]):

@@ -18,19 +18,23 @@ from costproof import compare
 from costproof.claims.own_numbers import own_claims
 from costproof.compare.counters import compare_counters
 from costproof.ledger.capture import CAPTURE, Capture
-from costproof.ledger.counter import CounterCall, CounterInfo, CounterRecord, CounterRun, Spent
+from costproof.ledger.counter import CounterCall, CounterInfo, CounterRecord, CounterRun, CounterUsage
 from costproof.ledger.errors import BadInput
 from costproof.ledger.files import json_text
 from costproof.ledger.node import CostNode
 from costproof.ledger.schema import from_data, to_data
-from costproof.reports.counters_md import counters_md, counters_section
-from costproof.reports.counters_table import counters_text
+from costproof.reports.counters import section
+from costproof.reports.markdown import MarkdownPrinter
+from costproof.reports.outputs import variants
 from costproof.reports.report import Report, write_report
 from costproof.run.counters import judged
 from costproof.views.absent import Absent
 from costproof.views.counters import COUNTERS, CounterReport
 from tests.conftest import Golden
 from tests.reports.toy import HOSTILE, toy
+
+counters_md = variants("counters")["md"].text
+counters_text = variants("counters")["text"].text
 
 SCHEMAS = Path(__file__).parents[2] / "src" / "costproof" / "schemas"
 LAYERS = ("sam.layers.0.lin", "sam.layers.1.lin")
@@ -90,7 +94,7 @@ def report(*own: str, capture: Capture | None = None) -> CounterReport:
     places = {s: [i.id for i in found.invocations if i.stage == s] for s in found.target.stages}
     return CounterReport(
         found.conventions, found.target, found.workload, found.environment, compared,
-        {"half": Spent(1234, 5 * 10**8), "twice": Spent(1, 10**6), "broken": Spent(0, 0)},
+        {"half": CounterUsage(1234, 5 * 10**8), "twice": CounterUsage(1, 10**6), "broken": CounterUsage(0, 0)},
         tuple(number for file in own_claims(own, places) for number in judged(file, found, compared)),
     )  # fmt: skip
 
@@ -183,19 +187,20 @@ def test_counters_change_no_verdict() -> None:
 def test_the_section_is_short() -> None:
     made = record()
     many = tuple(replace(made.runs[1], info=info(f"t{i}", "flop")) for i in range(20))
-    lines = counters_section(compare_counters(replace(made, runs=many)))
+    lines = MarkdownPrinter().block(section(compare_counters(replace(made, runs=many))))
     assert sum(line.startswith("| `t") for line in lines) == 15
-    assert "… and 5 more in counters.json." in lines
+    assert "… and 5 more counters in counters.json." in lines
 
 
 def test_no_counter_could_be_compared() -> None:
-    lines = counters_section(compare_counters(CounterRecord((), (), ("No counter could be compared: why.",))))
+    nothing = CounterRecord((), (), ("No counter could be compared: why.",))
+    lines = MarkdownPrinter().block(section(compare_counters(nothing)))
     assert lines[1] == "<summary>Third-party counters: none</summary>"
     assert "- No counter could be compared: why." in lines
 
 
 def test_files_beside_the_report(tmp_path: Path) -> None:
-    write_report(Report(counted(), spent={"half": Spent(1, 2)}), tmp_path)
+    write_report(Report(counted(), spent={"half": CounterUsage(1, 2)}), tmp_path)
     assert {"counters.json", "counters.md", "capture.json"} <= {p.name for p in tmp_path.iterdir()}
     spent = json.loads((tmp_path / "counters.json").read_text())["spent"]
     assert spent == {"half": {"milliseconds": 1, "peak_bytes": 2}}

@@ -12,11 +12,14 @@ from costproof import capture, frame
 from costproof import explain as explained
 from costproof.ledger.errors import BadInput, Incomplete
 from costproof.ledger.peaks import CallPeaks, Peak
-from costproof.reports.explain_texts import explain_md, explain_text
+from costproof.reports.outputs import variants
 from costproof.views.explanation import explain, peaks_in
 from tests.cli.running import costproof as command
 from tests.conftest import Golden
 from tests.reports.toy import ledger, toy, with_ledger
+
+explain_text = variants("explain")["text"].text
+explain_md = variants("explain")["md"].text
 
 
 def test_text(golden: Golden) -> None:

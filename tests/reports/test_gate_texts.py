@@ -11,15 +11,15 @@ import pytest
 
 from costproof.compare.diff.types import Side
 from costproof.compare.gate.types import Gate
-from costproof.reports.gate_ci import MOST, gate_github, gate_junit, gate_sarif
-from costproof.reports.gate_md import BUDGET, gate_md
-from costproof.reports.gate_table import gate_text
+from costproof.reports.gate import MOST, gate_github, gate_junit, gate_sarif
+from costproof.reports.markdown import BUDGET
 from costproof.reports.outputs import variants
 from costproof.views.describe import counted_lines
 from tests.compare.test_gate import policy, said, side
 from tests.conftest import Golden
 from tests.reports.toy import HOSTILE
 
+gate_md, gate_text = (variants("gate")[kind].text for kind in ("md", "text"))
 ALLOWED = (
     "metric: flops, stage: decode, increase: 36, reason: wider, until: 2026-12-31",
     "metric: flops, stage: sam, increase: 9, reason: old, until: 2026-01-31",

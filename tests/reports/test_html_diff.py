@@ -7,17 +7,19 @@ from dataclasses import replace
 
 from costproof.compare.diff.diff import diff
 from costproof.compare.diff.types import Diff
-from costproof.reports.html.diff_page import diff_page
+from costproof.reports.outputs import variants
 from tests.reports.test_diff_texts import side
 from tests.reports.test_html import EVIL, read_tags, scaled
 from tests.reports.toy import toy
 
+diff_page = variants("diff")["html"].text
+
 
 def doubled(times: int = 1) -> Diff:
     """The toy with its FLOPs so many times, and the same with twice as many everywhere."""
-    from costproof.ledger.baseline import baseline_of
+    from costproof.ledger.baseline import fold_capture
 
-    return diff(baseline_of(scaled(toy(), times)), baseline_of(scaled(toy(), 2 * times)))
+    return diff(fold_capture(scaled(toy(), times)), fold_capture(scaled(toy(), 2 * times)))
 
 
 def test_both_sides_and_the_difference_stand_beside_each_other() -> None:

@@ -15,8 +15,7 @@ from costproof.ledger.node import Ledger
 from costproof.ledger.workload import TensorSpec
 from costproof.models.families.deepseek_ocr.target import DeepseekOcr
 from costproof.reports.coverage import coverage_text
-from costproof.reports.explain_texts import explain_md, explain_text
-from costproof.reports.outputs import OUTPUTS
+from costproof.reports.outputs import OUTPUTS, variants
 from costproof.reports.report import Report
 from costproof.run.capture import count_sources
 from costproof.run.prepare import Prepared
@@ -26,6 +25,9 @@ from tests.models.test_config import small_config
 from tests.reports.test_counters import counted, record
 from tests.reports.test_profile_md import profile
 from tests.reports.toy import asked, hostile, incomplete, toy, wrong
+
+explain_text = variants("explain")["text"].text
+explain_md = variants("explain")["md"].text
 
 PYTHON = re.compile(r"(?<![\w.])(?:None|nan|NaN|inf|True|False|dict\(|\{\})(?![\w])|<\w[\w.]* object at 0x")
 PROGRAM = re.compile(r"<(script|style)\b.*?</\1>", re.S)

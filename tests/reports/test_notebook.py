@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from costproof import compare, explain
-from costproof.ledger.notebook import Shown
-from costproof.reports.html.counters_page import counters_body
+from costproof.ledger.notebook import NotebookRepr
+from costproof.reports.counters import document
+from costproof.reports.html.printer import HtmlPrinter
 from costproof.reports.outputs import variants
 from tests.reports.browsing import browser, opened
 from tests.reports.pages import certificate, claims, counters, hostile_pages
@@ -43,7 +44,7 @@ STYLES = """() => [...document.querySelectorAll('html, body, body *')].filter(e 
 
 def cell(name: str) -> str:
     value = CELLS[name][0]()
-    assert isinstance(value, Shown)
+    assert isinstance(value, NotebookRepr)
     return value._repr_html_() or ""
 
 
@@ -95,7 +96,7 @@ def test_a_long_table_is_cut() -> None:
 
 def test_figures_of_counters_are_cut_too() -> None:
     found = counters()
-    whole, cut = ("".join(map(str, counters_body(found, most))) for most in (100, 2))
+    whole, cut = ("".join(HtmlPrinter(most).cell(document(found, "cell"))) for most in (100, 2))
     figures = whole.count("<tbody data-status=")
     assert figures > 2
     assert cut.count("<tbody data-status=") == 2

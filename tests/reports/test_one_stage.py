@@ -8,13 +8,11 @@ from pathlib import Path
 
 import costproof
 from costproof.compare.diff.diff import diff
-from costproof.ledger.baseline import Baseline, Folded, baseline_of
+from costproof.ledger.baseline import Baseline, Folded, fold_capture
 from costproof.ledger.capture import Capture
 from costproof.ledger.plural import plural, verb
-from costproof.reports.diff_md import diff_md
-from costproof.reports.diff_table import diff_text
 from costproof.reports.discrepancy_md import discrepancy_md
-from costproof.reports.gate_words import sentence
+from costproof.reports.gate import sentence
 from costproof.reports.html.capture_page import capture_page
 from costproof.reports.html.notebook import cell
 from costproof.reports.outputs import variants
@@ -22,6 +20,9 @@ from costproof.reports.report import Report
 from costproof.reports.static_md import static_md
 from tests.reports.test_gate_texts import over
 from tests.reports.toy import toy
+
+diff_md = variants("diff")["md"].text
+diff_text = variants("diff")["text"].text
 
 SRC = Path(costproof.__file__).parent
 
@@ -39,7 +40,7 @@ def sam() -> Capture:
 
 def baseline(flops: int | None) -> Baseline:
     """One stage with one row."""
-    made = baseline_of(sam())
+    made = fold_capture(sam())
     rows = {"sam": {"sam.layer": {"linear": {"flops": flops}}}}
     return replace(made, sources={"analytic": Folded(("flops",), ("sam",), rows)})
 

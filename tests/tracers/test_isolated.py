@@ -106,6 +106,43 @@ def test_a_cut_vouches_for_its_own_calls_alone() -> None:
     assert {n.module: n.costs["calls"] for n in nodes if "calls" in n.costs} == {"proj": 2}
 
 
+class Tied(nn.Module):
+    """Looks up rows of a table that another part of the stage reads whole, and hands them to that part."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(5, 6, device="meta")
+
+    def forward(self, ids: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.table(ids) + x
+        return result
+
+
+# The 5 rows of 6 floats that there are, though 8 are looked up; 8 rows come in and 8 go out. Ids are no activations.
+@pytest.mark.parametrize(("inside", "floor"), [
+    ((), 5 * 6 * 4 + 2 * 8 * 6 * 4),
+    (("t.table.weight",), 2 * 8 * 6 * 4),
+    (("x",), 5 * 6 * 4 + 8 * 6 * 4),
+    (("t.table.weight", "return.0"), 8 * 6 * 4),
+    (("t.table.weight", "x", "return.0"), 0),
+])  # fmt: skip
+def test_bytes_between_two_parts_of_a_stage_are_not_in_the_floor(inside: tuple[str, ...], floor: int) -> None:
+    class Holder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.part = Tied()
+
+        def forward(self, ids: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = self.part(ids, x)
+            return result
+
+    args = {"ids": torch.zeros(8, dtype=torch.int64, device="meta"), "x": torch.empty(8, 6, device="meta")}
+    run = replace(stage_run(Holder(), {"part": "t"}), args=args, inside=frozenset(inside))
+    traced = trace_stage(run)
+    nodes, _ = stage_nodes(run, traced, cost_graph(traced.graph))
+    assert sum(n.costs.get("floor_bytes") or 0 for n in nodes) == floor
+
+
 class Computing(nn.Module):
     """A wrapper that does more than it may."""
 

@@ -51,9 +51,10 @@ def check(
     if how is None:
         from rich.console import Console
 
-        from costproof.reports.claims_table import print_claims
+        from costproof.reports.claims import document
+        from costproof.reports.text import TerminalPrinter
 
-        print_claims(Console(highlight=False, emoji=False), found)
+        TerminalPrinter(Console(highlight=False, emoji=False)).document(document(found, "text"))
     else:
         emit(how.text(found), output)
     return found.exit_code

@@ -45,9 +45,10 @@ def diff(
     if how is None:
         from rich.console import Console
 
-        from costproof.reports.diff_table import print_diff
+        from costproof.reports.diff import document
+        from costproof.reports.text import TerminalPrinter
 
-        print_diff(Console(highlight=False, emoji=False), found)
+        TerminalPrinter(Console(highlight=False, emoji=False)).document(document(found, "text"))
     else:
         files = [p for p in (Path(base), Path(head)) if p.exists()]
         emit(how.text(found, screen(output)), output, inputs=files)

@@ -18,6 +18,7 @@ from costproof.ledger.errors import BadInput, CostproofError, Problems, first_li
 from costproof.ledger.files import read_json
 from costproof.ledger.plural import plural
 from costproof.ledger.progress import Progress
+from costproof.models.processor import is_there
 
 if TYPE_CHECKING:
     import torch
@@ -229,7 +230,7 @@ def shards(folder: Path, problems: list[CostproofError]) -> dict[Path, set[str] 
     if not folder.is_dir():
         raise BadInput("there is no such folder", where=f"--weights {folder}", expected=fix)
     index = folder / INDEX
-    if not index.is_file():
+    if not is_there(index):
         files = sorted(folder.glob("*.safetensors"))
         if not files:
             raise BadInput("the folder holds no checkpoint", where=f"--weights {folder}", expected=fix)

@@ -6,7 +6,6 @@ Formats are recognised and not yet counted: a format in another dtype than the r
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -14,10 +13,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final, get_args
 
-from costproof.ledger.errors import BadInput
 from costproof.ledger.files import read_json
 from costproof.ledger.workload import Dtype
-from costproof.models.processor import ImageSize, image_size
+from costproof.models.processor import ImageSize, PixelLimits, image_size, is_there, pixel_limits
 
 _KEY: Final = re.compile(
     r"((\w+_)?(quant|quanti[sz](e|ed|ation)|compression)_(config|cfg|method|algo|bits?|dtype|type|scheme)"
@@ -44,6 +42,18 @@ _NOT_PACKED: Final = re.compile(r"(?i).*(f16|f32|fp16|fp32).*")
 """Names of GGUF files that hold what was trained."""
 _MOST_FILES: Final = 256
 _LONGEST_HEADER: Final = 2**24
+_RECIPE: Final = "recipe.yaml"
+"""What llm-compressor did to a checkpoint."""
+_MODIFIER: Final = re.compile(r"\b(\w+Modifier)\b")
+_NOT_QUANTISING: Final = re.compile(
+    r"(SparseGPT|Wanda(Pruning)?|(Magnitude|Constant|Global\w*|Layer\w*)Pruning|OutputDistillation|SmoothQuant"
+    r"|LogarithmicEqualization|CycleEqualization|LearningRate|Training|Transform|SpinQuant|QuIP)Modifier"
+)
+"""Its modifiers after which weights are stored as before: they prune, train, or change values only."""
+_SCHEME: Final = re.compile(r"^\W*scheme\W+(\w+)", re.MULTILINE)
+_KV_SCHEME: Final = re.compile(r"^\W*kv_cache_scheme['\"]?\s*:(?![ \t]*(null|~)[ \t]*$)", re.MULTILINE)
+_OF_CACHE: Final = re.compile(r".*(^|[._])(k|v|kv|k_cache|v_cache|kv_cache)_(scale|scaling_factor|zero_point)s?")
+"""Names of tensors that only a checkpoint with a quantised cache has."""
 _PACKED: Final = re.compile(
     r".*(\.(q?weight|[A-Za-z_]*proj)\.(absmax|quant_map|quant_state\.\w+|_data|_scale|qdata|scales|zeros|indices)"
     r"|\.(qweight|qzeros|q_weight|q_scale|g_idx|SCB|absmax|quant_map|codes|codebooks|W_q|trellis|Qidxs|lookup_table"
@@ -74,6 +84,8 @@ class Stored:
     """What the configuration names; ``None``: nothing, or what no run has."""
     images: ImageSize | None = None
     """The size that its processor makes of images; ``None``: nothing says it."""
+    pixels: PixelLimits | None = None
+    """The pixels between which its processor keeps the size of an image; ``None``: nothing says it."""
 
 
 PLAIN: Final = Stored()
@@ -98,35 +110,28 @@ def stored(data: object, path: Path | None) -> Stored:
         for name, value in _beside(path):
             weights.append(f"{_format(value)} ({name})")
             cache += [f"{text} ({name})" for text in (_cache(value),) if text]
-        if not weights:
-            weights += [f"{_NOT_NAMED} ({name})" for name in _packed(path.parent)]
+        recipe = _recipe(path.parent)
+        weights += [] if weights else recipe.get("weights", [])
+        cache += [] if cache else recipe.get("cache", [])
+        signs = {} if weights and cache else _signs(path.parent)
+        weights += [] if weights else [f"{_NOT_NAMED} ({sign})" for sign in signs.get("weights", ())]
+        cache += [] if cache else [f"{_NOT_NAMED} ({sign})" for sign in signs.get("cache", ())]
     if not weights:
         odd = next((name for name in _dtypes(data) if name not in (*get_args(Dtype), "auto")), "")
         weights += [f"{odd[:_LONGEST]} (the dtype that the configuration names)"] if odd else []
     named = _dtype(data)
     found = {"weights": "; ".join(weights), "cache": "; ".join(cache)}
     run = named if named in get_args(Dtype) else None
-    images = None if path is None else image_size(path)
-    return Stored(tuple((part, text) for part, text in found.items() if text), run, images)  # type: ignore[arg-type]
-
-
-def _is_there(file: Path) -> bool:
-    """Return whether a file lies beside a configuration.
-
-    Raises:
-        BadInput: something else has its name: taken for nothing, it would leave a quantised checkpoint unnoticed.
-    """
-    if os.path.lexists(file) and not file.is_file():
-        got = "a link that leads nowhere" if file.is_symlink() and not file.exists() else "no regular file"
-        raise BadInput("a file beside the configuration cannot be read", where=str(file), expected="a file", got=got)
-    return file.is_file()
+    quantised = tuple((part, text) for part, text in found.items() if text)
+    images, pixels = (None, None) if path is None else (image_size(path), pixel_limits(path))
+    return Stored(quantised, run, images, None if images else pixels)  # type: ignore[arg-type]
 
 
 def _beside(path: Path) -> Iterator[tuple[str, Any]]:
     """Yield the descriptions of quantised weights in files beside a configuration."""
     named = (path.parent / name for name in FILES)
     for beside in (*named, *sorted(path.parent.glob(_DESCRIPTIONS))):
-        if _is_there(beside) and beside != path:
+        if is_there(beside) and beside != path:
             yield beside.name, read_json(beside, what="description of a quantised checkpoint")
 
 
@@ -222,28 +227,88 @@ def _caches(data: object, path: str) -> Iterator[str]:
             yield from _caches(value, f"{path}.{key}")
 
 
-def _packed(folder: Path) -> Iterator[str]:
-    """Yield the first sign in the weights of a folder that they are quantised: a tensor, or a file."""
-    found = (f"{name[-60:]} in {file}" for file, name in _tensors(folder) if name)
-    yield from islice(found, 1)
-    if next(folder.glob(_WEIGHTS), None) is None:
+def _recipe(folder: Path) -> dict[str, list[str]]:
+    """Return what a recipe of llm-compressor quantised: ``weights`` or ``cache`` -> the format, in a list of one."""
+    if not is_there(folder / _RECIPE):
+        return {}
+    from costproof.ledger.document import read_source
+
+    text = read_source(folder / _RECIPE, "a recipe of llm-compressor")
+    found: dict[str, list[str]] = {}
+    names = [name for name in dict.fromkeys(_MODIFIER.findall(text)) if not _NOT_QUANTISING.fullmatch(name)]
+    if names:
+        scheme = _SCHEME.search(text)
+        found["weights"] = [f"{(scheme[1] if scheme else names[0])[:_LONGEST]} ({_RECIPE})"]
+    if _KV_SCHEME.search(text):
+        found["cache"] = [f"{_NOT_NAMED} ({_RECIPE})"]
+    return found
+
+
+def _signs(folder: Path) -> dict[str, list[str]]:
+    """Return the first sign that ``weights`` and ``cache`` of a folder are quantised: a tensor, a size, or a file."""
+    found: dict[str, list[str]] = {}
+    for file, name, part in _tensors(folder):
+        found.setdefault(part, [f"{name[-60:]} in {file}"])
+    if "weights" not in found and (contradicted := next(_contradicted(folder), "")):
+        found["weights"] = [contradicted]
+    if "weights" not in found and next(folder.glob(_WEIGHTS), None) is None:
         files = sorted(file.name for file in folder.glob(_GGUF))
-        yield from [name[-60:] for name in files if not _NOT_PACKED.fullmatch(name)][:1]
+        found["weights"] = [name[-60:] for name in files if not _NOT_PACKED.fullmatch(name)][:1]
+    return found
 
 
-def _tensors(folder: Path) -> Iterator[tuple[str, str]]:
-    """Yield the tensors that only a quantised checkpoint has, with their file, by indices and by headers."""
-    for index in filter(_is_there, islice(sorted(folder.glob(_INDICES)), _MOST_FILES)):
-        data = read_json(index, what="index of the weights")
-        names = data.get("weight_map") if isinstance(data, dict) else None
-        for name in sorted(map(str, names if isinstance(names, dict) else ())):
-            if _PACKED.fullmatch(name):
-                yield index.name, name
-    for file in islice(sorted(folder.glob(_WEIGHTS)), _MOST_FILES):
-        for name, tensor in sorted(_header(file).items() if file.is_file() else ()):
+def _tensors(folder: Path) -> Iterator[tuple[str, str, str]]:
+    """Yield the tensors that only a quantised checkpoint has: file, name, and ``weights`` or ``cache``."""
+    for index in filter(is_there, islice(sorted(folder.glob(_INDICES)), _MOST_FILES)):
+        for name in sorted(_index(index)[0]):
+            if part := _sign(name):
+                yield index.name, name, part
+    for file in filter(is_there, islice(sorted(folder.glob(_WEIGHTS)), _MOST_FILES)):
+        for name, tensor in sorted(_header(file).items()):
             dtype = str(tensor.get("dtype", "")) if isinstance(tensor, dict) else ""
-            if _PACKED.fullmatch(name) or (name.endswith("weight") and _NARROW.fullmatch(dtype)):
-                yield file.name, name
+            if part := _sign(name, dtype):
+                yield file.name, name, part
+
+
+def _sign(name: str, dtype: str = "") -> str:
+    """Return whether a tensor shows that ``weights`` or ``cache`` are quantised; an empty text: neither."""
+    if _OF_CACHE.fullmatch(name):
+        return "cache"
+    return "weights" if _PACKED.fullmatch(name) or (name.endswith("weight") and _NARROW.fullmatch(dtype)) else ""
+
+
+def _index(file: Path) -> tuple[dict[str, str], int | None]:
+    """Return the file of each tensor, and the bytes of all, as an index has them."""
+    data = read_json(file, what="index of the weights")
+    names = data.get("weight_map") if isinstance(data, dict) else None
+    metadata = data.get("metadata") if isinstance(data, dict) else None
+    size = metadata.get("total_size") if isinstance(metadata, dict) else None
+    files = {str(k): str(v) for k, v in names.items()} if isinstance(names, dict) else {}
+    return files, size if type(size) is int and size > 0 else None
+
+
+def _contradicted(folder: Path) -> Iterator[str]:
+    """Yield each index whose total is that of another dtype than its shards have.
+
+    Only where all shards are there. A total may be off by buffers that a shard leaves out, or a tensor that two names
+    share: a hundredth is allowed.
+    """
+    for index in filter(is_there, islice(sorted(folder.glob(_INDICES)), _MOST_FILES)):
+        names, total = _index(index)
+        files = {folder / Path(name).name for name in names.values()}
+        if total is None or not 0 < len(files) <= _MOST_FILES or not all(map(is_there, files)):
+            continue
+        headers = [_header(file) for file in sorted(files)]
+        ends = [max((_end(t) for t in header.values()), default=0) for header in headers]
+        if all(ends) and 100 * abs(sum(ends) - total) > total:
+            yield f"total_size {total} in {index.name}, {sum(ends)} bytes in its files"
+
+
+def _end(tensor: object) -> int:
+    """Return where the bytes of a tensor end among those of its file; 0: nothing says it."""
+    offsets = tensor.get("data_offsets") if isinstance(tensor, dict) else None
+    last = offsets[-1] if isinstance(offsets, list) and offsets else None
+    return last if type(last) is int else 0
 
 
 def _header(file: Path) -> dict[str, Any]:

@@ -11,8 +11,9 @@ from costproof.compare.verdict import next_step
 from costproof.ledger.metrics import METRICS
 from costproof.ledger.node import at_most
 from costproof.ledger.plural import plural, verb
-from costproof.reports.counters_md import counters_section
+from costproof.reports.counters import section as counters_section
 from costproof.reports.escape import code, details, foot, head, markdown, table
+from costproof.reports.markdown import MarkdownPrinter
 from costproof.views.describe import run_line
 from costproof.views.numbers import cut, exact, some
 from costproof.views.verdicts import open_findings, tally
@@ -60,7 +61,7 @@ def discrepancy_md(report: Report) -> str:
         *_coverage(found),
         *_tracers(capture),
         *_judges(found),
-        *(counters_section(found.counters) if found.counters is not None else []),
+        *([*MarkdownPrinter().block(counters_section(found.counters)), ""] if found.counters is not None else []),
         *foot(found.conventions, found.environment, [_MEANING, ""]),
         *(["", markdown(ran)] if ran else []),
     ]

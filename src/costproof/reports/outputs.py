@@ -12,6 +12,7 @@ from costproof.plugins import Plugin, Registry, at
 from costproof.reports.output import Output
 
 if TYPE_CHECKING:
+    from costproof.reports.document import Form
     from costproof.reports.report import Report
 
 
@@ -22,6 +23,35 @@ def _at(place: str) -> Callable[[], Any]:
 def _of(place: str, *parts: str) -> Callable[[Report], Any]:
     """The data half that a function of ours makes of some parts of a report."""
     return lambda report: _at(place)()(*(getattr(report, part) for part in parts))
+
+
+def _printed(subject: str, form: Form, *, comment: bool = False, ruled: bool = False) -> Callable[[], Any]:
+    """Return the loader of a writing half: the document of a subject, printed in a format.
+
+    Args:
+        comment: Markdown short enough for a comment on a change.
+        ruled: text as a terminal shows it, with rules.
+    """
+
+    def load() -> Callable[..., str]:
+        document = _at(f"reports.{subject}:document")()
+        if form == "html":
+            from costproof.reports.html.printer import HtmlPrinter
+
+            return lambda data: HtmlPrinter().document(document(data, form))
+        if form == "md":
+            from costproof.reports.markdown import BUDGET, MarkdownPrinter
+
+            return lambda data: MarkdownPrinter(BUDGET if comment else None).document(document(data, form))
+        from costproof.reports.text import TerminalPrinter, TextPrinter, uncolored
+
+        if ruled:
+            return lambda data, width=None: uncolored(
+                lambda console: TerminalPrinter(console).document(document(data, form)), width
+            )
+        return lambda data, width=None: TextPrinter(width).document(document(data, form))
+
+    return load
 
 
 _CALLGRAPH: Final = _of("views.callgraph_file:callgraph_file", "capture")
@@ -90,11 +120,11 @@ OUTPUTS: Final[tuple[Output, ...]] = (
     ),
     Output(
         "counters-text", "counters.txt", "third-party counters beside the truth, for the console",
-        _COUNTERS, _at("reports.counters_table:counters_text"), for_screens=True,
+        _COUNTERS, _printed("counters", "text"), for_screens=True,
     ),
     Output(
         "counters-md", "counters.md", "third-party counters beside the truth, for people",
-        _COUNTERS, _at("reports.counters_md:counters_md"), folder="report",
+        _COUNTERS, _printed("counters", "md"), folder="report",
     ),
     Output(
         "counters-json", "counters.json", "third-party counters beside the truth, for programs",
@@ -102,7 +132,7 @@ OUTPUTS: Final[tuple[Output, ...]] = (
     ),
     Output(
         "counters-html", "counters.html", "third-party counters beside the truth, as a page for a browser",
-        _COUNTERS, _at("reports.html.counters_page:counters_page"),
+        _COUNTERS, _printed("counters", "html"),
     ),
     Output(
         "profile-json", "profile.json", "measured times, for programs",
@@ -118,71 +148,71 @@ OUTPUTS: Final[tuple[Output, ...]] = (
     ),
     Output(
         "explain-text", "explain.txt", "the formulas of a stage with numbers put in, for the console",
-        write=_at("reports.explain_texts:explain_text"), for_screens=True,
+        write=_printed("explain", "text"), for_screens=True,
     ),
     Output(
         "explain-md", "explain.md", "the formulas of a stage with numbers put in, for people",
-        write=_at("reports.explain_texts:explain_md"),
+        write=_printed("explain", "md"),
     ),
     Output(
         "explain-html", "explain.html", "the formulas of a stage with numbers put in, as a page for a browser",
-        write=_at("reports.html.explanation:explanation_page"),
+        write=_printed("explain", "html"),
     ),
     Output(
         "claims-md", "claims.md", "verdicts on published numbers, for people",
-        write=_at("reports.claims_md:claims_md"),
+        write=_printed("claims", "md"),
     ),
     Output(
         "claims-json", "claims.json", "verdicts on published numbers, for programs", kind=_at("claims:CLAIMS"),
     ),
     Output(
         "claims-html", "claims.html", "verdicts on published numbers, as a page for a browser",
-        write=_at("reports.html.claims_page:claims_page"),
+        write=_printed("claims", "html"),
     ),
     Output(
         "diff-md", "diff.md", "what a change does to the cost, short enough for a comment",
-        write=_at("reports.diff_md:diff_md"),
+        write=_printed("diff", "md", comment=True),
     ),
     Output(
         "diff-json", "diff.json", "what a change does to the cost, for programs", kind=_at("compare.diff.types:DIFF"),
     ),
     Output(
         "diff-csv", "diff.csv", "sums and rows that a change has changed, as a table",
-        write=_at("reports.diff_csv:diff_csv"),
+        write=_at("reports.diff:diff_csv"),
     ),
     Output(
         "diff-html", "diff.html", "what a change does to the cost, as a page for a browser",
-        write=_at("reports.html.diff_page:diff_page"),
+        write=_printed("diff", "html"),
     ),
     Output(
         "diff-text", "diff.txt", "what a change does to the cost, for the console",
-        write=_at("reports.diff_table:diff_text"), for_screens=True,
+        write=_printed("diff", "text", ruled=True), for_screens=True,
     ),
     Output(
         "gate-text", "gate.txt", "whether a change may pass, for the console",
-        write=_at("reports.gate_table:gate_text"), for_screens=True,
+        write=_printed("gate", "text"), for_screens=True,
     ),
     Output(
         "gate-md", "gate.md", "whether a change may pass, short enough for a comment",
-        write=_at("reports.gate_md:gate_md"),
+        write=_printed("gate", "md", comment=True),
     ),
     Output(
         "gate-json", "gate.json", "whether a change may pass, for programs", kind=_at("compare.gate.types:GATE"),
     ),
     Output(
         "gate-html", "gate.html", "whether a change may pass, as a page for a browser",
-        write=_at("reports.html.gate_page:gate_page"),
+        write=_printed("gate", "html"),
     ),
     Output(
-        "gate-junit", "gate.xml", "whether a change may pass, as JUnit XML", write=_at("reports.gate_ci:gate_junit"),
+        "gate-junit", "gate.xml", "whether a change may pass, as JUnit XML", write=_at("reports.gate:gate_junit"),
     ),
     Output(
         "gate-sarif", "gate.sarif", "limits that do not hold, for code scanning",
-        write=_at("reports.gate_ci:gate_sarif"),
+        write=_at("reports.gate:gate_sarif"),
     ),
     Output(
         "gate-github", "gate.github", "limits that do not hold, as annotations of a job on GitHub",
-        write=_at("reports.gate_ci:gate_github"),
+        write=_at("reports.gate:gate_github"),
     ),
     Output(
         "roofline-text", "roofline.txt", "what a run takes at least on a device, for the console",
@@ -254,7 +284,7 @@ OUTPUTS: Final[tuple[Output, ...]] = (
     ),
     Output(
         "certificate-md", "certificate.md", "a proof, for people",
-        write=_at("reports.certificate_md:certificate_md"),
+        write=_printed("certificate", "md"),
     ),
     Output(
         "certificate-json", "certificate.json", "a proof, for programs",
@@ -262,7 +292,7 @@ OUTPUTS: Final[tuple[Output, ...]] = (
     ),
     Output(
         "certificate-html", "certificate.html", "a proof, as a page for a browser",
-        write=_at("reports.html.certificate_page:certificate_page"),
+        write=_printed("certificate", "html"),
     ),
 )  # fmt: skip
 

@@ -11,7 +11,7 @@ from costproof.ledger.workload import counted_line
 from costproof.reports.convention import HEAD, LOUD, convention_rows
 from costproof.reports.modules_text import short_table
 from costproof.reports.screen import aligned, fits, say, typeset
-from costproof.reports.uncoloured import uncoloured
+from costproof.reports.text import uncolored
 from costproof.reports.whole_words import how, not_known, whole_rows, whole_title
 from costproof.views.describe import model_line, workload_line
 from costproof.views.numbers import bounded, exact, human
@@ -126,4 +126,4 @@ def _word(status: str) -> str:
 
 def summary_text(report: Report, width: int | None = None) -> str:
     """The summary without colour, as a file holds it."""
-    return uncoloured(lambda console: print_summary(console, report), width)
+    return uncolored(lambda console: print_summary(console, report), width)

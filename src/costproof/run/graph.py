@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from costproof.ledger.callgraph import Listing
+from costproof.ledger.callgraph import OperatorListing
 from costproof.ledger.environment import require
 from costproof.ledger.errors import BadInput, did_you_mean
 from costproof.ledger.progress import Progress, silent
@@ -125,7 +125,7 @@ def graph(
 
 def operators(
     target: str | RunRequest, stage: str, *, module: str | None = None, **choices: Any
-) -> tuple[Listing, ...]:
+) -> tuple[OperatorListing, ...]:
     """The operators of a stage as it is exported, in order, each with its cost.
 
     Args:
@@ -155,13 +155,13 @@ def operators(
         found = tuple(listings(model, prepared.workload, stage))
     if module is not None:
         kept = ((one, tuple(x for x in one.lines if fnmatchcase(x.module or "(root)", module))) for one in found)
-        found = tuple(Listing(one.stage, one.invocation, one.part, lines) for one, lines in kept if lines)
+        found = tuple(OperatorListing(one.stage, one.invocation, one.part, lines) for one, lines in kept if lines)
     if not found:
         raise BadInput("no operator to list", where=f"{stage}, --module {module or '*'}", fix="ask for less")
     return found
 
 
-def operator_graph(found: Sequence[Listing], kind: str = "svg", *, unrolled: bool = False) -> str | bytes:
+def operator_graph(found: Sequence[OperatorListing], kind: str = "svg", *, unrolled: bool = False) -> str | bytes:
     """Operators as a picture: boxes with shapes and shares of the FLOPs, arrows of data; equal layers are drawn once.
 
     Args:
@@ -180,9 +180,10 @@ def operator_graph(found: Sequence[Listing], kind: str = "svg", *, unrolled: boo
         raise BadInput("no such kind of picture", where=kind, expected="one of " + ", ".join(known))
     view = operator_view(found, unrolled=unrolled)
     if kind == "html":
-        from costproof.reports.html.operators_page import operators_page
+        from costproof.reports.graph.operators import operators_page
+        from costproof.reports.html.printer import HtmlPrinter
 
-        return operators_page(view)
+        return HtmlPrinter().document(operators_page(view))
     if kind == "png":
         from costproof.reports.graph.svg import svg
         from costproof.reports.plots.raster import png

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from costproof.compare.proof.closed_form import Limit as Condition
 
 _FAR: Final = 2**40
-"""No batch and no length is as large."""
+"""The search for a limit ends here."""
 _Sizes = Mapping[tuple[str, str], Mapping[str, int]]
 """(stage, invocation) -> the values of its symbols."""
 
@@ -54,18 +54,23 @@ class GraphRun:
                 return  # the run has no such size
         except BadInput:  # or takes no other one
             return
-        here = (LimitPoint(own, held + (self._cache(setting, own) or 0)),)
+        here: tuple[LimitPoint, ...] = ()
         try:
+            here = (LimitPoint(own, held + self._cache(setting, own)),)
             at = self._first(setting, own, room - held)
-            points = tuple(LimitPoint(n, held + self._cache(setting, n)) for n in (at - 1, at) if n > 0) if at else here
-            if at is not None and (why := self._refusal(setting, at)):
+            if at is None:
+                self._check_constant(setting, own)
+                yield Limit(setting, "weights and cache", "never", None, here)
+                return
+            points = tuple(LimitPoint(n, held + self._cache(setting, n)) for n in (at - 1, at) if n > 0)
+            if why := self._refusal(setting, at):
                 yield Limit(setting, "weights and cache", "refused", at, here, why)
                 return
-            self._check_graphs(setting, [p.at for p in points] if at is not None else [own, _FAR])
+            self._check_graphs(setting, [p.at for p in points])
         except _NotKnownError as error:
             yield Limit(setting, "weights and cache", "not solved", None, here, str(error))
             return
-        yield Limit(setting, "weights and cache", "never" if at is None else "from", at, points)
+        yield Limit(setting, "weights and cache", "from", at, points)
 
     def _sizes(self, setting: str, at: int) -> _Sizes:
         there: dict[str, Any] = {setting: at}
@@ -81,22 +86,44 @@ class GraphRun:
         return ""
 
     def _cached(self) -> list[CostNode]:
-        return [n for n in self.ledger.nodes if n.cost("kv_cache_bytes") or "kv_cache_bytes" in n.exprs]
+        """Return the nodes with a cache; that of an unknown size is one."""
+        return [n for n in self.ledger.nodes if n.cost("kv_cache_bytes") != 0]
 
     def _cache(self, setting: str, at: int) -> int:
-        """Return the bytes of the cache by the formulas of the graphs."""
+        """Return the bytes of the cache by the formulas of the graphs.
+
+        Raises:
+            _NotKnownError: they do not say how large it is.
+        """
         sizes = self._sizes(setting, at)
-        return sum(
-            evaluate(parse(n.exprs["kv_cache_bytes"]), sizes[n.stage, n.invocation])
-            if "kv_cache_bytes" in n.exprs
-            else n.cost("kv_cache_bytes") or 0
-            for n in self._cached()
-        )
+        found = 0
+        for node in self._cached():
+            size = node.cost("kv_cache_bytes")
+            if "kv_cache_bytes" in node.exprs:
+                size = evaluate(parse(node.exprs["kv_cache_bytes"]), sizes[node.stage, node.invocation])
+            if size is None:
+                raise _NotKnownError(f"the cache of {node.module or node.stage} is not known")
+            found += size
+        return found
+
+    def _check_constant(self, setting: str, own: int) -> None:
+        """Check that neither the cache nor a condition of its graphs has a symbol that varies with the setting.
+
+        Raises:
+            _NotKnownError: one has: the cache was evaluated at some values only.
+        """
+        before, after = self._sizes(setting, own), self._sizes(setting, own + 1)
+        varied = {k for call, values in before.items() for k, v in values.items() if after[call].get(k) != v}
+        texts = [n.exprs["kv_cache_bytes"] for n in self._cached() if "kv_cache_bytes" in n.exprs]
+        self._check_graphs(setting, [own, _FAR])
+        texts += [condition.margin for *_, conditions in self._graphs() for condition in conditions]
+        if varied & frozenset().union(*map(free_symbols, texts)):
+            raise _NotKnownError(f"it fits at every value tried, up to {_FAR:,}; larger ones were not looked at")
 
     def _first(self, setting: str, own: int, room: int) -> int | None:
-        """Return the first value at which the cache is larger; ``None`` if there is none.
+        """Return the first value at which the cache exceeds the room; ``None``: none of those tried, up to 2**40.
 
-        A cache never shrinks with the run, so that bisection finds it.
+        Doubling, then bisection: a cache does not shrink as a run grows.
         """
         below, above = 0, own
         while self._cache(setting, above) <= room:
@@ -136,7 +163,7 @@ class GraphRun:
     def _graphs(self) -> list[tuple[str, frozenset[str], tuple[Condition, ...]]]:
         """Return (stage, symbols, conditions) of the exports that say something of the cache."""
         from costproof.tracers.cache import cache_enabled, cached_export
-        from costproof.tracers.derive.subject import limits
+        from costproof.tracers.derive.subject import size_limits
 
         stages = {n.stage for n in self._cached()}
         with count_lock(), cache_enabled(True):
@@ -146,7 +173,7 @@ class GraphRun:
                 free = frozenset().union(*(free_symbols(size.symbol) for size in job.sizes))
                 for stage in stages.intersection(job.stages):
                     try:
-                        conditions = limits(cached_export(job), {})
+                        conditions = size_limits(cached_export(job), {})
                     except Incomplete as error:
                         raise _NotKnownError(error.line) from error
                     found.append((stage, free, conditions))

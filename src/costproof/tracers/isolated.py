@@ -12,7 +12,6 @@ from costproof.ledger.node import CostNode, Ledger, UnknownOp
 from costproof.ledger.progress import Progress, silent
 from costproof.ledger.run import Convention
 from costproof.ledger.workload import Workload
-from costproof.models.generic.alike import held_bytes
 from costproof.models.jobs import ExportJob
 from costproof.models.serving import options_of
 from costproof.models.target import Staged
@@ -21,13 +20,13 @@ from costproof.opgraph.costed import CostedGraph, cost_graph
 from costproof.opgraph.fvcore_macs import fvcore_nodes
 from costproof.opgraph.graph import path_renamer, rename_modules
 from costproof.opgraph.merge import merge_nodes
-from costproof.opgraph.reuse import RETURNED
 from costproof.opgraph.tally import LedgerBuilder, graph_metrics, with_owners
 from costproof.patches.patch import gc_disabled
 from costproof.patches.torchlens import wrapped_once
 from costproof.tracers.dynamic import without_unfused_if_chosen
 from costproof.tracers.paths import Paths, dtype_name
-from costproof.tracers.torchlens_trace import Forward, lost_tensors, trace_forward
+from costproof.tracers.resident_bytes import resident_bytes
+from costproof.tracers.torchlens_trace import TracedForward, lost_tensors, trace_forward
 
 SCAFFOLDING: Final = "(wrapper)"
 """Stands before paths inside a wrapper that are not paths of the model; no module can be called so."""
@@ -79,7 +78,7 @@ def isolated_ledger(target: Staged, workload: Workload, progress: Progress = sil
     return without_unfused_if_chosen(ledger, target, workload)
 
 
-def trace_stage(run: ExportJob) -> Forward:
+def trace_stage(run: ExportJob) -> TracedForward:
     """Trace one stage alone, in paths from the root of the model; of the inputs past keys and values are left.
 
     Raises:
@@ -89,11 +88,11 @@ def trace_stage(run: ExportJob) -> Forward:
     found = trace_forward(run.module, run.args, f"stage run {run.id}", *names)
     past = tuple(v for v in found.inputs if v.origin == "cache")
     graph = rename_modules(found.graph, run.prefix, SCAFFOLDING).with_calls_of(run.own_calls)
-    return Forward(graph, past, found.problems, found.notes)
+    return TracedForward(graph, past, found.problems, found.notes)
 
 
 def stage_nodes(
-    run: ExportJob, traced: Forward, work: CostedGraph, convention: Convention | None = None
+    run: ExportJob, traced: TracedForward, work: CostedGraph, convention: Convention | None = None
 ) -> tuple[tuple[CostNode, ...], tuple[UnknownOp, ...]]:
     """Nodes of one stage run.
 
@@ -105,7 +104,8 @@ def stage_nodes(
     def place(module: str, call: int) -> tuple[str, str] | None:
         return None if module.startswith(SCAFFOLDING) else here
 
-    found = account(work, place, {name if name.startswith(RETURNED) else f"{_INPUT}{name}" for name in run.inside})
+    inside = {f"{_INPUT}{name}" if name in run.args else name for name in run.inside}
+    found = account(work, place, inside)
     grown = cache_nodes(lambda path, call: here, traced.graph, traced.inputs)
     beside = fvcore_nodes(traced.graph, place) if convention else ()
     return merge_nodes((*found.nodes, *grown, *beside)), (*found.unknown, *lost_tensors(traced.problems, run.stage))
@@ -114,7 +114,7 @@ def stage_nodes(
 def _buffers(run: ExportJob) -> dict[str, int | None]:
     """Full name -> bytes of the buffers inside a wrapper that are the model's."""
     rename, named = path_renamer(run.prefix), Paths(run.module).buffers.items()
-    return held_bytes({outer: buffer for name, buffer in named if (outer := rename(name)) is not None})
+    return resident_bytes({outer: buffer for name, buffer in named if (outer := rename(name)) is not None})
 
 
 def _parameters(run: ExportJob) -> dict[str, tuple[tuple[int, ...], str]]:

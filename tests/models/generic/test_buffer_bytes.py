@@ -8,6 +8,8 @@ from torch import nn
 
 import costproof
 from costproof.ledger.node import Ledger
+from costproof.models.generic.alike import held_bytes
+from costproof.tracers.resident_bytes import resident_bytes
 
 
 def ledgers(module: nn.Module, *inputs: torch.Tensor) -> tuple[Ledger, Ledger]:
@@ -48,6 +50,32 @@ def test_buffers_of_every_kind() -> None:
         own = {n.module: n.cost("buffer_bytes") for n in ledger.nodes if n.cost("buffer_bytes") != 0}
         assert own == {"": 400 + 20 + 4 + 40 + 24 + 7, "part": 2}
         assert ledger.total("buffer_bytes") == 497
+
+
+def test_the_bytes_that_buffers_of_a_run_occupy() -> None:
+    every = dict(Every().named_buffers(remove_duplicate=False))
+    assert {name: size for name, size in resident_bytes(every).items() if size != 0} == {
+        "table": 400, "two": 20, "one": 4, "even": 40, "kept": 24, "mask": 7, "part.scale": 2,
+    }  # fmt: skip
+    memory = torch.zeros(24, dtype=torch.uint8)
+    # Bytes 0 to 12 as three floats, 8 to 16 as bytes; then every second and every fourth of the last eight.
+    views = {
+        "first": memory[8:16],
+        "floats": memory[:12].view(torch.float32),
+        "half": memory[16::2],
+        "some": memory[16::4],
+    }
+    assert resident_bytes(views) == {"first": 16, "floats": 0, "half": 4, "some": 0}
+    assert resident_bytes({"some": memory[::4], "other": memory[1::2]}) == {"some": 6 + 12, "other": 0}
+    odd = {"sparse": torch.eye(4).to_sparse(), "conj": torch.zeros(2, dtype=torch.complex64).conj()}
+    assert resident_bytes(odd) == {"sparse": None, "conj": None}
+
+
+def test_a_mistake_in_the_bytes_of_a_program_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(held_bytes, "__code__", (lambda tensors: dict.fromkeys(tensors, 8)).__code__)
+    report = costproof.count(Packed(), torch.ones(5, 16))
+    assert report.discrepancy.verdict == "unexplained"
+    assert [x.total("buffer_bytes") for x in report.capture.ledgers] == [16, 24 * 16 + 24 * 4]
 
 
 def test_batch_norm_in_a_module_that_hangs_at_two_places() -> None:

@@ -24,7 +24,8 @@ SAMPLES: Final = 15_360
 PLACEHOLDERS: Final = ("audio_token_id", "audio_token_index", "image_token_id", "image_token_index")
 """Of a configuration the token that stands for an image or a sound in a text."""
 _AXES: Final = ("time", "row", "column")
-_SIDE: Final = 224
+SIDE: Final = 224
+"""Pixels per side of an image where no configuration says it."""
 _TOWERS: Final = {"image": ("vision", "visual", "image", "vqmodel"), "audio": ("audio", "speech", "encoder")}
 """What the paths of modules say that an input of a kind enters, where others enter elsewhere."""
 _IN_CHUNKS: Final = "chunk_sample_lengths"
@@ -182,16 +183,21 @@ def sides(case: Case) -> tuple[int, int]:
     """
     if case.side is not None:
         return case.side, case.side
-    vision, backbone = (attribute(case.config, f"{part}_config", None) for part in ("vision", "backbone"))
-    inner = attribute(attribute(case.config, "encoder", None), "vision_config", None)
-    parts = (vision, inner, case.config, backbone, attribute(vision, "backbone_config", None))
-    names = ("image_size", "crop_size", "input_size", "max_img_size")
-    side = next((s for p in parts for name in names if (s := attribute(p, name, None))), _SIDE)
+    side = own_side(case.config) or SIDE
     ratios = attribute(case.config, "scaled_images_ratios", None)
     if ratios and isinstance(side, int):
         side = max(side, -int(-case.number("patch_size", default=1) // min(ratios)))
     height, width = (side, side) if isinstance(side, int) else map(int, side)
     return height // (2 if "prompt_pixel_values" in case.takes else 1), width
+
+
+def own_side(config: Any) -> Any:
+    """Return the size of images that a configuration or a part of it names, in pixels; ``None``: there is none."""
+    vision, backbone = (attribute(config, f"{part}_config", None) for part in ("vision", "backbone"))
+    inner = attribute(attribute(config, "encoder", None), "vision_config", None)
+    parts = (vision, inner, config, backbone, attribute(vision, "backbone_config", None))
+    names = ("image_size", "crop_size", "input_size", "max_img_size")
+    return next((s for p in parts for name in names if (s := attribute(p, name, None))), None)
 
 
 @makes("input_features", "audio_mel")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from costproof.ledger.attributes import has_attribute
+from costproof.ledger.attributes import attribute, has_attribute
 from costproof.ledger.errors import BadInput, CostproofError, Problems
 from costproof.ledger.metrics import Conventions
 from costproof.ledger.plural import plural
@@ -16,11 +16,11 @@ from costproof.ledger.progress import Progress
 from costproof.ledger.run import RunOptions
 from costproof.ledger.workload import (
     SIZE_FROM,
-    Attention,
+    AttentionKind,
     Dtype,
-    Input,
     Invocation,
     ModuleKinds,
+    SettingValue,
     TargetInfo,
     Workload,
 )
@@ -48,7 +48,7 @@ from costproof.models.generic.kept import (
     why_one_stage,
 )
 from costproof.models.generic.made import Cuttable, Given, Made, Maker
-from costproof.models.generic.makers import Case
+from costproof.models.generic.makers import SIDE, Case, own_side
 from costproof.models.generic.stages import Cached, Plan, Whole, longest
 from costproof.models.generic.towers import IDS, NONE, Towers
 from costproof.models.generic.usual import (
@@ -137,10 +137,10 @@ class GenericTarget:
         if isinstance(self.maker, Cuttable):
             self.maker.check_depth(made.module)
         most = longest(made.module)
-        images = None if "image_size" in given or made.inputs is not None else self.maker.stored.images
+        images = None if "image_size" in given or made.inputs is not None else self._images(made)
         filled = self._filled(made, dtype, attention, images.side if images else given.get("image_size"))
         usual = USUAL + (filled if filled >= USUAL else 0)
-        inputs: dict[str, Input] = {k: given[k] for k in ("image_size", "input") if k in given}
+        inputs: dict[str, SettingValue] = {k: given[k] for k in ("image_size", "input") if k in given}
         inputs |= {"image_size": images.side, SIZE_FROM: images.where} if images else {}
         plain = Workload(
             name="usual" if not given else "custom",
@@ -173,6 +173,13 @@ class GenericTarget:
             plain = replace(plain, batch=found.values.get("B") or 1)
         what = "" if "new_tokens" in takes else ", ".join(_titles(found.args))
         return replace(plain, what=what, arguments=shapes(found.args))
+
+    def _images(self, made: Made) -> ImageSize | None:
+        """Return the size of images that the processor beside the configuration makes, also of a usual one."""
+        found = self.maker.stored
+        if found.pixels is None or own_side(attribute(made.module, "config", None)) is not None:
+            return found.images
+        return found.pixels.fit(SIDE)
 
     def _check_size(self, made: Made, workload: Workload, images: ImageSize) -> None:
         """Check that the model runs on images of the processor's size, if it runs on shapes at all."""
@@ -338,7 +345,7 @@ class GenericTarget:
             return ()
         return beyond_of(self.maker, workload.dtype, workload.attention)
 
-    def _filled(self, made: Made, dtype: Dtype | None, attention: Attention | None, side: int | None) -> int:
+    def _filled(self, made: Made, dtype: Dtype | None, attention: AttentionKind | None, side: int | None) -> int:
         """Positions of a prompt that one element's images or sounds fill."""
         if made.inputs is not None or side == TEXT_ALONE:
             return 0

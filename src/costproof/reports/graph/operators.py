@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
-from costproof.ledger.callgraph import Line, Listing
+from costproof.ledger.callgraph import OperatorLine, OperatorListing
 from costproof.ledger.errors import BadInput
 from costproof.ledger.node import exact_sum
 from costproof.ledger.plural import plural
+from costproof.reports.document import Code, Document, Markup, Number, Row, Section, Table
 from costproof.reports.escape import plain
 from costproof.reports.graph.picture import Edge, GraphView, Node
+from costproof.reports.graph.svg import inline
+from costproof.reports.html.document import Html, h, joined
 from costproof.reports.listing_text import form, layers
 from costproof.views.module_paths import pattern
-from costproof.views.numbers import exact, human, some
+from costproof.views.numbers import exact, human, share, some
 
 MOST: Final = 2_000
 """Boxes of a picture: beyond, neither a viewer nor a reader follows, and placing them takes minutes."""
@@ -66,7 +69,7 @@ class Operator(Node):
         return [f"{human(self.vector, 'FLOP')} vector"] if self.vector else []
 
 
-def operator_view(found: Sequence[Listing], *, unrolled: bool = False) -> GraphView:
+def operator_view(found: Sequence[OperatorListing], *, unrolled: bool = False) -> GraphView:
     """The operators of some listings, each a graph of its own, with their share of the FLOPs of all of them.
 
     Args:
@@ -101,7 +104,7 @@ def operator_view(found: Sequence[Listing], *, unrolled: bool = False) -> GraphV
     )
 
 
-def _boxes(lines: Sequence[Line], unrolled: bool) -> Iterator[tuple[int, ...]]:
+def _boxes(lines: Sequence[OperatorLine], unrolled: bool) -> Iterator[tuple[int, ...]]:
     """Places of the lines that are drawn as one, in the order of the first."""
     alike: dict[object, list[range]] = {}
     at = 0
@@ -116,7 +119,7 @@ def _boxes(lines: Sequence[Line], unrolled: bool) -> Iterator[tuple[int, ...]]:
                 yield places
 
 
-def _feeds(lines: Sequence[Line], drawn: Collection[int]) -> Iterator[tuple[int, int]]:
+def _feeds(lines: Sequence[OperatorLine], drawn: Collection[int]) -> Iterator[tuple[int, int]]:
     """Pairs of drawn lines of which the first feeds the second, also through lines that are not drawn."""
     made: dict[str, tuple[int, ...]] = {}
     for i, line in enumerate(lines):
@@ -127,7 +130,7 @@ def _feeds(lines: Sequence[Line], drawn: Collection[int]) -> Iterator[tuple[int,
         made |= dict.fromkeys(line.makes, sources)
 
 
-def _node(name: str, lines: Sequence[Line], whole: int | None) -> Operator:
+def _node(name: str, lines: Sequence[OperatorLine], whole: int | None) -> Operator:
     first = lines[0]
     modules = tuple(x.module or "(root)" for x in lines)
     return Operator(
@@ -149,8 +152,35 @@ def _node(name: str, lines: Sequence[Line], whole: int | None) -> Operator:
     )
 
 
-def _note(one: Listing, drawn: int) -> str:
+def _note(one: OperatorListing, drawn: int) -> str:
     many = sum(1 for x in one.lines if x.returns)
     rest = f", of which {many - drawn:,} that do no work (views, casts) are left out" if many > drawn else ""
     work = exact(exact_sum(x.flops for x in one.lines))
     return f"{one.stage}[{one.invocation}], export {one.part}: {plural(many, 'operator')}{rest}; {work} FLOP"
+
+
+def operators_page(view: GraphView) -> Document:
+    """Return the page of a view of operators: the picture, and a table of its boxes, linked with each other."""
+    linked = replace(view, nodes=tuple(replace(n, link=f"#of-{n.id}") for n in view.nodes), notes=())
+    label = "Operators, scrollable"
+    framed = h("div", Html(inline(linked)), class_="graph", tabindex=0, role="region", aria_label=label)
+    picture = Markup(joined(h("p", id="zoom", class_="tools"), framed))
+    rows = []
+    for n in view.nodes:
+        if isinstance(n, Operator):
+            name = h("a", n.class_name, id=f"of-{n.id}", href=f"#{n.id}")
+            flops, vector = (Number(v, human(v, "FLOP")) for v in (n.flops, n.vector))
+            cells = (
+                name,
+                exact(n.calls),
+                Code(n.pattern),
+                ", ".join(n.outputs),
+                flops,
+                share(n.flops, n.whole),
+                vector,
+            )
+            rows.append(Row(cells))
+    head = ("Operator", "×", "Module", "Returns", "FLOP", "Share", "vector FLOP")
+    boxes = Table(head, "lrllrrr", rows, noun="box", rest="the text of explain --graph", searchable=True)
+    body = [Section("Picture", [picture]), Section("Boxes", [boxes], id="boxes")]
+    return Document(view.title[:1].upper() + view.title[1:], body, "", " ".join(f"{note}." for note in view.notes))

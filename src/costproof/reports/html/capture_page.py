@@ -16,7 +16,7 @@ from costproof.reports.graph.view import graph_view
 from costproof.reports.html.document import Html, h, page, table
 from costproof.reports.html.mathml import mathml, symbol
 from costproof.reports.html.memory import peaks_part
-from costproof.reports.html.parts import (
+from costproof.reports.html.printer import (
     MOST_FINDINGS,
     MOST_IN_A_CELL,
     about,

@@ -8,7 +8,7 @@ from typing import Final
 from costproof.ledger.peaks import CallPeaks, Moment, Peak, Peaks, by_stage
 from costproof.ledger.plural import plural
 from costproof.reports.html.document import Html, h, joined, page, table
-from costproof.reports.html.parts import about, folded, foot, head, number, swatch
+from costproof.reports.html.printer import about, folded, foot, head, number, swatch
 from costproof.reports.peaks_text import ALIVE, FORM, GAP, MEANING, alive, at, gap, name, title, where
 from costproof.views.numbers import exact, human
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import cache, singledispatch
-from itertools import chain
-from typing import Final
+from typing import Any, Final
 
 from costproof.claims import ClaimsReport
 from costproof.compare.diff.types import Diff
@@ -16,24 +15,15 @@ from costproof.ledger.metrics import METRICS
 from costproof.ledger.node import Ledger
 from costproof.ledger.notebook import Format
 from costproof.ledger.plural import plural
-from costproof.reports.certificate_words import SENTENCE
-from costproof.reports.claims_words import sentence as claims_sentence
-from costproof.reports.counters_md import counts
-from costproof.reports.diff_words import sentence as diff_sentence
-from costproof.reports.explain_texts import explain_md, explain_text
-from costproof.reports.gate_words import sentence as gate_sentence
+from costproof.reports import certificate, claims, counters, diff, explain, gate
+from costproof.reports.document import Document, Form
 from costproof.reports.html.capture_page import capture_cell
-from costproof.reports.html.certificate_page import certificate_body
-from costproof.reports.html.claims_page import claims_body
-from costproof.reports.html.counters_page import VERDICTS, counters_body
-from costproof.reports.html.diff_page import diff_cell
 from costproof.reports.html.document import Html, h, joined, part, table
-from costproof.reports.html.explanation import explanation_body, explanation_head
-from costproof.reports.html.gate_page import gate_body
-from costproof.reports.html.parts import MOST_IN_A_CELL, about, verdict_line
+from costproof.reports.html.printer import MOST_IN_A_CELL, HtmlPrinter, about, verdict_line
+from costproof.reports.markdown import MarkdownPrinter
 from costproof.reports.report import Report
+from costproof.reports.text import TextPrinter
 from costproof.views.counters import CounterReport
-from costproof.views.describe import counted_lines, model_line
 from costproof.views.explanation import Explanation
 from costproof.views.numbers import exact
 
@@ -57,7 +47,8 @@ def display(value: object, format: Format) -> str:  # noqa: A002
     if format == "html":
         return cell(value)
     if isinstance(value, Explanation):
-        return explain_text(value) if format == "text" else explain_md(value)
+        printer = TextPrinter() if format == "text" else MarkdownPrinter()
+        return printer.document(explain.document(value, format))
     assert isinstance(value, Report)
     return value.render("summary" if format == "text" else "static-md")
 
@@ -92,61 +83,24 @@ def _parts(value: object) -> Iterable[Html | None]:
     raise TypeError(type(value).__name__)
 
 
-def _head(title: str, verdict: str, sentence: str, *told: str) -> Iterator[Html]:
-    yield h("p", h("b", title), class_="title")
-    yield verdict_line(verdict, sentence)
-    yield from (h("p", line, class_="about") for line in told)
-
-
 @_parts.register
 def _report(found: Report) -> Iterable[Html | None]:
     told = about(found.capture.target, found.capture.workload)
-    return chain(_head(found.capture.target.title, found.verdict, found.sentence, told), capture_cell(found))
+    yield h("p", h("b", found.capture.target.title), class_="title")
+    yield verdict_line(found.verdict, found.sentence)
+    yield h("p", told, class_="about")
+    yield from capture_cell(found)
 
 
-@_parts.register
-def _diff(found: Diff) -> Iterable[Html | None]:
-    names = " → ".join(dict.fromkeys((found.base.name, found.head.name)))
-    counted = counted_lines(found.base, found.head)
-    return chain(_head(names, found.verdict, diff_sentence(found), *counted), diff_cell(found))
+def _subject(document: Callable[[Any, Form], Document]) -> Callable[[object], Iterable[Html]]:
+    return lambda found: HtmlPrinter(MOST_IN_A_CELL).cell(document(found, "cell"))
 
 
-@_parts.register
-def _claims(found: ClaimsReport) -> Iterable[Html | None]:
-    told = about(found.target, found.workload)
-    top = _head(f"Claims on {found.target.title}", found.verdict, claims_sentence(found), told)
-    return chain(top, claims_body(found, MOST_IN_A_CELL))
-
-
-@_parts.register
-def _counters(found: CounterReport) -> Iterable[Html | None]:
-    told = about(found.target, found.workload)
-    said = f"{counts(found.compared)}."
-    top = _head(f"Third-party counters on {found.target.title}", VERDICTS[found.exit_code], said, told)
-    return chain(top, counters_body(found, MOST_IN_A_CELL))
-
-
-@_parts.register
-def _certificate(found: Certificate) -> Iterable[Html | None]:
-    top = _head(f"Certificate: {found.target.name}", found.verdict, SENTENCE[found.verdict], model_line(found.target))
-    return chain(top, certificate_body(found, MOST_IN_A_CELL))
-
-
-@_parts.register
-def _gate(found: Gate) -> Iterable[Html | None]:
-    names = " → ".join(dict.fromkeys((found.base.name, found.head.name)))
-    counted = counted_lines(found.base, found.head)
-    top = _head(f"Cost gate: {names}", found.verdict, gate_sentence(found), *counted, f"Policy: {found.policy}")
-    return chain(top, gate_body(found, MOST_IN_A_CELL))
-
-
-@_parts.register
-def _explanation(found: Explanation) -> Iterable[Html | None]:
-    title, sentence, told = explanation_head(found)
-    yield h("p", h("b", title), class_="title")
-    yield h("p", sentence)
-    yield from (h("p", line, class_="about") for line in told)
-    yield from explanation_body(found, MOST_IN_A_CELL)
+for _type, _document in (
+    (ClaimsReport, claims.document), (Certificate, certificate.document), (CounterReport, counters.document),
+    (Diff, diff.document), (Explanation, explain.document), (Gate, gate.document),
+):  # fmt: skip
+    _parts.register(_type, _subject(_document))
 
 
 @_parts.register

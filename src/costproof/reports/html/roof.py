@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from costproof.estimate.roofline import Roofline
 from costproof.reports.html.document import Html, h, joined, table
-from costproof.reports.html.parts import folded, shares, swatch
+from costproof.reports.html.printer import folded, shares, swatch
 from costproof.reports.roofline_svg import roofline_svg
 from costproof.reports.roofline_words import (
     BOUND,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from costproof.ledger.capture import SymbolDoc
 from costproof.ledger.errors import BadInput, CostproofError
 from costproof.ledger.node import Ledger
-from costproof.ledger.workload import FLOAT_BYTES, Invocation, TensorSpec, Workload
+from costproof.ledger.workload import FLOAT_BYTES, SIZE_FROM, Invocation, TensorSpec, Workload
 from costproof.models import settings as common
 from costproof.models.decoding.decoder import ids_on_meta, on_meta
 from costproof.models.decoding.names import STAGES
@@ -92,13 +92,18 @@ class Qwen25Vl(ImageTextTarget[Qwen25VlConfig]):
             found.append(BadInput("a run without images has no size of them", where="--image-size", got=side))
             return counted
         step = self.config.vision.step
+        limits, where = self.stored.pixels if side is None and count else None, {}
+        if limits is not None:
+            fitted = replace(limits, step=step).fit(-(-_USUAL // step) * step)
+            side, where = fitted.side, {SIZE_FROM: fitted.where}
         side = -(-_USUAL // step) * step if side is None else side
         if side % step or not 0 < side <= _LARGEST:
             expected = f"a multiple of {step}, at most {_LARGEST}"
             what = "the image is not cut into whole tokens"
             found.append(BadInput(what, where="--image-size", expected=expected, got=side))
             return counted
-        return with_images(counted, count, side)
+        sized = with_images(counted, count, side)
+        return replace(sized, inputs={**sized.inputs, **where})
 
     def problems(self, workload: Workload) -> list[CostproofError]:
         """Everything that keeps the model from running a workload; images are told apart by the text between them."""

@@ -1,29 +1,107 @@
-"""Verdicts on claims in words, for every output that people read."""
+"""Report claims: published numbers next to the truth, each with the causes that lead from one to the other."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from fractions import Fraction
 from typing import Final, get_args
 
 from costproof.claims import ClaimsReport, Judgement
 from costproof.claims.explaining import CHANCE
-from costproof.claims.types import Lengths, Place, Reading, Status
+from costproof.claims.types import Lengths, Place, Reading
+from costproof.claims.types import Status as ClaimStatus
 from costproof.ledger.plural import plural
-from costproof.reports.blocks import Block, Code, Grid, Prose, listed, pieces
-from costproof.views.numbers import cut
+from costproof.reports.document import (
+    Block,
+    Cell,
+    Code,
+    Document,
+    Form,
+    Note,
+    Prose,
+    Row,
+    Section,
+    Status,
+    Table,
+    Verdict,
+    listed,
+    pieces,
+    subject,
+)
+from costproof.views.describe import versions_line
+from costproof.views.numbers import cut, exact
 
 HEAD: Final = ("claim", "metric", "claimed", "truth", "claim − truth", "verdict")
 _MOST_CAUSES: Final = 4
 _MOST_CLAIMED: Final = 60
 _LENGTH: Final = {"S": "prompt length", "P": "context length"}
-WORDS: Final[dict[str, str]] = {status: status for status in get_args(Status)} | {"explained": "explained: residual 0"}
+WORDS: Final[dict[str, str]] = {s: s for s in get_args(ClaimStatus)} | {"explained": "explained: residual 0"}
 
 
 def sentence(report: ClaimsReport) -> str:
     """``unexplained: 3 claims, 1 explained, 2 refuted.``"""
     counts = [f"{n} {word}" for word in WORDS if (n := sum(j.status == word for j in report.judgements))]
     return f"{report.verdict}: {plural(len(report.judgements), 'claim')}, {', '.join(counts)}."
+
+
+def document(report: ClaimsReport, form: Form) -> Document:
+    """Return the report: a row for each claim, then how each claim comes about."""
+    title = f"Claims on {report.target.title}"
+    about = subject(report.target, report.workload, form)
+    source = f" ({report.source})" if report.source else ""
+    named = [f"{report.title}{source}."] if report.title else []
+    truth = f"Truth: {report.truth}."
+    if form == "text":
+        rows: list[tuple[Cell, ...]] = [
+            (f"{j.id} {j.metric}", j.claimed, f"{j.truth:,}", Status(j.status), _because(j)) for j in report.judgements
+        ]
+        table = Table(("Claim", "Claimed", "Truth", "Verdict", "Because"), "lrrll", rows, keys=1, prose=True)
+        counts = ", ".join(f"{n} {word}" for word, n in Counter(map(_word, report.judgements)).items())
+        last = f"Workload {report.workload.name}; truth: {report.truth}."
+        verdict = Verdict(report.verdict, f"{report.verdict}: {counts}")
+        return Document(report.title or title, [table, verdict, last, "-f md tells how each claim comes about."],
+                        about=about[-1:])  # fmt: skip
+    if form in ("html", "cell"):
+        shown = [Row(_cells(j), j.status, tuple(story(j)), "How it comes about") for j in report.judgements]
+        head = ("claim", "verdict", "metric", "claimed", "truth", "claim − truth", "because")  # fits narrow screens
+        claims = Section("Claims", [Table(head, "llllrrl", shown, noun="claim", searchable=True)], id="claims")
+        foot = [f"Made with {versions_line(report.environment)}."]
+        return Document(title, [*named, Note(truth), claims], report.verdict, sentence(report), about, foot)
+    cells = [
+        (Code(j.id), j.metric, claimed(j), f"{j.truth:,}", _delta(j), (j.status, *because(j)))
+        for j in report.judgements
+    ]
+    stories = [
+        Section((Code(j.id), f", {j.metric}: {WORDS[j.status]}"), told)
+        for j in report.judgements if (told := story(j))
+    ]  # fmt: skip
+    body: list[Block] = [*named, truth, Table(HEAD, "lllrrl", cells), *stories]
+    return Document(title, body, report.verdict, sentence(report), about)
+
+
+def _cells(j: Judgement) -> tuple[Cell, ...]:
+    why = "".join(because(j)).removeprefix(": ")
+    return Code(j.id), Status(j.status), j.metric, claimed(j), exact(j.truth), _delta(j), why
+
+
+def _delta(j: Judgement) -> str:
+    return f"{j.delta:+,}" if j.delta else "0"
+
+
+def _word(j: Judgement) -> str:
+    """Return the verdict for the count of verdicts: a fit that is no evidence is named as one."""
+    return f"{j.status} (fits, not evidence)" if j.status == "undetermined" and j.explanations else j.status
+
+
+def _because(j: Judgement) -> str:
+    """Return what leads from the truth to a claim, in plain text."""
+    if j.explanations:
+        led = " + ".join(" or ".join((step.cause, *step.or_else)) for step in j.explanations[0].steps) + others(j)
+        return f"{led} fits, not evidence" if j.status == "undetermined" else led
+    if j.status == "undetermined":
+        return j.note
+    return f"unexplained rest {j.residual:+,}" if j.residual else j.note
 
 
 def claimed(j: Judgement) -> Code:
@@ -62,13 +140,13 @@ def _story(j: Judgement) -> Iterator[Block]:
     for number, explanation in enumerate(j.explanations, start=1):
         if len(j.explanations) > 1:
             yield f"Set {number} of causes{', which fits equally' if several and number > 1 else ''}:"
-        rows: list[tuple[Prose, ...]] = [("truth", "", f"{j.truth:,}", "")]
+        rows: list[tuple[Cell, ...]] = [("truth", "", f"{j.truth:,}", "")]
         for step in explanation.steps:
             what = step.what + (" (stated by the claim)" if step.stated else "")
             what += f"; the same here: {', '.join(step.or_else)}" if step.or_else else ""
             rows.append((Code(step.cause), what, f"{step.amount:+,}", listed(step.evidence[:2])))
         rows.append(("reaches", "", f"{explanation.reaches:,}", ""))
-        yield Grid(("cause", "what", "amount", "evidence"), "llrl", tuple(rows))
+        yield Table(("cause", "what", "amount", "evidence"), "llrl", rows)
     for lengths in j.lengths:
         yield from _lengths(lengths)
     if last := list(_last(j)):
@@ -109,7 +187,7 @@ def _lengths(lengths: Lengths) -> Iterator[Block]:
     else:
         enclosing = f"The two lengths that enclose the claim, in {_ways(lengths)}:"
         yield ("At no ", *what, f" does it cost what is claimed. {enclosing}")
-        yield Grid(
+        yield Table(
             ("counted with", "below the claim", "above the claim"),
             "lrr",
             tuple((_counted(r), *(_place(lengths.symbol, p) for p in (r.below, r.above))) for r in lengths.readings),

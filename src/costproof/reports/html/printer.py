@@ -1,9 +1,9 @@
-"""What every page has: its head with the verdict, a bar of shares, findings, conventions at the foot."""
+"""Print documents as pages and notebook cells, and the parts that all pages share."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from fractions import Fraction
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
@@ -11,10 +11,30 @@ from urllib.parse import quote
 from costproof.compare.patterns import expand
 from costproof.ledger.metrics import Metric
 from costproof.ledger.plural import plural, verb
-from costproof.ledger.workload import counted_line
-from costproof.reports.blocks import Block, Code, Grid, Items, Prose, pieces
-from costproof.reports.html.document import Html, h, joined, line, table
-from costproof.views.describe import MEANING, model_line, versions_line, workload_line
+from costproof.reports.document import (
+    Block,
+    Cell,
+    Code,
+    Details,
+    Document,
+    Formula,
+    Items,
+    Markup,
+    Note,
+    Number,
+    Prose,
+    Row,
+    Section,
+    Status,
+    Strong,
+    Table,
+    Verdict,
+    pieces,
+    plain_text,
+    subject,
+)
+from costproof.reports.html.document import Html, h, joined, line, page, table
+from costproof.views.describe import MEANING, versions_line
 from costproof.views.numbers import exact, some
 
 if TYPE_CHECKING:
@@ -40,6 +60,115 @@ MOST_IN_A_CELL: Final = 100
 """Likewise of a notebook, which keeps every cell in its file."""
 MOST_FINDINGS: Final = 200
 _EVIDENCE: Final = 6
+
+
+class HtmlPrinter:
+    """Prints a document as a page, or as the parts of a notebook cell.
+
+    Args:
+        most: rows of a searchable table.
+    """
+
+    def __init__(self, most: int = MOST) -> None:
+        """Set the size."""
+        self.most = most
+
+    def document(self, d: Document) -> str:
+        """Return the file of a page."""
+        top = head(plain_text(d.title), d.verdict, d.sentence, map(plain_text, d.about))
+        foot = (block for part in d.foot for block in (self.foot(part) if isinstance(part, Section) else [part]))
+        return page(plain_text(d.title), top, map(self.block, d.body), h("footer", map(self.block, foot)), d.data)
+
+    def foot(self, section: Section) -> Iterable[Block]:
+        """Yield the blocks of a section at the foot, below a heading of their own."""
+        yield Markup(h("h2", self.prose(section.title)))
+        yield from section.body
+
+    def cell(self, d: Document) -> Iterable[Html]:
+        """Yield the parts of a notebook cell: without a foot."""
+        yield h("p", h("b", plain_text(d.title)), class_="title")
+        yield verdict_line(d.verdict, d.sentence) if d.verdict else h("p", d.sentence)
+        yield from (h("p", plain_text(line), class_="about") for line in d.about)
+        yield from map(self.block, d.body)
+
+    def blocks(self, blocks: Iterable[Block]) -> Html:
+        """Return the markup of some blocks."""
+        return joined(*map(self.block, blocks))
+
+    def block(self, block: Block) -> Html:
+        """Return the markup of one block."""
+        match block:
+            case Note(said):
+                return h("p", self.prose(said), class_="note")
+            case Verdict(word, sentence):
+                return verdict_line(word, sentence)
+            case Items(items):
+                return h("ul", (h("li", self.prose(item)) for item in items))
+            case Table():
+                return self.table(block)
+            case Details(title, body):
+                return folded(self.prose(title), self.blocks(body))
+            case Section(title, body):
+                flag = "open" if block.flagged else None
+                return h("section", h("h2", self.prose(title)), map(self.block, body), class_=flag, id=block.id)
+            case Formula(mathml=mathml):
+                return h("div", Html(mathml), class_="equation", tabindex=0)
+            case Markup(text):
+                return Html(text)
+            case _:
+                return h("p", self.prose(block))
+
+    def table(self, t: Table) -> Html:
+        """Return the markup of a table."""
+        title = h("p", self.prose(t.title)) if t.title else None
+        if t.searchable:
+            rows = [row if isinstance(row, Row) else Row(row) for row in t.rows]
+            return joined(title, self.searchable(t, rows))
+        left = f"{t.left_out:,} more {verb(t.left_out)} in {t.rest}."
+        made = table(t.head, (map(self.shown, row) for row in t.cells[: t.most]), align=t.align, class_=t.style)
+        return joined(title, made, h("p", left) if t.left_out else None)
+
+    def searchable(self, t: Table, rows: Sequence[Row]) -> Html:
+        """Return a table that the script makes searchable, with a choice of status, and sorts by any column."""
+        bodies = [
+            h(
+                "tbody",
+                line("td", map(self.shown, row.cells), t.align),
+                h("tr", h("td", folded(row.title, self.blocks(row.more)), colspan=len(t.head)), class_="more")
+                if row.more
+                else None,
+                data_status=row.status,
+            )
+            for row in rows[: self.most]
+        ]
+        left = len(rows) - self.most
+        more = f"{left:,} more {verb(left)} in {t.rest}." if left > 0 else ""
+        said = h("p", more, class_="said", role="status", data_more=more)
+        first, later = bodies[:AT_ONCE], bodies[AT_ONCE:]
+        grid = h("table", h("thead", line("th", t.head, t.align)), *first, aria_label=f"{t.noun}s")
+        # The content of a template is not in the document: the script takes rows out of it.
+        needs = f"{len(later):,} more {verb(len(later), 'needs', 'need')} scripts."
+        kept = (h("noscript", h("p", needs)), h("template", *later)) if later else ()
+        wide = h("div", grid, class_="wide", tabindex=0)
+        return h("div", h("div", said, class_="tools"), wide, *kept, class_="sift", data_name=t.noun, data_step=AT_ONCE)
+
+    def shown(self, cell: Cell) -> str:
+        """Return the markup of a cell."""
+        match cell:
+            case Number(value, shown):
+                return number(value, shown)
+            case Status(word, more):
+                return joined(status(word), self.prose(more)) if more else status(word)
+            case _:
+                return self.prose(cell)
+
+    def prose(self, prose: Prose) -> Html:
+        """Return prose with its code and its bold text; markup stays markup."""
+        return joined(*map(_piece, pieces(prose)))
+
+
+def _piece(piece: str) -> str:
+    return h("code", piece) if isinstance(piece, Code) else h("b", piece) if isinstance(piece, Strong) else piece
 
 
 def status(word: str) -> Html:
@@ -69,8 +198,7 @@ def verdict_line(verdict: str, sentence: str) -> Html:
 
 def about(target: TargetInfo, workload: Workload) -> str:
     """Which model and workload, for the head of a page."""
-    line = counted_line(target, workload)
-    return f"{model_line(target)} · {workload.name}: {workload_line(workload)} · {line[:1].lower()}{line[1:]}"
+    return plain_text(subject(target, workload, "html")[0])
 
 
 def chips(values: Iterable[tuple[str, str, str]], first: Metric) -> Html:
@@ -92,70 +220,9 @@ def folded(title: str, *inside: Html | None) -> Html:
     return h("details", h("summary", title), *inside)
 
 
-def prose(said: Prose) -> Html:
-    """A text of which pieces are code."""
-    return joined(*(h("code", p) if isinstance(p, Code) else p for p in pieces(said)))
-
-
-def blocks(found: Iterable[Block]) -> Html:
-    """Paragraphs, lists and tables."""
-    return joined(*map(_block, found))
-
-
-def _block(block: Block) -> Html:
-    if isinstance(block, Items):
-        return h("ul", (h("li", prose(item)) for item in block.items))
-    if isinstance(block, Grid):
-        return table(block.head, (map(prose, row) for row in block.rows), align=block.align)
-    return h("p", prose(block))
-
-
 def number(value: int | None, shown: str) -> str:
     """A number as it is read, which the script sorts and copies by its exact value; the text alone for ``None``."""
     return shown if value is None else h("data", shown, value=value, title=exact(value))
-
-
-@dataclass(frozen=True, slots=True)
-class Item:
-    """A row of a table, and what belongs to it."""
-
-    cells: tuple[str, ...]
-    status: str
-    """What the script filters by."""
-    more: Html | None = None
-    """What opens below the row."""
-    title: str = ""
-    """Of :attr:`more`."""
-
-
-def sifted(
-    head: Sequence[str], items: Sequence[Item], *, name: str, align: str, file: str = "the JSON", most: int = MOST
-) -> Html:
-    """A table that the script makes searchable, with a choice of status, and sorted by any column.
-
-    Args:
-        name: of one row: ``claim``.
-        file: what has the rows beyond ``most``.
-    """
-    bodies = [
-        h(
-            "tbody",
-            line("td", item.cells, align),
-            h("tr", h("td", folded(item.title, item.more), colspan=len(head)), class_="more") if item.more else None,
-            data_status=item.status,
-        )
-        for item in items[:most]
-    ]
-    more = f"{len(items) - most:,} more {verb(len(items) - most)} in {file}." if len(items) > most else ""
-    said = h("p", more, class_="said", role="status", data_more=more)
-    shown, rest = bodies[:AT_ONCE], bodies[AT_ONCE:]
-    made = h(
-        "div", h("table", h("thead", line("th", head, align)), *shown, aria_label=f"{name}s"), class_="wide", tabindex=0
-    )
-    # What a template holds is not in the document: the script takes rows out of it.
-    needs = f"{len(rest):,} more {verb(len(rest), 'needs', 'need')} scripts."
-    kept = (h("noscript", h("p", needs)), h("template", *rest)) if rest else ()
-    return h("div", h("div", said, class_="tools"), made, *kept, class_="sift", data_name=name, data_step=AT_ONCE)
 
 
 def reasons(title: str, why: Sequence[str]) -> Html | None:

@@ -1,4 +1,4 @@
-"""A certificate in words: its verdict, and sections on what is claimed, over which domain, by which method."""
+"""Report a certificate: its verdict, what is claimed, over which domain, by which method."""
 
 from __future__ import annotations
 
@@ -10,8 +10,24 @@ import sympy
 from costproof.compare.proof.certificate import Certificate, Counterexample
 from costproof.ledger.plural import plural
 from costproof.ledger.symbols import factored, parse, text
-from costproof.reports.blocks import Block, Code, Grid, Items, Prose, listed
-from costproof.views.numbers import some
+from costproof.reports.document import (
+    Block,
+    Code,
+    Document,
+    Form,
+    Formula,
+    Items,
+    Prose,
+    Row,
+    Section,
+    Table,
+    conventions,
+    listed,
+)
+from costproof.reports.html.document import Html
+from costproof.reports.html.mathml import mathml
+from costproof.views.describe import model_line, versions_line
+from costproof.views.numbers import cut, exact, some
 
 SENTENCE: Final = {
     "proved": "Proved: every formula equals the graph, over the domain below.",
@@ -19,6 +35,7 @@ SENTENCE: Final = {
     "incomplete": "Incomplete: some pieces could not be carried out, so nothing is claimed about them.",
 }
 MOST_EXAMPLES: Final = 10
+_LONGEST: Final = 120
 _METHOD: Final = {
     "identity": "The difference of formula and graph, both symbolic, expands to 0: it holds for all values of the "
     "free symbols.",
@@ -46,6 +63,48 @@ _WHY: Final = (
     "formula's, and no parameters that the formulas of its stage do not have. The table is about configurations "
     "that have the part in question; how many of those drawn have which is listed below it."
 )
+
+
+def document(c: Certificate, form: Form) -> Document:
+    """Return the certificate: what is proved, over which domain, by which method."""
+    title, again = "Certificate: ", "costproof prove --verify certificate.json"
+    if form == "md":
+        body: list[Block] = [("Model ", Code(c.target.name), f": {model_line(c.target)}.")]
+        body += [Section(name, blocks) for name, blocks in sections(c)]
+        body.append(Section("Made with", [f"{versions_line(c.environment)}."]))
+        body.append(("Repeat it with ", Code(again), "."))
+        return Document((title, Code(c.target.name)), body, c.verdict, SENTENCE[c.verdict])
+    body = []
+    for name, blocks in sections(c):
+        if name == "FLOPs of this configuration":
+            body += [Section("Claims", [_every_claim(c)], id="claims"), Section(name, [_sums(c), *blocks[1:]])]
+        else:
+            body.append(Section(name, blocks, flagged=name in ("Counterexamples", "Not carried out")))
+    foot = conventions(c.conventions, c.environment, f"Repeat it with {again}.")
+    return Document(title + c.target.name, body, c.verdict, SENTENCE[c.verdict], [model_line(c.target)], foot)
+
+
+def _every_claim(c: Certificate) -> Table:
+    """Return a searchable table of the claims, each with its formula typeset."""
+    head = ("Stage", "Call", "Modules", "×", "Operator", "Metric", "Method", "Formula")
+    rows = []
+    for x in c.claims:
+        cells = (x.stage, x.invocation, Code(x.module), exact(x.modules), x.kind, x.metric, x.method)
+        free = tuple((Code(s), f": {c.symbols[s].meaning}" if s in c.symbols else "") for s in x.free)
+        more: tuple[Block, ...] = (
+            Formula(x.at_config, mathml=mathml(x.at_config, c.symbols)),
+            ("Shown for ", "; ".join(x.runs), ", version ", Code(x.version), "."),
+            *(("For all values of", Items(free)) if free else ()),
+        )
+        formula, title = Code(cut(x.formula, _LONGEST)), "At this configuration, and for which values"
+        rows.append(Row((*cells, formula), x.method, more, title))
+    return Table(head, "lllrllll", rows, noun="claim", rest="certificate.json", searchable=True)
+
+
+def _sums(c: Certificate) -> Table:
+    """Return the sums of FLOPs with typeset formulas."""
+    rows = [(stage, Html(mathml(text(factored(total)), c.symbols))) for stage, total in totals(c).items()]
+    return Table(("Stage", "FLOPs, 2 per multiply-accumulate"), "l", rows)
 
 
 def sections(c: Certificate) -> Iterator[tuple[str, list[Block]]]:
@@ -79,7 +138,7 @@ def _claimed(c: Certificate) -> list[Block]:
     formulas = len({x.version for x in c.claims})
     counts = f"{plural(len(c.claims), 'claim')}, {plural(formulas, 'different formula')}"
     said = f"{counts}, with their versions in certificate.json."
-    grid = Grid(("Stage", "Method", "Claims", "Formulas", "Metrics"), "llrrl", tuple(rows))
+    grid = Table(("Stage", "Method", "Claims", "Formulas", "Metrics"), "llrrl", tuple(rows))
     return [grid, f"Each claim is one quantity of one pattern of modules: {said}"]
 
 
@@ -100,7 +159,7 @@ def _headline(c: Certificate) -> list[Block]:
     used = {s.name for total in sums.values() for s in total.free_symbols}
     rows = tuple((stage, Code(text(factored(total)))) for stage, total in sums.items())
     symbols = [(s, d.meaning) for s, d in sorted(c.symbols.items()) if s in used]
-    return [Grid(("Stage", "FLOPs, 2 per multiply-accumulate"), "ll", rows), (*_meanings(symbols, " ", ""), ".")]
+    return [Table(("Stage", "FLOPs, 2 per multiply-accumulate"), "ll", rows), (*_meanings(symbols, " ", ""), ".")]
 
 
 def _meanings(symbols: Sequence[tuple[str, str]], before: str, after: str) -> tuple[str, ...]:
@@ -155,7 +214,7 @@ def _configurations(c: Certificate) -> Iterator[Block]:
         degrees = [(p.name, f"{p.degree}/{p.values}") for p in b.parameters]
         rows.append((b.stage, _meanings(degrees, " ", ""), f"≥ {b.caught}", f"≤ 1 in 10^{b.missed_exponent}"))
     head = ("Stage", "Parameters (degree / values)", "One draw shows a mistake", "All draws miss it")
-    yield Grid(head, "llrr", tuple(rows))
+    yield Table(head, "llrr", tuple(rows))
     if fixed := sorted({name for b in c.bounds for name in b.fixed}):
         yield ("Symbols of formulas that are not drawn numbers: ", *listed(fixed), ".")
     # A file has them by name, and a proof as it met them: the same text is made of both.

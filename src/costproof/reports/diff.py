@@ -1,0 +1,462 @@
+"""Report a diff: what changed between two sides, and what each change does to the cost."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator
+from dataclasses import dataclass
+from io import StringIO
+from typing import Final
+
+from costproof.compare.diff.types import (
+    CODE,
+    FORMULAS,
+    IMPLEMENTATION,
+    LIBRARIES,
+    UNNAMED,
+    Change,
+    Diff,
+    Quantity,
+    RowDiff,
+    Side,
+    SourceDiff,
+)
+from costproof.ledger.baseline import PEAK_SOURCE
+from costproof.ledger.metrics import EVERY_METRIC, PEAK_METRICS, STAGE_WIDE, Metric
+from costproof.ledger.plural import plural, verb
+from costproof.ledger.workload import ConfigValue
+from costproof.reports.document import (
+    Block,
+    Cell,
+    Code,
+    Details,
+    Document,
+    Form,
+    Items,
+    Markup,
+    Note,
+    Prose,
+    Row,
+    Section,
+    Strong,
+    Table,
+    Verdict,
+    listed,
+)
+from costproof.reports.html.document import h, joined
+from costproof.reports.html.printer import HtmlPrinter, chips, shares, swatch
+from costproof.views.describe import counted_lines, versions_line
+from costproof.views.frames import DIFF_COLUMNS, diff_rows
+from costproof.views.numbers import cut, exact, human, share, some
+
+MAX_ROWS: Final = 15
+"""Rows of the first table."""
+MAX_CHANGES: Final = 15
+MAX_TOLD: Final = 8
+"""Changes whose effect is told in words."""
+_PARTNERS: Final = 3
+_LONGEST: Final = 60
+_TOLD: Final = 400
+_APART: Final = {
+    LIBRARIES: "another set of libraries",
+    IMPLEMENTATION: "another implementation",
+    FORMULAS: "another version of the formulas",
+    CODE: "other code of the model",
+    UNNAMED: "something that no change names",
+    "family": "another family",
+}
+_BESIDE: Final = ("params", "weight_bytes", "output_bytes")
+_UNITS: Final = {"FLOP": "FLOP", "bytes": "B", "MAC": "MAC"}
+_REASONS: Final = 5
+_NAME: Final = 120
+_TERMS: Final = 40
+"""Terms of one quantity in a comment; the JSON has all."""
+Sums = dict[Metric, Quantity]
+
+
+def document(found: Diff, form: Form) -> Document:
+    """Return the report: the verdict, the sums that changed, what changed, and what each change did."""
+    if form in ("html", "cell"):
+        return _page(found, cell=form == "cell")
+    about = counted_lines(found.base, found.head)
+    if form == "md" and found.verdict == "same":
+        return Document("", (), found.verdict, sentence(found), about, sign="✅")
+    names = tuple(dict.fromkeys((found.base.name, found.head.name)))
+    why, every, effects = gaps(found), list(lines(found)), list(told(found))
+    body: list[Block] = []
+    if form == "text":
+        head = ("Stage", "Metric", "Base", "Head", "Δ", "Δ %")
+        rows = [
+            (x.stage, EVERY_METRIC[x.metric].title, amount(q.base, x.metric), amount(q.head, x.metric),
+             signed(q.delta, x.metric), percent(q.delta, q.base))
+            for x in every for q in [x.quantity]
+        ]  # fmt: skip
+        body += [Table(head, "llrrrr", rows, most=MAX_ROWS, noun="sum")] if rows else []
+        named = {c.key for p in found.players for c in found.changes if c.key in p.keys}
+        others = [f"{c.key} {change(c)}" for c in found.changes if c.key not in named]
+        body += [Verdict(found.verdict, sentence(found)), *(Note(f"  {reason}") for reason in why[1:])]
+        body += [Items((*(f"{what} {does}" for what, does in effects), *apart(found), *others))]
+        return Document(" → ".join(names), body, about=about)
+    body += [Items(tuple(cut(w, 300) for w in why[:_REASONS]))] if why else []
+    cells = [
+        (cut(x.stage, _NAME), EVERY_METRIC[x.metric].title, percent(q.delta, q.base), Strong(signed(q.delta, x.metric)),
+         amount(q.base, x.metric), amount(q.head, x.metric))
+        for x in every for q in [x.quantity]
+    ]  # fmt: skip
+    head = ("Stage", "Metric", "Δ %", "Δ", "Base", "Head")  # a phone shows the first columns
+    body += [Table(head, "llrrrr", cells, most=MAX_ROWS, noun="sum", rest="the tables below")] if cells else []
+    if effects:
+        body += [f"What did it, in {EVERY_METRIC[headline(found)].title}; what changes do together is split evenly:"]
+        body += [Items(tuple(f"{what} {does}." for what, does in effects))]
+    kinds = {
+        "configuration": found.config, "workload": found.workload, "modules": found.modules,
+        "conventions": found.conventions, "libraries": found.libraries, "implementation": found.implementation,
+        "formulas": found.formulas,
+    }  # fmt: skip
+    changed = [
+        (Code(cut(c.key, _NAME)), *(Code("" if v is None else value(v)) for v in (c.base, c.head)), kind)
+        for kind, changes in kinds.items() for c in changes.changed
+    ]  # fmt: skip
+    if changed:
+        body.append(Table(("Changed", "Base", "Head", "Of the"), "llll", changed, most=MAX_CHANGES, noun="change"))
+    body += [f"{x[:1].upper()}{x[1:]}." for x in apart(found)]
+    coded = [piece for name in names for piece in (" → ", Code(cut(name, _NAME)))]
+    title = ("What a change costs: ", *coded[1:])
+    return Document(title, [*body, *_details(found)], found.verdict, sentence(found), about)
+
+
+def _page(found: Diff, *, cell: bool) -> Document:
+    """Return the page, or the cell of a notebook, which has no script and folds every metric but the headline."""
+    metrics = [m for m in EVERY_METRIC if m in found.totals and m != "calls"]
+    sides, first = (("Base", found.base), ("Head", found.head)), headline(found)
+    about = [f"{n}: {s.target} ({s.implementation}, configuration {s.config_hash}), workload {s.workload}"
+             + (f": {s.what}" if s.what else "") for n, s in sides]  # fmt: skip
+    body: list[Block] = []
+    if why := gaps(found):
+        body.append(Section("Not compared", [Items(why)], flagged=True))
+    if effects := [(Strong(what), f" {does}.") for what, does in told(found)]:
+        note = Note(f"In {EVERY_METRIC[first].title}; what changes do together is split evenly.")
+        body.append(Section("What did it", [note, Items(tuple(effects))]))
+    if found.changes:
+        table = Table(("Changed", "Base → head"), "ll", [(Code(c.key), change(c)) for c in found.changes], most=1_000)
+        body.append(Details(plural(len(found.changes), "change"), [table]))
+    if cell:
+        body += [_metric(found, first)] if first in found.totals else []
+        body += [Details(EVERY_METRIC[m].title, [_metric(found, m)]) for m in metrics if m != first]
+        body += _rows(found)
+    else:
+        choice = chips([(m, EVERY_METRIC[m].title, signed(found.totals[m].delta, m)) for m in metrics], first)
+        body.append(Section("Base and head", [Markup(choice), *(_metric(found, m) for m in metrics)], id="cost"))
+        body.append(Section("Rows that changed", list(_rows(found)), id="rows"))
+    names = " → ".join(dict.fromkeys((found.base.name, found.head.name)))
+    foot = [f"{n} made with {versions_line(s.environment)}." for n, s in sides]
+    counted = counted_lines(found.base, found.head)
+    about = counted if cell else [*about, *counted]
+    return Document(names, body, found.verdict, sentence(found), about, foot, data={"first": first})
+
+
+def _metric(found: Diff, metric: Metric) -> Markup:
+    """Return both sides of a metric as bars of one scale, so that the longer one costs more, and as a table."""
+    info, whole = EVERY_METRIC[metric], found.totals[metric]
+    stages = [(s.id, s.totals[metric]) for s in found.stages if metric in s.totals]
+    bars = {
+        "Base": (whole.base, [(s, q.base) for s, q in stages]), "Head": (whole.head, [(s, q.head) for s, q in stages])
+    }  # fmt: skip
+    longest = max(sum(v or 0 for _, v in side) for _, side in bars.values())
+    drawn = [
+        h("div", h("p", f"{name} {amount(all_, metric)}", class_="note"), shares(side, longest))
+        for name, (all_, side) in bars.items()
+    ]
+    total = [("total", whole)] if len(stages) != 1 else []
+    rows = [(h("span", swatch(i), name), *_numbers(q, metric)) for i, (name, q) in enumerate(stages)]
+    rows += [(h("b", name), *_numbers(q, metric)) for name, q in total]
+    terms = [(stage, f"{t.amount:+,}", " with ".join(t.keys)) for stage, q in (*stages, *total) for t in q.terms]
+    blocks: list[Block] = [Note(f"{info.unit}: {info.meaning}.")]
+    blocks += [f"Not comparable: {found.not_comparable[metric]}"] if metric in found.not_comparable else []
+    blocks += [Markup(joined(drawn)), Table(("Stage", "Base", "Head", "Δ", "Δ", "Δ %"), "lr", rows, style="cost diff")]
+    if terms:
+        table = Table(("Stage", "Amount", "Change"), "lr", terms, most=1_000)
+        blocks.append(Details(f"{plural(len(terms), 'term')}, which add up exactly", [table]))
+    return Markup(h("div", h("h3", info.title), HtmlPrinter().blocks(blocks), class_="metric", data_metric=metric))
+
+
+def _rows(found: Diff) -> Iterator[Block]:
+    """Yield a searchable table of the rows that changed, for each source."""
+    head = ("Stage", "Part", "Fate", "Metric", "Base", "Head", "Δ", "Δ", "Δ %")
+    for source, part in found.by_source.items():
+        if not part.rows:
+            yield f"{source}: all {plural(part.same_rows, 'row')} are the same."
+            continue
+        rows = [
+            Row((r.stage, Code(_part(r)), f"{r.change} {r.moved}".rstrip(), r.metric, *_numbers(r, r.metric)), r.change)
+            for r in part.rows
+        ]
+        title = f"{plural(len(rows), 'row')} ({source}), {plural(part.same_rows, 'other')} are the same"
+        yield Details(title, [Table(head, "llllr", rows, searchable=True)])
+
+
+def _numbers(q: Quantity | RowDiff, metric: Metric) -> tuple[str, ...]:
+    delta = "?" if q.delta is None else f"{q.delta:+,}" if q.delta else "0"
+    return exact(q.base), exact(q.head), delta, signed(q.delta, metric), percent(q.delta, q.base)
+
+
+def _details(found: Diff) -> Iterator[Details]:
+    """Yield what a comment folds, most valuable first."""
+    apart_ = [(Code(cut(p.name, 4 * _NAME)), f": {p.why}") for p in found.players if p.why]
+    if apart_:
+        title = "Keys that are not told apart, because a model with only some of them is refused"
+        yield Details(title, [Items(tuple(apart_[:MAX_CHANGES]))])
+    head = ("Stage", "Metric", "Δ", "Base", "Head")
+    for source, part in found.by_source.items():
+        name = "" if source == found.source else f" ({source})"
+        rows = [
+            (stage, metric, *_exact(q))
+            for stage, totals in _with_total(part, [(s.id, s.totals) for s in part.stages])
+            for metric, q in totals.items()
+            if q.delta != 0
+        ]
+        if rows and (not name or _proven(part) != _proven(found.by_source[found.source])):
+            yield Details(f"All sums that changed{name}", [Table(head, "llrrr", rows)])
+    for metric in sorted(found.totals, key=lambda m: (m != headline(found), list(EVERY_METRIC).index(m))):
+        sums = _with_total(found, [(s.id, s.totals) for s in found.stages])
+        ordered = [*sums[len(found.stages) :], *sums[: len(found.stages)]]
+        terms = [row for stage, totals in ordered for row in _terms(stage, totals[metric])]
+        if terms:
+            count = sum(len(totals[metric].terms) for _, totals in sums)
+            title = f"{EVERY_METRIC[metric].title}: {plural(count, 'term')}, which add up exactly"
+            yield Details(title, [Table(("Stage", "Amount", "Change"), "lrl", terms)])
+    ours = _proven(found.by_source[found.source])
+    if agreeing := [s for s, part in found.others.items() if part.rows and _proven(part) == ours]:
+        said = f"{some(agreeing, 9)}: the totals of FLOPs, parameters and calls change by the same."
+        yield Details("Other sources", [said])
+    yield Details("The two sides", [Items((_side("Base", found.base), _side("Head", found.head)))])
+    for source, part in found.by_source.items():
+        named = f" ({source})" if len(found.by_source) > 1 else ""
+        for stage in dict.fromkeys(r.stage for r in part.rows):
+            mine = [r for r in part.rows if r.stage == stage]
+            cells = [((Code(_part(r)), *_fate(r)), r.metric, *_exact(r)) for r in mine]
+            title = f"{cut(stage, _NAME)}: {plural(len(mine), 'row')} changed{named}"
+            yield Details(title, [Table(("Part", *head[1:]), "llrrr", cells)])
+
+
+def _with_total(found: Diff | SourceDiff, stages: list[tuple[str, Sums]]) -> list[tuple[str, Sums]]:
+    """Return the sums by stage with the total last, unless the only stage is the total."""
+    return [*stages, *([("total", found.totals)] if len(stages) != 1 else [])]
+
+
+def _terms(stage: str, q: Quantity) -> list[tuple[Cell, ...]]:
+    rows: list[tuple[Cell, ...]] = [
+        (stage, f"{t.amount:+,}", listed([cut(k, _NAME) for k in t.keys], " with ")) for t in q.terms[:_TERMS]
+    ]
+    if len(q.terms) > _TERMS:
+        rest = sum(t.amount for t in q.terms[_TERMS:])
+        rows.append((stage, f"{rest:+,}", f"{plural(len(q.terms) - _TERMS, 'more term')}, in the JSON"))
+    return rows
+
+
+def _proven(part: SourceDiff) -> dict[str, int | None]:
+    return {m: q.delta for m, q in part.totals.items() if EVERY_METRIC[m].proven}
+
+
+def _exact(q: Quantity | RowDiff) -> tuple[str, str, str]:
+    return "?" if q.delta is None else f"{q.delta:+,}", exact(q.base), exact(q.head)
+
+
+def _part(row: RowDiff) -> str:
+    return row.part + (f":{row.kind}" if row.kind else "")
+
+
+def _fate(row: RowDiff) -> tuple[str, ...]:
+    """Return what became of a part that only one side has there."""
+    if row.moved:
+        return f" ({row.change}: ", Code(row.moved), ")"
+    return () if row.change == "changed" else (f" ({row.change})",)
+
+
+def _side(name: str, side: Side) -> Prose:
+    what = f": {cut(side.what, _NAME)}" if side.what else ""
+    model, workload = Code(cut(side.target, _NAME)), Code(cut(side.workload, _NAME))
+    how = f" ({side.implementation}, configuration {side.config_hash}), workload "
+    made = f"{what}, counted by {some(side.sources, 6)}. Made with {versions_line(side.environment)}."
+    return f"{name}: ", model, how, workload, made
+
+
+@dataclass(frozen=True, slots=True)
+class SumChange:
+    """A sum on both sides."""
+
+    stage: str
+    metric: Metric
+    quantity: Quantity
+
+
+def headline(found: Diff) -> Metric:
+    """The metric that is told first: FLOPs, or the first in the order of reports that changed where they did not."""
+    order = ("flops", *(m for m in EVERY_METRIC if m != "flops"))
+    there = [m for m in order if m in found.totals]
+    changed = (m for m in there if any(s.totals[m].delta for s in found.stages))
+    return next(changed, there[0] if there else "flops")
+
+
+def sentence(found: Diff) -> str:
+    """The verdict in one sentence, or two."""
+    rows = sum(len(part.rows) for part in found.by_source.values())
+    every = rows + sum(part.same_rows for part in found.by_source.values())
+    sources = some([cut(s, _LONGEST) for s in found.by_source], 4)
+    if found.verdict == "same":
+        name, inert = cut(found.head.name, 2 * _LONGEST), [cut(c.key, _LONGEST) for c in found.changes]
+        also = f" Changed without effect: {some(inert, 4)}." if inert else ""
+        return f"No cost changed: all {plural(every, 'row')} of {name} are the same ({sources}).{also}"
+    metric = headline(found)
+    size = f"{_size(found.totals[metric], metric)} " if metric in found.totals else ""
+    why = {"incomplete": "Incomplete", "silent": "A source fell silent"}.get(found.verdict)
+    reason = f"{why}: {cut(gaps(found)[0], 200)}. " if why else ""
+    return f"{reason}{size}{rows:,} of {plural(every, 'row')} changed ({sources})."
+
+
+def gaps(found: Diff) -> tuple[str, ...]:
+    """Return what keeps the comparison from being whole, and what a source gives on one side only."""
+    return (*found.incomplete, *found.silent)
+
+
+def _size(q: Quantity, metric: Metric) -> str:
+    title = EVERY_METRIC[metric].title
+    title = title[:1].upper() + title[1:]
+    if q.delta is None:
+        return f"{title}: {amount(q.base, metric)} → {amount(q.head, metric)}."
+    if q.delta == 0:
+        return f"{title} in all stay at {amount(q.head, metric)}."
+    return f"{title} {_change(q.delta, q.base, metric)}: {amount(q.base, metric)} → {amount(q.head, metric)}."
+
+
+def _change(delta: int, base: int | None, metric: Metric) -> str:
+    """``+440 FLOP (+16.6 %)``."""
+    part = percent(delta, base)
+    return signed(delta, metric) + (f" ({part})" if part else "")
+
+
+def amount(value: int | None, metric: Metric) -> str:
+    """A number with its unit: ``1.47 TFLOP``; ``unknown``."""
+    return "unknown" if value is None else human(value, _UNITS.get(EVERY_METRIC[metric].unit, ""))
+
+
+def signed(value: int | None, metric: Metric) -> str:
+    """:func:`amount` of a difference: ``+1.47 TFLOP``."""
+    return f"+{amount(value, metric)}" if value and value > 0 else amount(value, metric)
+
+
+def percent(part: int | None, whole: int | None) -> str:
+    """A difference in percent of what it changed, with its sign: ``+73.1 %``; empty where that was 0 or is unknown."""
+    if part is None or not whole:
+        return ""
+    size = share(abs(part), abs(whole))
+    return size if size.startswith("below") or not part else f"{'+' if part > 0 else '-'}{size}"
+
+
+def value(plain: ConfigValue) -> str:
+    """A value of a key as text: lists with commas, ``—`` for nothing."""
+    if plain is None:
+        return "—"
+    if isinstance(plain, bool):
+        return "yes" if plain else "no"
+    return cut(", ".join(map(str, plain)) if isinstance(plain, tuple) else str(plain), _LONGEST)
+
+
+def change(one: Change) -> str:
+    """``6 → 8``."""
+    return f"{value(one.base)} → {value(one.head)}"
+
+
+def lines(found: Diff) -> Iterator[SumChange]:
+    """What stands in the first table: sums that changed; the headline by stage, then the others in all, then those.
+
+    Peaks, which nothing adds up to, stand after what does.
+    """
+    first = headline(found)
+    stages = [(s.id, s.totals) for s in found.stages]
+    whole = [("total", found.totals)] if len(stages) != 1 else []
+    others = [m for m in found.totals if m != first]
+    peaks = found.by_source[PEAK_SOURCE].totals if PEAK_SOURCE in found.others else {}
+    every = (
+        *((name, first, totals) for name, totals in (*stages, *whole)),
+        *((name, m, totals) for m in others for name, totals in whole or stages),
+        *(("total", m, peaks) for m in peaks),
+        *((name, m, totals) for m in others if whole for name, totals in stages),
+    )
+    for name, metric, totals in every:
+        q = totals[metric]
+        if q.delta != 0:
+            yield SumChange(name, metric, q)
+
+
+def apart(found: Diff) -> list[str]:
+    """What is not compared and leaves no gap in the cost."""
+    left = [(EVERY_METRIC[m].title, why) for m, why in found.not_comparable.items() if m in PEAK_METRICS]
+    return [f"not compared: {title} ({why})" for title, why in left]
+
+
+def _named(name: str) -> str:
+    """What is not a key, in words."""
+    return " with ".join(_APART.get(part, part) for part in name.split(" + "))
+
+
+def told(found: Diff) -> Iterator[tuple[str, str]]:
+    """What did it, largest first: a change, and its part of the headline in words."""
+    metric = headline(found)
+    q = found.totals.get(metric)
+    if q is None:
+        return
+    values = {c.key: change(c) for c in found.changes}
+    players = {p.name: p.keys for p in found.players}
+    alone = {t.keys[0]: t.amount for t in q.terms if len(t.keys) == 1}
+    for name, amount_of in sorted(q.shares.items(), key=lambda item: (-abs(item[1]), item[0]))[:MAX_TOLD]:
+        keys = players.get(name, ())
+        what = ", ".join(f"{k} {values[k]}" for k in keys if k in values) or _named(name)
+        does = verb(max(len(keys), 1), *(("adds", "add") if amount_of > 0 else ("takes", "take")))
+        part = percent(amount_of, q.base)
+        told_of = "; ".join(filter(None, (part, _mostly(found, metric, name, amount_of))))
+        said = f"{does} {amount(abs(amount_of), metric)}" + (f" ({told_of})" if told_of else "")
+        joint = amount_of - alone.get(name, 0)
+        meets = [t for t in q.terms if name in t.keys and len(t.keys) > 1]
+        if joint and meets:
+            partners: dict[str, int] = {}
+            for term in meets:
+                for other in term.keys:
+                    partners[other] = partners.get(other, 0) + abs(term.amount)
+            partners.pop(name, None)
+            names = [cut(n, _LONGEST) for n in sorted(partners, key=lambda n: (-partners[n], n))]
+            own, shared = signed(alone.get(name, 0), metric), signed(joint, metric)
+            said += f", of which {own} alone and {shared} together with {some(names, _PARTNERS)}"
+        yield cut(what, _TOLD), "; ".join(filter(None, (said, beside(found, metric, name))))
+    for one in found.modules.changed:
+        if one.key not in q.shares:
+            nothing = f"changes no {EVERY_METRIC[metric].title} by itself"
+            does = "; ".join(filter(None, (nothing, beside(found, metric, one.key))))
+            yield cut(f"{one.key} {change(one)}", _TOLD), does
+
+
+def beside(found: Diff, metric: Metric, name: str) -> str:
+    """What a change of a part does to parameters and bytes beside the headline; empty for all other changes."""
+    if name not in {c.key for c in found.modules.changed}:
+        return ""
+    shares = {m: found.totals[m].shares.get(name) for m in _BESIDE if m in found.totals and m != metric}
+    return ", ".join(f"{EVERY_METRIC[m].title} {signed(share, m)}" for m, share in shares.items() if share)
+
+
+def _mostly(found: Diff, metric: Metric, name: str, share: int) -> str:
+    """The stage that has at least half of a share: ``all in prefill``, ``+4.10 GFLOP in decode``."""
+    shares = {s.id: s.totals[metric].shares.get(name, 0) for s in found.stages if metric in s.totals}
+    stage = max(shares, key=lambda s: abs(shares[s]), default="")
+    if len(shares) < 2 or metric in STAGE_WIDE or 2 * abs(shares[stage]) < abs(share):
+        return ""
+    much = "all" if shares[stage] == share else signed(shares[stage], metric)
+    return f"{much} in {cut(stage, _LONGEST)}"
+
+
+def diff_csv(found: Diff) -> str:
+    """Return sums and changed rows with exact integers, for other programs; an unknown number is empty."""
+    out = StringIO()
+    writer = csv.DictWriter(out, DIFF_COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(diff_rows(found))
+    return out.getvalue()

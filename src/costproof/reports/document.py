@@ -1,0 +1,227 @@
+"""Build reports as documents of prose, lists, tables and folded details, which printers format."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
+
+from costproof.ledger.metrics import Conventions
+from costproof.ledger.workload import TargetInfo, Workload, counted_line
+from costproof.views.describe import MEANING, model_line, versions_line, workload_line
+
+Form = Literal["text", "md", "html", "cell"]
+"""Formats that people read; ``cell`` is HTML without script, for notebooks.
+
+Subjects choose by it what to include. How it looks is up to the printers.
+"""
+
+
+class Code(str):
+    """A name or an expression, typeset as code."""
+
+    __slots__ = ()
+
+
+class Strong(str):
+    """Text in bold."""
+
+    __slots__ = ()
+
+
+Prose = str | tuple[str, ...]
+"""Plain text, or pieces of it, some of them :class:`Code`, :class:`Strong` or markup of the format. Never escaped."""
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A formatted integer together with its exact value, by which pages sort and copy it."""
+
+    value: int | None
+    shown: str
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """A status or verdict, printed in its color and with its sign."""
+
+    word: str
+    more: Prose = ""
+    """Text behind it, in the same cell."""
+
+
+Cell = Prose | Number | Status
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """A paragraph of secondary importance: a unit, a caveat, a method."""
+
+    text: Prose
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The sentence that states the verdict, where it does not stand at the top."""
+
+    word: str
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
+class Items:
+    """A list."""
+
+    items: tuple[Prose, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A row of a table with details of its own, which pages show on a click."""
+
+    cells: tuple[Cell, ...]
+    status: str = ""
+    """The choice under which a searchable table filters it."""
+    more: tuple[Block, ...] = ()
+    title: str = ""
+    """Title of :attr:`more`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table. Texts show the first :attr:`most` rows and say how many more there are."""
+
+    head: tuple[str, ...]
+    align: str
+    """One letter per column, ``l`` or ``r``; the last one also applies to all columns that follow."""
+    rows: Sequence[tuple[Cell, ...] | Row]
+    title: Prose = ""
+    most: int | None = None
+    noun: str = "row"
+    """What one row is, in the singular."""
+    rest: str = "the JSON"
+    """Where the remaining rows are."""
+    keys: int | None = None
+    """Number of leading columns that identify a row, repeated where a screen splits the table; default: columns of
+    words."""
+    searchable: bool = False
+    """Whether pages make it searchable and sortable."""
+    total: bool = False
+    """Whether the last row is a sum."""
+    prose: bool = False
+    """Whether the last column holds sentences, which screens may break."""
+    style: str = ""
+    """Class of the element on pages."""
+
+    @property
+    def cells(self) -> list[tuple[Cell, ...]]:
+        """The rows without their details."""
+        return [row.cells if isinstance(row, Row) else row for row in self.rows]
+
+    @property
+    def left(self) -> int:
+        """The number of leading columns that are aligned to the left."""
+        return len(self.align) - len(self.align.lstrip("l"))
+
+    @property
+    def left_out(self) -> int:
+        """The number of rows beyond :attr:`most`."""
+        return 0 if self.most is None else max(0, len(self.rows) - self.most)
+
+
+@dataclass(frozen=True, slots=True)
+class Details:
+    """Blocks that Markdown and pages fold under a title, and that plain text leaves out."""
+
+    title: Prose
+    body: Sequence[Block]
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """Blocks under a heading."""
+
+    title: Prose
+    body: Sequence[Block]
+    flagged: bool = False
+    """Whether pages emphasize it: it keeps the result from being settled."""
+    id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Formula:
+    """A displayed formula: LaTeX for Markdown, the expression for plain text, MathML for pages."""
+
+    expression: str
+    latex: str = ""
+    mathml: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Markup:
+    """Finished markup of the format that the document was made for: a picture, a tree, a group of choices."""
+
+    text: str
+
+
+Block = Prose | Note | Verdict | Items | Table | Details | Section | Formula | Markup
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A report on one subject."""
+
+    title: Prose
+    body: Sequence[Block]
+    verdict: str = ""
+    sentence: str = ""
+    """The verdict in one sentence, printed below the title."""
+    about: Sequence[Prose] = ()
+    """Lines on what was counted."""
+    foot: Sequence[Block] = ()
+    """Conventions and versions."""
+    sign: str = ""
+    """An emoji in front of the title of a comment."""
+    data: dict[str, Any] = field(default_factory=dict)
+    """Data that the script of a page reads."""
+
+
+def plain_text(prose: Prose) -> str:
+    """Return prose without its typography."""
+    return prose if isinstance(prose, str) else "".join(prose)
+
+
+def pieces(prose: Prose) -> tuple[str, ...]:
+    """Return the pieces of prose."""
+    return (prose,) if isinstance(prose, str) else prose
+
+
+def listed(names: Iterable[str], between: str = ", ") -> tuple[str, ...]:
+    """Return names as code with separators between them."""
+    joined = [piece for name in names for piece in (between, Code(name))]
+    return tuple(joined[1:])
+
+
+def subject(target: TargetInfo, workload: Workload, form: Form) -> list[Prose]:
+    """Return the lines that identify the counted model and workload, and that admit what the count leaves out."""
+    counted = counted_line(target, workload)
+    if form == "md":
+        return [
+            ("Model ", Code(target.name), f": {model_line(target)}"),
+            ("Workload ", Code(workload.name), f": {workload_line(workload)}"),
+            counted,
+        ]
+    if form == "text":
+        return [f"model: {model_line(target)}", f"workload: {workload.name}: {workload_line(workload)}", counted]
+    line = f"{model_line(target)} · {workload.name}: {workload_line(workload)} · "
+    return [line + counted[:1].lower() + counted[1:]]
+
+
+def conventions(answers: Conventions, environment: dict[str, str], *more: Prose) -> list[Block]:
+    """Return the foot of a report: its conventions and versions, without which numbers cannot be compared."""
+    rows = []
+    for f in fields(answers):
+        answer = str(getattr(answers, f.name))
+        rows.append((Code(f.name), Code(answer), MEANING.get((f.name, answer), "")))
+    table = Table(("Question", "Answer", "Meaning"), "lll", rows)
+    return [Section("Conventions", [table, *more, f"Made with {versions_line(environment)}."])]

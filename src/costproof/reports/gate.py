@@ -1,0 +1,321 @@
+"""Report a gate: as text, as a comment on a change, as a page, and for the programs that run it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any, Final
+from urllib.parse import quote
+from xml.etree.ElementTree import Element, SubElement, indent, tostring
+
+from costproof.compare.gate.types import AllowanceUse, Check, Gate
+from costproof.compare.gate.types import Status as CheckStatus
+from costproof.ledger.environment import VERSION
+from costproof.ledger.metrics import EVERY_METRIC
+from costproof.ledger.plural import plural, verb
+from costproof.reports.diff import amount, change, percent, signed
+from costproof.reports.document import (
+    Block,
+    Cell,
+    Code,
+    Details,
+    Document,
+    Form,
+    Items,
+    Number,
+    Row,
+    Section,
+    Status,
+    Table,
+)
+from costproof.reports.escape import visible
+from costproof.views.describe import counted_lines, versions_line
+from costproof.views.numbers import cut, some
+
+HEAD: Final = ("Result", "Place", "Metric", "Δ %", "Δ", "Limit", "Base", "Head")
+"""A phone shows the first columns."""
+_ALIGN: Final = "lllrrrrr"
+_REASON: Final = 300
+_NAME: Final = 120
+_MOST_ROWS: Final = 20
+"""Rows and reasons of the text."""
+_MOST_COMMENTED: Final = 15
+_MOST_REASONS: Final = 5
+_MOST_FOLDED: Final = 200
+MOST: Final = 10
+"""Annotations of a kind that GitHub shows for one step."""
+_RULES: Final = {
+    "over": (
+        "costproof/over-the-limit",
+        "The cost is above a limit of the policy.",
+        "Make the change cheaper, raise the limit, or allow the increase with a reason and a last day.",
+    ),
+    "unknown": (
+        "costproof/unknown",
+        "A cost that a limit is about is not known.",
+        "Count it with a source that knows it, or bring the conventions of base and head together.",
+    ),
+    "incomplete": (
+        "costproof/incomplete",
+        "Base and head cannot be held against the policy.",
+        "Count both with the same sources at the same workload; inputs: any lets workloads and targets differ.",
+    ),
+}
+"""Status -> rule, what it says, what to do."""
+_NOT_XML: Final = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+def document(found: Gate, form: Form) -> Document:
+    """Return the report: the verdict, the checks that did not simply pass, allowances to remove, changed inputs."""
+    shown, passed = lines(found, "unknown", "over", "allowed"), lines(found, "passed")
+    notes, why = idle(found), reasons(found)
+    names: tuple[str, ...] = tuple(dict.fromkeys((found.base.name, found.head.name)))
+    about = counted_lines(found.base, found.head)
+    changed = (*found.config.changed, *found.workload.changed)
+    sign = "✅" if found.verdict == "passed" else "❌"
+    if form == "md" and found.verdict == "passed" and not (notes or len(shown)):
+        return Document("", (), found.verdict, sentence(found), about, sign=sign)
+    body: list[Block] = []
+    if form in ("html", "cell"):
+        rows = [Row((*_cells(x), ", ".join(x.sources)), x.check.status, (x.check.why,) if x.check.why else (), "Why")
+                for x in (*shown, *passed)]  # fmt: skip
+        body += [_reasons(found, why)] if why else []
+        table = Table((*HEAD, "Source"), "lllrrlrrl", rows, noun="check", searchable=True)
+        body.append(Section("Checks", [table], id="checks"))
+        body += [Section("Allowances to remove", [Items(tuple(notes))])] if notes else []
+        if changed:
+            changes = Table(("Changed", "Base → head"), "l", [(c.key, change(c)) for c in changed])
+            body.append(Details(plural(len(changed), "change"), [changes]))
+        made = [f"{side.name} made with {versions_line(side.environment)}." for side in (found.base, found.head)]
+        title = f"Cost gate: {' → '.join(names)}"
+        return Document(title, body, found.verdict, sentence(found), [*about, f"Policy: {found.policy}"], made)
+    most, told = (_MOST_ROWS, why[1:_MOST_ROWS]) if form == "text" else (_MOST_COMMENTED, why[:_MOST_REASONS])
+    if len(why) > 1:
+        left = len(why) - _MOST_REASONS if form == "md" else 0
+        more_reasons = [plural(left, "more reason")] if left > 0 else []
+        body.append(Items((*(cut(x, _REASON) for x in told), *more_reasons)))
+    longest = _NAME if form == "md" else None
+    body += [Table(HEAD, _ALIGN, [_cells(x, longest) for x in shown[:most]], keys=2)] if shown else []
+    because = [f"{places}: {why}" for places, why in whys(shown[:most])]
+    keys = [cut(f"{c.key} {change(c)}", _NAME) for c in changed]
+    if form == "text":
+        more = len(shown) - most
+        body += because
+        body += [f"{plural(more, 'more check')} did not simply pass; -f json has them."] if more > 0 else []
+        body += [f"Changed: {some([c.key for c in changed], 8)}."] if changed else []
+        return Document(sentence(found), [*body, *(f"Note: {note}." for note in notes)], about=about)
+    body += [Items(tuple(f"{line}." for line in because))] if because else []
+    body += [Items(tuple(f"{note[:1].upper()}{note[1:]}." for note in notes[:_MOST_REASONS]))] if notes else []
+    body += [f"Changed: {some(keys, 8)}."] if changed else []
+    later = (
+        (f"{plural(len(shown) - most, 'more check')} that did not simply pass", shown[most:]),
+        (f"{plural(len(passed), 'check')} passed", passed),
+    )
+    for title, rest in later:
+        more_ = "" if len(rest) <= _MOST_FOLDED else f"; the first {_MOST_FOLDED}"
+        table = Table(HEAD, _ALIGN, [_cells(x, _NAME) for x in rest[:_MOST_FOLDED]])
+        body += [Details(title + more_, [table])] if rest else []
+    coded = [piece for name in names for piece in (" → ", Code(cut(name, _NAME)))]
+    return Document(("Cost gate: ", *coded[1:]), body, found.verdict, sentence(found), about, sign=sign)
+
+
+def _reasons(found: Gate, why: list[str]) -> Section:
+    title = "Incomplete" if found.verdict == "incomplete" else "Findings"
+    return Section(title, [Items(tuple(why))], flagged=True)
+
+
+def _cells(x: GateLine, longest: int | None = None) -> tuple[Cell, ...]:
+    """Return the cells under :data:`HEAD`."""
+    c = x.check
+    change_ = (percent(c.delta, c.base), Number(c.delta, signed(c.delta, c.metric)))
+    sides = (Number(c.base, amount(c.base, c.metric)), Number(c.head, amount(c.head, c.metric)))
+    place = Code(c.place if longest is None else cut(c.place, longest))
+    return (Status(c.status), place, EVERY_METRIC[c.metric].title, *change_, c.limit, *sides)
+
+
+@dataclass(frozen=True, slots=True)
+class GateLine:
+    """Checks of several sources that say the same."""
+
+    check: Check
+    sources: tuple[str, ...]
+
+    @property
+    def sentence(self) -> str:
+        """``prefill: FLOPs +310.20 GFLOP (+23.2 %), 1.34 → 1.65 TFLOP; limit increase 1 %, 296.80 GFLOP over``."""
+        c = self.check
+        name = f"{c.place}: {EVERY_METRIC[c.metric].title}"
+        who = ", ".join(self.sources)
+        if c.status == "unknown":
+            return f"{name} unknown ({who}): {c.why}"
+        share = percent(c.delta, c.base)
+        size = f"{signed(c.delta, c.metric)}{f' ({share})' if share else ''}, " if c.delta is not None else ""
+        over = f", {amount(c.over, c.metric)} over" if c.over else ""
+        why = f"; {cut(c.why, _REASON)}" if c.why else ""
+        return f"{name} {size}{amount(c.base, c.metric)} → {amount(c.head, c.metric)}; {c.limit}{over} ({who}){why}"
+
+
+def lines(found: Gate, *statuses: CheckStatus) -> list[GateLine]:
+    """The checks that ended so, furthest above their limit first, sources that say the same together."""
+    merged: dict[tuple[object, ...], list[Check]] = {}
+    for c in found.of(*statuses):
+        key = (c.metric, c.place, c.limit, c.base, c.head, c.status, c.why, c.line)
+        merged.setdefault(key, []).append(c)
+    return [GateLine(same[0], tuple(c.source for c in same)) for same in merged.values()]
+
+
+def whys(found: Sequence[GateLine]) -> list[tuple[str, str]]:
+    """What there is to say of the rows of a table: places, and what is the same of all of them."""
+    said: dict[str, dict[str, None]] = {}
+    for x in found:
+        if x.check.why:
+            said.setdefault(cut(x.check.why, _REASON), {})[cut(x.check.place, _NAME)] = None
+    return [(some([*places], 3), why) for why, places in said.items()]
+
+
+def sentence(found: Gate) -> str:
+    """The verdict in one sentence."""
+    over, allowed = lines(found, "over"), lines(found, "allowed")
+    every = lines(found, "passed", "allowed", "over", "unknown")
+    by = f", {len(allowed):,} of them by an allowance" if allowed else ""
+    if found.verdict == "passed":
+        return f"Passed: {plural(len(every), 'check')}{by} ({found.head.name})."
+    if found.verdict == "over":
+        if not over:
+            return f"A source fell silent: {found.silent[0]}."
+        worst = over[0].sentence
+        return f"Over the limit in {len(over):,} of {plural(len(every), 'check')}; {worst}."
+    why = reasons(found)
+    more = f" and {plural(len(why) - 1, 'more reason')}" if len(why) > 1 else ""
+    also = f" {len(over):,} of {plural(len(every), 'check')} {verb(len(over))} over the limit." if over else ""
+    return f"Incomplete, so it does not pass: {cut(why[0], _REASON)}{more}.{also}"
+
+
+def reasons(found: Gate) -> list[str]:
+    """Why nothing may be claimed."""
+    return [*found.incomplete, *found.silent, *(x.sentence for x in lines(found, "unknown"))]
+
+
+def idle(found: Gate) -> list[str]:
+    """Allowances to take out of the policy."""
+    return [idle_text(a) for a in found.allowances if a.state != "used"]
+
+
+def idle_text(a: AllowanceUse) -> str:
+    """One of them."""
+    state = "has run out" if a.state == "expired" else "is not needed"
+    return f"the allowance for {a.place} ({cut(a.reason, 80)}, until {a.until}) {state}"
+
+
+def _name(line: GateLine) -> str:
+    return f"{line.check.metric} of {line.check.place}, {line.check.limit}"
+
+
+def gate_junit(found: Gate) -> str:
+    """One test case a check; what keeps the gate as a whole from a verdict is an error of its own."""
+    every = lines(found, "unknown", "over", "allowed", "passed")
+    unknown = sum(x.check.status == "unknown" for x in every)
+    reasons = (*found.incomplete, *found.silent)
+    counts = {
+        "tests": len(every) + len(reasons),
+        "failures": sum(x.check.status == "over" for x in every),
+        "errors": unknown + len(reasons),
+        "skipped": 0,
+    }
+    root = Element("testsuites")
+    suite = SubElement(root, "testsuite", {"name": "costproof gate", **{k: str(v) for k, v in counts.items()}})
+    for reason in reasons:
+        case = SubElement(suite, "testcase", {"classname": "costproof.gate", "name": "base and head"})
+        SubElement(case, "error", {"type": "incomplete", "message": _xml(reason)}).text = _xml(reason)
+    for x in every:
+        classname = f"costproof.{', '.join(x.sources)}"
+        case = SubElement(suite, "testcase", {"classname": _xml(classname), "name": _xml(_name(x))})
+        if x.check.status in ("over", "unknown"):
+            kind = "failure" if x.check.status == "over" else "error"
+            SubElement(case, kind, {"type": x.check.status, "message": _xml(x.sentence)}).text = _xml(x.sentence)
+        elif x.check.status == "allowed":
+            SubElement(case, "system-out").text = _xml(x.sentence)
+    indent(root, " ")
+    return '<?xml version="1.0" encoding="utf-8"?>\n' + tostring(root, encoding="unicode") + "\n"
+
+
+def _xml(text: str) -> str:
+    return _NOT_XML.sub("", visible(text))
+
+
+def gate_sarif(found: Gate) -> str:
+    """SARIF 2.1.0: one result for each limit that is passed, at its line in the policy."""
+    results = [_result(found, "incomplete", 1, why, why) for why in (*found.incomplete, *found.silent)]
+    results += [
+        _result(found, x.check.status, x.check.line, x.sentence, f"{_name(x)}, {', '.join(x.sources)}")
+        for x in lines(found, "unknown", "over")
+    ]
+    rules = [
+        {"id": rule, "shortDescription": {"text": text}, "fullDescription": {"text": text}, "help": {"text": advice}}
+        for rule, text, advice in _RULES.values()
+    ]
+    log = {
+        "$schema": "https://json.schemastore.org/sarif-2.1.0.json",
+        "version": "2.1.0",
+        "runs": [
+            {
+                "tool": {"driver": {"name": "costproof", "semanticVersion": VERSION, "rules": rules}},
+                "results": results,
+            }
+        ],
+    }
+    return json.dumps(log, indent=1, ensure_ascii=False) + "\n"
+
+
+def _result(found: Gate, status: str, line: int, message: str, about: str) -> dict[str, Any]:
+    """A result with all that GitHub wants of one.
+
+    Args:
+        about: what tells it from others; a limit with a pattern has many at one line.
+    """
+    region = {"startLine": line, "startColumn": 1, "endLine": line, "endColumn": 2}
+    place = {"artifactLocation": {"uri": quote(found.policy)}, "region": region}
+    return {
+        "ruleId": _RULES[status][0],
+        "level": "error",
+        "message": {"text": visible(message)},
+        "locations": [{"physicalLocation": place}],
+        "partialFingerprints": {"primaryLocationLineHash": sha256(about.encode()).hexdigest()[:16]},
+    }
+
+
+def gate_github(found: Gate) -> str:
+    """Workflow commands: errors for what does not pass, notices for what is allowed, warnings for idle allowances.
+
+    GitHub shows ten of a kind; where there are more, the first one says how many.
+    """
+    errors = [(1, why) for why in (*found.incomplete, *found.silent)]
+    errors += [(x.check.line, x.sentence) for x in lines(found, "unknown", "over")]
+    waiting = [(a.line, idle_text(a)) for a in found.allowances if a.state != "used"]
+    kinds = (
+        ("error", errors),
+        ("warning", waiting),
+        ("notice", [(x.check.line, x.sentence) for x in lines(found, "allowed")]),
+    )
+    text = []
+    for kind, items in kinds:
+        shown = items
+        if len(items) > MOST:
+            first = f"{plural(len(items), kind)}, of which {MOST - 1} are shown. {sentence(found)}"
+            shown = [(1, first), *items[: MOST - 1]]
+        text += [
+            f"::{kind} file={_property(found.policy)},line={line},title=costproof gate::{_data(said)}"
+            for line, said in shown
+        ]
+    return "\n".join([*text, visible(sentence(found))]) + "\n"
+
+
+def _data(text: str) -> str:
+    return visible(text).replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _property(text: str) -> str:
+    return _data(text).replace(":", "%3A").replace(",", "%2C")
