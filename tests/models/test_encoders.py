@@ -28,8 +28,8 @@ from costproof.models.families.t5 import T5, T5Config
 from costproof.models.families.vit import Vit, VitConfig
 from costproof.models.families.xlm_roberta import XlmRoberta
 from costproof.models.registry import load_target
-from costproof.parametric.formulas import evaluate_formulas
-from costproof.run.proof_tasks import carried_out
+from costproof.parametric.targets import evaluate_formulas
+from costproof.run.proof_pieces import carried_out
 from costproof.tracers.dynamic import dynamic_ledger
 from tests.models.test_families import SOURCES
 from tests.same_bounds import assert_same_bounds
