@@ -10,10 +10,10 @@ from functools import lru_cache
 
 import sympy
 
+from costproof.algebra.evaluation import Program, compiled
+from costproof.algebra.symbols import parse, text
 from costproof.claims.items import Item
-from costproof.ledger.evaluate import Program, compiled
 from costproof.ledger.metrics import Metric
-from costproof.ledger.symbols import parse, text
 
 NOTHING: frozenset[int] = frozenset()
 

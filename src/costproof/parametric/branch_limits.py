@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from costproof.estimate.crossing import FAR, NotSolved, first_above
-from costproof.ledger.symbols import sym
+from costproof.algebra.crossing import FAR, NotSolved, first_above
+from costproof.algebra.symbols import sym
 from costproof.parametric.concolic import BranchCondition, SizeExpr
 from costproof.parametric.path_conditions import PathCondition
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from costproof.algebra.symbols import parse
 from costproof.ledger.baseline import Row
 from costproof.ledger.errors import CostproofError, Incomplete
 from costproof.ledger.metrics import PEAK_METRICS, STAGE_WIDE, Metric
 from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.peaks import CallPeaks
-from costproof.ledger.symbols import parse
 from costproof.parametric.concolic import BranchCondition, PathRecorder, PointValues, SizeExpr, expression_of
 from costproof.parametric.exact_arrays import ExactColumn, ExactEvaluator, Int128Array, PointBatch
 from costproof.parametric.formulas import Configurable

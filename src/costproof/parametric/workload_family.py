@@ -9,11 +9,11 @@ from typing import Final
 
 import sympy
 
+from costproof.algebra.crossing import FAR
+from costproof.algebra.symbols import sym
 from costproof.claims.runs import Run
 from costproof.compare.diff.changes import WORKLOAD, settings
-from costproof.estimate.crossing import FAR
 from costproof.ledger.baseline import Baseline
-from costproof.ledger.symbols import sym
 from costproof.ledger.workload import Invocation
 from costproof.models.target import WithKeys
 from costproof.parametric.blend import BlendedTarget

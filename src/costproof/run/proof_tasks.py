@@ -7,13 +7,14 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, cast
 
+from costproof.algebra.evaluation import evaluate
+from costproof.algebra.series import CONTEXT, STEPS
+from costproof.algebra.symbols import parse
 from costproof.compare.proof.judge import Answer, judge
 from costproof.ledger.errors import Incomplete
-from costproof.ledger.evaluate import evaluate, evaluate_ledger
+from costproof.ledger.evaluate import evaluate_ledger
 from costproof.ledger.metrics import FLOOR, STAGE_WIDE
 from costproof.ledger.node import Ledger
-from costproof.ledger.series import CONTEXT, STEPS
-from costproof.ledger.symbols import parse
 from costproof.ledger.workload import Input, Workload
 from costproof.models.jobs import ExportJob
 from costproof.models.proof import Piece, Provable

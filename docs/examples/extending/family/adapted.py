@@ -15,7 +15,7 @@ from costproof.ledger.capture import SymbolDoc
 from costproof.ledger.errors import BadInput
 from costproof.ledger.metrics import Conventions
 from costproof.ledger.node import Ledger
-from costproof.ledger.symbols import sym
+from costproof.algebra.symbols import sym
 from costproof.ledger.workload import Invocation, TargetInfo, Workload
 from costproof.models.jobs import ExportJob, SymbolicSize
 from costproof.models.target import NamedWorkload, Setting

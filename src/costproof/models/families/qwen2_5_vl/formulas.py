@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from costproof.algebra.symbols import sym
 from costproof.analytic.attention_block import AttentionBlock
 from costproof.analytic.compose import Call, Part, numbered
 from costproof.analytic.costs import Size
@@ -21,7 +22,6 @@ from costproof.analytic.patch_grid import (
 from costproof.analytic.rotary import Rotary, RotaryAxes
 from costproof.analytic.transformer import TransformerLayer
 from costproof.ledger.node import Ledger
-from costproof.ledger.symbols import sym
 from costproof.ledger.workload import Workload
 from costproof.models.decoding.formulas import DecoderStyle, decoder_parts
 from costproof.models.decoding.names import decoder_names, mlp_names

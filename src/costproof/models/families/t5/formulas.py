@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from costproof.algebra.series import CONTEXT, STEPS, sum_over_steps
+from costproof.algebra.symbols import sym
 from costproof.analytic.attention_block import AttentionBlock
 from costproof.analytic.compose import CONTAINER, Call, Part, analytic_ledger, invocation_nodes, numbered, stage_nodes
 from costproof.analytic.embedding import Embedding
@@ -14,8 +16,6 @@ from costproof.analytic.norms import RmsNorm
 from costproof.analytic.relative_bias import DistanceBuckets, NoBias, Scale
 from costproof.analytic.transformer import TransformerLayer
 from costproof.ledger.node import Ledger
-from costproof.ledger.series import CONTEXT, STEPS, sum_over_steps
-from costproof.ledger.symbols import sym
 from costproof.models.families.t5.config import T5Config
 from costproof.models.generic.encoder_decoder import TWO_STAGES
 
