@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from costproof.algebra.evaluation import compiled
+from costproof.algebra.evaluation import compile_expression
 from costproof.algebra.symbols import parse, terms
 from costproof.claims.amounts import amount
 from costproof.claims.reading import claims_from_text
@@ -146,7 +146,7 @@ def feed(reader: str, text: str) -> str:
         if reader == "formula":
             expr = parse(text)
             terms(expr)
-            program = compiled(expr)
+            program = compile_expression(expr)
             try:
                 program.run(dict.fromkeys(program.symbols, 97))
             except ZeroDivisionError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import sympy
 
-from costproof.algebra.evaluation import compiled
+from costproof.algebra.evaluation import compile_expression
 from costproof.algebra.piecewise import NotDecided, deciding, opaque
 from costproof.algebra.symbols import parse
 
@@ -33,7 +33,7 @@ BOUND = 3_000
 def test_equal_at_these_values_is_equal_everywhere(one: str, other: str, first: int, step: int) -> None:
     a, b = parse(one), parse(other)
     values = deciding((a, b), "B", first, step)
-    run = compiled(a).run, compiled(b).run
+    run = compile_expression(a).run, compile_expression(b).run
     agree = all(run[0]({"B": v}) == run[1]({"B": v}) for v in values)
     assert agree == all(run[0]({"B": v}) == run[1]({"B": v}) for v in range(first, first + step * BOUND, step))
 

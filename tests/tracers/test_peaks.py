@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_iter, tree_map
 from costproof.algebra.evaluation import evaluate
 from costproof.api import count
 from costproof.ledger.peaks import CallPeaks
-from costproof.ledger.workload import Attention
+from costproof.ledger.workload import AttentionKind
 from costproof.models.as_it_runs import as_it_runs
 from costproof.models.families.deepseek_ocr.target import DeepseekOcr
 from costproof.models.families.llama import Llama, LlamaConfig
@@ -406,7 +406,7 @@ DECODERS: dict[str, Callable[[], Exportable]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("attention", ["eager", pytest.param("sdpa", marks=pytest.mark.thorough)])
-def test_every_stage_of_a_small_ocr_model_holds_what_a_run_holds(attention: Attention, thorough: bool) -> None:
+def test_every_stage_of_a_small_ocr_model_holds_what_a_run_holds(attention: AttentionKind, thorough: bool) -> None:
     """SAM, CLIP and the projector on a global view; with --thorough also crops, what joins them, prefill, last step."""
     target, run = SmallTarget(), replace(PAGE, attention=attention)
     found = list(calls(target, run))
@@ -455,7 +455,7 @@ def test_a_peak_in_symbols_that_does_not_hold_here_is_not_told() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("attention", [pytest.param("sdpa", marks=pytest.mark.thorough), "eager"])
 @pytest.mark.parametrize("name", with_variants(DECODERS, ("qwen3-moe",)))
-def test_decoders_hold_what_a_run_holds(name: str, attention: Attention) -> None:
+def test_decoders_hold_what_a_run_holds(name: str, attention: AttentionKind) -> None:
     """Prefill and the last of two steps, in float32, where shapes alone take another way for experts than numbers."""
     target = DECODERS[name]()
     run = target.workload(batch=2, text_tokens=24, new_tokens=2, dtype="float32", attention=attention)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from fractions import Fraction
 
-from costproof.algebra.evaluation import compiled
+from costproof.algebra.evaluation import compile_expression
 from costproof.claims import (
     bytes_mistakes,
     decoder_mistakes,
@@ -201,5 +201,5 @@ def _without_bias(item: Item) -> Fraction | None:
     parts = bias_of(item.expr) if item.expr else None
     if parts is None:
         return None
-    weights, bias = (Fraction(compiled(p).run(item.values)) for p in parts)
+    weights, bias = (Fraction(compile_expression(p).run(item.values)) for p in parts)
     return weights / (weights + bias)

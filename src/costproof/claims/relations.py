@@ -15,7 +15,7 @@ from functools import cache, cached_property, lru_cache
 from math import gcd, lcm
 from typing import Final
 
-from costproof.algebra.evaluation import compiled
+from costproof.algebra.evaluation import compile_expression
 from costproof.algebra.identity import free_symbols
 from costproof.claims.crowds import Chance, Crowd, Numbers
 from costproof.claims.effects import Effect
@@ -190,7 +190,7 @@ def _moved(case: Case, name: str) -> Callable[[int], Fraction | None]:
         total = rest
         for item, factor in moving:
             try:
-                total += Fraction(compiled(item.expr).run({**item.values, name: value})) * item.count * factor
+                total += Fraction(compile_expression(item.expr).run({**item.values, name: value})) * item.count * factor
             except (KeyError, ZeroDivisionError):
                 return None
         return total

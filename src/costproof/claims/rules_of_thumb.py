@@ -9,7 +9,7 @@ from fractions import Fraction
 from math import prod
 from typing import Final
 
-from costproof.algebra.evaluation import compiled
+from costproof.algebra.evaluation import compile_expression
 from costproof.algebra.identity import free_symbols
 from costproof.claims.effects import Effect, Items, switched, times
 from costproof.claims.items import Item, is_table, tokens_of
@@ -98,7 +98,9 @@ def _more_than_two_classes(capture: Capture, ledger: Ledger) -> int:
         expr = node.exprs.get("params", "")
         labels = {n: 2 for n in free_symbols(expr) if n.endswith("_labels")} if expr else {}
         if labels:
-            fewer += (node.cost("params") or 0) - int(compiled(expr).run({**capture.target.symbols, **labels}))
+            fewer += (node.cost("params") or 0) - int(
+                compile_expression(expr).run({**capture.target.symbols, **labels})
+            )
     return fewer
 
 

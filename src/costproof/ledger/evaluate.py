@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from costproof.algebra.evaluation import Values, evaluate, shared_values
+from costproof.algebra.evaluation import SymbolValues, evaluate, shared_values
 from costproof.ledger.errors import BadInput
 from costproof.ledger.metrics import Metric
 from costproof.ledger.node import CostNode, Ledger
 
 
 def evaluate_ledger(
-    ledger: Ledger, values_by_invocation: Mapping[tuple[str, str], Values], config_values: Values
+    ledger: Ledger, values_by_invocation: Mapping[tuple[str, str], SymbolValues], config_values: SymbolValues
 ) -> Ledger:
     """Return the ledger with ``costs`` filled from ``exprs``; costs without an expression stay unchanged.
 

@@ -12,7 +12,7 @@ from costproof.claims.types import TOTAL, ClaimsFile
 from costproof.compare.counters import compare_counters
 from costproof.compare.findings import CounterComparison, CounterFinding
 from costproof.ledger.capture import Capture
-from costproof.ledger.counter import CounterCall, CounterRecord, Spent
+from costproof.ledger.counter import CounterCall, CounterRecord, CounterUsage
 from costproof.ledger.environment import advice, require
 from costproof.ledger.errors import BadInput
 from costproof.ledger.node import exact_sum
@@ -99,7 +99,7 @@ def record_counters(
     seconds: int = SECONDS,
     memory_gib: int = MEMORY_GIB,
     progress: Progress = silent,
-) -> tuple[CounterRecord, dict[str, Spent]]:
+) -> tuple[CounterRecord, dict[str, CounterUsage]]:
     """Run counters, and our own count of the same forwards, and compare that with the closed formulas.
 
     Returns:

@@ -15,7 +15,7 @@ from costproof.ledger.errors import Incomplete
 from costproof.ledger.evaluate import evaluate_ledger
 from costproof.ledger.metrics import FLOOR, STAGE_WIDE
 from costproof.ledger.node import Ledger
-from costproof.ledger.workload import Input, Workload
+from costproof.ledger.workload import SettingValue, Workload
 from costproof.models.jobs import ExportJob
 from costproof.models.proof import Piece, Provable
 from costproof.models.target import Runnable
@@ -163,7 +163,9 @@ def _held(piece: Piece[Provable], exported: Exported) -> tuple[int, ...]:
 
 
 @lru_cache(maxsize=2)
-def _built(target: Hashable, dtype: str, attention: str, experts: str, own: tuple[tuple[str, Input], ...]) -> nn.Module:
+def _built(
+    target: Hashable, dtype: str, attention: str, experts: str, own: tuple[tuple[str, SettingValue], ...]
+) -> nn.Module:
     """One process makes dozens of exports of the same model; building it takes as long as one of them.
 
     Args:

@@ -12,7 +12,7 @@ import sympy
 
 from costproof.algebra.evaluation import evaluate
 from costproof.algebra.symbols import FUNCTIONS, parse
-from costproof.ledger.errors import Bug, Incomplete, first_line, said_by
+from costproof.ledger.errors import Bug, Incomplete, first_line, message_of
 from costproof.models.as_it_runs import as_it_runs
 from costproof.models.jobs import ExportJob, SymbolicSize
 from costproof.opgraph.graph import Size
@@ -67,7 +67,7 @@ def _exported(job: ExportJob) -> tuple[torch.export.ExportedProgram, tuple[str, 
 
 def _reason(error: Exception) -> str:
     """What the exporter says, in a line; of sizes that the code fixed, which ones."""
-    said = said_by(error)
+    said = message_of(error)
     fixed = re.findall(r"L\['(\w+)'\]\.size\(\)\[(\d+)\] .*specialized it to be a constant \((\d+)\)", said)
     if fixed:
         which = ", ".join(f"dimension {dim} of {name} (here {value})" for name, dim, value in fixed)

@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from costproof.algebra.series import CONTEXT, STEPS
-from costproof.ledger.callgraph import Line, Listing
+from costproof.ledger.callgraph import OperatorLine, OperatorListing
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.evaluate import evaluate_ledger
 from costproof.ledger.metrics import FLOOR
 from costproof.ledger.node import CostNode, Ledger, UnknownOp
 from costproof.ledger.progress import Progress, silent
 from costproof.ledger.run import RunOptions
-from costproof.ledger.workload import Workload, watched_steps
+from costproof.ledger.workload import Workload, sampled_steps
 from costproof.models.generic.copies import unchecked
 from costproof.models.jobs import GIVEN, ExportJob, SymbolicSize
 from costproof.models.serving import options_of
@@ -238,7 +238,7 @@ def job_points(job: ExportJob, known: Mapping[str, int]) -> list[dict[str, int]]
 
 def step_contexts(known: Mapping[str, int]) -> list[int]:
     """Tokens in the cache before the first, a middle and the last of the decode steps."""
-    return [known[str(CONTEXT)] + i for i in watched_steps(known[str(STEPS)])]
+    return [known[str(CONTEXT)] + i for i in sampled_steps(known[str(STEPS)])]
 
 
 def job_nodes(exported: Exported, work: CostedGraph, dtype: str) -> tuple[list[CostNode], tuple[UnknownOp, ...]]:
@@ -359,7 +359,7 @@ _IDLE: Final = ("alias", "factory", "free")
 """Roles of operators that do no work."""
 
 
-def listings(target: Exportable, workload: Workload, stage: str) -> Iterator[Listing]:
+def listings(target: Exportable, workload: Workload, stage: str) -> Iterator[OperatorListing]:
     """Every export of a stage, for every call.
 
     Raises:
@@ -371,7 +371,7 @@ def listings(target: Exportable, workload: Workload, stage: str) -> Iterator[Lis
             one = with_sizes(replace(job, invocations=(invocation,)), values[stage, invocation])
             exported = cached_export(one)
             work = cost_graph(exported.graph)
-            yield Listing(
+            yield OperatorListing(
                 stage,
                 invocation,
                 job.id,
@@ -380,14 +380,14 @@ def listings(target: Exportable, workload: Workload, stage: str) -> Iterator[Lis
             )
 
 
-def _lines(work: CostedGraph, job: ExportJob, stage: str) -> Iterator[Line]:
+def _lines(work: CostedGraph, job: ExportJob, stage: str) -> Iterator[OperatorLine]:
     moved = work.alone
     for at, (op, cost) in enumerate(zip(work.graph.ops, work.costs, strict=True)):
         if job.place(op.module, op.call)[0] != stage:
             continue
         known = (None, None, cost.why) if isinstance(cost, UnknownCost) else (int(cost.flops), int(cost.vector), "")
         flops, vector, why = known
-        yield Line(
+        yield OperatorLine(
             label=op.label,
             operator=op.name,
             module=op.module,

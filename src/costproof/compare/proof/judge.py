@@ -16,7 +16,7 @@ from typing import Final
 
 import sympy
 
-from costproof.algebra.evaluation import compiled, shared_values
+from costproof.algebra.evaluation import compile_expression, shared_values
 from costproof.algebra.identity import free_symbols, put_in
 from costproof.algebra.symbols import factored, parse, pulled_out, sym, text, version
 from costproof.compare.align import Row, align
@@ -201,7 +201,7 @@ def _difference(first: str, second: str, steps: tuple[tuple[str, int], ...]) -> 
 @lru_cache(maxsize=4096)
 def _smallest(rest: str, steps: tuple[tuple[str, int], ...]) -> tuple[tuple[str, int], ...]:
     """The smallest values, by their sum, at which a difference is not 0; empty if it has no symbols."""
-    program = compiled(rest)
+    program = compile_expression(rest)
     names = sorted(program.symbols)
     sizes = ([i * dict(steps).get(name, 1) for i in _SMALL] for name in names)
     points = sorted(product(*sizes), key=lambda p: (sum(p), p))

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from costproof.ledger.errors import said_by
+from costproof.ledger.errors import message_of
 from costproof.models.as_it_runs import as_it_runs
 from costproof.models.jobs import Run
 from costproof.opgraph.graph import OpCall, Value
@@ -60,7 +60,7 @@ def fresh_flops(model: nn.Module, args: Mapping[str, Any]) -> tuple[dict[str, in
         return _count_forward(model, args)
     except RuntimeError as error:
         # Some models look at values on their way (a mask that may be all ones): meta has none.
-        if "meta" not in said_by(error):
+        if "meta" not in message_of(error):
             raise
     numbers = with_numbers(Run("fresh", model, args, lambda path, call: ("", "")))
     return _count_forward(numbers.model, numbers.kwargs)

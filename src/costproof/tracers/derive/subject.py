@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import sympy
 
-from costproof.algebra.evaluation import compiled, evaluate
+from costproof.algebra.evaluation import compile_expression, evaluate
 from costproof.algebra.identity import free_symbols
 from costproof.algebra.symbols import factored, parse, sym, text
 from costproof.compare.proof.closed_form import Limit
@@ -113,7 +113,7 @@ def _names(target: Exportable, workload: Workload, stage: str) -> dict[str, int]
     if not isinstance(target, WithFormulas):
         return known
     formulas = {e for n in target.formulas(workload).nodes if n.stage == stage for e in n.exprs.values()}
-    used = {name for e in formulas for name in compiled(e).symbols}
+    used = {name for e in formulas for name in compile_expression(e).symbols}
     return {n: v for n, v in known.items() if n in used and not counts_layers(n)}
 
 
