@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from costproof.algebra.symbols import parse
 from costproof.ledger.baseline import BaselineRow
 from costproof.ledger.errors import CostproofError, Incomplete
 from costproof.ledger.metrics import PEAK_METRICS, STAGE_WIDE, Metric
