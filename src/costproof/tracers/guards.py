@@ -17,7 +17,6 @@ import sympy
 from costproof.algebra.evaluation import evaluate
 from costproof.algebra.symbols import parse
 from costproof.ledger.errors import Incomplete
-from costproof.ledger.evaluate import evaluate
 from costproof.models.specs import ExportJob
 from costproof.tracers.exported import Exported
 from costproof.tracers.exporting import Argument
