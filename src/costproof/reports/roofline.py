@@ -81,7 +81,7 @@ def document(found: Roofline, form: Form) -> Document:
     by_stage = Table(STAGES, "lrrrrrrlrrr", [(Code(s), *rest) for s, *rest in stages(found)], keys=1)
     by_part = Table(
         PARTS, "llrrrrrl", [(Code(s), Code(p), *rest) for s, p, *rest in parts(found)],
-        most=MAX_PARTS, noun="part", rest="-f csv and -f json" if text else "the CSV and the JSON",
+        most=MAX_PARTS, noun="part", rest="the CSV and the JSON",
     )  # fmt: skip
     solved = [border(b) for b in found.borders]
     if text:
