@@ -32,7 +32,8 @@ from costproof.models.families.deepseek_ocr.preprocess import image_sides
 from costproof.models.families.deepseek_ocr.remote_code.snapshot import CODE, imported
 from costproof.models.loading import shards
 from costproof.models.section import Section
-from costproof.run import kept_answers, operand_files
+from costproof.run import operand_files
+from costproof.run import proof as kept_answers
 from costproof.views import manifest as manifests
 from costproof.views.manifest import MANIFEST, NAME, check_manifest, manifest
 from tests.cli.running import costproof

@@ -16,10 +16,10 @@ from costproof.models import flash_attention
 from costproof.models.families.deepseek_ocr.page import with_page
 from costproof.models.jobs import Run
 from costproof.opgraph.rules.registry import UnknownCost, cost_of
-from costproof.run.capture import count
+from costproof.run.capture import count_sources
 from costproof.run.prepare import Prepared
 from costproof.tracers.counters.registry import COUNTERS
-from costproof.tracers.counters.running import TRUTH, Answer, Order
+from costproof.tracers.counters.running import TRUTH, CounterAnswer, CounterTask
 from costproof.tracers.torchlens_trace import trace_graph
 from tests.opgraph.opcalls import counted, taken, torch_count
 from tests.tracers.realistic import small_ocr
@@ -39,7 +39,7 @@ def test_four_sources_agree_on_heads_that_are_padded_and_shared(monkeypatch: pyt
     """4 heads of 20 dimensions, which the package pads to 24, share 2 of keys and values."""
     monkeypatch.setitem(CONFIG, "text_config", {**TEXT, "num_attention_heads": 4, "num_key_value_heads": 2})
     run = with_page(FLASH, None, text_tokens=17)
-    capture = count(Prepared(small_ocr(layers=2), run, ALL_SOURCES)).capture
+    capture = count_sources(Prepared(small_ocr(layers=2), run, ALL_SOURCES)).capture
     assert compare(capture).verdict == "exact"
     for source in ("static", "dynamic"):
         ledger = capture.ledger(source)
@@ -55,8 +55,8 @@ def test_four_sources_agree_on_heads_that_are_padded_and_shared(monkeypatch: pyt
 def test_a_counter_that_cannot_see_it_misses_exactly_that(tool: str) -> None:
     calls: dict[str, dict[str, CounterCall]] = {}
     for name in (TRUTH, tool):
-        found: list[Answer] = []
-        Order(small_ocr(), FLASH, name, ("prefill", "decode"))(found.append)
+        found: list[CounterAnswer] = []
+        CounterTask(small_ocr(), FLASH, name, ("prefill", "decode"))(found.append)
         calls[name] = {c.stage: c for c, _ in found if c.cut in ("prefill", "step")}
     # 3 layers, 5 heads of 16 in two products; 17 queries and keys, then one query and 17 + 1 keys.
     for stage, missed in (("prefill", 2 * 3 * 5 * 17 * 17 * 32), ("decode", 2 * 3 * 5 * 1 * 18 * 32)):

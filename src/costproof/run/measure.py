@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final, Literal
 
 from costproof.compare.patterns import patterns
 from costproof.estimate.arithmetic import Arithmetic
-from costproof.estimate.hardware import Device
-from costproof.estimate.measured import Measurement, OperatorRow, Place, part_rows, rows
+from costproof.estimate.hardware import Device, machine
+from costproof.estimate.measured import Measurement, OperatorRow, Place, Work, kind_of, part_rows, rows
 from costproof.estimate.roofline import roof
-from costproof.estimate.split import Work, kind_of
 from costproof.ledger.environment import environment, require
 from costproof.ledger.errors import BadInput
 from costproof.ledger.node import Ledger, exact_sum
@@ -25,7 +25,6 @@ from costproof.models.target import Runnable
 from costproof.opgraph.rules.files import versions_in_force
 from costproof.opgraph.rules.registry import subject_of
 from costproof.run.count_lock import count_lock
-from costproof.run.devices import machine, measure_machine
 from costproof.run.prepare import prepare
 from costproof.run.request import RunRequest, request
 
@@ -85,8 +84,8 @@ def _measured(
     device = again(None)
     roof(device, dtype)  # refused before anything runs
     from costproof.tracers.dynamic import dynamic_ledger
-    from costproof.tracers.replay import predicted, replayed
-    from costproof.tracers.timing import clock_of, timed_modules, timed_stages
+    from costproof.tracers.replay import predict_operators, replay_operators
+    from costproof.tracers.timing import clock_of, time_modules, time_stages
 
     counted = dynamic_ledger(model, workload, progress)
     forwards, routed = counted.forwards, _routed(counted.ledger)
@@ -95,16 +94,16 @@ def _measured(
     times: dict[Place, Timing | None]
     inside: dict[Place, tuple[int, ...]] = {}
     if predict:
-        alone_in = predicted(runs, where, count, progress)
+        alone_in = predict_operators(runs, where, count, progress)
         times = {(run, *call.stage): None for run, calls in alone_in.items() for call in calls}
     else:
-        times = {(s.run, s.stage, s.invocation): s.time for s in timed_stages(runs, count, progress)}
+        times = {(s.run, s.stage, s.invocation): s.time for s in time_stages(runs, count, progress)}
         device = again(device)
-        inside = timed_modules(runs, count, progress)
+        inside = time_modules(runs, count, progress)
         alone_in = {}
         for one in runs:
             device = again(device)
-            alone_in[one.id] = replayed(one, count, progress)
+            alone_in[one.id] = replay_operators(one, count, progress)
     device = again(device)
     of = roof(device, dtype)
     stages: dict[Place, list[Work]] = {}
@@ -158,3 +157,23 @@ def _device(
     found = measure_machine(run, dtypes=None if before is None else (dtype,))
     progress("measure the machine", 1, 1)
     return found if before is None else before.or_faster(found)
+
+
+def measure_machine(
+    run: Literal["cpu", "cuda"] = "cpu", *, name: str = "here", dtypes: Iterable[str] | None = None
+) -> Device:
+    """What this machine reaches: the best of some products per dtype, a large copy or read; how much memory it has.
+
+    A roof of it is what was seen, not what the maker promises.
+
+    Args:
+        dtypes: whose peak is sought, as torch calls them; float32, bfloat16, float16 and float64 unless given.
+
+    Raises:
+        Incomplete: torch is missing, or there is no such device.
+    """
+    require("trace", "measuring a machine")
+    from costproof.tracers.machine import DTYPES, measure_device
+
+    with count_lock():
+        return measure_device(run, name, DTYPES if dtypes is None else tuple(dtypes))
