@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
+from costproof.algebra.symbols import parse, text
 from costproof.ledger.errors import Incomplete
-from costproof.ledger.symbols import parse, text
 from costproof.models.families.deepseek_ocr import domain, draws
 from costproof.models.families.deepseek_ocr.any_side import AnySide
 from costproof.models.families.deepseek_ocr.config import OcrConfig, SamConfig

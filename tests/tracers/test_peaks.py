@@ -19,8 +19,8 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map
 
+from costproof.algebra.evaluation import evaluate
 from costproof.api import count
-from costproof.ledger.evaluate import evaluate
 from costproof.ledger.peaks import CallPeaks
 from costproof.ledger.workload import AttentionKind
 from costproof.models.as_it_runs import as_it_runs

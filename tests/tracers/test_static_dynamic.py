@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import sympy
 
+from costproof.algebra.evaluation import evaluate
+from costproof.algebra.symbols import parse
 from costproof.compare.compare import compare
 from costproof.ledger.errors import Incomplete
-from costproof.ledger.evaluate import evaluate
 from costproof.ledger.node import CostNode, Ledger
-from costproof.ledger.symbols import parse
 from costproof.ledger.workload import Workload
 from costproof.models.families.deepseek_ocr.page import Page, page_workload, with_page
 from costproof.models.jobs import Built, ExportJob

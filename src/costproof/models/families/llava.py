@@ -8,12 +8,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
+from costproof.algebra.symbols import sym
 from costproof.analytic.compose import Part
 from costproof.analytic.linear import Linear
 from costproof.analytic.mlp import Activation
 from costproof.ledger.errors import BadInput, CostproofError
 from costproof.ledger.node import Ledger
-from costproof.ledger.symbols import sym
 from costproof.ledger.workload import FLOAT_BYTES, Invocation, TensorSpec, Workload
 from costproof.models.decoding.decoder import on_meta
 from costproof.models.decoding.formulas import decoder_parts
