@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_iter
 
 from costproof.models.generic.alike import alike
 from costproof.models.generic.copies import with_tensors
-from costproof.models.jobs import ExportJob
+from costproof.models.specs import ExportJob
 from costproof.patches.inference import inference_context
 from costproof.patches.modules import forward_redirected
 from costproof.tracers.exporting import map_arguments

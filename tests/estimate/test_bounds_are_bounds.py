@@ -20,13 +20,13 @@ from costproof import api
 from costproof.estimate.arithmetic import Arithmetic, arithmetic_of
 from costproof.estimate.hardware import Device, Figure, Peak
 from costproof.estimate.roofline import Roofline, bounds, roof
-from costproof.ledger.baseline import Folded, Rows
+from costproof.ledger.baseline import Folded, RowTree
 from costproof.opgraph.account import arithmetic_dtype
 from costproof.opgraph.costed import cost_graph
 from costproof.opgraph.graph import Graph, OpCall, Value
 from costproof.opgraph.rules.attention import seen_at_end, seen_from_start
 from costproof.opgraph.skippable import skippable_flops
-from costproof.reports.roofline_words import floor, left_out, modules
+from costproof.reports.roofline import floor, left_out, modules
 from tests.opgraph.opcalls import call, value
 
 RATES: Final = {"float32": 10**9, "bfloat16": 4 * 10**9, "float16": 5 * 10**9}
@@ -242,7 +242,7 @@ def test_the_dtype_of_an_operator(one: OpCall, dtype: str) -> None:
 
 
 def folded(**costs: int | None) -> Folded:
-    rows: Rows = {"s": {"p": {"mm": {"flops": 12, **costs}, "": {"floor_bytes": 0}}}}
+    rows: RowTree = {"s": {"p": {"mm": {"flops": 12, **costs}, "": {"floor_bytes": 0}}}}
     return Folded(("flops", "floor_bytes"), ("s",), rows, bounds=True)
 
 

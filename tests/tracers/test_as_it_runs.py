@@ -24,9 +24,9 @@ from transformers import (
 from transformers.pytorch_utils import compile_compatible_method_lru_cache
 from transformers.utils.import_utils import is_torchdynamo_exporting, is_tracing
 
-from costproof.ledger.evaluate import evaluate
-from costproof.ledger.symbols import parse
-from costproof.models.jobs import ExportJob, Run, SymbolicSize
+from costproof.algebra.evaluation import evaluate
+from costproof.algebra.symbols import parse
+from costproof.models.specs import ExportJob, Run, SymbolicSize
 from costproof.opgraph.account import account, locator
 from costproof.opgraph.costed import cost_graph
 from costproof.patches.inference import NO_PADDING, _lacking, inference_context

@@ -12,7 +12,7 @@ import pytest
 from torch import nn
 
 from costproof.compare.counters import compare_counters
-from costproof.ledger.counter import CounterCall, CounterRecord, Spent
+from costproof.ledger.counter import CounterCall, CounterRecord, CounterUsage
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.node import CostNode
 from costproof.ledger.workload import Workload
@@ -81,7 +81,7 @@ def stubs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def ran(stubs: None) -> tuple[CounterRecord, dict[str, Spent]]:
+def ran(stubs: None) -> tuple[CounterRecord, dict[str, CounterUsage]]:
     """The small model's projector."""
     said: list[tuple[str, int, int]] = []
     found = run_counters(
@@ -93,7 +93,7 @@ def ran(stubs: None) -> tuple[CounterRecord, dict[str, Spent]]:
 
 
 @pytest.fixture(scope="module")
-def counted(ran: tuple[CounterRecord, dict[str, Spent]]) -> CounterRecord:
+def counted(ran: tuple[CounterRecord, dict[str, CounterUsage]]) -> CounterRecord:
     """What they said."""
     return ran[0]
 
@@ -115,7 +115,7 @@ def test_every_failure_is_a_row_with_its_reason(counted: CounterRecord) -> None:
     assert [run.version for run in counted.runs][1:] == ["1.0", "1.0", "1.0", None]
 
 
-def test_one_that_gives_no_answer_has_spent_nothing(ran: tuple[CounterRecord, dict[str, Spent]]) -> None:
+def test_one_that_gives_no_answer_has_spent_nothing(ran: tuple[CounterRecord, dict[str, CounterUsage]]) -> None:
     assert ran[1]["dies"].milliseconds == 0
 
 

@@ -19,18 +19,18 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map
 
+from costproof.algebra.evaluation import evaluate
 from costproof.api import count
-from costproof.ledger.evaluate import evaluate
 from costproof.ledger.peaks import CallPeaks
-from costproof.ledger.workload import Attention
+from costproof.ledger.workload import AttentionKind
 from costproof.models.families.deepseek_ocr.target import DeepseekOcr
 from costproof.models.families.llama import Llama, LlamaConfig
 from costproof.models.families.mistral import Mistral, MistralConfig
 from costproof.models.families.qwen3_moe import Qwen3Moe, Qwen3MoeConfig
 from costproof.models.generic.alike import alike
 from costproof.models.generic.at_hand import at_hand
-from costproof.models.image_text.modules import Part
-from costproof.models.jobs import ExportJob, SymbolicSize
+from costproof.models.image_text.modules import PartModule
+from costproof.models.specs import ExportJob, SymbolicSize
 from costproof.models.target import Exportable
 from costproof.patches.inference import inference_context
 from costproof.tracers.peaks.calls import SymbolicPeak, call_peaks, calls, peaks_of, symbolic_peak, with_symbolic_peak
@@ -41,7 +41,7 @@ from tests.variants import with_variants
 def job(module: nn.Module, *shape: int) -> ExportJob:
     """A job of a module on one float32 input."""
     x = torch.empty(shape, device="meta")
-    return ExportJob("part", "stage", ("call",), Part(module.to("meta")).eval(), {"part": "model"}, {"x": x})
+    return ExportJob("part", "stage", ("call",), PartModule(module.to("meta")).eval(), {"part": "model"}, {"x": x})
 
 
 def sizes(found: CallPeaks) -> tuple[int, int]:
@@ -406,7 +406,7 @@ DECODERS: dict[str, Callable[[], Exportable]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("attention", ["eager", pytest.param("sdpa", marks=pytest.mark.thorough)])
-def test_every_stage_of_a_small_ocr_model_holds_what_a_run_holds(attention: Attention, thorough: bool) -> None:
+def test_every_stage_of_a_small_ocr_model_holds_what_a_run_holds(attention: AttentionKind, thorough: bool) -> None:
     """SAM, CLIP and the projector on a global view; with --thorough also crops, what joins them, prefill, last step."""
     target, run = SmallTarget(), replace(PAGE, attention=attention)
     found = list(calls(target, run))
@@ -455,7 +455,7 @@ def test_a_peak_in_symbols_that_does_not_hold_here_is_not_told() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("attention", [pytest.param("sdpa", marks=pytest.mark.thorough), "eager"])
 @pytest.mark.parametrize("name", with_variants(DECODERS, ("qwen3-moe",)))
-def test_decoders_hold_what_a_run_holds(name: str, attention: Attention) -> None:
+def test_decoders_hold_what_a_run_holds(name: str, attention: AttentionKind) -> None:
     """Prefill and the last of two steps, in float32, where shapes alone take another way for experts than numbers."""
     target = DECODERS[name]()
     run = target.workload(batch=2, text_tokens=24, new_tokens=2, dtype="float32", attention=attention)

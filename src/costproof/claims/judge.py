@@ -6,6 +6,8 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
+from costproof.algebra.evaluation import evaluate
+from costproof.algebra.identity import free_symbols
 from costproof.claims.effects import Mistakes
 from costproof.claims.explaining import CHANCE, at_lengths, distance, explained, same_everywhere
 from costproof.claims.formulas import formula_value
@@ -26,14 +28,12 @@ from costproof.claims.types import (
     Judgement,
     Status,
 )
-from costproof.compare.identity import free_symbols
 from costproof.compare.patterns import matches
 from costproof.ledger.capture import Capture
 from costproof.ledger.errors import BadInput, Incomplete, Problems, no_such
-from costproof.ledger.evaluate import evaluate
 from costproof.ledger.metrics import METRICS, PEAK_METRICS
 from costproof.ledger.node import total
-from costproof.ledger.time_limits import check_time, limited
+from costproof.ledger.time_limits import check_time, time_limit
 
 SECONDS: Final = 120
 """Of the processor, for all claims of a file; a number of a whole model that nothing explains takes some."""
@@ -69,7 +69,7 @@ def judge_claims(
     def case(claim: Claim) -> Case:
         return Case(claim, capture, ledger, mistakes, fixed, runs)
 
-    with limited(SECONDS, "the claims take too long to check", where=claims.title or "$.claims", fix=_FEWER):
+    with time_limit(SECONDS, "the claims take too long to check", where=claims.title or "$.claims", fix=_FEWER):
         if problems := [p for c in claims.claims for p in _problems(case(c))]:
             several = Problems("the claims do not fit the target", problems[:MOST_PROBLEMS])
             raise problems[0] if len(problems) == 1 else several

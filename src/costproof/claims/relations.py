@@ -15,14 +15,14 @@ from functools import cache, cached_property, lru_cache
 from math import gcd, lcm
 from typing import Final
 
+from costproof.algebra.evaluation import compile_expression
+from costproof.algebra.identity import free_symbols
 from costproof.claims.crowds import Chance, Crowd, Numbers
 from costproof.claims.effects import Effect
 from costproof.claims.items import Item
 from costproof.claims.search import reach
 from costproof.claims.truth import Case
 from costproof.claims.types import Amount
-from costproof.compare.identity import free_symbols
-from costproof.ledger.evaluate import compiled
 
 _MOST_TIMES: Final = 1_024
 _SMALL: Final = 12
@@ -190,7 +190,7 @@ def _moved(case: Case, name: str) -> Callable[[int], Fraction | None]:
         total = rest
         for item, factor in moving:
             try:
-                total += Fraction(compiled(item.expr).run({**item.values, name: value})) * item.count * factor
+                total += Fraction(compile_expression(item.expr).run({**item.values, name: value})) * item.count * factor
             except (KeyError, ZeroDivisionError):
                 return None
         return total

@@ -12,7 +12,7 @@ from typing import Final
 
 from costproof.ledger.errors import BadInput, did_you_mean, no_such
 from costproof.ledger.metrics import EVERY_METRIC, STAGE_WIDE, Metric
-from costproof.ledger.notebook import Shown
+from costproof.ledger.notebook import NotebookRepr
 from costproof.ledger.plural import plural
 
 
@@ -102,7 +102,7 @@ def rule_wanted(ops: Iterable[UnknownOp]) -> str | None:
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
-class Ledger(Shown):
+class Ledger(NotebookRepr):
     """All that one source says about one target at one workload."""
 
     source: str

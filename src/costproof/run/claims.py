@@ -10,25 +10,25 @@ from typing import Any
 
 from costproof.claims import ClaimsFile, ClaimsReport, judge_claims, read_claims
 from costproof.claims.types import Formula
-from costproof.ledger.baseline import baseline_of
+from costproof.ledger.baseline import fold_capture
 from costproof.ledger.capture import Capture, read_capture
 from costproof.ledger.environment import require
 from costproof.ledger.errors import BadInput, Incomplete
 from costproof.ledger.metrics import PEAK_METRICS
 from costproof.ledger.progress import Progress, silent
-from costproof.ledger.run import USUAL_SOURCES
+from costproof.ledger.run import DEFAULT_SOURCES
 from costproof.models.registry import TARGETS, mistakes_of, read_address
 from costproof.models.target import Target, WithFormulas, WithKeys
-from costproof.parametric.workload_family import WorkloadFamily
+from costproof.parametric.run_family import WorkloadFamily
 from costproof.reports.report import Report
-from costproof.run.capture import count
+from costproof.run.capture import count_sources
 from costproof.run.count_lock import count_lock
 from costproof.run.operand_files import check_whole
 from costproof.run.operands import target_of
 from costproof.run.peaks import measured
 from costproof.run.prepare import prepare
 from costproof.run.request import RunRequest, request
-from costproof.run.trust import refused_code
+from costproof.run.request_file import refused_code
 
 
 def check(
@@ -71,7 +71,7 @@ def check(
     if capture is not None:
         proved = _proved(Path(capture), name, given)
         return judge_claims(said, proved, mistakes_of(proved.target.name), truth="a capture whose sources agree",
-                            runs=_runs(said, proved, target_of(baseline_of(proved))))  # fmt: skip
+                            runs=_runs(said, proved, target_of(fold_capture(proved))))  # fmt: skip
     base = target if isinstance(target, RunRequest) else _named(said, name)
     asked = request(request(base, **given), sources=("analytic",))
     truth = "the formulas of the target, not compared with a graph in this run"
@@ -81,7 +81,7 @@ def check(
             require("trace", "checking against an exported graph")
             prepared = replace(prepared, sources=("static",))
             truth = "the exported graph of the target (static), which has no formulas; not compared with a run here"
-        counted = count(prepared).capture
+        counted = count_sources(prepared).capture
         if any(c.metric in PEAK_METRICS for c in said.claims):
             counted = replace(counted, peaks=measured(prepared.target, prepared.workload, progress))
             truth += "; peaks by its exported graph and by its modules as written"
@@ -92,7 +92,7 @@ def check(
 def _runs(claims: ClaimsFile, counted: Capture, target: Target | None) -> WorkloadFamily | None:
     """The other runs of a target, where a formula asks for them and formulas describe it."""
     asked = any(isinstance(c.value, Formula) for c in claims.claims)
-    return WorkloadFamily(baseline_of(counted), target) if asked and isinstance(target, WithKeys) else None
+    return WorkloadFamily(fold_capture(counted), target) if asked and isinstance(target, WithKeys) else None
 
 
 def _named(claims: ClaimsFile, target: str) -> RunRequest:
@@ -118,8 +118,8 @@ def _proved(path: Path, target: str, choices: Mapping[str, Any]) -> Capture:
     found = read_capture(path)
     if found.target.name != target:
         raise BadInput("the capture is of another target", where=str(path), expected=target, got=found.target.name)
-    check_whole(baseline_of(found))
-    if len([x for x in found.ledgers if x.source in USUAL_SOURCES]) < 2:
+    check_whole(fold_capture(found))
+    if len([x for x in found.ledgers if x.source in DEFAULT_SOURCES]) < 2:
         raise Incomplete(
             "a capture of one source cannot be the truth", where=str(path),
             expected="analytic beside static or dynamic",

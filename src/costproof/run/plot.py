@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from costproof.estimate.hardware import Device
 from costproof.estimate.roofline import ROOFLINE, Roofline, roofline_in
-from costproof.ledger.capture import Capture, capture_of
+from costproof.ledger.capture import Capture, parse_capture
 from costproof.ledger.errors import BadInput, no_such
 from costproof.ledger.files import read_json
 from costproof.ledger.peaks import PEAKS, Peaks
@@ -18,7 +18,7 @@ from costproof.ledger.schema import from_data
 from costproof.reports.plots import counters, peaks, raster, shares, strips, table
 from costproof.reports.plots.figure import KINDS, style
 from costproof.reports.report import Report
-from costproof.reports.roofline_svg import roofline_svg
+from costproof.reports.roofline import roofline_svg
 from costproof.run.roofline import roofline
 from costproof.views.counters import COUNTERS, CounterReport, counter_report
 from costproof.views.manifest import capture_file
@@ -145,4 +145,4 @@ def read(path: str | os.PathLike[str]) -> Drawable:
         return table.of_csv(file)
     data = read_json(file, what="file")
     name = str(data.get("schema")) if isinstance(data, dict) else ""
-    return _KINDS[name](data, str(file)) if name in _KINDS else capture_of(data, where=str(file))
+    return _KINDS[name](data, str(file)) if name in _KINDS else parse_capture(data, where=str(file))

@@ -3,19 +3,60 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+import shlex
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, Final
 
-from costproof.ledger.document import Value, read_document, read_source
+from costproof.ledger.document import YamlValue, read_document, read_source
 from costproof.ledger.errors import BadInput, CostproofError, Problems, did_you_mean
 from costproof.ledger.schema import adapter, location
 from costproof.ledger.workload import Workload
+from costproof.models.registry import read_address
 from costproof.parametric.typed_settings import collect_problems
 from costproof.plugins import at
 from costproof.run.request import LISTS, OPTIONS, SWITCHES, VERBS, RunRequest, Settings, request
-from costproof.run.trust import code_named, loading_runs_code, refused_code
+
+CODE: Final = ("target", "rules", "trust_remote_code")
+"""The choices of a run that name code."""
+
+
+def makes_module(target: str) -> bool:
+    """Return whether a target is a function of the user's, which runs to make the module."""
+    return read_address(target).kind in ("file", "module")
+
+
+def loading_runs_code(target: str, *, trusted: bool) -> bool:
+    """Return whether to load a target is to run code that is neither installed nor ours."""
+    return makes_module(target) or (trusted and read_address(target).kind != "name")
+
+
+def code_named(choices: Mapping[str, Any]) -> dict[str, str]:
+    """Return the choices that let code run, each as the command line spells it."""
+    target, rules = choices.get("target"), choices.get("rules") or ()
+    found = {"target": shlex.quote(target)} if isinstance(target, str) and makes_module(target) else {}
+    if rules:
+        found["rules"] = " ".join(f"--rules {shlex.quote(str(file))}" for file in rules)
+    return {**found, **({"trust_remote_code": "--trust-remote-code"} if choices.get("trust_remote_code") else {})}
+
+
+def refused_code(in_file: Mapping[str, Any], given: Mapping[str, Any], where: str) -> Iterator[BadInput]:
+    """Yield an error for each choice of a file that lets code run and that the user did not make.
+
+    Args:
+        in_file: the choices of the file.
+        given: those of the command line, or of a call, which replace the file's.
+        where: the file.
+    """
+    for name, spelled in code_named({k: v for k, v in in_file.items() if not given.get(k)}).items():
+        yield BadInput(
+            "a file does not decide which code runs",
+            where=f"$.{name} in {where}",
+            expected=f"{spelled} on the command line too, or {name}= in Python",
+            fix=f"if you trust this code, add {spelled}",
+        )
+
 
 WHAT: Final = "a request file"
 _KEYS: Final = tuple(f.name for f in fields(RunRequest))
@@ -83,7 +124,7 @@ def read_request(
 
 
 def request_from(
-    data: Value,
+    data: YamlValue,
     *,
     where: str,
     target: str | None = None,
@@ -95,7 +136,7 @@ def request_from(
         raise BadInput("not a request file", where=f"$ in {where}", expected="a map with target, workload, …")
     problems: list[CostproofError] = [_unknown(f"$.{key[:60]}", key, _KEYS) for key in data if key not in _KEYS]
     sections = {key: _map(data.get(key, {}), f"$.{key}", problems) for key in ("run", "workload", *VERBS)}
-    found: dict[str, tuple[str, Value]] = {key: (f"$.{key}", data[key]) for key in _SINGLE if key in data}
+    found: dict[str, tuple[str, YamlValue]] = {key: (f"$.{key}", data[key]) for key in _SINGLE if key in data}
     for key, value in sections["run"].items():
         if key in _RUN:
             found[_RUN[key]] = f"$.run.{key}", value
@@ -134,7 +175,7 @@ def request_from(
     return made
 
 
-def _map(given: Value, where: str, problems: list[CostproofError]) -> dict[str, Value]:
+def _map(given: YamlValue, where: str, problems: list[CostproofError]) -> dict[str, YamlValue]:
     """The keys of a section that say something."""
     if isinstance(given, dict):
         return {key: value for key, value in given.items() if not _nothing(value)}
@@ -161,7 +202,7 @@ def _typed(name: str, value: Any, where: str) -> Any:
     return value
 
 
-def _workload(data: dict[str, Value], problems: list[CostproofError]) -> Workload | None:
+def _workload(data: dict[str, YamlValue], problems: list[CostproofError]) -> Workload | None:
     """A whole workload, as a capture holds it."""
     from pydantic import ValidationError
 
@@ -183,12 +224,12 @@ def _unknown(where: str, key: str, known: Iterable[str]) -> BadInput:
     return BadInput("unknown key", where=where, expected="one of " + ", ".join(known), fix=did_you_mean(key, known))
 
 
-def _nothing(value: Value) -> bool:
+def _nothing(value: YamlValue) -> bool:
     """Whether YAML's ways to say nothing stand there; every scalar is read as a text."""
     return value in ("", "null", "~")
 
 
-def _with_none(value: Value) -> Any:
+def _with_none(value: YamlValue) -> Any:
     if isinstance(value, dict):
         return {k: _with_none(v) for k, v in value.items()}
     if isinstance(value, list):

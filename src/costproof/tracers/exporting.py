@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import sympy
 
-from costproof.ledger.errors import Bug, Incomplete, first_line, said_by
-from costproof.ledger.evaluate import evaluate
-from costproof.ledger.symbols import FUNCTIONS, parse
-from costproof.models.jobs import ExportJob, SymbolicSize
+from costproof.algebra.evaluation import evaluate
+from costproof.algebra.symbols import FUNCTIONS, parse
+from costproof.ledger.errors import Bug, Incomplete, first_line, message_of
+from costproof.models.specs import ExportJob, SymbolicSize
 from costproof.opgraph.graph import Size
 from costproof.patches.export import QUIET_EXPORT, SHAPES_OF_PRODUCTS, concrete_export, fast_export
 from costproof.patches.inference import inference_context
@@ -67,7 +67,7 @@ def _exported(job: ExportJob) -> tuple[torch.export.ExportedProgram, tuple[str, 
 
 def _reason(error: Exception) -> str:
     """What the exporter says, in a line; of sizes that the code fixed, which ones."""
-    said = said_by(error)
+    said = message_of(error)
     fixed = re.findall(r"L\['(\w+)'\]\.size\(\)\[(\d+)\] .*specialized it to be a constant \((\d+)\)", said)
     if fixed:
         which = ", ".join(f"dimension {dim} of {name} (here {value})" for name, dim, value in fixed)

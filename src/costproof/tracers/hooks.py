@@ -17,9 +17,9 @@ from operator import sub
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from costproof.ledger.attributes import attribute
-from costproof.ledger.callgraph import Event, Plain, PlainAt, TensorAt, ValueAt
+from costproof.ledger.callgraph import Event, JsonScalar, PlainAt, TensorAt, ValueAt
 from costproof.models.caches import by_layer, caches_of, held, is_cache
-from costproof.models.jobs import Run
+from costproof.models.specs import Run
 from costproof.patches.inference import inference_context
 from costproof.patches.modules import forward_redirected, hooked
 from costproof.patches.patch import patched
@@ -275,7 +275,7 @@ class _Walk:
             dtype = dtype_name(tensor.dtype)
             self.found.append(TensorAt(tuple(int(s) for s in tensor.shape), dtype, place, self.call, kind))
 
-    def _plain(self, kind: str, value: Plain, place: str) -> None:
+    def _plain(self, kind: str, value: JsonScalar, place: str) -> None:
         if self._room():
             self.found.append(PlainAt(kind, value, place, self.call))
 
@@ -285,7 +285,7 @@ class _Walk:
         return room
 
 
-def _small(value: Plain) -> Plain:
+def _small(value: JsonScalar) -> JsonScalar:
     """The value, if JSON can hold it and a reader would want to see it."""
     if isinstance(value, str):
         return str(value) if len(value) <= MAX_TEXT else None

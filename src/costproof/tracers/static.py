@@ -6,19 +6,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from costproof.ledger.callgraph import Line, Listing
+from costproof.algebra.series import CONTEXT, STEPS
+from costproof.ledger.callgraph import OperatorLine, OperatorListing
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.evaluate import evaluate_ledger
 from costproof.ledger.metrics import FLOOR
 from costproof.ledger.node import CostNode, Ledger, UnknownOp
 from costproof.ledger.progress import Progress, silent
 from costproof.ledger.run import RunOptions
-from costproof.ledger.series import CONTEXT, STEPS
-from costproof.ledger.workload import Workload, watched_steps
+from costproof.ledger.workload import Workload, sampled_steps
 from costproof.models.generic.copies import unchecked
-from costproof.models.jobs import GIVEN, ExportJob, SymbolicSize
-from costproof.models.serving import options_of
-from costproof.models.target import Exportable, PartlyExported, Runnable, Staged, Target, WithFormulas
+from costproof.models.specs import GIVEN, ExportJob, SymbolicSize
+from costproof.models.target import Exportable, PartlyExported, Runnable, Staged, Target, WithFormulas, options_of
 from costproof.opgraph.account import account, cache_nodes
 from costproof.opgraph.costed import CostedGraph, bound_unknown, cost_graph, known_at_sizes, substitute_sizes
 from costproof.opgraph.fvcore_macs import fvcore_nodes
@@ -238,7 +237,7 @@ def job_points(job: ExportJob, known: Mapping[str, int]) -> list[dict[str, int]]
 
 def step_contexts(known: Mapping[str, int]) -> list[int]:
     """Tokens in the cache before the first, a middle and the last of the decode steps."""
-    return [known[str(CONTEXT)] + i for i in watched_steps(known[str(STEPS)])]
+    return [known[str(CONTEXT)] + i for i in sampled_steps(known[str(STEPS)])]
 
 
 def job_nodes(exported: Exported, work: CostedGraph, dtype: str) -> tuple[list[CostNode], tuple[UnknownOp, ...]]:
@@ -359,7 +358,7 @@ _IDLE: Final = ("alias", "factory", "free")
 """Roles of operators that do no work."""
 
 
-def listings(target: Exportable, workload: Workload, stage: str) -> Iterator[Listing]:
+def listings(target: Exportable, workload: Workload, stage: str) -> Iterator[OperatorListing]:
     """Every export of a stage, for every call.
 
     Raises:
@@ -371,7 +370,7 @@ def listings(target: Exportable, workload: Workload, stage: str) -> Iterator[Lis
             one = with_sizes(replace(job, invocations=(invocation,)), values[stage, invocation])
             exported = cached_export(one)
             work = cost_graph(exported.graph)
-            yield Listing(
+            yield OperatorListing(
                 stage,
                 invocation,
                 job.id,
@@ -380,14 +379,14 @@ def listings(target: Exportable, workload: Workload, stage: str) -> Iterator[Lis
             )
 
 
-def _lines(work: CostedGraph, job: ExportJob, stage: str) -> Iterator[Line]:
+def _lines(work: CostedGraph, job: ExportJob, stage: str) -> Iterator[OperatorLine]:
     moved = work.alone
     for at, (op, cost) in enumerate(zip(work.graph.ops, work.costs, strict=True)):
         if job.place(op.module, op.call)[0] != stage:
             continue
         known = (None, None, cost.why) if isinstance(cost, UnknownCost) else (int(cost.flops), int(cost.vector), "")
         flops, vector, why = known
-        yield Line(
+        yield OperatorLine(
             label=op.label,
             operator=op.name,
             module=op.module,

@@ -21,7 +21,7 @@ from costproof.ledger.environment import advice
 from costproof.ledger.errors import Incomplete, first_line
 from costproof.ledger.node import UnknownOp
 from costproof.models.caches import CACHES
-from costproof.models.jobs import Run
+from costproof.models.specs import Run
 from costproof.opgraph.graph import Graph, ModuleCall, OpCall, Value
 from costproof.patches.inference import inference_context
 from costproof.patches.modules import hooks_inside_forward

@@ -18,7 +18,7 @@ from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.progress import silent
 from costproof.ledger.workload import Workload
 from costproof.models.generic.copies import unchecked
-from costproof.models.jobs import Run
+from costproof.models.specs import Run
 from costproof.models.target import Runnable
 from costproof.patches.inference import inference_context
 from costproof.patches.modules import forward_redirected, hooked

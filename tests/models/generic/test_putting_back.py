@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import costproof
-from costproof.models.jobs import Run
+from costproof.models.specs import Run
 from costproof.patches.inference import inference_context
 from costproof.tracers.dynamic import record_output
 

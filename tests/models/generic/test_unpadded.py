@@ -10,7 +10,7 @@ from costproof.ledger.node import total
 from costproof.models.generic.modules import around
 from costproof.models.generic.places import places
 from costproof.models.generic.towers import NONE, towers
-from costproof.models.jobs import ExportJob
+from costproof.models.specs import ExportJob
 from costproof.opgraph.account import account
 from costproof.opgraph.costed import cost_graph
 from costproof.patches.inference import inference_context

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from costproof.foreign import contained
 from costproof.ledger.errors import BadInput, first_line
-from costproof.ledger.workload import Attention, Dtype
+from costproof.ledger.workload import AttentionKind, Dtype
+from costproof.models.checkpoint import Stored
 from costproof.models.generic.described import check_parts
 from costproof.models.generic.made import Made
-from costproof.models.stored import Stored
 
 if TYPE_CHECKING:
     from torch import nn
@@ -65,7 +65,7 @@ class Factory:
         """As the module itself has them."""
         return Stored()
 
-    def make(self, dtype: Dtype | None, attention: Attention | None) -> Made:
+    def make(self, dtype: Dtype | None, attention: AttentionKind | None) -> Made:
         """Run the function.
 
         Raises:

@@ -16,16 +16,17 @@ from costproof.ledger.progress import Progress
 from costproof.ledger.run import RunOptions
 from costproof.ledger.workload import (
     SIZE_FROM,
-    Attention,
+    AttentionKind,
     Dtype,
-    Input,
     Invocation,
     ModuleKinds,
+    SettingValue,
     TargetInfo,
     Workload,
 )
 from costproof.models import settings as common
 from costproof.models.caches import is_cache
+from costproof.models.checkpoint import ImageSize, unfit
 from costproof.models.decoding.decoder import Decoder
 from costproof.models.decoding.names import STAGES
 from costproof.models.encoding import STAGE
@@ -60,9 +61,7 @@ from costproof.models.generic.usual import (
     side_of,
     too_short,
 )
-from costproof.models.jobs import Built, ExportJob, Run
-from costproof.models.processor import ImageSize, unfit
-from costproof.models.stretch import Stretch
+from costproof.models.specs import Built, ExportJob, Run, Stretch
 from costproof.models.target import NamedWorkload, Setting
 
 if TYPE_CHECKING:
@@ -140,7 +139,7 @@ class GenericTarget:
         images = None if "image_size" in given or made.inputs is not None else self._images(made)
         filled = self._filled(made, dtype, attention, images.side if images else given.get("image_size"))
         usual = USUAL + (filled if filled >= USUAL else 0)
-        inputs: dict[str, Input] = {k: given[k] for k in ("image_size", "input") if k in given}
+        inputs: dict[str, SettingValue] = {k: given[k] for k in ("image_size", "input") if k in given}
         inputs |= {"image_size": images.side, SIZE_FROM: images.where} if images else {}
         plain = Workload(
             name="usual" if not given else "custom",
@@ -345,7 +344,7 @@ class GenericTarget:
             return ()
         return beyond_of(self.maker, workload.dtype, workload.attention)
 
-    def _filled(self, made: Made, dtype: Dtype | None, attention: Attention | None, side: int | None) -> int:
+    def _filled(self, made: Made, dtype: Dtype | None, attention: AttentionKind | None, side: int | None) -> int:
         """Positions of a prompt that one element's images or sounds fill."""
         if made.inputs is not None or side == TEXT_ALONE:
             return 0

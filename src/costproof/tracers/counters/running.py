@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from costproof.ledger.counter import CounterCall, CounterInfo, CounterRecord, CounterRun, Spent
+from costproof.ledger.counter import CounterCall, CounterInfo, CounterRecord, CounterRun, CounterUsage
 from costproof.ledger.environment import installed
 from costproof.ledger.errors import CostproofError, Incomplete
 from costproof.ledger.node import CostNode
 from costproof.ledger.progress import Progress, silent
 from costproof.ledger.workload import Workload
-from costproof.models.jobs import ExportJob, Run
+from costproof.models.specs import ExportJob, Run
 from costproof.models.target import Exportable
 from costproof.opgraph.rules.files import with_rules_in_force
 from costproof.processes import Late, Limits, Pool, failure
@@ -33,7 +33,7 @@ TRUTH: Final = "truth"
 _FIRST: Final = (TRUTH, "torchlens", "torch.profiler", "fvcore", "FlopCounterMode")
 """The truth, and those that take longest, so that no core waits for one of them in the end."""
 
-CounterAnswer = tuple[CounterCall, Spent]
+CounterAnswer = tuple[CounterCall, CounterUsage]
 CutKey = tuple[str, str, str]
 """Stage, invocation, cut."""
 
@@ -53,7 +53,7 @@ def run_counters(
     *,
     stages: tuple[str, ...] = (),
     progress: Progress = silent,
-) -> tuple[CounterRecord, dict[str, Spent]]:
+) -> tuple[CounterRecord, dict[str, CounterUsage]]:
     """Our own count and each tool's, call by call, and what each tool needed, in the order of the names.
 
     A tool that crashes, hangs or cannot be loaded is a run with errors, and so is the truth; one that is not
@@ -80,7 +80,7 @@ def run_counters(
         its = () if name in absent else _with_missing(calls[name], counted, problems[name]).values()
         runs.append(CounterRun(info, installed(info.package), tuple(its)))
     spent = {
-        name: Spent(sum(s.milliseconds for _, s in found), max((s.peak_bytes for _, s in found), default=0))
+        name: CounterUsage(sum(s.milliseconds for _, s in found), max((s.peak_bytes for _, s in found), default=0))
         for name in wanted
         if (found := answers.get(name)) is not None
     }
@@ -151,7 +151,7 @@ class CounterTask:
             call = CounterCall(*place, nodes, notes=notes, cut=job.id)
         except BaseException as error:  # of the tool, in a process for it alone
             call = CounterCall(*place, error=one_line(failure(error, self.memory_bytes)), cut=job.id)
-        return call, Spent(round((time.perf_counter() - begun) * 1000), peak_bytes())
+        return call, CounterUsage(round((time.perf_counter() - begun) * 1000), peak_bytes())
 
 
 def _count_cut(

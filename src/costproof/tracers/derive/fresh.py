@@ -16,8 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from costproof.ledger.errors import said_by
-from costproof.models.jobs import Run
+from costproof.ledger.errors import message_of
+from costproof.models.specs import Run
 from costproof.opgraph.graph import OpCall, Value
 from costproof.opgraph.rules.registry import UnknownCost, cost_of
 from costproof.patches.inference import inference_context
@@ -60,7 +60,7 @@ def fresh_flops(model: nn.Module, args: Mapping[str, Any]) -> tuple[dict[str, in
         return _count_forward(model, args)
     except RuntimeError as error:
         # Some models look at values on their way (a mask that may be all ones): meta has none.
-        if "meta" not in said_by(error):
+        if "meta" not in message_of(error):
             raise
     numbers = with_numbers(Run("fresh", model, args, lambda path, call: ("", "")))
     return _count_forward(numbers.model, numbers.kwargs)
