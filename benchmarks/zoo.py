@@ -24,8 +24,8 @@ LIMITS: Final = Limits(seconds=600, memory_bytes=6 * 2**30)
 PAGE: Final = Path("docs/zoo.md")
 DATA: Final = Path("docs/zoo.csv")
 _HEAD: Final = """\
-Made by `python -m benchmarks.zoo`; do not edit. Every type for which transformers has a model is counted as `hf:` counts
-it, at a tiny configuration: one rule (`benchmarks/tiny.py`) shrinks a published configuration where
+Made by `python -m benchmarks.zoo`; do not edit. Every type for which transformers has a model is counted as `hf:`
+counts it, at a tiny configuration: one rule (`benchmarks/tiny.py`) shrinks a published configuration where
 `tests/models/configs` has one, and the default one otherwise. `benchmarks/completed.py` supplies values without which a
 default configuration does not build or run. An export and a run on the meta device are compared module by module; their
 total is compared with torch's `FlopCounterMode` on plain runs, extended by rules for operators that it lacks (attention
@@ -99,9 +99,9 @@ def page(names: Sequence[str], known: Mapping[str, Row]) -> str:
         "",
         f"{versions}; {sizes}, where a model accepts them. FLOPs are the total of all stages.",
         "",
-        f"Of {len(names)} types {built} were built and tried. Of these {agreed} ({agreed / max(built, 1):.1%}) have equal",
-        f"FLOPs from all three sources; in {part} of them the inputs leave modules unused, so the figure covers the rest",
-        f"of the model. All rows together took {sum(row.seconds for row in every) / 60:.0f} minutes of one process.",
+        f"Of {len(names)} types {built} were built and tried. Of these {agreed} ({agreed / max(built, 1):.1%}) have",
+        f"equal FLOPs from all three sources; in {part} of them the inputs leave modules unused, so the figure covers",
+        f"the rest. All rows together took {sum(row.seconds for row in every) / 60:.0f} minutes of one process.",
         "",
         "| outcome | types | |",
         "| --- | ---: | --- |",
