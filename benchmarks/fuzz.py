@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from costproof.claims.amounts import amount
 from costproof.claims.reading import claims_from_text
 from costproof.ledger.errors import CostproofError
-from costproof.ledger.evaluate import compiled
+from costproof.ledger.evaluate import compile_expression
 from costproof.ledger.symbols import parse, terms
 
 NAMES = ("B", "S", "H", "n", "text_hidden", "sam_patch", "x1", "_", "__class__", "None", "lambda", "Ω")
@@ -146,7 +146,7 @@ def feed(reader: str, text: str) -> str:
         if reader == "formula":
             expr = parse(text)
             terms(expr)
-            program = compiled(expr)
+            program = compile_expression(expr)
             try:
                 program.run(dict.fromkeys(program.symbols, 97))
             except ZeroDivisionError:

@@ -28,8 +28,8 @@ from costproof import api
 from costproof.claims import claims_from_text, judge_claims
 from costproof.claims.effects import Mistakes
 from costproof.compare.proof.certificate import read_certificate
-from costproof.ledger.baseline import BASELINE, baseline_in, baseline_of
-from costproof.ledger.capture import CAPTURE, capture_of
+from costproof.ledger.baseline import BASELINE, fold_capture, parse_baseline
+from costproof.ledger.capture import CAPTURE, parse_capture
 from costproof.ledger.errors import CostproofError
 from costproof.ledger.files import json_in
 from costproof.ledger.schema import to_data
@@ -113,7 +113,7 @@ def _damaged(made: Any, path: Path_, other: Path_, draw: random.Random) -> Any:
 
 def use_capture(raw: bytes, number: int, path: Path) -> None:
     """Read, compare, and render, draw or explain it in one of all ways."""
-    made = capture_of(json_in(raw, where="x", what="capture"), where="x")
+    made = parse_capture(json_in(raw, where="x", what="capture"), where="x")
     found = api.compare(made)
     assert found.sentence
     ways: list[Callable[[], object]] = [lambda name=name: found.render(name) for name in api.formats()]  # type: ignore[misc]
@@ -139,7 +139,7 @@ def use_config(raw: bytes, number: int, path: Path) -> None:
 
 def use_baseline(raw: bytes, number: int, path: Path) -> None:
     """Read."""
-    baseline_in(json_in(raw, where="x", what="baseline"), where="x")
+    parse_baseline(json_in(raw, where="x", what="baseline"), where="x")
 
 
 def use_certificate(raw: bytes, number: int, path: Path) -> None:
@@ -162,7 +162,7 @@ KINDS: Final[dict[str, tuple[Callable[[], list[Any]], Callable[[bytes, int, Path
     "claims": (lambda: CLAIMS, use_claims),
     "configurations": (lambda: list(CONFIGS.values()), use_config),
     "certificates": (lambda: [json.loads(CERTIFIED.read_bytes())], use_certificate),
-    "baselines": (lambda: [to_data(BASELINE, baseline_of(made())) for made in (toy, wrong)], use_baseline),
+    "baselines": (lambda: [to_data(BASELINE, fold_capture(made())) for made in (toy, wrong)], use_baseline),
 }
 """Kind -> good files, and what is done with a damaged one."""
 

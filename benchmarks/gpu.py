@@ -31,7 +31,7 @@ from costproof.estimate.split import Split
 from costproof.ledger.environment import environment
 from costproof.ledger.errors import CostproofError
 from costproof.reports.escape import table
-from costproof.tracers.machine import title
+from costproof.tracers.machine import device_title
 from costproof.views.numbers import exact
 
 PAGE: Final = Path("docs/gpu.md")
@@ -274,7 +274,7 @@ def main() -> int:
     page.say(
         "# What a device settles", "",
         "Made by `make gpu-check`; not to be edited. The same command on another machine writes its page.", "",
-        f"{title(asked.run)}; "
+        f"{device_title(asked.run)}; "
         + ", ".join(f"{p} {versions[p]}" for p in ("python", "torch", "transformers", "torchlens"))
         + f"; {asked.dtype}, "
         + ("all layers" if asked.layers is None else f"cut to {asked.layers} decoder layers"),

@@ -65,7 +65,7 @@ def measure(run: Any, rounds: int, all_calls: bool) -> dict[str, list[float]]:
     """Processor seconds of ``rounds`` forwards of each kind, taken in turns on one thread."""
     import torch
 
-    from costproof.tracers.flop_counter_mode import Judge
+    from costproof.tracers.flop_counter_mode import FlopCounterJudge
     from costproof.tracers.hooks import trace_hooks
 
     def plain() -> None:
@@ -76,7 +76,7 @@ def measure(run: Any, rounds: int, all_calls: bool) -> dict[str, list[float]]:
         trace_hooks(run, all_calls=all_calls)
 
     def hooked() -> None:
-        with mock.patch.object(Judge, "watching", nullcontext):
+        with mock.patch.object(FlopCounterJudge, "watching", nullcontext):
             judged()
 
     torch.set_num_threads(1)

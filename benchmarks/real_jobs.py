@@ -13,7 +13,7 @@ from costproof.models.generic.alike import alike
 from costproof.models.generic.copies import with_tensors
 from costproof.models.jobs import ExportJob
 from costproof.patches.modules import forward_redirected
-from costproof.tracers.exporting import each_argument
+from costproof.tracers.exporting import map_arguments
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ def with_numbers(job: ExportJob, seed: int = 0, device: str = "cpu") -> ExportJo
         return torch.empty_like(tensor, device=device).normal_(0, 0.02, generator=draw)
 
     module, given = with_tensors(job.module, made), alike(dict(job.args), made)
-    return replace(job, module=module, args=each_argument(job, lambda _, tensor: given(tensor)))
+    return replace(job, module=module, args=map_arguments(job, lambda _, tensor: given(tensor)))
 
 
 def as_written(job: ExportJob) -> RealRun:

@@ -20,7 +20,7 @@ from costproof.models.jobs import ExportJob, Run
 from costproof.models.target import WithFormulas
 from costproof.parametric.formulas import evaluate_formulas
 from costproof.tracers import dynamic, static
-from costproof.tracers.cpu_fallback import Traced, trace_run
+from costproof.tracers.cpu_fallback import FallbackTrace, trace_run
 from costproof.tracers.exported import Exported, export_graph
 
 CONFIG: dict[str, Any] = {
@@ -53,7 +53,7 @@ class Subject:
     target: Any
     workload: Workload
     exports: dict[str, Exported]
-    traces: dict[str, Traced]
+    traces: dict[str, FallbackTrace]
 
     def capture(self) -> Capture:
         """All sources, costed now."""
@@ -63,7 +63,7 @@ class Subject:
                 self.exports[job.id] = export_graph(job)
             return self.exports[job.id]
 
-        def trace(run: Run, *, all_calls: bool = False) -> Traced:
+        def trace(run: Run, *, all_calls: bool = False) -> FallbackTrace:
             if run.id not in self.traces:
                 self.traces[run.id] = trace_run(run)
             return self.traces[run.id]

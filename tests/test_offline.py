@@ -21,7 +21,7 @@ from huggingface_hub import constants
 import costproof
 from costproof.cli.main import run
 from costproof.ledger.errors import BadInput, CostproofError, Incomplete
-from costproof.ledger.offline import OFFLINE, offline, unconnected
+from costproof.ledger.offline import OFFLINE, no_network, offline
 from costproof.models.generic.huggingface import HuggingFace, huggingface
 from costproof.processes import Pool
 from tests.cli.running import costproof as command
@@ -108,7 +108,7 @@ def test_threads_that_end_in_any_order_leave_it_off_until_the_last() -> None:
 def test_no_other_machine_can_be_reached() -> None:
     before = state()
     server = socket.create_server(("127.0.0.1", 0))
-    with server, unconnected():
+    with server, no_network():
         socket.create_connection(server.getsockname()).close()
         for address in (("192.0.2.1", 80), ("2001:db8::1", 80), ("huggingface.co", 443)):
             with pytest.raises(OSError, match="costproof is offline, and this asks for"):

@@ -14,7 +14,7 @@ from costproof.ledger.evaluate import evaluate
 from costproof.ledger.metrics import METRICS
 from costproof.ledger.series import sum_over_steps
 from costproof.ledger.symbols import sym
-from costproof.ledger.workload import Attention
+from costproof.ledger.workload import AttentionKind
 from costproof.models.families.deepseek_ocr.formulas.structure import Structure
 from tests.analytic.published import counted
 
@@ -61,8 +61,8 @@ def test_a_cost_per_step_must_not_contain_the_steps() -> None:
         sum_over_steps(N * P)
 
 
-@pytest.mark.parametrize("attention", get_args(Attention))
-def test_decode_is_the_sum_of_single_steps(attention: Attention) -> None:
+@pytest.mark.parametrize("attention", get_args(AttentionKind))
+def test_decode_is_the_sum_of_single_steps(attention: AttentionKind) -> None:
     structure = Structure(attention=attention, text_layers=2)
     together = counted(structure, context=100, steps=4, batch=2)
     singly = [counted(structure, context=100 + i, steps=1, batch=2) for i in range(4)]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from costproof.ledger.metrics import Metric
 from costproof.ledger.node import Ledger
-from costproof.ledger.workload import Attention
+from costproof.ledger.workload import AttentionKind
 from costproof.models.families.deepseek_ocr.formulas.structure import Structure
 from tests.analytic.published import counted, page
 
@@ -90,7 +90,7 @@ def test_the_dtype_scales_bytes_and_nothing_else(batch: int, prompt: int) -> Non
 @pytest.mark.parametrize("metric", ["flops", "params", "calls", "weight_read_bytes", "output_bytes"])
 def test_attention_implementation_does_not_matter(metric: Metric) -> None:
     views = page(1024, 640).views
-    totals = {counted(Structure(views=views, attention=a), prompt=800).total(metric) for a in get_args(Attention)}
+    totals = {counted(Structure(views=views, attention=a), prompt=800).total(metric) for a in get_args(AttentionKind)}
     assert len(totals) == 1
 
 

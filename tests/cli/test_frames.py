@@ -59,9 +59,9 @@ def derivation() -> Derivation:
 
 
 def listing() -> tuple[Any, ...]:
-    from costproof.ledger.callgraph import Listing
+    from costproof.ledger.callgraph import OperatorListing
 
-    return (Listing("s", "c", "p", (line("a", "x", 5), line("b", "y", None))),)
+    return (OperatorListing("s", "c", "p", (line("a", "x", 5), line("b", "y", None))),)
 
 
 MADE: Final[dict[str, Callable[[], Any]]] = {

@@ -6,7 +6,7 @@ import pytest
 import sympy
 
 from costproof.compare.breaks import NotDecided, deciding, opaque
-from costproof.ledger.evaluate import compiled
+from costproof.ledger.evaluate import compile_expression
 from costproof.ledger.symbols import parse
 
 BOUND = 3_000
@@ -33,7 +33,7 @@ BOUND = 3_000
 def test_equal_at_these_values_is_equal_everywhere(one: str, other: str, first: int, step: int) -> None:
     a, b = parse(one), parse(other)
     values = deciding((a, b), "B", first, step)
-    run = compiled(a).run, compiled(b).run
+    run = compile_expression(a).run, compile_expression(b).run
     agree = all(run[0]({"B": v}) == run[1]({"B": v}) for v in values)
     assert agree == all(run[0]({"B": v}) == run[1]({"B": v}) for v in range(first, first + step * BOUND, step))
 

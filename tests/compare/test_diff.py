@@ -12,7 +12,7 @@ import pytest
 from costproof.compare.diff.attribution import Term
 from costproof.compare.diff.diff import Levers, Place, adds_up, diff
 from costproof.compare.diff.types import IMPLEMENTATION, Diff
-from costproof.ledger.baseline import Baseline, baseline_of
+from costproof.ledger.baseline import Baseline, fold_capture
 from costproof.ledger.capture import Capture
 from costproof.ledger.errors import BadInput, Incomplete
 from costproof.ledger.metrics import Conventions
@@ -31,7 +31,7 @@ diff_text = variants("diff")["text"].text
 
 def side(*ledgers: Ledger, **changes: object) -> Baseline:
     made: Capture = replace(capture(ledgers or None), **changes)  # type: ignore[arg-type]
-    return baseline_of(made)
+    return fold_capture(made)
 
 
 def checked(base: Baseline, head: Baseline, levers: Levers | None = None) -> Diff:
@@ -225,7 +225,7 @@ def with_peaks(**sizes: tuple[int | None, int | None]) -> Baseline:
         return None if size is None else Peak(size, "", "", ())
 
     calls = (CallPeaks(stage, "", "", at(graph), at(eager)) for stage, (graph, eager) in sizes.items())
-    return baseline_of(replace(toy(), peaks=tuple(calls)))
+    return fold_capture(replace(toy(), peaks=tuple(calls)))
 
 
 def test_peaks_are_compared_stage_by_stage_and_the_whole_is_the_largest() -> None:
@@ -249,7 +249,7 @@ def test_peaks_are_compared_stage_by_stage_and_the_whole_is_the_largest() -> Non
 
 
 def test_whoever_has_no_peaks_is_told_so_and_misses_no_cost() -> None:
-    found = diff(baseline_of(toy()), with_peaks(sam=(900, 950)))
+    found = diff(fold_capture(toy()), with_peaks(sam=(900, 950)))
     assert (found.verdict, found.exit_code, found.complete) == ("same", 0, True)
     assert found.not_comparable == dict.fromkeys(("graph_peak_bytes", "eager_peak_bytes"), "the base has none")
     assert "not compared: peak of live activations, graph (the base has none)" in diff_text(found)
@@ -260,7 +260,7 @@ def test_a_report_of_whole_stages_has_the_same_peaks(tmp_path: Path) -> None:
     peaked = replace(toy(), peaks=(CallPeaks("sam", "global", "", held, None),))
     file = tmp_path / "static_compute.json"
     file.write_text(Report(peaked).render("static-json"), encoding="utf-8")
-    assert baseline_at(str(file)).sources["peaks"] == baseline_of(peaked).sources["peaks"]
+    assert baseline_at(str(file)).sources["peaks"] == fold_capture(peaked).sources["peaks"]
     data = json.loads(file.read_text(encoding="utf-8"))
     data["stages"][0]["graph_peak_bytes"] = "900"
     file.write_text(json.dumps(data), encoding="utf-8")

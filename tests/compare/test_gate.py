@@ -15,7 +15,7 @@ from costproof.compare.gate.allowing import Credits
 from costproof.compare.gate.judge import judge
 from costproof.compare.gate.policy import Allowance, Amount, Place, Policy, policy_from_text
 from costproof.compare.gate.types import Gate
-from costproof.ledger.baseline import Baseline, baseline_of
+from costproof.ledger.baseline import Baseline, fold_capture
 from costproof.ledger.errors import BadInput, Problems
 from costproof.ledger.metrics import Conventions, Metric
 from tests.reports.toy import incomplete, toy
@@ -41,7 +41,7 @@ def side(decode: int = 864, sam: int = 512) -> Baseline:
             nodes[i] = replace(node, costs={"flops": decode})
     first = next(i for i, n in enumerate(nodes) if n.invocation == "global" and n.kind == "linear")
     nodes[first] = replace(nodes[first], costs={"flops": sam})
-    return baseline_of(replace(toy(), ledgers=(replace(analytic, nodes=tuple(nodes)), *others)))
+    return fold_capture(replace(toy(), ledgers=(replace(analytic, nodes=tuple(nodes)), *others)))
 
 
 def said(rules: Policy, head: Baseline, base: Baseline | None = None) -> Gate:
@@ -101,7 +101,7 @@ def test_a_pattern_of_roles_takes_every_part_without_what_is_inside_it() -> None
     analytic = toy().ledgers[0]
     roles = {"sam": "m.inner", "decode": "m", "clip": "n"}
     nodes = tuple(replace(n, role=roles[n.stage]) for n in analytic.nodes)
-    found = baseline_of(replace(toy(), ledgers=(replace(analytic, nodes=nodes),)))
+    found = fold_capture(replace(toy(), ledgers=(replace(analytic, nodes=nodes),)))
     rules = policy("metric: flops, role: m, budget: 1", "metric: flops, role: 'm*', budget: 1")
     assert [(c.role, c.head) for c in said(rules, found, found).checks] == [("m", 2656), ("m", 864), ("m.inner", 1792)]
 
@@ -179,16 +179,16 @@ def test_an_allowance_inside_a_role_does_not_count_for_the_role_alone() -> None:
 
 def test_what_is_unknown_never_passes() -> None:
     rules = policy("metric: flops, increase: 10 P", "metric: flops, stage: sam, increase: 0", top="")
-    found = said(rules, baseline_of(incomplete()))
+    found = said(rules, fold_capture(incomplete()))
     assert (found.verdict, found.exit_code) == ("incomplete", 3)
     assert {(c.source, c.place): c.status for c in found.checks if c.source == "static"} == {
         ("static", "total"): "unknown", ("static", "sam"): "passed",
     }  # fmt: skip
     unknown = next(c for c in found.checks if c.status == "unknown")
     assert (unknown.why, unknown.head) == ("the head does not tell it", None)
-    other_way = said(rules, side(), baseline_of(incomplete()))
+    other_way = said(rules, side(), fold_capture(incomplete()))
     assert next(c for c in other_way.checks if c.status == "unknown").why == "the base does not tell it"
-    assert said(policy("metric: flops, budget: 1 P", top=""), side(), baseline_of(incomplete())).verdict == "passed"
+    assert said(policy("metric: flops, budget: 1 P", top=""), side(), fold_capture(incomplete())).verdict == "passed"
 
 
 def test_a_stage_that_a_source_no_longer_covers_is_unknown_and_one_that_is_gone_is_0() -> None:

@@ -14,12 +14,12 @@ import pytest
 
 from costproof.compare.gate.judge import judge
 from costproof.compare.gate.policy import metrics, policy_from_text
-from costproof.ledger.baseline import Baseline, Folded, Rows, baseline_of
+from costproof.ledger.baseline import Baseline, Folded, RowTree, fold_capture
 from costproof.ledger.capture import Capture
 from costproof.ledger.errors import BadInput, Problems
 from costproof.ledger.metrics import METRICS, Conventions
 from costproof.ledger.node import CostNode, Ledger, UnknownOp
-from costproof.ledger.workload import Invocation, ModuleKind, Plain, TargetInfo, TensorSpec, Workload
+from costproof.ledger.workload import ConfigValue, Invocation, ModuleKind, TargetInfo, TensorSpec, Workload
 from tests.reports.toy import toy
 
 Change = Callable[[Capture], Capture]
@@ -163,7 +163,7 @@ POLICY: Final = policy_from_text(f"costproof_policy: 1\nlimits:\n{LIMITS}", wher
 
 def gate(head: Capture) -> tuple[int, str]:
     """Exit code, and all that is said."""
-    found = judge(baseline_of(toy()), baseline_of(head), POLICY, date(2026, 1, 1))
+    found = judge(fold_capture(toy()), fold_capture(head), POLICY, date(2026, 1, 1))
     checks = (f"{METRICS[c.metric].title} {c.status} {c.why}" for c in found.checks)
     return found.exit_code, " ".join((*found.incomplete, *checks))
 
@@ -192,15 +192,15 @@ def test_other_work_and_higher_costs_never_pass(name: str) -> None:
 FLOPS: Final = policy_from_text("costproof_policy: 1\nlimits:\n  - {metric: flops, increase: 0}\n", where="policy.yaml")
 
 
-def one_source(rows: Rows, stages: tuple[str, ...] = ("sam",)) -> Baseline:
-    found = baseline_of(toy())
+def one_source(rows: RowTree, stages: tuple[str, ...] = ("sam",)) -> Baseline:
+    found = fold_capture(toy())
     return replace(found, sources={"analytic": Folded(("flops",), stages, rows)})
 
 
 @pytest.mark.parametrize(
     ("side", "says"),
     [
-        (replace(baseline_of(toy()), sources={}), "source"),
+        (replace(fold_capture(toy()), sources={}), "source"),
         (one_source({}), "counts nothing in sam"),
         (one_source({"sam": {}}), "counts nothing in sam"),
         (one_source({"sam": {"lin": {}}}), "counts nothing in sam"),
@@ -223,7 +223,7 @@ def test_nothing_and_unknown_numbers_never_pass(side: Baseline, says: str, as_ba
 def test_the_device_that_torch_is_built_for_is_no_other_version(head: str, code: int) -> None:
     """A base is counted on a machine with a GPU, a head on one without."""
     base, other = (
-        baseline_of(replace(toy(), environment={**toy().environment, "torch": version}))
+        fold_capture(replace(toy(), environment={**toy().environment, "torch": version}))
         for version in ("2.13.0+cpu", head)
     )
     policy = policy_from_text(f"costproof_policy: 1\nlimits:\n{LIMITS}", where="policy.yaml")
@@ -232,10 +232,10 @@ def test_the_device_that_torch_is_built_for_is_no_other_version(head: str, code:
 
 def test_other_versions_can_be_let_be() -> None:
     """The formulas alone do not depend on torch; a policy may judge an upgrade by its numbers."""
-    head = baseline_of(replace(toy(), environment={**toy().environment, "torch": "2.14.0"}))
+    head = fold_capture(replace(toy(), environment={**toy().environment, "torch": "2.14.0"}))
     for top, code in (("", 3), ("versions: any\n", 0), ("sources: analytic\n", 0), ("inputs: any\n", 3)):
         policy = policy_from_text(f"costproof_policy: 1\n{top}limits:\n{LIMITS}", where="policy.yaml")
-        assert judge(baseline_of(toy()), head, policy, date(2026, 1, 1)).exit_code == code, top
+        assert judge(fold_capture(toy()), head, policy, date(2026, 1, 1)).exit_code == code, top
 
 
 @pytest.mark.parametrize(
@@ -262,12 +262,14 @@ def test_a_pattern_that_matches_nothing_is_refused(limit: str) -> None:
         f"costproof_policy: 1\nlimits:\n  - {{metric: flops, increase: 0, {limit}}}\n", where="policy.yaml"
     )
     with pytest.raises(Problems):
-        judge(baseline_of(toy()), baseline_of(toy()), policy, date(2026, 1, 1))
+        judge(fold_capture(toy()), fold_capture(toy()), policy, date(2026, 1, 1))
 
 
 @pytest.mark.parametrize(("keys", "code"), [(None, INCOMPLETE), ({"width": 4}, 0)])
-def test_shapes_between_stages_follow_from_keys_and_from_nothing_else(keys: dict[str, Plain] | None, code: int) -> None:
+def test_shapes_between_stages_follow_from_keys_and_from_nothing_else(
+    keys: dict[str, ConfigValue] | None, code: int
+) -> None:
     """With keys the settings say what goes in from outside, and a wider model hands more from stage to stage."""
     base = of("target", config=keys)(toy())
     wider = of("target", symbols={"sam_hidden": 5}, config=keys and {"width": 5})(spec(shape=(1, 3, 32, 32))(toy()))
-    assert judge(baseline_of(base), baseline_of(wider), POLICY, date(2026, 1, 1)).exit_code == code
+    assert judge(fold_capture(base), fold_capture(wider), POLICY, date(2026, 1, 1)).exit_code == code

@@ -13,7 +13,7 @@ from costproof.compare.findings import Discrepancy, GivenBy
 from costproof.compare.gate.judge import judge
 from costproof.compare.gate.policy import policy_from_text
 from costproof.compare.verdict import exit_code, verdict_sentence
-from costproof.ledger.baseline import baseline_of
+from costproof.ledger.baseline import fold_capture
 from costproof.ledger.capture import Capture
 from costproof.ledger.metrics import Metric
 from costproof.reports.gate import gate_github, sentence
@@ -92,7 +92,7 @@ def test_whoever_gives_what_is_on_record_is_not_silent() -> None:
 
 @pytest.mark.parametrize("sides", [("base", "head"), ("head", "base")])
 def test_a_diff_finds_what_a_source_gives_on_one_side_only(sides: tuple[str, str]) -> None:
-    of = {sides[0]: baseline_of(b.capture()), sides[1]: baseline_of(without("dynamic", "vector_flops"))}
+    of = {sides[0]: fold_capture(b.capture()), sides[1]: fold_capture(without("dynamic", "vector_flops"))}
     found = diff(of["base"], of["head"])
     assert found.silent == (f"dynamic gives vector_flops in the {sides[0]} and not in the {sides[1]}",)
     assert (found.verdict, found.exit_code, found.incomplete) == ("silent", 1, ())
@@ -101,7 +101,7 @@ def test_a_diff_finds_what_a_source_gives_on_one_side_only(sides: tuple[str, str
 
 
 def test_another_implementation_may_tell_less() -> None:
-    base, head = baseline_of(b.capture()), baseline_of(without("dynamic", "vector_flops"))
+    base, head = fold_capture(b.capture()), fold_capture(without("dynamic", "vector_flops"))
     eager = replace(head, workload=replace(head.workload, attention="eager"))
     found = diff(base, eager)
     assert (found.silent, found.exit_code) == ((), 3)
@@ -110,7 +110,7 @@ def test_another_implementation_may_tell_less() -> None:
 
 def test_a_gate_does_not_pass_a_source_that_fell_silent() -> None:
     policy = policy_from_text(POLICY, where="policy.yaml")
-    base, head = baseline_of(b.capture()), baseline_of(without("dynamic", "vector_flops"))
+    base, head = fold_capture(b.capture()), fold_capture(without("dynamic", "vector_flops"))
     assert judge(base, base, policy, date(2026, 1, 1)).exit_code == 0
     gate = judge(base, head, policy, date(2026, 1, 1))
     text = "dynamic gives vector_flops in the base and not in the head"

@@ -21,7 +21,7 @@ from costproof.compare.diff.diff import adds_up, diff
 from costproof.compare.diff.types import Diff
 from costproof.compare.gate.judge import judge
 from costproof.compare.gate.policy import policy_from_text
-from costproof.ledger.baseline import Baseline, baseline_of
+from costproof.ledger.baseline import Baseline, fold_capture
 from costproof.ledger.errors import BadInput
 from costproof.models.generic.at_hand import at_hand
 from costproof.models.generic.described import MOST_ARGUMENTS, arguments, fingerprint, module_kinds, shapes
@@ -68,7 +68,7 @@ def side(batch: int = 1, **sizes: Any) -> Baseline:
     with torch.device("meta"):
         module, x = Net(**sizes), torch.empty(batch, 3, 8)
     with count_lock(), at_hand(module, (x,), {}) as target:
-        return baseline_of(count(Prepared(target, target.workload(), ("static",))).capture)
+        return fold_capture(count(Prepared(target, target.workload(), ("static",))).capture)
 
 
 def compared(base: Baseline, head: Baseline) -> Diff:

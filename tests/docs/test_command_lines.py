@@ -26,7 +26,7 @@ from costproof.ledger.run import run_options
 from costproof.models.families.deepseek_ocr.config import OcrConfig
 from costproof.models.families.deepseek_ocr.target import DeepseekOcr
 from costproof.parametric.formulas import evaluate_formulas
-from costproof.tracers.machine import _fastest, measured
+from costproof.tracers.machine import _fastest, measure_device
 from tests.cli.running import costproof
 from tests.models.test_config import shallow_config
 
@@ -161,7 +161,7 @@ def fast_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
     @cache
     def fast(run: str, name: str, dtypes: tuple[str, ...]) -> Device:
-        found = measured(run, name, dtypes)
+        found = measure_device(run, name, dtypes)
         width = found.bandwidth
         return replace(
             found,
@@ -175,7 +175,7 @@ def fast_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("costproof.tracers.machine._COPIED", {"cpu": 2**24})
     monkeypatch.setattr("costproof.tracers.machine._IMAGES", {"cpu": 1})
     monkeypatch.setattr("costproof.tracers.machine._fastest", partial(_fastest, spread=0))
-    monkeypatch.setattr("costproof.tracers.machine.measured", fast)
+    monkeypatch.setattr("costproof.tracers.machine.measure_device", fast)
 
 
 @pytest.mark.slow

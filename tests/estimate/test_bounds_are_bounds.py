@@ -20,7 +20,7 @@ from costproof import api
 from costproof.estimate.arithmetic import Arithmetic, arithmetic_of
 from costproof.estimate.hardware import Device, Figure, Peak
 from costproof.estimate.roofline import Roofline, bounds, roof
-from costproof.ledger.baseline import Folded, Rows
+from costproof.ledger.baseline import Folded, RowTree
 from costproof.opgraph.account import arithmetic_dtype
 from costproof.opgraph.costed import cost_graph
 from costproof.opgraph.graph import Graph, OpCall, Value
@@ -242,7 +242,7 @@ def test_the_dtype_of_an_operator(one: OpCall, dtype: str) -> None:
 
 
 def folded(**costs: int | None) -> Folded:
-    rows: Rows = {"s": {"p": {"mm": {"flops": 12, **costs}, "": {"floor_bytes": 0}}}}
+    rows: RowTree = {"s": {"p": {"mm": {"flops": 12, **costs}, "": {"floor_bytes": 0}}}}
     return Folded(("flops", "floor_bytes"), ("s",), rows, bounds=True)
 
 

@@ -8,14 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from costproof.estimate.crossing import FAR, NotSolved, first_above
-from costproof.ledger.evaluate import compiled
+from costproof.ledger.evaluate import compile_expression
 
 X = sympy.Symbol("x", integer=True, positive=True)
 
 
 def looked_up(expr: sympy.Expr, start: int, end: int) -> int | None:
     """The first integer at which it is above 0, one after another."""
-    value = compiled(expr).run
+    value = compile_expression(expr).run
     return next((x for x in range(start, end) if value({"x": x}) > 0), None)
 
 

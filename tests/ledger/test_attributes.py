@@ -7,7 +7,7 @@ from typing import Any
 from transformers import AutoConfig
 
 from costproof.ledger.attributes import attribute, has_attribute, own_attributes
-from costproof.tracers.fingerprint import _Teller
+from costproof.tracers.fingerprint import _Serializer
 
 
 class Slotted:
@@ -32,7 +32,7 @@ def test_a_configuration_whose_layers_differ() -> None:
     assert attribute(config, "head_dim", 5) == 5
     assert not has_attribute(config, "head_dim")
     assert dict(own_attributes(config, ["head_dim", "hidden_size", "none"])) == {"head_dim": 8, "hidden_size": 32}
-    assert "head_dim" in str(_Teller()(config))
+    assert "head_dim" in str(_Serializer()(config))
 
 
 def test_slots_are_read_where_they_are_filled() -> None:

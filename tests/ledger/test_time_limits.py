@@ -14,7 +14,7 @@ from costproof.claims.effects import Mistakes
 from costproof.ledger import capture, time_limits
 from costproof.ledger.errors import BadInput
 from costproof.ledger.symbols import parse
-from costproof.ledger.time_limits import check_time, limited
+from costproof.ledger.time_limits import check_time, time_limit
 from costproof.reports import report
 from tests.reports.toy import toy
 from tests.written import write_capture
@@ -28,7 +28,7 @@ def endless() -> None:
 
 
 def test_a_loop_ends() -> None:
-    with pytest.raises(BadInput) as caught, limited(0, "the file takes too long", where="x.json", fix="cut it"):
+    with pytest.raises(BadInput) as caught, time_limit(0, "the file takes too long", where="x.json", fix="cut it"):
         endless()
     assert str(caught.value).split("\n") == [
         "the file takes too long",
@@ -41,7 +41,7 @@ def test_a_loop_ends() -> None:
 
 def test_time_that_is_left_is_used() -> None:
     """The clock of the thread is asked again where the clock on the wall says that the limit may be passed."""
-    with limited(60, "x", where="x"):
+    with time_limit(60, "x", where="x"):
         limit = time_limits._HERE.limit
         assert limit is not None
         limit.earliest = 0.0
@@ -51,18 +51,18 @@ def test_time_that_is_left_is_used() -> None:
 
 def test_an_error_that_somebody_kept_comes_at_the_end() -> None:
     """What was worked out after it is not to be relied on."""
-    with pytest.raises(BadInput, match="too long"), limited(0, "too long", where="x"), pytest.raises(BadInput):
+    with pytest.raises(BadInput, match="too long"), time_limit(0, "too long", where="x"), pytest.raises(BadInput):
         endless()
 
 
 def test_the_outer_limit_holds() -> None:
-    with pytest.raises(BadInput, match="outer"), limited(0, "outer", where="x"), limited(60, "inner", where="x"):
+    with pytest.raises(BadInput, match="outer"), time_limit(0, "outer", where="x"), time_limit(60, "inner", where="x"):
         endless()
 
 
 def test_a_limit_is_of_one_thread() -> None:
     found: list[object] = []
-    with limited(60, "x", where="x"):
+    with time_limit(60, "x", where="x"):
         other = threading.Thread(target=lambda: found.append(time_limits._HERE.limit))
         other.start()
         other.join()

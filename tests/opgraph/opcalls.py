@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from costproof.opgraph.graph import OpCall, Size, Value
 from costproof.opgraph.rules.cost import OpCost
 from costproof.opgraph.rules.registry import cost_of
-from costproof.tracers.paths import operands
+from costproof.tracers.paths import split_arguments
 
 _ids = count()
 
@@ -47,7 +47,7 @@ def counted(op: OpCall) -> OpCost:
 def taken(overload: Any, *args: Any, **kwargs: Any) -> tuple[OpCall, Any]:
     """Run an aten overload for real and write its call down as an export would."""
     result = overload(*args, **kwargs)
-    tensors, attrs, names = operands(overload._schema, args, kwargs, _values, lambda argument: argument)
+    tensors, attrs, names = split_arguments(overload._schema, args, kwargs, _values, lambda argument: argument)
     results = result if isinstance(result, list | tuple) else [result]
     outputs = [_value(r) for r in results if isinstance(r, torch.Tensor)]
     return call(str(overload), tensors, outputs, attrs, names), result

@@ -9,7 +9,7 @@ import sympy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from costproof.ledger.callgraph import Reuse
+from costproof.ledger.callgraph import ReuseBytes
 from costproof.ledger.symbols import sym
 from costproof.opgraph.costed import cost_graph
 from costproof.opgraph.graph import Graph, OpCall, Value
@@ -33,7 +33,7 @@ def test_an_mlp_in_one_module_and_in_three() -> None:
             call("linear", [a, v], [z], module=three),
         )
         work = cost_graph(Graph(ops, (z,)))
-        assert reuse_bytes(work, ()) == Reuse(floor=640, fused=fused, unfused=640 + 512)
+        assert reuse_bytes(work, ()) == ReuseBytes(floor=640, fused=fused, unfused=640 + 512)
         assert [t.bytes for t in work.alone.values()] == [64 + 256 + 128, 256, 128 + 256 + 64]
 
 
@@ -48,7 +48,7 @@ def test_a_step_with_a_cache() -> None:
     work = cost_graph(Graph(ops, (out,), (joined,)))
     # Once: the past 96, the row in 16 and out 16, a row of 16 appended. The keys' row crosses a border, 16 twice, and
     # the row in is read by both modules. On its own, joining writes 112 and attention reads them.
-    assert reuse_bytes(work, (past,)) == Reuse(floor=144, fused=144 + 32 + 16, unfused=144 + 32 + 16 + 224)
+    assert reuse_bytes(work, (past,)) == ReuseBytes(floor=144, fused=144 + 32 + 16, unfused=144 + 32 + 16 + 224)
 
 
 def test_what_crosses_the_border_of_a_stage() -> None:
@@ -98,7 +98,7 @@ def test_two_readers_of_halves_read_the_whole_once() -> None:
         call("neg", [left], [y], module="a"),
         call("neg", [right], [z], module="b"),
     )
-    assert reuse_bytes(cost_graph(Graph(ops, (y, z))), ()) == Reuse(floor=128, fused=128, unfused=128)
+    assert reuse_bytes(cost_graph(Graph(ops, (y, z))), ()) == ReuseBytes(floor=128, fused=128, unfused=128)
 
 
 @pytest.mark.parametrize("name", ["copy_", "__setitem__"])

@@ -8,14 +8,14 @@ import pytest
 
 from costproof.ledger.metrics import FLOOR
 from costproof.ledger.node import CostNode
-from costproof.ledger.workload import watched_steps
+from costproof.ledger.workload import sampled_steps
 from costproof.opgraph.merge import DecodeStep, sum_traced_steps
 
 
 def floor_over_steps(rows: list[int], table: int, rest: list[int]) -> int | None:
     """Return the sum of what steps move at least, from those that are watched: rows at most once, and the rest."""
     steps = []
-    for i in watched_steps(len(rows)):
+    for i in sampled_steps(len(rows)):
         moved = min(rows[i], table) + rest[i]
         nodes = (CostNode("decode", "steps", "", "", {FLOOR: moved}),)
         tables = {} if rows[i] == table else {"table": (rows[i], table)}

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from costproof.ledger.baseline import Row
+from costproof.ledger.baseline import BaselineRow
 from costproof.ledger.errors import BadInput, Problems
 from costproof.models.registry import load_target
 from costproof.parametric.evaluator import Evaluator
@@ -22,9 +22,15 @@ LLAMA: dict[str, Any] = {
 def test_a_small_llama_by_hand() -> None:
     numbers = Evaluator.of("llama").at(LLAMA, settings={"text_tokens": 5, "batch": 3, "new_tokens": 2})
     tokens, layers = 3 * 5, 2
-    assert numbers.rows[Row("prefill", "lm_head", "linear", "flops")] == 2 * tokens * 64 * 100
-    assert numbers.rows[Row("prefill", "text.layer.attention.q", "linear", "flops")] == layers * 2 * tokens * 64 * 64
-    assert numbers.rows[Row("prefill", "text.layer.attention.k", "linear", "flops")] == layers * 2 * tokens * 64 * 32
+    assert numbers.rows[BaselineRow("prefill", "lm_head", "linear", "flops")] == 2 * tokens * 64 * 100
+    assert (
+        numbers.rows[BaselineRow("prefill", "text.layer.attention.q", "linear", "flops")]
+        == layers * 2 * tokens * 64 * 64
+    )
+    assert (
+        numbers.rows[BaselineRow("prefill", "text.layer.attention.k", "linear", "flops")]
+        == layers * 2 * tokens * 64 * 32
+    )
     # Two tables of 100 x 64; per layer q and out 64 x 64, k and v 64 x 32, three of 64 x 96, two norms; one norm.
     params = 2 * 6400 + layers * (2 * 4096 + 2 * 2048 + 3 * 6144 + 2 * 64) + 64
     # Both stages run the same modules.

@@ -18,7 +18,7 @@ from costproof.models.families.deepseek_ocr.wrappers import symbolic_int
 from costproof.models.jobs import ExportJob, SymbolicSize
 from costproof.run.proof_tasks import carried_out
 from costproof.tracers.exported import Exported, export_graph
-from costproof.tracers.exporting import plain
+from costproof.tracers.exporting import plain_sympy
 from costproof.tracers.guards import holds_at
 
 
@@ -94,7 +94,7 @@ def test_a_guard_about_something_else_is_refused(guard: str) -> None:
 
 
 def test_what_rounds_has_one_form() -> None:
-    assert plain(parse("floor(-H/7)")) == -parse("ceiling(H/7)")
+    assert plain_sympy(parse("floor(-H/7)")) == -parse("ceiling(H/7)")
 
 
 def small(window: int) -> OcrConfig:

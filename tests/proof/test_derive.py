@@ -89,7 +89,7 @@ def test_grouped_query_attention() -> None:
 def test_a_wrong_formula_does_not_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     subject = of_module(two(), "two")
     other = replace(subject.job, args={"x": torch.empty(2, 6, device="meta")})
-    monkeypatch.setattr("costproof.tracers.derive.closed.resized", lambda made, sizes: other)
+    monkeypatch.setattr("costproof.tracers.derive.closed.with_sizes", lambda made, sizes: other)
     (point,) = derive(subject, points=1).points
     assert not point.equal or point.sizes["B"] == 2
 
@@ -120,10 +120,10 @@ def test_values_that_follow_from_shapes_are_known() -> None:
     with torch.device("meta"):
         model, blind = Looks(asks_input=False), Looks(asks_input=True)
     for length, runs in ((3, 1), (4, 2)):
-        flops, unknown = fresh_module._counted(model, {"x": torch.empty(5, length, 6, device="meta")})
+        flops, unknown = fresh_module._count_forward(model, {"x": torch.empty(5, length, 6, device="meta")})
         assert (flops, unknown) == ({"layer": runs * 2 * 5 * length * 6 * 6}, {})
     with pytest.raises(RuntimeError, match="meta"):
-        fresh_module._counted(blind, {"x": torch.empty(5, 4, 6, device="meta")})
+        fresh_module._count_forward(blind, {"x": torch.empty(5, 4, 6, device="meta")})
 
 
 def test_a_loop_over_a_size_is_named() -> None:

@@ -15,14 +15,14 @@ from costproof.models.proof import Piece, Provable, WithProof
 from costproof.models.registry import load_target
 from costproof.run.proof import RUN_STEPS, with_runs
 from costproof.run.proof_tasks import carried_out
-from costproof.tracers.untraced_runs import counted_runs
+from costproof.tracers.untraced_runs import count_every_step
 from tests.planted import planted
 from tests.tracers.realistic import small_ocr
 from tests.tracers.small import PAGE
 
 
 def test_every_step_is_run_and_added() -> None:
-    ledger = counted_runs(small_ocr(), replace(PAGE, new_tokens=3, inputs={}), "static")
+    ledger = count_every_step(small_ocr(), replace(PAGE, new_tokens=3, inputs={}), "static")
     # Text alone: 7 tokens, then contexts 7, 8, 9, each with its own token: 8 + 9 + 10 keys of 5 heads, 16 + 16 wide.
     flops = {n.module: n.costs["flops"] for n in ledger.nodes if n.stage == "decode" and "flops" in n.costs}
     attention = "model.language_model.layers.0.self_attn"

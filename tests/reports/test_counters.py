@@ -18,7 +18,7 @@ from costproof import compare
 from costproof.claims.own_numbers import own_claims
 from costproof.compare.counters import compare_counters
 from costproof.ledger.capture import CAPTURE, Capture
-from costproof.ledger.counter import CounterCall, CounterInfo, CounterRecord, CounterRun, Spent
+from costproof.ledger.counter import CounterCall, CounterInfo, CounterRecord, CounterRun, CounterUsage
 from costproof.ledger.errors import BadInput
 from costproof.ledger.files import json_text
 from costproof.ledger.node import CostNode
@@ -94,7 +94,7 @@ def report(*own: str, capture: Capture | None = None) -> CounterReport:
     places = {s: [i.id for i in found.invocations if i.stage == s] for s in found.target.stages}
     return CounterReport(
         found.conventions, found.target, found.workload, found.environment, compared,
-        {"half": Spent(1234, 5 * 10**8), "twice": Spent(1, 10**6), "broken": Spent(0, 0)},
+        {"half": CounterUsage(1234, 5 * 10**8), "twice": CounterUsage(1, 10**6), "broken": CounterUsage(0, 0)},
         tuple(number for file in own_claims(own, places) for number in judged(file, found, compared)),
     )  # fmt: skip
 
@@ -200,7 +200,7 @@ def test_no_counter_could_be_compared() -> None:
 
 
 def test_files_beside_the_report(tmp_path: Path) -> None:
-    write_report(Report(counted(), spent={"half": Spent(1, 2)}), tmp_path)
+    write_report(Report(counted(), spent={"half": CounterUsage(1, 2)}), tmp_path)
     assert {"counters.json", "counters.md", "capture.json"} <= {p.name for p in tmp_path.iterdir()}
     spent = json.loads((tmp_path / "counters.json").read_text())["spent"]
     assert spent == {"half": {"milliseconds": 1, "peak_bytes": 2}}

@@ -11,7 +11,7 @@ import pytest
 from costproof.compare.diff.attribution import Player, Term
 from costproof.compare.diff.diff import diff
 from costproof.compare.diff.types import Change, Changes, Diff, Quantity
-from costproof.ledger.baseline import Baseline, Folded, Rows, baseline_of
+from costproof.ledger.baseline import Baseline, Folded, RowTree, fold_capture
 from costproof.ledger.workload import counted_line
 from costproof.reports.diff import diff_csv, percent, sentence, told
 from costproof.reports.escape import markdown
@@ -29,11 +29,11 @@ STAGES = ("sam", "clip", "projector", "prefill", "decode")
 
 def side(parts: int, factor: int = 1, name: str = "part") -> Baseline:
     """``parts`` parts over five stages, each with FLOPs of twelve digits."""
-    rows: Rows = {stage: {} for stage in STAGES}
+    rows: RowTree = {stage: {} for stage in STAGES}
     for i in range(parts):
         costs: dict[str, int | None] = {"flops": (10**11 + i) * factor}
         rows[STAGES[i % 5]][f"{name}.layer.block{i}.attention"] = {"linear": costs}
-    made = baseline_of(toy())
+    made = fold_capture(toy())
     return replace(made, sources={"analytic": Folded(("flops",), STAGES, rows)})
 
 
@@ -91,7 +91,7 @@ def test_the_rows_that_are_shown_are_whole_stages() -> None:
 
 def small() -> Diff:
     """Two keys, one of which is two that only make sense together."""
-    found = diff(baseline_of(toy()), baseline_of(toy()))
+    found = diff(fold_capture(toy()), fold_capture(toy()))
     names = ("text.hidden + text.heads", "text.topk")
     terms = (Term(names[:1], 240), Term(names[1:], 60), Term(names, 140))
     flops = Quantity(2656, 3096, 440, terms, {names[0]: 310, names[1]: 130})
@@ -161,7 +161,10 @@ def test_names_without_end_fit_too() -> None:
 
 def test_what_is_incomplete_is_said_first() -> None:
     head = side(3)
-    rows: Rows = {**head.sources["analytic"].rows, "sam": {"part.layer.block0.attention": {"linear": {"flops": None}}}}
+    rows: RowTree = {
+        **head.sources["analytic"].rows,
+        "sam": {"part.layer.block0.attention": {"linear": {"flops": None}}},
+    }
     folded = replace(head.sources["analytic"], rows=rows)
     found = diff(side(3), replace(head, sources={"analytic": folded}))
     assert sentence(found).startswith("Incomplete: the analytic source does not know flops of sam/part.layer.block0")

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from costproof.ledger.callgraph import CallGraph, Event, Setting
+from costproof.ledger.callgraph import CallGraph, ConstructorValue, Event
 from costproof.reports.graph.checks import problems
 from costproof.reports.graph.grouping import group
 from tests.reports.drawing import callgraph, drawn, fed
@@ -276,9 +276,9 @@ def test_without_events_calls_are_shared_out_evenly() -> None:
 
 def test_modules_that_differ_in_a_rate_are_alike() -> None:
     graph = CHAIN[0]
-    rates: dict[str, dict[str, Setting]] = {f"layers.{i}": {"drop_path": i / 10, "width": 8} for i in range(3)}
+    rates: dict[str, dict[str, ConstructorValue]] = {f"layers.{i}": {"drop_path": i / 10, "width": 8} for i in range(3)}
     assert drawn(group(replace(graph, constructor_params=rates)))[1] == "  for 3 Block @ layers.[0-2] x3"
-    widths: dict[str, dict[str, Setting]] = {f"layers.{i}": {"width": 8 * 2**i} for i in range(3)}
+    widths: dict[str, dict[str, ConstructorValue]] = {f"layers.{i}": {"width": 8 * 2**i} for i in range(3)}
     assert len(group(replace(graph, constructor_params=widths)).nodes) == 5
 
 

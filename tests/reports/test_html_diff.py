@@ -17,9 +17,9 @@ diff_page = variants("diff")["html"].text
 
 def doubled(times: int = 1) -> Diff:
     """The toy with its FLOPs so many times, and the same with twice as many everywhere."""
-    from costproof.ledger.baseline import baseline_of
+    from costproof.ledger.baseline import fold_capture
 
-    return diff(baseline_of(scaled(toy(), times)), baseline_of(scaled(toy(), 2 * times)))
+    return diff(fold_capture(scaled(toy(), times)), fold_capture(scaled(toy(), 2 * times)))
 
 
 def test_both_sides_and_the_difference_stand_beside_each_other() -> None:

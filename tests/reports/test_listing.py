@@ -5,15 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 import costproof
-from costproof.ledger.callgraph import Line, Listing, Reuse
+from costproof.ledger.callgraph import OperatorLine, OperatorListing, ReuseBytes
 from costproof.reports.listing_text import listing_text
 from tests.cli.running import costproof as command
 
 MODEL = Path(__file__).parents[2] / "docs" / "examples" / "my_model.py"
 
 
-def line(label: str, module: str, flops: int | None = 0, *, returns: tuple[str, ...] = ("[2] float32",)) -> Line:
-    return Line(label, "aten.op", module, ("%x",), returns, flops, 0, "" if flops is not None else "no rule")
+def line(
+    label: str, module: str, flops: int | None = 0, *, returns: tuple[str, ...] = ("[2] float32",)
+) -> OperatorLine:
+    return OperatorLine(label, "aten.op", module, ("%x",), returns, flops, 0, "" if flops is not None else "no rule")
 
 
 def test_every_operator_has_its_cost(tmp_path: Path) -> None:
@@ -26,7 +28,7 @@ def test_every_operator_has_its_cost(tmp_path: Path) -> None:
     ]
     # In float32: rows of 192, 384, 384 and 96 bytes; weights and biases of 2048 + 128 and 1024 + 32.
     assert [x.bytes for x in found.lines] == [192 + 2176 + 384, 384 + 384, 384 + 1056 + 96]
-    assert found.reuse == Reuse(floor=192 + 2176 + 1056 + 96, fused=2752 + 768 + 1536, unfused=2752 + 768 + 1536)
+    assert found.reuse == ReuseBytes(floor=192 + 2176 + 1056 + 96, fused=2752 + 768 + 1536, unfused=2752 + 768 + 1536)
     assert found.lines[0].reads[1:] == ("0.weight", "0.bias")
     assert found.lines[1].reads == (f"%{found.lines[0].label}",)
     (part,) = costproof.operators(f"{MODEL}:make", "forward", module="2")
@@ -40,7 +42,7 @@ def test_every_operator_has_its_cost(tmp_path: Path) -> None:
 
 def test_equal_layers_are_written_once() -> None:
     layers = [line(f"{name}_{i}", f"m.layers.{i}.{name}", 5 if i < 3 else 7) for i in range(4) for name in ("a", "b")]
-    text = listing_text([Listing("s", "c", "p", (line("first", "m"), *layers))])
+    text = listing_text([OperatorListing("s", "c", "p", (line("first", "m"), *layers))])
     assert text.splitlines() == [
         "s[c], export p: 9 operators, 44 FLOP",
         "  %first = aten.op(%x) -> [2] float32  # m",
@@ -53,7 +55,7 @@ def test_equal_layers_are_written_once() -> None:
 
 
 def test_what_is_not_known_stays_so_and_checks_are_left_out() -> None:
-    text = listing_text([Listing("s", "c", "p", (line("a", "", None), line("check", "", returns=())))])
+    text = listing_text([OperatorListing("s", "c", "p", (line("a", "", None), line("check", "", returns=())))])
     assert text.splitlines() == [
         "s[c], export p: 2 operators, ? FLOP",
         "  %a = aten.op(%x) -> [2] float32  # ? FLOP; no rule; (root)",

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from costproof import compare, explain
-from costproof.ledger.notebook import Shown
+from costproof.ledger.notebook import NotebookRepr
 from costproof.reports.counters import document
 from costproof.reports.html.printer import HtmlPrinter
 from costproof.reports.outputs import variants
@@ -44,7 +44,7 @@ STYLES = """() => [...document.querySelectorAll('html, body, body *')].filter(e 
 
 def cell(name: str) -> str:
     value = CELLS[name][0]()
-    assert isinstance(value, Shown)
+    assert isinstance(value, NotebookRepr)
     return value._repr_html_() or ""
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import costproof
 from costproof.compare.diff.diff import diff
-from costproof.ledger.baseline import Baseline, Folded, baseline_of
+from costproof.ledger.baseline import Baseline, Folded, fold_capture
 from costproof.ledger.capture import Capture
 from costproof.ledger.plural import plural, verb
 from costproof.reports.discrepancy_md import discrepancy_md
@@ -40,7 +40,7 @@ def sam() -> Capture:
 
 def baseline(flops: int | None) -> Baseline:
     """One stage with one row."""
-    made = baseline_of(sam())
+    made = fold_capture(sam())
     rows = {"sam": {"sam.layer": {"linear": {"flops": flops}}}}
     return replace(made, sources={"analytic": Folded(("flops",), ("sam",), rows)})
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import costproof
-from costproof.ledger.callgraph import Line, Listing
+from costproof.ledger.callgraph import OperatorLine, OperatorListing
 from costproof.ledger.errors import BadInput
 from costproof.reports.graph import operators
 from costproof.reports.graph.operators import operator_view
@@ -22,14 +22,16 @@ from tests.reports.test_html import check_policy
 MODEL = Path(__file__).parents[2] / "docs" / "examples" / "my_model.py"
 
 
-def line(label: str, module: str, reads: str, flops: int | None, *, works: bool = True, vector: int = 0) -> Line:
-    return Line(
+def line(
+    label: str, module: str, reads: str, flops: int | None, *, works: bool = True, vector: int = 0
+) -> OperatorLine:
+    return OperatorLine(
         label, f"aten.{label.rstrip('0123456789')}", module, tuple(f"%{name}" for name in reads.split()),
         ("[2, 4] float32",), flops, vector, "" if flops is not None else "no rule", (f"%{label}",), works,
     )  # fmt: skip
 
 
-def stack(*flops: int) -> Listing:
+def stack(*flops: int) -> OperatorListing:
     """An embedding; layers in a residual stream, each a view, a product and a sum of 8 elements; a head of 7 FLOP."""
     found, before = [line("emb", "emb", "ids", 0)], "emb"
     for i, work in enumerate(flops):
@@ -40,7 +42,7 @@ def stack(*flops: int) -> Listing:
             line(f"add{i}", place, f"{before} mm{i}", 0, vector=8),
         ]
         before = f"add{i}"
-    return Listing("s", "c", "p", (*found, line("head", "head", before, 7)))
+    return OperatorListing("s", "c", "p", (*found, line("head", "head", before, 7)))
 
 
 def boxes(view: GraphView) -> list[str]:
@@ -98,7 +100,7 @@ def test_layers_that_take_turns_are_folded_by_kind() -> None:
 
 
 def test_what_is_not_known_is_no_share() -> None:
-    view = operator_view([Listing("s", "c", "p", (line("mm", "m", "x", None), line("mm2", "m", "mm", 4)))])
+    view = operator_view([OperatorListing("s", "c", "p", (line("mm", "m", "x", None), line("mm2", "m", "mm", 4)))])
     assert [n.figures for n in view.nodes] == ["[2, 4] float32 · ?", "[2, 4] float32 · 4 FLOP"]
     assert "no rule" in view.nodes[0].tooltip
 

@@ -158,7 +158,7 @@ def test_versions_and_the_environment(what: str, monkeypatch: pytest.MonkeyPatch
         module: Any = torch.backends.opt_einsum
         monkeypatch.setattr(module.m, "enabled", not module.enabled)
     else:
-        monkeypatch.setattr(fingerprint, "_own_code", lambda: "other")
+        monkeypatch.setattr(fingerprint, "own_code_digest", lambda: "other")
     assert fingerprint.fingerprint(job()) not in (before, None)
 
 

@@ -12,7 +12,7 @@ import pytest
 from torch import nn
 
 from costproof.compare.counters import compare_counters
-from costproof.ledger.counter import CounterCall, CounterRecord, Spent
+from costproof.ledger.counter import CounterCall, CounterRecord, CounterUsage
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.node import CostNode
 from costproof.ledger.workload import Workload
@@ -20,7 +20,7 @@ from costproof.models.families.deepseek_ocr.target import DeepseekOcr
 from costproof.processes import Limits
 from costproof.run.counters import checked, record_counters
 from costproof.run.prepare import counter_names
-from costproof.tracers.counters.running import GIB, TRUTH, Place, places, run_counters, side_by_side
+from costproof.tracers.counters.running import GIB, TRUTH, CutKey, expected_cuts, run_counters, side_by_side
 from tests.tracers.realistic import small_ocr
 from tests.tracers.small import PAGE
 
@@ -81,7 +81,7 @@ def stubs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def ran(stubs: None) -> tuple[CounterRecord, dict[str, Spent]]:
+def ran(stubs: None) -> tuple[CounterRecord, dict[str, CounterUsage]]:
     """The small model's projector."""
     said: list[tuple[str, int, int]] = []
     found = run_counters(
@@ -93,7 +93,7 @@ def ran(stubs: None) -> tuple[CounterRecord, dict[str, Spent]]:
 
 
 @pytest.fixture(scope="module")
-def counted(ran: tuple[CounterRecord, dict[str, Spent]]) -> CounterRecord:
+def counted(ran: tuple[CounterRecord, dict[str, CounterUsage]]) -> CounterRecord:
     """What they said."""
     return ran[0]
 
@@ -115,7 +115,7 @@ def test_every_failure_is_a_row_with_its_reason(counted: CounterRecord) -> None:
     assert [run.version for run in counted.runs][1:] == ["1.0", "1.0", "1.0", None]
 
 
-def test_one_that_gives_no_answer_has_spent_nothing(ran: tuple[CounterRecord, dict[str, Spent]]) -> None:
+def test_one_that_gives_no_answer_has_spent_nothing(ran: tuple[CounterRecord, dict[str, CounterUsage]]) -> None:
     assert ran[1]["dies"].milliseconds == 0
 
 
@@ -166,8 +166,8 @@ def test_counters_that_finished_are_kept_where_the_truth_failed() -> None:
 
 def test_where_the_truth_took_too_long_is_what_the_tools_came_to() -> None:
     came = ("projector", "global", "the cut")
-    calls: dict[str, dict[Place, CounterCall]] = {TRUTH: {}, "a tool": {came: CounterCall(*came[:2], cut=came[2])}}
-    assert places(small_ocr(), PAGE, ("projector",), calls) == [came, ("projector", "crops", "")]
+    calls: dict[str, dict[CutKey, CounterCall]] = {TRUTH: {}, "a tool": {came: CounterCall(*came[:2], cut=came[2])}}
+    assert expected_cuts(small_ocr(), PAGE, ("projector",), calls) == [came, ("projector", "crops", "")]
 
 
 def test_nothing_is_known_of_what_no_process_came_to() -> None:

@@ -9,7 +9,7 @@ from torch import nn
 from costproof.patches.patch import patched
 from costproof.patches.tensor import JIT_ON_META
 from costproof.tracers.counters.registry import COUNTERS
-from costproof.tracers.counters.tools import own, positional
+from costproof.tracers.counters.tools import own_rows, positional
 
 
 def test_a_convolution_traced_on_meta_is_that_of_the_cpu() -> None:
@@ -33,6 +33,6 @@ def test_a_figure_without_those_below() -> None:
     figures = {
         "inner": {"mm": 20}, "inner.a.0": {"mm": 7, "conv": 2}, "inner.a.0.b": {"mm": 5}, "inner.c": {"mm": 10},
     }  # fmt: skip
-    assert [(row.module, row.kind, row.value) for row in own(figures)] == [
+    assert [(row.module, row.kind, row.value) for row in own_rows(figures)] == [
         ("", "mm", 20 - 7 - 10), ("a.0", "mm", 7 - 5), ("a.0", "conv", 2), ("a.0.b", "mm", 5), ("c", "mm", 10),
     ]  # fmt: skip

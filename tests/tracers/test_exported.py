@@ -15,7 +15,7 @@ from costproof.opgraph.account import account
 from costproof.opgraph.costed import cost_graph
 from costproof.opgraph.rules.sizes import nbytes
 from costproof.tracers.exported import export_graph
-from costproof.tracers.exporting import plain
+from costproof.tracers.exporting import plain_sympy
 from tests.tracers.small import PAGE, Wrapper, model, toy
 
 N, B, S, P = sym("n"), sym("B"), sym("S"), sym("P")
@@ -109,7 +109,7 @@ def test_an_export_that_fails_names_the_part() -> None:
 def test_floor_divisions_of_the_exporter(a: sympy.Expr, b: sympy.Expr, expected: sympy.Expr) -> None:
     from torch.utils._sympy.functions import FloorDiv
 
-    assert sympy.simplify(plain(FloorDiv(a, sympy.sympify(b))) - expected) == 0
+    assert sympy.simplify(plain_sympy(FloorDiv(a, sympy.sympify(b))) - expected) == 0
 
 
 def test_the_step_keeps_batch_and_context_symbolic() -> None:

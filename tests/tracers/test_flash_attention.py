@@ -19,7 +19,7 @@ from costproof.opgraph.rules.registry import UnknownCost, cost_of
 from costproof.run.capture import count
 from costproof.run.prepare import Prepared
 from costproof.tracers.counters.registry import COUNTERS
-from costproof.tracers.counters.running import TRUTH, Answer, Order
+from costproof.tracers.counters.running import TRUTH, CounterAnswer, CounterTask
 from costproof.tracers.torchlens_trace import trace_graph
 from tests.opgraph.opcalls import counted, taken, torch_count
 from tests.tracers.realistic import small_ocr
@@ -55,8 +55,8 @@ def test_four_sources_agree_on_heads_that_are_padded_and_shared(monkeypatch: pyt
 def test_a_counter_that_cannot_see_it_misses_exactly_that(tool: str) -> None:
     calls: dict[str, dict[str, CounterCall]] = {}
     for name in (TRUTH, tool):
-        found: list[Answer] = []
-        Order(small_ocr(), FLASH, name, ("prefill", "decode"))(found.append)
+        found: list[CounterAnswer] = []
+        CounterTask(small_ocr(), FLASH, name, ("prefill", "decode"))(found.append)
         calls[name] = {c.stage: c for c, _ in found if c.cut in ("prefill", "step")}
     # 3 layers, 5 heads of 16 in two products; 17 queries and keys, then one query and 17 + 1 keys.
     for stage, missed in (("prefill", 2 * 3 * 5 * 17 * 17 * 32), ("decode", 2 * 3 * 5 * 1 * 18 * 32)):

@@ -33,7 +33,7 @@ from costproof.patches.tensor import JIT_ON_META
 from costproof.tracers.counters.tools import positional, renamed
 from costproof.tracers.dynamic import dynamic_ledger
 from costproof.tracers.exported import export_graph
-from costproof.tracers.exporting import resized
+from costproof.tracers.exporting import with_sizes
 from costproof.tracers.isolated import isolated_ledger, stage_nodes, trace_stage
 from costproof.tracers.static import static_ledger
 from costproof.tracers.torchlens_trace import trace_forward
@@ -200,7 +200,7 @@ def theirs(target: small.SmallTarget) -> tuple[Counter[Spot], Counter[Spot]]:
         for invocation in job.invocations:
             known = values[job.stage, invocation]
             for step in range(known.get("N", 1)):
-                args = resized(job, {**known, "P": known.get("P", 0) + step}).args
+                args = with_sizes(job, {**known, "P": known.get("P", 0) + step}).args
                 for analysis, sums in zip(analysed(*positional(job.module, args)), (macs, activations), strict=True):
                     for (path, kind), value in own(analysis).items():
                         sums[job.stage, invocation, renamed(path, job.prefix), kind_of(kind)] += value

@@ -14,8 +14,8 @@ from costproof.ledger.node import CostNode
 from costproof.ledger.symbols import parse
 from costproof.models.jobs import ExportJob, SymbolicSize
 from costproof.tracers.exported import export_graph
-from costproof.tracers.guards import broken_at, conditions, holds_at, margins
-from costproof.tracers.static import OneExport, one_export
+from costproof.tracers.guards import conditions, first_broken_guard, holds_at, margins
+from costproof.tracers.static import JobCosts, cost_job
 
 
 class Table(nn.Module):
@@ -51,19 +51,19 @@ def job(repeated: bool = True) -> ExportJob:
     return ExportJob("step", "decode", ("step",), Wrapper(), {"part": ""}, args, sizes, repeated=repeated)
 
 
-def counted(batch: int, context: int, steps: int) -> OneExport:
+def counted(batch: int, context: int, steps: int) -> JobCosts:
     """The step, N times from a context."""
     values = {("decode", "step"): {"B": batch, "P": context, "N": steps}}
-    return one_export(job(), values, export_graph, beside=False, fixed=True, dtype="float32")
+    return cost_job(job(), values, export_graph, beside=False, fixed=True, dtype="float32")
 
 
-def product(found: OneExport) -> CostNode:
+def product(found: JobCosts) -> CostNode:
     """The node of the projection's product."""
     (node,) = (n for n in found.tally.nodes if n.kind == "aten.linear")
     return node
 
 
-def flops(found: OneExport) -> int | None:
+def flops(found: JobCosts) -> int | None:
     """What the projection cost."""
     return product(found).cost("flops")
 
@@ -94,8 +94,8 @@ def test_steps_that_bend_have_no_sum() -> None:
 
 def test_a_guard_that_breaks_between_the_watched_steps_is_seen() -> None:
     exported = export_graph(job())
-    assert broken_at(exported, [{"B": 1, "P": p} for p in (2, 3, 7)]) is None
-    broken = broken_at(exported, [{"B": 3, "P": p} for p in (6, 7, 8, 9)])
+    assert first_broken_guard(exported, [{"B": 1, "P": p} for p in (2, 3, 7)]) is None
+    broken = first_broken_guard(exported, [{"B": 3, "P": p} for p in (6, 7, 8, 9)])
     assert broken == "P < 8, at B = 3, P = 8"
 
 
@@ -133,7 +133,7 @@ def test_a_guard_is_an_expression_that_is_not_negative_where_it_holds(guard: str
     for p in range(2, 20):
         holds = bool(eval(guard.format(P=p, B=3)))
         assert all(evaluate(margin, {"P": p, "B": 3}) >= 0 for margin in found) == holds
-        assert (broken_at(exported, [{"P": p, "B": 3}]) is None) == holds
+        assert (first_broken_guard(exported, [{"P": p, "B": 3}]) is None) == holds
 
 
 def test_a_size_that_is_a_multiple_is_a_guard() -> None:

@@ -8,31 +8,31 @@ import pytest
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
-from costproof.tracers.operator_log import Form
-from costproof.tracers.replay import knows, numbers, routed
+from costproof.tracers.operator_log import TensorForm
+from costproof.tracers.replay import can_make_integers, integer_maker, routed
 
 aten = torch.ops.aten
 CPU = torch.device("cpu")
 
 
-def form(*shape: int, dtype: torch.dtype = torch.float32, stride: tuple[int, ...] | None = None) -> Form:
-    return Form(shape, stride or torch.empty(shape).stride(), dtype, weight=False)
+def form(*shape: int, dtype: torch.dtype = torch.float32, stride: tuple[int, ...] | None = None) -> TensorForm:
+    return TensorForm(shape, stride or torch.empty(shape).stride(), dtype, weight=False)
 
 
-def ids(*shape: int) -> Form:
+def ids(*shape: int) -> TensorForm:
     return form(*shape, dtype=torch.int64)
 
 
-def mask(*shape: int, stride: tuple[int, ...] | None = None) -> Form:
+def mask(*shape: int, stride: tuple[int, ...] | None = None) -> TensorForm:
     return form(*shape, dtype=torch.bool, stride=stride)
 
 
 def made(function: Any, *args: Any, **kwargs: Any) -> list[torch.Tensor]:
     """The integers and masks of a call, after torch made it with them."""
-    make = numbers(function, args, kwargs, CPU)
+    make = integer_maker(function, args, kwargs, CPU)
 
     def tensor(leaf: Any) -> Any:
-        if not isinstance(leaf, Form):
+        if not isinstance(leaf, TensorForm):
             return leaf
         return torch.ones(leaf.shape).to(leaf.dtype) if leaf.dtype.is_floating_point else make(leaf)
 
@@ -94,7 +94,7 @@ def test_rows_are_routed_uniformly() -> None:
 def test_lengths_of_sequences_share_their_rows() -> None:
     function, query = aten._flash_attention_forward.default, form(90, 2, 8)
     given = {"query": query, "key": form(60, 2, 8), "cum_seq_q": ids(4), "cum_seq_k": ids(4)}
-    make = numbers(function, (), given, CPU)
+    make = integer_maker(function, (), given, CPU)
     assert [make(given[name]).tolist() for name in ("cum_seq_q", "cum_seq_k")] == [[0, 30, 60, 90], [0, 20, 40, 60]]
 
 
@@ -126,6 +126,6 @@ def test_only_torchs_own_operators_are_known() -> None:
     with torch.library._scoped_library("costproof_test", "FRAGMENT") as library:
         library.define("theirs(Tensor rows) -> Tensor")
         theirs = torch.ops.costproof_test.theirs.default
-        assert knows(theirs, [form(3), 1])
-        assert not knows(theirs, [ids(3)])
-    assert knows(aten.add.Tensor, [ids(3)])
+        assert can_make_integers(theirs, [form(3), 1])
+        assert not can_make_integers(theirs, [ids(3)])
+    assert can_make_integers(aten.add.Tensor, [ids(3)])

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from costproof.ledger.node import Ledger
-from costproof.ledger.workload import Attention, Dtype, Experts
+from costproof.ledger.workload import AttentionKind, Dtype, ExpertKernel
 from costproof.models import flash_attention
 from costproof.models.families.deepseek_ocr.page import Page, with_page
 from costproof.tracers.dynamic import dynamic_ledger
@@ -28,15 +28,15 @@ class Way(NamedTuple):
     how: str
     """``exported`` or ``traced``."""
     device: str
-    attention: Attention
-    experts: Experts
+    attention: AttentionKind
+    experts: ExpertKernel
     dtype: Dtype
 
 
 def ways() -> list[Way]:
     """Batched experts run in one dtype. FlashAttention has no CPU kernel and no float32, a loop needs numbers."""
-    attentions: tuple[Attention, ...] = ("sdpa", "eager", "flash_attention_2")
-    experts: tuple[Experts, ...] = ("grouped_mm", "batched_mm", "eager")
+    attentions: tuple[AttentionKind, ...] = ("sdpa", "eager", "flash_attention_2")
+    experts: tuple[ExpertKernel, ...] = ("grouped_mm", "batched_mm", "eager")
     dtypes: tuple[Dtype, ...] = ("bfloat16", "float32")
     found = [
         Way(how, device, a, e, d)

@@ -16,7 +16,7 @@ from torch import nn
 
 import costproof
 from costproof.models.jobs import Run
-from costproof.tracers.flop_counter_ledger import Judged, Quantity, every_step, judged_ledger
+from costproof.tracers.flop_counter_ledger import DispatchedFlops, FlopKey, flop_counter_ledger, sum_steps
 from costproof.tracers.hooks import trace_hooks
 from tests.opgraph.opcalls import counted, taken
 
@@ -35,7 +35,7 @@ class Runs(nn.Module):
         return self.function(**tensors)
 
 
-def seen(function: Callable[..., Any], device: str = "meta", /, **tensors: torch.Tensor) -> Judged:
+def seen(function: Callable[..., Any], device: str = "meta", /, **tensors: torch.Tensor) -> DispatchedFlops:
     run = Run("run", Runs(function), {k: t.to(device) for k, t in tensors.items()}, lambda path, call: ("all", "once"))
     return trace_hooks(run).judged
 
@@ -243,17 +243,19 @@ def test_torch_is_left_as_it_was() -> None:
 
 def test_sums_over_steps() -> None:
     # Three steps of four traced: 10, 12, 14, 16; then one off the line, and one missing at the end.
-    assert every_step({7: 10, 8: 12, 10: 16}, 4) == 52
-    assert every_step({7: 10, 8: 12}, 2) == 22
-    assert every_step({7: 10, 8: 13, 10: 16}, 4) is None
-    assert every_step({7: 10, 8: 12, 9: 14}, 4) is None
+    assert sum_steps({7: 10, 8: 12, 10: 16}, 4) == 52
+    assert sum_steps({7: 10, 8: 12}, 2) == 22
+    assert sum_steps({7: 10, 8: 13, 10: 16}, 4) is None
+    assert sum_steps({7: 10, 8: 12, 9: 14}, 4) is None
     # Not a whole number between: 1, 1 1/2, 2 add up to 4 1/2.
-    assert every_step({7: 1, 9: 2}, 3) is None
+    assert sum_steps({7: 1, 9: 2}, 3) is None
 
 
 def test_the_ledger_adds_calls_and_steps() -> None:
-    head: Quantity = ("late", "steps", "head", "aten.mm")
-    ledger = judged_ledger([(None, {("first", "once", "fc", "aten.mm"): 5}), (3, {head: 2}), (4, {head: 3})], 2, (), ())
+    head: FlopKey = ("late", "steps", "head", "aten.mm")
+    ledger = flop_counter_ledger(
+        [(None, {("first", "once", "fc", "aten.mm"): 5}), (3, {head: 2}), (4, {head: 3})], 2, (), ()
+    )
     assert {n.id: n.costs["flops"] for n in ledger.nodes} == {
         "first[once]/fc:aten.mm": 5, "late[steps]/head:aten.mm": 5,
     }  # fmt: skip

@@ -18,7 +18,7 @@ from costproof.ledger.run import RunOptions
 from costproof.models.jobs import Run
 from costproof.models.registry import load_target
 from costproof.models.target import Runnable
-from costproof.tracers.operator_log import Notes, noted, noted_unrun
+from costproof.tracers.operator_log import OperatorLog, log_operators, log_operators_without_values
 from tests.models.test_config import shallow_config
 from tests.models.test_mixtures import MIXTRAL, QWEN3
 
@@ -40,7 +40,7 @@ CASES: Final[dict[str, tuple[str, Any, dict[str, Any]]]] = {
 }  # fmt: skip
 
 
-def seen(notes: Notes) -> Counter[Any]:
+def seen(notes: OperatorLog) -> Counter[Any]:
     """Calls of each operator with tensors of these shapes, by stage and module."""
     calls: Counter[Any] = Counter()
     for (stage, module, key), count in notes.calls.items():
@@ -66,7 +66,7 @@ def both(name: str, file: Any, choices: dict[str, Any], folder: Path) -> list[tu
 @pytest.mark.parametrize("case", CASES)
 def test_what_never_ran_has_the_operators_of_a_run(case: str, tmp_path: Path) -> None:
     for real, unrun in both(*CASES[case], tmp_path):
-        ran, would = seen(noted(real)), seen(noted_unrun(unrun, "cpu"))
+        ran, would = seen(log_operators(real)), seen(log_operators_without_values(unrun, "cpu"))
         # A run looks at a number to know how many there are; without numbers nobody looks.
         looks = {
             key for key in ran if "_local_scalar_dense" in key[2] or (key[2], key[3]) == ("aten.detach.default", ((),))
@@ -79,8 +79,8 @@ def test_what_never_ran_has_the_operators_of_a_run(case: str, tmp_path: Path) ->
 def test_meta_itself_has_other_operators(tmp_path: Path) -> None:
     _, unrun = both("llama", LLAMA, TEXT, tmp_path)[0]
     fused = "aten._scaled_dot_product_flash_attention_for_cpu.default"
-    assert fused in {key[2] for key in seen(noted_unrun(unrun, "cpu"))}
-    assert fused not in {key[2] for key in seen(noted(unrun))}
+    assert fused in {key[2] for key in seen(log_operators_without_values(unrun, "cpu"))}
+    assert fused not in {key[2] for key in seen(log_operators(unrun))}
 
 
 class Looks(nn.Module):
@@ -98,15 +98,17 @@ class Looks(nn.Module):
 def test_a_forward_that_looks_at_numbers() -> None:
     run = Run("once", Looks().to("meta"), {"x": torch.zeros(2, 3, device="meta")}, lambda path, call: ("all", ""))
     with pytest.raises(Incomplete, match="does not run without numbers"):
-        noted_unrun(run, "cpu")
+        log_operators_without_values(run, "cpu")
     # One that may run elsewhere gets ones: their sum is above 0.
-    names = {key[0].name() for _, _, key in noted_unrun(replace(run, elsewhere=True), "cpu").calls}
+    names = {key[0].name() for _, _, key in log_operators_without_values(replace(run, elsewhere=True), "cpu").calls}
     assert {"aten::sum", "aten::addmm"} <= names
 
 
 def test_nothing_of_the_model_changes() -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)).to("meta")
     before = list(model.parameters())
-    noted_unrun(Run("once", model, {"input": torch.zeros(2, 3, device="meta")}, lambda path, call: ("all", "")), "cpu")
+    log_operators_without_values(
+        Run("once", model, {"input": torch.zeros(2, 3, device="meta")}, lambda path, call: ("all", "")), "cpu"
+    )
     assert all(a is b and a.is_meta for a, b in zip(before, model.parameters(), strict=True))
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())

@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_iter, tree_map
 from costproof.api import count
 from costproof.ledger.evaluate import evaluate
 from costproof.ledger.peaks import CallPeaks
-from costproof.ledger.workload import Attention
+from costproof.ledger.workload import AttentionKind
 from costproof.models.as_it_runs import as_it_runs
 from costproof.models.families.deepseek_ocr.target import DeepseekOcr
 from costproof.models.families.llama import Llama, LlamaConfig
@@ -33,7 +33,7 @@ from costproof.models.generic.at_hand import at_hand
 from costproof.models.image_text.modules import Part
 from costproof.models.jobs import ExportJob, SymbolicSize
 from costproof.models.target import Exportable
-from costproof.tracers.peaks.calls import Form, call_peaks, calls, form_of, peaks_of, with_form
+from costproof.tracers.peaks.calls import SymbolicPeak, call_peaks, calls, peaks_of, symbolic_peak, with_symbolic_peak
 from tests.tracers.small import PAGE, SmallTarget
 from tests.variants import with_variants
 
@@ -151,15 +151,15 @@ def test_peaks_in_symbols_on_paper() -> None:
     more from S = 8 on.
     """
 
-    def form(module: nn.Module, *where: tuple[int, str]) -> Form:
+    def form(module: nn.Module, *where: tuple[int, str]) -> SymbolicPeak:
         sizes = tuple(SymbolicSize(("x",), dim, name) for dim, name in where)
         shape = (2, 3, 4) if isinstance(module, Mlp) else (1, 16, 8)
-        return form_of(replace(job(module, *shape), sizes=sizes))
+        return symbolic_peak(replace(job(module, *shape), sizes=sizes))
 
-    assert form(Mlp(functional.gelu), (0, "B")) == Form(f"{3 * 36 * 4}*B", f"{3 * 4 * 4}*B")
-    assert form(Mlp(functional.gelu), (0, "B"), (1, "S")) == Form("144*B*S", "16*B*S")
-    assert form(Scores(fused=True), (1, "S")) == Form("168*S", "32*S")
-    assert form(Scores(fused=False), (1, "S")) == Form("Max(8*S**2 + 128*S, 16*S**2 + 64*S)", "32*S")
+    assert form(Mlp(functional.gelu), (0, "B")) == SymbolicPeak(f"{3 * 36 * 4}*B", f"{3 * 4 * 4}*B")
+    assert form(Mlp(functional.gelu), (0, "B"), (1, "S")) == SymbolicPeak("144*B*S", "16*B*S")
+    assert form(Scores(fused=True), (1, "S")) == SymbolicPeak("168*S", "32*S")
+    assert form(Scores(fused=False), (1, "S")) == SymbolicPeak("Max(8*S**2 + 128*S, 16*S**2 + 64*S)", "32*S")
 
 
 class Kept(nn.Module):
@@ -406,7 +406,7 @@ DECODERS: dict[str, Callable[[], Exportable]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("attention", ["eager", pytest.param("sdpa", marks=pytest.mark.thorough)])
-def test_every_stage_of_a_small_ocr_model_holds_what_a_run_holds(attention: Attention, thorough: bool) -> None:
+def test_every_stage_of_a_small_ocr_model_holds_what_a_run_holds(attention: AttentionKind, thorough: bool) -> None:
     """SAM, CLIP and the projector on a global view; with --thorough also crops, what joins them, prefill, last step."""
     target, run = SmallTarget(), replace(PAGE, attention=attention)
     found = list(calls(target, run))
@@ -440,11 +440,11 @@ def test_a_peak_in_symbols_is_that_of_other_sizes(name: str) -> None:
 
 def test_a_peak_in_symbols_that_does_not_hold_here_is_not_told() -> None:
     found = peaks_of(job(Mlp(functional.gelu), 2, 3, 4))
-    kept = with_form(found, Form("432*B", "48*B"), {"B": 2})
+    kept = with_symbolic_peak(found, SymbolicPeak("432*B", "48*B"), {"B": 2})
     assert (kept.form, kept.given, kept.notes) == ("432*B", "48*B", ())
-    other = with_form(found, Form("432*B", "48*B"), {"B": 3})
+    other = with_symbolic_peak(found, SymbolicPeak("432*B", "48*B"), {"B": 3})
     assert other.form == ""
-    unknown = with_form(found, Form("432*B", "48*B"), {"S": 2})
+    unknown = with_symbolic_peak(found, SymbolicPeak("432*B", "48*B"), {"S": 2})
     assert unknown.form == ""
     assert "symbols without a value" in unknown.notes[0]
     assert other.notes[0].endswith(
@@ -455,7 +455,7 @@ def test_a_peak_in_symbols_that_does_not_hold_here_is_not_told() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("attention", [pytest.param("sdpa", marks=pytest.mark.thorough), "eager"])
 @pytest.mark.parametrize("name", with_variants(DECODERS, ("qwen3-moe",)))
-def test_decoders_hold_what_a_run_holds(name: str, attention: Attention) -> None:
+def test_decoders_hold_what_a_run_holds(name: str, attention: AttentionKind) -> None:
     """Prefill and the last of two steps, in float32, where shapes alone take another way for experts than numbers."""
     target = DECODERS[name]()
     run = target.workload(batch=2, text_tokens=24, new_tokens=2, dtype="float32", attention=attention)

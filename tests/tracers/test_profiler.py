@@ -15,7 +15,7 @@ from torch import nn
 
 from costproof.models.jobs import Run
 from costproof.tracers.hooks import trace_hooks
-from costproof.tracers.timing import PREFIX, borders, module_ranges, profile_runs, stage_times
+from costproof.tracers.timing import PREFIX, module_ranges, profile_runs, stage_boundaries, stage_times
 from tests.tracers.realistic import quiet, small_ocr
 from tests.tracers.small import PAGE, Toy
 
@@ -59,7 +59,7 @@ def pipeline() -> Run:
 
 def test_stages_are_timed_apart() -> None:
     run = pipeline()
-    assert borders(run) == ["", "first", "second"]
+    assert stage_boundaries(run) == ["", "first", "second"]
     found = stage_times(run)
     assert set(found) == {("rest", ""), ("first", ""), ("second", "call 1"), ("second", "call 2")}
     for stage, least in {

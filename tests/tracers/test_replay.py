@@ -12,7 +12,7 @@ from torch import nn
 
 from costproof.models.jobs import Run
 from costproof.tracers import replay
-from costproof.tracers.replay import Replayed, predicted, replayed
+from costproof.tracers.replay import ReplayedCall, predict_operators, replay_operators
 
 
 class Two(nn.Module):
@@ -37,8 +37,8 @@ def run() -> Run:
     return Run("once", Two(), {"tokens": torch.tensor([6, 0, 5, 2])}, locate)
 
 
-def found() -> dict[tuple[str, str], Replayed]:
-    return {(r.module, r.operator): r for r in replayed(run(), 3)}
+def found() -> dict[tuple[str, str], ReplayedCall]:
+    return {(r.module, r.operator): r for r in replay_operators(run(), 3)}
 
 
 def test_distinct_calls_by_stage_and_module() -> None:
@@ -58,7 +58,7 @@ def test_distinct_calls_by_stage_and_module() -> None:
 def test_nothing_is_left_behind() -> None:
     one = run()
     before, numbers = [p.clone() for p in one.model.parameters()], torch.get_rng_state()
-    replayed(one, 1)
+    replay_operators(one, 1)
     assert torch.equal(numbers, torch.get_rng_state())
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in one.model.modules())
     assert all(torch.equal(a, b) for a, b in zip(before, one.model.parameters(), strict=True))
@@ -74,7 +74,7 @@ def test_operators_that_write_into_their_inputs_leave_weights_alone() -> None:
             return (x * self.weight).add_(1).mul_(2)
 
     one = Run("once", InPlace(), {"x": torch.zeros(3)}, lambda path, call: ("rest", ""))
-    names = {r.operator for r in replayed(one, 2)}
+    names = {r.operator for r in replay_operators(one, 2)}
     assert {"aten.mul.Tensor", "aten.add_.Tensor", "aten.mul_.Tensor"} <= names
     assert torch.equal(one.model.get_parameter("weight"), torch.ones(3))
 
@@ -91,7 +91,7 @@ def test_indices_are_those_that_the_operator_had() -> None:
             return result
 
     one = Run("once", Counts(), {"tokens": torch.tensor([2, 1])}, lambda path, call: ("rest", ""))
-    assert "aten.embedding.default" in {r.operator for r in replayed(one, 1)}
+    assert "aten.embedding.default" in {r.operator for r in replay_operators(one, 1)}
 
 
 def on_meta(model: nn.Module, **kwargs: torch.Tensor) -> Run:
@@ -99,9 +99,9 @@ def on_meta(model: nn.Module, **kwargs: torch.Tensor) -> Run:
 
 
 def test_a_forward_that_never_ran() -> None:
-    ran = {(r.stage, r.module, r.operator, r.shapes, r.calls) for r in replayed(run(), 1)}
+    ran = {(r.stage, r.module, r.operator, r.shapes, r.calls) for r in replay_operators(run(), 1)}
     runs = [on_meta(Two(), tokens=torch.tensor([6, 0, 5, 2]))]
-    found = predicted([*runs, replace(runs[0], id="again")], "cpu", 3)
+    found = predict_operators([*runs, replace(runs[0], id="again")], "cpu", 3)
     assert found["once"] == found["again"]  # the same calls, made once
     assert {(r.stage, r.module, r.operator, r.shapes, r.calls) for r in found["once"]} == ran
     assert all(r.alone is not None and len(r.alone.runs) == 3 and r.why == "" for r in found["once"])
@@ -119,7 +119,7 @@ def test_an_operator_that_cannot_be_made_is_named() -> None:
             result: torch.Tensor = nn.functional.embedding(tokens, self.table) + 1
             return result
 
-    found = {r.operator: r for r in predicted([on_meta(Odd(), tokens=torch.tensor([0]))], "cpu", 1)["once"]}
+    found = {r.operator: r for r in predict_operators([on_meta(Odd(), tokens=torch.tensor([0]))], "cpu", 1)["once"]}
     assert found["aten.embedding.default"].alone is None
     assert "index" in found["aten.embedding.default"].why
     assert found["aten.add.Tensor"].alone is not None
@@ -127,7 +127,7 @@ def test_an_operator_that_cannot_be_made_is_named() -> None:
 
 def test_what_is_larger_than_the_memory_is_not_made() -> None:
     wide = nn.Linear(2**22, 2**22, bias=False, device="meta")  # 64 TiB
-    found = {r.operator: r for r in predicted([on_meta(wide, input=torch.ones(1, 2**22))], "cpu", 1)["once"]}
+    found = {r.operator: r for r in predict_operators([on_meta(wide, input=torch.ones(1, 2**22))], "cpu", 1)["once"]}
     product = found["aten.mm.default"]
     # The weights, and a row in and out, of 4 bytes each.
     assert product.alone is None
@@ -136,7 +136,7 @@ def test_what_is_larger_than_the_memory_is_not_made() -> None:
 
 def test_only_one_calls_tensors_are_held(monkeypatch: pytest.MonkeyPatch) -> None:
     before: list[weakref.ref[torch.Tensor]] = []
-    bound = replay._bound
+    bound = replay._bind_tensors
 
     def watched(*args: Any) -> Any:
         assert not any(held() is not None for held in before)
@@ -144,6 +144,6 @@ def test_only_one_calls_tensors_are_held(monkeypatch: pytest.MonkeyPatch) -> Non
         before[:] = [weakref.ref(given) for given in one.args if isinstance(given, torch.Tensor)]
         return one
 
-    monkeypatch.setattr(replay, "_bound", watched)
-    found = predicted([on_meta(Two(), tokens=torch.tensor([6, 0, 5, 2]))], "cpu", 3)["once"]
+    monkeypatch.setattr(replay, "_bind_tensors", watched)
+    found = predict_operators([on_meta(Two(), tokens=torch.tensor([6, 0, 5, 2]))], "cpu", 3)["once"]
     assert {call.why for call in found} == {""}

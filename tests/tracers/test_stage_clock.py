@@ -11,7 +11,7 @@ from torch import nn
 
 from costproof.models.jobs import Run
 from costproof.tracers import timing
-from costproof.tracers.timing import timed_modules, timed_stages
+from costproof.tracers.timing import time_modules, time_stages
 
 
 class Page(nn.Module):
@@ -42,7 +42,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Run:
 def test_a_module_has_the_time_that_no_module_in_it_has(run: Run) -> None:
     # Looks: into the root, the tower, its first, back, its second, back, the root, the head, the root, the head, the
     # root, the end. Each time runs to the next look.
-    assert timed_modules([run], 2) == {
+    assert time_modules([run], 2) == {
         ("page", "text", ""): (4, 4),
         ("page", "vision", "tower"): (3, 3),
         ("page", "vision", "tower.0"): (1, 1),
@@ -53,7 +53,7 @@ def test_a_module_has_the_time_that_no_module_in_it_has(run: Run) -> None:
 
 def test_a_stage_is_looked_at_where_it_begins_and_ends(run: Run) -> None:
     # Into the root, the tower, back, the end.
-    assert {(s.stage, s.time.runs) for s in timed_stages([run], 1)} == {("text", (2,)), ("vision", (1,))}
+    assert {(s.stage, s.time.runs) for s in time_stages([run], 1)} == {("text", (2,)), ("vision", (1,))}
 
 
 class Turns(nn.Module):
@@ -74,4 +74,4 @@ class Turns(nn.Module):
 def test_a_module_that_does_not_run_each_time_takes_nothing_then(run: Run) -> None:
     turns = Run("page", Turns().eval(), {"x": torch.zeros(2)}, locate)
     # The first call warms up; the head runs in the second of two more.
-    assert timed_modules([turns], 2) == {("page", "text", ""): (1, 2), ("page", "text", "head"): (0, 1)}
+    assert time_modules([turns], 2) == {("page", "text", ""): (1, 2), ("page", "text", "head"): (0, 1)}

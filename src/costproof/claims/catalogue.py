@@ -17,7 +17,7 @@ from costproof.claims import (
 )
 from costproof.claims.effects import Effect, Items, Mistakes, added, changed, put, scaled, switched, times, without
 from costproof.claims.items import BIASED, Item, bias_of
-from costproof.ledger.evaluate import compiled
+from costproof.ledger.evaluate import compile_expression
 from costproof.ledger.metrics import PEAK_METRICS, STAGE_WIDE, Metric
 
 
@@ -201,5 +201,5 @@ def _without_bias(item: Item) -> Fraction | None:
     parts = bias_of(item.expr) if item.expr else None
     if parts is None:
         return None
-    weights, bias = (Fraction(compiled(p).run(item.values)) for p in parts)
+    weights, bias = (Fraction(compile_expression(p).run(item.values)) for p in parts)
     return weights / (weights + bias)

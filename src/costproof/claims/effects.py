@@ -11,7 +11,7 @@ from functools import lru_cache
 import sympy
 
 from costproof.claims.items import Item
-from costproof.ledger.evaluate import Program, compiled
+from costproof.ledger.evaluate import CompiledExpression, compile_expression
 from costproof.ledger.metrics import Metric
 from costproof.ledger.symbols import parse, text
 
@@ -111,21 +111,21 @@ def rewritten(item: Item, change: Callable[[sympy.Expr], sympy.Expr]) -> Fractio
 
 # Equal expressions are changed in the same way at every claim and every length: once is enough.
 @lru_cache(maxsize=4096)
-def _replaced(source: str, changes: tuple[tuple[str, str], ...]) -> Program | None:
+def _replaced(source: str, changes: tuple[tuple[str, str], ...]) -> CompiledExpression | None:
     expr, by_name = parse(source), dict(changes)
     present = {s: parse(by_name[s.name]) for s in expr.free_symbols if s.name in by_name}
-    return compiled(text(expr.subs(present, simultaneous=True))) if present else None
+    return compile_expression(text(expr.subs(present, simultaneous=True))) if present else None
 
 
 @lru_cache(maxsize=4096)
-def _changed(source: str, change: Callable[[sympy.Expr], sympy.Expr]) -> Program:
-    return compiled(text(change(parse(source))))
+def _changed(source: str, change: Callable[[sympy.Expr], sympy.Expr]) -> CompiledExpression:
+    return compile_expression(text(change(parse(source))))
 
 
-def _ratio(item: Item, changed: Program) -> Fraction | None:
+def _ratio(item: Item, changed: CompiledExpression) -> Fraction | None:
     """The changed expression over the item's own, at the item's values."""
     try:
-        old, new = compiled(item.expr).run(item.values), changed.run(item.values)
+        old, new = compile_expression(item.expr).run(item.values), changed.run(item.values)
     except (KeyError, ZeroDivisionError):
         return None
     return Fraction(new) / Fraction(old) if old else None

@@ -22,7 +22,7 @@ from costproof.claims.runs import Runs
 from costproof.claims.truth import Case
 from costproof.claims.types import Counterexample
 from costproof.compare.breaks import PIECEWISE, NotDecided, deciding, grid
-from costproof.ledger.evaluate import Number
+from costproof.ledger.evaluate import ExactNumber
 from costproof.ledger.symbols import sym
 
 _SMALL: Final = 64
@@ -89,7 +89,7 @@ class Elsewhere:
         """Whether the target has other formulas at other runs."""
         return any(self._at({s: end}) is not None for s in self.own for end in (self.runs.ends(s) if self.runs else ()))
 
-    def cases(self, most: int) -> Iterator[tuple[Case, Number | None]]:
+    def cases(self, most: int) -> Iterator[tuple[Case, ExactNumber | None]]:
         """Some runs around the places where something changes, with the claim's number there."""
         for place in self._mixed(self._lists()[0], most):
             there = self._at(place)

@@ -15,7 +15,7 @@ from costproof.claims.types import TOTAL, Claim, Counterexample, Formula
 from costproof.compare.identity import at, branches, difference, free_symbols, points, put_in, same_pieces
 from costproof.ledger.capture import Capture
 from costproof.ledger.errors import BadInput, CostproofError
-from costproof.ledger.evaluate import Number, evaluate, shared_values
+from costproof.ledger.evaluate import ExactNumber, evaluate, shared_values
 from costproof.ledger.symbols import MOST_TERMS, parse, sym, terms, text
 from costproof.ledger.workload import Invocation
 
@@ -66,7 +66,7 @@ class Comparison:
         """Symbol -> variable, in one invocation."""
         return {n: n if n in self.shared else f"{n}_{call.id}" for n in call.symbols}
 
-    def numbers(self, values: Mapping[str, int]) -> tuple[Number | None, Number | None]:
+    def numbers(self, values: Mapping[str, int]) -> tuple[ExactNumber | None, ExactNumber | None]:
         """Claim and truth where the free variables have these values."""
         every = self.everywhere(values)
         return _sum(self.given, every, self.case.capture), _sum(self.truth, every, self.case.capture)
@@ -119,7 +119,7 @@ class Comparison:
                 return Counterexample(values, str(claimed), int(truth))
         return None
 
-    def elsewhere(self) -> Iterator[tuple[Case, Number | None]]:
+    def elsewhere(self) -> Iterator[tuple[Case, ExactNumber | None]]:
         """Three other workloads, with the claim's number there: multiples of this one, so that all stays whole."""
         for i in range(ELSEWHERE):
             values = {
@@ -167,8 +167,8 @@ def _runs(claim: Claim, call: Invocation, capture: Capture) -> bool:
     return first.stage == call.stage
 
 
-def _sum(side: list[tuple[str, dict[str, str]]], every: Mapping[str, int], capture: Capture) -> Number | None:
-    total: Number = 0
+def _sum(side: list[tuple[str, dict[str, str]]], every: Mapping[str, int], capture: Capture) -> ExactNumber | None:
+    total: ExactNumber = 0
     for source, names in side:
         known = {**capture.target.symbols, **{n: every[v] for n, v in names.items() if v in every}}
         number = at((source,), known)

@@ -20,7 +20,7 @@ from costproof.claims.types import TOTAL, Claim
 from costproof.compare.identity import free_symbols
 from costproof.compare.patterns import Mask, matches, template
 from costproof.ledger.capture import Capture
-from costproof.ledger.evaluate import compiled, shared_values
+from costproof.ledger.evaluate import compile_expression, shared_values
 from costproof.ledger.metrics import Metric
 from costproof.ledger.node import CostNode, Ledger, bearing, total
 from costproof.ledger.symbols import parse
@@ -268,7 +268,7 @@ def _biases(ledger: Ledger, nodes: Iterable[CostNode], values: Values) -> list[I
         if parts is None or node.owner not in BIASED:
             continue
         known = values[node.stage, node.invocation]
-        weights, bias = (Fraction(compiled(p).run(known)) for p in parts)
+        weights, bias = (Fraction(compile_expression(p).run(known)) for p in parts)
         added = Fraction(node.cost("flops") or 0) / (2 * weights) * bias
         # The expression stays that of the products: both grow with the rows, and only ratios are taken of it.
         found.append(replace(node, costs={"flops": int(added)}))

@@ -33,7 +33,7 @@ from costproof.ledger.errors import BadInput, Incomplete, Problems, no_such
 from costproof.ledger.evaluate import evaluate
 from costproof.ledger.metrics import METRICS, PEAK_METRICS
 from costproof.ledger.node import total
-from costproof.ledger.time_limits import check_time, limited
+from costproof.ledger.time_limits import check_time, time_limit
 
 SECONDS: Final = 120
 """Of the processor, for all claims of a file; a number of a whole model that nothing explains takes some."""
@@ -69,7 +69,7 @@ def judge_claims(
     def case(claim: Claim) -> Case:
         return Case(claim, capture, ledger, mistakes, fixed, runs)
 
-    with limited(SECONDS, "the claims take too long to check", where=claims.title or "$.claims", fix=_FEWER):
+    with time_limit(SECONDS, "the claims take too long to check", where=claims.title or "$.claims", fix=_FEWER):
         if problems := [p for c in claims.claims for p in _problems(case(c))]:
             several = Problems("the claims do not fit the target", problems[:MOST_PROBLEMS])
             raise problems[0] if len(problems) == 1 else several

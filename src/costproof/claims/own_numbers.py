@@ -10,7 +10,7 @@ from typing import Final
 from costproof.claims.reading import NO_CALL, Reader, key
 from costproof.claims.tables import TableRow
 from costproof.claims.types import TOTAL, Claim, ClaimsFile
-from costproof.ledger.document import Value
+from costproof.ledger.document import YamlValue
 from costproof.ledger.errors import no_such
 
 _REQUIRED: Final = ("name", "stage", "value")
@@ -74,5 +74,5 @@ def _claim(reader: Reader, row: TableRow, places: Mapping[str, Sequence[str]], d
         reader.problems.append(no_such("call", call[:_LONGEST], calls, where=key(row.where, "invocation")))
     else:
         name, value = row.cells["name"][:_LONGEST], row.cells["value"]
-        unit: dict[str, Value] = {k: v for k, v in row.cells.items() if k == "unit"}
+        unit: dict[str, YamlValue] = {k: v for k, v in row.cells.items() if k == "unit"}
         reader.row({"id": name, "stage": stage, "invocation": call, "flops": value, "conventions": unit}, row.where)

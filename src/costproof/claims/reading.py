@@ -10,11 +10,11 @@ from costproof.claims.amounts import amount, is_number
 from costproof.claims.catalogue import STATED
 from costproof.claims.tables import TableRow, read_table
 from costproof.claims.types import Amount, Claim, ClaimsFile, Formula
-from costproof.ledger.document import Value, read_document, read_source
+from costproof.ledger.document import YamlValue, read_document, read_source
 from costproof.ledger.errors import NOT_GIVEN, BadInput, CostproofError, Problems
 from costproof.ledger.metrics import METRICS, PEAK_METRICS, Metric
 from costproof.ledger.symbols import parse
-from costproof.ledger.time_limits import limited
+from costproof.ledger.time_limits import time_limit
 
 VERSION: Final = "1"
 TOP: Final = (
@@ -51,7 +51,7 @@ def read_claims(path: Path) -> ClaimsFile:
 
 def claims_from_text(source: str, *, where: str, folder: Path | None = None) -> ClaimsFile:
     """:func:`read_claims` for a text; without a folder it cannot name tables."""
-    with limited(SECONDS, "the claims file takes too long to read", where=where):
+    with time_limit(SECONDS, "the claims file takes too long to read", where=where):
         return _claims(source, where, folder)
 
 
@@ -98,7 +98,7 @@ class Reader:
         self.claims: list[Claim] = []
         self.problems: list[CostproofError] = []
 
-    def row(self, row: Value, where: str) -> list[Claim]:
+    def row(self, row: YamlValue, where: str) -> list[Claim]:
         """The claims of one row, one for each metric."""
         if not isinstance(row, dict):
             self.problem("a claim is a map", where, expected="stage and at least one metric")
@@ -128,7 +128,7 @@ class Reader:
             raise BadInput("too many claims", where=where, expected=f"at most {_MOST_CLAIMS:,}")
         return found
 
-    def table(self, given: Value, folder: Path | None, where: str) -> None:
+    def table(self, given: YamlValue, folder: Path | None, where: str) -> None:
         """The claims of a table: ``columns`` maps a claim's key (``stage``, ``flops``) to a column, ``units`` a metric
         to the unit of its column (``G``), ``stages`` the table's words for stages to ours; others are left out."""
         if not isinstance(given, dict):
@@ -145,7 +145,7 @@ class Reader:
             self.problem("no column says what a row is about", f"{where}.columns", expected="stage: COLUMN")
         else:
             for row in self.read(folder / name, tuple(columns.values())):
-                claim: dict[str, Value] = {k: row.cells[c] for k, c in columns.items() if c in row.cells}
+                claim: dict[str, YamlValue] = {k: row.cells[c] for k, c in columns.items() if c in row.cells}
                 claim |= {k: f"{v} {units[k]}" for k, v in claim.items() if k in units}
                 claim |= {k: given[k] for k in ("conventions",) if k in given}
                 if not stages or str(claim.get("stage")) in stages:
@@ -161,7 +161,7 @@ class Reader:
             return []
 
     def stated(
-        self, given: Mapping[str, Value], where: str, conventions: Mapping[str, str], at: Mapping[str, int]
+        self, given: Mapping[str, YamlValue], where: str, conventions: Mapping[str, str], at: Mapping[str, int]
     ) -> tuple[dict[str, str], dict[str, int]]:
         """Conventions, and symbols with values, of these and of what stands around them."""
         words, numbers = dict(conventions), dict(at)
@@ -178,7 +178,7 @@ class Reader:
                 self.problem("a symbol has an integer for a value", key(where, f"at.{name[:60]}"), got=value[:60])
         return words, numbers
 
-    def value(self, given: Value, where: str, metric: Metric) -> Amount | Formula | None:
+    def value(self, given: YamlValue, where: str, metric: Metric) -> Amount | Formula | None:
         """A printed number or a formula."""
         if not isinstance(given, str):
             self.problem("a claim is a number or a formula", where)
@@ -193,7 +193,7 @@ class Reader:
             return None
         return Formula(given)
 
-    def conditions(self, given: Value, where: str) -> tuple[str, ...]:
+    def conditions(self, given: YamlValue, where: str) -> tuple[str, ...]:
         """Expressions none of which is negative where the claims are made."""
         found = tuple(self.text(one, f"{where}[{i}]") for i, one in enumerate(self.items(given, where)))
         for i, one in enumerate(found):
@@ -204,25 +204,25 @@ class Reader:
                 self.problems.append(error)
         return found
 
-    def items(self, given: Value, where: str) -> list[Value]:
+    def items(self, given: YamlValue, where: str) -> list[YamlValue]:
         if isinstance(given, list):
             return given
         self.problem("claims, tables and conditions are lists", where)
         return []
 
-    def texts(self, given: Value, where: str) -> dict[str, str]:
+    def texts(self, given: YamlValue, where: str) -> dict[str, str]:
         if not isinstance(given, dict):
             self.problem("this is a map", where)
             return {}
         return {k: self.text(v, f"{where}.{k}") for k, v in given.items()}
 
-    def text(self, given: Value, where: str) -> str:
+    def text(self, given: YamlValue, where: str) -> str:
         if isinstance(given, str) and len(given) <= 2_000:
             return given
         self.problem("this is a short text", where)
         return ""
 
-    def known(self, given: Mapping[str, Value], allowed: tuple[str, ...], where: str) -> None:
+    def known(self, given: Mapping[str, YamlValue], allowed: tuple[str, ...], where: str) -> None:
         """Report keys that mean nothing."""
         for name in given:
             if name not in allowed:

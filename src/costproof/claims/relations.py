@@ -22,7 +22,7 @@ from costproof.claims.search import reach
 from costproof.claims.truth import Case
 from costproof.claims.types import Amount
 from costproof.compare.identity import free_symbols
-from costproof.ledger.evaluate import compiled
+from costproof.ledger.evaluate import compile_expression
 
 _MOST_TIMES: Final = 1_024
 _SMALL: Final = 12
@@ -190,7 +190,7 @@ def _moved(case: Case, name: str) -> Callable[[int], Fraction | None]:
         total = rest
         for item, factor in moving:
             try:
-                total += Fraction(compiled(item.expr).run({**item.values, name: value})) * item.count * factor
+                total += Fraction(compile_expression(item.expr).run({**item.values, name: value})) * item.count * factor
             except (KeyError, ZeroDivisionError):
                 return None
         return total

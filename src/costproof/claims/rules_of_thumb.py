@@ -15,7 +15,7 @@ from costproof.claims.types import Claim
 from costproof.compare.identity import free_symbols
 from costproof.compare.patterns import template
 from costproof.ledger.capture import Capture
-from costproof.ledger.evaluate import compiled
+from costproof.ledger.evaluate import compile_expression
 from costproof.ledger.metrics import Metric
 from costproof.ledger.node import CostNode, Ledger, total
 from costproof.ledger.workload import FLOAT_BYTES
@@ -98,7 +98,9 @@ def _more_than_two_classes(capture: Capture, ledger: Ledger) -> int:
         expr = node.exprs.get("params", "")
         labels = {n: 2 for n in free_symbols(expr) if n.endswith("_labels")} if expr else {}
         if labels:
-            fewer += (node.cost("params") or 0) - int(compiled(expr).run({**capture.target.symbols, **labels}))
+            fewer += (node.cost("params") or 0) - int(
+                compile_expression(expr).run({**capture.target.symbols, **labels})
+            )
     return fewer
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from costproof.claims.catalogue import STATED
 from costproof.claims.reading import PLACE, TABLE, TOP, VERSION
 from costproof.ledger.metrics import METRICS, PEAK_METRICS
-from costproof.ledger.schema import MAP, SCALAR, written
+from costproof.ledger.schema import MAP, SCALAR, form_schema
 
 MEANINGS = {
     "costproof_claims": f"The version of this form: {VERSION}.",
@@ -55,7 +55,7 @@ def claims_schema() -> dict[str, Any]:
     }
     schema = _closed({name: own.get(name, SCALAR) for name in TOP})
     some = [{"required": [name], "properties": {name: {"minItems": 1}}} for name in ("claims", "tables")]
-    return written("claims.yaml", schema | {"required": ["costproof_claims"], "anyOf": some})
+    return form_schema("claims.yaml", schema | {"required": ["costproof_claims"], "anyOf": some})
 
 
 def _closed(properties: dict[str, Any]) -> dict[str, Any]:

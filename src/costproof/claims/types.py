@@ -7,7 +7,7 @@ from typing import Final, Literal
 
 from costproof.ledger.errors import EXIT_FINDINGS, EXIT_INCOMPLETE, EXIT_OK
 from costproof.ledger.metrics import Metric
-from costproof.ledger.notebook import Shown
+from costproof.ledger.notebook import NotebookRepr
 from costproof.ledger.plural import plural
 from costproof.ledger.schema import FileKind
 from costproof.ledger.workload import TargetInfo, Workload, unknown_bytes
@@ -179,7 +179,7 @@ class Judgement:
 
 
 @dataclass(frozen=True, slots=True)
-class ClaimsReport(Shown):
+class ClaimsReport(NotebookRepr):
     """The verdicts on a claims file."""
 
     target: TargetInfo

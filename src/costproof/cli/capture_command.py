@@ -14,7 +14,7 @@ from costproof.cli.progress import progress as shown
 from costproof.cli.target_command import TargetCommand
 from costproof.ledger.errors import EXIT_INCOMPLETE, EXIT_OK, BadInput
 from costproof.ledger.node import rule_wanted, unknown_clause
-from costproof.ledger.writing import through
+from costproof.ledger.writing import written_in_place
 from costproof.reports.escape import visible
 from costproof.reports.folder import check_folder
 
@@ -43,7 +43,7 @@ def capture(run: api.RunRequest, output: Path | None, kind: str, progress: str) 
     if output is None:
         raise BadInput("missing option '-o'", where="costproof capture", fix="-o FILE, or -o - for stdout")
     check_apart(output)
-    if str(output) != "-" and not through(output):
+    if str(output) != "-" and not written_in_place(output):
         check_folder(output.parent)
     with shown(progress) as say:
         made = api.capture(run, progress=say)

@@ -11,7 +11,7 @@ from click.shell_completion import CompletionItem
 
 from costproof import api
 from costproof.ledger.errors import BadInput, CostproofError, invalid_choice
-from costproof.ledger.run import whole
+from costproof.ledger.run import parse_integer
 
 TARGET_OF: Final = "costproof.target"
 """Key of a line's target, with its options, in the meta data of the context."""
@@ -31,7 +31,7 @@ class Whole(click.ParamType[int]):
     name = "integer"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        return whole(value, _place(param))
+        return parse_integer(value, _place(param))
 
 
 class Choice(click.ParamType[str]):

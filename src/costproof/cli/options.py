@@ -14,7 +14,7 @@ from costproof import api
 from costproof.cli.kinds import FILE, PRESET, Choice, Whole, Words
 from costproof.cli.output import emit
 from costproof.ledger.errors import EXIT_OK, BadInput
-from costproof.ledger.run import ALL_SOURCES, USUAL_SOURCES, Convention, Device
+from costproof.ledger.run import ALL_SOURCES, DEFAULT_SOURCES, Convention, RunDevice
 from costproof.reports.outputs import variants
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ _OPTIONS: Final[dict[str, Callable[[Any], Any]]] = {
         help="A named workload; see costproof workloads.",
     ),
     "run": click.option(
-        "--run", type=Choice(*get_args(Device)),
+        "--run", type=Choice(*get_args(RunDevice)),
         help="Where the dynamic source runs: meta computes shapes alone; cpu and cuda really run.",
     ),
     "weights": click.option(
@@ -58,7 +58,7 @@ _OPTIONS: Final[dict[str, Callable[[Any], Any]]] = {
     ),
     "sources": click.option(
         "--sources", type=Words(offered=lambda: ALL_SOURCES), metavar="LIST",
-        help=f"Of {', '.join(ALL_SOURCES)}; isolated traces every stage alone.  [default: {','.join(USUAL_SOURCES)}]",
+        help=f"Of {', '.join(ALL_SOURCES)}; isolated traces every stage alone.  [default: {','.join(DEFAULT_SOURCES)}]",
     ),
     "convention": click.option(
         "--convention", type=Choice(*get_args(Convention)),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from costproof.ledger.errors import BadInput
-from costproof.ledger.writing import meant, refused, replaced, through, write_named
+from costproof.ledger.writing import check_replaceable, resolve_named, write_error, write_named, written_in_place
 from costproof.reports.escape import visible
 from costproof.reports.outputs import PICTURES
 from costproof.reports.screen import aligned, filled
@@ -56,7 +56,7 @@ def check_apart(output: Path | None, inputs: Iterable[Path] = ()) -> None:
 
     What takes long is preceded by it.
     """
-    if output is None or str(output) == "-" or through(output):
+    if output is None or str(output) == "-" or written_in_place(output):
         return
     named = click.get_current_context().params.items()
     words = [w for name, v in named if name not in _OUTPUT for w in (v if isinstance(v, tuple) else (v,))]
@@ -66,9 +66,9 @@ def check_apart(output: Path | None, inputs: Iterable[Path] = ()) -> None:
     if output.is_dir():
         raise BadInput("the output is a folder", where=str(output), expected="a file", fix="name a file with -o")
     try:
-        replaced(meant(output))
+        check_replaceable(resolve_named(output))
     except OSError as error:
-        raise refused(output, error) from error
+        raise write_error(output, error) from error
 
 
 def _same(path: Path, output: Path) -> bool:

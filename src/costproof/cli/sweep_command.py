@@ -18,7 +18,7 @@ from costproof.ledger.environment import installed
 from costproof.ledger.errors import EXIT_INCOMPLETE, EXIT_OK, BadInput
 from costproof.ledger.metrics import EVERY_METRIC
 from costproof.ledger.plural import plural, verb
-from costproof.ledger.writing import places, through
+from costproof.ledger.writing import places, written_in_place
 from costproof.reports.escape import visible
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def sweep(
     if output is not None:
         check_apart(output)
         picture = output.with_suffix(".svg")
-        drawn = not no_plot and not through(output) and installed("matplotlib") is not None
+        drawn = not no_plot and not written_in_place(output) and installed("matplotlib") is not None
         for path in places([picture] if drawn else ()):
             check_apart(path)
         with shown(progress) as say:

@@ -8,8 +8,11 @@ module, and one more for every kind in which a formula and a graph differ.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import weakref
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from threading import RLock
+from typing import Final
 
 from costproof.compare.kinds import CARRIED_OUT_BY_MATMUL, GENERIC, kind_of
 from costproof.compare.vector_kinds import nearest, operators
@@ -64,14 +67,20 @@ def order(sources: Iterable[str]) -> tuple[str, ...]:
     return tuple(s for s in ALL_SOURCES if s in present) + tuple(sorted(s for s in present if s not in ALL_SOURCES))
 
 
-def align(ledgers: Sequence[Ledger]) -> list[Row]:
-    """All rows, in the order in which the first source that has them lists them."""
+Table = dict[tuple[Metric, Spot], dict[str, Cell]]
+"""Metric and module -> common kind -> cell, of one ledger."""
+
+
+def align(ledgers: Sequence[Ledger], metrics: Collection[Metric] = EVERY_METRIC) -> list[Row]:
+    """Return the rows of some metrics, in the order in which the first source that has them lists them."""
     by_source = {x.source: x for x in ledgers}
     sources = order(by_source)
     tables = {s: _table(by_source[s]) for s in sources}
     roles = {n.module: n.role for x in ledgers for n in x.nodes if n.role}
     rows: list[Row] = []
     for metric, spot in dict.fromkeys(key for source in sources for key in tables[source]):
+        if metric not in metrics:
+            continue
         parts = {
             s: tables[s].get((metric, spot), {})
             for s in sources
@@ -111,8 +120,38 @@ def _of_kind(cell: Cell, kind: str, side: Mapping[str, int]) -> Cell:
     return Cell(side.get(kind, 0), None, cell.kinds, cell.ids, cell.labels, cell.owner)
 
 
-def _table(ledger: Ledger) -> dict[tuple[Metric, Spot], dict[str, Cell]]:
-    """Metric and spot -> common kind -> cell. Several nodes of the same kind are added up."""
+_MOST_TABLES: Final = 8
+_tables: dict[int, tuple[weakref.ref[Ledger], Table]] = {}
+_tables_lock: Final = RLock()  # a reference may die, and its entry go, in a thread that holds it
+
+
+def _table(ledger: Ledger) -> Table:
+    """Return the table of a ledger, memoized for the last few ledgers as long as they live.
+
+    Whoever plants errors compares hundreds of changed ledgers with the same unchanged ones.
+    """
+    key = id(ledger)
+    with _tables_lock:
+        known = _tables.pop(key, None)
+        if known is not None and known[0]() is ledger:
+            _tables[key] = known  # the last one used is the last one dropped
+            return known[1]
+    table = _build_table(ledger)
+
+    def forget(dead: weakref.ref[Ledger]) -> None:
+        with _tables_lock:
+            if key in _tables and _tables[key][0] is dead:
+                del _tables[key]
+
+    with _tables_lock:
+        _tables[key] = weakref.ref(ledger, forget), table
+        while len(_tables) > _MOST_TABLES:
+            del _tables[next(iter(_tables))]
+    return table
+
+
+def _build_table(ledger: Ledger) -> Table:
+    """Build the table of a ledger. Nodes of the same kind are added up."""
     found: dict[tuple[Metric, Spot], dict[str, list[CostNode]]] = {}
     for node in ledger.nodes:
         for metric in (m for m in EVERY_METRIC if m in node.costs):  # the order of a dict is lost in a file

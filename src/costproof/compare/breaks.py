@@ -16,7 +16,7 @@ from typing import Final
 
 import sympy
 
-from costproof.ledger.evaluate import compiled
+from costproof.ledger.evaluate import compile_expression
 from costproof.ledger.symbols import FUNCTIONS, pulled_out, sym, text
 
 PIECEWISE: Final = tuple(FUNCTIONS.values())
@@ -137,7 +137,7 @@ class _Axis:
         if expr.is_Symbol:
             return {(Fraction(self.first + self.step * rest), Fraction(self.step * period))}
         if isinstance(expr, _ROUNDINGS):
-            at = compiled(expr).run({str(self.variable): self.first + self.step * rest})
+            at = compile_expression(expr).run({str(self.variable): self.first + self.step * rest})
             return {_trimmed((Fraction(at), self.period(expr)[0] * period))}
         parts = [self.branches(a, rest, period) for a in (expr.args[:1] if expr.is_Pow else expr.args)]
         if isinstance(expr, sympy.Min | sympy.Max):

@@ -17,7 +17,7 @@ from typing import Final
 import sympy
 
 from costproof.compare.breaks import NotDecided, deciding, opaque
-from costproof.ledger.evaluate import Number, compiled
+from costproof.ledger.evaluate import ExactNumber, compile_expression
 from costproof.ledger.symbols import FUNCTIONS, factored, parse, sym, text
 from costproof.ledger.time_limits import check_time
 
@@ -30,16 +30,16 @@ _USUAL: Final = tuple(sorted({*range(1, 65), *(2**i + k for i in range(6, 21) fo
 @lru_cache(maxsize=65536)
 def free_symbols(expression: str) -> frozenset[str]:
     """Names of the symbols in an expression."""
-    return compiled(expression).symbols
+    return compile_expression(expression).symbols
 
 
-def at(expressions: Iterable[str], values: Mapping[str, int]) -> Number | None:
+def at(expressions: Iterable[str], values: Mapping[str, int]) -> ExactNumber | None:
     """The value of a sum of expressions; ``None`` if a symbol has no value or a divisor is 0."""
     check_time()
-    total: Number = 0
+    total: ExactNumber = 0
     try:
         for expression in expressions:
-            total += compiled(expression).run(values)
+            total += compile_expression(expression).run(values)
     except (KeyError, ZeroDivisionError):
         return None
     return total

@@ -11,7 +11,7 @@ from costproof.compare.findings import Cause, Finding, Judges
 from costproof.compare.kinds import kind_of
 from costproof.compare.patterns import patterns, template
 from costproof.ledger.capture import Capture
-from costproof.ledger.node import Ledger, unknown_clause
+from costproof.ledger.node import unknown_clause
 
 WITHOUT = "FLOPs of operators: the dynamic source has no second judge in this capture"
 
@@ -25,7 +25,7 @@ def second_judge(capture: Capture) -> tuple[Judges, tuple[Finding, ...]]:
     unjudged: dict[tuple[str, str], list[str]] = {}
     for o in judge.unknown_ops:
         unjudged.setdefault((o.stage, o.module), []).append(o.op)
-    rows = [r for r in align([_flops(dynamic), judge]) if r.cells["dynamic"].value is not None]
+    rows = [r for r in align([dynamic, judge], ("flops",)) if r.cells["dynamic"].value is not None]
     # Where the rules lack an operator they do not say 0: what torch counts beyond them may be its.
     lacking = {(o.stage, o.module) for o in dynamic.unknown_ops}
     ruleless = [r for r in rows if (r.stage, r.module) in lacking and _beyond(r)]
@@ -113,12 +113,6 @@ def _beyond(row: Row) -> bool:
     """Whether torch counts more than the rules."""
     mine, other = _said(row)
     return (other or 0) > (mine or 0)
-
-
-def _flops(ledger: Ledger) -> Ledger:
-    """The FLOPs of a ledger, alone."""
-    nodes = tuple(n for n in ledger.nodes if "flops" in n.costs)
-    return Ledger(ledger.source, nodes, ("flops",), ledger.stages)
 
 
 def _said(row: Row) -> tuple[int | None, int | None]:

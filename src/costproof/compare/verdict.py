@@ -13,7 +13,7 @@ from costproof.ledger.metrics import PROVEN
 from costproof.ledger.node import NO_RULE, exact_sum, known_part, rule_wanted, unknown_clause
 from costproof.ledger.plural import plural, verb
 from costproof.ledger.run import ALL_SOURCES
-from costproof.ledger.workload import quantised
+from costproof.ledger.workload import quantised_clause
 
 _EXIT: Final[dict[Verdict, int]] = {
     "exact": EXIT_OK,
@@ -48,7 +48,7 @@ def gaps(capture: Capture, findings: Sequence[Finding]) -> tuple[str, ...]:
             said = f"has no rule ({clause})" if why == NO_RULE else f"is not counted ({clause}): {why}"
             found.append(f"{ledger.source}: operator {name} {said}")
     sources = {x.source for x in capture.ledgers}
-    if said := quantised(capture.target, capture.workload):
+    if said := quantised_clause(capture.target, capture.workload):
         found.append(said)
     if len(sources & set(ALL_SOURCES)) < 2:
         found.append(f"only {', '.join(sorted(sources))} counted: a proof needs two of {', '.join(ALL_SOURCES)}")

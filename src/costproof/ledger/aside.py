@@ -35,7 +35,7 @@ def aside(folder: Path) -> Path:
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[bool]:
+def lock_folder(folder: Path) -> Iterator[bool]:
     """Keep other processes from writing into the folder; gives whether its file system can do that."""
     try:
         import fcntl
@@ -99,7 +99,7 @@ def scratch() -> Iterator[Path]:
 
 
 @contextmanager
-def parts(folder: Path, *, busy: str) -> Iterator[None]:
+def own_parts_folder(folder: Path, *, busy: str) -> Iterator[None]:
     """Own a folder for parts, which outlasts an interrupted run, for one process at a time.
 
     Raises:

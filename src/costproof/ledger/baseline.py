@@ -12,7 +12,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from costproof.ledger.capture import CAPTURE, Capture, capture_of
+from costproof.ledger.capture import CAPTURE, Capture, parse_capture
 from costproof.ledger.environment import FORMULAS
 from costproof.ledger.errors import BadInput, Problems
 from costproof.ledger.files import read_json
@@ -21,7 +21,7 @@ from costproof.ledger.node import CostNode, Ledger, bearing, exact_sum
 from costproof.ledger.peaks import StagePeaks, by_stage, largest
 from costproof.ledger.run import GRAPH_SOURCES
 from costproof.ledger.schema import FileKind, from_data
-from costproof.ledger.workload import ModuleKinds, TargetInfo, Workload, calls_of, folded_path
+from costproof.ledger.workload import ModuleKinds, TargetInfo, Workload, describe_calls, folded_path
 
 WHOLE_STAGE: Final = "(stage)"
 """Stands for the parts of a stage in what has none."""
@@ -29,7 +29,7 @@ PEAK_SOURCE: Final = "peaks"
 """What stands for a source in front of peaks, which exports and runs on fake tensors give together."""
 
 
-class Row(NamedTuple):
+class BaselineRow(NamedTuple):
     """What a number is about."""
 
     stage: str
@@ -43,7 +43,7 @@ class Row(NamedTuple):
         return f"{self.stage}/{self.part}{':' + self.kind if self.kind else ''}, {self.metric}"
 
 
-Rows = dict[str, dict[str, dict[str, dict[Metric, int | None]]]]
+RowTree = dict[str, dict[str, dict[str, dict[Metric, int | None]]]]
 """Stage -> part -> kind -> metric -> sum over the modules of that part and over the calls of the stage."""
 
 
@@ -55,7 +55,7 @@ class Folded:
     """What the source can give at all; the others are not zero but absent."""
     stages: tuple[str, ...]
     """The stages that it covers."""
-    rows: Rows
+    rows: RowTree
     """``None`` is unknown. A row that is not there is 0 where the source gives the metric and covers the stage."""
     repeated: dict[Metric, int | None] = field(default_factory=dict)
     """What the rows of a stage-wide metric hold more than once, because a module works in several stages."""
@@ -68,13 +68,13 @@ class Folded:
     bounds: bool = False
     """As of :class:`~costproof.ledger.node.Ledger`."""
 
-    def items(self) -> Iterator[tuple[Row, int | None]]:
+    def items(self) -> Iterator[tuple[BaselineRow, int | None]]:
         """All rows with their numbers, in a fixed order."""
         for stage in self.stages:
             for part, kinds in sorted(self.rows.get(stage, {}).items()):
                 for kind, costs in sorted(kinds.items()):
                     for metric in (m for m in EVERY_METRIC if m in costs):
-                        yield Row(stage, part, kind, metric), costs[metric]
+                        yield BaselineRow(stage, part, kind, metric), costs[metric]
 
     def total(self, metric: Metric, stage: str | None = None) -> int | None:
         """The sum over the rows (of a stage), of peaks the largest of them.
@@ -128,13 +128,13 @@ def read_baseline(path: Path) -> Baseline:
     Raises:
         BadInput: the file is neither, or of a version that this costproof does not read.
     """
-    return baseline_in(read_json(path, what="baseline"), where=str(path))
+    return parse_baseline(read_json(path, what="baseline"), where=str(path))
 
 
-def baseline_in(data: object, *, where: str) -> Baseline:
+def parse_baseline(data: object, *, where: str) -> Baseline:
     """:func:`read_baseline` of a file that is already read."""
     if isinstance(data, dict) and data.get("schema") == CAPTURE.name:
-        return baseline_of(capture_of(data, where=where))
+        return fold_capture(parse_capture(data, where=where))
     found = from_data(data, BASELINE, where=where, make_again=_AGAIN)
     problems = [
         BadInput(f"no such {what}", where=f"$.sources.{source}", expected="one of " + ", ".join(known), got=name)
@@ -165,11 +165,11 @@ def baseline_in(data: object, *, where: str) -> Baseline:
     return found
 
 
-def _metrics(rows: Rows) -> set[Metric]:
+def _metrics(rows: RowTree) -> set[Metric]:
     return {m for parts in rows.values() for kinds in parts.values() for costs in kinds.values() for m in costs}
 
 
-def baseline_of(capture: Capture) -> Baseline:
+def fold_capture(capture: Capture) -> Baseline:
     """A capture, folded."""
     roles = {n.module: n.role for x in capture.ledgers for n in x.nodes if n.role}
     graphs = any(x.source in GRAPH_SOURCES for x in capture.ledgers)
@@ -178,19 +178,19 @@ def baseline_of(capture: Capture) -> Baseline:
         target=capture.target,
         workload=capture.workload,
         environment={k: v for k, v in capture.environment.items() if graphs or k in FORMULAS},
-        sources={x.source: fold(x, roles) for x in capture.ledgers} | of_peaks(by_stage(capture.peaks)),
-        calls=calls_of(capture.invocations),
+        sources={x.source: fold_ledger(x, roles) for x in capture.ledgers} | fold_peaks(by_stage(capture.peaks)),
+        calls=describe_calls(capture.invocations),
         modules=capture.modules,
     )
 
 
-def of_peaks(stages: Sequence[StagePeaks]) -> dict[str, Folded]:
+def fold_peaks(stages: Sequence[StagePeaks]) -> dict[str, Folded]:
     """Peaks, if there are some, as if a source of their own had counted them: a row for each stage."""
-    rows: Rows = {s.stage: {WHOLE_STAGE: {"": {m: getattr(s, m) for m in PEAK_METRICS}}} for s in stages}
+    rows: RowTree = {s.stage: {WHOLE_STAGE: {"": {m: getattr(s, m) for m in PEAK_METRICS}}} for s in stages}
     return {PEAK_SOURCE: Folded(tuple(PEAK_METRICS), tuple(s.stage for s in stages), rows)} if stages else {}
 
 
-def fold(ledger: Ledger, roles: Mapping[str, str]) -> Folded:
+def fold_ledger(ledger: Ledger, roles: Mapping[str, str]) -> Folded:
     """The ledger of a source, folded.
 
     Args:
@@ -200,7 +200,7 @@ def fold(ledger: Ledger, roles: Mapping[str, str]) -> Folded:
     def part(module: str) -> str:
         return roles.get(module) or folded_path(module)
 
-    rows: Rows = {}
+    rows: RowTree = {}
 
     def add(stage: str, module: str, kind: str, metric: Metric, value: int | None) -> None:
         costs = rows.setdefault(stage, {}).setdefault(part(module), {}).setdefault(kind, {})

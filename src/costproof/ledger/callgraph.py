@@ -8,10 +8,10 @@ from typing import Final, Literal
 from costproof.ledger.errors import BadInput
 from costproof.ledger.plural import plural
 
-Plain = int | float | str | bool | None
+JsonScalar = int | float | str | bool | None
 """A value that JSON has a word for."""
 
-Setting = int | float | str | bool | tuple[int, ...] | None
+ConstructorValue = int | float | str | bool | tuple[int, ...] | None
 """What a constructor parameter may be: plain, or a few integers such as a kernel's sides."""
 
 
@@ -37,7 +37,7 @@ class PlainAt:
     kind: str
     """Name of the type; ``list[N]`` for a long list of plain values; ``same tensor`` for one that already
     stands at the place in ``value``; ``left out`` where a call has more values than are kept."""
-    value: Plain = None
+    value: JsonScalar = None
     """The value itself, where it is small; else nothing."""
     place: str = ""
     call: int = 1
@@ -76,7 +76,7 @@ class CallGraph:
     """Per innermost module: operator -> calls."""
     module_children: dict[str, tuple[str, ...]]
     module_types: dict[str, str]
-    constructor_params: dict[str, dict[str, Setting]] = field(default_factory=dict)
+    constructor_params: dict[str, dict[str, ConstructorValue]] = field(default_factory=dict)
     input_metadata: dict[str, tuple[ValueAt, ...]] = field(default_factory=dict)
     """What each module took: in its first call, or in all of them."""
     output_metadata: dict[str, tuple[ValueAt, ...]] = field(default_factory=dict)
@@ -120,7 +120,7 @@ def check_levels(graph: CallGraph, where: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class OperatorLine:
     """One operator."""
 
     label: str
@@ -146,7 +146,7 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Reuse:
+class ReuseBytes:
     """Bytes that a stage moves: weights, activations and the cache, read and written."""
 
     floor: int
@@ -158,13 +158,13 @@ class Reuse:
 
 
 @dataclass(frozen=True, slots=True)
-class Listing:
+class OperatorListing:
     """One export at the sizes of one call: of decode steps the first."""
 
     stage: str
     invocation: str
     part: str
     """Of a stage that is exported in parts."""
-    lines: tuple[Line, ...]
-    reuse: Reuse | None = None
+    lines: tuple[OperatorLine, ...]
+    reuse: ReuseBytes | None = None
     """Of the whole export; ``None`` where only some of its operators are listed."""

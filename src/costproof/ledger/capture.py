@@ -15,7 +15,7 @@ from costproof.ledger.node import Ledger
 from costproof.ledger.peaks import CallPeaks
 from costproof.ledger.run import RunRecord
 from costproof.ledger.schema import FileKind, from_data
-from costproof.ledger.time_limits import limited
+from costproof.ledger.time_limits import time_limit
 from costproof.ledger.workload import Invocation, ModuleKinds, TargetInfo, Workload
 
 
@@ -151,14 +151,14 @@ def read_capture(path: Path) -> Capture:
     Raises:
         BadInput: the file is not a capture of a version that this costproof reads, or contradicts itself.
     """
-    return capture_of(read_json(path, what="capture"), where=str(path))
+    return parse_capture(read_json(path, what="capture"), where=str(path))
 
 
-def capture_of(data: object, *, where: str) -> Capture:
+def parse_capture(data: object, *, where: str) -> Capture:
     """:func:`read_capture` of a file that is already read."""
-    from costproof.ledger.validation import check_arithmetic  # sympy is loaded where a file is read
+    from costproof.ledger.validation import validate_capture  # sympy is loaded where a file is read
 
-    with limited(SECONDS, "the capture takes too long to read", where=where):
+    with time_limit(SECONDS, "the capture takes too long to read", where=where):
         capture = from_data(data, CAPTURE, where=where, make_again="costproof capture TARGET -o FILE")
-        check_arithmetic(capture, where=where)
+        validate_capture(capture, where=where)
     return capture

@@ -96,7 +96,7 @@ class CounterRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class Spent:
+class CounterUsage:
     """What a counter needed for all its calls. It is measured, so it stands in no file that must not vary."""
 
     milliseconds: int

@@ -15,7 +15,7 @@ import yaml
 from costproof.ledger.errors import NOT_GIVEN, BadInput
 from costproof.ledger.files import first_bytes
 
-Value = str | list["Value"] | dict[str, "Value"]
+YamlValue = str | list["YamlValue"] | dict[str, "YamlValue"]
 
 MAX_BYTES: Final = 262_144
 _MAX_DEPTH: Final = 12
@@ -40,7 +40,7 @@ def read_source(path: Path, what: str) -> str:
         raise BadInput(f"{what} is not text", where=str(path), expected="UTF-8") from None
 
 
-def read_document(source: str, *, where: str, what: str = "a claims file") -> Value:
+def read_document(source: str, *, where: str, what: str = "a claims file") -> YamlValue:
     """The content of one YAML document.
 
     Args:
@@ -59,11 +59,11 @@ def read_document(source: str, *, where: str, what: str = "a claims file") -> Va
         raise BadInput(
             f"{what} is not YAML",
             where=where if mark is None else f"{where}, line {mark.line + 1}, column {mark.column + 1}",
-            **_mending(str(getattr(error, "problem", None) or getattr(error, "reason", None) or ""), start),
+            **_advice(str(getattr(error, "problem", None) or getattr(error, "reason", None) or ""), start),
         ) from None
 
 
-def _mending(said: str, start: yaml.Mark | None) -> dict[str, str]:
+def _advice(said: str, start: yaml.Mark | None) -> dict[str, str]:
     """The parser's words as what a person can change."""
     if "<block end>" in said or "mapping values are not allowed" in said:
         above = "" if start is None else f" (line {start.line + 1}, column {start.column + 1})"
@@ -105,7 +105,7 @@ class _Builder:
             raise self.error("tags are not allowed", event, "plain texts, lists and maps")
         return event
 
-    def document(self) -> Value:
+    def document(self) -> YamlValue:
         self.next()
         start = self.next()
         if isinstance(start, yaml.StreamEndEvent):
@@ -117,7 +117,7 @@ class _Builder:
             raise self.error(f"{self.what} holds one document", after)
         return value
 
-    def value(self, event: yaml.Event, depth: int) -> Value:
+    def value(self, event: yaml.Event, depth: int) -> YamlValue:
         if depth > _MAX_DEPTH:
             raise self.error("nested too deep", event, f"at most {_MAX_DEPTH} levels")
         if isinstance(event, yaml.ScalarEvent):
@@ -127,11 +127,11 @@ class _Builder:
                 raise self.error("a text holds half a character", event, "Unicode that UTF-8 can write")
             return str(event.value)
         if isinstance(event, yaml.SequenceStartEvent):
-            items: list[Value] = []
+            items: list[YamlValue] = []
             while not isinstance(item := self.next(), yaml.SequenceEndEvent):
                 items.append(self.value(item, depth + 1))
             return items
-        found: dict[str, Value] = {}
+        found: dict[str, YamlValue] = {}
         while not isinstance(key := self.next(), yaml.MappingEndEvent):
             if not isinstance(key, yaml.ScalarEvent) or len(key.value) > _MAX_KEY or key.value == "<<":
                 raise self.error("a key must be a short text", key)

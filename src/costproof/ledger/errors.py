@@ -98,7 +98,7 @@ class Bug(CostproofError):
     exit_code = EXIT_BUG
 
 
-def said_by(error: BaseException) -> str:
+def message_of(error: BaseException) -> str:
     """Return the message of an exception of other code; nothing if the code that makes it fails."""
     try:
         return str(error)
@@ -110,7 +110,7 @@ def said_by(error: BaseException) -> str:
 
 def first_line(error: BaseException) -> str:
     """What an exception of other code says, in one line: ``TypeError: unhashable type``."""
-    lines = said_by(error).strip().splitlines()
+    lines = message_of(error).strip().splitlines()
     return type(error).__name__ + (f": {lines[0][:_LONGEST].rstrip()}" if lines else "")
 
 

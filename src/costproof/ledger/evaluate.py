@@ -21,16 +21,16 @@ from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.symbols import parse, text
 from costproof.ledger.time_limits import check_time
 
-Number = int | Fraction
-Values = Mapping[str, int]
-_Run = Callable[[Values], Number]
-_EXACT: Final[dict[type[sympy.Expr], Callable[..., Number]]] = {
+ExactNumber = int | Fraction
+SymbolValues = Mapping[str, int]
+_Run = Callable[[SymbolValues], ExactNumber]
+_EXACT: Final[dict[type[sympy.Expr], Callable[..., ExactNumber]]] = {
     sympy.floor: floor, sympy.ceiling: ceil, sympy.Min: min, sympy.Max: max,
 }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class CompiledExpression:
     """A compiled expression."""
 
     symbols: frozenset[str]
@@ -40,7 +40,7 @@ class Program:
 
 
 @lru_cache(maxsize=65536)
-def compiled(expr: str | sympy.Expr) -> Program:
+def compile_expression(expr: str | sympy.Expr) -> CompiledExpression:
     """The program of an expression, or of its text.
 
     Raises:
@@ -48,7 +48,7 @@ def compiled(expr: str | sympy.Expr) -> Program:
     """
     names: set[str] = set()
     run = _build(parse(expr) if isinstance(expr, str) else expr, names)
-    return Program(frozenset(names), run)
+    return CompiledExpression(frozenset(names), run)
 
 
 def _build(node: sympy.Expr, names: set[str]) -> _Run:
@@ -76,14 +76,14 @@ def _build(node: sympy.Expr, names: set[str]) -> _Run:
     return lambda values: function(*(p(values) for p in parts))
 
 
-def evaluate(expr: str | sympy.Expr, values: Values) -> int:
+def evaluate(expr: str | sympy.Expr, values: SymbolValues) -> int:
     """The integer that an expression takes at ``values``.
 
     Raises:
         BadInput: a symbol has no value, a divisor is 0, or the result is not an integer.
     """
     check_time()
-    program = compiled(expr)
+    program = compile_expression(expr)
     missing = sorted(program.symbols - values.keys())
     if missing:
         raise BadInput(
@@ -102,7 +102,7 @@ def evaluate(expr: str | sympy.Expr, values: Values) -> int:
 
 
 def evaluate_ledger(
-    ledger: Ledger, values_by_invocation: Mapping[tuple[str, str], Values], config_values: Values
+    ledger: Ledger, values_by_invocation: Mapping[tuple[str, str], SymbolValues], config_values: SymbolValues
 ) -> Ledger:
     """The ledger with ``costs`` filled from ``exprs``; costs without an expression stay as they are.
 
@@ -139,7 +139,7 @@ def evaluate_ledger(
     return replace(ledger, nodes=tuple(nodes))
 
 
-def shared_values(all_values: Iterable[Values]) -> dict[str, int]:
+def shared_values(all_values: Iterable[SymbolValues]) -> dict[str, int]:
     """Symbols that have one value wherever they occur, such as the bytes of an element."""
     found: dict[str, set[int]] = {}
     for values in all_values:

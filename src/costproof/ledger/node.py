@@ -12,7 +12,7 @@ from typing import Final
 
 from costproof.ledger.errors import BadInput, did_you_mean, no_such
 from costproof.ledger.metrics import EVERY_METRIC, STAGE_WIDE, Metric
-from costproof.ledger.notebook import Shown
+from costproof.ledger.notebook import NotebookRepr
 from costproof.ledger.plural import plural
 
 
@@ -101,8 +101,8 @@ def rule_wanted(ops: Iterable[UnknownOp]) -> str | None:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Ledger(Shown):
+@dataclass(frozen=True, slots=True, weakref_slot=True)
+class Ledger(NotebookRepr):
     """All that one source says about one target at one workload."""
 
     source: str

@@ -10,7 +10,7 @@ display: Callable[[object, Format], str] | None = None
 """Formats a result. :mod:`costproof.api` sets it: this room imports no reports."""
 
 
-class Shown:
+class NotebookRepr:
     """A result that a notebook displays as HTML."""
 
     __slots__ = ()
@@ -20,7 +20,7 @@ class Shown:
         return None if display is None else display(self, "html")
 
 
-class Printed(Shown):
+class ReportRepr(NotebookRepr):
     """A result whose ``repr`` is a report: the text of its command; Markdown where a viewer asks for that."""
 
     __slots__ = ()

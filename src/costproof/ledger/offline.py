@@ -140,7 +140,7 @@ _guarded: Final = _Switch(_guard)
 
 
 @contextmanager
-def unconnected() -> Iterator[None]:
+def no_network() -> Iterator[None]:
     """:func:`offline`, and this thread cannot reach another machine either: not every library has a switch."""
     with _offline.held(), _guarded.held():
         token = _refused.set(True)

@@ -13,7 +13,7 @@ from costproof.ledger.errors import BadInput, CostproofError, Problems
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class CountingSource:
     """One way to count a whole run."""
 
     name: str
@@ -21,24 +21,24 @@ class Source:
     """What it does, for a line of progress."""
     graph: bool = True
     """Whether it counts operators of a graph; formulas do not."""
-    usual: bool = True
+    default: bool = True
     """Whether it counts unless somebody says otherwise."""
 
 
 SOURCES: Final = (
-    Source("analytic", "evaluating the formulas", graph=False),
-    Source("static", "exporting the graphs"),
-    Source("dynamic", "tracing the run"),
-    Source("isolated", "tracing every stage alone", usual=False),
+    CountingSource("analytic", "evaluating the formulas", graph=False),
+    CountingSource("static", "exporting the graphs"),
+    CountingSource("dynamic", "tracing the run"),
+    CountingSource("isolated", "tracing every stage alone", default=False),
 )
 """In the order in which they are shown and compared."""
 
 ALL_SOURCES: Final = tuple(s.name for s in SOURCES)
 GRAPH_SOURCES: Final = tuple(s.name for s in SOURCES if s.graph)
-USUAL_SOURCES: Final = tuple(s.name for s in SOURCES if s.usual)
+DEFAULT_SOURCES: Final = tuple(s.name for s in SOURCES if s.default)
 
 
-Device = Literal["meta", "cpu", "cuda"]
+RunDevice = Literal["meta", "cpu", "cuda"]
 
 Convention = Literal["fvcore-macs"]
 """Conventions of other tools that can be counted beside our own."""
@@ -53,7 +53,7 @@ RANDOM: Final = "random"
 class RunOptions:
     """What a person chooses about a run beside the workload. The default is shapes without numbers."""
 
-    device: Device = "meta"
+    device: RunDevice = "meta"
     """``meta`` computes shapes alone; on ``cpu`` and ``cuda`` the model really runs."""
     weights: str = RANDOM
     """``random``, or the folder of a checkpoint. A capture holds the folder's name, not its path."""
@@ -130,7 +130,10 @@ def run_options(given: Mapping[str, Any], place: Callable[[str], str] = lambda n
     """
     values = {("device" if k == "run" else k): v for k, v in given.items() if v is not None}
     problems: list[CostproofError] = []
-    for key, option, known in (("device", "run", get_args(Device)), ("convention", "convention", get_args(Convention))):
+    for key, option, known in (
+        ("device", "run", get_args(RunDevice)),
+        ("convention", "convention", get_args(Convention)),
+    ):
         if key in values and values[key] not in known:
             got = str(values[key])[:80]
             problems.append(BadInput(f"no such {key}", where=place(option), expected=" or ".join(known), got=got))
@@ -149,7 +152,7 @@ def run_options(given: Mapping[str, Any], place: Callable[[str], str] = lambda n
     return RunOptions(**values)
 
 
-def whole(value: object, where: str | None) -> int:
+def parse_integer(value: object, where: str | None) -> int:
     """An integer, or its decimal digits.
 
     Raises:

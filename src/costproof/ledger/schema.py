@@ -120,7 +120,7 @@ SCALAR: Final = {"type": ["string", "number"]}
 MAP: Final = {"type": "object", "additionalProperties": SCALAR}
 
 
-def written(title: str, schema: dict[str, Any]) -> dict[str, Any]:
+def form_schema(title: str, schema: dict[str, Any]) -> dict[str, Any]:
     """JSON Schema 2020-12 of a form that people fill in."""
     return {"$schema": DIALECT, "title": title, **schema}
 

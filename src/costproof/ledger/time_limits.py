@@ -45,7 +45,7 @@ _HERE = _Here()
 
 
 @contextmanager
-def limited(seconds: int, what: str, *, where: str, fix: str | None = None) -> Iterator[None]:
+def time_limit(seconds: int, what: str, *, where: str, fix: str | None = None) -> Iterator[None]:
     """What is done inside, by this thread, takes at most so many seconds of the processor.
 
     One inside another does nothing: the outer one bounds it.

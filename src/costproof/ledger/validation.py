@@ -37,7 +37,7 @@ _LATEX: Final = re.compile(r"[A-Za-z0-9_{}\\^ ,.'()*+-]{0,200}")
 """How a symbol may be typeset: it stands as it is in Markdown."""
 
 
-def check_arithmetic(capture: Capture, *, where: str) -> None:
+def validate_capture(capture: Capture, *, where: str) -> None:
     """Refuse a capture whose parts contradict each other.
 
     Stages and invocations are those that the capture names, each source counts once, each quantity stands once, costs
@@ -54,27 +54,29 @@ def check_arithmetic(capture: Capture, *, where: str) -> None:
 def _problems(capture: Capture) -> Iterator[BadInput]:
     if not capture.ledgers:
         yield BadInput("a capture without ledgers proves nothing", where="$.ledgers", got="[]")
-    yield from _twice((x.source for x in capture.ledgers), "a source counts once", "$.ledgers")
-    yield from _twice((f"{i.stage}[{i.id}]" for i in capture.invocations), "an invocation occurs once", "$.invocations")
+    yield from _duplicates((x.source for x in capture.ledgers), "a source counts once", "$.ledgers")
+    yield from _duplicates(
+        (f"{i.stage}[{i.id}]" for i in capture.invocations), "an invocation occurs once", "$.invocations"
+    )
     for k, call in enumerate(capture.invocations):
         if call.stage not in capture.target.stages or not 1 <= call.calls < _LARGEST:
             expected = "calls of one of " + (", ".join(capture.target.stages) or "no stage")
             got = f"{plural(call.calls, 'call')} of {call.stage}"
             yield BadInput("not an invocation of this target", where=f"$.invocations[{k}]", expected=expected, got=got)
-    yield from _too_large(capture)
+    yield from _check_sizes(capture)
     cache: dict[tuple[str, str, str], int | BadInput] = {}
     for k, ledger in enumerate(capture.ledgers):
-        yield from _of_ledger(capture, ledger, f"$.ledgers[{k}]", cache)
+        yield from _check_ledger(capture, ledger, f"$.ledgers[{k}]", cache)
     if capture.judge is not None:
-        yield from _of_ledger(capture, capture.judge, "$.judge", cache)
-    yield from _of_runs(capture)
+        yield from _check_ledger(capture, capture.judge, "$.judge", cache)
+    yield from _check_runs(capture)
     for k, one in enumerate(capture.peaks):
-        yield from _of_peaks(capture, one, f"$.peaks[{k}]")
+        yield from _check_peaks(capture, one, f"$.peaks[{k}]")
     if capture.whole is not None:
-        yield from _of_whole(capture.whole, capture.target.stages)
+        yield from _check_whole(capture.whole, capture.target.stages)
 
 
-def _of_whole(whole: WholeModel, stages: Collection[str]) -> Iterator[BadInput]:
+def _check_whole(whole: WholeModel, stages: Collection[str]) -> Iterator[BadInput]:
     """Stages sum to the total, of the metrics that a stage has for itself; every number is known or has a reason."""
     if not whole.stages.keys() <= set(stages):
         yield BadInput("not the stages of this target", where="$.whole.stages", got=", ".join(whole.stages))
@@ -89,7 +91,7 @@ def _of_whole(whole: WholeModel, stages: Collection[str]) -> Iterator[BadInput]:
             yield BadInput("layers stand for one layer at least", where=f"$.whole.times.{path[:80]}")
 
 
-def _of_peaks(capture: Capture, call: CallPeaks, where: str) -> Iterator[BadInput]:
+def _check_peaks(capture: Capture, call: CallPeaks, where: str) -> Iterator[BadInput]:
     """What is alive sums to the peak, and the parts of the gap to the gap."""
     if call.stage not in capture.target.stages:
         yield BadInput("not a stage of this target", where=f"{where}.stage", got=call.stage)
@@ -98,12 +100,12 @@ def _of_peaks(capture: Capture, call: CallPeaks, where: str) -> Iterator[BadInpu
         if peak is not None and (alive != peak.bytes or any(t.bytes < 0 for t in peak.alive)):
             yield BadInput("what is alive is not the peak", where=f"{where}.{name}", expected=peak.bytes, got=alive)
         if peak is not None and peak.curve:
-            yield from _of_curve(peak, f"{where}.{name}.curve")
+            yield from _check_curve(peak, f"{where}.{name}.curve")
     if call.residual:
         yield BadInput("the parts are not the gap", where=f"{where}.gap", expected=call.gap_bytes, got=call.residual)
 
 
-def _of_curve(peak: Peak, where: str) -> Iterator[BadInput]:
+def _check_curve(peak: Peak, where: str) -> Iterator[BadInput]:
     """The curve goes forward, within the execution, and is as high as the peak."""
     highest = max(m.bytes for m in peak.curve)
     if highest != peak.bytes or any(m.bytes < 0 for m in peak.curve):
@@ -113,7 +115,7 @@ def _of_curve(peak: Peak, where: str) -> Iterator[BadInput]:
         yield BadInput("the curve does not go forward", where=where, expected=f"events from 0 to below {peak.events}")
 
 
-def _too_large(capture: Capture) -> Iterator[BadInput]:
+def _check_sizes(capture: Capture) -> Iterator[BadInput]:
     """What would be slow or long whatever is done with it."""
     for name, doc in capture.symbols.items():
         if not _LATEX.fullmatch(doc.latex) or not name.isidentifier():
@@ -142,13 +144,13 @@ def _too_large(capture: Capture) -> Iterator[BadInput]:
             return
 
 
-def _twice(names: Iterator[str], what: str, where: str) -> Iterator[BadInput]:
+def _duplicates(names: Iterator[str], what: str, where: str) -> Iterator[BadInput]:
     for name, times in Counter(names).items():
         if times > 1:
             yield BadInput(what, where=where, got=f"{name}, {times} times")
 
 
-def _of_ledger(
+def _check_ledger(
     capture: Capture, ledger: Ledger, where: str, cache: dict[tuple[str, str, str], int | BadInput]
 ) -> Iterator[BadInput]:
     for metric in ledger.metrics:
@@ -178,10 +180,10 @@ def _of_ledger(
                 yield BadInput("a quantity stands twice", where=f"{at}.costs.{metric}", got=node.id)
             seen.add((node.id, metric))
         values = {**capture.target.symbols, **(common if place is None else place.symbols)}
-        yield from _of_node(node, at, values, cache)
+        yield from _check_node(node, at, values, cache)
 
 
-def _of_node(
+def _check_node(
     node: CostNode, at: str, values: dict[str, int], cache: dict[tuple[str, str, str], int | BadInput]
 ) -> Iterator[BadInput]:
     """Costs are not negative, and what the node's own expressions are. Like layers share expressions: ``cache``."""
@@ -197,7 +199,9 @@ def _of_node(
                 cache[key] = error
         result, place = cache[key], f"{at}.exprs.{metric}"
         if isinstance(result, BadInput):
-            yield BadInput(result.what, where=place, expected=_given(result.expected), got=result.got or result.where)
+            yield BadInput(
+                result.what, where=place, expected=_expected(result.expected), got=result.got or result.where
+            )
         elif result != node.cost(metric):
             shown = result if abs(result) < _LARGEST_COST else "a number of more than 100 digits"
             expected = f"{shown}, which its expression is at the symbols of {node.stage}[{node.invocation}]"
@@ -206,7 +210,7 @@ def _of_node(
             )
 
 
-def _of_runs(capture: Capture) -> Iterator[BadInput]:
+def _check_runs(capture: Capture) -> Iterator[BadInput]:
     """The dynamic source is the sum of the runs that were traced, where it is known.
 
     Of many decode steps some are traced; every cost then lies on a straight line, so N steps cost N (first + last) / 2.
@@ -215,14 +219,14 @@ def _of_runs(capture: Capture) -> Iterator[BadInput]:
     if ledger is None or capture.run is None or not capture.run.runs:
         return
     for metric in ("flops", "vector_flops", "kv_cache_bytes"):
-        summed, given = _all_runs(capture.run.runs, metric, capture.workload.new_tokens), total(ledger.nodes, metric)
+        summed, given = _sum_of_runs(capture.run.runs, metric, capture.workload.new_tokens), total(ledger.nodes, metric)
         if summed is not None and given is not None and summed != given:
             expected = f"{summed}, the sum over its runs"
             yield BadInput(f"{metric} of the dynamic ledger are not those of its runs", where="$.run.runs",
                            expected=expected, got=given)  # fmt: skip
 
 
-def _all_runs(runs: tuple[TracedRun, ...], metric: Metric, steps: int) -> int | None:
+def _sum_of_runs(runs: tuple[TracedRun, ...], metric: Metric, steps: int) -> int | None:
     once = exact_sum(getattr(r, metric) for r in runs if r.context is None)
     traced = sorted((r for r in runs if r.context is not None), key=lambda r: r.context or 0)
     costs: list[int | None] = [getattr(r, metric) for r in traced]
@@ -234,5 +238,5 @@ def _all_runs(runs: tuple[TracedRun, ...], metric: Metric, steps: int) -> int | 
     return once + steps * (known[0] + known[-1]) // 2
 
 
-def _given(expected: str | None) -> str:
+def _expected(expected: str | None) -> str:
     return "an integer" if expected is None else expected

@@ -11,9 +11,9 @@ from costproof.ledger.metrics import Metric
 from costproof.ledger.plural import plural
 
 Dtype = Literal["bfloat16", "float16", "float32"]
-Attention = Literal["sdpa", "eager", "flash_attention_2"]
+AttentionKind = Literal["sdpa", "eager", "flash_attention_2"]
 Logits = Literal["all", "last"]
-Experts = Literal["grouped_mm", "batched_mm", "eager"]
+ExpertKernel = Literal["grouped_mm", "batched_mm", "eager"]
 """``eager`` loops over the experts that received tokens: which ones is data, so only real runs can trace it."""
 
 FLOAT_BYTES: Final[dict[str, int]] = {
@@ -27,9 +27,9 @@ ITEM_BYTES: Final[dict[str, int]] = {
 """Of every type."""
 
 
-Plain = bool | int | float | str | tuple[int | str, ...] | None
+ConfigValue = bool | int | float | str | tuple[int | str, ...] | None
 """What a key of a configuration may be."""
-Input = int | str | tuple[int, ...]
+SettingValue = int | str | tuple[int, ...]
 """What a setting of a target's own may be: plain data."""
 
 
@@ -45,11 +45,11 @@ class Workload:
     batch: int = 1
     """1 where the arguments of a module of one's own have no first dimension in common."""
     dtype: Dtype = "bfloat16"
-    attention: Attention = "sdpa"
+    attention: AttentionKind = "sdpa"
     logits: Logits = "all"
     """Positions that lm_head maps in the prefill."""
-    experts: Experts = "grouped_mm"
-    inputs: dict[str, Input] = field(default_factory=dict)
+    experts: ExpertKernel = "grouped_mm"
+    inputs: dict[str, SettingValue] = field(default_factory=dict)
     """The target's own settings: what goes in beside text. The target alone reads them."""
     what: str = ""
     """The same in words, by the target: ``global view 1024, 2x2 crops of 640``."""
@@ -82,7 +82,7 @@ class Invocation:
     inputs: tuple[TensorSpec, ...]
 
 
-def calls_of(invocations: Iterable[Invocation]) -> dict[str, str]:
+def describe_calls(invocations: Iterable[Invocation]) -> dict[str, str]:
     """Return the calls of a run in words: ``decode/steps`` -> ``3 x int64[1,1] at B 1, P 10``."""
     return {f"{call.stage}/{call.id}": _call(call) for call in invocations}
 
@@ -100,7 +100,7 @@ class ModuleKind:
 
     kind: str
     """Name of the class."""
-    settings: dict[str, Plain]
+    settings: dict[str, ConfigValue]
     """Plain attributes, without a layer's own index."""
     shapes: dict[str, str]
     """Own parameter -> dtype and shape: ``weight`` -> ``float32[10,64]``."""
@@ -113,7 +113,7 @@ SIZE_FROM: Final = "image_size_from"
 FURTHER_TOKENS: Final = "layers that predict further tokens (MTP) are not part of the class"
 OWN_CODE: Final = "transformers has the class: the code that it names does not run"
 NO_CLASS: Final = "transformers has no such type: that of the architecture is counted"
-LOUD: Final = {
+STATED_REASONS: Final = {
     UNREAD: "keys that nothing reads",
     FURTHER_TOKENS: "not counted, layers that predict further tokens (MTP)",
     OWN_CODE: "own code not run, transformers has the class",
@@ -140,7 +140,7 @@ class TargetInfo:
     """Parts of the model that were left out by request: ``decoder layers`` -> ``2 of 12``."""
     changed: dict[str, str] | None = None
     """Where the configuration is not the published one: ``text.topk`` -> ``8, published 6``; ``None``: not known."""
-    config: dict[str, Plain] | None = None
+    config: dict[str, ConfigValue] | None = None
     """All that decides a cost, by key: ``text.topk`` -> 6, what a file left out filled in; ``None``: not known."""
     quantised: dict[str, str] = field(default_factory=dict)
     """What the checkpoint stores in a format that is not counted: ``weights`` or ``cache`` -> the format.
@@ -167,7 +167,7 @@ def folded_path(module: str) -> str:
     return _NUMBER.sub("*", module) or "(root)"
 
 
-def watched_steps(count: int) -> tuple[int, ...]:
+def sampled_steps(count: int) -> tuple[int, ...]:
     """The first, the middle and the last of so many decode steps: a straight line through them is that of all."""
     return tuple(sorted({0, (count - 1) // 2, count - 1})) if count else ()
 
@@ -192,7 +192,7 @@ def counted_line(target: TargetInfo, workload: Workload) -> str:
         f"images of {workload.inputs.get('image_size')} pixels a side ({place})" if place else "",
         _unused(target),
     ]
-    return f"Counted: {'; '.join(filter(None, (', '.join(filter(None, parts)), quantised(target, workload))))}"
+    return f"Counted: {'; '.join(filter(None, (', '.join(filter(None, parts)), quantised_clause(target, workload))))}"
 
 
 def _unused(target: TargetInfo) -> str:
@@ -203,7 +203,7 @@ def _unused(target: TargetInfo) -> str:
     return "every key of the configuration used" if target.config is not None else ""
 
 
-def quantised(target: TargetInfo, workload: Workload) -> str:
+def quantised_clause(target: TargetInfo, workload: Workload) -> str:
     """Return which bytes are not those of the checkpoint, and why; an empty text where nothing is quantised."""
     if not target.quantised:
         return ""

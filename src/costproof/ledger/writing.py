@@ -19,7 +19,7 @@ from io import BufferedWriter, RawIOBase
 from pathlib import Path
 from typing import Any, BinaryIO, Final, TypeAlias, cast
 
-from costproof.ledger.aside import aside, locked, sweep
+from costproof.ledger.aside import aside, lock_folder, sweep
 from costproof.ledger.ending import ENDING
 from costproof.ledger.errors import BadInput
 
@@ -51,7 +51,7 @@ def write_texts(
     """
     made: list[Path] = []
     texts = dict(zip(places(texts), texts.values(), strict=True))
-    files = {p: t for p, t in texts.items() if not through(p)}
+    files = {p: t for p, t in texts.items() if not written_in_place(p)}
     path = Path()
     try:
         for path in files:
@@ -59,7 +59,7 @@ def write_texts(
             path.parent.mkdir(parents=True, exist_ok=True, mode=mode)
         with ExitStack() as locks:
             for folder in sorted({p.parent for p in files}):
-                alone = locks.enter_context(locked(folder))
+                alone = locks.enter_context(lock_folder(folder))
                 sweep(folder, alone=alone)
             parts: list[tuple[Path, Path]] = []
             try:
@@ -75,23 +75,23 @@ def write_texts(
             for folder in {p.parent for p in files}:
                 _durable(folder)
         for path in (p for p in texts if p not in files):
-            _write_through(path, texts[path])
+            _write_in_place(path, texts[path])
         return removed
     except BaseException as error:
         for new in reversed(made):
             with suppress(OSError):
                 new.rmdir()  # only if still empty
         if isinstance(error, OSError):
-            raise refused(path, error) from error
+            raise write_error(path, error) from error
         raise
 
 
 def write_named(path: Path, content: Content) -> None:
     """Write to what a person named: a link leads to the file that is meant. Errors as for :func:`write_texts`."""
     try:
-        named = meant(path)
+        named = resolve_named(path)
     except OSError as error:
-        raise refused(path, error) from error
+        raise write_error(path, error) from error
     write_texts({named: content})
 
 
@@ -107,11 +107,11 @@ def places(paths: Iterable[Path]) -> list[Path]:
     found: list[Path] = []
     for path in paths:
         place = path
-        if os.path.islink(path) and not through(path):
+        if os.path.islink(path) and not written_in_place(path):
             try:
-                place = meant(path)
+                place = resolve_named(path)
             except OSError as error:
-                raise refused(path, error) from error
+                raise write_error(path, error) from error
             if not place.is_relative_to(os.path.realpath(path.parent)):
                 raise BadInput(
                     "a link leads out of the folder",
@@ -121,20 +121,20 @@ def places(paths: Iterable[Path]) -> list[Path]:
                     fix="remove the link, or choose another folder with -o",
                 )
         other = named.setdefault(Path(os.path.realpath(place)), path)
-        if other is not path and not through(place):
+        if other is not path and not written_in_place(place):
             fix = "remove the link, or choose another folder with -o"
             raise BadInput("two outputs are one file", where=str(path), got=f"{other} is {place} too", fix=fix)
         found.append(place)
     return found
 
 
-def meant(path: Path) -> Path:
+def resolve_named(path: Path) -> Path:
     """Return the file that a person means who names a path: a link leads to it, whether it is there or not.
 
     Raises:
         OSError: links lead in a circle.
     """
-    if through(path) or not path.is_symlink():
+    if written_in_place(path) or not path.is_symlink():
         return path
     found = Path(os.path.realpath(path))
     if found.is_symlink():
@@ -142,7 +142,7 @@ def meant(path: Path) -> Path:
     return found
 
 
-def through(path: Path) -> bool:
+def written_in_place(path: Path) -> bool:
     """Whether a path is written to as it is: a pipe, a device, an open file. Renaming over it would replace it."""
     try:
         mode = path.stat().st_mode
@@ -152,7 +152,7 @@ def through(path: Path) -> bool:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[BinaryIO]:
+def open_in_place(path: Path) -> Iterator[BinaryIO]:
     """Open what is written to as it is; when its reader has gone, the rest is dropped.
 
     Raises:
@@ -162,13 +162,13 @@ def opened(path: Path) -> Iterator[BinaryIO]:
     try:
         # An open file goes on where it is: to open it by its name would cut it off.
         raw = path.open("wb", buffering=0) if number is None else os.fdopen(os.dup(number), "wb", buffering=0)
-        with raw, BufferedWriter(_Patient(raw)) as out:
+        with raw, BufferedWriter(_PipeWriter(raw)) as out:
             yield cast("BinaryIO", out)
     except OSError as error:
-        raise refused(path, error) from error
+        raise write_error(path, error) from error
 
 
-class _Patient(RawIOBase):
+class _PipeWriter(RawIOBase):
     """A stream whose reader may go."""
 
     def __init__(self, raw: RawIOBase) -> None:
@@ -199,7 +199,7 @@ def _descriptor(path: Path) -> int | None:
     return None
 
 
-def refused(path: Path, error: OSError) -> BadInput:
+def write_error(path: Path, error: OSError) -> BadInput:
     """Return what the system says against writing there, as an error of ours."""
     return BadInput(
         "cannot write a file",
@@ -210,8 +210,8 @@ def refused(path: Path, error: OSError) -> BadInput:
     )
 
 
-def _write_through(path: Path, content: Content) -> None:
-    with opened(path) as out:
+def _write_in_place(path: Path, content: Content) -> None:
+    with open_in_place(path) as out:
         if isinstance(content, Path):
             with content.open("rb") as source:
                 shutil.copyfileobj(source, out)
@@ -220,7 +220,7 @@ def _write_through(path: Path, content: Content) -> None:
 
 
 def _write_aside(path: Path, content: Content, parts: list[tuple[Path, Path]], durable: bool) -> None:
-    before = replaced(path)
+    before = check_replaceable(path)
     part = content if isinstance(content, Path) else aside(path.parent)
     parts.append((part, path))
     creating = 0 if isinstance(content, Path) else os.O_CREAT | os.O_EXCL
@@ -237,7 +237,7 @@ def _write_aside(path: Path, content: Content, parts: list[tuple[Path, Path]], d
             os.fsync(out.fileno())
 
 
-def replaced(path: Path) -> os.stat_result | None:
+def check_replaceable(path: Path) -> os.stat_result | None:
     """Return what is known of the file that will be replaced; ``None``: there is none.
 
     Raises:

@@ -1,6 +1,7 @@
 """Keys of Hugging Face configurations that decide no cost, with the reason, for models with formulas and without.
 
-A key of a file is used, harmless (this page), or named in every output: see :data:`~costproof.ledger.workload.LOUD`.
+A key of a file is used, harmless (this page), or named in every output: see
+:data:`~costproof.ledger.workload.STATED_REASONS`.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from costproof.ledger.errors import BadInput, Incomplete
-from costproof.ledger.run import Device, RunOptions
+from costproof.ledger.run import RunDevice, RunOptions
 from costproof.models.target import Exportable, Runnable, Staged, Target, WithFormulas
 
 SERVES: Final[Mapping[str, tuple[type, str]]] = {
@@ -41,7 +41,7 @@ def run_with(target: Target, options: RunOptions) -> Target:
     return target
 
 
-def require_device(device: Device) -> None:
+def require_device(device: RunDevice) -> None:
     """Check that torch can use a device; only for ``cuda`` torch is imported.
 
     Raises:

@@ -8,7 +8,7 @@ from typing import Any, Final, get_args
 
 from costproof.ledger.errors import BadInput, CostproofError, did_you_mean
 from costproof.ledger.run import RunOptions
-from costproof.ledger.workload import Attention, Dtype, Experts, Logits, Workload
+from costproof.ledger.workload import AttentionKind, Dtype, ExpertKernel, Logits, Workload
 from costproof.models import flash_attention
 from costproof.models.target import Setting
 
@@ -18,9 +18,9 @@ NEW_TOKENS: Final = Setting("new_tokens", "Decode steps; 0 is a prefill alone.")
 BATCH: Final = Setting("batch", "Sequences at once.")
 IMAGE_SIZE: Final = Setting("image_size", "Pixels per side of an image.")
 DTYPE: Final = Setting("dtype", "Element type of weights and activations.", "choice", get_args(Dtype))
-ATTENTION: Final = Setting("attention", "Attention implementation.", "choice", get_args(Attention))
+ATTENTION: Final = Setting("attention", "Attention implementation.", "choice", get_args(AttentionKind))
 LOGITS: Final = Setting("logits", "Positions that lm_head maps in the prefill.", "choice", get_args(Logits))
-EXPERTS: Final = Setting("experts", "Kernel of the routed experts.", "choice", get_args(Experts))
+EXPERTS: Final = Setting("experts", "Kernel of the routed experts.", "choice", get_args(ExpertKernel))
 
 MAX_BATCH: Final = 1024
 """Above this a mistake is likelier than a wish."""

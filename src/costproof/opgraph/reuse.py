@@ -15,7 +15,7 @@ from typing import Final
 
 import sympy
 
-from costproof.ledger.callgraph import Reuse
+from costproof.ledger.callgraph import ReuseBytes
 from costproof.opgraph.costed import CostedGraph
 from costproof.opgraph.graph import Size, Value
 from costproof.opgraph.regions import R, RegionTraffic, Traffic
@@ -91,7 +91,7 @@ def partly_read(work: CostedGraph) -> dict[str, tuple[int, int]]:
     return {name: both for name, both in found.items() if both[0] != both[1]}
 
 
-def reuse_bytes(work: CostedGraph, cache_before: Iterable[Value]) -> Reuse:
+def reuse_bytes(work: CostedGraph, cache_before: Iterable[Value]) -> ReuseBytes:
     """Return the bytes that a graph with integer sizes moves under each model of reuse.
 
     Args:
@@ -103,4 +103,6 @@ def reuse_bytes(work: CostedGraph, cache_before: Iterable[Value]) -> Reuse:
         return grown + sum(int(t.bytes) for t in found)
 
     whole = floors(work, [""] * len(work.graph.ops))
-    return Reuse(grown + sum(int(n) for n in whole.values()), moved(work.traffic.values()), moved(work.alone.values()))
+    return ReuseBytes(
+        grown + sum(int(n) for n in whole.values()), moved(work.traffic.values()), moved(work.alone.values())
+    )

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from costproof.ledger.baseline import Row
+from costproof.ledger.baseline import BaselineRow
 from costproof.ledger.errors import CostproofError, Incomplete
 from costproof.ledger.metrics import PEAK_METRICS, STAGE_WIDE, Metric
 from costproof.ledger.node import CostNode, Ledger
@@ -28,7 +28,7 @@ CostCell = tuple[str, Metric]
 class PointCosts:
     """All that the formulas say at one point, as exact integers."""
 
-    rows: Mapping[Row, int]
+    rows: Mapping[BaselineRow, int]
     totals: Mapping[CostCell, int]
     """Sums; of all stages under an empty name. A module that works in two stages has its parameters in each, and once
     in the whole."""
@@ -56,11 +56,11 @@ class Regime:
     symbols: Mapping[tuple[str, str], Mapping[str, Polynomial]]
     """The same as polynomials."""
     atoms: AtomTable
-    costs: dict[CostCell | Row, Quotient]
+    costs: dict[CostCell | BaselineRow, Quotient]
     """What was compiled."""
     checked: bool = False
     """Whether it was compared with the formulas themselves at another point."""
-    rows: dict[Row, list[tuple[CostNode, Metric]]] = field(default_factory=dict)
+    rows: dict[BaselineRow, list[tuple[CostNode, Metric]]] = field(default_factory=dict)
     graphs: tuple[CallPeaks, ...] = ()
     """Its calls with their graph peaks in symbols, where these are wanted."""
     compared: dict[int, Incomplete | None] = field(default_factory=dict)
@@ -104,7 +104,9 @@ class Regime:
         if not self.rows:
             for node in self.ledger.nodes:
                 for metric in node.exprs:
-                    self.rows.setdefault(Row(node.stage, node.role, node.kind, metric), []).append((node, metric))
+                    self.rows.setdefault(BaselineRow(node.stage, node.role, node.kind, metric), []).append(
+                        (node, metric)
+                    )
         rows = {row: self.cost(row) for row in self.rows}
         cells = {(stage, m): self.cost((stage, m)) for stage in ("", *self.ledger.stages) for m in self.ledger.metrics}
         exact = ExactEvaluator(self.atoms.found, values)
@@ -132,14 +134,14 @@ class Regime:
     def _of_call(self, call: CallPeaks, source: str) -> Polynomial:
         return self.atoms.of_formula(parse(source), self.symbols[call.stage, call.invocation])
 
-    def cost(self, what: CostCell | Row) -> Quotient:
+    def cost(self, what: CostCell | BaselineRow) -> Quotient:
         """A row, the sum of a stage, or the largest of its calls, as it is evaluated."""
         if what not in self.costs:
-            if not isinstance(what, Row) and what[1] in PEAK_METRICS:
+            if not isinstance(what, BaselineRow) and what[1] in PEAK_METRICS:
                 peaks = [self._of_call(call, call.form) for call in self.graphs if what[0] in ("", call.stage)]
                 self.costs[what] = as_quotient(self.atoms.largest(peaks))
                 return self.costs[what]
-            if isinstance(what, Row):
+            if isinstance(what, BaselineRow):
                 parts = self.rows[what]
             else:
                 assert self.ledger is not None

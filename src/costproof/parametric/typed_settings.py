@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from costproof.ledger.errors import BadInput, CostproofError, Problems, did_you_mean, invalid_choice
-from costproof.ledger.run import whole
+from costproof.ledger.run import parse_integer
 from costproof.models.target import Setting
 
 SettingValue = int | str | tuple[int, ...]
@@ -41,13 +41,13 @@ def typed_settings(
 
 def _typed(setting: Setting, value: Any, where: str) -> SettingValue:
     if setting.kind == "integer":
-        return whole(value, where)
+        return parse_integer(value, where)
     if setting.kind == "file":
         return str(os.fspath(value))
     if setting.kind == "list":
         return value if isinstance(value, str) else ",".join(map(str, value))
     if isinstance(value, tuple | list):
-        return tuple(whole(v, where) for v in value)
+        return tuple(parse_integer(v, where) for v in value)
     text = str(value)
     if setting.kind == "choice" and text not in setting.choices:
         raise invalid_choice(where, text, setting.choices)

@@ -16,7 +16,7 @@ from contextlib import suppress
 from typing import IO, Any, Final
 
 from costproof.foreign import as_command, own, running
-from costproof.ledger.errors import CostproofError, Incomplete, first_line, said_by
+from costproof.ledger.errors import CostproofError, Incomplete, first_line, message_of
 from costproof.ledger.offline import OFFLINE
 from costproof.processes.template import Forked, starting, template
 
@@ -150,7 +150,7 @@ def failure(error: BaseException, memory_bytes: int = 0) -> CostproofError:
     """An error of a piece of work, as one that can be sent."""
     if isinstance(error, CostproofError):
         return error
-    if memory_bytes and (isinstance(error, MemoryError) or "can't allocate memory" in said_by(error)):
+    if memory_bytes and (isinstance(error, MemoryError) or "can't allocate memory" in message_of(error)):
         return Failed(f"needs more memory than its limit of {memory_bytes // 2**20:,} MiB")
     found = Failed(first_line(error))
     found.add_note("".join(traceback.format_exception(error)))

@@ -24,7 +24,7 @@ from costproof.compare.diff.types import (
 from costproof.ledger.baseline import PEAK_SOURCE
 from costproof.ledger.metrics import EVERY_METRIC, PEAK_METRICS, STAGE_WIDE, Metric
 from costproof.ledger.plural import plural, verb
-from costproof.ledger.workload import Plain
+from costproof.ledger.workload import ConfigValue
 from costproof.reports.document import (
     Block,
     Cell,
@@ -353,7 +353,7 @@ def percent(part: int | None, whole: int | None) -> str:
     return size if size.startswith("below") or not part else f"{'+' if part > 0 else '-'}{size}"
 
 
-def value(plain: Plain) -> str:
+def value(plain: ConfigValue) -> str:
     """A value of a key as text: lists with commas, ``—`` for nothing."""
     if plain is None:
         return "—"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from costproof.estimate.memory import Fits, Held, Limit
-from costproof.ledger.workload import counted_line, quantised
+from costproof.ledger.workload import counted_line, quantised_clause
 from costproof.reports.escape import code, markdown, table
 from costproof.reports.screen import aligned, filled
 from costproof.views.numbers import exact, human
@@ -72,7 +72,7 @@ def verdict(found: Fits) -> str:
     """What can be said, and why."""
     room = f"{exact(found.memory_bytes)} B"
     peaked = found.peaks_bytes is not None
-    if reason := quantised(found.target, found.workload):
+    if reason := quantised_clause(found.target, found.workload):
         return f"Not known whether it fits into {room}: {reason}."
     if found.verdict == "does not fit":
         alone = found.certain_bytes is not None and found.certain_bytes > found.memory_bytes

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Final
 
-from costproof.ledger.callgraph import Line, Listing
+from costproof.ledger.callgraph import OperatorLine, OperatorListing
 from costproof.ledger.node import exact_sum
 from costproof.ledger.plural import plural
 from costproof.reports.escape import visible
@@ -20,12 +20,12 @@ _READS: Final = 60
 """Letters of the arguments of an operator."""
 
 
-def listing_text(found: Sequence[Listing], width: int | None = None) -> str:
+def listing_text(found: Sequence[OperatorListing], width: int | None = None) -> str:
     """Lines of ``%node = operator(arguments) -> shapes``, with exact FLOPs, their share of all, and bytes."""
     return "\n".join(filled(_listing(one), width) for one in found)
 
 
-def _listing(found: Listing) -> Iterator[str]:
+def _listing(found: OperatorListing) -> Iterator[str]:
     whole = exact_sum(line.flops for line in found.lines)
     many = plural(len(found.lines), "operator")
     yield visible(f"{found.stage}[{found.invocation}], export {found.part}: {many}, {exact(whole)} FLOP")
@@ -43,9 +43,9 @@ def _listing(found: Listing) -> Iterator[str]:
             yield visible(_line(line, whole, "    " if len(layers) > 1 else "  "))
 
 
-def _alike(lines: Sequence[Line]) -> list[list[tuple[str, list[Line]]]]:
+def _alike(lines: Sequence[OperatorLine]) -> list[list[tuple[str, list[OperatorLine]]]]:
     """Runs of layers that do the same, layer by layer: path -> its lines."""
-    runs: list[list[tuple[str, list[Line]]]] = []
+    runs: list[list[tuple[str, list[OperatorLine]]]] = []
     for path, some in layers(lines):
         before = runs[-1][-1] if runs else None
         if before is not None and path and before[0] and form(*before) == form(path, some):
@@ -55,7 +55,7 @@ def _alike(lines: Sequence[Line]) -> list[list[tuple[str, list[Line]]]]:
     return runs
 
 
-def layers(lines: Sequence[Line]) -> list[tuple[str, list[Line]]]:
+def layers(lines: Sequence[OperatorLine]) -> list[tuple[str, list[OperatorLine]]]:
     """The lines cut where one layer ends: path of a layer, empty outside of all, -> what runs there in a row."""
     return [(path, list(some)) for path, some in groupby(lines, key=lambda x: _layer(x.module))]
 
@@ -65,13 +65,13 @@ def _layer(module: str) -> str:
     return found[1] if found else ""
 
 
-def form(path: str, lines: Sequence[Line]) -> tuple[object, ...]:
+def form(path: str, lines: Sequence[OperatorLine]) -> tuple[object, ...]:
     """What makes a layer like another: its place, operators, shapes and costs; not the names of its nodes."""
     own = ((x.operator, x.module[len(path) :], x.returns, x.flops, x.vector_flops, x.why, x.bytes) for x in lines)
     return (path.rpartition(".")[0], *own)
 
 
-def _line(line: Line, whole: int | None, indent: str) -> str:
+def _line(line: OperatorLine, whole: int | None, indent: str) -> str:
     reads = ", ".join(line.reads)
     reads = reads if len(reads) <= _READS else reads[: _READS - 1] + "…"
     work = [f"{exact(line.flops)} FLOP {share(line.flops, whole)}".rstrip()] if line.flops != 0 else []

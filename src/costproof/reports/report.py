@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 from costproof.ledger.files import json_text
 from costproof.ledger.progress import Progress, silent
 from costproof.ledger.schema import to_data
-from costproof.ledger.time_limits import limited
+from costproof.ledger.time_limits import time_limit
 from costproof.ledger.writing import write_texts
 from costproof.reports.outputs import OUTPUTS, REGISTRY
 from costproof.views.absent import Absent
@@ -36,7 +36,7 @@ class Report(Results):
         """
         output = REGISTRY.load(name)
         assert output.data is not None
-        with limited(SECONDS, "the capture takes too long to render", where=name):
+        with time_limit(SECONDS, "the capture takes too long to render", where=name):
             return output.text(output.data(self), width)
 
 

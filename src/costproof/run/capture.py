@@ -149,10 +149,12 @@ def _unfit(run: Prepared) -> Incomplete | None:
     """Where the model itself refuses its inputs, if that is why no source can count it."""
     with suppress(Exception):  # code of other packages; the reasons of the sources are there already
         if isinstance(run.target, Runnable):
-            from costproof.tracers.unfit import unfit
+            from costproof.tracers.unfit import explain_failure
 
             model = run.target.build_run(run.workload, silent).model
-            return next((why for one in run.target.runs(model, run.workload) if (why := unfit(one)) is not None), None)
+            return next(
+                (why for one in run.target.runs(model, run.workload) if (why := explain_failure(one)) is not None), None
+            )
     return None
 
 

@@ -10,13 +10,13 @@ from typing import Any
 
 from costproof.claims import ClaimsFile, ClaimsReport, judge_claims, read_claims
 from costproof.claims.types import Formula
-from costproof.ledger.baseline import baseline_of
+from costproof.ledger.baseline import fold_capture
 from costproof.ledger.capture import Capture, read_capture
 from costproof.ledger.environment import require
 from costproof.ledger.errors import BadInput, Incomplete
 from costproof.ledger.metrics import PEAK_METRICS
 from costproof.ledger.progress import Progress, silent
-from costproof.ledger.run import USUAL_SOURCES
+from costproof.ledger.run import DEFAULT_SOURCES
 from costproof.models.registry import TARGETS, mistakes_of, read_address
 from costproof.models.target import Target, WithFormulas, WithKeys
 from costproof.parametric.workload_family import WorkloadFamily
@@ -71,7 +71,7 @@ def check(
     if capture is not None:
         proved = _proved(Path(capture), name, given)
         return judge_claims(said, proved, mistakes_of(proved.target.name), truth="a capture whose sources agree",
-                            runs=_runs(said, proved, target_of(baseline_of(proved))))  # fmt: skip
+                            runs=_runs(said, proved, target_of(fold_capture(proved))))  # fmt: skip
     base = target if isinstance(target, RunRequest) else _named(said, name)
     asked = request(request(base, **given), sources=("analytic",))
     truth = "the formulas of the target, not compared with a graph in this run"
@@ -92,7 +92,7 @@ def check(
 def _runs(claims: ClaimsFile, counted: Capture, target: Target | None) -> WorkloadFamily | None:
     """The other runs of a target, where a formula asks for them and formulas describe it."""
     asked = any(isinstance(c.value, Formula) for c in claims.claims)
-    return WorkloadFamily(baseline_of(counted), target) if asked and isinstance(target, WithKeys) else None
+    return WorkloadFamily(fold_capture(counted), target) if asked and isinstance(target, WithKeys) else None
 
 
 def _named(claims: ClaimsFile, target: str) -> RunRequest:
@@ -118,8 +118,8 @@ def _proved(path: Path, target: str, choices: Mapping[str, Any]) -> Capture:
     found = read_capture(path)
     if found.target.name != target:
         raise BadInput("the capture is of another target", where=str(path), expected=target, got=found.target.name)
-    check_whole(baseline_of(found))
-    if len([x for x in found.ledgers if x.source in USUAL_SOURCES]) < 2:
+    check_whole(fold_capture(found))
+    if len([x for x in found.ledgers if x.source in DEFAULT_SOURCES]) < 2:
         raise Incomplete(
             "a capture of one source cannot be the truth", where=str(path),
             expected="analytic beside static or dynamic",

@@ -12,7 +12,7 @@ from costproof.claims.types import TOTAL, ClaimsFile
 from costproof.compare.counters import compare_counters
 from costproof.compare.findings import CounterComparison, CounterFinding
 from costproof.ledger.capture import Capture
-from costproof.ledger.counter import CounterCall, CounterRecord, Spent
+from costproof.ledger.counter import CounterCall, CounterRecord, CounterUsage
 from costproof.ledger.environment import advice, require
 from costproof.ledger.errors import BadInput
 from costproof.ledger.node import exact_sum
@@ -28,7 +28,7 @@ from costproof.run.count_lock import count_lock
 from costproof.run.prepare import countable, named, prepare
 from costproof.run.request import RunRequest, request
 from costproof.tracers.counters.running import GIB, run_counters
-from costproof.tracers.static import left_out
+from costproof.tracers.static import stages_not_exported
 from costproof.views.counters import CounterReport, OwnNumber
 
 SECONDS, MEMORY_GIB = 600, 4
@@ -99,7 +99,7 @@ def record_counters(
     seconds: int = SECONDS,
     memory_gib: int = MEMORY_GIB,
     progress: Progress = silent,
-) -> tuple[CounterRecord, dict[str, Spent]]:
+) -> tuple[CounterRecord, dict[str, CounterUsage]]:
     """Run counters, and our own count of the same forwards, and compare that with the closed formulas.
 
     Returns:
@@ -173,6 +173,6 @@ def checked(
         tuple(replace(c, error=c.error or wrong.get((c.stage, c.invocation))) for c in truth),
         (
             f"The truth equals the closed formulas in {equal:,} of {plural(len(parts), 'invocation')}.",
-            *(f"{stage} is not counted here: {why}." for stage, why in left_out(model).items()),
+            *(f"{stage} is not counted here: {why}." for stage, why in stages_not_exported(model).items()),
         ),
     )

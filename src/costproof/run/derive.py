@@ -15,7 +15,7 @@ from costproof.run.count_lock import count_lock
 from costproof.run.prepare import loaded
 from costproof.run.request import RunRequest, request
 from costproof.tracers.cache import cache_enabled
-from costproof.tracers.derive.closed import POINTS, Point
+from costproof.tracers.derive.closed import POINTS, SizeCheck
 from costproof.tracers.derive.closed import derive as derived
 from costproof.tracers.derive.subject import Subject, subject
 
@@ -27,10 +27,10 @@ class Derivation:
     """A closed form, and where it was compared with a count."""
 
     form: ClosedForm
-    points: tuple[Point, ...]
+    points: tuple[SizeCheck, ...]
 
     @property
-    def wrong(self) -> tuple[Point, ...]:
+    def wrong(self) -> tuple[SizeCheck, ...]:
         """The points at which form and count differ."""
         return tuple(p for p in self.points if not p.equal)
 

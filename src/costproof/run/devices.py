@@ -42,7 +42,7 @@ def measure_machine(
         Incomplete: torch is missing, or there is no such device.
     """
     require("trace", "measuring a machine")
-    from costproof.tracers.machine import DTYPES, measured
+    from costproof.tracers.machine import DTYPES, measure_device
 
     with count_lock():
-        return measured(run, name, DTYPES if dtypes is None else tuple(dtypes))
+        return measure_device(run, name, DTYPES if dtypes is None else tuple(dtypes))

@@ -15,7 +15,7 @@ from costproof.compare.diff.parts import one_sided_parts
 from costproof.compare.diff.types import IMPLEMENTATION, Diff
 from costproof.ledger.baseline import Baseline
 from costproof.ledger.errors import Bug
-from costproof.ledger.workload import Plain
+from costproof.ledger.workload import ConfigValue
 from costproof.models.target import WithKeys
 from costproof.opgraph.rules.files import Files
 from costproof.parametric.blend import BlendedTarget
@@ -126,8 +126,8 @@ def _point(
         without: roles that are left out.
     """
     usual, other = models
-    config: Mapping[str, Plain] = head.target.config or {}
-    before: Mapping[str, Plain] = base.target.config or {}
+    config: Mapping[str, ConfigValue] = head.target.config or {}
+    before: Mapping[str, ConfigValue] = base.target.config or {}
     old, new = settings(base), settings(head)
     varied = [name for name in dict.fromkeys((*old, *new)) if old.get(name) != new.get(name)]
     evaluators: dict[tuple[bool, bool], Evaluator[BlendedTarget]] = {}

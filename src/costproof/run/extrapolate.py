@@ -104,14 +104,14 @@ def _by_formulas(target: WithFormulas, workload: Workload) -> WholeModel:
 
 def _all_layers(target: Stretched, workload: Workload, stretch: Stretch) -> tuple[dict[str, str], str]:
     """What a run of all layers has against the first ones, by quantity, and why there is no such run."""
-    from costproof.tracers.untraced_runs import PLACES, work_of
+    from costproof.tracers.untraced_runs import PLACES, module_work
 
     refused: list[str] = []
     against: dict[str, str] = {}
     for place in PLACES:
         try:
-            own = work_of(target.uncut(), workload, place)
-            kept = work_of(target.with_options(RunOptions()), workload, place)
+            own = module_work(target.uncut(), workload, place)
+            kept = module_work(target.with_options(RunOptions()), workload, place)
         except Exception as error:  # models are code of others, which raises what it likes
             refused.append(error.line if isinstance(error, CostproofError) else first_line(error))
             continue

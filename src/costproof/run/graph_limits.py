@@ -163,7 +163,7 @@ class GraphRun:
     def _graphs(self) -> list[tuple[str, frozenset[str], tuple[Condition, ...]]]:
         """Return (stage, symbols, conditions) of the exports that say something of the cache."""
         from costproof.tracers.cache import cache_enabled, cached_export
-        from costproof.tracers.derive.subject import limits
+        from costproof.tracers.derive.subject import size_limits
 
         stages = {n.stage for n in self._cached()}
         with count_lock(), cache_enabled(True):
@@ -173,7 +173,7 @@ class GraphRun:
                 free = frozenset().union(*(free_symbols(size.symbol) for size in job.sizes))
                 for stage in stages.intersection(job.stages):
                     try:
-                        conditions = limits(cached_export(job), {})
+                        conditions = size_limits(cached_export(job), {})
                     except Incomplete as error:
                         raise _NotKnownError(error.line) from error
                     found.append((stage, free, conditions))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
-from costproof.ledger.callgraph import Listing
+from costproof.ledger.callgraph import OperatorListing
 from costproof.ledger.environment import require
 from costproof.ledger.errors import BadInput
 from costproof.models.serving import lacking
@@ -20,7 +20,7 @@ from costproof.views.explanation import check_stage
 
 def operators(
     target: str | RunRequest, stage: str, *, module: str | None = None, **choices: Any
-) -> tuple[Listing, ...]:
+) -> tuple[OperatorListing, ...]:
     """The operators of a stage as it is exported, in order, each with its cost.
 
     Args:
@@ -44,13 +44,13 @@ def operators(
         found = tuple(listings(model, prepared.workload, stage))
     if module is not None:
         kept = ((one, tuple(x for x in one.lines if fnmatchcase(x.module or "(root)", module))) for one in found)
-        found = tuple(Listing(one.stage, one.invocation, one.part, lines) for one, lines in kept if lines)
+        found = tuple(OperatorListing(one.stage, one.invocation, one.part, lines) for one, lines in kept if lines)
     if not found:
         raise BadInput("no operator to list", where=f"{stage}, --module {module or '*'}", fix="ask for less")
     return found
 
 
-def operator_graph(found: Sequence[Listing], kind: str = "svg", *, unrolled: bool = False) -> str | bytes:
+def operator_graph(found: Sequence[OperatorListing], kind: str = "svg", *, unrolled: bool = False) -> str | bytes:
     """Operators as a picture: boxes with shapes and shares of the FLOPs, arrows of data; equal layers are drawn once.
 
     Args:

@@ -85,8 +85,8 @@ def _measured(
     device = again(None)
     roof(device, dtype)  # refused before anything runs
     from costproof.tracers.dynamic import dynamic_ledger
-    from costproof.tracers.replay import predicted, replayed
-    from costproof.tracers.timing import clock_of, timed_modules, timed_stages
+    from costproof.tracers.replay import predict_operators, replay_operators
+    from costproof.tracers.timing import clock_of, time_modules, time_stages
 
     counted = dynamic_ledger(model, workload, progress)
     forwards, routed = counted.forwards, _routed(counted.ledger)
@@ -95,16 +95,16 @@ def _measured(
     times: dict[Place, Timing | None]
     inside: dict[Place, tuple[int, ...]] = {}
     if predict:
-        alone_in = predicted(runs, where, count, progress)
+        alone_in = predict_operators(runs, where, count, progress)
         times = {(run, *call.stage): None for run, calls in alone_in.items() for call in calls}
     else:
-        times = {(s.run, s.stage, s.invocation): s.time for s in timed_stages(runs, count, progress)}
+        times = {(s.run, s.stage, s.invocation): s.time for s in time_stages(runs, count, progress)}
         device = again(device)
-        inside = timed_modules(runs, count, progress)
+        inside = time_modules(runs, count, progress)
         alone_in = {}
         for one in runs:
             device = again(device)
-            alone_in[one.id] = replayed(one, count, progress)
+            alone_in[one.id] = replay_operators(one, count, progress)
     device = again(device)
     of = roof(device, dtype)
     stages: dict[Place, list[Work]] = {}

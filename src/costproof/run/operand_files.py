@@ -10,15 +10,15 @@ from pathlib import Path
 from shutil import which
 from typing import Any, Final
 
-from costproof.ledger.baseline import WHOLE_STAGE, Baseline, Folded, baseline_in, baseline_of, of_peaks
-from costproof.ledger.capture import CAPTURE, Capture, capture_of
+from costproof.ledger.baseline import WHOLE_STAGE, Baseline, Folded, fold_capture, fold_peaks, parse_baseline
+from costproof.ledger.capture import CAPTURE, Capture, parse_capture
 from costproof.ledger.errors import BadInput, did_you_mean
 from costproof.ledger.files import MAX_BYTES, WAIT, json_in, read_json
 from costproof.ledger.metrics import EVERY_METRIC, PEAK_METRICS, STAGE_WIDE, Conventions
 from costproof.ledger.node import exact_sum
 from costproof.ledger.peaks import CallPeaks, StagePeaks
 from costproof.ledger.schema import FileKind, from_data
-from costproof.ledger.workload import Invocation, TargetInfo, TensorSpec, Workload, calls_of
+from costproof.ledger.workload import Invocation, TargetInfo, TensorSpec, Workload, describe_calls
 
 Given = str | os.PathLike[str] | Capture | Baseline
 FORMS: Final = (
@@ -50,9 +50,9 @@ def file_at(text: str) -> tuple[Baseline, tuple[CallPeaks, ...]]:
         data = json_in(_in_git(text), where=text, what="file")
     kind = data.get("schema") if isinstance(data, dict) else None
     if kind == CAPTURE.name:
-        capture = capture_of(data, where=text)
-        return baseline_of(capture), capture.peaks
-    return (_of_static(data, text) if kind == _STATIC else baseline_in(data, where=text)), ()
+        capture = parse_capture(data, where=text)
+        return fold_capture(capture), capture.peaks
+    return (_of_static(data, text) if kind == _STATIC else parse_baseline(data, where=text)), ()
 
 
 def _in_git(text: str) -> bytes:
@@ -184,8 +184,8 @@ def _of_static(data: Mapping[str, Any], where: str) -> Baseline:
         rows = {stage: {WHOLE_STAGE: {"": {m: costs[m] for m in metrics}}} for stage, costs in own.items()}
         sources[source] = Folded(metrics, tuple(own), rows, repeated)
     peaks = (StagePeaks(str(s["id"]), *(s.get(m) for m in PEAK_METRICS)) for s in data["stages"])
-    sources |= of_peaks([p for p in peaks if (p.graph_peak_bytes, p.eager_peak_bytes) != (None, None)])
-    return Baseline(head.conventions, head.target, head.workload, head.environment, sources, calls_of(calls))
+    sources |= fold_peaks([p for p in peaks if (p.graph_peak_bytes, p.eager_peak_bytes) != (None, None)])
+    return Baseline(head.conventions, head.target, head.workload, head.environment, sources, describe_calls(calls))
 
 
 def _call(stage: str, call: Mapping[str, Any]) -> Invocation:

@@ -9,7 +9,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from costproof.ledger.baseline import Baseline, baseline_of
+from costproof.ledger.baseline import Baseline, fold_capture
 from costproof.ledger.capture import Capture
 from costproof.ledger.environment import environment, require
 from costproof.ledger.errors import BadInput, no_such
@@ -66,7 +66,7 @@ def read_side(
         Incomplete: it has no formulas, and its export failed.
     """
     if isinstance(given, Capture | Baseline):
-        baseline = given if isinstance(given, Baseline) else baseline_of(given)
+        baseline = given if isinstance(given, Baseline) else fold_capture(given)
         return Read(baseline, target_of(baseline), peaks=given.peaks if isinstance(given, Capture) else ())
     text = os.fspath(given)
     if names_target(text):
@@ -183,7 +183,7 @@ def _counted(text: str, config: str | os.PathLike[str] | None, trusted: bool, by
     ledgers = (evaluate_formulas(target, work),)
     calls = target.invocations(work)
     found = Capture(target.conventions(work), target.info(), work, environment(), calls, ledgers)
-    return Read(baseline_of(found), target, counted=True)
+    return Read(fold_capture(found), target, counted=True)
 
 
 def _exported(target: Target, work: Workload) -> Read:
@@ -195,7 +195,7 @@ def _exported(target: Target, work: Workload) -> Read:
     if not found.modules and isinstance(target, Exportable):  # of a family: held against a model by part
         found = replace(found, modules=module_kinds(target.build(work)))
     run = GraphRun(target, work, found.ledger("static")) if isinstance(target, Exportable) else None
-    return Read(baseline_of(found), None, exported=run)
+    return Read(fold_capture(found), None, exported=run)
 
 
 def _value(text: str) -> Any:

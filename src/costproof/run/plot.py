@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from costproof.estimate.hardware import Device
 from costproof.estimate.roofline import ROOFLINE, Roofline, roofline_in
-from costproof.ledger.capture import Capture, capture_of
+from costproof.ledger.capture import Capture, parse_capture
 from costproof.ledger.errors import BadInput, no_such
 from costproof.ledger.files import read_json
 from costproof.ledger.peaks import PEAKS, Peaks
@@ -145,4 +145,4 @@ def read(path: str | os.PathLike[str]) -> Drawable:
         return table.of_csv(file)
     data = read_json(file, what="file")
     name = str(data.get("schema")) if isinstance(data, dict) else ""
-    return _KINDS[name](data, str(file)) if name in _KINDS else capture_of(data, where=str(file))
+    return _KINDS[name](data, str(file)) if name in _KINDS else parse_capture(data, where=str(file))

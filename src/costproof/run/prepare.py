@@ -9,7 +9,7 @@ from typing import Any
 
 from costproof.ledger.environment import advice, require
 from costproof.ledger.errors import BadInput, CostproofError, Incomplete, Problems, did_you_mean
-from costproof.ledger.run import ALL_SOURCES, GRAPH_SOURCES, RANDOM, USUAL_SOURCES, RunOptions
+from costproof.ledger.run import ALL_SOURCES, DEFAULT_SOURCES, GRAPH_SOURCES, RANDOM, RunOptions
 from costproof.ledger.workload import Workload
 from costproof.models.loading import shards
 from costproof.models.registry import load_target, read_address
@@ -28,7 +28,7 @@ class Prepared:
 
     target: Target
     workload: Workload
-    sources: tuple[str, ...] = USUAL_SOURCES
+    sources: tuple[str, ...] = DEFAULT_SOURCES
     """In the order of the sources, whatever was asked."""
     all_calls: bool = False
     counters: tuple[str, ...] = ()

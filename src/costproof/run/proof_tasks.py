@@ -14,17 +14,17 @@ from costproof.ledger.metrics import FLOOR, STAGE_WIDE
 from costproof.ledger.node import Ledger
 from costproof.ledger.series import CONTEXT, STEPS
 from costproof.ledger.symbols import parse
-from costproof.ledger.workload import Input, Workload
+from costproof.ledger.workload import SettingValue, Workload
 from costproof.models.jobs import ExportJob
 from costproof.models.proof import Piece, Provable
 from costproof.models.target import Runnable
 from costproof.processes import Say
 from costproof.run.proof_certificate import ANY
 from costproof.tracers.exported import Exported, export_graph
-from costproof.tracers.exporting import resized
+from costproof.tracers.exporting import with_sizes
 from costproof.tracers.guards import conditions, holds_at
 from costproof.tracers.static import exported_ledger
-from costproof.tracers.untraced_runs import counted_runs
+from costproof.tracers.untraced_runs import count_every_step
 
 if TYPE_CHECKING:
     from torch import nn
@@ -102,7 +102,7 @@ def counted(piece: Piece[Provable], graphs: dict[str, Exported]) -> Counted:
     target, workload, sizes = piece.target, piece.workload, piece.sizes
     values = {(i.stage, i.id): {**i.symbols, **(sizes or {})} for i in target.invocations(workload)}
     if piece.phase == "runs":
-        return Counted(piece, counted_runs(cast(Runnable, target), workload, "static"), values, frozenset())
+        return Counted(piece, count_every_step(cast(Runnable, target), workload, "static"), values, frozenset())
     kernels = (workload.dtype, workload.attention, workload.experts)
     names = {s.name for s in target.settings() if s.choices}
     own = tuple((name, value) for name, value in workload.inputs.items() if name in names)
@@ -149,7 +149,7 @@ def _at(job: ExportJob, values: Mapping[tuple[str, str], Mapping[str, int]]) -> 
         sizes, name = values[job.stage, alike[0]], job.id if len(calls) == 1 else f"{job.id} of {alike[0]}"
         past, steps = (sizes[str(CONTEXT)], sizes[str(STEPS)]) if job.repeated else (0, 1)
         for i in range(steps):
-            made = resized(job, {**sizes, str(CONTEXT): past + i} if job.repeated else sizes)
+            made = with_sizes(job, {**sizes, str(CONTEXT): past + i} if job.repeated else sizes)
             yield replace(made, id=f"{name} at {past + i}" if job.repeated else name, invocations=tuple(alike))
 
 
@@ -162,7 +162,9 @@ def _held(piece: Piece[Provable], exported: Exported) -> tuple[int, ...]:
 
 
 @lru_cache(maxsize=2)
-def _built(target: Hashable, dtype: str, attention: str, experts: str, own: tuple[tuple[str, Input], ...]) -> nn.Module:
+def _built(
+    target: Hashable, dtype: str, attention: str, experts: str, own: tuple[tuple[str, SettingValue], ...]
+) -> nn.Module:
     """One process makes dozens of exports of the same model; building it takes as long as one of them.
 
     Args:

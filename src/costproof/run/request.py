@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from costproof.ledger.errors import BadInput, CostproofError, Problems, did_you_mean
-from costproof.ledger.run import ALL_SOURCES, USUAL_SOURCES, RunOptions, run_options
+from costproof.ledger.run import ALL_SOURCES, DEFAULT_SOURCES, RunOptions, run_options
 from costproof.ledger.workload import Workload
 from costproof.models.proof import Proves
 from costproof.models.registry import read_address, target_factory
@@ -50,7 +50,7 @@ class RunRequest:
     config: str | None = None
     """A configuration file; the published one if ``None``."""
     workload: Settings | Workload = field(default_factory=Settings)
-    sources: tuple[str, ...] = USUAL_SOURCES
+    sources: tuple[str, ...] = DEFAULT_SOURCES
     run: RunOptions = field(default_factory=RunOptions)
     all_calls: bool = False
     """Whether the callgraph tells what went in and out of every call of a module, not of the first alone."""

@@ -8,7 +8,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, Final
 
-from costproof.ledger.document import Value, read_document, read_source
+from costproof.ledger.document import YamlValue, read_document, read_source
 from costproof.ledger.errors import BadInput, CostproofError, Problems, did_you_mean
 from costproof.ledger.schema import adapter, location
 from costproof.ledger.workload import Workload
@@ -83,7 +83,7 @@ def read_request(
 
 
 def request_from(
-    data: Value,
+    data: YamlValue,
     *,
     where: str,
     target: str | None = None,
@@ -95,7 +95,7 @@ def request_from(
         raise BadInput("not a request file", where=f"$ in {where}", expected="a map with target, workload, …")
     problems: list[CostproofError] = [_unknown(f"$.{key[:60]}", key, _KEYS) for key in data if key not in _KEYS]
     sections = {key: _map(data.get(key, {}), f"$.{key}", problems) for key in ("run", "workload", *VERBS)}
-    found: dict[str, tuple[str, Value]] = {key: (f"$.{key}", data[key]) for key in _SINGLE if key in data}
+    found: dict[str, tuple[str, YamlValue]] = {key: (f"$.{key}", data[key]) for key in _SINGLE if key in data}
     for key, value in sections["run"].items():
         if key in _RUN:
             found[_RUN[key]] = f"$.run.{key}", value
@@ -134,7 +134,7 @@ def request_from(
     return made
 
 
-def _map(given: Value, where: str, problems: list[CostproofError]) -> dict[str, Value]:
+def _map(given: YamlValue, where: str, problems: list[CostproofError]) -> dict[str, YamlValue]:
     """The keys of a section that say something."""
     if isinstance(given, dict):
         return {key: value for key, value in given.items() if not _nothing(value)}
@@ -161,7 +161,7 @@ def _typed(name: str, value: Any, where: str) -> Any:
     return value
 
 
-def _workload(data: dict[str, Value], problems: list[CostproofError]) -> Workload | None:
+def _workload(data: dict[str, YamlValue], problems: list[CostproofError]) -> Workload | None:
     """A whole workload, as a capture holds it."""
     from pydantic import ValidationError
 
@@ -183,12 +183,12 @@ def _unknown(where: str, key: str, known: Iterable[str]) -> BadInput:
     return BadInput("unknown key", where=where, expected="one of " + ", ".join(known), fix=did_you_mean(key, known))
 
 
-def _nothing(value: Value) -> bool:
+def _nothing(value: YamlValue) -> bool:
     """Whether YAML's ways to say nothing stand there; every scalar is read as a text."""
     return value in ("", "null", "~")
 
 
-def _with_none(value: Value) -> Any:
+def _with_none(value: YamlValue) -> Any:
     if isinstance(value, dict):
         return {k: _with_none(v) for k, v in value.items()}
     if isinstance(value, list):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any, Final, get_args
 
-from costproof.ledger.run import ALL_SOURCES, Convention, Device
-from costproof.ledger.schema import SCALAR, written
-from costproof.ledger.workload import Attention, Dtype, Experts, Logits
+from costproof.ledger.run import ALL_SOURCES, Convention, RunDevice
+from costproof.ledger.schema import SCALAR, form_schema
+from costproof.ledger.workload import AttentionKind, Dtype, ExpertKernel, Logits
 from costproof.run.request import LISTS, OPTIONS, SWITCHES, VERBS, RunRequest
 
 MEANINGS: Final = {
@@ -42,12 +42,12 @@ def request_schema() -> dict[str, Any]:
         "preset": SCALAR,
         "batch": _whole(1),
         "dtype": _word(*get_args(Dtype)),
-        "attention": _word(*get_args(Attention)),
+        "attention": _word(*get_args(AttentionKind)),
         "logits": _word(*get_args(Logits)),
-        "experts": _word(*get_args(Experts)),
+        "experts": _word(*get_args(ExpertKernel)),
     }
     options = {
-        "device": _word(*get_args(Device)),
+        "device": _word(*get_args(RunDevice)),
         "weights": SCALAR,
         "seed": _whole(0),
         "layers": _whole(1),
@@ -66,7 +66,7 @@ def request_schema() -> dict[str, Any]:
         **{name: {"type": "object"} for name in VERBS},
     }
     properties = _described({name: own[name] for name in own if name in names})
-    return written("request.yaml", {"type": "object", "properties": properties, "additionalProperties": False})
+    return form_schema("request.yaml", {"type": "object", "properties": properties, "additionalProperties": False})
 
 
 def _described(properties: dict[str, Any]) -> dict[str, Any]:

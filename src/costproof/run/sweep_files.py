@@ -21,11 +21,18 @@ from typing import Any, Final
 
 import numpy as np
 
-from costproof.ledger.aside import aside, parts, remove_files, remove_parts, scratch
+from costproof.ledger.aside import aside, own_parts_folder, remove_files, remove_parts, scratch
 from costproof.ledger.environment import environment, require
 from costproof.ledger.errors import BadInput
 from costproof.ledger.progress import Progress, silent
-from costproof.ledger.writing import meant, opened, replaced, through, write_named, write_texts
+from costproof.ledger.writing import (
+    check_replaceable,
+    open_in_place,
+    resolve_named,
+    write_named,
+    write_texts,
+    written_in_place,
+)
 from costproof.parametric.exact_arrays import ExactColumn, Int128Array
 from costproof.run.sweep_parts import SweepPart, SweepPoints
 from costproof.views.sweep_file import SWEEP
@@ -101,7 +108,7 @@ def write(sweep: SweepPoints, path: Path, progress: Progress = silent) -> Tally:
         Incomplete: Parquet without pyarrow.
     """
     kind = path.suffix
-    pipe = through(path)
+    pipe = written_in_place(path)
     if kind not in _WRITERS:
         if not pipe:
             expected = " or ".join(_WRITERS)
@@ -111,17 +118,17 @@ def write(sweep: SweepPoints, path: Path, progress: Progress = silent) -> Tally:
         require("sweep", "writing Parquet", "pyarrow", otherwise="write .csv or .json")
     try:
         if pipe and kind == ".csv":
-            with opened(path) as out:
+            with open_in_place(path) as out:
                 return stream(sweep, lambda text: out.write(text.encode()))
         if pipe:
             with scratch() as folder:
                 tally, whole = _joined(sweep, kind, folder, progress)
                 write_named(path, whole)
             return tally
-        file = meant(path)
-        replaced(file)  # not only when all points are evaluated
+        file = resolve_named(path)
+        check_replaceable(file)  # not only when all points are evaluated
         folder = _parts_folder(file)
-        with parts(folder, busy="another sweep is being written to this file"):
+        with own_parts_folder(folder, busy="another sweep is being written to this file"):
             tally, whole = _joined(sweep, kind, folder, progress)
             write_texts({file: whole})
             remove_parts(folder, _PART)

@@ -33,7 +33,7 @@ from costproof.ledger.node import Ledger
 from costproof.ledger.progress import Progress, silent
 from costproof.ledger.schema import adapter
 from costproof.ledger.workload import Workload
-from costproof.ledger.writing import through, write_texts
+from costproof.ledger.writing import write_texts, written_in_place
 from costproof.models.configured import Configured
 from costproof.models.jobs import ExportJob
 from costproof.models.target import Exportable
@@ -146,7 +146,7 @@ def load(file: Path) -> bytes:
 def save(file: Path, data: bytes) -> None:
     """Write a file whole or not at all; a folder that cannot be written keeps nothing."""
     with suppress(OSError, BadInput):
-        if file.is_symlink() or through(file):
+        if file.is_symlink() or written_in_place(file):
             file.unlink()  # a pipe or a device, which nobody waits at; nobody links files here either
         elif file.is_dir():
             file.rename(file.with_name(f"{file.name}.folder"))  # not ours, and what is in it stays

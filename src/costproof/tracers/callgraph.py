@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 from costproof.ledger.attributes import attribute, has_attribute
-from costproof.ledger.callgraph import CallGraph, Event, Setting, ValueAt
+from costproof.ledger.callgraph import CallGraph, ConstructorValue, Event, ValueAt
 from costproof.tracers.hooks import ROOT, Hooked
 from costproof.tracers.paths import Paths
 
@@ -86,7 +86,7 @@ _NAMES: Final = frozenset({
 _MAX_ITEMS: Final = 64
 
 
-def constructor_params(module: nn.Module) -> dict[str, Setting]:
+def constructor_params(module: nn.Module) -> dict[str, ConstructorValue]:
     """Name -> value of what decided the module's shapes, by name. Tuples of integers stay tuples."""
     names = next((_told()[kind] for kind in type(module).__mro__ if kind in _told()), ())
     found = _given(module, names)

@@ -13,25 +13,25 @@ from costproof.models.generic.alike import alike
 from costproof.models.generic.copies import TooLarge, unchecked, with_ones
 from costproof.models.jobs import GIVEN, Run
 from costproof.tracers.hooks import Hooked, trace_hooks
-from costproof.tracers.paths import settled
-from costproof.tracers.torchlens_trace import Forward, trace_graph
+from costproof.tracers.paths import repeat_if_modules_replaced
+from costproof.tracers.torchlens_trace import TracedForward, trace_graph
 
 if TYPE_CHECKING:
     import torch
 
 
 @dataclass(frozen=True, slots=True)
-class Traced:
+class FallbackTrace:
     """A run as both tracers saw it."""
 
     run: Run
     """The one that was traced: another than was asked for where that could not be."""
-    forward: Forward
+    forward: TracedForward
     hooks: Hooked
     notes: tuple[str, ...] = ()
 
 
-def trace_run(run: Run, *, all_calls: bool = False) -> Traced:
+def trace_run(run: Run, *, all_calls: bool = False) -> FallbackTrace:
     """Trace a run; one that may run elsewhere does so with numbers when meta refuses: its own, ones where it has none.
 
     Tensors without numbers that claim to be on the CPU would be a step between; TorchLens refuses them.
@@ -60,8 +60,10 @@ def trace_run(run: Run, *, all_calls: bool = False) -> Traced:
     return replace(found, notes=(f"run {run.id}: on the CPU with {which}, because: {_line(refused)}",))
 
 
-def _traced(run: Run, *, all_calls: bool) -> Traced:
-    return Traced(run, settled(run.model, lambda: trace_graph(run)), trace_hooks(run, all_calls=all_calls))
+def _traced(run: Run, *, all_calls: bool) -> FallbackTrace:
+    return FallbackTrace(
+        run, repeat_if_modules_replaced(run.model, lambda: trace_graph(run)), trace_hooks(run, all_calls=all_calls)
+    )
 
 
 def _line(error: Exception) -> str:

@@ -30,12 +30,12 @@ from costproof.patches.patch import gc_disabled
 from costproof.patches.torchlens import wrapped_once
 from costproof.tracers.callgraph import call_graph
 from costproof.tracers.cpu_fallback import trace_run
-from costproof.tracers.flop_counter_ledger import Flops, judged_ledger
+from costproof.tracers.flop_counter_ledger import Flops, flop_counter_ledger
 from costproof.tracers.hooks import ROOT, Hooked
 from costproof.tracers.paths import Paths, dtype_name
 from costproof.tracers.resident_bytes import resident_bytes
 from costproof.tracers.timing import profile_runs
-from costproof.tracers.torchlens_trace import Forward, lost_tensors
+from costproof.tracers.torchlens_trace import TracedForward, lost_tensors
 
 if TYPE_CHECKING:
     import torch
@@ -121,7 +121,7 @@ class _TracedRuns:
             self.operators.setdefault(op.module or ROOT, Counter())[op.name] += 1
 
     def _cost(
-        self, traced: Forward, work: CostedGraph, hooks: Hooked
+        self, traced: TracedForward, work: CostedGraph, hooks: Hooked
     ) -> tuple[tuple[CostNode, ...], tuple[UnknownOp, ...]]:
         """Return the nodes of a run and its unknown operators; the growth of the cache is what the hooks measured."""
         run, place = hooks.run, locator(hooks.run.locate, traced.graph.calls)
@@ -200,7 +200,7 @@ def dynamic_ledger(
         without_unfused_if_chosen(ledger, target, workload, grouped=any(run.groups for run in runs)),
         call_graph(traced.hooks, traced.operators, traced.feeds, all_calls=all_calls),
         TraceCheck(len(traced.modules), len(traced.edges), tuple(traced.differences)),
-        judged_ledger(traced.judged, workload.new_tokens, target.info().stages, traced.without_formula),
+        flop_counter_ledger(traced.judged, workload.new_tokens, target.info().stages, traced.without_formula),
         RunRecord(target.options.public(), built.notes, tuple(traced.records)),
         traced.forwards,
         any(hooks.judged.by_values for hooks in traced.hooks),
@@ -222,7 +222,7 @@ def _unknown_nodes(nodes: Iterable[CostNode], missing: Iterable[UnknownOp]) -> I
                 yield CostNode(stage, invocation, op.module, op.op, dict.fromkeys(("flops", *TRAFFIC)))
 
 
-def compare_tracers(traced: Forward, hooks: Hooked) -> tuple[set[str], set[tuple[str, str]], list[str]]:
+def compare_tracers(traced: TracedForward, hooks: Hooked) -> tuple[set[str], set[tuple[str, str]], list[str]]:
     """Return the modules and edges that TorchLens or the hooks saw in a run, and where the two disagree."""
     calls = Counter(c.module or ROOT for c in traced.graph.calls)
     edges = Counter((c.parent[0] or ROOT, c.module) for c in traced.graph.calls if c.parent is not None)

@@ -20,8 +20,8 @@ from costproof.opgraph.graph import AUTOCAST, Graph, ModuleCall, OpCall, Value, 
 from costproof.opgraph.rules.matmul import NONZERO
 from costproof.opgraph.rules.names import canonical
 from costproof.patches.tensor import autocast_recorded
-from costproof.tracers.exporting import Sizes, exported_program, inputs_by_path
-from costproof.tracers.paths import COMPILED, Paths, dtype_name, operands, plain_value, under_autocast, unwrapped
+from costproof.tracers.exporting import SizeTranslator, export_program, inputs_by_path
+from costproof.tracers.paths import COMPILED, Paths, dtype_name, mark_autocast, plain_value, split_arguments, unwrapped
 
 if TYPE_CHECKING:
     import torch
@@ -72,16 +72,20 @@ def export_graph(job: ExportJob) -> Exported:
     # A cache that is given with the module, not as an argument of the export: it is another one after it.
     before = states(*caches_of(getattr(job.module, "rest", {})).values())
     with autocast_recorded() as cast_to:
-        program, assumed = exported_program(job)
-    found = _Reader(job, program, Sizes(job, program), before).read(assumed)
-    return replace(found, graph=under_autocast(found.graph, cast_to.missing))
+        program, assumed = export_program(job)
+    found = _ExportReader(job, program, SizeTranslator(job, program), before).read(assumed)
+    return replace(found, graph=mark_autocast(found.graph, cast_to.missing))
 
 
-class _Reader:
+class _ExportReader:
     """One pass over an exported program."""
 
     def __init__(
-        self, job: ExportJob, program: torch.export.ExportedProgram, sizes: Sizes, before: Sequence[torch.Tensor] = ()
+        self,
+        job: ExportJob,
+        program: torch.export.ExportedProgram,
+        sizes: SizeTranslator,
+        before: Sequence[torch.Tensor] = (),
     ) -> None:
         self.job, self.program, self.size = job, program, sizes
         self.before = {id(tensor) for tensor in before}
@@ -161,7 +165,7 @@ class _Reader:
         produced = node.meta.get("val")
         outputs = self._results(node, produced)
         schema = getattr(node.target, "_schema", None)
-        tensors, attrs, names = operands(schema, node.args, node.kwargs, self._tensors, self._plain)
+        tensors, attrs, names = split_arguments(schema, node.args, node.kwargs, self._tensors, self._plain)
         if not tensors and not outputs:
             return  # arithmetic on sizes
         place = self._place(node)
@@ -280,7 +284,7 @@ class _Reader:
         # What the program writes into its inputs comes first; it is not a result.
         kinds = [s.kind.name for s in self.program.graph_signature.output_specs]
         flat = [n for n, kind in zip(node.args[0], kinds, strict=True) if kind == "USER_OUTPUT"]
-        end = _parts(spec)[0].num_leaves if self.job.returns_cache and spec is not None else len(flat)
+        end = _children(spec)[0].num_leaves if self.job.returns_cache and spec is not None else len(flat)
         parts = ([self.values.get(n) for n in nodes if hasattr(n, "meta")] for nodes in (flat[:end], flat[end:]))
         result, cache = (tuple(v for v in part if isinstance(v, Value)) for part in parts)
         return result, cache
@@ -290,7 +294,7 @@ def _class_name(cls: Any) -> str:
     return (cls if isinstance(cls, str) else cls.__name__).rsplit(".", 1)[-1]
 
 
-def _parts(spec: Any) -> Sequence[Any]:
+def _children(spec: Any) -> Sequence[Any]:
     """What a tree is made of; torch 2.6 has no method for it."""
     return spec.children() if hasattr(spec, "children") else spec.children_specs  # type: ignore[no-any-return]
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import sympy
 
-from costproof.ledger.errors import Bug, Incomplete, first_line, said_by
+from costproof.ledger.errors import Bug, Incomplete, first_line, message_of
 from costproof.ledger.evaluate import evaluate
 from costproof.ledger.symbols import FUNCTIONS, parse
 from costproof.models.as_it_runs import as_it_runs
@@ -20,16 +20,16 @@ from costproof.patches.export import QUIET_EXPORT, SHAPES_OF_PRODUCTS, concrete_
 from costproof.patches.modules import forward_redirected
 from costproof.patches.patch import patched
 from costproof.patches.tensor import STACK_INDEX_ROWS
-from costproof.tracers.paths import settled
+from costproof.tracers.paths import repeat_if_modules_replaced
 
 if TYPE_CHECKING:
     import torch
     from torch import fx
 
 
-def exported_program(job: ExportJob) -> tuple[torch.export.ExportedProgram, tuple[str, ...]]:
+def export_program(job: ExportJob) -> tuple[torch.export.ExportedProgram, tuple[str, ...]]:
     """The program, and what was taken for granted on the way."""
-    return settled(job.module, lambda: _exported(job), lambda: _run(job))
+    return repeat_if_modules_replaced(job.module, lambda: _exported(job), lambda: _run(job))
 
 
 def _run(job: ExportJob) -> None:
@@ -67,7 +67,7 @@ def _exported(job: ExportJob) -> tuple[torch.export.ExportedProgram, tuple[str, 
 
 def _reason(error: Exception) -> str:
     """What the exporter says, in a line; of sizes that the code fixed, which ones."""
-    said = said_by(error)
+    said = message_of(error)
     fixed = re.findall(r"L\['(\w+)'\]\.size\(\)\[(\d+)\] .*specialized it to be a constant \((\d+)\)", said)
     if fixed:
         which = ", ".join(f"dimension {dim} of {name} (here {value})" for name, dim, value in fixed)
@@ -85,14 +85,14 @@ def dynamic_shapes(job: ExportJob) -> dict[str, Any]:
     def dim(size: SymbolicSize) -> Any:
         return torch.export.Dim.DYNAMIC if size.step == 1 else size.step * steps[size.symbol]
 
-    return each_argument(job, lambda path, _: {s.dim: dim(s) for s in job.sizes if tuple(s.argument) == path} or None)
+    return map_arguments(job, lambda path, _: {s.dim: dim(s) for s in job.sizes if tuple(s.argument) == path} or None)
 
 
 Argument = tuple[str | int, ...]
 """Path of a tensor into the arguments of a job."""
 
 
-class Sizes:
+class SizeTranslator:
     """From the exporter's symbols to ours."""
 
     def __init__(self, job: ExportJob, program: torch.export.ExportedProgram) -> None:
@@ -108,7 +108,7 @@ class Sizes:
 
     def _learn(self, argument: Argument, dim: int, ours: sympy.Expr, theirs: sympy.Expr) -> None:
         if theirs.free_symbols and theirs.free_symbols <= self.table.keys():
-            found = plain(theirs).xreplace(self.table)
+            found = plain_sympy(theirs).xreplace(self.table)
             if sympy.expand(found - ours) != 0:
                 raise Incomplete(
                     "the export took two sizes for one",
@@ -140,7 +140,7 @@ class Sizes:
                     where=f"{self.job.stage}, export {self.job.id}",
                     got=str(theirs),
                 )
-            ours = sympy.expand(plain(theirs).xreplace(self.table))
+            ours = sympy.expand(plain_sympy(theirs).xreplace(self.table))
             self.cache[theirs] = int(ours) if ours.is_Integer else ours
         return self.cache[theirs]
 
@@ -155,7 +155,7 @@ def _linear(expr: sympy.Expr, symbol: sympy.Symbol) -> tuple[sympy.Integer | Non
 _HALVES: Final = tuple(2**i for i in range(9))
 
 
-def plain(expr: sympy.Expr) -> sympy.Expr:
+def plain_sympy(expr: sympy.Expr) -> sympy.Expr:
     """The expression in sympy's own functions: the exporter's divisions and remainders resolved.
 
     A floor division without remainder becomes a quotient; another one becomes ``floor``.
@@ -212,7 +212,7 @@ def _floor(x: sympy.Expr) -> sympy.Expr:
     return -sympy.ceiling(-x) if x.could_extract_minus_sign() else sympy.floor(x)
 
 
-def each_argument(job: ExportJob, change: Callable[[Argument, Any], Any]) -> dict[str, Any]:
+def map_arguments(job: ExportJob, change: Callable[[Argument, Any], Any]) -> dict[str, Any]:
     """The arguments of a job, nested as they are, with what ``change`` makes of each tensor and its path."""
 
     def changed(path: Argument, value: Any) -> Any:
@@ -228,7 +228,7 @@ def each_argument(job: ExportJob, change: Callable[[Argument, Any], Any]) -> dic
 def inputs_by_path(job: ExportJob, program: torch.export.ExportedProgram) -> dict[Argument, fx.Node]:
     """Placeholders of the user's inputs, by path into ``job.args`` (flattened in order)."""
     paths: list[Argument] = []
-    each_argument(job, lambda path, value: paths.append(path))
+    map_arguments(job, lambda path, value: paths.append(path))
     nodes = {n.name: n for n in program.graph.nodes if n.op == "placeholder"}
     names = [s.arg.name for s in program.graph_signature.input_specs if s.kind.name == "USER_INPUT"]
     if len(names) != len(paths):
@@ -258,11 +258,11 @@ def with_numbers(job: ExportJob) -> ExportJob:
     module: Any = with_ones(given.module)
     if rest := getattr(module, "rest", None):  # what a wrapper adds to the arguments is where the module is
         module.rest = with_values(rest, torch.device("cpu"))
-    args = each_argument(given, lambda _, value: same(value))
+    args = map_arguments(given, lambda _, value: same(value))
     return replace(job, module=module, args=args, sizes=(), numbers=True)
 
 
-def resized(job: ExportJob, values: Mapping[str, int]) -> ExportJob:
+def with_sizes(job: ExportJob, values: Mapping[str, int]) -> ExportJob:
     """The job with example inputs of the given sizes, all of them constants of the export: of one decode step, one."""
     wanted: dict[Argument, dict[int, int]] = {}
     for size in job.sizes:
@@ -273,4 +273,4 @@ def resized(job: ExportJob, values: Mapping[str, int]) -> ExportJob:
         # What has the size keeps its memory, and the order in that.
         return value if shape == list(value.shape) else value.new_empty(shape)
 
-    return replace(job, args=each_argument(job, made), sizes=(), repeated=False)
+    return replace(job, args=map_arguments(job, made), sizes=(), repeated=False)

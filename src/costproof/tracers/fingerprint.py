@@ -38,7 +38,7 @@ _DECIDING: Final = ("opgraph", "ledger", "models", "patches", "tracers")
 """The rooms whose code decides what an export is; editing a report or a command leaves exports valid."""
 
 
-class Untold(Exception):
+class NotFingerprintable(Exception):
     """Something that an export may depend on cannot be told in full."""
 
 
@@ -47,7 +47,7 @@ def fingerprint(job: ExportJob) -> str | None:
     import torch
     from torch.backends import opt_einsum
 
-    teller = _Teller()
+    teller = _Serializer()
     try:
         told = [
             [job.id, job.stage, sorted(job.prefix.items()), job.returns_cache, sorted(job.own_calls), job.numbers],
@@ -58,7 +58,7 @@ def fingerprint(job: ExportJob) -> str | None:
             [opt_einsum.enabled, opt_einsum.strategy],
             teller.sources(),
         ]
-    except (Untold, RecursionError):  # a list in itself
+    except (NotFingerprintable, RecursionError):  # a list in itself
         return None
     return digest([told, surroundings()])
 
@@ -67,7 +67,7 @@ def surroundings() -> list[Any]:
     """What decides every export: versions, the machine, costproof's own code, switches of the environment."""
     # Folders of caches decide nothing, and torch sets one of them on its first export.
     switches = sorted((k, v) for k, v in os.environ.items() if k.startswith(_SWITCHES) and "CACHE" not in k)
-    return [environment(), platform.platform(), _own_code(), switches]
+    return [environment(), platform.platform(), own_code_digest(), switches]
 
 
 def digest(told: Any) -> str:
@@ -75,7 +75,7 @@ def digest(told: Any) -> str:
     return hashlib.sha256(json.dumps(told).encode()).hexdigest()
 
 
-class _Teller:
+class _Serializer:
     """Python objects as JSON; one that comes again is named by its number, so that sharing is told too."""
 
     def __init__(self) -> None:
@@ -134,7 +134,7 @@ class _Teller:
                 return [value.__module__, value.__qualname__]
         written_in_python = all(kind.__flags__ & _HEAP_TYPE for kind in type(value).__mro__[:-1])
         if not written_in_python or not _fields(value):
-            raise Untold(type(value).__name__)
+            raise NotFingerprintable(type(value).__name__)
         return self._attributes(value)
 
     def _attributes(self, value: Any) -> Any:
@@ -154,14 +154,14 @@ class _Teller:
         import torch
 
         if value.layout != torch.strided:
-            raise Untold("a sparse tensor")
+            raise NotFingerprintable("a sparse tensor")
         told = [list(map(int, value.shape)), list(map(int, value.stride())), str(value.dtype), str(value.device)]
         told.append(value.requires_grad)
         if value.device.type == "meta" and type(value) in (torch.Tensor, torch.nn.Parameter):
             memory = value.untyped_storage()._cdata
             return [*told, value.storage_offset(), self._memories.setdefault(memory, len(self._memories))]
         if value.device.type != "cpu" or value.numel() > _MOST_NUMBERS:
-            raise Untold("a tensor with numbers")
+            raise NotFingerprintable("a tensor with numbers")
         numbers = value.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
         return [*told, hashlib.sha256(numbers).hexdigest()]
 
@@ -173,7 +173,7 @@ def _fields(value: Any) -> list[str]:
     try:
         own = getattr(value, "__dict__", ())
     except Exception as error:
-        raise Untold("an object that does not say what it holds") from error
+        raise NotFingerprintable("an object that does not say what it holds") from error
     return [n for n in (*names, *own) if n not in _SAY_NOTHING]
 
 
@@ -220,18 +220,18 @@ def _carrier(module: str | None) -> str | None:
         Untold: it came with none, so nobody says when its helpers change.
     """
     if module is None:
-        raise Untold("a function that was made while it ran")
+        raise NotFingerprintable("a function that was made while it ran")
     top = module.partition(".")[0]
     if top in sys.stdlib_module_names or top == OWN.name:
         return None
     where, version = getattr(sys.modules.get(module), "__file__", None), installed(top)
     if where is None or version is None or not INSTALLED & set(Path(where).parts):
-        raise Untold(module)
+        raise NotFingerprintable(module)
     return f"{top} {version}"
 
 
 @cache
-def _own_code() -> str:
+def own_code_digest() -> str:
     """Return a digest of the part of costproof that makes exports and costs graphs: another version exports again."""
     found = hashlib.sha256()
     for file in sorted(file for part in _DECIDING for file in (OWN / part).rglob("*.py")):

@@ -12,35 +12,35 @@ from costproof.ledger.node import CostNode, Ledger, UnknownOp
 from costproof.models.jobs import Run
 from costproof.opgraph.merge import merge_unknown
 
-Where = tuple[tuple[str, int], ...]
+CallStack = tuple[tuple[str, int], ...]
 """The calls that are running, outermost first: (path of the module, number of its call)."""
-Quantity = tuple[str, str, str, str]
+FlopKey = tuple[str, str, str, str]
 """Stage, invocation, module, operator."""
-Flops = Mapping[Quantity, int]
+Flops = Mapping[FlopKey, int]
 
 SOURCE: Final = "dispatcher"
 ALONE: Final = "torch has no formula for this operator"
 
 
 @dataclass(slots=True)
-class Judged:
+class DispatchedFlops:
     """One run as the dispatcher saw it."""
 
-    flops: Counter[tuple[Where, str]] = field(default_factory=Counter)
+    flops: Counter[tuple[CallStack, str]] = field(default_factory=Counter)
     """Of each operator by the calls that it ran in."""
-    unjudged: Counter[tuple[Where, str]] = field(default_factory=Counter)
+    unjudged: Counter[tuple[CallStack, str]] = field(default_factory=Counter)
     """Calls of operators that no formula is known for."""
-    left: Counter[Where] = field(default_factory=Counter)
+    left: Counter[CallStack] = field(default_factory=Counter)
     """How often the numbers of a tensor went to NumPy."""
     by_values: bool = False
     """Whether values of tensors decided a size or a branch."""
 
-    def placed(self, run: Run) -> dict[Quantity, int]:
+    def placed(self, run: Run) -> dict[FlopKey, int]:
         """FLOPs by stage, invocation, module and operator.
 
         What stands inside a group of modules of which the data decides which run, stands on the group.
         """
-        again, found = self._again(), Counter[Quantity]()
+        again, found = self._again(), Counter[FlopKey]()
         for (where, operator), flops in self.flops.items():
             found[(*_place(run, where, again), operator)] += flops
         return dict(found)
@@ -75,7 +75,7 @@ class Judged:
         return {path for calls in (self.flops, self.unjudged) for each, _ in calls for path, n in each if n > 1}
 
 
-def _place(run: Run, where: Where, again: Collection[str]) -> tuple[str, str, str]:
+def _place(run: Run, where: CallStack, again: Collection[str]) -> tuple[str, str, str]:
     """Stage, invocation and module; of a call in a module that is called again, the outermost such call decides."""
     module = where[-1][0] if where else ""
     number = next((call for path, call in where if path in again), 1)
@@ -83,7 +83,7 @@ def _place(run: Run, where: Where, again: Collection[str]) -> tuple[str, str, st
     return (*run.locate(module, number), group)
 
 
-def judged_ledger(
+def flop_counter_ledger(
     runs: Sequence[tuple[int | None, Flops]], steps: int, stages: tuple[str, ...], alone: Iterable[UnknownOp]
 ) -> Ledger:
     """The ledger of the judge: what ran once, and all decode steps.
@@ -94,7 +94,7 @@ def judged_ledger(
         steps: how many steps there are.
         alone: operators without a formula.
     """
-    parts: dict[Quantity, list[int | None]] = {}
+    parts: dict[FlopKey, list[int | None]] = {}
     for context, flops in runs:
         if context is None:
             for quantity, value in flops.items():
@@ -102,7 +102,7 @@ def judged_ledger(
     traced = {context: flops for context, flops in runs if context is not None}
     for quantity in dict.fromkeys(q for flops in traced.values() for q in flops):
         each = {context: flops.get(quantity, 0) for context, flops in traced.items()}
-        parts.setdefault(quantity, []).append(every_step(each, steps))
+        parts.setdefault(quantity, []).append(sum_steps(each, steps))
     nodes = (
         CostNode(*quantity, {"flops": None if None in values else sum(v or 0 for v in values)})
         for quantity, values in parts.items()
@@ -110,7 +110,7 @@ def judged_ledger(
     return Ledger(SOURCE, tuple(nodes), ("flops",), stages, merge_unknown(alone))
 
 
-def every_step(costs: Mapping[int, int], count: int) -> int | None:
+def sum_steps(costs: Mapping[int, int], count: int) -> int | None:
     """What all steps cost, by adding them up one by one; ``None`` where that is not known.
 
     Args:

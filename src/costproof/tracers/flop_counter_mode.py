@@ -21,7 +21,7 @@ from torch.utils.flop_counter import flop_registry
 from costproof.patches.export import value_dependent_tags
 from costproof.patches.patch import patched
 from costproof.patches.tensor import EINSUM, READ_VALUES, TO_NUMPY
-from costproof.tracers.flop_counter_ledger import Judged, Where
+from costproof.tracers.flop_counter_ledger import CallStack, DispatchedFlops
 
 _ATTENTION: Final = ("_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_fused_attention_overrideable")
 _ROWS: Final = ("_addmm_activation", "_int_mm", "_weight_int8pack_mm", "_weight_int4pack_mm")
@@ -39,7 +39,7 @@ _OWN: Final = ("aten", "prims", "prim", "profiler", "_c10d_functional")
 """Namespaces in which an operator without a formula multiplies no matrices."""
 
 
-class Judge(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class FlopCounterJudge(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts while a model runs under it; changes nothing.
 
     Args:
@@ -51,11 +51,11 @@ class Judge(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self, calls: Sequence[tuple[str, int, Any]], root: str) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.calls, self.root, self.seen = calls, root, Judged()
+        self.calls, self.root, self.seen = calls, root, DispatchedFlops()
         self._known: dict[Any, tuple[Callable[..., int] | bool | None, str]] = {}
         self._in_einsum = False
 
-    def where(self) -> Where:
+    def where(self) -> CallStack:
         """The calls that are running now."""
         return tuple(("" if path == self.root else path, number) for path, number, _ in self.calls)
 
@@ -107,7 +107,7 @@ class Judge(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._in_einsum = inside
 
 
-class CountingMode(Judge):  # type: ignore[no-untyped-call]
+class CountingMode(FlopCounterJudge):  # type: ignore[no-untyped-call]
     """A judge that also counts the elements of all floating-point results, by module."""
 
     def __init__(self, running: list[tuple[str, int, Any]], root: str) -> None:

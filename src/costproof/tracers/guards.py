@@ -22,16 +22,16 @@ from costproof.tracers.exported import Exported
 from costproof.tracers.exporting import Argument
 
 T = TypeVar("T")
-Sizes = Mapping[str, int]
+SizeValues = Mapping[str, int]
 """What the symbols of an export stand for."""
-Guard = Callable[[Sizes], Any]
+Guard = Callable[[SizeValues], Any]
 """A condition on them, or a number in one."""
 
 _SOME_SIZES: Final = (2, 3, 7, 64, 1_000, 4_097, 131_072, 1_000_003)
 
 
 @dataclass(frozen=True, slots=True)
-class _Reading(Generic[T]):
+class _GuardAlgebra(Generic[T]):
     """What a guard's text becomes: its grammar is one, its values are not."""
 
     number: Callable[[Any], T]
@@ -47,30 +47,30 @@ class _Reading(Generic[T]):
     most: Callable[..., T]
 
 
-def _later(of: Callable[..., Any]) -> Callable[..., Guard]:
+def _deferred(of: Callable[..., Any]) -> Callable[..., Guard]:
     """An operation on values as one on functions of the sizes."""
     return lambda *parts: lambda sizes: of(*(part(sizes) for part in parts))
 
 
-_AT_SIZES: Final[_Reading[Guard]] = _Reading(
+_AT_SIZES: Final[_GuardAlgebra[Guard]] = _GuardAlgebra(
     number=lambda value: lambda sizes: value,
     truth=lambda value: lambda sizes: value,
     symbol=lambda name: lambda sizes: sizes[name],
-    two={sign: _later(of) for sign, of in {
+    two={sign: _deferred(of) for sign, of in {
         ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Pow: operator.pow,
         ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.Div: lambda a, b: Fraction(a) / b,
         ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt,
         ast.GtE: operator.ge,
     }.items()},
-    negative=_later(operator.neg),
-    untrue=_later(operator.not_),
+    negative=_deferred(operator.neg),
+    untrue=_deferred(operator.not_),
     every=lambda *parts: lambda sizes: all(part(sizes) for part in parts),
     some=lambda *parts: lambda sizes: any(part(sizes) for part in parts),
-    least=_later(min),
-    most=_later(max),
+    least=_deferred(min),
+    most=_deferred(max),
 )  # fmt: skip
 """Read once and asked at hundreds of points, each guard becomes a function of the sizes."""
-_IN_SYMBOLS: Final[_Reading[sympy.Expr]] = _Reading(
+_IN_SYMBOLS: Final[_GuardAlgebra[sympy.Expr]] = _GuardAlgebra(
     number=lambda value: sympy.Integer(operator.index(value)),
     truth=lambda value: sympy.Integer(value - 1),
     symbol=parse,
@@ -91,7 +91,7 @@ _IN_SYMBOLS: Final[_Reading[sympy.Expr]] = _Reading(
 """Of integers; what is true is not negative."""
 
 
-def holds_at(exported: Exported, points: Sequence[Sizes]) -> tuple[bool, ...]:
+def holds_at(exported: Exported, points: Sequence[SizeValues]) -> tuple[bool, ...]:
     """Whether the graph of an export describes the model at each point.
 
     A graph with symbols stands for all sizes that pass the exporter's guards; at others the model may take another
@@ -108,11 +108,12 @@ def holds_at(exported: Exported, points: Sequence[Sizes]) -> tuple[bool, ...]:
     least = {size.symbol: 2 * size.step for size in exported.job.sizes}
     values = [_values(exported, point) for point in points]
     return tuple(
-        all(at[name] >= low for name, low in least.items()) and _broken(exported, guards, at) is None for at in values
+        all(at[name] >= low for name, low in least.items()) and _first_broken(exported, guards, at) is None
+        for at in values
     )
 
 
-def broken_at(exported: Exported, points: Sequence[Sizes]) -> str | None:
+def first_broken_guard(exported: Exported, points: Sequence[SizeValues]) -> str | None:
     """The first guard that is not met at one of the points; ``None`` where all are.
 
     Here a size of 1 counts as 2, the least that the exporter takes a symbol to be: its graphs are used for one page
@@ -125,7 +126,7 @@ def broken_at(exported: Exported, points: Sequence[Sizes]) -> str | None:
     least = {size.symbol: 2 * size.step for size in exported.job.sizes}
     for point in points:
         values = _values(exported, point)
-        broken = _broken(exported, guards, {name: max(value, least[name]) for name, value in values.items()})
+        broken = _first_broken(exported, guards, {name: max(value, least[name]) for name, value in values.items()})
         if broken is not None:
             return f"{broken}, at {', '.join(f'{name} = {value:,}' for name, value in values.items())}"
     return None
@@ -144,30 +145,30 @@ def conditions(exported: Exported) -> tuple[str, ...]:
     names = sorted({str(s) for symbol in symbols for s in parse(symbol).free_symbols})
     points = [dict(zip(names, point, strict=True)) for point in product(_SOME_SIZES, repeat=len(names))]
     every = [_values(exported, point) for point in points]
-    return tuple(text for text, holds in _guards(exported) if not all(_met(holds, at) for at in every))
+    return tuple(text for text, holds in _guards(exported) if not all(_holds(holds, at) for at in every))
 
 
 @dataclass(frozen=True, slots=True)
-class Condition:
+class GuardCondition:
     """One guard, read."""
 
     text: str
     names: frozenset[str]
     """The symbols of sizes that it is about."""
-    met: Callable[[Sizes], bool]
+    met: Callable[[SizeValues], bool]
     """Whether it is, at values of all symbols; where it divides by zero it is not."""
     margin: Callable[[], sympy.Expr]
     """An expression that is not negative where it is met; it raises Incomplete where there is none in integers."""
 
 
-def guard_conditions(exported: Exported) -> list[Condition]:
+def guard_conditions(exported: Exported) -> list[GuardCondition]:
     """Every guard of an export.
 
     Raises:
         Incomplete: a guard asks for something other than sizes of inputs.
     """
 
-    def read(node: ast.expr) -> Condition:
+    def read(node: ast.expr) -> GuardCondition:
         holds, said = _read(node, _AT_SIZES), ast.unparse(node)
         sizes = [parse(n.id) for n in ast.walk(node) if isinstance(n, ast.Name) and n.id not in ("min", "max")]
 
@@ -175,10 +176,10 @@ def guard_conditions(exported: Exported) -> list[Condition]:
             with _about_sizes(exported.job):
                 return sympy.expand(_read(node, _IN_SYMBOLS))
 
-        return Condition(
+        return GuardCondition(
             said,
             frozenset(s.name for size in sizes for s in size.free_symbols),
-            lambda at: _met(holds, _values(exported, at)),
+            lambda at: _holds(holds, _values(exported, at)),
             margin,
         )
 
@@ -198,21 +199,21 @@ def margins(job: ExportJob, guards: Sequence[str]) -> tuple[sympy.Expr, ...]:
     return tuple(dict.fromkeys(x for x in found if not x.is_nonnegative))
 
 
-def _values(exported: Exported, point: Sizes) -> dict[str, int]:
+def _values(exported: Exported, point: SizeValues) -> dict[str, int]:
     """The value of every symbolic size, which may be an expression, by its text."""
     symbols = dict.fromkeys(size.symbol for size in exported.job.sizes)
     return {s: point[s] if s in point else evaluate(parse(s), point) for s in symbols}
 
 
-def _broken(exported: Exported, guards: Sequence[tuple[str, Guard]], values: Sizes) -> str | None:
+def _first_broken(exported: Exported, guards: Sequence[tuple[str, Guard]], values: SizeValues) -> str | None:
     for size in exported.job.sizes:
         if values[size.symbol] % size.step:
             return f"{size.symbol} % {size.step} == 0"
     outside = (f"{margin} >= 0" for margin in exported.job.holds if evaluate(parse(margin), values) < 0)
-    return next(outside, None) or next((text for text, holds in guards if not _met(holds, values)), None)
+    return next(outside, None) or next((text for text, holds in guards if not _holds(holds, values)), None)
 
 
-def _met(holds: Guard, values: Sizes) -> bool:
+def _holds(holds: Guard, values: SizeValues) -> bool:
     """Whether a guard is; one that divides by zero is about a size that is not there."""
     try:
         return bool(holds(values))
@@ -226,7 +227,7 @@ def _guards(exported: Exported) -> list[tuple[str, Guard]]:
 
 
 def _each(job: ExportJob, guards: Sequence[str], read: Callable[[ast.expr], T]) -> list[T]:
-    reader = _Reader(job)
+    reader = _SizeSubstitution(job)
     with _about_sizes(job):
         conditions: list[ast.expr] = [reader.visit(ast.parse(g, mode="eval").body) for g in guards]
         return [read(node) for node in {ast.dump(node): node for node in conditions}.values()]
@@ -244,7 +245,7 @@ def _about_sizes(job: ExportJob) -> Iterator[None]:
         ) from error
 
 
-class _Reader(ast.NodeTransformer):
+class _SizeSubstitution(ast.NodeTransformer):
     """Puts the symbol, or the constant, of an input's size for ``L['keys'][0].size()[2]``."""
 
     def __init__(self, job: ExportJob) -> None:
@@ -275,7 +276,7 @@ def _path(node: ast.expr) -> Argument:
     raise TypeError(ast.unparse(node))
 
 
-def _read(node: ast.expr, into: _Reading[T]) -> T:
+def _read(node: ast.expr, into: _GuardAlgebra[T]) -> T:
     """Arithmetic, comparisons, ``and``, ``or``, ``not``, ``min`` and ``max`` over integers and symbols."""
 
     def read(*nodes: ast.expr) -> list[T]:

@@ -17,14 +17,14 @@ from operator import sub
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from costproof.ledger.attributes import attribute
-from costproof.ledger.callgraph import Event, Plain, PlainAt, TensorAt, ValueAt
+from costproof.ledger.callgraph import Event, JsonScalar, PlainAt, TensorAt, ValueAt
 from costproof.models.as_it_runs import as_it_runs
 from costproof.models.caches import by_layer, caches_of, held, is_cache
 from costproof.models.jobs import Run
 from costproof.patches.modules import forward_redirected, hooked
 from costproof.patches.patch import patched
 from costproof.patches.tensor import STACK_INDEX_ROWS
-from costproof.tracers.flop_counter_ledger import Judged
+from costproof.tracers.flop_counter_ledger import DispatchedFlops
 from costproof.tracers.paths import Paths, dtype_name
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ MAX_EVENTS: Final = 20_000
 
 
 @dataclass(slots=True)
-class _Filling:
+class _CacheFill:
     """The caches that one call was handed, if any, the bytes that they held then, and what calls inside it added."""
 
     caches: tuple[Any, ...]
@@ -64,10 +64,10 @@ class Hooked:
     cache_growth: Counter[str] = field(default_factory=Counter)
     """Bytes that a cache holds more after the run, by the module that wrote them."""
     stack: list[tuple[str, int, BaseException | None]] = field(default_factory=list)
-    filling: list[_Filling] = field(default_factory=list)
+    filling: list[_CacheFill] = field(default_factory=list)
     """Beside the stack: the caches that a call was handed."""
     marked: set[str] = field(default_factory=set)
-    judged: Judged = field(default_factory=Judged)
+    judged: DispatchedFlops = field(default_factory=DispatchedFlops)
     """What torch's own formulas say of the operators that ran."""
 
     def enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
@@ -77,11 +77,11 @@ class Hooked:
         if self.stack:
             self.edges[self.stack[-1][0], path] += 1
         if call == 1 or self.all_calls:
-            self.inputs[path] = (*self.inputs.get(path, ()), *taken(args, kwargs, call))
+            self.inputs[path] = (*self.inputs.get(path, ()), *describe_arguments(args, kwargs, call))
         self.note("enter", path, {"call": call})
         self.stack.append((path, call, sys.exception()))
         caches = tuple(v for v in (*args, *kwargs.values()) if is_cache(v))
-        self.filling.append(_Filling(caches, held(*caches), self.cache_growth.total()))
+        self.filling.append(_CacheFill(caches, held(*caches), self.cache_growth.total()))
         for mark in self.run.marks:
             if (mark.module or ROOT) == path and mark.name not in self.marked:
                 data = mark.read(module, args, kwargs)
@@ -106,7 +106,7 @@ class Hooked:
             self.note("exit", path, {"call": call, "raised": type(error).__name__})
             return
         if path not in self.outputs or self.all_calls:
-            self.outputs[path] = (*self.outputs.get(path, ()), *given(output, call))
+            self.outputs[path] = (*self.outputs.get(path, ()), *describe_output(output, call))
         self.note("exit", path, {"call": call})
 
     def returns_tensors(self, path: str) -> bool:
@@ -126,7 +126,7 @@ def trace_hooks(run: Run, *, all_calls: bool = False) -> Hooked:
     Args:
         all_calls: note what goes in and out of every call, not of each module's first alone.
     """
-    from costproof.tracers.flop_counter_mode import Judge
+    from costproof.tracers.flop_counter_mode import FlopCounterJudge
 
     kwargs = run.inputs()
     paths = Paths(run.model)
@@ -138,7 +138,7 @@ def trace_hooks(run: Run, *, all_calls: bool = False) -> Hooked:
     past = caches_of(kwargs)
     before, layers = held(past), by_layer(past.get("past_key_values"))
     hooks = hooked(paths.modules.values(), seen.enter, seen.leave, with_kwargs=True)
-    judge = Judge(seen.stack, ROOT)
+    judge = FlopCounterJudge(seen.stack, ROOT)
     seen.judged = judge.seen
     with as_it_runs(run.model), patched(*STACK_INDEX_ROWS), hooks, forward_redirected(run.model), judge.watching():
         result = run.model(**kwargs)
@@ -163,7 +163,7 @@ MAX_TEXT: Final = 80
 MAX_DEPTH: Final = 12
 
 
-def taken(args: tuple[Any, ...], kwargs: Mapping[str, Any], call: int = 1) -> tuple[ValueAt, ...]:
+def describe_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any], call: int = 1) -> tuple[ValueAt, ...]:
     """Everything in the arguments of a call: ``args[0]``, ``kwargs.mask``, …"""
     walk = _Walk(call)
     walk.items(args, "args")
@@ -171,7 +171,7 @@ def taken(args: tuple[Any, ...], kwargs: Mapping[str, Any], call: int = 1) -> tu
     return walk.result("args")
 
 
-def given(output: Any, call: int = 1) -> tuple[ValueAt, ...]:
+def describe_output(output: Any, call: int = 1) -> tuple[ValueAt, ...]:
     """Everything in the result of a call: ``output``, ``output[0]``, ``output.logits``, …"""
     walk = _Walk(call)
     walk.value(output, "output")
@@ -269,7 +269,7 @@ class _Walk:
             dtype = dtype_name(tensor.dtype)
             self.found.append(TensorAt(tuple(int(s) for s in tensor.shape), dtype, place, self.call, kind))
 
-    def _plain(self, kind: str, value: Plain, place: str) -> None:
+    def _plain(self, kind: str, value: JsonScalar, place: str) -> None:
         if self._room():
             self.found.append(PlainAt(kind, value, place, self.call))
 
@@ -279,7 +279,7 @@ class _Walk:
         return room
 
 
-def _small(value: Plain) -> Plain:
+def _small(value: JsonScalar) -> JsonScalar:
     """The value, if JSON can hold it and a reader would want to see it."""
     if isinstance(value, str):
         return str(value) if len(value) <= MAX_TEXT else None

@@ -26,7 +26,7 @@ from costproof.patches.torchlens import wrapped_once
 from costproof.tracers.dynamic import without_unfused_if_chosen
 from costproof.tracers.paths import Paths, dtype_name
 from costproof.tracers.resident_bytes import resident_bytes
-from costproof.tracers.torchlens_trace import Forward, lost_tensors, trace_forward
+from costproof.tracers.torchlens_trace import TracedForward, lost_tensors, trace_forward
 
 SCAFFOLDING: Final = "(wrapper)"
 """Stands before paths inside a wrapper that are not paths of the model; no module can be called so."""
@@ -78,7 +78,7 @@ def isolated_ledger(target: Staged, workload: Workload, progress: Progress = sil
     return without_unfused_if_chosen(ledger, target, workload)
 
 
-def trace_stage(run: ExportJob) -> Forward:
+def trace_stage(run: ExportJob) -> TracedForward:
     """Trace one stage alone, in paths from the root of the model; of the inputs past keys and values are left.
 
     Raises:
@@ -88,11 +88,11 @@ def trace_stage(run: ExportJob) -> Forward:
     found = trace_forward(run.module, run.args, f"stage run {run.id}", *names)
     past = tuple(v for v in found.inputs if v.origin == "cache")
     graph = rename_modules(found.graph, run.prefix, SCAFFOLDING).with_calls_of(run.own_calls)
-    return Forward(graph, past, found.problems, found.notes)
+    return TracedForward(graph, past, found.problems, found.notes)
 
 
 def stage_nodes(
-    run: ExportJob, traced: Forward, work: CostedGraph, convention: Convention | None = None
+    run: ExportJob, traced: TracedForward, work: CostedGraph, convention: Convention | None = None
 ) -> tuple[tuple[CostNode, ...], tuple[UnknownOp, ...]]:
     """Nodes of one stage run.
 

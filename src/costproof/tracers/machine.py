@@ -38,7 +38,7 @@ _ROWS: Final = 8_192
 _HERE: Final = "here"
 
 
-def measured(run: str, name: str, dtypes: Iterable[str] = DTYPES) -> Device:
+def measure_device(run: str, name: str, dtypes: Iterable[str] = DTYPES) -> Device:
     """The device on which things run here.
 
     Args:
@@ -53,13 +53,13 @@ def measured(run: str, name: str, dtypes: Iterable[str] = DTYPES) -> Device:
         raise Incomplete("there is no CUDA device here", where="--run cuda", fix="--run cpu measures the processor")
     peaks = tuple(made for made in (_peak(run, dtype) for dtype in dtypes) if made is not None)
     source = Source(
-        f"measured on {title(run)} with torch {torch.__version__}, {torch.get_num_threads()} threads",
+        f"measured on {device_title(run)} with torch {torch.__version__}, {torch.get_num_threads()} threads",
         f"{datetime.now(UTC):%Y-%m-%d}",
     )
-    return Device(name, title(run), "measured", {_HERE: source}, peaks, _bandwidth(run), _memory(run))
+    return Device(name, device_title(run), "measured", {_HERE: source}, peaks, _bandwidth(run), _memory(run))
 
 
-def title(run: str) -> str:
+def device_title(run: str) -> str:
     """What a device is called by its maker, or a processor by its kind."""
     return torch.cuda.get_device_name() if run == "cuda" else f"{platform.machine()} processor, {os.cpu_count()} cores"
 

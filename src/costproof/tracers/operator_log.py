@@ -22,7 +22,7 @@ from costproof.models.as_it_runs import as_it_runs
 from costproof.models.generic.copies import with_tensors
 from costproof.models.jobs import Run
 from costproof.tracers.cpu_fallback import with_numbers
-from costproof.tracers.timing import NOWHERE, Stage, entered
+from costproof.tracers.timing import NOWHERE, Stage, watch_modules
 
 _WEIGHTS_KEPT: Final = 8
 """Of a distinct call: so many sets of weights take turns."""
@@ -33,7 +33,7 @@ _STANDS_FOR: Final = {"transformers.grouped_mm_fallback.default": "_grouped_mm"}
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class TensorForm:
     """A tensor without its numbers."""
 
     shape: tuple[int, ...]
@@ -56,7 +56,7 @@ class Form:
 
 
 @dataclass(slots=True)
-class Call:
+class LoggedCall:
     """A distinct call."""
 
     function: Any
@@ -73,12 +73,12 @@ class Call:
         return bool(getattr(self.function, "is_view", False))
 
     @property
-    def tensors(self) -> list[Form | torch.Tensor]:
+    def tensors(self) -> list[TensorForm | torch.Tensor]:
         """What stands for tensors, in order."""
-        return [leaf for leaf in self.leaves if isinstance(leaf, Form | torch.Tensor)]
+        return [leaf for leaf in self.leaves if isinstance(leaf, TensorForm | torch.Tensor)]
 
 
-class Notes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class OperatorLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """What a forward calls, by stage and module.
 
     Args:
@@ -90,8 +90,8 @@ class Notes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.place: tuple[Stage, str] = (NOWHERE, "")
         self.calls: Counter[tuple[Stage, str, Any]] = Counter()
-        self.distinct: dict[Any, Call] = {}
-        self._weights = {_memory(p) for p in model.parameters()}
+        self.distinct: dict[Any, LoggedCall] = {}
+        self._weights = {_memory_of(p) for p in model.parameters()}
         self._numbers = numbers
 
     def passed(self, stage: Stage, module: str) -> None:
@@ -106,31 +106,31 @@ class Notes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = func(*args, **(kwargs or {}))
         if call.results is None:
             made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
-            given = {_memory(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)}
-            call.results = sum(self._form(t).bytes for t in made if _memory(t) not in given)
+            given = {_memory_of(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)}
+            call.results = sum(self._form(t).bytes for t in made if _memory_of(t) not in given)
         return result
 
-    def _noted(self, func: Any, args: Any, kwargs: Any) -> Call:
+    def _noted(self, func: Any, args: Any, kwargs: Any) -> LoggedCall:
         leaves, spec = tree_flatten((args, kwargs))
         forms = [self._form(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-        function = func if self._numbers else _runs(func)
-        key = (function, str(spec), *(leaf if isinstance(leaf, Form) else repr(leaf) for leaf in forms))
+        function = func if self._numbers else _real_operator(func)
+        key = (function, str(spec), *(leaf if isinstance(leaf, TensorForm) else repr(leaf) for leaf in forms))
         self.calls[*self.place, key] += 1
         if key not in self.distinct:
             kept = map(_kept, leaves, forms) if self._numbers else forms
-            self.distinct[key] = Call(function, spec, list(kept))
+            self.distinct[key] = LoggedCall(function, spec, list(kept))
         found = self.distinct[key]
-        own = [leaf for leaf, form in zip(leaves, forms, strict=True) if isinstance(form, Form) and form.weight]
+        own = [leaf for leaf, form in zip(leaves, forms, strict=True) if isinstance(form, TensorForm) and form.weight]
         if own and self._numbers and len(found.weights) < _WEIGHTS_KEPT:
             found.weights.append(own)
         return found
 
-    def _form(self, tensor: torch.Tensor) -> Form:
-        weight = tensor.is_floating_point() and _memory(tensor) in self._weights
-        return Form(tuple(tensor.shape), tensor.stride(), tensor.dtype, weight)
+    def _form(self, tensor: torch.Tensor) -> TensorForm:
+        weight = tensor.is_floating_point() and _memory_of(tensor) in self._weights
+        return TensorForm(tuple(tensor.shape), tensor.stride(), tensor.dtype, weight)
 
 
-def _memory(tensor: torch.Tensor) -> int:
+def _memory_of(tensor: torch.Tensor) -> int:
     """The same for all tensors that lie in one piece of memory, with numbers or without."""
     return int(tensor.untyped_storage()._cdata)
 
@@ -141,21 +141,21 @@ def _kept(leaf: Any, form: Any) -> Any:
     return leaf.detach().clone() if indices else form
 
 
-def _runs(func: Any) -> Any:
+def _real_operator(func: Any) -> Any:
     """The operator that runs where there are numbers."""
     packet = getattr(torch.ops.aten, _STANDS_FOR.get(str(func), ""), None)
     return func if packet is None else packet.default
 
 
-def noted(run: Run) -> Notes:
+def log_operators(run: Run) -> OperatorLog:
     """The operators of a forward with numbers, which runs once."""
-    notes, kwargs = Notes(run.model, numbers=True), run.inputs()
-    with entered(run, _everywhere(run), notes.passed), torch.no_grad(), run.around(), notes:
+    notes, kwargs = OperatorLog(run.model, numbers=True), run.inputs()
+    with watch_modules(run, _everywhere(run), notes.passed), torch.no_grad(), run.around(), notes:
         run.model(**kwargs)
     return notes
 
 
-def noted_unrun(run: Run, device: str) -> Notes:
+def log_operators_without_values(run: Run, device: str) -> OperatorLog:
     """The operators of a forward on meta, as they would run on a device; nothing is computed.
 
     A forward that looks at numbers, and may run elsewhere, runs with some on the processor where that is the device.
@@ -164,20 +164,20 @@ def noted_unrun(run: Run, device: str) -> Notes:
         Incomplete: the forward needs numbers, or the model cannot be copied.
     """
     mode = FakeTensorMode()
-    claims = _Claims(mode, device)
+    claims = _FakeCopies(mode, device)
     try:
         model = with_tensors(run.model, claims.made)
         with claims:
             kwargs = run.inputs()
         there = replace(run, model=model)
-        notes = Notes(model, numbers=False)
-        with as_it_runs(model), entered(there, _everywhere(there), notes.passed), run.around(), mode, notes:
+        notes = OperatorLog(model, numbers=False)
+        with as_it_runs(model), watch_modules(there, _everywhere(there), notes.passed), run.around(), mode, notes:
             model(**kwargs)
     except CostproofError:
         raise
     except Exception as error:  # code of other packages raises what it likes
         if run.elsewhere and device == "cpu":
-            return noted(with_numbers(run))
+            return log_operators(with_numbers(run))
         raise Incomplete("the model does not run without numbers", where=run.id, got=first_line(error)) from error
     return notes
 
@@ -186,7 +186,7 @@ def _everywhere(run: Run) -> list[str]:
     return [path for path, _ in run.model.named_modules()]
 
 
-class _Claims(TorchFunctionMode):
+class _FakeCopies(TorchFunctionMode):
     """Copies of tensors claim to be on a device, and have no numbers: ``deepcopy`` makes such within."""
 
     def __init__(self, mode: FakeTensorMode, device: str) -> None:

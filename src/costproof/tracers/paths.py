@@ -89,7 +89,9 @@ class Paths:
                 yield name
 
 
-def settled(model: nn.Module, watch: Callable[[], R], again: Callable[[], object] = lambda: None) -> R:
+def repeat_if_modules_replaced(
+    model: nn.Module, watch: Callable[[], R], again: Callable[[], object] = lambda: None
+) -> R:
     """What ``watch`` says of a model; asked once more if the model put other modules in place of its own meanwhile.
 
     Nobody watches modules that are made while the model runs: their work would be that of the module around.
@@ -118,7 +120,7 @@ Operands = tuple[tuple[Value, ...], dict[str, Any], dict[str, Value]]
 """Tensors in order, other arguments by name, tensors by name: the fields of an :class:`.OpCall`."""
 
 
-def operands(
+def split_arguments(
     schema: Any,
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
@@ -163,7 +165,7 @@ def plain_value(value: Any) -> Any:
     return dtype_name(value) if type(value).__module__ == "torch" else value
 
 
-def under_autocast(graph: Graph, dtypes: Collection[str]) -> Graph:
+def mark_autocast(graph: Graph, dtypes: Collection[str]) -> Graph:
     """Return a graph whose operators all say that they may be cast to the narrowest of some dtypes.
 
     A trace does not tell which of them ran under autocast, and a bound of time takes the fastest arithmetic.

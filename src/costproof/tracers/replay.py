@@ -24,7 +24,13 @@ from costproof.ledger.profile import Timing
 from costproof.ledger.progress import Progress, silent
 from costproof.models.jobs import Run
 from costproof.models.memory import free_bytes
-from costproof.tracers.operator_log import Call, Form, Notes, noted, noted_unrun
+from costproof.tracers.operator_log import (
+    LoggedCall,
+    OperatorLog,
+    TensorForm,
+    log_operators,
+    log_operators_without_values,
+)
 from costproof.tracers.timing import Stage
 
 _MOST: Final = 2_000_000_000
@@ -36,12 +42,12 @@ _ASLEEP: Final = 2_000_000
 _DRAWN: Final = 2**20
 """Numbers that are drawn; larger tensors repeat them."""
 
-Spent = Timing | str
+TimingOrReason = Timing | str
 """Of one distinct call, or why it could not be made."""
 
 
 @dataclass(frozen=True, slots=True)
-class Replayed:
+class ReplayedCall:
     """A distinct call of a module."""
 
     stage: Stage
@@ -57,15 +63,15 @@ class Replayed:
     """It could not."""
 
 
-def replayed(run: Run, count: int, progress: Progress = silent) -> tuple[Replayed, ...]:
+def replay_operators(run: Run, count: int, progress: Progress = silent) -> tuple[ReplayedCall, ...]:
     """The distinct calls of a forward, which runs once, each made ``count`` times alone after one to warm up."""
     device = next(run.model.parameters()).device
-    return _alone({run.id: noted(run)}, count, device, progress)[run.id]
+    return _replay_distinct({run.id: log_operators(run)}, count, device, progress)[run.id]
 
 
-def predicted(
+def predict_operators(
     runs: Sequence[Run], device: str, count: int, progress: Progress = silent
-) -> dict[str, tuple[Replayed, ...]]:
+) -> dict[str, tuple[ReplayedCall, ...]]:
     """Run -> the same of forwards on meta that never run, as they would on ``cpu`` or ``cuda``.
 
     Only one call's tensors are held at a time. A call that several forwards make is made for one of them.
@@ -73,41 +79,41 @@ def predicted(
     Raises:
         Incomplete: a forward needs numbers.
     """
-    found: dict[str, Notes] = {}
+    found: dict[str, OperatorLog] = {}
     for i, run in enumerate(runs):
         progress("note the operators", i, len(runs))
-        found[run.id] = noted_unrun(run, device)
+        found[run.id] = log_operators_without_values(run, device)
     progress("note the operators", len(runs), len(runs))
-    return _alone(found, count, torch.device(device), progress)
+    return _replay_distinct(found, count, torch.device(device), progress)
 
 
-def _alone(
-    runs: Mapping[str, Notes], count: int, device: torch.device, progress: Progress
-) -> dict[str, tuple[Replayed, ...]]:
+def _replay_distinct(
+    runs: Mapping[str, OperatorLog], count: int, device: torch.device, progress: Progress
+) -> dict[str, tuple[ReplayedCall, ...]]:
     flush = torch.empty(_FLUSHED, dtype=torch.uint8, device=device)
     distinct = {key: call for notes in runs.values() for key, call in notes.distinct.items()}
     what = f"replay {next(iter(runs))}" if len(runs) == 1 else "replay"
-    spent: dict[Any, Spent] = {}
+    spent: dict[Any, TimingOrReason] = {}
     with torch.no_grad():
         for i, (key, call) in enumerate(distinct.items()):
             progress(what, i, len(distinct))
-            spent[key] = _timed(call, count, flush)
+            spent[key] = _time_call(call, count, flush)
     progress(what, len(distinct), len(distinct))
 
-    def of(stage: Stage, module: str, key: Any, calls: int) -> Replayed:
+    def of(stage: Stage, module: str, key: Any, calls: int) -> ReplayedCall:
         took = spent[key]
         shapes = tuple(tuple(form.shape) for form in distinct[key].tensors)
         done, why = (took, "") if isinstance(took, Timing) else (None, took)
-        return Replayed(stage, module, str(key[0]), shapes, calls, done, why)
+        return ReplayedCall(stage, module, str(key[0]), shapes, calls, done, why)
 
     return {run: tuple(of(*where, calls) for where, calls in notes.calls.items()) for run, notes in runs.items()}
 
 
-def _timed(call: Call, count: int, flush: torch.Tensor) -> Spent:
-    if not knows(call.function, call.leaves):
+def _time_call(call: LoggedCall, count: int, flush: torch.Tensor) -> TimingOrReason:
+    if not can_make_integers(call.function, call.leaves):
         return "what it does with integers is not known"
     wanted, room = (
-        sum(t.bytes for t in call.tensors if isinstance(t, Form)) + (call.results or 0),
+        sum(t.bytes for t in call.tensors if isinstance(t, TensorForm)) + (call.results or 0),
         free_bytes(flush.device),
     )
     # The rest is for what the operator takes for itself. Memory that a view only describes is never written.
@@ -117,7 +123,7 @@ def _timed(call: Call, count: int, flush: torch.Tensor) -> Spent:
     try:
         for i in range(1 + count):
             # No name holds the tensors of one turn while those of the next are made.
-            spent = _clocked(_bound(call, i, flush), flush.device.type)
+            spent = _clock(_bind_tensors(call, i, flush), flush.device.type)
             if i:
                 found.append(spent)
             if sum(found) > _MOST:
@@ -127,30 +133,30 @@ def _timed(call: Call, count: int, flush: torch.Tensor) -> Spent:
     return Timing(tuple(found))
 
 
-def _bound(call: Call, turn: int, flush: torch.Tensor) -> Callable[[], Any]:
+def _bind_tensors(call: LoggedCall, turn: int, flush: torch.Tensor) -> Callable[[], Any]:
     """The call with tensors: weights out of the caches, all others as warm as the operators before left theirs."""
     given: tuple[Any, Any] = tree_unflatten(call.leaves, call.spec)
-    make = numbers(call.function, *given, flush.device)
-    weights = {i: leaf for i, leaf in enumerate(call.leaves) if isinstance(leaf, Form) and leaf.weight}
+    make = integer_maker(call.function, *given, flush.device)
+    weights = {i: leaf for i, leaf in enumerate(call.leaves) if isinstance(leaf, TensorForm) and leaf.weight}
     if call.weights:
         found = dict(zip(weights, call.weights[turn % len(call.weights)], strict=True))
     else:
-        found = {i: _made(form, flush.device, empty=call.views) for i, form in weights.items()}
+        found = {i: _make_tensor(form, flush.device, empty=call.views) for i, form in weights.items()}
     if found and not call.views:
         flush.fill_(turn % 2)
 
-    def tensor(form: Form) -> torch.Tensor:
-        return _made(form, flush.device) if form.dtype.is_floating_point or form.dtype.is_complex else make(form)
+    def tensor(form: TensorForm) -> torch.Tensor:
+        return _make_tensor(form, flush.device) if form.dtype.is_floating_point or form.dtype.is_complex else make(form)
 
     leaves = [
-        found[i] if i in found else tensor(leaf) if isinstance(leaf, Form) else leaf
+        found[i] if i in found else tensor(leaf) if isinstance(leaf, TensorForm) else leaf
         for i, leaf in enumerate(call.leaves)
     ]
     args, kwargs = tree_unflatten(leaves, call.spec)
     return partial(call.function, *args, **kwargs)
 
 
-def _made(form: Form, device: torch.device, *, empty: bool = False) -> torch.Tensor:
+def _make_tensor(form: TensorForm, device: torch.device, *, empty: bool = False) -> torch.Tensor:
     """A tensor of that form with small numbers, or any; those that lie in memory several times lie there so again."""
     made = torch.empty(form.size, dtype=form.dtype, device=device)
     if form.size and not empty:
@@ -162,7 +168,7 @@ def _made(form: Form, device: torch.device, *, empty: bool = False) -> torch.Ten
     return made.as_strided(form.shape, form.stride)
 
 
-def _clocked(one: Callable[[], Any], device: str) -> int:
+def _clock(one: Callable[[], Any], device: str) -> int:
     if device != "cuda":
         start = time.perf_counter_ns()
         one()
@@ -181,7 +187,7 @@ def _clocked(one: Callable[[], Any], device: str) -> int:
     return round(spent * 1e6)
 
 
-Given = Mapping[str, Any]
+CallArguments = Mapping[str, Any]
 """The arguments of a call by name; forms for tensors."""
 _SEED: Final = 0
 
@@ -232,22 +238,22 @@ _PICKED: Final[Mapping[str, str]] = {
 """Operator -> the argument that has a value for each element that a mask picks."""
 
 
-def knows(function: Any, tensors: list[Any]) -> bool:
+def can_make_integers(function: Any, tensors: list[Any]) -> bool:
     """Whether integers can be made for a call: an operator that is not torch's own may do anything with them."""
-    return function.namespace == "aten" or not any(isinstance(t, Form) and not _real(t) for t in tensors)
+    return function.namespace == "aten" or not any(isinstance(t, TensorForm) and not _real(t) for t in tensors)
 
 
-def numbers(function: Any, args: Any, kwargs: Any, device: torch.device) -> Callable[[Form], torch.Tensor]:
+def integer_maker(function: Any, args: Any, kwargs: Any, device: torch.device) -> Callable[[TensorForm], torch.Tensor]:
     """Makes the tensors of integers and masks of a call with these arguments; forms stand for tensors in them."""
     name = function._schema.name.split("::")[1].removesuffix("_")  # in place it is the same
-    given: Given = {**dict(zip([a.name for a in function._schema.arguments], args, strict=False)), **kwargs}
+    given: CallArguments = {**dict(zip([a.name for a in function._schema.arguments], args, strict=False)), **kwargs}
     source = torch.Generator(device).manual_seed(_SEED)
 
-    def drawn(form: Form, below: int) -> torch.Tensor:
+    def drawn(form: TensorForm, below: int) -> torch.Tensor:
         below = max(1, min(below, torch.iinfo(form.dtype).max))
         return torch.randint(0, below, (form.size,), generator=source, device=device).to(form.dtype)
 
-    def made(form: Form) -> torch.Tensor:
+    def made(form: TensorForm) -> torch.Tensor:
         if form.dtype == torch.bool:
             flat = torch.ones(form.size, dtype=torch.bool, device=device)
             flat[_picked(name, given, form) :] = False
@@ -263,11 +269,11 @@ def numbers(function: Any, args: Any, kwargs: Any, device: torch.device) -> Call
     return made
 
 
-def _real(form: Form) -> bool:
+def _real(form: TensorForm) -> bool:
     return form.dtype.is_floating_point or form.dtype.is_complex
 
 
-def _most(name: str, given: Given, form: Form) -> int | None:
+def _most(name: str, given: CallArguments, form: TensorForm) -> int | None:
     """Indices of this form lie below it; ``None`` where they are none."""
     if name in _INDICES:
         argument, into, dim = _INDICES[name]
@@ -280,21 +286,21 @@ def _most(name: str, given: Given, form: Form) -> int | None:
     return prod(form.shape) if name in _SORTED else None
 
 
-def _below(given: Given, form: Form) -> int | None:
+def _below(given: CallArguments, form: TensorForm) -> int | None:
     """Of a list of indices; a mask in it stands for as many dimensions as it has."""
     at = 0
     for index in given["indices"]:
         if index is form:
             return _length(given["self"], at)
-        at += len(index.shape) if isinstance(index, Form) and index.dtype == torch.bool else 1
+        at += len(index.shape) if isinstance(index, TensorForm) and index.dtype == torch.bool else 1
     return None
 
 
-def _length(form: Form, dim: int) -> int:
+def _length(form: TensorForm, dim: int) -> int:
     return form.shape[dim] if form.shape else 1
 
 
-def _shares(name: str, given: Given, form: Form) -> list[int] | None:
+def _shares(name: str, given: CallArguments, form: TensorForm) -> list[int] | None:
     """Offsets; ``None`` where a form is none."""
     if name in _GROUPED and form is given.get("offs"):
         a, b = given["self"].shape, given["mat2"].shape
@@ -315,9 +321,9 @@ def routed(rows: int, groups: int) -> list[int]:
     return [(group + 1) * touched // groups * rows // max(1, touched) for group in range(groups)]
 
 
-def _picked(name: str, given: Given, form: Form) -> int:
+def _picked(name: str, given: CallArguments, form: TensorForm) -> int:
     """How many elements of a mask's memory are true, from the first on."""
-    values = next((v for v in tree_leaves(given.get(_PICKED.get(name, ""))) if isinstance(v, Form)), None)
+    values = next((v for v in tree_leaves(given.get(_PICKED.get(name, ""))) if isinstance(v, TensorForm)), None)
     if values is None:
         return form.size
     if name == "masked_scatter":

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from costproof.ledger.callgraph import Line, Listing
+from costproof.ledger.callgraph import OperatorLine, OperatorListing
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.evaluate import evaluate_ledger
 from costproof.ledger.metrics import FLOOR
@@ -14,7 +14,7 @@ from costproof.ledger.node import CostNode, Ledger, UnknownOp
 from costproof.ledger.progress import Progress, silent
 from costproof.ledger.run import RunOptions
 from costproof.ledger.series import CONTEXT, STEPS
-from costproof.ledger.workload import Workload, watched_steps
+from costproof.ledger.workload import Workload, sampled_steps
 from costproof.models.generic.copies import unchecked
 from costproof.models.jobs import GIVEN, ExportJob, SymbolicSize
 from costproof.models.serving import options_of
@@ -30,14 +30,14 @@ from costproof.opgraph.tally import LedgerBuilder, graph_metrics
 from costproof.patches.patch import gc_disabled
 from costproof.tracers.cache import cached_export
 from costproof.tracers.exported import Exported
-from costproof.tracers.exporting import resized, with_numbers
-from costproof.tracers.guards import broken_at
+from costproof.tracers.exporting import with_numbers, with_sizes
+from costproof.tracers.guards import first_broken_guard
 from costproof.tracers.paths import Paths
 
 if TYPE_CHECKING:
     from torch import nn
 
-Values = Mapping[tuple[str, str], Mapping[str, int]]
+SymbolValues = Mapping[tuple[str, str], Mapping[str, int]]
 """(stage, invocation) -> values of the workload's symbols there."""
 WITH_ONES: Final = "with ones for numbers"
 WITH_GIVEN: Final = f"with {GIVEN}"
@@ -57,7 +57,7 @@ def static_ledger(target: Exportable, workload: Workload, progress: Progress = s
     """
     progress("build the model", 0, 1)
     model = target.build(workload)
-    covered = tuple(s for s in target.info().stages if s not in left_out(target))
+    covered = tuple(s for s in target.info().stages if s not in stages_not_exported(target))
     values = {(i.stage, i.id): i.symbols for i in target.invocations(workload)}
     found = exported_ledger(target, workload, model, target.export_jobs(model, workload), covered, values, progress)
     return replace(found, sizes=input_sizes(target, model, workload))
@@ -69,7 +69,7 @@ def exported_ledger(
     model: nn.Module,
     jobs: Sequence[ExportJob],
     stages: Sequence[str],
-    values: Values,
+    values: SymbolValues,
     progress: Progress = silent,
     export: Callable[[ExportJob], Exported] | None = None,
     *,
@@ -78,7 +78,7 @@ def exported_ledger(
     """The static ledger of some exports of a model, as far as they can be made.
 
     Args:
-        jobs: the exports; without symbolic sizes (:func:`.exporting.resized`) only integers come out, three
+        jobs: the exports; without symbolic sizes (:func:`.exporting.with_sizes`) only integers come out, three
             times as fast, and every decode step is an export of its own.
         stages: the stages that they cover.
         values: for every invocation of the jobs.
@@ -97,7 +97,7 @@ def exported_ledger(
         progress(f"export {job.id}", i, len(jobs))
         try:
             with gc_disabled():
-                one = one_export(
+                one = cost_job(
                     job, values, export or cached_export, beside=beside, fixed=not whole, dtype=workload.dtype
                 )
         except Incomplete as error:
@@ -121,7 +121,7 @@ def exported_ledger(
         stages=stages,
         unknown_ops=tally.missing(),
         notes=(
-            *(f"{stage} is not covered: {why}" for stage, why in left_out(target).items()),
+            *(f"{stage} is not covered: {why}" for stage, why in stages_not_exported(target).items()),
             *(f"{stage} is not covered: {why.line}" for stage, why in absent.items()),
             *dict.fromkeys(note for job in jobs for note in job.notes),
             *notes,
@@ -146,16 +146,22 @@ def _floor_as_number(nodes: Iterable[CostNode], jobs: Iterable[ExportJob]) -> It
 
 
 @dataclass(frozen=True, slots=True)
-class OneExport:
+class JobCosts:
     """What one job came to."""
 
     tally: LedgerBuilder
     notes: tuple[str, ...]
 
 
-def one_export(
-    job: ExportJob, values: Values, export: Callable[[ExportJob], Exported], *, beside: bool, fixed: bool, dtype: str
-) -> OneExport:
+def cost_job(
+    job: ExportJob,
+    values: SymbolValues,
+    export: Callable[[ExportJob], Exported],
+    *,
+    beside: bool,
+    fixed: bool,
+    dtype: str,
+) -> JobCosts:
     """The costs of one job in symbols; where it has no such export, at the sizes of each of its invocations.
 
     Args:
@@ -173,7 +179,9 @@ def one_export(
         if fixed and exported.job.sizes:
             if some := known_at_sizes(work, known):
                 raise Incomplete("an operator has a cost at given sizes alone", got=", ".join(some))
-            if broken := broken_at(exported, [p for i in job.invocations for p in points(job, values[job.stage, i])]):
+            if broken := first_broken_guard(
+                exported, [p for i in job.invocations for p in job_points(job, values[job.stage, i])]
+            ):
                 raise Incomplete("at these sizes the model takes another way than its graph in symbols", got=broken)
         notes.update(dict.fromkeys(f"export {job.id}: {note}" for note in exported.notes))
         found, missing = job_nodes(exported, work, dtype)
@@ -211,17 +219,17 @@ def one_export(
             known = values[job.stage, invocation]
             at = replace(job, invocations=(invocation,))
             if not job.repeated:
-                add(followed(resized(at, known)))
+                add(followed(with_sizes(at, known)))
                 continue
             for context in step_contexts(known):
-                add(followed(resized(at, {**known, str(CONTEXT): context})), context)
+                add(followed(with_sizes(at, {**known, str(CONTEXT): context})), context)
             steps, bent = tally.summed(known[str(STEPS)])
             notes.update(dict.fromkeys(bent))
             tally.nodes, tally.steps = list(steps), []
-    return OneExport(tally, tuple(notes))
+    return JobCosts(tally, tuple(notes))
 
 
-def points(job: ExportJob, known: Mapping[str, int]) -> list[dict[str, int]]:
+def job_points(job: ExportJob, known: Mapping[str, int]) -> list[dict[str, int]]:
     """The sizes that an export is to hold at: of repeated steps those of every one."""
     if not job.repeated:
         return [dict(known)]
@@ -230,7 +238,7 @@ def points(job: ExportJob, known: Mapping[str, int]) -> list[dict[str, int]]:
 
 def step_contexts(known: Mapping[str, int]) -> list[int]:
     """Tokens in the cache before the first, a middle and the last of the decode steps."""
-    return [known[str(CONTEXT)] + i for i in watched_steps(known[str(STEPS)])]
+    return [known[str(CONTEXT)] + i for i in sampled_steps(known[str(STEPS)])]
 
 
 def job_nodes(exported: Exported, work: CostedGraph, dtype: str) -> tuple[list[CostNode], tuple[UnknownOp, ...]]:
@@ -245,7 +253,7 @@ def job_nodes(exported: Exported, work: CostedGraph, dtype: str) -> tuple[list[C
     return repeated, found.unknown
 
 
-def convention_nodes(exported: Exported, values: Values) -> list[CostNode]:
+def convention_nodes(exported: Exported, values: SymbolValues) -> list[CostNode]:
     """Another tool's convention, for each invocation of one export: it rounds, so sizes are put in first."""
     job, nodes = exported.job, list[CostNode]()
     for invocation in job.invocations:
@@ -264,7 +272,9 @@ def convention_nodes(exported: Exported, values: Values) -> list[CostNode]:
     return nodes
 
 
-def unknown_ops(exported: Exported, work: CostedGraph, found: Sequence[UnknownOp], values: Values) -> list[UnknownOp]:
+def unknown_ops(
+    exported: Exported, work: CostedGraph, found: Sequence[UnknownOp], values: SymbolValues
+) -> list[UnknownOp]:
     """The unknown operators of one export in all its invocations, bounded at their sizes; steps at the last of them."""
     result: list[UnknownOp] = []
     for invocation in exported.job.invocations if found else ():
@@ -276,7 +286,7 @@ def unknown_ops(exported: Exported, work: CostedGraph, found: Sequence[UnknownOp
     return result
 
 
-def left_out(target: Target) -> Mapping[str, str]:
+def stages_not_exported(target: Target) -> Mapping[str, str]:
     """Stages that cannot be exported, with the reason."""
     return target.not_exported if isinstance(target, PartlyExported) else {}
 
@@ -285,7 +295,7 @@ _PAST, _STEPS = str(CONTEXT), str(STEPS)
 _ROOT: Final = ("", 1)
 """The first call of the root of the model."""
 
-_Call = tuple[tuple[str, str], Mapping[str, Any], Sequence[SymbolicSize], int | None]
+_InputCall = tuple[tuple[str, str], Mapping[str, Any], Sequence[SymbolicSize], int | None]
 """Stage and invocation, arguments, the symbols of their dimensions, and tokens in the cache before a decode step."""
 
 
@@ -317,7 +327,7 @@ def input_sizes(target: Exportable, model: nn.Module, workload: Workload) -> dic
     return {call: sizes for call, sizes in found.items() if sizes}
 
 
-def _calls(target: Exportable, model: nn.Module, workload: Workload) -> Iterator[_Call]:
+def _calls(target: Exportable, model: nn.Module, workload: Workload) -> Iterator[_InputCall]:
     described: object = target
     if not isinstance(described, WithFormulas):
         return
@@ -349,7 +359,7 @@ _IDLE: Final = ("alias", "factory", "free")
 """Roles of operators that do no work."""
 
 
-def listings(target: Exportable, workload: Workload, stage: str) -> Iterator[Listing]:
+def listings(target: Exportable, workload: Workload, stage: str) -> Iterator[OperatorListing]:
     """Every export of a stage, for every call.
 
     Raises:
@@ -358,10 +368,10 @@ def listings(target: Exportable, workload: Workload, stage: str) -> Iterator[Lis
     values = {(i.stage, i.id): i.symbols for i in target.invocations(workload)}
     for job in target.export_jobs(target.build(workload), workload):
         for invocation in job.invocations if stage in job.stages else ():
-            one = resized(replace(job, invocations=(invocation,)), values[stage, invocation])
+            one = with_sizes(replace(job, invocations=(invocation,)), values[stage, invocation])
             exported = cached_export(one)
             work = cost_graph(exported.graph)
-            yield Listing(
+            yield OperatorListing(
                 stage,
                 invocation,
                 job.id,
@@ -370,14 +380,14 @@ def listings(target: Exportable, workload: Workload, stage: str) -> Iterator[Lis
             )
 
 
-def _lines(work: CostedGraph, job: ExportJob, stage: str) -> Iterator[Line]:
+def _lines(work: CostedGraph, job: ExportJob, stage: str) -> Iterator[OperatorLine]:
     moved = work.alone
     for at, (op, cost) in enumerate(zip(work.graph.ops, work.costs, strict=True)):
         if job.place(op.module, op.call)[0] != stage:
             continue
         known = (None, None, cost.why) if isinstance(cost, UnknownCost) else (int(cost.flops), int(cost.vector), "")
         flops, vector, why = known
-        yield Line(
+        yield OperatorLine(
             label=op.label,
             operator=op.name,
             module=op.module,

@@ -42,7 +42,7 @@ def clock_of(device: str) -> tuple[str, int]:
     return "CUDA events" if device == "cuda" else "perf_counter", torch.get_num_threads()
 
 
-def timed_stages(runs: Sequence[Run], count: int, progress: Progress = silent) -> tuple[StageTime, ...]:
+def time_stages(runs: Sequence[Run], count: int, progress: Progress = silent) -> tuple[StageTime, ...]:
     """Each stage of the forwards, ``count`` times, after :data:`WARM_UP`; nothing else runs beside them."""
     found: dict[tuple[str, Stage], list[int]] = {}
     for i in range(WARM_UP + count):
@@ -55,7 +55,7 @@ def timed_stages(runs: Sequence[Run], count: int, progress: Progress = silent) -
     return tuple(StageTime(run, *stage, Timing(tuple(spent))) for (run, stage), spent in found.items())
 
 
-def timed_modules(
+def time_modules(
     runs: Sequence[Run], count: int, progress: Progress = silent
 ) -> dict[tuple[str, str, str], tuple[int, ...]]:
     """(Run, stage, module) -> nanoseconds of the module itself, without the modules in it, in ``count`` runs."""
@@ -63,7 +63,7 @@ def timed_modules(
     for i in range(WARM_UP + count):
         progress("time the modules", i, WARM_UP + count)
         for run in runs:
-            spent = _spent(run, [path for path, _ in run.model.named_modules()])
+            spent = _time_modules(run, [path for path, _ in run.model.named_modules()])
             for ((stage, _), path), nanoseconds in spent.items() if i >= WARM_UP else ():
                 # What does not run each time, such as an expert, takes nothing then.
                 found.setdefault((run.id, stage, path), [0] * count)[i - WARM_UP] += nanoseconds
@@ -74,12 +74,12 @@ def timed_modules(
 def stage_times(run: Run) -> dict[Stage, int]:
     """Nanoseconds that each stage of one forward takes; together they are the whole forward."""
     found: Counter[Stage] = Counter()
-    for (stage, _), nanoseconds in _spent(run, borders(run)).items():
+    for (stage, _), nanoseconds in _time_modules(run, stage_boundaries(run)).items():
         found[stage] += nanoseconds
     return dict(found)
 
 
-def _spent(run: Run, paths: Iterable[str]) -> dict[tuple[Stage, str], int]:
+def _time_modules(run: Run, paths: Iterable[str]) -> dict[tuple[Stage, str], int]:
     """Nanoseconds between the borders of these modules in one forward, by stage and by the innermost of them."""
     import torch
 
@@ -96,7 +96,7 @@ def _spent(run: Run, paths: Iterable[str]) -> dict[tuple[Stage, str], int]:
             stamps.append(((stage, path), time.perf_counter_ns()))
 
     kwargs = run.inputs()
-    with entered(run, paths, stamp), torch.no_grad(), run.around():
+    with watch_modules(run, paths, stamp), torch.no_grad(), run.around():
         run.model(**kwargs)
     if cuda:
         torch.cuda.synchronize()
@@ -107,7 +107,7 @@ def _spent(run: Run, paths: Iterable[str]) -> dict[tuple[Stage, str], int]:
 
 
 @contextmanager
-def entered(run: Run, paths: Iterable[str], passed: Callable[[Stage, str], None]) -> Iterator[None]:
+def watch_modules(run: Run, paths: Iterable[str], passed: Callable[[Stage, str], None]) -> Iterator[None]:
     """Tell each time, for the time of the block, that the work passes to one of these modules, and in which stage."""
     stack: list[tuple[Stage, str]] = []
     calls: Counter[nn.Module] = Counter()
@@ -126,7 +126,7 @@ def entered(run: Run, paths: Iterable[str], passed: Callable[[Stage, str], None]
         yield
 
 
-def borders(run: Run) -> list[str]:
+def stage_boundaries(run: Run) -> list[str]:
     """Modules that belong to another stage than the module around them; the root among them."""
     found = []
     for path, _ in run.model.named_modules():
@@ -142,7 +142,7 @@ _OF_THE_MACHINE: Final = ("host_name", "traceName", "trace_id")
 
 
 @dataclass(slots=True)
-class _Sums:
+class _ProfileSums:
     """One module, or one operator in a module, in one profiled run. Times in nanoseconds."""
 
     calls: int = 0
@@ -153,7 +153,7 @@ class _Sums:
     shapes: tuple[tuple[int, ...], ...] = ()
 
 
-_Pass = defaultdict[tuple[str, ...], _Sums]
+_ProfiledRun = defaultdict[tuple[str, ...], _ProfileSums]
 """One profiled run over all forwards, by (module,) and by (module, operator)."""
 
 
@@ -169,16 +169,16 @@ def profile_runs(runs: Sequence[Run], count: int, progress: Progress = silent) -
     cuda = device.type == "cuda"
     if cuda:
         torch.cuda.reset_peak_memory_stats(device)
-    stages = timed_stages(runs, count, progress)
+    stages = time_stages(runs, count, progress)
     peak = torch.cuda.max_memory_allocated(device) if cuda else None
-    passes: list[_Pass] = []
+    passes: list[_ProfiledRun] = []
     chrome = ""
     for i in range(WARM_UP + count):
         progress("profile", i, WARM_UP + count)
-        found, chrome = _profiled(runs, cuda=cuda, trace=i == WARM_UP + count - 1)
+        found, chrome = _profile(runs, cuda=cuda, trace=i == WARM_UP + count - 1)
         if i >= WARM_UP:
             passes.append(found)
-    modules, operators = _timed(passes, cuda=cuda)
+    modules, operators = _timings(passes, cuda=cuda)
     clock, threads = clock_of(device.type)
     measured = Measured(
         device=torch.cuda.get_device_name(device) if cuda else "cpu",
@@ -217,7 +217,7 @@ def module_ranges(model: nn.Module) -> Iterator[None]:
             open_ranges.pop().__exit__(None, None, None)
 
 
-def _profiled(runs: Sequence[Run], *, cuda: bool, trace: bool) -> tuple[_Pass, str]:
+def _profile(runs: Sequence[Run], *, cuda: bool, trace: bool) -> tuple[_ProfiledRun, str]:
     import torch
     from torch.profiler import ProfilerActivity, profile
 
@@ -246,9 +246,9 @@ def _profiled(runs: Sequence[Run], *, cuda: bool, trace: bool) -> tuple[_Pass, s
     return found, json.dumps({key: value for key, value in told.items() if key not in _OF_THE_MACHINE})
 
 
-def _read(events: Sequence[Any]) -> _Pass:
+def _read(events: Sequence[Any]) -> _ProfiledRun:
     """Every operator's own time to the innermost range around it, every range's to its module."""
-    found: _Pass = defaultdict(_Sums)
+    found: _ProfiledRun = defaultdict(_ProfileSums)
     for event in events:
         if event.device_type.name != "CPU":
             continue  # kernels are counted with the operators that launched them
@@ -289,7 +289,7 @@ def _ns(microseconds: float) -> int:
     return round(microseconds * 1000)
 
 
-def _timed(passes: Sequence[_Pass], *, cuda: bool) -> tuple[tuple[ModuleTime, ...], tuple[OperatorTime, ...]]:
+def _timings(passes: Sequence[_ProfiledRun], *, cuda: bool) -> tuple[tuple[ModuleTime, ...], tuple[OperatorTime, ...]]:
     """Modules, and operators in modules, by name; calls and shapes are those of the last run."""
 
     def timing(key: tuple[str, ...], what: str) -> Timing:

@@ -35,8 +35,8 @@ from costproof.patches.torchlens import (
     whole_operators,
     wrapped_once,
 )
-from costproof.tracers.paths import Paths, dtype_name, plain_value, under_autocast
-from costproof.tracers.unread import unread_kept
+from costproof.tracers.paths import Paths, dtype_name, mark_autocast, plain_value
+from costproof.tracers.unread import keep_dead_code
 
 if TYPE_CHECKING:
     from torch import nn
@@ -48,7 +48,7 @@ CACHE_INPUTS: Final = tuple(f"input.{name}." for name in CACHES)
 
 
 @dataclass(frozen=True, slots=True)
-class Forward:
+class TracedForward:
     """The trace of one forward; paths start at the traced module."""
 
     graph: Graph
@@ -60,7 +60,7 @@ class Forward:
     """What was taken for granted."""
 
 
-def trace_graph(run: Run) -> Forward:
+def trace_graph(run: Run) -> TracedForward:
     """Trace one forward of the whole model and bring it into the common form.
 
     Raises:
@@ -75,7 +75,7 @@ def trace_forward(
     where: str,
     cache_roles: tuple[str, ...] = CACHE_ROLES,
     cache_inputs: tuple[str, ...] = CACHE_INPUTS,
-) -> Forward:
+) -> TracedForward:
     """Trace one forward of any module and bring it into the common form.
 
     Args:
@@ -111,7 +111,7 @@ def trace_forward(
         around.enter_context(whole_operators())
         around.enter_context(in_place_calls_recorded())
         around.enter_context(patched(*SPLIT_INDEXING, KEEP_VIEW_LABELS, *ASK_EVERY_STORAGE, *SKIP_UNUSED_WORK))
-        around.enter_context(unread_kept())
+        around.enter_context(keep_dead_code())
         try:
             # That a loop over experts follows the data is known, and what ran is what is counted.
             warnings.filterwarnings("ignore", message="TorchLens observed .* scalar escape")
@@ -121,9 +121,9 @@ def trace_forward(
         except Exception as error:
             raise Incomplete("TorchLens cannot trace the model", where=where, got=first_line(error)) from error
         # TorchLens's own clean-up takes a fifth of the time; its records go when the trace goes.
-        reader = _Reader(trace, Paths(model), cache_roles, cache_inputs)
-        graph = under_autocast(reader.read(), cast_to.on | cast_to.missing)
-        return Forward(graph, reader.inputs(), tuple(reader.problems), tuple(assumed))
+        reader = _TraceReader(trace, Paths(model), cache_roles, cache_inputs)
+        graph = mark_autocast(reader.read(), cast_to.on | cast_to.missing)
+        return TracedForward(graph, reader.inputs(), tuple(reader.problems), tuple(assumed))
 
 
 def lost_tensors(problems: Iterable[str], stage: str) -> tuple[UnknownOp, ...]:
@@ -147,7 +147,7 @@ def _arguments(model: nn.Module, given: Mapping[str, Any]) -> tuple[list[Any], d
     return [], kwargs
 
 
-class _Reader:
+class _TraceReader:
     """One pass over TorchLens's records."""
 
     def __init__(self, trace: Any, paths: Paths, cache_roles: tuple[str, ...], cache_inputs: tuple[str, ...]) -> None:
@@ -202,7 +202,7 @@ class _Reader:
         """Tensors in the order of the call; parameters take the places that no activation holds."""
         positions: dict[tuple[Any, ...], Value] = {}
         for where, parent in record.parent_arg_positions["args"].items():
-            positions[place(where)] = self.values[tensor_label(parent)]
+            positions[argument_path(where)] = self.values[tensor_label(parent)]
         form = signature(record, positions)
         given = {
             keyword_place(k, form, record.num_pos_args): self.values[tensor_label(p)]
@@ -215,14 +215,14 @@ class _Reader:
         plain = list(record.non_tensor_pos_args)
         held = {where[0] for where in positions}
         by_name: dict[str, Value] = {}
-        for where in sorted(positions, key=in_order):
+        for where in sorted(positions, key=sort_key):
             if where[1:]:
                 continue
             if isinstance(where[0], str):
                 by_name[where[0]] = positions[where]
             elif where[0] < len(form.names):
                 by_name[form.names[where[0]]] = positions[where]
-        tensors = [positions[w] for w in sorted(positions, key=in_order)]
+        tensors = [positions[w] for w in sorted(positions, key=sort_key)]
         attrs: dict[str, Any] = {}
         slots = (i for i in range(len(plain) + len(held)) if i not in held)
         for slot, value in zip(slots, plain, strict=False):
@@ -273,12 +273,12 @@ def module_path(address: str) -> str:
     return "" if address == "self" else address
 
 
-def place(where: Any) -> tuple[Any, ...]:
+def argument_path(where: Any) -> tuple[Any, ...]:
     """Where an argument stands, as a path into the nested arguments."""
     return where if isinstance(where, tuple) else (where,)
 
 
-def in_order(where: tuple[Any, ...]) -> tuple[str, ...]:
+def sort_key(where: tuple[Any, ...]) -> tuple[str, ...]:
     """Key that sorts places as the call has them."""
     return tuple(f"{p:06d}" if isinstance(p, int) else str(p) for p in where)
 
@@ -317,7 +317,7 @@ def keyword_place(where: Any, form: Signature, after: int) -> tuple[Any, ...]:
     Args:
         after: how many arguments are given by their places; a name among theirs is a wrong one, and stays a name.
     """
-    name, *inside = place(where)
+    name, *inside = argument_path(where)
     # Functions of torch say ``input`` where the schema of their operator says ``self``.
     known = "self" if name == "input" and form.names[:1] == ["self"] else name
     return (form.names.index(known, after) if known in form.names[after:] else name, *inside)

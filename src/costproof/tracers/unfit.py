@@ -16,7 +16,7 @@ from costproof.patches.patch import patched
 from costproof.patches.tensor import REFUSE_GRADIENTS, GradientTaken
 
 
-def unfit(run: Run) -> Incomplete | None:
+def explain_failure(run: Run) -> Incomplete | None:
     """Run the model plainly; return where it fails or takes gradients, ``None`` where it runs or lacks only numbers."""
     entered: list[tuple[str, nn.Module, list[torch.Tensor]]] = []
     with ExitStack() as around:
@@ -49,7 +49,7 @@ def unfit(run: Run) -> Incomplete | None:
             return Incomplete(
                 "the model does not run on these inputs",
                 where=f"{path or '(root)'} ({type(module).__name__})",
-                expected=taken(module) or NOT_GIVEN,
+                expected=accepted_inputs(module) or NOT_GIVEN,
                 got=f"{shapes or 'no tensor'}; {said}",
                 fix="change the inputs, or the module",
             )
@@ -68,7 +68,7 @@ def _left(entered: list[tuple[str, nn.Module, list[torch.Tensor]]]) -> None:
     entered.pop()
 
 
-def taken(module: nn.Module) -> str:
+def accepted_inputs(module: nn.Module) -> str:
     """Say which input a module takes, as far as its class or its own parameters tell; empty where neither does."""
     match module:
         case nn.Linear():

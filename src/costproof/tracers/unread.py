@@ -19,7 +19,7 @@ _MODULE: Final = "torch.nn.modules.module"
 
 
 @contextmanager
-def unread_kept() -> Iterator[None]:
+def keep_dead_code() -> Iterator[None]:
     """TorchLens keeps what nothing reads, for the time of the block, but for pieces of larger operators.
 
     A version that has not what is replaced here leaves it out.

@@ -24,7 +24,7 @@ from costproof.models.target import Runnable
 from costproof.patches.modules import forward_redirected, hooked
 from costproof.patches.patch import gc_disabled
 from costproof.tracers.cpu_fallback import with_numbers
-from costproof.tracers.flop_counter_ledger import Quantity
+from costproof.tracers.flop_counter_ledger import FlopKey
 from costproof.tracers.hooks import ROOT, Hooked, trace_hooks
 from costproof.tracers.paths import Paths
 
@@ -33,7 +33,7 @@ PLACES: Final = ("as it is given", "with numbers")
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class ModuleWork:
     """Of one run, module by module: what runs in a module itself, not in those inside it."""
 
     run: str
@@ -49,7 +49,7 @@ class Work:
         return {what: sum(n * times(path) for path, n in each.items()) for what, each in found.items()}
 
 
-def work_of(target: Runnable, workload: Workload, place: str) -> list[Work]:
+def module_work(target: Runnable, workload: Workload, place: str) -> list[ModuleWork]:
     """What each run of a target does.
 
     Args:
@@ -63,10 +63,10 @@ def work_of(target: Runnable, workload: Workload, place: str) -> list[Work]:
     return [_work(with_numbers(run) if place == PLACES[1] else run) for run in runs]
 
 
-def _work(run: Run) -> Work:
+def _work(run: Run) -> ModuleWork:
     from costproof.tracers.flop_counter_mode import CountingMode
 
-    found, paths, kwargs = Work(run.id), Paths(run.model), run.inputs()
+    found, paths, kwargs = ModuleWork(run.id), Paths(run.model), run.inputs()
     judge = CountingMode([], "")
 
     def enter(module: Any, args: Any, kwargs: Any) -> None:
@@ -96,7 +96,7 @@ COUNTED: Final[tuple[Metric, ...]] = ("flops", "kv_cache_bytes")
 """What neither the operator rules nor the accounting of graphs have a part in."""
 
 
-def counted_runs(target: Runnable, workload: Workload, source: str) -> Ledger:
+def count_every_step(target: Runnable, workload: Workload, source: str) -> Ledger:
     """FLOPs by torch's formulas and bytes that the cache grows by, added up over everything that runs.
 
     The last of so many steps is always among a target's runs; so step i is the last of a run of i steps.
@@ -108,7 +108,7 @@ def counted_runs(target: Runnable, workload: Workload, source: str) -> Ledger:
         Incomplete: torch has no formula for an operator, or a step begins with another cache than it should.
     """
     model = target.build_run(workload, silent).model
-    sums: dict[tuple[Quantity, Metric], int] = {}
+    sums: dict[tuple[FlopKey, Metric], int] = {}
     contexts: list[int] = []
     for steps in range(1, workload.new_tokens + 1):
         *before, last = target.runs(model, replace(workload, new_tokens=steps))
@@ -122,7 +122,7 @@ def counted_runs(target: Runnable, workload: Workload, source: str) -> Ledger:
     return Ledger(source, tuple(nodes), COUNTED, target.info().stages)
 
 
-def _add(sums: dict[tuple[Quantity, Metric], int], run: Run, seen: Hooked) -> None:
+def _add(sums: dict[tuple[FlopKey, Metric], int], run: Run, seen: Hooked) -> None:
     if seen.judged.unjudged:
         names = sorted({name for _, name in seen.judged.unjudged})
         raise Incomplete("torch has no formula for an operator", where=run.id, got=", ".join(names))
@@ -130,5 +130,5 @@ def _add(sums: dict[tuple[Quantity, Metric], int], run: Run, seen: Hooked) -> No
         sums[quantity, "flops"] = sums.get((quantity, "flops"), 0) + flops
     for name, size in seen.cache_growth.items():
         path = name.removeprefix(ROOT)
-        place: Quantity = (*run.locate(path, 1), path, "")
+        place: FlopKey = (*run.locate(path, 1), path, "")
         sums[place, "kv_cache_bytes"] = sums.get((place, "kv_cache_bytes"), 0) + size

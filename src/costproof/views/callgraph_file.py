@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from costproof.ledger.callgraph import CallGraph, check_levels
-from costproof.ledger.capture import Capture, capture_of
+from costproof.ledger.capture import Capture, parse_capture
 from costproof.ledger.files import read_json
 from costproof.ledger.metrics import Conventions
 from costproof.ledger.schema import FileKind, from_data
@@ -47,7 +47,7 @@ def read_drawable(path: Path) -> Drawable:
         graph = from_data(data, CALLGRAPH, where=str(path), make_again=_MAKE_AGAIN)
         check_levels(graph, str(path))
         return graph
-    return capture_of(data, where=str(path))
+    return parse_capture(data, where=str(path))
 
 
 def callgraph_file(capture: Capture) -> CallGraphFile:

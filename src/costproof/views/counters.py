@@ -8,10 +8,10 @@ from typing import Final
 from costproof.claims import Judgement
 from costproof.compare.findings import CounterComparison, Discrepancy
 from costproof.ledger.capture import Capture
-from costproof.ledger.counter import Spent
+from costproof.ledger.counter import CounterUsage
 from costproof.ledger.errors import EXIT_FINDINGS, EXIT_INCOMPLETE, EXIT_OK
 from costproof.ledger.metrics import Conventions
-from costproof.ledger.notebook import Shown
+from costproof.ledger.notebook import NotebookRepr
 from costproof.ledger.schema import FileKind
 from costproof.ledger.workload import TargetInfo, Workload
 from costproof.views.absent import Absent
@@ -35,7 +35,7 @@ class OwnNumber:
 
 
 @dataclass(frozen=True, slots=True)
-class CounterReport(Shown):
+class CounterReport(NotebookRepr):
     """All counters on one target and workload. Decode is one step at the first context."""
 
     conventions: Conventions
@@ -43,7 +43,7 @@ class CounterReport(Shown):
     workload: Workload
     environment: dict[str, str]
     compared: CounterComparison
-    spent: dict[str, Spent] = field(default_factory=dict)
+    spent: dict[str, CounterUsage] = field(default_factory=dict)
     """By counter, what it needed."""
     own: tuple[OwnNumber, ...] = ()
 
@@ -64,7 +64,7 @@ class CounterReport(Shown):
 COUNTERS: Final = FileKind(name="costproof/counters", version=(2, 3), type=CounterReport)
 
 
-def counter_report(capture: Capture, found: Discrepancy, spent: dict[str, Spent]) -> CounterReport:
+def counter_report(capture: Capture, found: Discrepancy, spent: dict[str, CounterUsage]) -> CounterReport:
     """The counters of a capture.
 
     Raises:

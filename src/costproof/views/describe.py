@@ -9,7 +9,7 @@ from costproof.compare.diff.types import Side
 from costproof.ledger.metrics import Conventions
 from costproof.ledger.plural import plural
 from costproof.ledger.run import RANDOM, RunRecord
-from costproof.ledger.workload import LOUD, TargetInfo, Workload
+from costproof.ledger.workload import STATED_REASONS, TargetInfo, Workload
 
 _MOST_CHANGES: Final = 4
 _MOST_KEYS: Final = 8
@@ -59,7 +59,10 @@ def model_line(target: TargetInfo) -> str:
 
 def _unused(target: TargetInfo) -> str:
     """What of the configuration was not used, and why: ``; keys that nothing reads: a, b``."""
-    found = {words: sorted(k for k, why in target.waived.items() if why == reason) for reason, words in LOUD.items()}
+    found = {
+        words: sorted(k for k, why in target.waived.items() if why == reason)
+        for reason, words in STATED_REASONS.items()
+    }
     return "".join(f"; {words}: {_few(keys)}" for words, keys in found.items() if keys)
 
 

@@ -10,7 +10,7 @@ from costproof.ledger.capture import Capture, FormulaDoc
 from costproof.ledger.errors import BadInput, Incomplete, did_you_mean, no_such
 from costproof.ledger.metrics import METRICS, PEAK_METRICS, STAGE_WIDE, Metric
 from costproof.ledger.node import CostNode, Ledger, bearing, total
-from costproof.ledger.notebook import Printed
+from costproof.ledger.notebook import ReportRepr
 from costproof.ledger.peaks import Peaks, by_stage
 from costproof.ledger.run import GRAPH_SOURCES
 from costproof.ledger.workload import Invocation, TargetInfo, Workload
@@ -64,7 +64,7 @@ class ExplainedCall:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Explanation(Printed):
+class Explanation(ReportRepr):
     """Answer to ``costproof explain``; printed, it is the text of the command."""
 
     target: TargetInfo

@@ -19,7 +19,7 @@ from costproof.estimate.hardware import Device, Quote
 from costproof.estimate.measured import Measurement
 from costproof.estimate.memory import Fits
 from costproof.estimate.roofline import Bound, Roofline, StageBound
-from costproof.ledger.callgraph import CallGraph, Listing, PlainAt, ValueAt
+from costproof.ledger.callgraph import CallGraph, OperatorListing, PlainAt, ValueAt
 from costproof.ledger.capture import Capture
 from costproof.ledger.counter import SOURCE
 from costproof.ledger.errors import BadInput
@@ -109,7 +109,7 @@ def _rows(value: object) -> list[dict[str, Any]]:
     if isinstance(value, Mapping) and value and all(isinstance(v, str) or is_dataclass(v) for v in value.values()):
         return [{"name": name, **_plain(item, "what" if isinstance(item, str) else "")} for name, item in value.items()]
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
-        if any(isinstance(item, Listing) for item in value):
+        if any(isinstance(item, OperatorListing) for item in value):
             return [_listed(listing, line) for listing in value for line in listing.lines]
         if all(isinstance(item, str | Mapping) or is_dataclass(item) for item in value):
             return [_plain(item) for item in value]
@@ -136,7 +136,7 @@ def _plain(item: object, prefix: str = "") -> dict[str, Any]:
     return row
 
 
-def _listed(listing: Listing, line: object) -> dict[str, Any]:
+def _listed(listing: OperatorListing, line: object) -> dict[str, Any]:
     return {"stage": listing.stage, "invocation": listing.invocation, "part": listing.part, **_plain(line)}
 
 

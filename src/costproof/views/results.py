@@ -7,20 +7,20 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from costproof.ledger.capture import Capture
-from costproof.ledger.notebook import Printed
+from costproof.ledger.notebook import ReportRepr
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from costproof.compare.findings import Discrepancy
     from costproof.estimate.roofline import Roofline
-    from costproof.ledger.counter import Spent
+    from costproof.ledger.counter import CounterUsage
     from costproof.ledger.profile import Profile
     from costproof.views.static_compute import StaticCompute
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Results(Printed):
+class Results(ReportRepr):
     """A capture and what follows from it: computed once, when it is first asked for."""
 
     capture: Capture
@@ -28,7 +28,7 @@ class Results(Printed):
     profile: Profile | None = None
     """Measured times, if the run was measured."""
     chrome_trace: str = ""
-    spent: dict[str, Spent] = field(default_factory=dict)
+    spent: dict[str, CounterUsage] = field(default_factory=dict)
     """What each third-party counter needed, if they ran."""
     roofline: Roofline | None = None
     """The run under the roof of a device, if one was named."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from costproof.ledger.schema import FileKind
-from costproof.ledger.workload import Plain
+from costproof.ledger.workload import ConfigValue
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,7 +14,7 @@ class SweptTarget:
     """What was swept."""
 
     name: str
-    config: dict[str, Plain]
+    config: dict[str, ConfigValue]
     """Of the target as it stands; what varies has its values in the rows."""
 
 
@@ -22,7 +22,7 @@ class SweptTarget:
 class RefusedPoints:
     """Points that are not a model, or not a run of it, for one reason."""
 
-    example: dict[str, Plain]
+    example: dict[str, ConfigValue]
     says: str
     """What the target says of the example."""
     count: int
@@ -33,7 +33,7 @@ class SweepFile:
     """A sweep with all of its rows."""
 
     target: SweptTarget
-    workload: dict[str, Plain]
+    workload: dict[str, ConfigValue]
     """The preset and the settings that are the same at all points."""
     environment: dict[str, str]
     columns: tuple[str, ...]
@@ -43,7 +43,7 @@ class SweepFile:
     """Points that are models; the others are refused."""
     refused: dict[str, RefusedPoints]
     """By reason."""
-    data: tuple[tuple[Plain, ...], ...]
+    data: tuple[tuple[ConfigValue, ...], ...]
     """A row for each point, under ``columns``; costs are integers of any size."""
     counted: str = ""
     """What the numbers leave out, in words."""

@@ -12,7 +12,7 @@ import torch
 import costproof
 from costproof.compare.gate.judge import judge
 from costproof.compare.gate.policy import policy_from_text
-from costproof.ledger.baseline import Baseline, baseline_of
+from costproof.ledger.baseline import Baseline, fold_capture
 from costproof.ledger.errors import Incomplete
 from costproof.models.generic.described import arguments
 
@@ -46,7 +46,7 @@ def written(folder: Path, rows: str, ids: str, width: int = 8) -> str:
 
 
 def counted(target: str, **options: Any) -> Baseline:
-    return baseline_of(costproof.capture(target, sources=["dynamic"], **options))
+    return fold_capture(costproof.capture(target, sources=["dynamic"], **options))
 
 
 def refused(base: Baseline, head: Baseline) -> str:

@@ -8,7 +8,7 @@ from typing import Final
 
 from costproof.compare.diff.types import Change, Changes
 from costproof.ledger.baseline import Baseline
-from costproof.ledger.workload import Plain, Workload
+from costproof.ledger.workload import ConfigValue, Workload
 
 WORKLOAD: Final = "workload."
 INPUTS: Final = "inputs."
@@ -74,25 +74,25 @@ def differences(base: Baseline, head: Baseline) -> Differences:
     )
 
 
-def settings(side: Baseline) -> dict[str, Plain]:
+def settings(side: Baseline) -> dict[str, ConfigValue]:
     """The inputs of a workload, by key; its name is not one."""
     given = {name: getattr(side.workload, name) for name in SETTINGS} | dict(side.workload.inputs)
     return {f"{WORKLOAD}{name}": value for name, value in given.items()}
 
 
-def _inputs(given: Mapping[str, str]) -> dict[str, Plain]:
+def _inputs(given: Mapping[str, str]) -> dict[str, ConfigValue]:
     return {f"{INPUTS}{name}": text for name, text in given.items()}
 
 
-def _implementation(side: Baseline) -> dict[str, Plain]:
+def _implementation(side: Baseline) -> dict[str, ConfigValue]:
     return {"classes": side.target.implementation, **{name: getattr(side.workload, name) for name in _KERNELS}}
 
 
-def _conventions(side: Baseline) -> dict[str, Plain]:
+def _conventions(side: Baseline) -> dict[str, ConfigValue]:
     return {name: value for name, value in asdict(side.conventions).items() if name not in OF_THE_WORKLOAD}
 
 
-def _changes(base: Mapping[str, Plain], head: Mapping[str, Plain]) -> Changes:
+def _changes(base: Mapping[str, ConfigValue], head: Mapping[str, ConfigValue]) -> Changes:
     keys = [*base, *(k for k in head if k not in base)]
     pairs = ((key, base.get(key), head.get(key)) for key in keys)
     return Changes(tuple(Change(key, b, h) for key, b, h in pairs if (type(b), b) != (type(h), h)))

@@ -29,7 +29,7 @@ from costproof.ledger.errors import BadInput, Incomplete
 from costproof.ledger.metrics import EVERY_METRIC, METRICS, PEAK_METRICS, TRAFFIC, UNFUSED, Metric
 from costproof.ledger.plural import plural
 from costproof.ledger.run import ALL_SOURCES
-from costproof.ledger.workload import counted_line, quantised, unknown_bytes
+from costproof.ledger.workload import counted_line, quantised_clause, unknown_bytes
 
 Place = tuple[str, Metric]
 """A stage and a metric; of all stages under an empty name."""
@@ -102,7 +102,7 @@ def diff(base: Baseline, head: Baseline, levers: Levers | None = None) -> Diff:
     for name, side in (("base", base), ("head", head)):
         told = {m for folded in side.sources.values() for m in folded.metrics}
         if told & unknown_bytes(side.target):
-            incomplete.append(f"{name}: {quantised(side.target, side.workload)}")
+            incomplete.append(f"{name}: {quantised_clause(side.target, side.workload)}")
     return Diff(
         base=side_of(base),
         head=side_of(head),

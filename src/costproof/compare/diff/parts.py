@@ -14,9 +14,9 @@ from fractions import Fraction
 from typing import Final, Literal
 
 from costproof.compare.diff.types import UNNAMED, Change
-from costproof.ledger.baseline import Baseline, Folded, Row
+from costproof.ledger.baseline import Baseline, BaselineRow, Folded
 from costproof.ledger.metrics import EVERY_METRIC, STAGE_WIDE, Metric
-from costproof.ledger.workload import ModuleKind, ModuleKinds, Plain
+from costproof.ledger.workload import ConfigValue, ModuleKind, ModuleKinds
 
 Fate = Fraction | Literal["new", "gone", "other", "renamed"]
 """What became of a part: so many times as often, new, gone, of another class, other settings or shapes, or of the same
@@ -91,7 +91,7 @@ class Parts:
         changed = tuple(name for name, fate in self.fates.items() if fate != "renamed")
         return (*self.inputs, *(changed or self.weak)) or (UNNAMED,)
 
-    def _of_row(self, row: Row, before: int, after: int) -> Iterator[tuple[tuple[str, ...], int]]:
+    def _of_row(self, row: BaselineRow, before: int, after: int) -> Iterator[tuple[tuple[str, ...], int]]:
         owner = self.owners.get(row.part)
         if owner is None and self.one_sided:
             return
@@ -140,9 +140,9 @@ def _inside(top: str, owners: Mapping[str, str], kinds: Mapping[str, Mapping[str
     return ", ".join(found) or "no operator"
 
 
-def _rows(side: Folded, stage: str, metric: Metric) -> dict[Row, int | None]:
+def _rows(side: Folded, stage: str, metric: Metric) -> dict[BaselineRow, int | None]:
     """Return the rows of a metric; of all stages together those of a module that works in several of them once."""
-    found: dict[Row, int | None] = {}
+    found: dict[BaselineRow, int | None] = {}
     for row, value in side.items():
         if row.metric != metric or stage not in ("", row.stage):
             continue
@@ -254,11 +254,11 @@ def _change(path: str, old: ModuleKinds, new: ModuleKinds, fate: Fate) -> Change
     return Change(path, _text(left[0]) or None, _text(left[1]) or None)
 
 
-def _entries(kind: ModuleKind) -> dict[str, Plain]:
+def _entries(kind: ModuleKind) -> dict[str, ConfigValue]:
     return {**kind.settings, **kind.shapes}
 
 
-def _differing(one: Mapping[str, Plain], other: Mapping[str, Plain]) -> str:
+def _differing(one: Mapping[str, ConfigValue], other: Mapping[str, ConfigValue]) -> str:
     own = (f"{name} {value}" for name, value in one.items() if name not in other or other[name] != value)
     return ", ".join(own) or "none of it"
 

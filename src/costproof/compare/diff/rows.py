@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from costproof.compare.diff.types import RowDiff
-from costproof.ledger.baseline import Folded, Row
+from costproof.ledger.baseline import BaselineRow, Folded
 from costproof.ledger.metrics import Metric
 
-_Rows = Mapping[Row, int | None]
+_Rows = Mapping[BaselineRow, int | None]
 _Place = tuple[str, str]
 """Stage and part."""
 

@@ -8,10 +8,10 @@ from typing import Final, Literal
 from costproof.compare.diff.attribution import Player, Term
 from costproof.ledger.errors import EXIT_FINDINGS, EXIT_INCOMPLETE, EXIT_OK
 from costproof.ledger.metrics import Metric
-from costproof.ledger.notebook import Shown
+from costproof.ledger.notebook import NotebookRepr
 from costproof.ledger.plural import plural
 from costproof.ledger.schema import FileKind
-from costproof.ledger.workload import Plain
+from costproof.ledger.workload import ConfigValue
 
 LIBRARIES: Final = "libraries"
 IMPLEMENTATION: Final = "implementation"
@@ -27,9 +27,9 @@ class Change:
 
     key: str
     """``text.topk``, ``workload.grid``, ``transformers``."""
-    base: Plain
+    base: ConfigValue
     """``None`` is also what a side has that knows no such key."""
-    head: Plain
+    head: ConfigValue
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ class SourceDiff:
 
 
 @dataclass(frozen=True, slots=True)
-class Diff(Shown):
+class Diff(NotebookRepr):
     """What a change does to the cost."""
 
     base: Side

@@ -16,13 +16,13 @@ from costproof.compare.diff.units import in_flops
 from costproof.compare.gate.allowing import Credits
 from costproof.compare.gate.policy import WILD, Allowance, Limit, Place, Policy
 from costproof.compare.gate.types import AllowanceUse, Check, Gate, State, Status
-from costproof.ledger.baseline import Baseline, Folded, Row
+from costproof.ledger.baseline import Baseline, BaselineRow, Folded
 from costproof.ledger.environment import COUNTING, FORMULAS, RULES
 from costproof.ledger.errors import BadInput, CostproofError, Problems, did_you_mean
 from costproof.ledger.metrics import Metric
 from costproof.ledger.node import exact_sum
 from costproof.ledger.run import ALL_SOURCES
-from costproof.ledger.workload import Plain, quantised, unknown_bytes
+from costproof.ledger.workload import ConfigValue, quantised_clause, unknown_bytes
 
 _LET: Final = "inputs: any in the policy lets them be"
 _BUILD: Final = re.compile(r"\+(cpu|cu\d+|rocm[\d.]+|xpu)$")
@@ -71,7 +71,7 @@ def judge(base: Baseline, head: Baseline, policy: Policy, today: date) -> Gate:
             incomplete.append(f"the head has no {role}, which the limit in line {limit.place.line} is about")
     for name, of in (("base", base), ("head", head)):
         if unknown_bytes(of.target) & {c.metric for c in checks}:
-            incomplete.append(f"{name}: {quantised(of.target, of.workload)}")
+            incomplete.append(f"{name}: {quantised_clause(of.target, of.workload)}")
     used = {line for c in checks for line in c.allowed_by}
     statuses = {c.status for c in checks}
     same_work = policy.inputs == "same" or not (changed.workload.changed or changed.implementation.changed)
@@ -156,7 +156,7 @@ def _listed(changes: Sequence[Change]) -> str:
     return ", ".join(shown) + (f", and {more} more" if (more := len(changes) - _MOST) > 0 else "")
 
 
-def _plain(value: Plain) -> str:
+def _plain(value: ConfigValue) -> str:
     return "none" if value is None else "x".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
@@ -174,7 +174,7 @@ class _Of:
     folded: Folded
     stages: tuple[str, ...]
     """All that the side has, whether the source covers them or not."""
-    rows: tuple[tuple[Row, int | None], ...]
+    rows: tuple[tuple[BaselineRow, int | None], ...]
 
     def value(self, place: Place) -> int | None:
         """What a place costs: 0 where the side has no such stage or role, ``None`` where the source does not say."""

@@ -16,7 +16,7 @@ from typing import Final
 
 import yaml
 
-from costproof.ledger.document import Value, read_document, read_source
+from costproof.ledger.document import YamlValue, read_document, read_source
 from costproof.ledger.errors import NOT_GIVEN, BadInput, CostproofError, Problems, did_you_mean
 from costproof.ledger.metrics import METRICS, STAGE_WIDE, Metric
 from costproof.ledger.run import ALL_SOURCES
@@ -167,19 +167,19 @@ class _Reader:
     ) -> None:
         self.problems.append(BadInput(what, where=where, expected=expected, got=got, fix=fix))
 
-    def known(self, given: Mapping[str, Value], allowed: tuple[str, ...], where: str) -> None:
+    def known(self, given: Mapping[str, YamlValue], allowed: tuple[str, ...], where: str) -> None:
         for name in given:
             if name not in allowed:
                 expected = "one of " + ", ".join(allowed)
                 self.problem("unknown key", f"{where}.{name[:60]}", expected, fix=did_you_mean(name, allowed))
 
-    def items(self, data: Mapping[str, Value], name: str) -> list[tuple[tuple[Mapping[str, Value], int], str]]:
+    def items(self, data: Mapping[str, YamlValue], name: str) -> list[tuple[tuple[Mapping[str, YamlValue], int], str]]:
         """The maps of a list, each with its line, and its place."""
         given = data.get(name, [])
         if not isinstance(given, list) or len(given) > MOST:
             self.problem(f"this is a list of at most {MOST} maps", f"$.{name}")
             return []
-        found: list[tuple[tuple[Mapping[str, Value], int], str]] = []
+        found: list[tuple[tuple[Mapping[str, YamlValue], int], str]] = []
         for i, item in enumerate(given):
             if isinstance(item, dict):
                 found.append(((item, self.lines.get((name, i), 1)), f"$.{name}[{i}]"))
@@ -187,7 +187,7 @@ class _Reader:
                 self.problem("this is a map", f"$.{name}[{i}]", expected="metric: NAME, …")
         return found
 
-    def place(self, item: Mapping[str, Value], line: int, where: str) -> Place:
+    def place(self, item: Mapping[str, YamlValue], line: int, where: str) -> Place:
         metric, stage, role = (self.text(item, name, where) for name in PLACE)
         for name in ("stage", "role"):
             if item.get(name) == "":
@@ -202,7 +202,7 @@ class _Reader:
             self.problem(f"{metric} of a role needs a stage", where, "stage: NAME", fix="stage: '*' is each stage")
         return Place(metric, stage, role, line)
 
-    def limit(self, given: tuple[Mapping[str, Value], int], where: str) -> Limit | None:
+    def limit(self, given: tuple[Mapping[str, YamlValue], int], where: str) -> Limit | None:
         item, line = given
         self.known(item, (*PLACE, *BOUNDS), where)
         place = self.place(item, line, where)
@@ -214,7 +214,7 @@ class _Reader:
             self.problem("a budget is a number of units", f"{where}.budget", "such as 3.1 T", budget.text)
         return Limit(place, increase, None if budget is None else budget.of(0))
 
-    def allowance(self, given: tuple[Mapping[str, Value], int], where: str) -> Allowance | None:
+    def allowance(self, given: tuple[Mapping[str, YamlValue], int], where: str) -> Allowance | None:
         item, line = given
         self.known(item, (*PLACE, *ALLOWED), where)
         place, increase = self.place(item, line, where), self.amount(item, "increase", where)
@@ -230,14 +230,14 @@ class _Reader:
             return None
         return None if increase is None else Allowance(place, increase, reason, day)
 
-    def text(self, item: Mapping[str, Value], name: str, where: str) -> str:
+    def text(self, item: Mapping[str, YamlValue], name: str, where: str) -> str:
         value = item.get(name, "")
         if isinstance(value, str) and len(value) <= 500:
             return value
         self.problem("this is a short text", f"{where}.{name}")
         return ""
 
-    def amount(self, item: Mapping[str, Value], name: str, where: str) -> Amount | None:
+    def amount(self, item: Mapping[str, YamlValue], name: str, where: str) -> Amount | None:
         text = self.text(item, name, where).strip()
         match = AMOUNT.fullmatch(text)
         expected = "such as 0, 5300000, 5.3e6, 310 G, 1.5 %"

@@ -6,7 +6,7 @@ from typing import Any
 
 from costproof.compare.gate.policy import ALLOWED, AMOUNT, BOUNDS, MOST, PLACE, TOP, VERSION, metrics
 from costproof.ledger.run import ALL_SOURCES
-from costproof.ledger.schema import SCALAR, written
+from costproof.ledger.schema import SCALAR, form_schema
 
 MEANINGS = {
     "costproof_policy": f"The version of this form: {VERSION}.",
@@ -49,4 +49,4 @@ def policy_schema() -> dict[str, Any]:
     own["limits"] = {"type": "array", "items": limit, "minItems": 1, "maxItems": MOST}
     allowance = closed((*PLACE, *ALLOWED), ("metric", *ALLOWED))
     own["allowed"] = {"type": "array", "items": allowance, "maxItems": MOST}
-    return written("policy.yaml", closed(TOP, ("costproof_policy", "limits")))
+    return form_schema("policy.yaml", closed(TOP, ("costproof_policy", "limits")))

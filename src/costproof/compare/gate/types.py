@@ -8,7 +8,7 @@ from typing import Final, Literal
 from costproof.compare.diff.types import Changes, Side
 from costproof.ledger.errors import EXIT_FINDINGS, EXIT_INCOMPLETE, EXIT_OK
 from costproof.ledger.metrics import Metric
-from costproof.ledger.notebook import Shown
+from costproof.ledger.notebook import NotebookRepr
 from costproof.ledger.plural import plural
 from costproof.ledger.schema import FileKind
 
@@ -65,7 +65,7 @@ class AllowanceUse:
 
 
 @dataclass(frozen=True, slots=True)
-class Gate(Shown):
+class Gate(NotebookRepr):
     """Whether a change may pass."""
 
     base: Side

@@ -12,7 +12,7 @@ from costproof.compare.proof.bound import Bound
 from costproof.ledger.capture import SymbolDoc
 from costproof.ledger.errors import BadInput, CostproofError, Problems
 from costproof.ledger.metrics import Conventions, Metric
-from costproof.ledger.notebook import Shown
+from costproof.ledger.notebook import NotebookRepr
 from costproof.ledger.plural import plural
 from costproof.ledger.schema import FileKind, load
 from costproof.ledger.workload import TargetInfo
@@ -124,7 +124,7 @@ class Coverage:
 
 
 @dataclass(frozen=True, slots=True)
-class Certificate(Shown):
+class Certificate(NotebookRepr):
     """The outcome of one proof."""
 
     conventions: Conventions

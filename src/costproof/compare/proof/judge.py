@@ -20,7 +20,7 @@ from costproof.compare.align import Row, align
 from costproof.compare.identity import free_symbols, put_in
 from costproof.compare.patterns import patterns, template
 from costproof.compare.proof.certificate import Claim, Counterexample, Method
-from costproof.ledger.evaluate import compiled, shared_values
+from costproof.ledger.evaluate import compile_expression, shared_values
 from costproof.ledger.metrics import STAGE_WIDE
 from costproof.ledger.node import Ledger
 from costproof.ledger.symbols import factored, parse, pulled_out, sym, text, version
@@ -201,7 +201,7 @@ def _difference(first: str, second: str, steps: tuple[tuple[str, int], ...]) -> 
 @lru_cache(maxsize=4096)
 def _smallest(rest: str, steps: tuple[tuple[str, int], ...]) -> tuple[tuple[str, int], ...]:
     """The smallest values, by their sum, at which a difference is not 0; empty if it has no symbols."""
-    program = compiled(rest)
+    program = compile_expression(rest)
     names = sorted(program.symbols)
     sizes = ([i * dict(steps).get(name, 1) for i in _SMALL] for name in names)
     points = sorted(product(*sizes), key=lambda p: (sum(p), p))

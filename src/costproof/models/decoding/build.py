@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.progress import Progress
 from costproof.ledger.run import RANDOM, RunOptions
-from costproof.ledger.workload import Attention, Dtype, Experts, Workload
+from costproof.ledger.workload import AttentionKind, Dtype, ExpertKernel, Workload
 from costproof.models import flash_attention
 from costproof.models.decoding.decoder import Decoder, config_of
 from costproof.models.jobs import Built
@@ -30,8 +30,8 @@ def build(
     config: Any,
     *,
     dtype: Dtype,
-    attention: Attention,
-    experts: Experts | None = None,
+    attention: AttentionKind,
+    experts: ExpertKernel | None = None,
     parts: Mapping[str, str] | None = None,
     replaced: Mapping[str, Any] | None = None,
     inner: Iterable[str] = (),

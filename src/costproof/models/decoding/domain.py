@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 
 from costproof.analytic.mlp import ACTIVATION_FLOPS
 from costproof.compare.proof.certificate import Settings
-from costproof.ledger.workload import FLOAT_BYTES, Attention, Dtype, Experts, Logits, Workload
+from costproof.ledger.workload import FLOAT_BYTES, AttentionKind, Dtype, ExpertKernel, Logits, Workload
 from costproof.models.decoding.config import LEAST_WINDOW, DecoderConfig, MixtureConfig, WindowedConfig
 from costproof.models.proof import Piece, Proof, Provable, reasons
 
@@ -19,10 +19,10 @@ VARIANTS: Final = (
     Workload("text, eager, last logits", 512, 4, 1, "float32", "eager", "last"),
 )
 
-_ATTENTIONS: Final[tuple[Attention, ...]] = ("sdpa", "eager")
+_ATTENTIONS: Final[tuple[AttentionKind, ...]] = ("sdpa", "eager")
 _DECODING: Final = "decoding"
 """The setting of families that have two implementations of decode steps; its first choice is the default."""
-_KERNELS: Final[tuple[Experts, ...]] = ("grouped_mm", "batched_mm")
+_KERNELS: Final[tuple[ExpertKernel, ...]] = ("grouped_mm", "batched_mm")
 GROUPED_ROW: Final = 8
 """Factor of drawn widths for grouped GEMMs, which need rows of a multiple of 16 bytes; other kernels take any width."""
 
@@ -154,7 +154,7 @@ def _drawn(
     rng = random.Random(f"costproof:{seed}:{number}")
     p = {name: rng.choice(values) for name, values in ranges.items()}
     p["layers"] = layers(rng, number, depth)
-    attention: Attention = rng.choice([a for a in _ATTENTIONS if a in choices["attention"]])
+    attention: AttentionKind = rng.choice([a for a in _ATTENTIONS if a in choices["attention"]])
     logits: Logits = rng.choice(("all", "last"))
     dtype: Dtype = "bfloat16" if p["b"] == FLOAT_BYTES["bfloat16"] else "float32"
     steps = rng.choice(STEPS)

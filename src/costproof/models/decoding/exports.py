@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from costproof.ledger.workload import Workload, watched_steps
+from costproof.ledger.workload import Workload, sampled_steps
 from costproof.models import flash_attention
 from costproof.models.decoding.decoder import Decoder, ids_on_meta, on_meta, text_config
 from costproof.models.jobs import ExportJob, SymbolicSize
@@ -48,7 +48,7 @@ def stage_runs(
 
 def contexts(workload: Workload, length: int) -> tuple[int, ...]:
     """Tokens in the cache before the first, the middle and the last decode step after a prompt of ``length``."""
-    return tuple(length + i for i in watched_steps(workload.new_tokens))
+    return tuple(length + i for i in sampled_steps(workload.new_tokens))
 
 
 def prefill_job(

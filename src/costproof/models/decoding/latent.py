@@ -14,7 +14,7 @@ from costproof.analytic.router import Routing
 from costproof.ledger.errors import BadInput, CostproofError
 from costproof.ledger.metrics import Conventions
 from costproof.ledger.symbols import sym
-from costproof.ledger.workload import Experts, Workload
+from costproof.ledger.workload import ExpertKernel, Workload
 from costproof.models import settings
 from costproof.models.decoding.config import (
     SIZES,
@@ -265,7 +265,7 @@ class LatentTarget(CausalTarget[L]):
         """Return the conventions of all numbers of this workload."""
         return replace(CausalTarget.conventions(self, workload), mla=DECODING.choices[absorbs(workload)])
 
-    def _build(self, workload: Workload, experts: Experts) -> nn.Module:
+    def _build(self, workload: Workload, experts: ExpertKernel) -> nn.Module:
         model = CausalTarget._build(self, workload, experts)
         if absorbs(workload):
             from costproof.models.decoding.absorbed import absorb

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from costproof.ledger.workload import Workload, watched_steps
+from costproof.ledger.workload import Workload, sampled_steps
 from costproof.models.decoding.decoder import Decoder, Locate, Masks, ids_on_meta
 from costproof.models.decoding.exports import contexts
 from costproof.models.jobs import Run
@@ -174,7 +174,7 @@ def traced_steps(workload: Workload) -> frozenset[int]:
     count = workload.new_tokens
     if count <= STEP_LIMIT or workload.experts == "eager":
         return frozenset(range(count))
-    return frozenset(watched_steps(count))
+    return frozenset(sampled_steps(count))
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from costproof.ledger.capture import SymbolDoc
 from costproof.ledger.errors import BadInput, CostproofError, Problems
 from costproof.ledger.node import Ledger
 from costproof.ledger.progress import Progress
-from costproof.ledger.workload import Attention, Experts, Invocation, Workload
+from costproof.ledger.workload import AttentionKind, ExpertKernel, Invocation, Workload
 from costproof.models import settings as common
 from costproof.models.decoding import exports, runs
 from costproof.models.decoding.build import build, with_numbers
@@ -57,7 +57,7 @@ class CausalTarget(Native[C]):
     """A causal language model of transformers with one configuration."""
 
     stages: ClassVar[tuple[str, ...]] = STAGES
-    attentions: ClassVar[tuple[Attention, ...]] = ("sdpa", "eager")
+    attentions: ClassVar[tuple[AttentionKind, ...]] = ("sdpa", "eager")
     """Attention implementations of the class in transformers, the default first."""
     extra_settings: ClassVar[tuple[Setting, ...]] = ()
     """Settings of a run in addition to those of every decoder."""
@@ -191,7 +191,7 @@ class CausalTarget(Native[C]):
         """Return the model on the meta device, with grouped GEMMs in place of a data-dependent loop over experts."""
         return self._build(workload, "grouped_mm" if workload.experts == "eager" else workload.experts)
 
-    def _build(self, workload: Workload, experts: Experts) -> nn.Module:
+    def _build(self, workload: Workload, experts: ExpertKernel) -> nn.Module:
         base, config = self.native()
         kernel = experts if any(s.name == common.EXPERTS.name for s in self.extra_settings) else None
         return build(base, config, dtype=workload.dtype, attention=workload.attention, experts=kernel)

@@ -12,7 +12,7 @@ from costproof.ledger.capture import SymbolDoc
 from costproof.ledger.errors import CostproofError, Problems
 from costproof.ledger.node import Ledger
 from costproof.ledger.progress import Progress
-from costproof.ledger.workload import Attention, Invocation, TensorSpec, Workload
+from costproof.ledger.workload import AttentionKind, Invocation, TensorSpec, Workload
 from costproof.models import settings as common
 from costproof.models.encoding import STAGE, place
 from costproof.models.encoding.config import EncoderConfig
@@ -37,7 +37,7 @@ class EncoderTarget(Native[C]):
     """An encoder of transformers with one configuration."""
 
     stages: ClassVar[tuple[str, ...]] = (STAGE,)
-    attentions: ClassVar[tuple[Attention, ...]] = ("sdpa", "eager")
+    attentions: ClassVar[tuple[AttentionKind, ...]] = ("sdpa", "eager")
     """Attention implementations of the class in transformers, the default first."""
     input_settings: ClassVar[tuple[Setting, ...]]
     """Settings of its input."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
 
-from costproof.ledger.workload import Attention
+from costproof.ledger.workload import AttentionKind
 from costproof.models.decoding.config import (
     WindowedConfig,
     pattern_of,
@@ -78,7 +78,7 @@ class Gemma2(CausalTarget[Gemma2Config]):
     name: str = "gemma2"
     model_types: ClassVar[tuple[str, ...]] = ("gemma2",)
     # Fused attention has no soft cap.
-    attentions: ClassVar[tuple[Attention, ...]] = ("eager",)
+    attentions: ClassVar[tuple[AttentionKind, ...]] = ("eager",)
 
     def style(self) -> DecoderStyle:
         """Return how its layers differ from the default decoder."""

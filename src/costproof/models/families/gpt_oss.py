@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Final
 
 from costproof.analytic.rotary import RotaryHalves
 from costproof.analytic.router import Routing
-from costproof.ledger.workload import Attention
+from costproof.ledger.workload import AttentionKind
 from costproof.models import settings
 from costproof.models.decoding.config import (
     UNUSED_ROUTER_KEYS,
@@ -78,7 +78,7 @@ class GptOss(CausalTarget[GptOssConfig]):
     name: str = "gpt-oss"
     model_types: ClassVar[tuple[str, ...]] = ("gpt_oss",)
     released: ClassVar[Stored] = Stored((("weights", "mxfp4 (published)"),))
-    attentions: ClassVar[tuple[Attention, ...]] = ("eager",)
+    attentions: ClassVar[tuple[AttentionKind, ...]] = ("eager",)
     # Its loop over experts multiplies in another way than those of other classes, which no rule reads.
     extra_settings: ClassVar[tuple[Setting, ...]] = (replace(settings.EXPERTS, choices=("grouped_mm", "batched_mm")),)
 

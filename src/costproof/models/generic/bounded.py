@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from costproof.ledger.errors import NOT_GIVEN, BadInput, CostproofError, Problems
-from costproof.ledger.time_limits import check_time, limited
+from costproof.ledger.time_limits import check_time, time_limit
 from costproof.models.section import LARGEST, MOST_LAYERS, shown
 
 if TYPE_CHECKING:
@@ -178,7 +178,7 @@ def bounded(data: Mapping[str, Any], where: str) -> Iterator[None]:
     built = _Built(data, where, threading.get_ident())
     what, fix = "the model takes too long to build", "smaller numbers in the configuration"
     with ExitStack() as undo:
-        undo.enter_context(limited(SECONDS, what, where=where, fix=fix))
+        undo.enter_context(time_limit(SECONDS, what, where=where, fix=fix))
         for register, hook in (
             (hooks.register_module_module_registration_hook, built.module),
             (hooks.register_module_parameter_registration_hook, built.tensor),

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
 from costproof.ledger.attributes import attribute
 from costproof.ledger.errors import BadInput
-from costproof.ledger.workload import ModuleKind, ModuleKinds, Plain, folded_path
+from costproof.ledger.workload import ConfigValue, ModuleKind, ModuleKinds, folded_path
 
 if TYPE_CHECKING:
     from torch import nn
@@ -280,7 +280,7 @@ def module_kinds(module: nn.Module) -> ModuleKinds:
     return {path: tuple(kinds.values()) for path, kinds in found.items()}
 
 
-def _settings(part: nn.Module) -> Iterator[tuple[str, Plain]]:
+def _settings(part: nn.Module) -> Iterator[tuple[str, ConfigValue]]:
     """Yield the plain attributes that a class gave its module."""
     for name, value in vars(part).items():
         if name.startswith("_") or name in ("training", *_VOLATILE):

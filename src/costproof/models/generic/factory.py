@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from costproof.foreign import contained
 from costproof.ledger.errors import BadInput, first_line
-from costproof.ledger.workload import Attention, Dtype
+from costproof.ledger.workload import AttentionKind, Dtype
 from costproof.models.generic.described import check_parts
 from costproof.models.generic.made import Made
 from costproof.models.stored import Stored
@@ -65,7 +65,7 @@ class Factory:
         """As the module itself has them."""
         return Stored()
 
-    def make(self, dtype: Dtype | None, attention: Attention | None) -> Made:
+    def make(self, dtype: Dtype | None, attention: AttentionKind | None) -> Made:
         """Run the function.
 
         Raises:

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from costproof.foreign import contained
 from costproof.ledger.attributes import attribute, has_attribute
-from costproof.ledger.errors import BadInput, Incomplete, did_you_mean, first_line, said_by
+from costproof.ledger.errors import BadInput, Incomplete, did_you_mean, first_line, message_of
 from costproof.ledger.files import read_configuration
-from costproof.ledger.offline import offline, unconnected
-from costproof.ledger.workload import NO_CLASS, Attention, Dtype
+from costproof.ledger.offline import no_network, offline
+from costproof.ledger.workload import NO_CLASS, AttentionKind, Dtype
 from costproof.models.generic.bounded import bounded, check_depth, check_keys
 from costproof.models.generic.cutting import CutModel, Edits, edited, first_layers
 from costproof.models.generic.made import Made
@@ -133,7 +133,7 @@ class HuggingFace:
 
         transformers.utils.logging.get_logger()
         if self.code is None:
-            with unconnected(), unasked(), said_once():
+            with no_network(), unasked(), said_once():
                 yield
         else:
             with (
@@ -174,7 +174,7 @@ class HuggingFace:
                 "transformers refuses this configuration", where=self.where, got=first_line(error)
             ) from error
 
-    def make(self, dtype: Dtype | None, attention: Attention | None) -> Made:
+    def make(self, dtype: Dtype | None, attention: AttentionKind | None) -> Made:
         """The model on meta, in evaluation; attention as asked for, or as the class has it.
 
         Raises:
@@ -184,7 +184,7 @@ class HuggingFace:
         with self._alone():
             return self._make(dtype, attention)
 
-    def _make(self, dtype: Dtype | None, attention: Attention | None) -> Made:
+    def _make(self, dtype: Dtype | None, attention: AttentionKind | None) -> Made:
         notes = tuple(_unfetched(*found) for found in _kernels(self.data))
         try:
             notes = (*self._chosen()[2], *notes)
@@ -193,7 +193,7 @@ class HuggingFace:
         except BadInput:
             raise
         except Exception as error:
-            if attention is not None and "attn_implementation" in said_by(error):
+            if attention is not None and "attn_implementation" in message_of(error):
                 # What a model picks for its parts one by one, it may refuse for all of them at once.
                 own = self._made(dtype, None)
                 if attribute(own.config, "_attn_implementation", None) == attention:
@@ -213,7 +213,7 @@ class HuggingFace:
         found = unused(self.config(), self.data, module, self.where)
         return found | ({} if self.name == self.data["model_type"] else {"$.model_type": NO_CLASS})
 
-    def _made(self, dtype: Dtype | None, attention: Attention | None) -> nn.Module:
+    def _made(self, dtype: Dtype | None, attention: AttentionKind | None) -> nn.Module:
         import torch
 
         config, build = self.config(), self._chosen()[0]

@@ -12,7 +12,7 @@ from typing import Any, Final
 from costproof.ledger.attributes import attribute, has_attribute
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.offline import offline
-from costproof.ledger.workload import Attention, Dtype
+from costproof.ledger.workload import AttentionKind, Dtype
 from costproof.models.decoding.decoder import text_config
 from costproof.models.generic.beyond import beyond
 from costproof.models.generic.copies import runs_on_meta, short_run
@@ -32,14 +32,14 @@ TARGET_LENGTH: Final = 29
 """Tokens that a decoder gets beside an encoder's input."""
 
 
-def made_of(maker: Maker, dtype: Dtype | None, attention: Attention | None) -> Made:
+def made_of(maker: Maker, dtype: Dtype | None, attention: AttentionKind | None) -> Made:
     """The module of a maker, made once in a process for each choice; one that is at hand is not kept from its end."""
     with offline():
         return maker.make(dtype, attention) if isinstance(maker, Given) else _kept(maker, dtype, attention)
 
 
 @lru_cache(maxsize=4)
-def _kept(maker: Maker, dtype: Dtype | None, attention: Attention | None) -> Made:
+def _kept(maker: Maker, dtype: Dtype | None, attention: AttentionKind | None) -> Made:
     return maker.make(dtype, attention)
 
 
@@ -58,24 +58,26 @@ def _of(maker: Maker) -> str:
 
 
 @lru_cache(maxsize=4)
-def _cache_or_why(maker: Maker, dtype: Dtype | None, attention: Attention | None) -> OwnCache | HeldCache | str | None:
+def _cache_or_why(
+    maker: Maker, dtype: Dtype | None, attention: AttentionKind | None
+) -> OwnCache | HeldCache | str | None:
     return own_cache(made_of(maker, dtype, attention).module)
 
 
-def cache_of(maker: Maker, dtype: Dtype | None, attention: Attention | None) -> OwnCache | HeldCache | None:
+def cache_of(maker: Maker, dtype: Dtype | None, attention: AttentionKind | None) -> OwnCache | HeldCache | None:
     """The cache of that module."""
     found = _cache_or_why(maker, dtype, attention)
     return None if isinstance(found, str) else found
 
 
-def why_one_stage(maker: Maker, dtype: Dtype | None, attention: Attention | None) -> tuple[str, ...]:
+def why_one_stage(maker: Maker, dtype: Dtype | None, attention: AttentionKind | None) -> tuple[str, ...]:
     """Why a module that says it uses a cache has no steps with it, as a note."""
     found = _cache_or_why(maker, dtype, attention)
     return (f"prefill and decode are one stage: {found}",) if isinstance(found, str) else ()
 
 
 @lru_cache(maxsize=4)
-def beyond_of(maker: Maker, dtype: Dtype | None, attention: Attention | None) -> tuple[str, ...]:
+def beyond_of(maker: Maker, dtype: Dtype | None, attention: AttentionKind | None) -> tuple[str, ...]:
     """What that module does beyond its configuration, as notes."""
     module = made_of(maker, dtype, attention).module
     config = attribute(module, "config", None)
@@ -85,7 +87,7 @@ def beyond_of(maker: Maker, dtype: Dtype | None, attention: Attention | None) ->
 
 @lru_cache(maxsize=8)
 def first_run_of(
-    maker: Maker, dtype: Dtype | None, attention: Attention | None, batch: int, length: int
+    maker: Maker, dtype: Dtype | None, attention: AttentionKind | None, batch: int, length: int
 ) -> FirstRun | None:
     """What that module hands from its encoder to its decoder."""
     made = made_of(maker, dtype, attention)
@@ -114,7 +116,7 @@ class Choice:
 
 
 @lru_cache(maxsize=4)
-def choice_of(maker: Maker, dtype: Dtype | None, attention: Attention | None) -> Choice:
+def choice_of(maker: Maker, dtype: Dtype | None, attention: AttentionKind | None) -> Choice:
     """The inputs of that module: the first choice with which it runs on meta, or with ones; else that of most.
 
     One with more images and sounds that runs with ones alone comes before one with fewer that runs on meta.
@@ -158,7 +160,7 @@ def _small(made: Made, choice: Choice, side: int | None = None) -> Case:
 
 
 @lru_cache(maxsize=8)
-def places_of(maker: Maker, dtype: Dtype | None, attention: Attention | None, side: int | None) -> int:
+def places_of(maker: Maker, dtype: Dtype | None, attention: AttentionKind | None, side: int | None) -> int:
     """Positions of a text that one element's image or sound fills; 0 where the module takes none."""
     made, choice = made_of(maker, dtype, attention), choice_of(maker, dtype, attention)
     if set(choice.names or ()) <= {"input_ids"}:

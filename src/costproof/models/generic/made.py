@@ -6,7 +6,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from costproof.ledger.workload import Attention, Dtype
+from costproof.ledger.workload import AttentionKind, Dtype
 from costproof.models.generic.cutting import CutModel
 from costproof.models.stored import PLAIN, Stored
 
@@ -55,7 +55,7 @@ class Maker(Hashable, Protocol):
         """How the checkpoint of the model stores its weights."""
         ...
 
-    def make(self, dtype: Dtype | None, attention: Attention | None) -> Made:
+    def make(self, dtype: Dtype | None, attention: AttentionKind | None) -> Made:
         """The module and its inputs, on meta where the maker can choose; ``None`` leaves a choice to the model.
 
         Raises:
@@ -103,6 +103,6 @@ class Given:
     notes: tuple[str, ...] = ()
     stored: Stored = PLAIN
 
-    def make(self, dtype: Dtype | None, attention: Attention | None) -> Made:
+    def make(self, dtype: Dtype | None, attention: AttentionKind | None) -> Made:
         """The module itself."""
         return Made(self.module, self.inputs, self.notes)

@@ -16,11 +16,11 @@ from costproof.ledger.progress import Progress
 from costproof.ledger.run import RunOptions
 from costproof.ledger.workload import (
     SIZE_FROM,
-    Attention,
+    AttentionKind,
     Dtype,
-    Input,
     Invocation,
     ModuleKinds,
+    SettingValue,
     TargetInfo,
     Workload,
 )
@@ -140,7 +140,7 @@ class GenericTarget:
         images = None if "image_size" in given or made.inputs is not None else self._images(made)
         filled = self._filled(made, dtype, attention, images.side if images else given.get("image_size"))
         usual = USUAL + (filled if filled >= USUAL else 0)
-        inputs: dict[str, Input] = {k: given[k] for k in ("image_size", "input") if k in given}
+        inputs: dict[str, SettingValue] = {k: given[k] for k in ("image_size", "input") if k in given}
         inputs |= {"image_size": images.side, SIZE_FROM: images.where} if images else {}
         plain = Workload(
             name="usual" if not given else "custom",
@@ -345,7 +345,7 @@ class GenericTarget:
             return ()
         return beyond_of(self.maker, workload.dtype, workload.attention)
 
-    def _filled(self, made: Made, dtype: Dtype | None, attention: Attention | None, side: int | None) -> int:
+    def _filled(self, made: Made, dtype: Dtype | None, attention: AttentionKind | None, side: int | None) -> int:
         """Positions of a prompt that one element's images or sounds fill."""
         if made.inputs is not None or side == TEXT_ALONE:
             return 0

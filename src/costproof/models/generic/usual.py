@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, get_args
 
 from costproof.ledger.attributes import attribute
 from costproof.ledger.errors import BadInput
-from costproof.ledger.workload import Attention, Dtype, Workload
+from costproof.ledger.workload import AttentionKind, Dtype, Workload
 from costproof.models.generic.kept import TARGET_LENGTH
 from costproof.models.generic.made import Made
 from costproof.models.generic.makers import Case
@@ -67,9 +67,9 @@ def dtypes_of(module: nn.Module) -> tuple[str, ...]:
     return tuple(sorted({str(p.dtype).removeprefix("torch.") for p in module.parameters()}))
 
 
-def attention_of(module: nn.Module) -> Attention:
+def attention_of(module: nn.Module) -> AttentionKind:
     """What a model of transformers runs, without having been told."""
     config = attribute(module, "config", None)
     # A configuration that was told nothing belongs to a model that has nothing to choose from.
     name = attribute(config, "_attn_implementation", "sdpa") or "eager"
-    return name if name in get_args(Attention) else "sdpa"  # type: ignore[return-value]
+    return name if name in get_args(AttentionKind) else "sdpa"  # type: ignore[return-value]

@@ -16,7 +16,7 @@ from costproof.ledger.capture import SymbolDoc
 from costproof.ledger.errors import BadInput, CostproofError, Problems
 from costproof.ledger.node import Ledger
 from costproof.ledger.progress import Progress
-from costproof.ledger.workload import Attention, Invocation, TensorSpec, Workload
+from costproof.ledger.workload import AttentionKind, Invocation, TensorSpec, Workload
 from costproof.models import settings as common
 from costproof.models.decoding import names as decoding
 from costproof.models.decoding.build import build, with_numbers
@@ -52,7 +52,7 @@ class ImageTextTarget(Native[C]):
     """A model of images and text of transformers with one configuration."""
 
     __slots__ = ()
-    attentions: ClassVar[tuple[Attention, ...]] = ("sdpa", "eager")
+    attentions: ClassVar[tuple[AttentionKind, ...]] = ("sdpa", "eager")
     """Implementations of attention that the class of transformers has, the usual one first."""
 
     @abstractmethod

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Final
 
 from costproof.ledger.plural import plural
-from costproof.ledger.workload import Input, Workload
+from costproof.ledger.workload import SettingValue, Workload
 from costproof.models.encoding.images import SIZE
 
 IMAGES: Final = "images"
@@ -26,5 +26,5 @@ def with_images(workload: Workload, count: int, side: int = 0) -> Workload:
     if not count:
         return replace(workload, inputs={}, what="text only")
     size = f" of {side} x {side}" if side else ""
-    inputs: dict[str, Input] = {IMAGES: count, **({SIZE: side} if side else {})}
+    inputs: dict[str, SettingValue] = {IMAGES: count, **({SIZE: side} if side else {})}
     return replace(workload, inputs=inputs, what=f"{plural(count, 'image')}{size} in each prompt")

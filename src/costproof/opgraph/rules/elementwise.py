@@ -28,7 +28,7 @@ from costproof.opgraph.rules.cost import (
     scaling,
 )
 from costproof.opgraph.rules.names import overwrites
-from costproof.opgraph.rules.registry import Rule, operator_rule
+from costproof.opgraph.rules.registry import RuleFunction, operator_rule
 from costproof.opgraph.rules.sizes import prod, total
 
 _ONE: Final = (
@@ -47,10 +47,10 @@ _LOGIC: Final = (
 
 def vector_rule(
     *names: str, owner: str | None = None, summary: str | None = None
-) -> Callable[[Callable[[OpCall], Size]], Rule]:
+) -> Callable[[Callable[[OpCall], Size]], RuleFunction]:
     """Register a function that counts vector FLOPs; results that are not floating point count 0."""
 
-    def register(count: Callable[[OpCall], Size]) -> Rule:
+    def register(count: Callable[[OpCall], Size]) -> RuleFunction:
         @wraps(count)
         def rule(op: OpCall) -> OpCost:
             return OpCost(vector=count(op) if computes(op) else 0)

@@ -26,11 +26,11 @@ from costproof.opgraph.rules.cost import OpCost, Uncountable, invalid_part
 from costproof.opgraph.rules.names import canonical
 from costproof.plugins import Plugin, Registry
 
-Rule = Callable[[OpCall], OpCost]
+RuleFunction = Callable[[OpCall], OpCost]
 
 _ROOM: Final = __name__.rpartition(".")[0] + "."
 
-Transform = Callable[[Graph], Graph]
+GraphTransform = Callable[[Graph], Graph]
 """Rewrites a graph; keeps the order of execution."""
 
 _BUILT_IN: Final = {
@@ -76,8 +76,8 @@ class UnknownCost:
     """Upper bound of its FLOPs, if a rule gives one."""
 
 
-_rules: dict[str, tuple[Rule, RuleInfo]] = {}
-_transforms: dict[str, Transform] = {}
+_rules: dict[str, tuple[RuleFunction, RuleInfo]] = {}
+_transforms: dict[str, GraphTransform] = {}
 _lock = threading.RLock()
 
 
@@ -91,7 +91,9 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_renew_lock)
 
 
-def operator_rule(*names: str, owner: str | None = None, summary: str | None = None) -> Callable[[Rule], Rule]:
+def operator_rule(
+    *names: str, owner: str | None = None, summary: str | None = None
+) -> Callable[[RuleFunction], RuleFunction]:
     """Register a rule for operators: ``@operator_rule("mylib.fused_mlp")``.
 
     Args:
@@ -103,7 +105,7 @@ def operator_rule(*names: str, owner: str | None = None, summary: str | None = N
         BadInput: another rule is registered for one of the names; the error names both owners.
     """
 
-    def register(rule: Rule) -> Rule:
+    def register(rule: RuleFunction) -> RuleFunction:
         mine = owner or _full_name(rule)
         line = summary or (rule.__doc__ or "").strip().split("\n")[0]
         with _lock:
@@ -126,7 +128,7 @@ def operator_rule(*names: str, owner: str | None = None, summary: str | None = N
     return register
 
 
-def graph_transform(transform: Transform) -> Transform:
+def graph_transform(transform: GraphTransform) -> GraphTransform:
     """Register a transform that is applied to every graph before it is costed."""
     with _lock:
         _transforms[_full_name(transform)] = transform
@@ -147,7 +149,7 @@ def registered() -> frozenset[str]:
     return frozenset((*_rules, *_transforms))
 
 
-def transforms() -> tuple[Transform, ...]:
+def transforms() -> tuple[GraphTransform, ...]:
     """Return all transforms in the order of application."""
     _load()
     return tuple(
@@ -155,7 +157,7 @@ def transforms() -> tuple[Transform, ...]:
     )
 
 
-def _contained_transform(transform: Transform, graph: Graph) -> Graph:
+def _contained_transform(transform: GraphTransform, graph: Graph) -> Graph:
     """Apply a third-party transform; its failures become errors that name it."""
     with contained("the transform of graphs failed", _source_place(transform), state=False):
         found: object = transform(graph)
@@ -201,14 +203,14 @@ def cost_of(op: OpCall) -> OpCost | UnknownCost:
     return cost
 
 
-def _apply(rule: Rule, op: OpCall) -> OpCost | UnknownCost:
+def _apply(rule: RuleFunction, op: OpCall) -> OpCost | UnknownCost:
     try:
         return rule(op)
     except Uncountable as error:
         return UnknownCost(error.why, error.bound)
 
 
-def _source_place(rule: Rule | Transform) -> str:
+def _source_place(rule: RuleFunction | GraphTransform) -> str:
     """Return the name, file and line of a rule or transform."""
     code = getattr(rule, "__code__", None)
     return _full_name(rule) + (f" in {code.co_filename}:{code.co_firstlineno}" if code is not None else "")

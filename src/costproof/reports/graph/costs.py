@@ -10,7 +10,7 @@ from typing import Final
 from costproof.ledger.callgraph import CallGraph
 from costproof.ledger.metrics import TRAFFIC, Metric
 from costproof.ledger.node import CostNode, Ledger, exact_sum, total
-from costproof.ledger.run import USUAL_SOURCES
+from costproof.ledger.run import DEFAULT_SOURCES
 from costproof.views.quantities import with_quantity
 
 ROOT: Final = "(root)"
@@ -18,7 +18,7 @@ MOVED: Final = "io_bytes"
 """Bytes read and written, which follow from the metrics of :data:`~costproof.ledger.metrics.TRAFFIC`."""
 EXPERTS: Final = "experts"
 """The last word of the role of a layer's routed experts."""
-_SOURCES: Final = USUAL_SOURCES[::-1]
+_SOURCES: Final = DEFAULT_SOURCES[::-1]
 """Where a number is taken from: the first that gives it. The run comes first, as the callgraph is of a run."""
 
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from costproof.ledger.callgraph import Line, Listing
+from costproof.ledger.callgraph import OperatorLine, OperatorListing
 from costproof.ledger.errors import BadInput
 from costproof.ledger.node import exact_sum
 from costproof.ledger.plural import plural
@@ -69,7 +69,7 @@ class Operator(Node):
         return [f"{human(self.vector, 'FLOP')} vector"] if self.vector else []
 
 
-def operator_view(found: Sequence[Listing], *, unrolled: bool = False) -> GraphView:
+def operator_view(found: Sequence[OperatorListing], *, unrolled: bool = False) -> GraphView:
     """The operators of some listings, each a graph of its own, with their share of the FLOPs of all of them.
 
     Args:
@@ -104,7 +104,7 @@ def operator_view(found: Sequence[Listing], *, unrolled: bool = False) -> GraphV
     )
 
 
-def _boxes(lines: Sequence[Line], unrolled: bool) -> Iterator[tuple[int, ...]]:
+def _boxes(lines: Sequence[OperatorLine], unrolled: bool) -> Iterator[tuple[int, ...]]:
     """Places of the lines that are drawn as one, in the order of the first."""
     alike: dict[object, list[range]] = {}
     at = 0
@@ -119,7 +119,7 @@ def _boxes(lines: Sequence[Line], unrolled: bool) -> Iterator[tuple[int, ...]]:
                 yield places
 
 
-def _feeds(lines: Sequence[Line], drawn: Collection[int]) -> Iterator[tuple[int, int]]:
+def _feeds(lines: Sequence[OperatorLine], drawn: Collection[int]) -> Iterator[tuple[int, int]]:
     """Pairs of drawn lines of which the first feeds the second, also through lines that are not drawn."""
     made: dict[str, tuple[int, ...]] = {}
     for i, line in enumerate(lines):
@@ -130,7 +130,7 @@ def _feeds(lines: Sequence[Line], drawn: Collection[int]) -> Iterator[tuple[int,
         made |= dict.fromkeys(line.makes, sources)
 
 
-def _node(name: str, lines: Sequence[Line], whole: int | None) -> Operator:
+def _node(name: str, lines: Sequence[OperatorLine], whole: int | None) -> Operator:
     first = lines[0]
     modules = tuple(x.module or "(root)" for x in lines)
     return Operator(
@@ -152,7 +152,7 @@ def _node(name: str, lines: Sequence[Line], whole: int | None) -> Operator:
     )
 
 
-def _note(one: Listing, drawn: int) -> str:
+def _note(one: OperatorListing, drawn: int) -> str:
     many = sum(1 for x in one.lines if x.returns)
     rest = f", of which {many - drawn:,} that do no work (views, casts) are left out" if many > drawn else ""
     work = exact(exact_sum(x.flops for x in one.lines))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from costproof.ledger.counter import CounterCall, CounterInfo, CounterRecord, CounterRun, Spent
+from costproof.ledger.counter import CounterCall, CounterInfo, CounterRecord, CounterRun, CounterUsage
 from costproof.ledger.environment import installed
 from costproof.ledger.errors import CostproofError, Incomplete
 from costproof.ledger.node import CostNode
@@ -33,8 +33,8 @@ TRUTH: Final = "truth"
 _FIRST: Final = (TRUTH, "torchlens", "torch.profiler", "fvcore", "FlopCounterMode")
 """The truth, and those that take longest, so that no core waits for one of them in the end."""
 
-Answer = tuple[CounterCall, Spent]
-Place = tuple[str, str, str]
+CounterAnswer = tuple[CounterCall, CounterUsage]
+CutKey = tuple[str, str, str]
 """Stage, invocation, cut."""
 
 
@@ -53,7 +53,7 @@ def run_counters(
     *,
     stages: tuple[str, ...] = (),
     progress: Progress = silent,
-) -> tuple[CounterRecord, dict[str, Spent]]:
+) -> tuple[CounterRecord, dict[str, CounterUsage]]:
     """Our own count and each tool's, call by call, and what each tool needed, in the order of the names.
 
     A tool that crashes, hangs or cannot be loaded is a run with errors, and so is the truth; one that is not
@@ -61,48 +61,50 @@ def run_counters(
     """
     wanted, absent = list(names), not_installed()
     ordered = sorted((TRUTH, *wanted), key=lambda n: (*_FIRST, n).index(n))
-    answers: dict[str, list[Answer]] = {n: [] for n in ordered if n not in absent}
+    answers: dict[str, list[CounterAnswer]] = {n: [] for n in ordered if n not in absent}
     problems: dict[str, str] = {}
-    orders = {n: with_rules_in_force(Order(target, workload, n, stages, limits.memory_bytes)) for n in answers}
+    orders = {n: with_rules_in_force(CounterTask(target, workload, n, stages, limits.memory_bytes)) for n in answers}
     ready = preload_modules(target)
     with Pool[None](side_by_side(limits.memory_bytes), limits, fresh=True, ready=ready) as pool:
         for ended in pool.results(orders, lambda name, answer: answers[name].append(answer)):
             more = "; costproof counters --timeout allows more" if isinstance(ended.error, Late) else ""
-            problems[ended.name] = "" if ended.error is None else in_short(ended.error) + more
+            problems[ended.name] = "" if ended.error is None else one_line(ended.error) + more
             progress("counters", len(problems), len(orders))
     calls = {n: {(c.stage, c.invocation, c.cut): c for c, _ in found} for n, found in answers.items()}
-    due = list(calls[TRUTH]) if not problems[TRUTH] else places(target, workload, stages, calls)
-    truth = _complete(calls[TRUTH], due, problems[TRUTH])
+    due = list(calls[TRUTH]) if not problems[TRUTH] else expected_cuts(target, workload, stages, calls)
+    truth = _with_missing(calls[TRUTH], due, problems[TRUTH])
     counted = [p for p, c in truth.items() if c.value != 0]
     runs = []
     for name in wanted:
         info = _info(name)
-        its = () if name in absent else _complete(calls[name], counted, problems[name]).values()
+        its = () if name in absent else _with_missing(calls[name], counted, problems[name]).values()
         runs.append(CounterRun(info, installed(info.package), tuple(its)))
     spent = {
-        name: Spent(sum(s.milliseconds for _, s in found), max((s.peak_bytes for _, s in found), default=0))
+        name: CounterUsage(sum(s.milliseconds for _, s in found), max((s.peak_bytes for _, s in found), default=0))
         for name in wanted
         if (found := answers.get(name)) is not None
     }
     return CounterRecord(tuple(truth[p] for p in counted), tuple(runs)), spent
 
 
-def places(
-    target: Exportable, workload: Workload, stages: tuple[str, ...], calls: Mapping[str, Mapping[Place, CounterCall]]
-) -> list[Place]:
+def expected_cuts(
+    target: Exportable, workload: Workload, stages: tuple[str, ...], calls: Mapping[str, Mapping[CutKey, CounterCall]]
+) -> list[CutKey]:
     """What there is to count if the truth has not come to all of it: what a tool came to, and the other invocations."""
-    from costproof.tracers.static import left_out
+    from costproof.tracers.static import stages_not_exported
 
     found = dict.fromkeys((*calls[TRUTH], *(p for its in calls.values() for p in its)))
     reached = {place[:2] for place in found}
     for i in target.invocations(workload):
-        wanted = (not stages or i.stage in stages) and i.stage not in left_out(target)
+        wanted = (not stages or i.stage in stages) and i.stage not in stages_not_exported(target)
         if wanted and (i.stage, i.id) not in reached:
             found[i.stage, i.id, ""] = None
     return list(found)
 
 
-def _complete(answered: Mapping[Place, CounterCall], due: Iterable[Place], problem: str) -> dict[Place, CounterCall]:
+def _with_missing(
+    answered: Mapping[CutKey, CounterCall], due: Iterable[CutKey], problem: str
+) -> dict[CutKey, CounterCall]:
     """A call for every place: one that a process did not come to has how it ended for an error."""
     return {p: answered.get(p) or CounterCall(p[0], p[1], error=problem or "it gave no answer", cut=p[2]) for p in due}
 
@@ -116,7 +118,7 @@ def _info(name: str) -> CounterInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class CounterTask:
     """A piece of work for :mod:`costproof.processes`: one counter on one target."""
 
     target: Exportable
@@ -128,7 +130,7 @@ class Order:
     memory_bytes: int = 0
     """The limit of the process, for the message."""
 
-    def __call__(self, say: Callable[[Answer], None]) -> None:
+    def __call__(self, say: Callable[[CounterAnswer], None]) -> None:
         """Count, and say each answer as soon as it is there; an invocation that fails is one with its error."""
         warnings.filterwarnings("ignore")
         model = self.target.build(self.workload)
@@ -140,23 +142,25 @@ class Order:
                 if not self.stages or job.stage in self.stages:
                     say(self._answer(tool, job, values[job.stage, invocation], (job.stage, invocation)))
 
-    def _answer(self, tool: Counter | None, job: ExportJob, values: dict[str, int], place: tuple[str, str]) -> Answer:
+    def _answer(
+        self, tool: Counter | None, job: ExportJob, values: dict[str, int], place: tuple[str, str]
+    ) -> CounterAnswer:
         begun = time.perf_counter()
         try:
-            nodes, notes = _counted(tool, job, values, place)
+            nodes, notes = _count_cut(tool, job, values, place)
             call = CounterCall(*place, nodes, notes=notes, cut=job.id)
         except BaseException as error:  # of the tool, in a process for it alone
-            call = CounterCall(*place, error=in_short(failure(error, self.memory_bytes)), cut=job.id)
-        return call, Spent(round((time.perf_counter() - begun) * 1000), peak())
+            call = CounterCall(*place, error=one_line(failure(error, self.memory_bytes)), cut=job.id)
+        return call, CounterUsage(round((time.perf_counter() - begun) * 1000), peak_bytes())
 
 
-def _counted(
+def _count_cut(
     tool: Counter | None, job: ExportJob, values: dict[str, int], place: tuple[str, str]
 ) -> tuple[tuple[CostNode, ...], tuple[str, ...]]:
     from costproof.tracers.counters.tools import positional, renamed
-    from costproof.tracers.exporting import resized
+    from costproof.tracers.exporting import with_sizes
 
-    args = resized(job, values).args
+    args = with_sizes(job, values).args
     if tool is None:
         return _truth(job, args, place), ()
     found = tool.count(*positional(job.module, args))
@@ -190,12 +194,12 @@ def _truth(job: ExportJob, args: Mapping[str, Any], place: tuple[str, str]) -> t
     )
 
 
-def in_short(error: CostproofError) -> str:
+def one_line(error: CostproofError) -> str:
     """An error in one line, for a table."""
     return f"{error.what}: {error.got}" if error.got else error.what
 
 
-def peak() -> int:
+def peak_bytes() -> int:
     """Largest resident size of this process in bytes. On Linux ``ru_maxrss`` would begin with that of the parent."""
     status = Path("/proc/self/status")
     for line in status.read_text().splitlines() if status.exists() else ():

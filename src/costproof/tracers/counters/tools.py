@@ -29,7 +29,7 @@ def flop_counter_mode(model: Positional, args: tuple[Tensor, ...]) -> Counted:
         model(*args)
     figures = {path: {str(op): int(v) for op, v in ops.items()} for path, ops in mode.get_flop_counts().items()}
     figures.pop("Global", None)
-    return counted(int(mode.get_total_flops()), own(figures))
+    return counted(int(mode.get_total_flops()), own_rows(figures))
 
 
 def fvcore(model: Positional, args: tuple[Tensor, ...]) -> Counted:
@@ -51,7 +51,7 @@ def fvcore(model: Positional, args: tuple[Tensor, ...]) -> Counted:
         logging.disable(before)
     figures = {path: {kind: int(v) for kind, v in operators.items()} for path, operators in modules.items()}
     notes = tuple(f"says it skipped {name} ({plural(calls, 'call')})" for name, calls in sorted(skipped.items()))
-    return counted(total, own(figures), notes)
+    return counted(total, own_rows(figures), notes)
 
 
 def torchlens(model: Positional, args: tuple[Tensor, ...]) -> Counted:
@@ -112,7 +112,7 @@ def thop(model: Positional, args: tuple[Tensor, ...]) -> Counted:
             yield from figures(below, here)
 
     total, _, tree = profile(model, inputs=args, verbose=False, ret_layer_info=True)
-    return counted(int(total), own(dict(figures(tree, ""))))
+    return counted(int(total), own_rows(dict(figures(tree, ""))))
 
 
 def torchinfo(model: Positional, args: tuple[Tensor, ...]) -> Counted:
@@ -130,7 +130,7 @@ def torchinfo(model: Positional, args: tuple[Tensor, ...]) -> Counted:
     return counted(int(summary.total_mult_adds), rows)
 
 
-def own(figures: Mapping[str, Mapping[str, int]]) -> Iterator[Row]:
+def own_rows(figures: Mapping[str, Mapping[str, int]]) -> Iterator[Row]:
     """Rows without what the modules below have.
 
     A module belongs to its nearest ancestor with figures: lists of modules are never called and have none.
@@ -151,8 +151,8 @@ def own(figures: Mapping[str, Mapping[str, int]]) -> Iterator[Row]:
             yield Row(inner_path(path), kind, value - sum(figures[p].get(kind, 0) for p in below[path]))
 
 
-Figure = tuple[Any, int]
-Stack = list[list[Figure]]
+ToolFigure = tuple[Any, int]
+FigureStack = list[list[ToolFigure]]
 
 BESIDE = "beside the products"
 
@@ -161,7 +161,7 @@ def deepspeed(model: Positional, args: tuple[Tensor, ...]) -> Counted:
     """Rows are (module, function); FLOPs with elementwise work."""
     from deepspeed.profiling.flops_profiler import profiler
 
-    with reading(model, profiler.module_flop_count, profiler.module_mac_count) as rows:
+    with read_figures(model, profiler.module_flop_count, profiler.module_mac_count) as rows:
         total, _, _ = profiler.get_model_profile(
             model, args=list(args), print_profile=False, as_string=False, warm_up=0
         )
@@ -172,7 +172,7 @@ def calflops(model: Positional, args: tuple[Tensor, ...]) -> Counted:
     """Rows are (module, function); products of attention are not among them."""
     from calflops import calculate_flops, calculate_pipline
 
-    with reading(model, calculate_pipline.module_flop_count, calculate_pipline.module_mac_count) as rows:
+    with read_figures(model, calculate_pipline.module_flop_count, calculate_pipline.module_mac_count) as rows:
         total, _, _ = calculate_flops(
             model, args=list(args), print_results=False, output_as_string=False, output_precision=None
         )
@@ -180,7 +180,7 @@ def calflops(model: Positional, args: tuple[Tensor, ...]) -> Counted:
 
 
 @contextmanager
-def reading(model: Positional, flops: Stack, macs: Stack) -> Iterator[list[Row]]:
+def read_figures(model: Positional, flops: FigureStack, macs: FigureStack) -> Iterator[list[Row]]:
     """Collect the tool's figures of every module as its forward ends, before the tool sums them up.
 
     Hooks run in the order of registration, so these must be made before the tool's own.
@@ -197,7 +197,7 @@ def reading(model: Positional, flops: Stack, macs: Stack) -> Iterator[list[Row]]
         yield rows
 
 
-def _rows(path: str, flops: Sequence[Figure], macs: Sequence[Figure]) -> Iterator[Row]:
+def _rows(path: str, flops: Sequence[ToolFigure], macs: Sequence[ToolFigure]) -> Iterator[Row]:
     """Products and what is counted beside them (a bias), apart; a product inside a product, marked.
 
     A linear layer on meta is decomposed in Python, so a patched ``mm`` follows directly with the same figure.

@@ -17,14 +17,14 @@ from costproof.opgraph.costed import bound_unknown, cost_graph
 from costproof.opgraph.graph import path_renamer
 from costproof.opgraph.merge import merge_nodes
 from costproof.tracers.cache import cached_export
-from costproof.tracers.derive.subject import Draw, Subject, all_met, examples, limits
-from costproof.tracers.exporting import resized
+from costproof.tracers.derive.subject import SizeSampler, Subject, all_hold, example_sizes, size_limits
+from costproof.tracers.exporting import with_sizes
 
 POINTS: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class SizeCheck:
     """One comparison with a run: the sizes, what the formula gives, what the run did."""
 
     sizes: dict[str, int]
@@ -44,7 +44,7 @@ class Derived:
     """What was read off a graph, the comparisons, and where it is the model."""
 
     nodes: tuple[CostNode, ...]
-    points: tuple[Point, ...]
+    points: tuple[SizeCheck, ...]
     holds: tuple[Limit, ...]
 
 
@@ -59,15 +59,15 @@ def derive(subject: Subject, *, points: int = POINTS, seed: int = 1) -> Derived:
     work = cost_graph(exported.graph)
     found = account(work, job.place)
     if found.unknown:
-        unknown = bound_unknown(found.unknown, work, examples(job))
+        unknown = bound_unknown(found.unknown, work, example_sizes(job))
         raise Incomplete(
             "an operator of the graph has no rule",
             where=subject.name,
             got="; ".join(sorted({f"{o.op}, {unknown_clause([o])}: {o.why}" for o in unknown})[:5]),
             fix=rule_wanted(found.unknown) or "costproof ops lists the rules",
         )
-    nodes, draw = merge_nodes(found.nodes), Draw(subject, exported, seed)
-    holds = limits(exported, subject.steps)
+    nodes, draw = merge_nodes(found.nodes), SizeSampler(subject, exported, seed)
+    holds = size_limits(exported, subject.steps)
     made = [draw.point(far=i % 2 == 1) for i in range(points)]
     if points:
         made += [end for end in draw.ends(holds) if end not in made]
@@ -84,7 +84,7 @@ def _above_one(
     for name in usual:
         least = subject.steps.get(name, 1)
         sizes = {**usual, name: least}
-        if not all_met(holds, sizes):
+        if not all_hold(holds, sizes):
             continue  # said already
         try:
             equal = not subject.runs(sizes) or _check(subject, nodes, sizes).equal
@@ -94,12 +94,12 @@ def _above_one(
             yield Limit(f"{name} >= {2 * least}", f"{name} - {2 * least}")
 
 
-def _check(subject: Subject, nodes: tuple[CostNode, ...], sizes: dict[str, int]) -> Point:
+def _check(subject: Subject, nodes: tuple[CostNode, ...], sizes: dict[str, int]) -> SizeCheck:
     from costproof.tracers.derive.fresh import fresh_flops
 
     job = subject.job
     try:
-        made = subject.at(sizes) or resized(job, sizes)
+        made = subject.at(sizes) or with_sizes(job, sizes)
         counted, unknown = fresh_flops(made.module, made.args)
     except CostproofError:
         raise
@@ -122,4 +122,4 @@ def _check(subject: Subject, nodes: tuple[CostNode, ...], sizes: dict[str, int])
             derived[node.module] += evaluate(parse(expr), sizes)
     total, done = derived.total(), fresh.total()
     differing = [m or "(root)" for m in {**derived, **fresh} if derived[m] != fresh[m]]
-    return Point(sizes, total, done, tuple(differing[:5]))
+    return SizeCheck(sizes, total, done, tuple(differing[:5]))

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from costproof.ledger.errors import said_by
+from costproof.ledger.errors import message_of
 from costproof.models.as_it_runs import as_it_runs
 from costproof.models.jobs import Run
 from costproof.opgraph.graph import OpCall, Value
@@ -24,16 +24,16 @@ from costproof.opgraph.rules.registry import UnknownCost, cost_of
 from costproof.patches.modules import hooked
 from costproof.patches.patch import gc_disabled
 from costproof.tracers.cpu_fallback import with_numbers
-from costproof.tracers.paths import dtype_name, operands, plain_value
+from costproof.tracers.paths import dtype_name, plain_value, split_arguments
 
 
-class _Dispatched(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _DispatchedCosts(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.stack: list[str] = []
         self.flops: Counter[str] = Counter()
         self.unknown: Counter[str] = Counter()
-        self.known = Known()
+        self.known = KnownValues()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         known = self.known.scalar(func, args)
@@ -41,7 +41,7 @@ class _Dispatched(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return known.item()
         result = func(*args, **(kwargs or {}))
         self.known.follow(func, args, kwargs or {}, result)
-        tensors, attrs, names = operands(func._schema, args, kwargs or {}, _values, plain_value)
+        tensors, attrs, names = split_arguments(func._schema, args, kwargs or {}, _values, plain_value)
         outputs = tuple(_values(result))
         if tensors or outputs:
             module = self.stack[-1] if self.stack else ""
@@ -57,17 +57,17 @@ class _Dispatched(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def fresh_flops(model: nn.Module, args: Mapping[str, Any]) -> tuple[dict[str, int], dict[str, int]]:
     """Headline FLOPs by module path in ``model``, and operators without a rule, of one forward."""
     try:
-        return _counted(model, args)
+        return _count_forward(model, args)
     except RuntimeError as error:
         # Some models look at values on their way (a mask that may be all ones): meta has none.
-        if "meta" not in said_by(error):
+        if "meta" not in message_of(error):
             raise
     numbers = with_numbers(Run("fresh", model, args, lambda path, call: ("", "")))
-    return _counted(numbers.model, numbers.kwargs)
+    return _count_forward(numbers.model, numbers.kwargs)
 
 
-def _counted(model: nn.Module, args: Mapping[str, Any]) -> tuple[dict[str, int], dict[str, int]]:
-    counter = _Dispatched()
+def _count_forward(model: nn.Module, args: Mapping[str, Any]) -> tuple[dict[str, int], dict[str, int]]:
+    counter = _DispatchedCosts()
     paths = {module: path for path, module in model.named_modules()}
 
     def enter(module: nn.Module, args: Any) -> None:
@@ -91,7 +91,7 @@ MOST: Final = 1_000_000
 _CERTAIN: Final = ("arange", "ones", "zeros", "full", "scalar_tensor", "tril_indices", "eye")
 
 
-class Known:
+class KnownValues:
     """What is known about the tensors of one run."""
 
     def __init__(self) -> None:

@@ -17,15 +17,15 @@ import sympy
 from costproof.compare.identity import free_symbols
 from costproof.compare.proof.closed_form import Limit
 from costproof.ledger.errors import BadInput, Incomplete, Problems
-from costproof.ledger.evaluate import compiled, evaluate
+from costproof.ledger.evaluate import compile_expression, evaluate
 from costproof.ledger.symbols import factored, parse, sym, text
 from costproof.ledger.workload import Workload
 from costproof.models.generic.huggingface import counts_layers
 from costproof.models.jobs import ExportJob
 from costproof.models.target import Derivable, Exportable, WithFormulas
 from costproof.tracers.exported import Exported
-from costproof.tracers.exporting import plain, resized
-from costproof.tracers.guards import Condition, guard_conditions, holds_at
+from costproof.tracers.exporting import plain_sympy, with_sizes
+from costproof.tracers.guards import GuardCondition, guard_conditions, holds_at
 
 if TYPE_CHECKING:
     from torch import nn
@@ -104,7 +104,7 @@ def _at(
         return None
     source.check(there)
     made = next((j for j in source.export_jobs(model, there) if j.id == job.id), None)
-    return made and resized(made, sizes)
+    return made and with_sizes(made, sizes)
 
 
 def _names(target: Exportable, workload: Workload, stage: str) -> dict[str, int]:
@@ -113,7 +113,7 @@ def _names(target: Exportable, workload: Workload, stage: str) -> dict[str, int]
     if not isinstance(target, WithFormulas):
         return known
     formulas = {e for n in target.formulas(workload).nodes if n.stage == stage for e in n.exprs.values()}
-    used = {name for e in formulas for name in compiled(e).symbols}
+    used = {name for e in formulas for name in compile_expression(e).symbols}
     return {n: v for n, v in known.items() if n in used and not counts_layers(n)}
 
 
@@ -130,7 +130,7 @@ def of_tokens(job: ExportJob) -> bool:
     return all(count <= 1 for count in fixed.values()) and not any("H" in s.symbol for s in job.sizes)
 
 
-Range = tuple[int, int]
+SizeRange = tuple[int, int]
 _TRIES: Final = 300
 """Draws of each kind."""
 _ROWS: Final = ("B", "n")
@@ -141,14 +141,14 @@ _FARTHEST_STEPS: Final = 32
 """The same for the side of an image, in its steps: positions are as many as its square."""
 
 
-def examples(job: ExportJob) -> dict[str, int]:
+def example_sizes(job: ExportJob) -> dict[str, int]:
     """The sizes at which the export was made."""
     args: Any = job.args
     plain = (s for s in job.sizes if s.symbol.isidentifier())  # and not one more than another
     return {s.symbol: int(reduce(getitem, s.argument, args).shape[s.dim]) for s in plain}
 
 
-class Draw:
+class SizeSampler:
     """Random sizes of a subject at which its graph stands for it, and which the target can run."""
 
     def __init__(self, subject: Subject, exported: Exported, seed: int) -> None:
@@ -156,7 +156,7 @@ class Draw:
         self.rng = random.Random(f"costproof:{seed}")
         names = {s.name for size in exported.job.sizes for s in parse(size.symbol).free_symbols}
         self.names = sorted(names)
-        self.examples = examples(exported.job)
+        self.examples = example_sizes(exported.job)
 
     def point(self, *, far: bool = False) -> dict[str, int]:
         """Usual sizes, or large ones; around those of the export where it holds at none of these.
@@ -198,21 +198,21 @@ class Draw:
     def _held(self, points: Sequence[Mapping[str, int]]) -> tuple[bool, ...]:
         return holds_at(self.exported, points)
 
-    def _size(self, name: str, between: Range) -> int:
+    def _size(self, name: str, between: SizeRange) -> int:
         return self.subject.steps.get(name, 1) * self.rng.randint(*between)
 
-    def _usual(self, name: str) -> Range:
+    def _usual(self, name: str) -> SizeRange:
         if name in self.subject.steps:
             return 4, 16
         return (2, 5) if name in _ROWS else (8, 64)
 
-    def _far(self, name: str) -> Range:
+    def _far(self, name: str) -> SizeRange:
         """Several times as large; a square of them has no more elements than values are followed of."""
         if name in self.subject.steps:
             return 17, 24
         return (9, 17) if name in _ROWS else (500, 1_000)
 
-    def _around(self, name: str) -> Range:
+    def _around(self, name: str) -> SizeRange:
         example = self.examples.get(name, 2 * self.subject.steps.get(name, 1)) // self.subject.steps.get(name, 1)
         return max(2, example // 2), max(3, 2 * example)
 
@@ -226,7 +226,7 @@ _LONG: Final = 80
 Point = dict[str, int]
 
 
-def limits(exported: Exported, steps: Mapping[str, int]) -> tuple[Limit, ...]:
+def size_limits(exported: Exported, steps: Mapping[str, int]) -> tuple[Limit, ...]:
     """The conditions that are not met at every size that was tried, those among their own numbers included.
 
     Bounds of one symbol are one condition each way; of others those that exclude no more of these sizes than simpler
@@ -238,8 +238,8 @@ def limits(exported: Exported, steps: Mapping[str, int]) -> tuple[Limit, ...]:
     Raises:
         Incomplete: a guard asks for something other than sizes of inputs, or a condition is not one on integers.
     """
-    found = [c for c in guard_conditions(exported) if not all(map(c.met, _tried(c, exported, steps)))]
-    usual = [p for c in found for p in _tried(c, exported, steps)]
+    found = [c for c in guard_conditions(exported) if not all(map(c.met, _points_to_try(c, exported, steps)))]
+    usual = [p for c in found for p in _points_to_try(c, exported, steps)]
     bounds, others = dict[tuple[str, int], int](), list[sympy.Expr]()
     for margin in map(parse, exported.job.holds):
         if not _is_bound(margin, bounds):
@@ -249,7 +249,7 @@ def limits(exported: Exported, steps: Mapping[str, int]) -> tuple[Limit, ...]:
         if not left:
             continue
         usual = [p for p in usual if condition.met(p)]
-        margin = _whole(condition.margin(), steps)
+        margin = _without_rounding(condition.margin(), steps)
         if not _is_bound(margin, bounds):
             others.append(margin)
     made = [sym(name) - end if way > 0 else end - sym(name) for (name, way), end in bounds.items()]
@@ -257,13 +257,13 @@ def limits(exported: Exported, steps: Mapping[str, int]) -> tuple[Limit, ...]:
         Limit(f"{name} is a multiple of {step}", text(step * sympy.floor(sym(name) / step) - sym(name)))
         for name, step in steps.items()
     )
-    return (*(Limit(said(m), text(m)) for m in (*made, *dict.fromkeys(others))), *whole)
+    return (*(Limit(format_condition(m), text(m)) for m in (*made, *dict.fromkeys(others))), *whole)
 
 
-def _whole(margin: sympy.Expr, steps: Mapping[str, int]) -> sympy.Expr:
+def _without_rounding(margin: sympy.Expr, steps: Mapping[str, int]) -> sympy.Expr:
     """A condition without the rounding that a symbol, a multiple of its step, makes needless."""
     times = {sym(name): step * sym(name) for name, step in steps.items()}
-    return plain(margin.xreplace(times)).xreplace({sym(name): sym(name) / step for name, step in steps.items()})
+    return plain_sympy(margin.xreplace(times)).xreplace({sym(name): sym(name) / step for name, step in steps.items()})
 
 
 def _is_bound(margin: sympy.Expr, bounds: dict[tuple[str, int], int]) -> bool:
@@ -279,19 +279,19 @@ def _is_bound(margin: sympy.Expr, bounds: dict[tuple[str, int], int]) -> bool:
     return True
 
 
-def all_met(given: Iterable[Limit], sizes: Mapping[str, int]) -> bool:
+def all_hold(given: Iterable[Limit], sizes: Mapping[str, int]) -> bool:
     """Whether all conditions are met; one that has no value there is not."""
-    return all(_met(parse(limit.margin), sizes) for limit in given)
+    return all(_holds(parse(limit.margin), sizes) for limit in given)
 
 
-def _met(margin: sympy.Expr, sizes: Mapping[str, int]) -> bool:
+def _holds(margin: sympy.Expr, sizes: Mapping[str, int]) -> bool:
     try:
         return evaluate(margin, sizes) >= 0
     except BadInput:
         return False
 
 
-def _tried(condition: Condition, exported: Exported, steps: Mapping[str, int]) -> Iterator[Point]:
+def _points_to_try(condition: GuardCondition, exported: Exported, steps: Mapping[str, int]) -> Iterator[Point]:
     """Sizes at which a condition may fail: usual ones, and its own numbers and their quotients, one more and less."""
     names, sizes = sorted(condition.names), set(_SIZES if len(condition.names) == 1 else _FEW)
     numbers = {int(n) for n in re.findall(r"(?<![\w.])\d+(?![\w.])", condition.text)}
@@ -299,12 +299,12 @@ def _tried(condition: Condition, exported: Exported, steps: Mapping[str, int]) -
         sizes |= {n * k // m + d for n in numbers for m in {1, *numbers} if m for k in (1, m) for d in (-1, 0, 1)}
         sizes |= {math.isqrt(n) + d for n in numbers for d in (-1, 0, 1)}
     every = (s.name for size in exported.job.sizes for s in parse(size.symbol).free_symbols)
-    usual = {name: 7 * steps.get(name, 1) for name in every} | examples(exported.job)
+    usual = {name: 7 * steps.get(name, 1) for name in every} | example_sizes(exported.job)
     for point in product(sorted(s for s in sizes if s >= 2), repeat=len(names)):
         yield usual | {name: size * steps.get(name, 1) for name, size in zip(names, point, strict=True)}
 
 
-def said(margin: sympy.Expr) -> str:
+def format_condition(margin: sympy.Expr) -> str:
     """A condition in words of mathematics: ``P >= 511``, ``B*S <= 400``, ``S != 100``."""
     for sign, square in (("==", -margin), ("!=", margin + 1)):
         times, of = factored(square).as_coeff_Mul()

@@ -26,10 +26,10 @@ from costproof.opgraph.liveness import Timeline, gap_parts, peak_of, timeline
 from costproof.opgraph.peak_form import peak_form
 from costproof.patches.modules import hooked
 from costproof.patches.patch import gc_disabled
-from costproof.tracers.exporting import each_argument, resized
+from costproof.tracers.exporting import map_arguments, with_sizes
 from costproof.tracers.guards import margins
-from costproof.tracers.peaks.program import OnCpu, Storages, namer, on_cpu, program_of
-from costproof.tracers.static import left_out
+from costproof.tracers.peaks.program import FakeCpuJob, Storages, exported_memory, module_namer, on_fake_cpu
+from costproof.tracers.static import stages_not_exported
 
 T = TypeVar("T")
 
@@ -47,18 +47,19 @@ def call_peaks(
     """
     progress("peaks", 0, 1)
     found = [
-        CallPeaks(stage, "", "", None, None, notes=(f"not exported: {why}",)) for stage, why in left_out(target).items()
+        CallPeaks(stage, "", "", None, None, notes=(f"not exported: {why}",))
+        for stage, why in stages_not_exported(target).items()
     ]
-    jobs = list(_each(target, workload))
-    made: dict[str, Form] = {}
+    jobs = list(_calls(target, workload))
+    made: dict[str, SymbolicPeak] = {}
     for i, (invocation, job, values) in enumerate(jobs):
         progress("peaks", i, len(jobs))
         with gc_disabled():
-            one = peaks_of(resized(job, _last(job, values)), invocation, eager=eager)
+            one = peaks_of(with_sizes(job, _last_step(job, values)), invocation, eager=eager)
             if forms and job.sizes and one.graph is not None:
                 if job.id not in made:
-                    made[job.id] = form_of(job)
-                one = with_form(one, made[job.id], values)
+                    made[job.id] = symbolic_peak(job)
+                one = with_symbolic_peak(one, made[job.id], values)
             found.append(one)
     progress("peaks", len(jobs), len(jobs))
     return tuple(found)
@@ -66,11 +67,11 @@ def call_peaks(
 
 def calls(target: Exportable, workload: Workload) -> Iterator[tuple[str, ExportJob]]:
     """Invocations, and what runs in them, at the sizes that it has there."""
-    for invocation, job, values in _each(target, workload):
-        yield invocation, resized(job, _last(job, values))
+    for invocation, job, values in _calls(target, workload):
+        yield invocation, with_sizes(job, _last_step(job, values))
 
 
-def _each(target: Exportable, workload: Workload) -> Iterator[tuple[str, ExportJob, Mapping[str, int]]]:
+def _calls(target: Exportable, workload: Workload) -> Iterator[tuple[str, ExportJob, Mapping[str, int]]]:
     """Invocations, what is exported of them, and the values of the symbols there."""
     values = {(i.stage, i.id): i.symbols for i in target.invocations(workload)}
     for job in target.export_jobs(target.build(workload), workload):
@@ -78,13 +79,13 @@ def _each(target: Exportable, workload: Workload) -> Iterator[tuple[str, ExportJ
             yield invocation, job, {**target.info().symbols, **values[job.stage, invocation]}
 
 
-def _last(job: ExportJob, values: Mapping[str, int]) -> dict[str, int]:
+def _last_step(job: ExportJob, values: Mapping[str, int]) -> dict[str, int]:
     """The values in the last of a job's steps."""
     more = values[str(STEPS)] - 1 if job.repeated else 0
     return {name: value + more if name == str(CONTEXT) else value for name, value in values.items()}
 
 
-class Form(NamedTuple):
+class SymbolicPeak(NamedTuple):
     """A graph peak in symbols, what the inputs have of it, and where it holds; or none of them, and why."""
 
     peak: str = ""
@@ -93,28 +94,30 @@ class Form(NamedTuple):
     why: str = ""
 
 
-def form_of(job: ExportJob) -> Form:
+def symbolic_peak(job: ExportJob) -> SymbolicPeak:
     """The graph peak of a job's last step."""
     try:
-        found = program_of(on_cpu(job))
+        found = exported_memory(on_fake_cpu(job))
         peak = peak_form(timeline(found.program).events, found.sizes)
         holds = margins(job, found.guards)
     except Incomplete as error:
-        return Form(why=error.line)
+        return SymbolicPeak(why=error.line)
     last = {CONTEXT: CONTEXT + STEPS - 1} if job.repeated else {}
     given = sympy.Add(*(found.sizes[i] for i in found.program.inputs))
     of_last = [text(form.xreplace(last)) for form in (peak, given, *holds)]
-    return Form(of_last[0], of_last[1], tuple(of_last[2:]))
+    return SymbolicPeak(of_last[0], of_last[1], tuple(of_last[2:]))
 
 
-def with_form(call: CallPeaks, form: Form, values: Mapping[str, int]) -> CallPeaks:
+def with_symbolic_peak(call: CallPeaks, form: SymbolicPeak, values: Mapping[str, int]) -> CallPeaks:
     """A call with its graph peak in symbols, where that is the graph peak at its sizes."""
     try:
         there = evaluate(form.peak or "0", values)
     except BadInput as error:
-        form, there = Form(why=error.line), 0
+        form, there = SymbolicPeak(why=error.line), 0
     if form.peak and call.graph is not None and there != call.graph.bytes:
-        form = Form(why=f"at these sizes the model takes another way than its graph in symbols, with {there:,} bytes")
+        form = SymbolicPeak(
+            why=f"at these sizes the model takes another way than its graph in symbols, with {there:,} bytes"
+        )
     note = (f"graph peak not known in symbols: {form.why}",) if form.why else ()
     return replace(call, form=form.peak, given=form.given, holds=form.holds, notes=(*call.notes, *note))
 
@@ -125,28 +128,28 @@ def peaks_of(job: ExportJob, invocation: str = "", *, eager: bool = True) -> Cal
         said = ", ".join(f"{name} {value}" for name, value in job.conventions.items())
         return CallPeaks(job.stage, invocation, job.id, None, None, notes=(f"not what runs: the export has {said}",))
     notes: dict[str, None] = {}
-    graph = _tried(lambda: _graph(job, notes), "graph", notes)
-    ran = _tried(lambda: _eager(job, notes), "eager", notes) if eager else None
+    graph = _peak_or_note(lambda: _graph(job, notes), "graph", notes)
+    ran = _peak_or_note(lambda: _eager(job, notes), "eager", notes) if eager else None
     gap: tuple[GapPart, ...] = ()
     if graph is not None and ran is not None:
-        gap = gap_parts(graph, ran, lambda event, wanted: holders_at(on_cpu(job), ran, event, wanted))
+        gap = gap_parts(graph, ran, lambda event, wanted: holders_at(on_fake_cpu(job), ran, event, wanted))
     mine, its = (None if line is None else peak_of(line) for line in (graph, ran))
     return CallPeaks(job.stage, invocation, job.id, mine, its, gap, tuple(notes))
 
 
 def _graph(job: ExportJob, notes: dict[str, None]) -> Timeline:
-    found = program_of(on_cpu(job))
+    found = exported_memory(on_fake_cpu(job))
     notes.update(dict.fromkeys(found.notes))
     return timeline(found.program)
 
 
 def _eager(job: ExportJob, notes: dict[str, None]) -> Timeline:
-    found, assumed = eager_run(on_cpu(job))
+    found, assumed = eager_run(on_fake_cpu(job))
     notes.update(dict.fromkeys(assumed))
     return found
 
 
-def _tried(make: Callable[[], T], which: str, notes: dict[str, None]) -> T | None:
+def _peak_or_note(make: Callable[[], T], which: str, notes: dict[str, None]) -> T | None:
     try:
         return make()
     except Incomplete as error:
@@ -169,7 +172,9 @@ Holders = Mapping[int, tuple[str, ...]]
 """Number of a piece of memory -> variables that hold it, outermost first."""
 
 
-def eager_run(job: OnCpu, watch: Callable[[Storages, int], None] | None = None) -> tuple[Timeline, tuple[str, ...]]:
+def eager_run(
+    job: FakeCpuJob, watch: Callable[[Storages, int], None] | None = None
+) -> tuple[Timeline, tuple[str, ...]]:
     """What a module holds when, and what was taken for granted.
 
     Args:
@@ -178,7 +183,7 @@ def eager_run(job: OnCpu, watch: Callable[[Storages, int], None] | None = None) 
     Raises:
         Incomplete: the module looks at numbers, or the memory of a result is not known.
     """
-    module, name = job.job.module, namer(job.job)
+    module, name = job.job.module, module_namer(job.job)
     paths = {id(m): name(path) for path, m in module.named_modules()}
     stack: list[str] = []
 
@@ -193,7 +198,7 @@ def eager_run(job: OnCpu, watch: Callable[[Storages, int], None] | None = None) 
     try:
         with as_it_runs(module) as assumed, hooked(module.modules(), enter, leave), job.mode, seen:
             seen.apart((*module.parameters(), *module.buffers()))
-            each_argument(job.job, lambda path, tensor: seen.given(".".join(map(str, path)), tensor))
+            map_arguments(job.job, lambda path, tensor: seen.given(".".join(map(str, path)), tensor))
             result = module(**job.job.args)
             found = seen.timeline()
             del result
@@ -206,7 +211,7 @@ def eager_run(job: OnCpu, watch: Callable[[Storages, int], None] | None = None) 
     return found, (*assumed, *([_AS_MODULES] if made_of else []))
 
 
-def holders_at(job: OnCpu, expected: Timeline, event: int, wanted: Collection[int]) -> Holders:
+def holders_at(job: FakeCpuJob, expected: Timeline, event: int, wanted: Collection[int]) -> Holders:
     """Which variables hold some pieces of memory after an event, found by a second run; none if that runs otherwise."""
     found: dict[int, tuple[str, ...]] = {}
 

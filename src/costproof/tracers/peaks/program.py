@@ -26,14 +26,14 @@ from costproof.models.generic.copies import with_tensors
 from costproof.models.jobs import ExportJob
 from costproof.opgraph.graph import Size, path_renamer
 from costproof.opgraph.liveness import MemoryEvent, MemoryProgram, ProgramStep, Timeline
-from costproof.tracers.exporting import Sizes, each_argument, exported_program, inputs_by_path
+from costproof.tracers.exporting import SizeTranslator, export_program, inputs_by_path, map_arguments
 from costproof.tracers.paths import Paths, dtype_name, unwrapped
 
 if TYPE_CHECKING:
     from torch import fx
 
 
-class Found(NamedTuple):
+class ExportedMemory(NamedTuple):
     """The export of a job as far as memory goes."""
 
     program: MemoryProgram
@@ -46,18 +46,18 @@ class Found(NamedTuple):
     """What was taken for granted."""
 
 
-def program_of(job: OnCpu) -> Found:
+def exported_memory(job: FakeCpuJob) -> ExportedMemory:
     """The export of a job as far as memory goes.
 
     Raises:
         Incomplete: it cannot be exported with these symbols, or the memory of a result is not known.
     """
-    exported, notes = exported_program(job.job)
-    in_symbols = Sizes(job.job, exported)
-    reader = _Reader(job.job, exported)
+    exported, notes = export_program(job.job)
+    in_symbols = SizeTranslator(job.job, exported)
+    reader = _ProgramReader(job.job, exported)
     try:
         program = reader.read()
-        return Found(program, tuple(map(in_symbols, reader.seen.sizes)), in_symbols.guards, notes)
+        return ExportedMemory(program, tuple(map(in_symbols, reader.seen.sizes)), in_symbols.guards, notes)
     except CostproofError:
         raise
     except Exception as error:  # operators of other packages raise what they like
@@ -65,11 +65,11 @@ def program_of(job: OnCpu) -> Found:
         raise Incomplete("an operator does not run without numbers", where=where, got=first_line(error)) from error
 
 
-class _Reader:
+class _ProgramReader:
     """One pass over an exported program."""
 
     def __init__(self, job: ExportJob, exported: torch.export.ExportedProgram) -> None:
-        self.job, self.exported, self.name = job, exported, namer(job)
+        self.job, self.exported, self.name = job, exported, module_namer(job)
         self.inputs = {node: ".".join(map(str, path)) for path, node in inputs_by_path(job, exported).items()}
         self.module = ""
         self.seen = Storages(lambda: self.module)
@@ -130,14 +130,14 @@ class _Reader:
 
 
 @dataclass(frozen=True, slots=True)
-class OnCpu:
+class FakeCpuJob:
     """A job, and the mode that its tensors belong to."""
 
     job: ExportJob
     mode: FakeTensorMode
 
 
-def on_cpu(job: ExportJob) -> OnCpu:
+def on_fake_cpu(job: ExportJob) -> FakeCpuJob:
     """The job with a copy of its module and its inputs on the CPU, without numbers.
 
     Raises:
@@ -150,10 +150,10 @@ def on_cpu(job: ExportJob) -> OnCpu:
             return torch.empty_strided(tuple(tensor.shape), tensor.stride(), dtype=tensor.dtype, device="cpu")
 
     module, given = with_tensors(job.module, imitated), alike(dict(job.args), imitated)
-    return OnCpu(replace(job, module=module, args=each_argument(job, lambda _, tensor: given(tensor))), mode)
+    return FakeCpuJob(replace(job, module=module, args=map_arguments(job, lambda _, tensor: given(tensor))), mode)
 
 
-def namer(job: ExportJob) -> Callable[[str], str | None]:
+def module_namer(job: ExportJob) -> Callable[[str], str | None]:
     """From paths inside a job's module to paths from the root of the model; ``None`` for scaffolding."""
     paths, rename = Paths(job.module), path_renamer({unwrapped(inner): outer for inner, outer in job.prefix.items()})
     return lambda path: rename(paths.module(path))

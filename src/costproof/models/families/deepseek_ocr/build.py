@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Final
 
 from costproof.ledger.errors import Incomplete
-from costproof.ledger.workload import Attention, Dtype, Experts
+from costproof.ledger.workload import AttentionKind, Dtype, ExpertKernel
 from costproof.models import flash_attention
 from costproof.models.decoding import build as decoding
 from costproof.models.decoding.build import running
@@ -32,8 +32,8 @@ def build_model(
     config: Mapping[str, Any],
     *,
     dtype: Dtype = "bfloat16",
-    attention: Attention = "sdpa",
-    experts: Experts = "grouped_mm",
+    attention: AttentionKind = "sdpa",
+    experts: ExpertKernel = "grouped_mm",
     context: int = 0,
 ) -> nn.Module:
     """The whole model on the meta device, in eval mode, which runs without further care.

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from costproof.ledger.workload import FLOAT_BYTES, Attention, Dtype, Experts, Logits
+from costproof.ledger.workload import FLOAT_BYTES, AttentionKind, Dtype, ExpertKernel, Logits
 from costproof.models import flash_attention
 from costproof.models.decoding.domain import GROUPED_ROW
 from costproof.models.families.deepseek_ocr.config import CHANNELS, ClipConfig, OcrConfig, SamConfig, TextConfig
@@ -77,7 +77,7 @@ S is text_tokens and the vision tokens, which the other parameters settle: given
 
 _GRIDS: Final = (None, *(grid for grid in grids() if max(grid) <= 4))
 _STEPS: Final = (1, 1, 1, 1, 1, 1, 2, 3)
-_EXPERTS: Final[dict[Dtype, tuple[Experts, ...]]] = {
+_EXPERTS: Final[dict[Dtype, tuple[ExpertKernel, ...]]] = {
     "bfloat16": ("grouped_mm", "batched_mm"),
     "float32": ("batched_mm",),
 }  # grouped GEMMs on meta are bfloat16
@@ -123,7 +123,7 @@ def draw(seed: int, number: int) -> Piece[DeepseekOcr]:
     logits: Logits = rng.choice(("all", "last"))
     dtype: Dtype = "bfloat16" if p["b"] == FLOAT_BYTES["bfloat16"] else "float32"
     # What transformers runs: eager attention shares no key/value heads.
-    attention: Attention = rng.choice(("sdpa", "eager", "eager", "eager")) if p["text_groups"] == 1 else "sdpa"
+    attention: AttentionKind = rng.choice(("sdpa", "eager", "eager", "eager")) if p["text_groups"] == 1 else "sdpa"
     if rng.random() < 1 / 4 and not flash_attention.problems(dtype, config.text.head_dim):
         attention = attention if flash_attention.missing() else flash_attention.FLASH
     experts = rng.choice(_EXPERTS[dtype])

@@ -12,7 +12,7 @@ from costproof.ledger.errors import BadInput, CostproofError
 from costproof.ledger.files import read_configuration
 from costproof.ledger.node import Ledger
 from costproof.ledger.progress import Progress
-from costproof.ledger.workload import Experts, Invocation, Workload
+from costproof.ledger.workload import ExpertKernel, Invocation, Workload
 from costproof.models import settings
 from costproof.models.configured import Configured
 from costproof.models.decoding.build import with_numbers
@@ -183,7 +183,7 @@ class DeepseekOcr(OcrTarget):
         """
         return self._build(workload, "grouped_mm" if workload.experts == "eager" else workload.experts)
 
-    def _build(self, workload: Workload, experts: Experts) -> nn.Module:
+    def _build(self, workload: Workload, experts: ExpertKernel) -> nn.Module:
         return build.build_model(
             self.config.native_kwargs(),
             dtype=workload.dtype,

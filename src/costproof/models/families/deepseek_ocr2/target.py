@@ -9,7 +9,7 @@ from costproof.ledger.capture import SymbolDoc
 from costproof.ledger.errors import CostproofError
 from costproof.ledger.node import Ledger
 from costproof.ledger.progress import Progress
-from costproof.ledger.workload import FLOAT_BYTES, Attention, Invocation, TensorSpec, Workload
+from costproof.ledger.workload import FLOAT_BYTES, AttentionKind, Invocation, TensorSpec, Workload
 from costproof.models import settings
 from costproof.models.decoding import names as decoding
 from costproof.models.decoding.build import with_numbers
@@ -42,7 +42,7 @@ class DeepseekOcr2(Native[Ocr2Config]):
     name: str = "deepseek-ocr2"
     model_types: ClassVar[tuple[str, ...]] = ("deepseek_ocr2",)
     stages: ClassVar[tuple[str, ...]] = STAGES
-    attentions: ClassVar[tuple[Attention, ...]] = ("sdpa", "eager")
+    attentions: ClassVar[tuple[AttentionKind, ...]] = ("sdpa", "eager")
 
     @staticmethod
     def settings() -> tuple[Setting, ...]:

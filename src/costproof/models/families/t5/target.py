@@ -12,7 +12,7 @@ from costproof.ledger.capture import SymbolDoc
 from costproof.ledger.errors import BadInput, CostproofError, Problems
 from costproof.ledger.node import Ledger
 from costproof.ledger.progress import Progress
-from costproof.ledger.workload import Attention, Invocation, TensorSpec, Workload
+from costproof.ledger.workload import AttentionKind, Invocation, TensorSpec, Workload
 from costproof.models import settings as common
 from costproof.models.families.t5.config import T5Config
 from costproof.models.generic.encoder_decoder import PROMPT, TWO_STAGES, FirstRun, TwoStacks, two_stack_calls
@@ -44,7 +44,7 @@ class T5(Native[T5Config]):
     name: str = "t5"
     stages: ClassVar[tuple[str, ...]] = TWO_STAGES
     model_types: ClassVar[tuple[str, ...]] = ("t5",)
-    attentions: ClassVar[tuple[Attention, ...]] = ("sdpa",)
+    attentions: ClassVar[tuple[AttentionKind, ...]] = ("sdpa",)
 
     @classmethod
     def describes(cls, architecture: str) -> bool:

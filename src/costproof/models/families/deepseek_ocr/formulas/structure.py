@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from costproof.ledger.workload import Attention, Experts, Logits
+from costproof.ledger.workload import AttentionKind, ExpertKernel, Logits
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +36,9 @@ class Structure:
     text_layers: int = 12
     text_dense: int = 1
     """Leading layers with a dense MLP; the others are mixtures of experts."""
-    attention: Attention = "sdpa"
+    attention: AttentionKind = "sdpa"
     logits: Logits = "all"
-    experts: Experts = "grouped_mm"
+    experts: ExpertKernel = "grouped_mm"
     decode: bool = True
     """Whether there are decode steps."""
     remote: bool = False
