@@ -31,25 +31,23 @@ from costproof.ledger.environment import VERSION as __version__
 from costproof.ledger.errors import no_such
 
 if TYPE_CHECKING:
-    from costproof.estimate.hardware import Device
+    from costproof.estimate.hardware import Device, machine, machines
     from costproof.models.registry import TargetFactory
     from costproof.models.target import NamedWorkload
     from costproof.opgraph.rules.registry import RuleInfo, operator_rule
     from costproof.plugins import Plugin
     from costproof.reports.outputs import formats
     from costproof.reports.report import Report
+    from costproof.run.capture import count
     from costproof.run.claims import check
     from costproof.run.counters import counters
     from costproof.run.derive import derive
-    from costproof.run.devices import machine, machines, measure_machine
     from costproof.run.diff import diff
     from costproof.run.doctor import doctor
     from costproof.run.fits import fits
     from costproof.run.gate import gate
-    from costproof.run.graph import drawable, graph
-    from costproof.run.listing import operator_graph, operators
-    from costproof.run.measure import measure
-    from costproof.run.module import count
+    from costproof.run.graph import drawable, graph, operator_graph, operators
+    from costproof.run.measure import measure, measure_machine
     from costproof.run.peaks import peaks
     from costproof.run.plot import plot
     from costproof.run.prepare import workload
@@ -67,7 +65,7 @@ _PLACES: Final = {
     "RunRequest": "run.request",
     "capture": "run.report",
     "check": "run.claims",
-    "count": "run.module",
+    "count": "run.capture",
     "counters": "run.counters",
     "derive": "run.derive",
     "diff": "run.diff",
@@ -79,13 +77,13 @@ _PLACES: Final = {
     "fits": "run.fits",
     "formats": "reports.outputs",
     "frame": "views.frames",
-    "machine": "run.devices",
-    "machines": "run.devices",
+    "machine": "estimate.hardware",
+    "machines": "estimate.hardware",
     "measure": "run.measure",
-    "measure_machine": "run.devices",
-    "operator_graph": "run.listing",
+    "measure_machine": "run.measure",
+    "operator_graph": "run.graph",
     "operator_rule": "opgraph.rules.registry",
-    "operators": "run.listing",
+    "operators": "run.graph",
     "peaks": "run.peaks",
     "plot": "run.plot",
     "prove": "run.proof",

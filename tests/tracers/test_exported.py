@@ -7,8 +7,8 @@ import sympy
 import torch
 from torch import nn
 
+from costproof.algebra.symbols import sym
 from costproof.ledger.errors import Incomplete
-from costproof.ledger.symbols import sym
 from costproof.models.families.deepseek_ocr import exports
 from costproof.models.jobs import ExportJob, SymbolicSize
 from costproof.opgraph.account import account

@@ -6,8 +6,7 @@ from dataclasses import astuple, fields
 from fractions import Fraction
 from typing import Final
 
-from costproof.estimate.measured import Measurement, OperatorRow, PartRow, Row
-from costproof.estimate.split import Split
+from costproof.estimate.measured import Measurement, OperatorRow, PartRow, Row, Split
 from costproof.ledger.plural import plural
 from costproof.ledger.workload import counted_line
 from costproof.reports.escape import code, markdown, table

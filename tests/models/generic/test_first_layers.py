@@ -248,7 +248,7 @@ def test_layers_that_the_second_count_cannot_reach_leave_everything_open(
 ) -> None:
     from costproof.run import capture, report
 
-    counted = capture.count
+    counted = capture.count_sources
 
     def count(run: Any, progress: Any = silent) -> Any:
         if run.target.info().cut.get("model.layers") == "8 of 9 layers":

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
+from costproof.algebra.symbols import sym
 from costproof.analytic.compose import Part
 from costproof.analytic.linear import Linear
 from costproof.analytic.pooler import FirstTokenPooler
 from costproof.ledger.node import Ledger
-from costproof.ledger.symbols import sym
 from costproof.ledger.workload import Workload
 from costproof.models.encoding.config import (
     TextEncoderConfig,

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
+from costproof.algebra.symbols import sym
 from costproof.analytic.compose import Part
 from costproof.analytic.costs import Size
 from costproof.analytic.linear import Linear
 from costproof.analytic.norms import LayerNorm
 from costproof.ledger.node import Ledger
-from costproof.ledger.symbols import sym
 from costproof.ledger.workload import Workload
 from costproof.models.encoding.config import (
     NO_CLASSIFIER,

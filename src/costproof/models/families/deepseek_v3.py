@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
+from costproof.algebra.symbols import sym
 from costproof.analytic.rotary import RotaryTable
 from costproof.analytic.router import Routing
 from costproof.ledger.errors import BadInput, CostproofError
-from costproof.ledger.symbols import sym
 from costproof.models.decoding.config import (
     number_of,
 )

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Final
 
+from costproof.algebra.symbols import sym
 from costproof.analytic.compose import Part
 from costproof.analytic.linear import Linear
 from costproof.analytic.mlp import Activation
 from costproof.ledger.node import Ledger
-from costproof.ledger.symbols import sym
 from costproof.ledger.workload import Workload
 from costproof.models.encoding.config import (
     TextEncoderConfig,

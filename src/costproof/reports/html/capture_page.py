@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from costproof.algebra.symbols import FUNCTIONS
 from costproof.ledger.metrics import METRICS, STAGE_WIDE, Metric
 from costproof.ledger.plural import plural, verb
-from costproof.ledger.symbols import FUNCTIONS
 from costproof.reports.graph.choice import Choice
 from costproof.reports.graph.svg import inline
 from costproof.reports.graph.view import graph_view

@@ -12,12 +12,12 @@ from typing import Any, Final, NamedTuple, TypeVar
 import sympy
 import torch
 
+from costproof.algebra.evaluation import evaluate
+from costproof.algebra.series import CONTEXT, STEPS
+from costproof.algebra.symbols import text
 from costproof.ledger.errors import BadInput, CostproofError, Incomplete, first_line
-from costproof.ledger.evaluate import evaluate
 from costproof.ledger.peaks import CallPeaks, GapPart
 from costproof.ledger.progress import Progress, silent
-from costproof.ledger.series import CONTEXT, STEPS
-from costproof.ledger.symbols import text
 from costproof.ledger.workload import Workload
 from costproof.models.as_it_runs import as_it_runs
 from costproof.models.jobs import ExportJob

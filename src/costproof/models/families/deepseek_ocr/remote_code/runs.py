@@ -90,7 +90,7 @@ def real_runs(model: nn.Module, config: OcrConfig, workload: Workload, seed: int
     patches = patches_for(model)
     needed = tuple(p for p in patches if p.needed)
     # The towers see the crops first, if there are any.
-    name, here = prefill_name(workload), PARTS.places(*(["crops"] if "grid" in workload.inputs else []), "global")
+    name, here = prefill_name(workload), PARTS.locators(*(["crops"] if "grid" in workload.inputs else []), "global")
     return tuple(
         replace(
             run,

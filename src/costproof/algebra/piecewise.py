@@ -16,8 +16,8 @@ from typing import Final
 
 import sympy
 
-from costproof.ledger.evaluate import compile_expression
-from costproof.ledger.symbols import FUNCTIONS, pulled_out, sym, text
+from costproof.algebra.evaluation import compile_expression
+from costproof.algebra.symbols import FUNCTIONS, pulled_out, sym, text
 
 PIECEWISE: Final = tuple(FUNCTIONS.values())
 _ROUNDINGS: Final = (sympy.floor, sympy.ceiling)

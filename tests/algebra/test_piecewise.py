@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import sympy
 
-from costproof.compare.breaks import NotDecided, deciding, opaque
-from costproof.ledger.evaluate import compile_expression
-from costproof.ledger.symbols import parse
+from costproof.algebra.evaluation import compile_expression
+from costproof.algebra.piecewise import NotDecided, deciding, opaque
+from costproof.algebra.symbols import parse
 
 BOUND = 3_000
 

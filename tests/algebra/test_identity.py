@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from costproof.compare.identity import at, difference, free_symbols, same
+from costproof.algebra.identity import at, difference, free_symbols, same
 from costproof.compare.suspects import hint
 
 

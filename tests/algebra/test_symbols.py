@@ -11,9 +11,9 @@ import sympy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from costproof.algebra.evaluation import evaluate
+from costproof.algebra.symbols import parse, pulled_out, sym, text, version
 from costproof.ledger.errors import BadInput
-from costproof.ledger.evaluate import evaluate
-from costproof.ledger.symbols import parse, pulled_out, sym, text, version
 
 B, S, H = sym("B"), sym("S"), sym("H")
 

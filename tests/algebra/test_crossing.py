@@ -7,8 +7,8 @@ import sympy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from costproof.estimate.crossing import FAR, NotSolved, first_above
-from costproof.ledger.evaluate import compile_expression
+from costproof.algebra.crossing import FAR, NotSolved, first_above
+from costproof.algebra.evaluation import compile_expression
 
 X = sympy.Symbol("x", integer=True, positive=True)
 

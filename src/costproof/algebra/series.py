@@ -7,8 +7,8 @@ from typing import Final
 
 import sympy
 
+from costproof.algebra.symbols import sym, text
 from costproof.ledger.errors import BadInput
-from costproof.ledger.symbols import sym, text
 
 CONTEXT: Final = sym("P")
 """Tokens in the cache before the (first) step."""

@@ -3,7 +3,7 @@
 Equality is tested at four points with the exact arithmetic of Python's integers and fractions;
 two different polynomials of the degrees that occur here agree at such points with a chance below
 one in a million (Schwartz-Zippel lemma). Formulas with a minimum, a maximum or a rounding that the other side
-does not have are compared around their branches too (:mod:`costproof.compare.breaks`). Sympy is asked only
+does not have are compared around their branches too (:mod:`costproof.algebra.piecewise`). Sympy is asked only
 for these, and for the difference of formulas that are not the same, because it is a thousand times slower.
 """
 
@@ -16,9 +16,9 @@ from typing import Final
 
 import sympy
 
-from costproof.compare.breaks import NotDecided, deciding, opaque
-from costproof.ledger.evaluate import ExactNumber, compile_expression
-from costproof.ledger.symbols import FUNCTIONS, factored, parse, sym, text
+from costproof.algebra.evaluation import ExactNumber, compile_expression
+from costproof.algebra.piecewise import NotDecided, deciding, opaque
+from costproof.algebra.symbols import FUNCTIONS, factored, parse, sym, text
 from costproof.ledger.time_limits import check_time
 
 _POINTS = ((1, 4), (2, 97), (101, 4_993), (10_007, 1_000_003))

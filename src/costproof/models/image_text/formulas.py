@@ -1,10 +1,11 @@
-"""From the parts of a model of images and text to the ledger of its stages."""
+"""Closed formulas of models of images and text: towers, the features in the prompt, and the decoder."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
+from costproof.algebra.symbols import sym
 from costproof.analytic.compose import (
     CONTAINER,
     Call,
@@ -17,17 +18,16 @@ from costproof.analytic.compose import (
 from costproof.analytic.costs import Size
 from costproof.analytic.image_features import FeaturesInPrompt
 from costproof.ledger.node import CostNode, Ledger
-from costproof.ledger.symbols import sym
 from costproof.ledger.workload import Workload
 from costproof.models.decoding.formulas import logits_and_masks
 from costproof.models.decoding.names import STAGES
 from costproof.models.image_text.inputs import CALL, images_of
 
 IMAGES: Final = sym("n")
-"""Images in the batch."""
+"""Number of images in the batch."""
 
 
-def ledger(
+def image_text_ledger(
     towers: Mapping[str, tuple[tuple[Part, ...], Size]],
     text: Callable[[Call], tuple[Part, ...]],
     features: Size,
@@ -36,16 +36,16 @@ def ledger(
     *,
     returned: bool = True,
 ) -> Ledger:
-    """All stages in symbols: ``exprs`` filled, ``costs`` empty.
+    """Return the symbolic ledger of all stages: ``exprs`` are set, ``costs`` are empty.
 
     Args:
-        towers: stage -> its modules, and the bytes of activations that it gets and returns.
-        text: the decoder's modules of one call, from the root on.
-        features: of all images, rows of the decoder's width.
-        returned: whether the model returns the joined features too.
+        towers: stage -> its parts, and the bytes of the activations that enter and leave it.
+        text: returns the parts of the decoder in a call, starting with the root.
+        features: rows of image features in the prompts, of the width of the decoder.
+        returned: whether the model also returns the concatenated features.
         names: role -> module path; the module around towers and decoder has the role ``model``.
 
-    Branches: towers run, and features are put into the prompt, where the prompts have images; steps have none.
+    Branches: towers run only if prompts have images; decode steps have no images.
     """
     seen = images_of(workload) > 0
     width = sym("text_hidden")
@@ -64,7 +64,7 @@ def ledger(
         return (Part("model", (glue,)), *text(call))
 
     def border_of(call: Call) -> Size:
-        """With the prompt's features as they come, and joined as they are returned."""
+        """Add the features that enter the prefill, and the concatenated ones that it returns."""
         given = (1 + returned) * features * width if seen and call.past == 0 else 0
         return logits_and_masks(workload, call) + given * call.item_bytes
 
