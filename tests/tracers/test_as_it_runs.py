@@ -27,7 +27,7 @@ from transformers.utils.import_utils import is_torchdynamo_exporting, is_tracing
 from costproof.algebra.evaluation import evaluate
 from costproof.algebra.symbols import parse
 from costproof.models.as_it_runs import NO_PADDING, _lacking, as_it_runs
-from costproof.models.jobs import ExportJob, Run, SymbolicSize
+from costproof.models.specs import ExportJob, Run, SymbolicSize
 from costproof.opgraph.account import account, locator
 from costproof.opgraph.costed import cost_graph
 from costproof.tracers.exported import export_graph

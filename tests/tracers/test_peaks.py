@@ -31,7 +31,7 @@ from costproof.models.families.qwen3_moe import Qwen3Moe, Qwen3MoeConfig
 from costproof.models.generic.alike import alike
 from costproof.models.generic.at_hand import at_hand
 from costproof.models.image_text.modules import PartModule
-from costproof.models.jobs import ExportJob, SymbolicSize
+from costproof.models.specs import ExportJob, SymbolicSize
 from costproof.models.target import Exportable
 from costproof.tracers.peaks.calls import SymbolicPeak, call_peaks, calls, peaks_of, symbolic_peak, with_symbolic_peak
 from tests.tracers.small import PAGE, SmallTarget

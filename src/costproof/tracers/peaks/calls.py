@@ -20,7 +20,7 @@ from costproof.ledger.peaks import CallPeaks, GapPart
 from costproof.ledger.progress import Progress, silent
 from costproof.ledger.workload import Workload
 from costproof.models.as_it_runs import as_it_runs
-from costproof.models.jobs import ExportJob
+from costproof.models.specs import ExportJob
 from costproof.models.target import Exportable
 from costproof.opgraph.liveness import Timeline, gap_parts, peak_of, timeline
 from costproof.opgraph.peak_form import peak_form

@@ -1,4 +1,4 @@
-"""Whether a run fits, for the console and for people who read Markdown."""
+"""Report whether a run fits into a memory: what it holds, what bounds that, and the limits of its settings."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from typing import Final
 
 from costproof.estimate.memory import Fits, Held, Limit
 from costproof.ledger.workload import counted_line, quantised_clause
-from costproof.reports.escape import code, markdown, table
-from costproof.reports.screen import aligned, filled
+from costproof.reports.document import Block, Code, Document, Form, Items, Prose, Section, Table, plain_text
 from costproof.views.numbers import exact, human
 
 HEAD: Final = ("Held", "Bytes", "")
@@ -36,36 +35,22 @@ SHEET: Final = (
 )
 
 
-def fits_text(found: Fits, width: int | None = None) -> str:
-    """For the console."""
-    lines = [found.name, counted_line(found.target, found.workload), verdict(found), ""]
-    lines += [*aligned(HEAD, _held(found), width=width), ""]
-    if rows := _stages(found):
-        lines += [*aligned(_head(found), rows, width=width), ""]
-    lines += [*_says(found).split("\n")]
-    if found.limits:
-        lines += ["", "Limits, solved and evaluated on both sides:"]
-        limits = (limit(x, found.memory_bytes) for x in found.limits)
-        lines += [line for says, sides in limits for line in (f"  {says}", f"      {sides}")]
-    return filled(lines, width)
-
-
-def fits_md(found: Fits) -> str:
-    """For people."""
-    lines = [f"# {markdown(found.name)}", "", markdown(counted_line(found.target, found.workload)), ""]
-    lines += [markdown(verdict(found)), "", *table(HEAD, "lrr", _held(found)), ""]
-    head = _head(found)
-    stages = [(code(s), *rest) for s, *rest in _stages(found)]
-    lines += [*table(head, "l" + "r" * (len(head) - 1), stages), ""] if stages else []
-    lines += [_says(found)]
-    if found.limits:
-        lines += [
-            "",
-            "## Limits",
-            "",
-            *(f"- {markdown('; '.join(limit(x, found.memory_bytes)))}" for x in found.limits),
-        ]
-    return "\n".join(lines) + "\n"
+def document(found: Fits, form: Form) -> Document:
+    """Return the report: the verdict, what is held by kind and by stage, what bounds it, and solved limits."""
+    head, stages = _head(found), _stages(found)
+    says: list[Prose] = list(_says(found))
+    body: list[Block] = [Table(HEAD, "lrr", _held(found))]
+    if stages:
+        body.append(Table(head, "lr", [(Code(s), *cells) for s, *cells in stages]))
+    solved = [limit(x, found.memory_bytes) for x in found.limits]
+    if form == "text":
+        lines = tuple(line for both in solved for line in (both[0], f"    {both[1]}"))
+        limits = Section("Limits, solved and evaluated on both sides:", [Items(lines)])
+    else:
+        says = [" ".join(map(plain_text, says))]
+        limits = Section("Limits", [Items(tuple(map("; ".join, solved)))])
+    body += [*says, *([limits] if solved else [])]
+    return Document(found.name, body, "", verdict(found), [counted_line(found.target, found.workload)])
 
 
 def verdict(found: Fits) -> str:
@@ -112,13 +97,13 @@ def _head(found: Fits) -> tuple[str, ...]:
     return STAGES if found.peak_bytes is None else (*STAGES, *PEAKS)
 
 
-def _says(found: Fits) -> str:
+def _says(found: Fits) -> list[str]:
     bounded = ACTIVATIONS if found.activations_bytes is not None else UNBOUNDED
     if found.peak_bytes is not None:
-        bounded = WITH_PEAKS if found.peaks_bytes is not None else f"{SOME_PEAKS}\n{bounded}"
+        bounded = WITH_PEAKS if found.peaks_bytes is not None else f"{SOME_PEAKS} {bounded}"
     memory = None if found.device is None else found.device.memory
     sheet = memory is not None and memory.value == found.memory_bytes
-    return "\n".join((bounded, RUNTIME, *([SHEET] if sheet else [])))
+    return [bounded, RUNTIME, *([SHEET] if sheet else [])]
 
 
 def _stages(found: Fits) -> list[tuple[str, ...]]:
