@@ -13,8 +13,7 @@ from costproof.models.flash_attention import FLASH
 from costproof.models.proof import WithProof
 from costproof.models.recorded import RECORD, family_of
 from costproof.models.registry import load_target
-from costproof.models.serving import lacking
-from costproof.models.target import Target
+from costproof.models.target import Target, lacking
 from costproof.run.capture import count_sources
 from costproof.run.prepare import Prepared
 

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from costproof import api
+from costproof.algebra.symbols import parse, terms
 from costproof.claims import read_claims
 from costproof.compare.proof.certificate import Settings
 from costproof.compare.proof.judge import Answer
@@ -27,7 +28,6 @@ from costproof.ledger.capture import Capture, SymbolDoc, read_capture
 from costproof.ledger.errors import BadInput, Problems
 from costproof.ledger.files import MAX_PARTS, json_text, read_json
 from costproof.ledger.schema import to_data
-from costproof.ledger.symbols import parse, terms
 from costproof.models.families.deepseek_ocr.preprocess import image_sides
 from costproof.models.families.deepseek_ocr.remote_code.snapshot import CODE, imported
 from costproof.models.loading import shards

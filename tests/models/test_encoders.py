@@ -24,8 +24,7 @@ from costproof.models.families.distilbert import DistilBert
 from costproof.models.families.qwen3_vl_vision import Qwen3VlVision
 from costproof.models.families.roberta import Roberta
 from costproof.models.families.siglip_vision import SiglipVision, SiglipVisionConfig
-from costproof.models.families.t5.config import T5Config
-from costproof.models.families.t5.target import T5
+from costproof.models.families.t5 import T5, T5Config
 from costproof.models.families.vit import Vit, VitConfig
 from costproof.models.families.xlm_roberta import XlmRoberta
 from costproof.models.registry import load_target

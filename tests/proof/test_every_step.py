@@ -7,8 +7,8 @@ from typing import cast
 
 import pytest
 
+from costproof.algebra import series
 from costproof.analytic.attention import Attention
-from costproof.ledger import series
 from costproof.models import flash_attention
 from costproof.models.flash_attention import FLASH
 from costproof.models.proof import Piece, Provable, WithProof

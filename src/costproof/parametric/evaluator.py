@@ -9,12 +9,12 @@ from typing import Any, Final, Generic, TypeVar
 
 import numpy as np
 
+from costproof.algebra.symbols import parse
 from costproof.ledger.baseline import BaselineRow
 from costproof.ledger.errors import BadInput, Bug, CostproofError, Incomplete, Problems
 from costproof.ledger.metrics import PEAK_METRICS, STAGE_WIDE, Metric
 from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.peaks import CallPeaks
-from costproof.ledger.symbols import parse
 from costproof.ledger.workload import Workload
 from costproof.models.changing import key_named, keys_of
 from costproof.models.registry import load_target

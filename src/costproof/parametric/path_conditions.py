@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from costproof.estimate.crossing import FAR, NotSolved, first_above
-from costproof.ledger.symbols import sym
+from costproof.algebra.crossing import FAR, NotSolved, first_above
+from costproof.algebra.symbols import sym
 from costproof.parametric.concolic import BranchCondition, PointValues, SizeExpr, variables_of
 
 if TYPE_CHECKING:

@@ -9,16 +9,16 @@ from functools import cached_property
 from math import gcd
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from costproof.algebra.crossing import FAR, NotSolved, first_above
+from costproof.algebra.evaluation import evaluate
+from costproof.algebra.series import CONTEXT, STEPS
+from costproof.algebra.symbols import parse, sym
 from costproof.claims.runs import Run
 from costproof.compare.diff.changes import WORKLOAD, settings
-from costproof.estimate.crossing import FAR, NotSolved, first_above
 from costproof.estimate.roofline import Outcome
 from costproof.estimate.sums import CallTerm, FormulaSum, Take, distinct_layers
 from costproof.ledger.baseline import Baseline
 from costproof.ledger.errors import Bug, CostproofError, Problems
-from costproof.ledger.evaluate import evaluate
-from costproof.ledger.series import CONTEXT, STEPS
-from costproof.ledger.symbols import parse, sym
 from costproof.ledger.workload import Invocation
 from costproof.models.target import WithKeys
 from costproof.parametric.concolic import SizeExpr, evaluate_size, variables_of
