@@ -1,4 +1,4 @@
-"""Path conditions: evaluate conjunctions of branch conditions at arrays of points, merge them, and find their limits."""
+"""Path conditions: evaluate conjunctions of branch conditions at arrays of points, merge them, find their limits."""
 
 from __future__ import annotations
 

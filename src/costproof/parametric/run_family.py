@@ -334,7 +334,7 @@ class WorkloadFamily(_RunFamily):
 
     @cached_property
     def _call_sizes(self) -> Mapping[tuple[str, str], Mapping[str, SizeExpr]]:
-        return self._regime_at(self.own)[0].places
+        return self._regime_at(self.own)[0].call_sizes
 
     def _run(self, regime: Regime, numbers: Mapping[str, int]) -> Run:
         known: dict[SizeExpr, int] = {}
