@@ -231,7 +231,7 @@ class _ExportReader:
         return plain_value(argument)
 
     def _place(self, node: fx.Node) -> tuple[str, int] | None:
-        """Return the innermost module of the model that runs the node and its call number, or ``None`` for scaffolding."""
+        """Return the innermost module of the model that runs the node and its call number; ``None`` for scaffolding."""
         frames = (node.meta.get("nn_module_stack") or {}).items()
         stack = tuple((str(key), str(path), _class_name(cls)) for key, (path, cls) in frames)
         if stack not in self.stacks:
@@ -332,7 +332,7 @@ def autocast_dtype(node: fx.Node, outside: str) -> str:
 
 
 class Mapped:
-    """Tracks values inside ``torch.vmap``: an export shows them with the shapes of one item, which cannot be counted."""
+    """Tracks values inside ``torch.vmap``, whose shapes in an export lack the batch, so they cannot be counted."""
 
     def __init__(self) -> None:
         self.levels: dict[str, frozenset[int]] = {}

@@ -146,7 +146,7 @@ class SizeTranslator:
 
 
 def _linear(expr: sympy.Expr, symbol: sympy.Symbol) -> tuple[sympy.Integer | None, sympy.Integer]:
-    """Return integer factor and offset of ``factor * symbol + offset``; the factor is ``None`` for other expressions."""
+    """Return integer factor and offset of ``factor * symbol + offset``; no factor for other expressions."""
     factor = expr.coeff(symbol)
     offset = sympy.expand(expr - factor * symbol)
     return (factor, offset) if factor.is_Integer and offset.is_Integer else (None, offset)

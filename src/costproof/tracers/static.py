@@ -274,7 +274,7 @@ def convention_nodes(exported: Exported, values: SymbolValues) -> list[CostNode]
 def unknown_ops(
     exported: Exported, work: CostedGraph, found: Sequence[UnknownOp], values: SymbolValues
 ) -> list[UnknownOp]:
-    """Return the unknown operators of an export in all invocations, bounded at their sizes or those of the last step."""
+    """Return the unknown operators of an export in all invocations, bounded at their sizes or at the last step."""
     result: list[UnknownOp] = []
     for invocation in exported.job.invocations if found else ():
         known, runs = values[exported.job.stage, invocation], 1
