@@ -113,7 +113,7 @@ def test_a_machine_that_is_measured_counts_by_its_highest_rate(folder: Path, mon
             name, "here", "measured", {"here": Source("a test", "2026-11-22")}, (peak,), Figure(next(widths), said)
         )
 
-    monkeypatch.setattr("costproof.tracers.machine.measure_device", measured)
+    monkeypatch.setattr("costproof.tracers.device_benchmark.measure_device", measured)
     choices: dict[str, Any] = {
         "preset": "text-only",
         "text_tokens": 9,

@@ -141,8 +141,8 @@ def test_a_sparse_peak_makes_no_roof(tmp_path: Path) -> None:
 
 
 def test_what_is_measured_is_marked_and_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("costproof.tracers.machine._fastest", lambda *_: (50_000_000, 5))
-    monkeypatch.setattr("costproof.tracers.machine._COPIED", {"cpu": 2**24})
+    monkeypatch.setattr("costproof.tracers.device_benchmark._fastest", lambda *_: (50_000_000, 5))
+    monkeypatch.setattr("costproof.tracers.device_benchmark._COPIED", {"cpu": 2**24})
     done = costproof("machine", "mine", "--measure", "-f", "json", "-o", "mine.json", cwd=tmp_path)
     assert (done.code, done.stderr) == (0, "Wrote mine.json\n")
     found = api.machine(tmp_path / "mine.json")
@@ -226,7 +226,7 @@ def test_a_piece_of_work_is_timed_often_enough_and_long_enough(monkeypatch: pyte
 
     # Starts and ends, in turns: each time takes 30 ns, but the seventh, which takes 10.
     clock = iter([0, 30] * 6 + [0, 10] + [0, 30] * 3)
-    monkeypatch.setattr("costproof.tracers.machine.time.perf_counter_ns", lambda: next(clock))
+    monkeypatch.setattr("costproof.tracers.device_benchmark.time.perf_counter_ns", lambda: next(clock))
     # Five times are 150 ns: 200 are passed with the eighth, 6 x 30 + 10 + 30.
     assert machine._fastest("cpu", int, 200) == (10, 8)
 
