@@ -36,7 +36,8 @@ def effects(terms: ClaimTerms, metric: Metric, own: Mistakes, everywhere: Mappin
             continue
         slim = replace(effect, factors=factors, switches=switches)
         # What is off and stays off cannot tell two causes apart.
-        key = (frozenset((i, f) for i, f in factors.items() if terms[i].counted or i in switches), switches, effect.requires)
+        seen = frozenset((i, f) for i, f in factors.items() if terms[i].counted or i in switches)
+        key = (seen, switches, effect.requires)
         if key in merged:
             kept = merged[key]
             merged[key] = replace(kept, or_else=(*kept.or_else, slim.cause))
