@@ -23,7 +23,7 @@ from costproof.ledger.workload import Workload
 from costproof.models.changing import keys_of
 from costproof.models.registry import load_target
 from costproof.models.target import Target, WithKeys
-from costproof.parametric.formulas import evaluate_formulas
+from costproof.parametric.targets import evaluate_formulas
 from costproof.run.diff import levers
 from costproof.run.operands import Read
 

@@ -29,7 +29,7 @@ from costproof.ledger.capture import Capture
 from costproof.ledger.evaluate import evaluate_ledger
 from costproof.models.families.deepseek_ocr.config import OcrConfig
 from costproof.models.families.deepseek_ocr.target import DeepseekOcr
-from costproof.run.capture import count
+from costproof.run.capture import count_sources
 from costproof.run.prepare import Prepared
 
 VIEWS = ("view missing: global", "view missing: crops", "view twice: global", "one crop")
@@ -144,7 +144,7 @@ def world() -> tuple[Capture, Model]:
     text = replace(usual.text, dense_layers=3, kv_heads=5, topk=4, shared_experts=7)
     target = DeepseekOcr(replace(usual, text=text))
     workload = target.workload("dsocr-standard-v1", grid="3x2", batch=2, new_tokens=5)
-    capture = count(Prepared(target, workload, ("analytic",))).capture
+    capture = count_sources(Prepared(target, workload, ("analytic",))).capture
     # Heads that are not width / heads wide: the native class has none, the formulas do.
     symbols = {**capture.target.symbols, "text_head_dim": 192}
     values = {(i.stage, i.id): i.symbols for i in capture.invocations}

@@ -63,7 +63,7 @@ def counted(family: str, seed: int, pairs: int, known: Sequence[Row], say: Say) 
 
 def _row(family: str, number: int, piece: Piece[Provable]) -> Row:
     from costproof.compare.compare import compare
-    from costproof.run.capture import count
+    from costproof.run.capture import count_sources
     from costproof.run.prepare import Prepared
 
     target, work = piece.target, piece.workload
@@ -77,7 +77,7 @@ def _row(family: str, number: int, piece: Piece[Provable]) -> Row:
         return replace(row, why=_line(error))
     try:
         # One after another, each alone: the run is the last, and brings what torch's own counter says of it.
-        captures = [count(Prepared(target, work, (source,), no_cache=True)).capture for source in SOURCES]
+        captures = [count_sources(Prepared(target, work, (source,), no_cache=True)).capture for source in SOURCES]
     except Exception as error:
         return replace(row, outcome="failed", why=_line(error))
     together = replace(captures[-1], ledgers=tuple(x for capture in captures for x in capture.ledgers))

@@ -165,7 +165,7 @@ def used(file: Path, *, built: bool) -> None:
     from costproof import api
     from costproof.models.generic.module import GenericTarget
     from costproof.models.target import WithFormulas
-    from costproof.parametric.formulas import evaluate_formulas
+    from costproof.parametric.targets import evaluate_formulas
     from costproof.run.prepare import loaded
     from costproof.run.request import chosen
 

@@ -26,8 +26,7 @@ import costproof
 from benchmarks.peaks import ATTENTION, HEAD, rows
 from benchmarks.requested import Requested, requested
 from costproof.compare.verdict import verdict_sentence
-from costproof.estimate.measured import Measurement, Row, median_error
-from costproof.estimate.split import Split
+from costproof.estimate.measured import Measurement, Row, Split, median_error
 from costproof.ledger.environment import environment
 from costproof.ledger.errors import CostproofError
 from costproof.reports.escape import table

@@ -34,10 +34,10 @@ from costproof.models.families.deepseek_ocr.draws import DEEP, draw
 from costproof.models.families.deepseek_ocr.page import Page, page_workload
 from costproof.models.families.deepseek_ocr.target import DeepseekOcr
 from costproof.models.proof import Piece, Provable
-from costproof.run.capture import count
+from costproof.run.capture import count_sources
 from costproof.run.prepare import Prepared
 from costproof.run.proof import with_runs
-from costproof.run.proof_tasks import Counted, counted
+from costproof.run.proof_pieces import Counted, counted
 
 TINY: Final = OcrConfig(
     sam=SamConfig(24, 3, 4, 96, 64, 4, 3, (1,), 8, (10, 20)),
@@ -74,7 +74,7 @@ class Reported:
     def of(cls, run: Workload) -> Reported:
         """Count it."""
         target = DeepseekOcr(TINY)
-        return cls(run, count(Prepared(target, run, ("analytic", "static"))).capture, target.formulas(run))
+        return cls(run, count_sources(Prepared(target, run, ("analytic", "static"))).capture, target.formulas(run))
 
     def seen(self, mistake: Mistake) -> Seen:
         """What a report says of the modules that were touched; about all others it says what it said before."""

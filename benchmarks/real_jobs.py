@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_iter
 from costproof.models.as_it_runs import as_it_runs
 from costproof.models.generic.alike import alike
 from costproof.models.generic.copies import with_tensors
-from costproof.models.jobs import ExportJob
+from costproof.models.specs import ExportJob
 from costproof.patches.modules import forward_redirected
 from costproof.tracers.exporting import map_arguments
 

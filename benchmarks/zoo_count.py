@@ -167,7 +167,7 @@ def _tried(name: str, small: str, data: Mapping[str, Any], dtype: str | None) ->
     """Run it plainly, then count it."""
     row = Row(name, "not counted", small)
     try:
-        from costproof.run.capture import count
+        from costproof.run.capture import count_sources
         from costproof.run.prepare import Prepared
 
         maker = _maker(data)
@@ -185,7 +185,7 @@ def _tried(name: str, small: str, data: Mapping[str, Any], dtype: str | None) ->
                 expected, row = alone, replace(row, what=f"{what}, batch 1")
         if isinstance(expected, str):
             return replace(row, why=expected)
-        found = count(Prepared(target, run, sources=("static", "dynamic"), no_cache=True))
+        found = count_sources(Prepared(target, run, sources=("static", "dynamic"), no_cache=True))
         row = _judged(replace(row, stages=", ".join(found.capture.target.stages)), found, expected)
         # A sound comes one way or the other, not both.
         lacking = [f"not given: {name}" for name in _left_out(maker)] or [
@@ -300,10 +300,10 @@ def _singles() -> Any:
     return Singles()
 
 
-def _dims(term: str, count: int) -> list[str]:
+def _dims(term: str, count_sources: int) -> list[str]:
     """Names of so many dimensions of an operand of einsum; those of an ellipsis are numbered from behind."""
     before, dots, after = term.partition("...")
-    more = count - len(before) - len(after)
+    more = count_sources - len(before) - len(after)
     return [*before, *(f"...{i}" for i in range(more, 0, -1) if dots), *after]
 
 

@@ -13,9 +13,8 @@ from costproof.models.flash_attention import FLASH
 from costproof.models.proof import WithProof
 from costproof.models.recorded import RECORD, family_of
 from costproof.models.registry import load_target
-from costproof.models.serving import lacking
-from costproof.models.target import Target
-from costproof.run.capture import count
+from costproof.models.target import Target, lacking
+from costproof.run.capture import count_sources
 from costproof.run.prepare import Prepared
 
 
@@ -31,7 +30,7 @@ def given(target: Target, sources: Iterable[str] = ALL_SOURCES) -> dict[str, tup
     pieces = (p for p in target.proof(8, 1).pieces if p.phase == "draws" and p.workload.attention != FLASH)
     piece = min(pieces, key=lambda p: sum(p.target.info().symbols.values()))
     able = tuple(s for s in sources if s not in lacking(piece.target, ALL_SOURCES))
-    capture = count(Prepared(piece.target, piece.workload, able, no_cache=True)).capture
+    capture = count_sources(Prepared(piece.target, piece.workload, able, no_cache=True)).capture
     assert not capture.lacking, capture.lacking
     return {x.source: x.metrics for x in capture.ledgers if x.source in able}
 

@@ -21,7 +21,7 @@ from costproof.ledger.node import Ledger
 from costproof.models.families.deepseek_ocr.presets import DEFAULT_PRESET, PRESETS
 from costproof.models.families.deepseek_ocr.target import DeepseekOcr
 from costproof.models.families.deepseek_ocr.workloads import make_workload
-from costproof.run.capture import count
+from costproof.run.capture import count_sources
 from costproof.run.prepare import Prepared
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_process")]
@@ -69,7 +69,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def test_the_three_counts_are_one(name: str, settings: dict[str, Any], request: pytest.FixtureRequest) -> None:
     whole = name == DEFAULT_PRESET or request.config.getoption("--thorough")
     target = DeepseekOcr() if whole else DeepseekOcr(DeepseekOcr().first_layers(3)[0])
-    found = count(Prepared(target, make_workload(**settings)))
+    found = count_sources(Prepared(target, make_workload(**settings)))
     capture = found.capture
     assert found.verdict in ("exact", "explained")
     assert found.exit_code == 0

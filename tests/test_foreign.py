@@ -243,7 +243,7 @@ def state() -> dict[str, Any]:
 def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Result]:
     """Run ``capture`` of a factory as far as the count, which is that of the toy."""
     (tmp_path / "factories.py").write_text(FACTORIES)
-    monkeypatch.setattr("costproof.run.report.count", lambda *_, **__: Report(toy()))
+    monkeypatch.setattr("costproof.run.report.count_sources", lambda *_, **__: Report(toy()))
 
     def run(name: str) -> Result:
         kept = builtins.isinstance

@@ -17,7 +17,7 @@ from costproof.models.recorded import RECORD, family_of, recorded
 from costproof.models.registry import load_target
 from costproof.models.target import WithFormulas
 from costproof.opgraph.tally import graph_metrics
-from costproof.run.capture import count
+from costproof.run.capture import count_sources
 from costproof.run.prepare import Prepared
 from tests.recorded import families, given
 
@@ -72,9 +72,9 @@ def test_a_formula_that_stops_giving_a_metric_is_a_finding(metric: str, monkeypa
     assert isinstance(target, WithProof)
     piece = next(p for p in target.proof(1, 1).pieces if p.phase == "draws")
     run = Prepared(piece.target, piece.workload, ("analytic", "static"))
-    assert exit_code(compare(count(run).capture)) == 0
+    assert exit_code(compare(count_sources(run).capture)) == 0
     right = Vit.formulas
     monkeypatch.setattr(Vit, "formulas", lambda self, workload: right(self, workload).without((metric,)))
-    found = compare(count(run).capture)
+    found = compare(count_sources(run).capture)
     assert exit_code(found) == 1
     assert f"analytic no longer gives {metric}" in verdict_sentence(found)

@@ -14,7 +14,7 @@ import torch
 
 from costproof.opgraph.rules import registry
 from costproof.processes import template
-from costproof.run import capture, derive, module
+from costproof.run import capture, derive
 from costproof.run import count_lock as lock
 
 
@@ -34,12 +34,12 @@ def test_one_count_goes_on_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
     asked = cast("Any", SimpleNamespace(rules=(), no_cache=True))
     monkeypatch.setattr(capture, "_counted", counted)
-    monkeypatch.setattr(module, "at_hand", lambda *_: nullcontext(counted()))
+    monkeypatch.setattr("costproof.models.generic.at_hand.at_hand", lambda *_: nullcontext(counted()))
     monkeypatch.setattr(derive, "request", lambda *_, **__: asked)
     monkeypatch.setattr(derive, "prepared", lambda _: (5, lambda: counted()[0]))
     monkeypatch.setattr(derive, "derived", counted)
     monkeypatch.setattr(derive, "closed_form", lambda *_: None)
-    calls = (lambda: capture.count(asked), lambda: derive.derive("x"), lambda: _refused(module))
+    calls = (lambda: capture.count_sources(asked), lambda: derive.derive("x"), lambda: _refused(capture))
     threads = [threading.Thread(target=calls[i % 3]) for i in range(9)]
     for thread in threads:
         thread.start()

@@ -32,6 +32,8 @@ from costproof.ledger.errors import no_such
 
 if TYPE_CHECKING:
     from costproof.estimate.hardware import Device
+    from costproof.estimate.hardware import machine as machine
+    from costproof.estimate.hardware import machines as machines
     from costproof.models.registry import TargetFactory
     from costproof.models.target import NamedWorkload
     from costproof.opgraph.rules.registry import RuleInfo
@@ -39,22 +41,20 @@ if TYPE_CHECKING:
     from costproof.plugins import Plugin
     from costproof.reports.outputs import formats as formats
     from costproof.reports.report import Report as Report
+    from costproof.run.capture import count as count
     from costproof.run.claims import check as check
     from costproof.run.counters import counters as counters
     from costproof.run.derive import derive as derive
-    from costproof.run.devices import machine as machine
-    from costproof.run.devices import machines as machines
-    from costproof.run.devices import measure_machine as measure_machine
     from costproof.run.diff import diff as diff
     from costproof.run.doctor import doctor as doctor
     from costproof.run.fits import fits as fits
     from costproof.run.gate import gate as gate
     from costproof.run.graph import drawable as drawable
     from costproof.run.graph import graph as graph
-    from costproof.run.listing import operator_graph as operator_graph
-    from costproof.run.listing import operators as operators
+    from costproof.run.graph import operator_graph as operator_graph
+    from costproof.run.graph import operators as operators
     from costproof.run.measure import measure as measure
-    from costproof.run.module import count as count
+    from costproof.run.measure import measure_machine as measure_machine
     from costproof.run.peaks import peaks as peaks
     from costproof.run.plot import plot as plot
     from costproof.run.prepare import workload as workload
@@ -74,21 +74,20 @@ if TYPE_CHECKING:
     from costproof.views.frames import frame as frame
 
 _LAZY: Final = {
+    "estimate.hardware": "machine machines",
     "opgraph.rules.registry": "operator_rule",
     "reports.outputs": "formats",
     "reports.report": "Report",
+    "run.capture": "count",
     "run.claims": "check",
     "run.counters": "counters",
     "run.derive": "derive",
-    "run.devices": "machine machines measure_machine",
     "run.diff": "diff",
     "run.doctor": "doctor",
     "run.fits": "fits",
     "run.gate": "gate",
-    "run.graph": "drawable graph",
-    "run.listing": "operator_graph operators",
-    "run.measure": "measure",
-    "run.module": "count",
+    "run.graph": "drawable graph operator_graph operators",
+    "run.measure": "measure measure_machine",
     "run.peaks": "peaks",
     "run.plot": "plot",
     "run.prepare": "workload",

@@ -16,7 +16,7 @@ FILES: Final = sorted(
     path
     for pattern in ("analytic/*.py", "models/families/*.py", "models/families/*/formulas.py",
                     "models/families/*/formulas/*.py", "models/decoding/formulas.py", "models/decoding/latent.py",
-                    "models/image_text/ledger.py")
+                    "models/image_text/formulas.py")
     for path in SOURCE.glob(pattern)
     if path.name not in NO_FORMULAS
 )  # fmt: skip

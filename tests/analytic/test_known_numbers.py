@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from costproof.algebra.symbols import parse, sym
 from costproof.ledger.node import Ledger
-from costproof.ledger.symbols import parse, sym
 from costproof.models.families.deepseek_ocr.formulas.ledger import ledger
 from costproof.models.families.deepseek_ocr.formulas.structure import Structure
 from tests.analytic.published import counted, page

@@ -24,7 +24,7 @@ from costproof.ledger.metrics import TRAFFIC
 from costproof.models.families.deepseek_ocr.formulas.image_tokens import PageInPlace
 from costproof.models.registry import load_target
 from costproof.models.target import WithFormulas
-from costproof.parametric.formulas import evaluate_formulas as evaluated
+from costproof.parametric.targets import evaluate_formulas as evaluated
 
 # Elements of bfloat16 weigh 2 bytes, those of float32 weigh 4. Of a norm 12 elements in 3 rows.
 BFLOAT16 = [

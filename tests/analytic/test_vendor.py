@@ -16,7 +16,7 @@ from costproof.models.families.deepseek_ocr.config import OcrConfig
 from costproof.models.families.deepseek_ocr.remote_code.snapshot import Snapshot
 from costproof.models.families.deepseek_ocr.remote_code.target import RemoteCodeOcr
 from costproof.models.families.deepseek_ocr.target import DeepseekOcr
-from costproof.parametric.formulas import evaluate_formulas
+from costproof.parametric.targets import evaluate_formulas
 
 VENDOR = RemoteCodeOcr(snapshot=Snapshot("/nowhere", OcrConfig(), "m.Config", "m.Model", "4.46.3"))
 

@@ -14,13 +14,13 @@ from benchmarks.claims import causes, world
 
 import costproof
 from costproof import api
+from costproof.algebra.evaluation import evaluate
 from costproof.claims import Judgement, claims_from_text, judge_claims
 from costproof.claims.effects import Effect, Items, Mistakes, times
 from costproof.claims.judge import judge_claim
 from costproof.claims.truth import Case
 from costproof.claims.types import Amount, Claim
 from costproof.ledger.capture import Capture
-from costproof.ledger.evaluate import evaluate
 from costproof.ledger.metrics import Conventions, Metric
 from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.workload import Invocation, TargetInfo

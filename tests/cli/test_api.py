@@ -25,7 +25,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[object, ...]]:
         calls.append(arguments)
         return Report(toy())
 
-    monkeypatch.setattr("costproof.run.report.count", count)
+    monkeypatch.setattr("costproof.run.report.count_sources", count)
     return calls
 
 

@@ -208,7 +208,7 @@ def test_ctrl_c_half_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, golden
     def interrupted(*args: object, **_: object) -> None:
         signal.raise_signal(signal.SIGINT)  # a KeyboardInterrupt without a signal is one that a model raises
 
-    monkeypatch.setattr("costproof.run.report.count", interrupted)
+    monkeypatch.setattr("costproof.run.report.count_sources", interrupted)
     result = costproof(*REPORT, cwd=tmp_path)
     assert (result.code, result.stdout) == (3, "")
     golden("bad-input/ctrl-c.txt", result.stderr.lstrip("\n"))
@@ -227,7 +227,7 @@ def test_ctrl_c_while_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
             raise KeyboardInterrupt
         return real(*args, **kwargs)
 
-    monkeypatch.setattr("costproof.run.report.count", lambda *_, **__: Report(toy()))
+    monkeypatch.setattr("costproof.run.report.count_sources", lambda *_, **__: Report(toy()))
     monkeypatch.setattr("costproof.ledger.writing.os.fdopen", third)
     assert costproof(*REPORT, cwd=tmp_path).code == 3
     assert files(tmp_path) == []

@@ -160,7 +160,7 @@ def test_capture_and_report_write_what_they_say(tmp_path: Path, monkeypatch: pyt
     def counted(*args: object, **kwargs: object) -> Report:
         return Report(wrong())
 
-    monkeypatch.setattr("costproof.run.report.count", counted)
+    monkeypatch.setattr("costproof.run.report.count_sources", counted)
     done = costproof("report", "deepseek-ocr", "-o", "r", "--progress", "never", cwd=tmp_path)
     assert done.code == 1
     names = [
@@ -185,7 +185,7 @@ def test_capture_and_report_write_what_they_say(tmp_path: Path, monkeypatch: pyt
 
 
 def test_an_operator_without_a_rule_makes_a_capture_incomplete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("costproof.run.report.count", lambda *_, **__: Report(incomplete()))
+    monkeypatch.setattr("costproof.run.report.count_sources", lambda *_, **__: Report(incomplete()))
     made = costproof("capture", "deepseek-ocr", "-o", "c.json", "--progress", "never", cwd=tmp_path)
     assert made.code == 3
     assert "no cost rule for aten.mystery" in made.stderr
@@ -193,7 +193,7 @@ def test_an_operator_without_a_rule_makes_a_capture_incomplete(tmp_path: Path, m
 
 
 def test_a_report_without_the_dynamic_source_has_no_callgraph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("costproof.run.report.count", lambda *_, **__: Report(replace(toy(), callgraph=None)))
+    monkeypatch.setattr("costproof.run.report.count_sources", lambda *_, **__: Report(replace(toy(), callgraph=None)))
     assert costproof("report", "deepseek-ocr", "-o", "r", "--sources", "analytic,static", cwd=tmp_path).code == 0
     assert "callgraph.json" not in files(tmp_path / "r")
 

@@ -54,7 +54,7 @@ def test_an_input_is_not_overwritten(folder: Path, line: str) -> None:
 
 
 def test_a_read_only_file_is_refused_before_any_work(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("costproof.run.report.count", None)
+    monkeypatch.setattr("costproof.run.report.count_sources", None)
     (folder / "mine.json").write_text("mine")
     (folder / "mine.json").chmod(0o444)
     done = costproof("capture", "deepseek-ocr", "-o", "mine.json", cwd=folder)
@@ -67,7 +67,7 @@ def test_a_read_only_file_is_refused_before_any_work(folder: Path, monkeypatch: 
     [
         ("plot out", "shares.svg", "costproof.reports.plots.shares.draw"),
         ("graph out -f svg,dot", "callgraph.dot", "costproof.api.drawable"),
-        ("report deepseek-ocr -o out", "report.html", "costproof.run.report.count"),
+        ("report deepseek-ocr -o out", "report.html", "costproof.run.report.count_sources"),
         ("prove vit-l-16 -o out", "certificate.md", "costproof.run.proof.carried_out"),
         ("sweep bert --over batch=1,2 -o out/s.csv", "s.svg", "costproof.run.sweep.Sweep.write"),
     ],

@@ -15,8 +15,7 @@ from costproof.cli.group import COMMANDS
 from costproof.compare.diff.diff import diff
 from costproof.compare.patterns import patterns
 from costproof.estimate.arithmetic import Arithmetic
-from costproof.estimate.measured import Measurement, OperatorRow, part_rows, rows
-from costproof.estimate.split import Work
+from costproof.estimate.measured import Measurement, OperatorRow, Work, part_rows, rows
 from costproof.ledger.profile import Timing
 from costproof.ledger.run import RunOptions
 from costproof.reports.outputs import OUTPUTS

@@ -74,7 +74,7 @@ def test_devices_and_process_substitution(folder: Path) -> None:
 
 
 def test_capture_goes_to_a_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("costproof.run.report.count", lambda *_, **__: Report(toy()))
+    monkeypatch.setattr("costproof.run.report.count_sources", lambda *_, **__: Report(toy()))
     monkeypatch.setattr("costproof.reports.folder.os.access", lambda *_: False)  # /dev, for who is not root
     assert costproof("capture", "deepseek-ocr", "-o", os.devnull, "--progress", "never", cwd=tmp_path).code == 0
     assert Path(os.devnull).is_char_device()
@@ -98,7 +98,7 @@ def test_signals_that_end_a_command(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         signal.raise_signal(number)
 
     before = signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
-    monkeypatch.setattr("costproof.run.report.count", counted)
+    monkeypatch.setattr("costproof.run.report.count_sources", counted)
     try:
         result = costproof("report", "deepseek-ocr", "-o", "r", "--progress", "never", cwd=tmp_path)
         assert signal.getsignal(number) is (signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)

@@ -27,7 +27,7 @@ from costproof.models.generic.at_hand import at_hand
 from costproof.models.generic.described import MOST_ARGUMENTS, arguments, fingerprint, module_kinds, shapes
 from costproof.models.registry import load_target
 from costproof.models.target import WithValues
-from costproof.run.capture import count
+from costproof.run.capture import count_sources
 from costproof.run.count_lock import count_lock
 from costproof.run.prepare import Prepared
 
@@ -68,7 +68,7 @@ def side(batch: int = 1, **sizes: Any) -> Baseline:
     with torch.device("meta"):
         module, x = Net(**sizes), torch.empty(batch, 3, 8)
     with count_lock(), at_hand(module, (x,), {}) as target:
-        return fold_capture(count(Prepared(target, target.workload(), ("static",))).capture)
+        return fold_capture(count_sources(Prepared(target, target.workload(), ("static",))).capture)
 
 
 def compared(base: Baseline, head: Baseline) -> Diff:

@@ -25,7 +25,7 @@ from costproof.estimate.hardware import Device
 from costproof.ledger.run import run_options
 from costproof.models.families.deepseek_ocr.config import OcrConfig
 from costproof.models.families.deepseek_ocr.target import DeepseekOcr
-from costproof.parametric.formulas import evaluate_formulas
+from costproof.parametric.targets import evaluate_formulas
 from costproof.tracers.machine import _fastest, measure_device
 from tests.cli.running import costproof
 from tests.models.test_config import shallow_config

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from costproof import api
-from costproof.estimate.activation_bound import unfused_attention
+from costproof.estimate.memory import unfused_attention
 from costproof.estimate.sums import layer_of
-from costproof.parametric.curves import SettingCurve
+from costproof.parametric.run_family import SettingCurve
 from costproof.run.operands import read_side, target_with_settings
 from costproof.tracers.peaks.calls import calls, peaks_of
 

@@ -14,7 +14,7 @@ from benchmarks import gpu
 from benchmarks.gpu import Page, held, here, ranks, too_far_off, too_little
 from benchmarks.requested import Requested
 
-from costproof.estimate.split import Split
+from costproof.estimate.measured import Split
 from costproof.ledger.errors import Incomplete
 from costproof.tracers import replay
 

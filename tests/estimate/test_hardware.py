@@ -16,7 +16,7 @@ import pytest
 from costproof import api
 from costproof.cli.params import DEVICE
 from costproof.estimate.arithmetic import Arithmetic
-from costproof.estimate.hardware import Device, Figure, Peak, Quote, device, read_device, registry
+from costproof.estimate.hardware import Device, Figure, Peak, Quote, machine, read_device, registry
 from costproof.estimate.roofline import roof
 from costproof.ledger.errors import BadInput, Problems
 from tests.cli.running import costproof
@@ -193,7 +193,7 @@ def test_the_bandwidth_is_the_faster_of_copying_and_reading(monkeypatch: pytest.
 def test_a_device_without_a_peak_says_why() -> None:
     # Two sources give 147 and 148 TFLOP/s.
     with pytest.raises(BadInput, match="the dense peak of this dtype is not known") as caught:
-        roof(device("h20"), "bfloat16")
+        roof(machine("h20"), "bfloat16")
     assert caught.value.expected == "a dense peak; no source gives one, or those that do disagree"
 
 

@@ -9,9 +9,8 @@ import pytest
 
 from costproof.compare.patterns import patterns
 from costproof.estimate.arithmetic import Arithmetic
-from costproof.estimate.measured import Place, Row, median_error, part_rows, rows
+from costproof.estimate.measured import Place, Row, Split, Work, median_error, part_rows, rows
 from costproof.estimate.roofline import Roof
-from costproof.estimate.split import Split, Work
 from costproof.ledger.node import CostNode
 from costproof.ledger.profile import Timing
 

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from costproof import api
+from costproof.algebra.symbols import parse, terms
 from costproof.claims import read_claims
 from costproof.compare.proof.certificate import Settings
 from costproof.compare.proof.judge import Answer
@@ -27,12 +28,12 @@ from costproof.ledger.capture import Capture, SymbolDoc, read_capture
 from costproof.ledger.errors import BadInput, Problems
 from costproof.ledger.files import MAX_PARTS, json_text, read_json
 from costproof.ledger.schema import to_data
-from costproof.ledger.symbols import parse, terms
 from costproof.models.families.deepseek_ocr.preprocess import image_sides
 from costproof.models.families.deepseek_ocr.remote_code.snapshot import CODE, imported
 from costproof.models.loading import shards
 from costproof.models.section import Section
-from costproof.run import kept_answers, operand_files
+from costproof.run import operand_files
+from costproof.run import proof as kept_answers
 from costproof.views import manifest as manifests
 from costproof.views.manifest import MANIFEST, NAME, check_manifest, manifest
 from tests.cli.running import costproof

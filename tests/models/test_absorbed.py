@@ -18,8 +18,8 @@ from costproof.models.families.deepseek_v2 import DeepseekV2
 from costproof.models.families.deepseek_v3 import DeepseekV3, DeepseekV3Config
 from costproof.models.families.llama import Llama
 from costproof.models.registry import load_target
-from costproof.parametric.formulas import evaluate_formulas
-from costproof.run.proof_certificate import seen
+from costproof.parametric.targets import evaluate_formulas
+from costproof.run.proof_pieces import seen
 from tests.models.test_families import SOURCES, exact
 from tests.models.test_latents import GROUPS, V2, V3
 from tests.models.test_mixtures import read

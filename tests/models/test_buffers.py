@@ -13,8 +13,8 @@ from costproof.analytic.costs import costs_of
 from costproof.analytic.rotary import RotaryTable
 from costproof.models.configured import Configured
 from costproof.models.registry import TARGETS, load_target
-from costproof.parametric.formulas import evaluate_formulas
-from costproof.run.capture import count
+from costproof.parametric.targets import evaluate_formulas
+from costproof.run.capture import count_sources
 from costproof.run.prepare import Prepared
 
 FAMILIES = [name for name, item in TARGETS.all().items() if not item.what.endswith("parameters")]
@@ -77,7 +77,9 @@ def test_a_wrong_formula_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     costs_of.cache_clear()
     compose._held.cache_clear()
     try:
-        capture = count(Prepared(cut, cut.workload(text_tokens=4, new_tokens=0), ("analytic", "static"))).capture
+        capture = count_sources(
+            Prepared(cut, cut.workload(text_tokens=4, new_tokens=0), ("analytic", "static"))
+        ).capture
     finally:
         costs_of.cache_clear()
         compose._held.cache_clear()

@@ -26,8 +26,8 @@ from costproof.models.families.deepseek_ocr2.page import queries, vision_tokens
 from costproof.models.families.deepseek_ocr2.target import DeepseekOcr2
 from costproof.models.generic.module import GenericTarget
 from costproof.models.registry import load_target
-from costproof.parametric.formulas import evaluate_formulas
-from costproof.run.proof_tasks import carried_out
+from costproof.parametric.targets import evaluate_formulas
+from costproof.run.proof_pieces import carried_out
 from tests.variants import with_variants
 
 pytestmark = pytest.mark.usefixtures("one_process")

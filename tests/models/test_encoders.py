@@ -24,13 +24,12 @@ from costproof.models.families.distilbert import DistilBert
 from costproof.models.families.qwen3_vl_vision import Qwen3VlVision
 from costproof.models.families.roberta import Roberta
 from costproof.models.families.siglip_vision import SiglipVision, SiglipVisionConfig
-from costproof.models.families.t5.config import T5Config
-from costproof.models.families.t5.target import T5
+from costproof.models.families.t5 import T5, T5Config
 from costproof.models.families.vit import Vit, VitConfig
 from costproof.models.families.xlm_roberta import XlmRoberta
 from costproof.models.registry import load_target
-from costproof.parametric.formulas import evaluate_formulas
-from costproof.run.proof_tasks import carried_out
+from costproof.parametric.targets import evaluate_formulas
+from costproof.run.proof_pieces import carried_out
 from costproof.tracers.dynamic import dynamic_ledger
 from tests.models.test_families import SOURCES
 from tests.same_bounds import assert_same_bounds

@@ -34,11 +34,11 @@ from costproof.models.families.qwen2 import Qwen2
 from costproof.models.families.qwen3 import Qwen3
 from costproof.models.families.qwen3_moe import Qwen3Moe
 from costproof.models.registry import load_target
-from costproof.parametric.formulas import evaluate_formulas
+from costproof.parametric.targets import evaluate_formulas
 from costproof.reports.summary import summary_text
-from costproof.run.capture import count
+from costproof.run.capture import count_sources
 from costproof.run.prepare import Prepared
-from costproof.run.proof_tasks import carried_out
+from costproof.run.proof_pieces import carried_out
 from tests.same_bounds import assert_same_bounds
 from tests.variants import with_variants
 
@@ -146,7 +146,7 @@ def test_a_run_without_steps_is_its_prefill(family: type[CausalTarget[Any]]) -> 
     target = family.default()
     alone, before = (target.workload(text_tokens=20, new_tokens=steps) for steps in (0, 1))
     assert [call.stage for call in target.invocations(alone)] == ["prefill"]
-    counted = count(Prepared(target, alone, ("analytic",))).capture
+    counted = count_sources(Prepared(target, alone, ("analytic",))).capture
     assert counted.target.stages == counted.ledger("analytic").stages == ("prefill",)
     whole = evaluate_formulas(target, before)
     for metric in ("flops", "params", "weight_bytes", "kv_cache_bytes"):

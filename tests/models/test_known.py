@@ -15,11 +15,11 @@ from costproof.ledger.errors import BadInput
 from costproof.ledger.workload import Workload
 from costproof.models.decoding.target import CausalTarget
 from costproof.models.encoding.target import EncoderTarget
-from costproof.models.families.t5.target import T5
-from costproof.models.image_text.base import ImageTextTarget
+from costproof.models.families.t5 import T5
+from costproof.models.image_text.target import ImageTextTarget
 from costproof.models.known import KNOWN, Known
 from costproof.models.registry import TARGETS, load_target
-from costproof.parametric.formulas import evaluate_formulas
+from costproof.parametric.targets import evaluate_formulas
 from costproof.views.describe import model_line
 
 # Model pages of Hugging Face, "Model size" of the published tensors, and the counts in the papers' tables.

@@ -16,7 +16,7 @@ from costproof.compare.compare import compare
 from costproof.ledger.errors import BadInput, CostproofError, Problems
 from costproof.ledger.run import RunOptions
 from costproof.models.families.llama import Llama, LlamaConfig
-from costproof.parametric.formulas import evaluate_formulas
+from costproof.parametric.targets import evaluate_formulas
 from costproof.tracers.dynamic import dynamic_ledger
 
 SMALL: dict[str, Any] = {

@@ -17,12 +17,11 @@ from costproof.ledger.capture import Capture
 from costproof.ledger.errors import BadInput, Problems
 from costproof.ledger.progress import silent
 from costproof.ledger.run import RunOptions
-from costproof.models.families.llava.config import LlavaConfig
-from costproof.models.families.llava.target import Llava
+from costproof.models.families.llava import Llava, LlavaConfig
 from costproof.models.generic.module import GenericTarget
 from costproof.models.registry import load_target
-from costproof.parametric.formulas import evaluate_formulas
-from costproof.run.proof_tasks import carried_out
+from costproof.parametric.targets import evaluate_formulas
+from costproof.run.proof_pieces import carried_out
 from tests.models.test_families import SOURCES
 from tests.variants import with_variants
 

@@ -19,7 +19,7 @@ from costproof.models.families.gpt_oss import GptOss
 from costproof.models.families.mixtral import Mixtral, MixtralConfig
 from costproof.models.families.qwen3_moe import Qwen3Moe, Qwen3MoeConfig
 from costproof.models.registry import load_target
-from costproof.parametric.formulas import evaluate_formulas
+from costproof.parametric.targets import evaluate_formulas
 from tests.models.test_families import SIZES, SOURCES, exact
 from tests.variants import with_variants
 

@@ -9,7 +9,7 @@ import pytest
 from costproof.models.decoding.target import CausalTarget
 from costproof.models.known import KNOWN
 from costproof.models.registry import load_target
-from costproof.parametric.formulas import evaluate_formulas
+from costproof.parametric.targets import evaluate_formulas
 
 # metadata.total_size of model.safetensors.index.json: bytes of all tensors, 2 an element.
 INDEXED: Final = {

@@ -16,11 +16,10 @@ from costproof.compare.compare import compare
 from costproof.ledger.errors import BadInput, Problems
 from costproof.ledger.progress import silent
 from costproof.ledger.run import RunOptions
-from costproof.models.families.qwen2_5_vl.config import Qwen25VlConfig
-from costproof.models.families.qwen2_5_vl.target import Qwen25Vl
+from costproof.models.families.qwen2_5_vl import Qwen25Vl, Qwen25VlConfig
 from costproof.models.registry import load_target
-from costproof.parametric.formulas import evaluate_formulas
-from costproof.run.proof_tasks import carried_out
+from costproof.parametric.targets import evaluate_formulas
+from costproof.run.proof_pieces import carried_out
 from tests.variants import with_variants
 
 pytestmark = pytest.mark.usefixtures("one_process")

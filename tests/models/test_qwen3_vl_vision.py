@@ -17,9 +17,9 @@ from costproof.ledger.errors import BadInput, CostproofError, Problems
 from costproof.ledger.workload import Workload
 from costproof.models.families.qwen3_vl_vision import Qwen3VlVision, Qwen3VlVisionConfig
 from costproof.models.registry import load_target
-from costproof.parametric.formulas import evaluate_formulas
+from costproof.parametric.targets import evaluate_formulas
 from costproof.run import capture as running
-from costproof.run.proof_tasks import carried_out
+from costproof.run.proof_pieces import carried_out
 from costproof.tracers.dynamic import dynamic_ledger
 from costproof.tracers.sources import TracedSources
 from costproof.tracers.static import static_ledger

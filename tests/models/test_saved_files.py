@@ -12,7 +12,7 @@ from transformers import AutoConfig
 
 from costproof.ledger.errors import BadInput, Problems
 from costproof.models.families.qwen2 import Qwen2Config
-from costproof.models.families.t5.config import T5Config
+from costproof.models.families.t5 import T5Config
 from costproof.models.native import NativeConfig
 from costproof.models.registry import TARGETS, load_target
 

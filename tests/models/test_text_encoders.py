@@ -13,7 +13,7 @@ from costproof.models.families.bert import Bert, BertConfig
 from costproof.models.families.distilbert import DistilBert, DistilBertConfig
 from costproof.models.families.roberta import Roberta, RobertaConfig
 from costproof.models.families.xlm_roberta import XlmRoberta
-from costproof.parametric.formulas import evaluate_formulas
+from costproof.parametric.targets import evaluate_formulas
 
 C = TypeVar("C", bound=EncoderConfig)
 # Of a layer that is 768 wide: four projections, the MLP, two norms.

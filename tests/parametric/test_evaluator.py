@@ -12,7 +12,7 @@ from costproof.ledger.baseline import BaselineRow
 from costproof.ledger.errors import BadInput, Problems
 from costproof.models.registry import load_target
 from costproof.parametric.evaluator import Evaluator
-from costproof.parametric.formulas import evaluate_formulas
+from costproof.parametric.targets import evaluate_formulas
 
 LLAMA: dict[str, Any] = {
     "hidden": 64, "intermediate": 96, "layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 16, "vocab": 100,

@@ -11,7 +11,7 @@ from costproof.analytic.costs import costs_of
 from costproof.ledger.errors import CostproofError
 from costproof.models.registry import load_target
 from costproof.parametric.evaluator import Evaluator
-from costproof.parametric.formulas import evaluate_formulas
+from costproof.parametric.targets import evaluate_formulas
 
 SMALL = {"layers": 3, "decoder_layers": 2, "text.layers": 2, "sam.layers": 3, "clip.layers": 1}
 """Few layers, where a family has that key and can be cut so."""

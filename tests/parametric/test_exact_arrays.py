@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from costproof.algebra.symbols import parse
 from costproof.ledger.errors import BadInput
-from costproof.ledger.symbols import parse
 from costproof.parametric.exact_arrays import ExactEvaluator, Int128Array, PointBatch
 from costproof.parametric.polynomial import AtomTable, Polynomial, Quotient, as_quotient
 

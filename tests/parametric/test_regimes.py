@@ -13,7 +13,7 @@ from costproof.models.registry import load_target
 from costproof.parametric.concolic import BranchCondition, PathRecorder, evaluate_size, expression_of
 from costproof.parametric.evaluator import Evaluator
 from costproof.parametric.exact_arrays import Int128Array
-from costproof.parametric.formulas import evaluate_formulas
+from costproof.parametric.targets import evaluate_formulas
 
 Choices = dict[str, list[int]]
 

@@ -8,15 +8,15 @@ import pytest
 import torch
 from torch import nn
 
+from costproof.algebra.symbols import parse, text
 from costproof.ledger.errors import Incomplete
-from costproof.ledger.symbols import parse, text
 from costproof.models.families.deepseek_ocr import domain, draws
 from costproof.models.families.deepseek_ocr.any_side import AnySide
 from costproof.models.families.deepseek_ocr.config import OcrConfig, SamConfig
 from costproof.models.families.deepseek_ocr.page import page_of
 from costproof.models.families.deepseek_ocr.wrappers import symbolic_int
-from costproof.models.jobs import ExportJob, SymbolicSize
-from costproof.run.proof_tasks import carried_out
+from costproof.models.specs import ExportJob, SymbolicSize
+from costproof.run.proof_pieces import carried_out
 from costproof.tracers.exported import Exported, export_graph
 from costproof.tracers.exporting import plain_sympy
 from costproof.tracers.guards import holds_at

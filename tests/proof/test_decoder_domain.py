@@ -12,8 +12,7 @@ from costproof.ledger.workload import Workload
 from costproof.models.families.llama import Llama
 from costproof.models.families.mistral import Mistral, MistralConfig
 from costproof.models.proof import Piece, WithProof
-from costproof.run.proof_certificate import assemble
-from costproof.run.proof_tasks import carried_out
+from costproof.run.proof_pieces import assemble, carried_out
 from costproof.run.request import request
 from tests.models.test_llama import PLAIN
 

@@ -27,8 +27,7 @@ from costproof.models.proof import Piece
 from costproof.reports.outputs import variants
 from costproof.run import proof
 from costproof.run.proof import prove
-from costproof.run.proof_certificate import assemble
-from costproof.run.proof_tasks import carried_out
+from costproof.run.proof_pieces import assemble, carried_out
 from tests.planted import planted
 from tests.tracers.small import SmallTarget
 from tests.written import dump

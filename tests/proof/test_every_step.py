@@ -7,14 +7,14 @@ from typing import cast
 
 import pytest
 
+from costproof.algebra import series
 from costproof.analytic.attention import Attention
-from costproof.ledger import series
 from costproof.models import flash_attention
 from costproof.models.flash_attention import FLASH
 from costproof.models.proof import Piece, Provable, WithProof
 from costproof.models.registry import load_target
 from costproof.run.proof import RUN_STEPS, with_runs
-from costproof.run.proof_tasks import carried_out
+from costproof.run.proof_pieces import carried_out
 from costproof.tracers.untraced_runs import count_every_step
 from tests.planted import planted
 from tests.tracers.realistic import small_ocr

@@ -14,7 +14,7 @@ from costproof.analytic.costs import costs_of
 from costproof.analytic.feed_forward import Mixture
 from costproof.models.decoding import formulas as dense
 from costproof.models.proof import Piece, WithProof
-from costproof.run.proof_tasks import carried_out
+from costproof.run.proof_pieces import carried_out
 from tests.recorded import families
 
 FAMILIES = families()

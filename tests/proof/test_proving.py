@@ -20,8 +20,8 @@ from costproof.ledger.workload import Workload
 from costproof.models.families.deepseek_ocr import domain, draws
 from costproof.models.proof import Piece, Provable
 from costproof.run import proof as proving
-from costproof.run.kept_answers import Kept
-from costproof.run.proof_tasks import carried_out
+from costproof.run.proof import Kept
+from costproof.run.proof_pieces import carried_out
 from tests.cli.running import Result, costproof, files
 from tests.planted import planted
 

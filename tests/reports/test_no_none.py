@@ -17,7 +17,7 @@ from costproof.models.families.deepseek_ocr.target import DeepseekOcr
 from costproof.reports.coverage import coverage_text
 from costproof.reports.outputs import OUTPUTS, variants
 from costproof.reports.report import Report
-from costproof.run.capture import count
+from costproof.run.capture import count_sources
 from costproof.run.prepare import Prepared
 from costproof.views.absent import Absent
 from costproof.views.explanation import explain
@@ -77,7 +77,7 @@ def real() -> Capture:
     """The real target, small, by its formulas."""
     target = DeepseekOcr(small_config())
     run = target.workload("base", base_size=256, text_tokens=8)
-    return count(Prepared(target, run, ("analytic",))).capture
+    return count_sources(Prepared(target, run, ("analytic",))).capture
 
 
 CASES: dict[str, Callable[[], Capture]] = {

@@ -9,7 +9,7 @@ import pytest
 
 from costproof.ledger.environment import installed
 from costproof.ledger.errors import BadInput
-from costproof.parametric.regimes import Regime
+from costproof.parametric.evaluator import Regime
 from costproof.run import sweep_validation as validating
 from costproof.run.sweep import sweep
 

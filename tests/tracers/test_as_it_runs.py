@@ -24,10 +24,10 @@ from transformers import (
 from transformers.pytorch_utils import compile_compatible_method_lru_cache
 from transformers.utils.import_utils import is_torchdynamo_exporting, is_tracing
 
-from costproof.ledger.evaluate import evaluate
-from costproof.ledger.symbols import parse
+from costproof.algebra.evaluation import evaluate
+from costproof.algebra.symbols import parse
 from costproof.models.as_it_runs import NO_PADDING, _lacking, as_it_runs
-from costproof.models.jobs import ExportJob, Run, SymbolicSize
+from costproof.models.specs import ExportJob, Run, SymbolicSize
 from costproof.opgraph.account import account, locator
 from costproof.opgraph.costed import cost_graph
 from costproof.tracers.exported import export_graph

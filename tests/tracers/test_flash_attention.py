@@ -14,9 +14,9 @@ from costproof.ledger.counter import CounterCall
 from costproof.ledger.run import ALL_SOURCES
 from costproof.models import flash_attention
 from costproof.models.families.deepseek_ocr.page import with_page
-from costproof.models.jobs import Run
+from costproof.models.specs import Run
 from costproof.opgraph.rules.registry import UnknownCost, cost_of
-from costproof.run.capture import count
+from costproof.run.capture import count_sources
 from costproof.run.prepare import Prepared
 from costproof.tracers.counters.registry import COUNTERS
 from costproof.tracers.counters.running import TRUTH, CounterAnswer, CounterTask
@@ -39,7 +39,7 @@ def test_four_sources_agree_on_heads_that_are_padded_and_shared(monkeypatch: pyt
     """4 heads of 20 dimensions, which the package pads to 24, share 2 of keys and values."""
     monkeypatch.setitem(CONFIG, "text_config", {**TEXT, "num_attention_heads": 4, "num_key_value_heads": 2})
     run = with_page(FLASH, None, text_tokens=17)
-    capture = count(Prepared(small_ocr(layers=2), run, ALL_SOURCES)).capture
+    capture = count_sources(Prepared(small_ocr(layers=2), run, ALL_SOURCES)).capture
     assert compare(capture).verdict == "exact"
     for source in ("static", "dynamic"):
         ledger = capture.ledger(source)

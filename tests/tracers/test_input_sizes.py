@@ -15,7 +15,7 @@ from costproof.models.decoding import target as causal
 from costproof.models.decoding.names import invocations
 from costproof.models.proof import WithProof
 from costproof.models.registry import load_target
-from costproof.run.capture import count
+from costproof.run.capture import count_sources
 from costproof.run.prepare import Prepared
 from costproof.tracers.static import input_sizes
 from tests.compare import builders as b
@@ -74,7 +74,7 @@ def test_a_prompt_one_too_long_is_found_without_a_run(monkeypatch: pytest.Monkey
     run = Prepared(drawn.target, drawn.workload, ("analytic", "static"))
     length = drawn.workload.text_tokens
     monkeypatch.setattr(causal, "invocations", lambda workload: one_too_many(workload, 0, "S"))
-    found = compare(count(run).capture)
+    found = compare(count_sources(run).capture)
     assert (found.verdict, exit_code(found)) == ("unexplained", 1)
     place = f"S of prefill[prompt] is {length + 1:,} where costs are evaluated, {length:,} in the inputs of the static"
     assert place in verdict_sentence(found)

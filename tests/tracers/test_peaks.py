@@ -19,8 +19,8 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map
 
+from costproof.algebra.evaluation import evaluate
 from costproof.api import count
-from costproof.ledger.evaluate import evaluate
 from costproof.ledger.peaks import CallPeaks
 from costproof.ledger.workload import AttentionKind
 from costproof.models.as_it_runs import as_it_runs
@@ -30,8 +30,8 @@ from costproof.models.families.mistral import Mistral, MistralConfig
 from costproof.models.families.qwen3_moe import Qwen3Moe, Qwen3MoeConfig
 from costproof.models.generic.alike import alike
 from costproof.models.generic.at_hand import at_hand
-from costproof.models.image_text.modules import Part
-from costproof.models.jobs import ExportJob, SymbolicSize
+from costproof.models.image_text.modules import PartModule
+from costproof.models.specs import ExportJob, SymbolicSize
 from costproof.models.target import Exportable
 from costproof.tracers.peaks.calls import SymbolicPeak, call_peaks, calls, peaks_of, symbolic_peak, with_symbolic_peak
 from tests.tracers.small import PAGE, SmallTarget
@@ -41,7 +41,7 @@ from tests.variants import with_variants
 def job(module: nn.Module, *shape: int) -> ExportJob:
     """A job of a module on one float32 input."""
     x = torch.empty(shape, device="meta")
-    return ExportJob("part", "stage", ("call",), Part(module.to("meta")).eval(), {"part": "model"}, {"x": x})
+    return ExportJob("part", "stage", ("call",), PartModule(module.to("meta")).eval(), {"part": "model"}, {"x": x})
 
 
 def sizes(found: CallPeaks) -> tuple[int, int]:

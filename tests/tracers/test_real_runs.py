@@ -13,7 +13,7 @@ from costproof.compare.compare import compare
 from costproof.ledger.capture import Capture
 from costproof.ledger.workload import Workload
 from costproof.models.families.deepseek_ocr.page import with_page
-from costproof.run.capture import count
+from costproof.run.capture import count_sources
 from costproof.run.prepare import Prepared
 from costproof.tracers.dynamic import dynamic_ledger, output_differences, record_output
 from costproof.tracers.hooks import trace_hooks
@@ -26,7 +26,7 @@ SHORT = replace(PAGE, new_tokens=2)
 
 
 def counted(workload: Workload, sources: tuple[str, ...] = SOURCES, **options: Any) -> Capture:
-    return count(Prepared(small_ocr(**options), workload, sources)).capture
+    return count_sources(Prepared(small_ocr(**options), workload, sources)).capture
 
 
 @pytest.mark.thorough

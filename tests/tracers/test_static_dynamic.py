@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 import sympy
 
+from costproof.algebra.evaluation import evaluate
+from costproof.algebra.symbols import parse
 from costproof.compare.compare import compare
 from costproof.ledger.errors import Incomplete
-from costproof.ledger.evaluate import evaluate
 from costproof.ledger.node import CostNode, Ledger
-from costproof.ledger.symbols import parse
 from costproof.ledger.workload import Workload
 from costproof.models.families.deepseek_ocr.page import Page, page_workload, with_page
-from costproof.models.jobs import Built, ExportJob
+from costproof.models.specs import Built, ExportJob
 from costproof.opgraph.merge import DecodeStep, evidence, merge_nodes, sum_all_steps, sum_traced_steps
-from costproof.run.capture import count
+from costproof.run.capture import count_sources
 from costproof.run.prepare import Prepared
 from costproof.tracers.dynamic import dynamic_ledger
 from costproof.tracers.isolated import isolated_ledger
@@ -218,7 +218,7 @@ class Unexported(SmallTarget):
 
 
 def test_an_error_of_the_other_process_leaves_a_report_that_says_so() -> None:
-    report = count(Prepared(Failing(), TEXT, ("static", "dynamic")))
+    report = count_sources(Prepared(Failing(), TEXT, ("static", "dynamic")))
     assert [ledger.source for ledger in report.capture.ledgers] == ["static"]
     assert report.capture.lacking == {"dynamic": "failed: no model today; in here"}
     found = compare(report.capture)
@@ -227,14 +227,14 @@ def test_an_error_of_the_other_process_leaves_a_report_that_says_so() -> None:
 
 
 def test_an_export_that_fails_leaves_a_report_that_says_so() -> None:
-    report = count(Prepared(Unexported(), TEXT, ("static", "dynamic", "isolated")))
+    report = count_sources(Prepared(Unexported(), TEXT, ("static", "dynamic", "isolated")))
     assert [ledger.source for ledger in report.capture.ledgers] == ["dynamic", "isolated"]
     found = compare(report.capture)
     # Two sources are left and agree; that the third tried and failed is no proof all the same.
     assert found.verdict == "incomplete"
     assert found.incomplete == ("static: failed: no graph today; in here",)
     with pytest.raises(Incomplete, match="no graph today"):
-        count(Prepared(Unexported(), TEXT, ("static",)))
+        count_sources(Prepared(Unexported(), TEXT, ("static",)))
 
 
 def test_a_process_that_dies_is_incomplete() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from fractions import Fraction
 
+from costproof.algebra.evaluation import compile_expression
 from costproof.claims import (
     bytes_mistakes,
     decoder_mistakes,
@@ -17,7 +18,6 @@ from costproof.claims import (
 )
 from costproof.claims.effects import Effect, Items, Mistakes, added, changed, put, scaled, switched, times, without
 from costproof.claims.items import BIASED, Item, bias_of
-from costproof.ledger.evaluate import compile_expression
 from costproof.ledger.metrics import PEAK_METRICS, STAGE_WIDE, Metric
 
 

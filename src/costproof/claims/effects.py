@@ -10,10 +10,10 @@ from functools import lru_cache
 
 import sympy
 
+from costproof.algebra.evaluation import CompiledExpression, compile_expression
+from costproof.algebra.symbols import parse, text
 from costproof.claims.items import Item
-from costproof.ledger.evaluate import CompiledExpression, compile_expression
 from costproof.ledger.metrics import Metric
-from costproof.ledger.symbols import parse, text
 
 NOTHING: frozenset[int] = frozenset()
 

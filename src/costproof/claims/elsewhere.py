@@ -17,13 +17,13 @@ from typing import Final
 
 import sympy
 
+from costproof.algebra.evaluation import ExactNumber
+from costproof.algebra.piecewise import PIECEWISE, NotDecided, deciding, grid
+from costproof.algebra.symbols import sym
 from costproof.claims.formulas import Comparison
 from costproof.claims.runs import Runs
 from costproof.claims.truth import Case
 from costproof.claims.types import Counterexample
-from costproof.compare.breaks import PIECEWISE, NotDecided, deciding, grid
-from costproof.ledger.evaluate import ExactNumber
-from costproof.ledger.symbols import sym
 
 _SMALL: Final = 64
 _POWERS: Final = 20

@@ -16,14 +16,14 @@ from types import MappingProxyType
 
 import sympy
 
+from costproof.algebra.evaluation import compile_expression, shared_values
+from costproof.algebra.identity import free_symbols
+from costproof.algebra.symbols import parse
 from costproof.claims.types import TOTAL, Claim
-from costproof.compare.identity import free_symbols
 from costproof.compare.patterns import Mask, matches, template
 from costproof.ledger.capture import Capture
-from costproof.ledger.evaluate import compile_expression, shared_values
 from costproof.ledger.metrics import Metric
 from costproof.ledger.node import CostNode, Ledger, bearing, total
-from costproof.ledger.symbols import parse
 from costproof.ledger.workload import FLOAT_BYTES
 
 BIASED = frozenset({"linear", "conv2d", "patch_embedding"})

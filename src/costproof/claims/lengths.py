@@ -19,13 +19,13 @@ from itertools import pairwise, product
 from math import ceil, comb, gcd, lcm
 from typing import Final
 
+from costproof.algebra.symbols import parse, sym
 from costproof.claims.catalogue import READINGS, STATED
 from costproof.claims.effects import Effect
 from costproof.claims.search import reach
 from costproof.claims.truth import TIED, Case
 from costproof.claims.types import TOTAL, Amount, Lengths, Place, Reading
 from costproof.ledger.metrics import STAGE_WIDE
-from costproof.ledger.symbols import parse, sym
 
 _DEGREE: Final = 3
 _CHECKED: Final = (_DEGREE + 7, 101, 1_009, 1_000_003)

@@ -15,14 +15,14 @@ from functools import cache, cached_property, lru_cache
 from math import gcd, lcm
 from typing import Final
 
+from costproof.algebra.evaluation import compile_expression
+from costproof.algebra.identity import free_symbols
 from costproof.claims.crowds import Chance, Crowd, Numbers
 from costproof.claims.effects import Effect
 from costproof.claims.items import Item
 from costproof.claims.search import reach
 from costproof.claims.truth import Case
 from costproof.claims.types import Amount
-from costproof.compare.identity import free_symbols
-from costproof.ledger.evaluate import compile_expression
 
 _MOST_TIMES: Final = 1_024
 _SMALL: Final = 12

@@ -9,13 +9,13 @@ from fractions import Fraction
 from math import prod
 from typing import Final
 
+from costproof.algebra.evaluation import compile_expression
+from costproof.algebra.identity import free_symbols
 from costproof.claims.effects import Effect, Items, switched, times
 from costproof.claims.items import Item, is_table, tokens_of
 from costproof.claims.types import Claim
-from costproof.compare.identity import free_symbols
 from costproof.compare.patterns import template
 from costproof.ledger.capture import Capture
-from costproof.ledger.evaluate import compile_expression
 from costproof.ledger.metrics import Metric
 from costproof.ledger.node import CostNode, Ledger, total
 from costproof.ledger.workload import FLOAT_BYTES

@@ -10,8 +10,8 @@ from math import prod
 
 import sympy
 
-from costproof.compare.identity import at, free_symbols
-from costproof.ledger.symbols import parse, text
+from costproof.algebra.identity import at, free_symbols
+from costproof.algebra.symbols import parse, text
 
 _MOST = 3
 

@@ -6,6 +6,7 @@ second. Names are exact: ``h100-sxm`` and ``h100-pcie`` are two devices, and ``h
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -150,16 +151,22 @@ def registry() -> Registry[Device]:
     return Registry("hardware", "device", tuple(ours), instance=Device, command="costproof machines")
 
 
-def device(name: str) -> Device:
-    """The device of that exact name, or that a file describes.
+def machines() -> tuple[str, ...]:
+    """Return the names of the devices that are known; no file is read."""
+    return tuple(registry().listed())
+
+
+def machine(name: str | os.PathLike[str]) -> Device:
+    """Return a device, with the source of every figure.
 
     Args:
-        name: a name, or the path of a file: what ends with ``.json``.
+        name: one of :func:`machines`, or the path of a file that describes a device, which ends with ``.json``.
 
     Raises:
-        BadInput: there is neither, or the file does not describe a device.
+        BadInput: there is no such device or file, or the file does not describe a device.
     """
-    return read_device(Path(name)) if name.endswith(".json") else registry().load(name)
+    text = os.fspath(name)
+    return read_device(Path(text)) if text.endswith(".json") else registry().load(text)
 
 
 def read_device(path: Path) -> Device:

@@ -1,5 +1,5 @@
 """A measured time beside its bounds: every stage of every forward that ran, split into parts that add up to it
-(:mod:`costproof.estimate.split`).
+(:mod:`costproof.estimate.measured`).
 
 A count and a device file that are right allow no time below the floor, neither of a stage nor of a part of the model:
 that is a finding, and what may be wrong is named, the convention of the floor first: an implementation may leave out
@@ -11,15 +11,15 @@ Of a forward that never ran nothing is measured. Its parts then add up to the re
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Final
+from typing import Final, Literal
 
 from costproof.estimate.arithmetic import Arithmetic
 from costproof.estimate.hardware import Device
 from costproof.estimate.roofline import LASTING, Bound, Rational, Roof
-from costproof.estimate.split import Split, Work, split
 from costproof.ledger.errors import EXIT_FINDINGS, EXIT_INCOMPLETE, EXIT_OK
 from costproof.ledger.metrics import FLOOR, TRAFFIC, Conventions
 from costproof.ledger.node import CostNode, exact_sum, total
@@ -27,6 +27,85 @@ from costproof.ledger.profile import Timing
 from costproof.ledger.run import RunOptions
 from costproof.ledger.schema import FileKind
 from costproof.ledger.workload import TargetInfo, Workload
+
+Kind = Literal["products", "experts", "other", "movement"]
+KINDS: Final[tuple[Kind, ...]] = ("products", "experts", "other", "movement")
+"""In the order in which they take the time at the roof of their module."""
+_PRODUCTS: Final = frozenset({"matmul", "conv", "attention", "experts"})
+_MOVEMENT: Final = frozenset({"movement", "lookup"})
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Nanoseconds that add up to the measured median, or, where nothing ran, to the replay."""
+
+    floor: Rational
+    traffic: Rational
+    shapes: Rational
+    other: Rational
+    dispatch: Rational
+    movement: Rational
+    experts: Rational
+    residual: Rational | None
+    """``None`` where nothing ran."""
+    jitter: Rational | None
+    """``None`` where nothing ran."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A distinct call of a module, made alone."""
+
+    module: str
+    kind: Kind
+    calls: int
+    alone: int | None
+    """Nanoseconds of one call; ``None`` if it could not be made."""
+
+    @property
+    def spent(self) -> int | None:
+        """Nanoseconds of all calls."""
+        return None if self.alone is None else self.calls * self.alone
+
+
+def kind_of(subject: str, in_experts: bool) -> Kind:
+    """What an operator is, by the subject of its rule (:func:`costproof.opgraph.rules.registry.subject_of`)."""
+    if in_experts:
+        return "experts"
+    return "products" if subject in _PRODUCTS else "movement" if subject in _MOVEMENT else "other"
+
+
+def split(floor: Fraction, roofs: Mapping[str, Fraction], works: Iterable[Work], time: Timing | None) -> Split | None:
+    """The parts; ``None`` if a call could not be made.
+
+    Args:
+        roofs: nanoseconds at the roof of each module.
+        time: ``None`` where nothing ran.
+    """
+    least, replay = None, 0
+    done = list(works)
+    for work in done:
+        if work.alone is None:
+            return None
+        replay += work.calls * work.alone
+        least = work.alone if least is None else min(least, work.alone)
+    dispatch = (least or 0) * sum(work.calls for work in done)
+    beyond: Counter[Kind] = Counter()
+    there: dict[str, set[Kind]] = {}
+    for work in done:
+        beyond[work.kind] += work.calls * ((work.alone or 0) - (least or 0))
+        there.setdefault(work.module, set()).add(work.kind)
+    parts: dict[Kind, Fraction] = {kind: Fraction(beyond[kind]) for kind in KINDS}
+    for module, roof in roofs.items():
+        parts[next((kind for kind in KINDS if kind in there.get(module, ())), "other")] -= roof
+    fastest = None if time is None else min(time.runs)
+    return Split(
+        str(floor), str(sum(roofs.values()) - floor), str(parts["products"]), str(parts["other"]), str(dispatch),
+        str(parts["movement"]), str(parts["experts"]),
+        None if fastest is None else str(fastest - replay),
+        None if time is None or fastest is None else str(time.median - fastest),
+    )  # fmt: skip
+
 
 _NANO: Final = 10**9
 CONVENTION: Final = "the convention of the floor"

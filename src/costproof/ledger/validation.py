@@ -12,16 +12,16 @@ from collections import Counter
 from collections.abc import Collection, Iterator
 from typing import Final
 
+from costproof.algebra.evaluation import evaluate, shared_values
+from costproof.algebra.symbols import parse, terms
 from costproof.ledger.callgraph import check_levels
 from costproof.ledger.capture import Capture, WholeModel
 from costproof.ledger.errors import BadInput, Problems
-from costproof.ledger.evaluate import evaluate, shared_values
 from costproof.ledger.metrics import EVERY_METRIC, OF_BOUNDS, STAGE_WIDE, Metric
 from costproof.ledger.node import CostNode, Ledger, exact_sum, total
 from costproof.ledger.peaks import CallPeaks, Peak
 from costproof.ledger.plural import plural
 from costproof.ledger.run import TracedRun
-from costproof.ledger.symbols import parse, terms
 from costproof.ledger.time_limits import check_time
 
 _SHOWN: Final = 20

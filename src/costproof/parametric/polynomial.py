@@ -11,8 +11,8 @@ from typing import Any, Final
 
 import sympy
 
+from costproof.algebra.symbols import text
 from costproof.ledger.errors import BadInput
-from costproof.ledger.symbols import text
 from costproof.parametric.concolic import SizeExpr
 
 Monomial = tuple[tuple[int, int], ...]

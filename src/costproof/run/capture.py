@@ -7,11 +7,11 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import chain
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from costproof.analytic.costs import formula_docs
 from costproof.ledger.capture import FAILED, Capture
-from costproof.ledger.environment import advice, environment
+from costproof.ledger.environment import advice, environment, require
 from costproof.ledger.errors import BadInput, CostproofError, Incomplete, first_line
 from costproof.ledger.node import CostNode, Ledger, bearing, total
 from costproof.ledger.profile import Profile
@@ -19,7 +19,6 @@ from costproof.ledger.progress import Progress, silent
 from costproof.ledger.run import ALL_SOURCES
 from costproof.ledger.workload import Invocation
 from costproof.models.recorded import recorded
-from costproof.models.serving import lacking, options_of
 from costproof.models.target import (
     MayBeHere,
     Runnable,
@@ -27,21 +26,58 @@ from costproof.models.target import (
     WithFormulas,
     WithModules,
     WithValues,
+    lacking,
+    options_of,
 )
 from costproof.opgraph.rules.files import versions_in_force
-from costproof.parametric.formulas import evaluate_formulas
+from costproof.parametric.targets import evaluate_formulas
 from costproof.reports.report import Report
-from costproof.run.count_lock import count_lock
+from costproof.run.count_lock import count_lock, count_then_restore
 from costproof.run.prepare import Prepared
 from costproof.tracers.cache import cache_enabled
 from costproof.tracers.dynamic import DynamicResult
 from costproof.tracers.sources import trace_source, trace_sources
 from costproof.tracers.static import WITH_GIVEN, WITH_ONES
 
+if TYPE_CHECKING:
+    from torch import nn
+
+    from costproof.models.generic.as_it_was import Before
+
 T = TypeVar("T")
 
 
-def count(run: Prepared, progress: Progress = silent) -> Report:
+def count(module: nn.Module | Callable[..., Any], /, *args: Any, **kwargs: Any) -> Report:
+    """Count one call of a module: FLOPs, vector FLOPs, bytes and parameters, by a trace and by an export, compared.
+
+    The call runs where the module and its arguments are: on shapes alone if any is on meta. It is made on a copy
+    that shares the parameters, in evaluation and without gradients, outside of every mode of torch; the module stays as
+    it is.
+
+    Args:
+        module: a module, or a ``functools.partial`` of one.
+        args, kwargs: as the module is called.
+
+    Raises:
+        BadInput: it is not a module, or forward does not take these arguments.
+        Incomplete: no source could count it.
+        Changed: the module, or the process, is not as it was, and could not be put back.
+    """
+    from costproof.models.generic.at_hand import at_hand
+
+    require("trace", "counting a module")
+    called: Any = module
+    while isinstance(called, partial):
+        called, args, kwargs = called.func, (*called.args, *args), {**called.keywords, **kwargs}
+
+    def count_alone(before: Before) -> Report:
+        with at_hand(called, args, kwargs, before) as target:
+            return count_sources(Prepared(target, target.workload()))
+
+    return count_then_restore(count_alone)
+
+
+def count_sources(run: Prepared, progress: Progress = silent) -> Report:
     """Count a target with each source and put the ledgers into a capture. A source that it lacks is named there.
 
     So is one that failed, and then the verdict is incomplete.

@@ -19,16 +19,16 @@ from costproof.ledger.progress import Progress, silent
 from costproof.ledger.run import DEFAULT_SOURCES
 from costproof.models.registry import TARGETS, mistakes_of, read_address
 from costproof.models.target import Target, WithFormulas, WithKeys
-from costproof.parametric.workload_family import WorkloadFamily
+from costproof.parametric.run_family import WorkloadFamily
 from costproof.reports.report import Report
-from costproof.run.capture import count
+from costproof.run.capture import count_sources
 from costproof.run.count_lock import count_lock
 from costproof.run.operand_files import check_whole
 from costproof.run.operands import target_of
 from costproof.run.peaks import measured
 from costproof.run.prepare import prepare
 from costproof.run.request import RunRequest, request
-from costproof.run.trust import refused_code
+from costproof.run.request_file import refused_code
 
 
 def check(
@@ -81,7 +81,7 @@ def check(
             require("trace", "checking against an exported graph")
             prepared = replace(prepared, sources=("static",))
             truth = "the exported graph of the target (static), which has no formulas; not compared with a run here"
-        counted = count(prepared).capture
+        counted = count_sources(prepared).capture
         if any(c.metric in PEAK_METRICS for c in said.claims):
             counted = replace(counted, peaks=measured(prepared.target, prepared.workload, progress))
             truth += "; peaks by its exported graph and by its modules as written"

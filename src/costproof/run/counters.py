@@ -21,9 +21,9 @@ from costproof.ledger.progress import Progress, silent
 from costproof.ledger.workload import Workload
 from costproof.models.registry import mistakes_of
 from costproof.models.target import Target, WithFormulas
-from costproof.parametric.formulas import evaluate_formulas
+from costproof.parametric.targets import evaluate_formulas
 from costproof.processes import Limits
-from costproof.run.capture import count
+from costproof.run.capture import count_sources
 from costproof.run.count_lock import count_lock
 from costproof.run.prepare import countable, named, prepare
 from costproof.run.request import RunRequest, request
@@ -67,7 +67,7 @@ def counters(
         named("stage", wanted, model.info().stages, "--stage")
         # Claims are judged by formulas or an export; without either a run says what the model is called with.
         truth = "analytic" if isinstance(model, WithFormulas) else "static" if own else "dynamic"
-        capture = count(replace(prepared, workload=run, sources=(truth,))).capture
+        capture = count_sources(replace(prepared, workload=run, sources=(truth,))).capture
         places = {s: [i.id for i in capture.invocations if i.stage == s] for s in model.info().stages}
         files = own_claims(own, places, wanted[0] if len(wanted) == 1 else TOTAL)
         record, spent = record_counters(

@@ -18,10 +18,9 @@ from costproof.ledger.errors import Bug
 from costproof.ledger.workload import ConfigValue
 from costproof.models.target import WithKeys
 from costproof.opgraph.rules.files import Files
-from costproof.parametric.blend import BlendedTarget
-from costproof.parametric.evaluator import Evaluator
+from costproof.parametric.evaluator import Evaluator, PointChoices
 from costproof.parametric.exact_arrays import ExactEvaluator
-from costproof.parametric.regimes import PointChoices
+from costproof.parametric.targets import BlendedTarget
 from costproof.run.operand_files import Given, check_cut_alike, has_parts, of_stages
 from costproof.run.operands import Read, check_counted, read_side
 

@@ -6,21 +6,29 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
-from costproof.estimate.activation_bound import activations, unfused_attention
-from costproof.estimate.crossing import FAR
-from costproof.estimate.hardware import Device
-from costproof.estimate.memory import NEEDED, Fits, Held, Limit, LimitPoint, StageMemory, size
+from costproof.algebra.crossing import FAR
+from costproof.algebra.symbols import FUNCTIONS, parse, text
+from costproof.estimate.hardware import Device, machine
+from costproof.estimate.memory import (
+    NEEDED,
+    Fits,
+    Held,
+    Limit,
+    LimitPoint,
+    StageMemory,
+    activations,
+    size,
+    unfused_attention,
+)
 from costproof.estimate.roofline import counted
 from costproof.estimate.sums import CallTerm, FormulaSum, MetricTerm
 from costproof.ledger.baseline import Baseline, Folded
 from costproof.ledger.errors import BadInput
 from costproof.ledger.node import exact_sum
 from costproof.ledger.peaks import CallPeaks
-from costproof.ledger.symbols import FUNCTIONS, parse, text
 from costproof.ledger.workload import FLOAT_BYTES
 from costproof.opgraph.rules.files import Files
-from costproof.parametric.curves import SettingCurve, Threshold
-from costproof.run.devices import machine
+from costproof.parametric.run_family import SettingCurve, Threshold
 from costproof.run.operand_files import Given, check_whole
 from costproof.run.operands import Read, check_counted, read_side
 

@@ -4,28 +4,26 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final, Literal
 
 from costproof.compare.patterns import patterns
 from costproof.estimate.arithmetic import Arithmetic
-from costproof.estimate.hardware import Device
-from costproof.estimate.measured import Measurement, OperatorRow, Place, part_rows, rows
+from costproof.estimate.hardware import Device, machine
+from costproof.estimate.measured import Measurement, OperatorRow, Place, Work, kind_of, part_rows, rows
 from costproof.estimate.roofline import roof
-from costproof.estimate.split import Work, kind_of
 from costproof.ledger.environment import environment, require
 from costproof.ledger.errors import BadInput
 from costproof.ledger.node import Ledger, exact_sum
 from costproof.ledger.profile import Timing
 from costproof.ledger.progress import Progress, silent
 from costproof.ledger.run import RANDOM
-from costproof.models.serving import options_of, require_device
-from costproof.models.target import Runnable
+from costproof.models.target import Runnable, options_of, require_device
 from costproof.opgraph.rules.files import versions_in_force
 from costproof.opgraph.rules.registry import subject_of
 from costproof.run.count_lock import count_lock
-from costproof.run.devices import machine, measure_machine
 from costproof.run.prepare import prepare
 from costproof.run.request import RunRequest, request
 
@@ -158,3 +156,23 @@ def _device(
     found = measure_machine(run, dtypes=None if before is None else (dtype,))
     progress("measure the machine", 1, 1)
     return found if before is None else before.or_faster(found)
+
+
+def measure_machine(
+    run: Literal["cpu", "cuda"] = "cpu", *, name: str = "here", dtypes: Iterable[str] | None = None
+) -> Device:
+    """What this machine reaches: the best of some products per dtype, a large copy or read; how much memory it has.
+
+    A roof of it is what was seen, not what the maker promises.
+
+    Args:
+        dtypes: whose peak is sought, as torch calls them; float32, bfloat16, float16 and float64 unless given.
+
+    Raises:
+        Incomplete: torch is missing, or there is no such device.
+    """
+    require("trace", "measuring a machine")
+    from costproof.tracers.machine import DTYPES, measure_device
+
+    with count_lock():
+        return measure_device(run, name, DTYPES if dtypes is None else tuple(dtypes))

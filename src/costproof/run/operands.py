@@ -21,7 +21,7 @@ from costproof.models.generic.described import module_kinds
 from costproof.models.registry import TARGETS, load_target
 from costproof.models.target import Exportable, Target, WithKeys
 from costproof.opgraph.rules.files import Files
-from costproof.parametric.formulas import evaluate_formulas
+from costproof.parametric.targets import evaluate_formulas
 from costproof.run.count_lock import count_lock
 from costproof.run.graph_limits import GraphRun
 from costproof.run.operand_files import Given, file_at, is_revision
@@ -187,11 +187,11 @@ def _counted(text: str, config: str | os.PathLike[str] | None, trusted: bool, by
 
 
 def _exported(target: Target, work: Workload) -> Read:
-    from costproof.run.capture import count  # loads the tracers
+    from costproof.run.capture import count_sources  # loads the tracers
     from costproof.run.prepare import Prepared
 
     require("trace", "counting by an exported graph")
-    found = count(Prepared(target, work, ("static",))).capture
+    found = count_sources(Prepared(target, work, ("static",))).capture
     if not found.modules and isinstance(target, Exportable):  # of a family: held against a model by part
         found = replace(found, modules=module_kinds(target.build(work)))
     run = GraphRun(target, work, found.ledger("static")) if isinstance(target, Exportable) else None

@@ -2,33 +2,38 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from costproof.compare.proof.certificate import Certificate, differences, read_certificate
+from costproof.compare.proof.certificate import Certificate, Settings, differences, read_certificate
 from costproof.compare.proof.judge import Answer
-from costproof.ledger.environment import RULES, require
+from costproof.ledger.aside import take
+from costproof.ledger.environment import RULES, environment, require
 from costproof.ledger.errors import EXIT_FINDINGS, BadInput
+from costproof.ledger.files import MAX_BYTES, first_bytes
 from costproof.ledger.progress import Progress, silent
+from costproof.ledger.schema import adapter
 from costproof.ledger.writing import write_texts
 from costproof.models.flash_attention import FLASH
 from costproof.models.proof import Piece, Proof, Provable, Proves, WithProof
 from costproof.models.registry import TARGETS
 from costproof.models.target import Runnable
-from costproof.opgraph.rules.files import Files, with_rules_in_force
+from costproof.opgraph.rules.files import Files, versions_in_force, with_rules_in_force
 from costproof.processes import Pool
 from costproof.reports.folder import check_folder
 from costproof.reports.outputs import variants
-from costproof.run import proof_tasks
+from costproof.run import proof_pieces
 from costproof.run.count_lock import count_lock
-from costproof.run.kept_answers import Kept
 from costproof.run.prepare import loaded
-from costproof.run.proof_certificate import assemble, domain
+from costproof.run.proof_pieces import assemble, domain
 from costproof.run.request import RunRequest, request
 from costproof.tracers.sources import preload_modules
 
@@ -216,7 +221,7 @@ def _carry_out(
         if done[phase] or phase == todo[0].phase:  # the first piece takes a minute: say at once what there is to do
             progress(phase, done[phase], total)
     with Pool[Answer](processes, ready=preload_modules(tasks[0].target) if tasks else ()) as pool:
-        for ended in pool.results({t.id: with_rules_in_force(partial(proof_tasks.carried_out, t)) for t in todo}):
+        for ended in pool.results({t.id: with_rules_in_force(partial(proof_pieces.carried_out, t)) for t in todo}):
             found[ended.name] = ended.result() if ended.error is None else str(ended.error)
             if kept is not None and ended.error is None:
                 kept.add(ended.name, ended.result())
@@ -224,3 +229,87 @@ def _carry_out(
             done[phase] += 1
             progress(phase, done[phase], totals[phase])
     return [(t.phase, t.id, found[t.id]) for t in tasks]
+
+
+NAME: Final = "certificate.progress.jsonl"
+_BEGINS: Final = '{"proof": "'
+_LINE: Final = tuple[str, Answer]
+
+
+class Kept:
+    """Answers of finished pieces, one per line, behind a line that says what they are answers to; a context manager."""
+
+    def __init__(self, folder: Path, target: str, settings: Settings) -> None:
+        self.path = folder / NAME
+        self.head = json.dumps({"proof": _fingerprint(target, settings)}).encode()
+
+    def __enter__(self) -> Kept:
+        """Take the file.
+
+        Raises:
+            BadInput: another proof has it, it belongs to another program, or it cannot be written.
+        """
+        try:
+            if self.path.is_symlink() or (self.path.exists() and not self._ours()):
+                raise BadInput(
+                    "a file of this name is not ours",
+                    where=str(self.path),
+                    expected="the answers of an interrupted proof, or no file",
+                    fix="choose another folder with -o",
+                )
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = take(self.path, "a+b", "another proof is being made in this folder")
+        except OSError as error:
+            got = error.strerror or type(error).__name__
+            raise BadInput(
+                "cannot write a file", where=str(self.path), got=got, fix="choose another place with -o"
+            ) from error
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def _ours(self) -> bool:
+        """Whether the file begins as one of ours, as far as that was written."""
+        begins = self.head[: len(_BEGINS)]
+        return self.path.is_file() and begins.startswith(first_bytes(self.path, len(begins)))
+
+    def read(self) -> list[tuple[str, Answer]]:
+        """Return what an interrupted proof of the same thing left; a line cut off in the middle is done again.
+
+        A file of more than :data:`MAX_BYTES` is begun again.
+        """
+        self._file.seek(0)
+        content = self._file.read(MAX_BYTES + 1)
+        head, *lines = content.split(b"\n")
+        if head != self.head or not lines or len(content) > MAX_BYTES:
+            self._file.truncate(0)
+            self._file.write(self.head + b"\n")
+            self._file.flush()
+            return []
+        self._file.truncate(self._file.tell() - len(lines[-1]))
+        line = adapter(_LINE)
+        found = []
+        for text in lines[:-1]:
+            with suppress(ValueError):
+                found.append(line.validate_json(text))
+        return found
+
+    def add(self, name: str, answer: Answer) -> None:
+        """Append one answer."""
+        self._file.write(adapter(_LINE).dump_json((name, answer)) + b"\n")
+        self._file.flush()
+
+    def remove(self) -> None:
+        """The proof is finished."""
+        self.path.unlink(missing_ok=True)
+
+
+def _fingerprint(target: str, settings: Settings) -> str:
+    """What an answer depends on: everything that was asked for, versions, and our own code."""
+    root = Path(__file__).parents[1]
+    asked = [target, asdict(settings), environment() | versions_in_force()]
+    digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode())
+    for path in sorted(root.rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()

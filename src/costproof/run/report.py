@@ -9,10 +9,10 @@ from typing import Any
 
 from costproof.ledger.capture import Capture
 from costproof.ledger.progress import Progress, silent
-from costproof.models.serving import lacking
+from costproof.models.target import lacking
 from costproof.reports.folder import check_report_folder
 from costproof.reports.report import Report, write_report
-from costproof.run.capture import count
+from costproof.run.capture import count_sources
 from costproof.run.count_lock import count_lock
 from costproof.run.counters import record_counters
 from costproof.run.extrapolate import whole_model
@@ -58,8 +58,8 @@ def _counted(asked: RunRequest, progress: Progress) -> Report:
         progress("load", 0, 1)
         prepared = prepare(asked)
         progress("load", 1, 1)
-        found = count(prepared, progress)
-        whole = whole_model(prepared, found.capture, lambda again: count(again).capture, progress)
+        found = count_sources(prepared, progress)
+        whole = whole_model(prepared, found.capture, lambda again: count_sources(again).capture, progress)
         found = replace(found, capture=replace(found.capture, whole=whole))
         if prepared.peaks:
             peaks = measured(prepared.target, prepared.workload, progress)
@@ -98,6 +98,6 @@ def explain(
         check_stage(stage, prepared.target.info().stages)
         if why := lacking(prepared.target, prepared.sources):
             raise no_formulas(prepared.target.name, why["analytic"], asked.target, stage)
-        counted = count(prepared).capture
+        counted = count_sources(prepared).capture
         fits = graph is not None and (graph.target, graph.workload) == (counted.target, counted.workload)
         return explained(counted, stage, module=module, metric=metric, graph=graph if fits else None)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+import shlex
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, Final
@@ -12,10 +13,50 @@ from costproof.ledger.document import YamlValue, read_document, read_source
 from costproof.ledger.errors import BadInput, CostproofError, Problems, did_you_mean
 from costproof.ledger.schema import adapter, location
 from costproof.ledger.workload import Workload
+from costproof.models.registry import read_address
 from costproof.parametric.typed_settings import collect_problems
 from costproof.plugins import at
 from costproof.run.request import LISTS, OPTIONS, SWITCHES, VERBS, RunRequest, Settings, request
-from costproof.run.trust import code_named, loading_runs_code, refused_code
+
+CODE: Final = ("target", "rules", "trust_remote_code")
+"""The choices of a run that name code."""
+
+
+def makes_module(target: str) -> bool:
+    """Return whether a target is a function of the user's, which runs to make the module."""
+    return read_address(target).kind in ("file", "module")
+
+
+def loading_runs_code(target: str, *, trusted: bool) -> bool:
+    """Return whether to load a target is to run code that is neither installed nor ours."""
+    return makes_module(target) or (trusted and read_address(target).kind != "name")
+
+
+def code_named(choices: Mapping[str, Any]) -> dict[str, str]:
+    """Return the choices that let code run, each as the command line spells it."""
+    target, rules = choices.get("target"), choices.get("rules") or ()
+    found = {"target": shlex.quote(target)} if isinstance(target, str) and makes_module(target) else {}
+    if rules:
+        found["rules"] = " ".join(f"--rules {shlex.quote(str(file))}" for file in rules)
+    return {**found, **({"trust_remote_code": "--trust-remote-code"} if choices.get("trust_remote_code") else {})}
+
+
+def refused_code(in_file: Mapping[str, Any], given: Mapping[str, Any], where: str) -> Iterator[BadInput]:
+    """Yield an error for each choice of a file that lets code run and that the user did not make.
+
+    Args:
+        in_file: the choices of the file.
+        given: those of the command line, or of a call, which replace the file's.
+        where: the file.
+    """
+    for name, spelled in code_named({k: v for k, v in in_file.items() if not given.get(k)}).items():
+        yield BadInput(
+            "a file does not decide which code runs",
+            where=f"$.{name} in {where}",
+            expected=f"{spelled} on the command line too, or {name}= in Python",
+            fix=f"if you trust this code, add {spelled}",
+        )
+
 
 WHAT: Final = "a request file"
 _KEYS: Final = tuple(f.name for f in fields(RunRequest))

@@ -9,15 +9,14 @@ from math import prod
 from typing import Final, Literal
 
 from costproof.estimate.arithmetic import Arithmetic, arithmetic_of
-from costproof.estimate.hardware import Device
+from costproof.estimate.hardware import Device, machine
 from costproof.estimate.roofline import Border, BorderPoint, Roof, Roofline, bounds, counted, peaks_of, roof
 from costproof.estimate.routing import Routing, TouchedExperts, apply_routing, no_formulas_error
 from costproof.estimate.sums import FormulaSum, MetricTerm, depends_on_context
 from costproof.ledger.metrics import IN_FLOAT32, SKIPPABLE, TRAFFIC
 from costproof.ledger.node import CostNode
 from costproof.opgraph.rules.files import Files
-from costproof.parametric.curves import SettingCurve
-from costproof.run.devices import machine
+from costproof.parametric.run_family import SettingCurve
 from costproof.run.operand_files import Given, check_whole
 from costproof.run.operands import check_counted, is_without_formulas, read_side
 

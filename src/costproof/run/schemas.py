@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, Final, get_args
 
+from costproof.ledger.run import ALL_SOURCES, Convention, RunDevice
+from costproof.ledger.schema import SCALAR, form_schema
+from costproof.ledger.workload import AttentionKind, Dtype, ExpertKernel, Logits
 from costproof.plugins import at
 from costproof.reports.outputs import OUTPUTS
 
 if TYPE_CHECKING:
     from costproof.ledger.schema import FileKind
 
+
 WRITTEN: Final[Mapping[str, Callable[[], Callable[[], dict[str, Any]]]]] = {
     "claims.yaml": at("costproof.claims.schema:claims_schema"),
     "policy.yaml": at("costproof.compare.gate.schema:policy_schema"),
-    "request.yaml": at("costproof.run.request_schema:request_schema"),
+    "request.yaml": at("costproof.run.schemas:request_schema"),
 }
 """Name of a file that people write -> loads what makes its schema."""
 
@@ -45,3 +50,86 @@ def schema_of(name: str) -> dict[str, Any]:
     from costproof.ledger.schema import json_schema
 
     return WRITTEN[name]()() if name in WRITTEN else json_schema(file_kinds()[name])
+
+
+MEANINGS: Final = {
+    "target": "A registered name, a snapshot's folder, hf:CONFIG or FILE.py:FUNCTION; the command line may say it.",
+    "config": "A configuration file; the published configuration if left out.",
+    "workload": "A preset and settings of the target that replace its values, or a whole workload as a capture has it.",
+    "preset": "A named workload of the target.",
+    "sources": "What counts.",
+    "run": "How the dynamic source runs the model.",
+    "device": "meta computes shapes only; cpu and cuda run the model.",
+    "weights": "random, or a folder of safetensors.",
+    "seed": "Of random weights and inputs.",
+    "layers": "Keep the first layers; all sources count the smaller model.",
+    "profile": "Timed runs.",
+    "convention": "Another tool's convention that is counted as well.",
+    "all_calls": "Record the shapes of every call of a module, not only of the first.",
+    "peaks": "Find the peaks of live activations too.",
+    "counters": "Third-party counters to run; all stands for every one.",
+    "rules": "Python files with operator rules, which are run.",
+    "trust_remote_code": "Run the Python code of the snapshot, or beside the configuration.",
+    "no_cache": "Export anew.",
+    "prove": "Settings of a proof.",
+    "derive": "Settings of a derivation.",
+}
+_NOTHING: Final = {"type": "null"}
+
+
+def request_schema() -> dict[str, Any]:
+    """JSON Schema 2020-12 of a request file, as :func:`costproof.run.request_file.read_request` takes it."""
+    from costproof.run.request import LISTS, OPTIONS, SWITCHES, VERBS, RunRequest
+
+    names = {f.name for f in fields(RunRequest)}
+    workload = {
+        "preset": SCALAR,
+        "batch": _whole(1),
+        "dtype": _word(*get_args(Dtype)),
+        "attention": _word(*get_args(AttentionKind)),
+        "logits": _word(*get_args(Logits)),
+        "experts": _word(*get_args(ExpertKernel)),
+    }
+    options = {
+        "device": _word(*get_args(RunDevice)),
+        "weights": SCALAR,
+        "seed": _whole(0),
+        "layers": _whole(1),
+        "profile": _whole(0),
+        "convention": _word(*get_args(Convention)),
+    }
+    assert options.keys() == {"device" if name == "run" else name for name in OPTIONS}
+    texts = {name: _texts({"enum": list(ALL_SOURCES)} if name == "sources" else {"type": "string"}) for name in LISTS}
+    own: dict[str, Any] = {
+        "target": {"type": "string"},
+        "config": SCALAR,
+        "workload": {"type": "object", "properties": _described(workload)},
+        "run": {"type": "object", "properties": _described(options), "additionalProperties": False},
+        **texts,
+        **{name: _word(True, False, "true", "false") for name in SWITCHES},
+        **{name: {"type": "object"} for name in VERBS},
+    }
+    properties = _described({name: own[name] for name in own if name in names})
+    return form_schema("request.yaml", {"type": "object", "properties": properties, "additionalProperties": False})
+
+
+def _described(properties: dict[str, Any]) -> dict[str, Any]:
+    """Add what each key means, and that an empty value leaves the default."""
+    return {
+        name: ({"anyOf": [schema, _NOTHING]} if schema.get("type") != "object" else schema)
+        | ({"description": MEANINGS[name]} if name in MEANINGS else {})
+        for name, schema in properties.items()
+    }
+
+
+def _word(*words: object) -> dict[str, Any]:
+    return {"enum": list(words)}
+
+
+def _whole(least: int) -> dict[str, Any]:
+    return {"type": ["integer", "string"], "minimum": least, "pattern": "^[+-]?[0-9]{1,18}$"}
+
+
+def _texts(one: dict[str, Any]) -> dict[str, Any]:
+    """One text, or a list of them."""
+    return {"anyOf": [one, {"type": "array", "items": one}]}

@@ -15,10 +15,9 @@ from costproof.ledger.peaks import CallPeaks, largest
 from costproof.ledger.workload import counted_line, unknown_bytes
 from costproof.models.target import WithKeys
 from costproof.parametric.concolic import PointValues
-from costproof.parametric.evaluator import Evaluator
+from costproof.parametric.evaluator import CostCell, Evaluator, PointChoices, Regime
 from costproof.parametric.exact_arrays import ExactColumn, Int128Array
 from costproof.parametric.grid import PRESET, GridAxis, GridBlock, split_blocks
-from costproof.parametric.regimes import CostCell, PointChoices, Regime
 from costproof.run.count_lock import count_lock
 from costproof.run.peaks import measured
 from costproof.views.numbers import exact

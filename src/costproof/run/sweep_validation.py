@@ -14,12 +14,11 @@ from costproof.ledger.errors import EXIT_FINDINGS, EXIT_INCOMPLETE, EXIT_OK, Bad
 from costproof.ledger.metrics import Metric
 from costproof.ledger.progress import Progress, silent
 from costproof.ledger.workload import Workload
-from costproof.models.serving import lacking
-from costproof.models.target import WithKeys
+from costproof.models.target import WithKeys, lacking
 from costproof.opgraph.rules.files import with_rules_in_force
+from costproof.parametric.evaluator import CostCell, PointChoices
 from costproof.parametric.grid import GridAxis, split_blocks
-from costproof.parametric.regimes import CostCell, PointChoices
-from costproof.run.capture import count
+from costproof.run.capture import count_sources
 from costproof.run.peaks import measured
 from costproof.run.prepare import Prepared
 from costproof.run.sweep_parts import SWEPT_PEAK, SweepPoints, has_graph_peak, largest_graph_peak, title
@@ -150,7 +149,7 @@ def _counted(
 ) -> ValidatedPoint:
     """A point, counted in the process that this runs in."""
     try:
-        report = count(Prepared(target, workload, SOURCES))
+        report = count_sources(Prepared(target, workload, SOURCES))
     except CostproofError as error:
         return ValidatedPoint(point, "incomplete", (error.line,))
     formulas = next(ledger for ledger in report.capture.ledgers if ledger.source == "analytic")

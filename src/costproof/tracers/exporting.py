@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import sympy
 
+from costproof.algebra.evaluation import evaluate
+from costproof.algebra.symbols import FUNCTIONS, parse
 from costproof.ledger.errors import Bug, Incomplete, first_line, message_of
-from costproof.ledger.evaluate import evaluate
-from costproof.ledger.symbols import FUNCTIONS, parse
 from costproof.models.as_it_runs import as_it_runs
-from costproof.models.jobs import ExportJob, SymbolicSize
+from costproof.models.specs import ExportJob, SymbolicSize
 from costproof.opgraph.graph import Size
 from costproof.patches.export import QUIET_EXPORT, SHAPES_OF_PRODUCTS, concrete_export, fast_export
 from costproof.patches.modules import forward_redirected

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from costproof.ledger.attributes import own_attributes
 from costproof.ledger.environment import environment, installed
-from costproof.models.jobs import ExportJob
+from costproof.models.specs import ExportJob
 
 _PLAIN: Final = (type(None), bool, int, float, str, bytes)
 _SWITCHES: Final = ("TORCH", "PYTORCH", "TRANSFORMERS")

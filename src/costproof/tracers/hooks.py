@@ -20,7 +20,7 @@ from costproof.ledger.attributes import attribute
 from costproof.ledger.callgraph import Event, JsonScalar, PlainAt, TensorAt, ValueAt
 from costproof.models.as_it_runs import as_it_runs
 from costproof.models.caches import by_layer, caches_of, held, is_cache
-from costproof.models.jobs import Run
+from costproof.models.specs import Run
 from costproof.patches.modules import forward_redirected, hooked
 from costproof.patches.patch import patched
 from costproof.patches.tensor import STACK_INDEX_ROWS

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves
 from costproof.ledger.errors import CostproofError, Incomplete, first_line
 from costproof.models.as_it_runs import as_it_runs
 from costproof.models.generic.copies import with_tensors
-from costproof.models.jobs import Run
+from costproof.models.specs import Run
 from costproof.tracers.cpu_fallback import with_numbers
 from costproof.tracers.timing import NOWHERE, Stage, watch_modules
 

@@ -22,7 +22,7 @@ from costproof.ledger.errors import Incomplete, first_line
 from costproof.ledger.node import UnknownOp
 from costproof.models.as_it_runs import as_it_runs
 from costproof.models.caches import CACHES
-from costproof.models.jobs import Run
+from costproof.models.specs import Run
 from costproof.opgraph.graph import Graph, ModuleCall, OpCall, Value
 from costproof.patches.modules import hooks_inside_forward
 from costproof.patches.patch import gc_disabled, patched

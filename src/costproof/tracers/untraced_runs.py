@@ -19,7 +19,7 @@ from costproof.ledger.progress import silent
 from costproof.ledger.workload import Workload
 from costproof.models.as_it_runs import as_it_runs
 from costproof.models.generic.copies import unchecked
-from costproof.models.jobs import Run
+from costproof.models.specs import Run
 from costproof.models.target import Runnable
 from costproof.patches.modules import forward_redirected, hooked
 from costproof.patches.patch import gc_disabled

@@ -32,7 +32,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import costproof
-import costproof.run.module  # it imports sympy, which filters warnings
+import costproof.run.capture  # it imports sympy, which filters warnings
 from costproof import process_settings
 from costproof.ledger.errors import BadInput, CostproofError
 from costproof.models import bits

@@ -13,7 +13,7 @@ from torch import nn
 from costproof.ledger.run import run_options
 from costproof.models.decoding.decoder import ids_on_meta
 from costproof.models.generic.encoder_decoder import first_run
-from costproof.run.capture import count
+from costproof.run.capture import count_sources
 from costproof.run.prepare import Prepared
 from tests.models.generic.test_stages import counted, generic
 
@@ -58,7 +58,7 @@ def test_three_stages(data: dict[str, Any]) -> None:
 
 def test_a_run_with_numbers_has_them_in_its_caches_too() -> None:
     target = generic(T5).with_options(run_options({"run": "cpu"}))
-    found = count(Prepared(target, target.workload(batch=1, seq_len=6, new_tokens=1), ("static", "dynamic")))
+    found = count_sources(Prepared(target, target.workload(batch=1, seq_len=6, new_tokens=1), ("static", "dynamic")))
     assert found.verdict == "exact", found.sentence
     ledger = found.capture.ledger("dynamic")
     assert ledger.stage_total("decode", "flops") == DECODER + 2 * PAIR * (2 + 6)

@@ -20,7 +20,7 @@ from costproof.ledger.run import RunOptions
 from costproof.models.generic.module import GenericTarget
 from costproof.models.generic.stacks import Stack, stacks
 from costproof.models.registry import load_target
-from costproof.models.stretch import Stretch
+from costproof.models.specs import Stretch
 from costproof.reports.whole_words import how
 
 pytestmark = pytest.mark.usefixtures("one_process")
@@ -248,7 +248,7 @@ def test_layers_that_the_second_count_cannot_reach_leave_everything_open(
 ) -> None:
     from costproof.run import capture, report
 
-    counted = capture.count
+    counted = capture.count_sources
 
     def count(run: Any, progress: Any = silent) -> Any:
         if run.target.info().cut.get("model.layers") == "8 of 9 layers":

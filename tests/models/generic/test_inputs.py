@@ -22,8 +22,8 @@ from costproof.models.generic.modules import cache_tensors
 from costproof.models.generic.stages import longest
 from costproof.models.generic.two_stacks import Handed
 from costproof.models.generic.usual import attention_of
-from costproof.models.jobs import Run
-from costproof.run.capture import count
+from costproof.models.specs import Run
+from costproof.run.capture import count_sources
 from costproof.run.prepare import Prepared
 from costproof.tracers.cpu_fallback import with_numbers
 
@@ -140,7 +140,7 @@ def test_a_text_says_where_a_sound_is_if_the_model_looks_for_it() -> None:
     run = target.workload(batch=2, seq_len=8)
     ids: Any = target.runs(target.build(run), run)[0].kwargs["input_ids"]
     assert ids.tolist() == [[7, 7, 7, 7, 7, 7, 6, 6]] * 2
-    found = count(Prepared(target, run, ("static", "dynamic"), no_cache=True))
+    found = count_sources(Prepared(target, run, ("static", "dynamic"), no_cache=True))
     assert found.verdict == "exact"
     # 12 frames of 80 numbers become 4 each, 2 FLOPs a product.
     assert [ledger.total("flops") for ledger in found.capture.ledgers] == [2 * 12 * 80 * 4] * 2

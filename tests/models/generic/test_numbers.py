@@ -17,7 +17,7 @@ from costproof.models.generic.made import Given
 from costproof.models.generic.makers import Case
 from costproof.models.generic.module import GenericTarget
 from costproof.models.generic.numbers import Numbers, prepared
-from costproof.run.capture import count
+from costproof.run.capture import count_sources
 from costproof.run.prepare import Prepared
 
 IMAGES = [[1, 4, 6], [2, 2, 3]]
@@ -155,7 +155,7 @@ def test_a_tower_that_gets_patches_and_their_grid() -> None:
     assert {name: tuple(v.shape) for name, v in made.items()} == {"hidden_states": (32, 12), "grid_thw": (2, 3)}
     assert made["grid_thw"].tolist() == [[1, 4, 4], [1, 4, 4]]
     target = GenericTarget("tower", Given("tower", "here", module))
-    found = count(Prepared(target, target.workload(batch=2), ("static", "dynamic"), no_cache=True))
+    found = count_sources(Prepared(target, target.workload(batch=2), ("static", "dynamic"), no_cache=True))
     assert (found.verdict, [ledger.notes for ledger in found.capture.ledgers]) == ("exact", [(), ()])
     for ledger in found.capture.ledgers:
         # 32 patches through 12 x 5; two images of 16 patches, two products of 16 x 16 x 5 each; 2 FLOPs a product.

@@ -13,7 +13,7 @@ from torch import nn
 
 import costproof
 from costproof.models.as_it_runs import as_it_runs
-from costproof.models.jobs import Run
+from costproof.models.specs import Run
 from costproof.tracers.dynamic import record_output
 
 X: Final = torch.ones(3, 8)

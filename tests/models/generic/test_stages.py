@@ -14,7 +14,7 @@ from costproof.models.families.llama import Llama
 from costproof.models.generic.huggingface import HuggingFace
 from costproof.models.generic.module import GenericTarget
 from costproof.reports.report import Report
-from costproof.run.capture import count
+from costproof.run.capture import count_sources
 from costproof.run.prepare import Prepared
 from tests.cli.running import costproof as command
 from tests.models.test_llama import SMALL
@@ -38,7 +38,7 @@ def generic(data: dict[str, Any]) -> GenericTarget:
 def counted(data: dict[str, Any], *, sources: tuple[str, ...] = ("static", "dynamic"), **settings: Any) -> Report:
     """A count of it, in this process alone."""
     target = generic(data)
-    return count(Prepared(target, target.workload(**settings), sources))
+    return count_sources(Prepared(target, target.workload(**settings), sources))
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +69,7 @@ def test_without_its_family_a_llama_counts_the_same() -> None:
     run: dict[str, Any] = {"batch": 2, "new_tokens": 3}
     found = counted(SMALL, sources=("static",), seq_len=20, **run)
     target = Llama.from_file(_file(SMALL))
-    family = count(Prepared(target, target.workload(text_tokens=20, **run), sources=("analytic",)))
+    family = count_sources(Prepared(target, target.workload(text_tokens=20, **run), sources=("analytic",)))
     formulas = family.capture.ledger("analytic")
     for stage in ("prefill", "decode"):
         for metric in ("flops", "vector_flops", "params", "kv_cache_bytes", "weight_bytes"):

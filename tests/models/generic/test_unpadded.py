@@ -12,7 +12,7 @@ from costproof.models.generic.modules import around
 from costproof.models.generic.places import places
 from costproof.models.generic.towers import NONE, towers
 from costproof.models.generic.unpadded import ALL_ROWS
-from costproof.models.jobs import ExportJob
+from costproof.models.specs import ExportJob
 from costproof.opgraph.account import account
 from costproof.opgraph.costed import cost_graph
 from costproof.tracers.exported import export_graph

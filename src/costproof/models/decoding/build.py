@@ -15,10 +15,10 @@ from costproof.ledger.run import RANDOM, RunOptions
 from costproof.ledger.workload import AttentionKind, Dtype, ExpertKernel, Workload
 from costproof.models import flash_attention
 from costproof.models.decoding.decoder import Decoder, config_of
-from costproof.models.jobs import Built
 from costproof.models.loading import Names, load, no_other_names, plan
 from costproof.models.memory import require_room
-from costproof.models.serving import require_device
+from costproof.models.specs import Built
+from costproof.models.target import require_device
 
 if TYPE_CHECKING:
     import torch

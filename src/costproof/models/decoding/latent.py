@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 
+from costproof.algebra.symbols import sym
 from costproof.analytic.compose import Call
 from costproof.analytic.latent_attention import LatentBlock
 from costproof.analytic.rotary import RotaryTable
 from costproof.analytic.router import Routing
 from costproof.ledger.errors import BadInput, CostproofError
 from costproof.ledger.metrics import Conventions
-from costproof.ledger.symbols import sym
 from costproof.ledger.workload import ExpertKernel, Workload
 from costproof.models import settings
 from costproof.models.decoding.config import (

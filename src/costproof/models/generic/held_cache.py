@@ -11,7 +11,7 @@ from costproof.ledger.errors import BadInput, first_line
 from costproof.ledger.workload import Workload
 from costproof.models.caches import Path, caches_of, leaves, states
 from costproof.models.decoding.decoder import ids_on_meta, in_prompt, in_step
-from costproof.models.jobs import ExportJob, Run, SymbolicSize
+from costproof.models.specs import ExportJob, Run, SymbolicSize
 
 if TYPE_CHECKING:
     import torch

@@ -1,1 +1,1 @@
-"""Models that read images and text: a vision tower, a projector, a decoder. Families put the three together."""
+"""Base classes, formulas and proof domains of models of images and text: a vision tower, a projector, a decoder."""

@@ -1,4 +1,4 @@
-"""Configurations of models of images and text: a section for each part, read as the part's own family reads it."""
+"""Configurations of models of images and text: each part is read by the configuration class of its family."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ P = TypeVar("P", bound=NativeConfig)
 
 @dataclass(frozen=True, slots=True)
 class ImageTextConfig(NativeConfig):
-    """A vision tower, a decoder, and the token that holds the place of an image's features in a prompt."""
+    """A vision tower, a decoder, and the id of the placeholder token of image features."""
 
     vision: EncoderConfig
     text: DecoderConfig
     image_token: int
     waived: tuple[tuple[str, str], ...] = ()
-    """Keys of the file that were read and not used, with the reason."""
+    """Keys of the file that decide no cost, with the reason."""
 
     architecture: ClassVar[str]
     """The class of transformers that the formulas describe."""
     unused_keys: ClassVar[Mapping[str, str]] = {}
-    """Keys of this family that decide no cost, with the reason."""
+    """Keys of this family that decide no cost -> the reason."""
 
     def symbols(self) -> dict[str, int]:
-        """Values of the configuration's symbols, as the formulas name them."""
+        """Return the values of the symbols in the formulas."""
         return {**self.vision.symbols(), **self.text.symbols()}
 
     def normalised(self) -> dict[str, Any]:
-        """All that decides a cost, as JSON data."""
+        """Return all fields that decide a cost, as JSON data."""
         found = NativeConfig.normalised(self)
         return found | {key: part.normalised() for key, part in (("vision", self.vision), ("text", self.text))}
 
     def native(self) -> dict[str, Any]:
-        """Keyword arguments for the configuration class of transformers."""
+        """Return the keyword arguments of the configuration class in transformers."""
         parts = {VISION: self.vision, TEXT: self.text}
         return {
             **{key: {"model_type": part.model_type, **part.native()} for key, part in parts.items()},
@@ -53,12 +53,12 @@ class ImageTextConfig(NativeConfig):
 
     @classmethod
     def read(cls, data: object, problems: list[CostproofError]) -> Self:
-        """A model in the value of a file."""
+        """Return the configuration in the parsed content of a file."""
         top = Section(data, "$", problems)
         top.waive(cls.unused_keys)
         top.fixed("architectures", [cls.architecture], None, why="no formulas for this class", default=None)
         check_type(top, cls.model_type)
-        config = cls.parts(top)
+        config = cls.read_parts(top)
         own = top.finish()
         config = replace(config, waived=(*config.waived, *own))
         problems += [] if problems else config.contradictions()
@@ -66,11 +66,11 @@ class ImageTextConfig(NativeConfig):
 
     @classmethod
     @abstractmethod
-    def parts(cls, top: Section) -> Self:
-        """All fields; what the parts waive is among ``waived`` already."""
+    def read_parts(cls, top: Section) -> Self:
+        """Return the configuration with all parts; ``waived`` includes the waived keys of the parts."""
 
     def contradictions(self) -> list[CostproofError]:
-        """Sizes that the classes of transformers refuse, or cannot run."""
+        """Return an error for each combination of sizes that the class in transformers rejects or cannot run."""
         parts = {VISION: self.vision, TEXT: self.text}
         found = [_within(key, problem) for key, part in parts.items() for problem in part.contradictions()]
         if self.image_token >= self.text.vocab:
@@ -81,18 +81,18 @@ class ImageTextConfig(NativeConfig):
 
 
 def is_of(whole: Mapping[str, Any], key: str, kind: NativeConfig | type[NativeConfig]) -> bool:
-    """Whether a part of a file is of a kind: it says so, says nothing, or has the type of the whole, as older files."""
+    """Return whether the ``model_type`` of a part is ``kind``, missing, or that of the whole, as in older files."""
     given = whole.get(key)
-    said = given.get("model_type") if isinstance(given, dict) else None
-    return said in (None, kind.model_type, whole.get("model_type"))
+    stated = given.get("model_type") if isinstance(given, dict) else None
+    return stated in (None, kind.model_type, whole.get("model_type"))
 
 
-def part(top: Section, key: str, kind: type[P], given: object) -> tuple[P, tuple[tuple[str, str], ...]]:
-    """One part of the model, and what it waives at its place in the file.
+def read_part(top: Section, key: str, kind: type[P], given: object) -> tuple[P, tuple[tuple[str, str], ...]]:
+    """Return the configuration of a part, and its waived keys with their paths in the file.
 
     Args:
-        key: of its section; empty: its keys stand beside those of the whole.
-        given: its keys, with what the class of transformers takes for those that a file leaves out.
+        key: of its section; empty if its keys are at the top level.
+        given: its keys, completed by the defaults of the class in transformers.
     """
     own: list[CostproofError] = []
     if not isinstance(given, dict):
@@ -109,7 +109,7 @@ def part(top: Section, key: str, kind: type[P], given: object) -> tuple[P, tuple
 
 
 def _within(key: str, problem: CostproofError) -> CostproofError:
-    """A problem of a part, at its place in the file of the whole."""
+    """Return an error of a part with its path in the file of the whole model."""
     if key and problem.where is not None and problem.where.startswith("$"):
         problem.where = f"$.{key}{problem.where[1:]}"
     return problem

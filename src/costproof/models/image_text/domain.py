@@ -1,4 +1,4 @@
-"""What a proof about a model of images and text ranges over: prompts with images and without, random configurations."""
+"""The domain of a proof about a model of images and text: prompts with and without images, random configurations."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from costproof.models.encoding.images import side_of
 from costproof.models.image_text.inputs import with_images
 
 _TOWER: Final = ("vision_labels", "vision_pooled", "G", "rest", "B", "b")
-"""What is not drawn here of an encoder of images alone."""
+"""Parameters of an encoder of images that are not drawn for a tower."""
 _OF_PATCHES: Final = ("vision_heads", "vision_head_quarters", "vision_intermediate", "patch", "frames", "channels")
 
 _NOT_VARIED: Final = ("kernels other than sdpa and eager", "padded prompts")
@@ -43,7 +43,7 @@ IMAGES_AND_TEXT: Final = Parameters(
     },
     (*_NOT_VARIED, "images of another size than the tower's"),
 )
-"""Of a decoder whose prompts have images; the features of an image are its patches, or these and the class token."""
+"""Parameters of a model whose image features are the patches of a tower, with or without the class token."""
 
 PATCHES_AND_TEXT: Final = Parameters(
     {
@@ -67,23 +67,23 @@ PATCHES_AND_TEXT: Final = Parameters(
     },
     (*_NOT_VARIED, "images that are not square"),
 )
-"""The same where an image of any size is cut into patches, of which neighbours make a token; heads share the width."""
+"""Parameters of a model that merges neighbouring patches of an image of any size; heads share the width."""
 
 
-def domain(usual: Workload) -> Domain:
-    """The usual run, eager with several images, and text alone; random sizes."""
-    several = replace(with_images(usual, 2), name="images, eager, last logits", new_tokens=4)
+def domain(default: Workload) -> Domain:
+    """Return the domain: the default run, eager attention with several images, and text only."""
+    several = replace(with_images(default, 2), name="images, eager, last logits", new_tokens=4)
     several = replace(several, dtype="float32", attention="eager", logits="last")
-    return Domain((usual, several, replace(with_images(usual, 0), name="text")), IMAGES_AND_TEXT)
+    return Domain((default, several, replace(with_images(default, 0), name="text")), IMAGES_AND_TEXT)
 
 
-def in_patches(usual: Workload, step: int) -> Domain:
-    """The same with images of two sizes, at which alone the exports hold.
+def domain_in_patches(default: Workload, step: int) -> Domain:
+    """Return the domain of a tower on patches, with images of two sizes, for which the exports are valid.
 
     Args:
-        step: pixels along a side of a token.
+        step: side of a token in pixels.
     """
-    small = replace(with_images(usual, 2, step), name="images of a token, eager", new_tokens=4)
+    small = replace(with_images(default, 2, step), name="images of a token, eager", new_tokens=4)
     small = replace(small, dtype="float32", attention="eager", logits="last")
-    runs = (usual, small, replace(with_images(usual, 0), name="text"))
-    return Domain(runs, PATCHES_AND_TEXT, (step, side_of(usual)))
+    runs = (default, small, replace(with_images(default, 0), name="text"))
+    return Domain(runs, PATCHES_AND_TEXT, (step, side_of(default)))

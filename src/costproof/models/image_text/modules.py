@@ -1,6 +1,6 @@
-"""Thin modules around the parts of a model of images and text; they add no operators.
+"""Thin modules around parts of a model, for exports; they add no operators.
 
-Imported only where a model is at hand, because they need torch to be defined.
+Importing this module imports torch and transformers.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ import torch
 from torch import nn
 from transformers.modeling_outputs import BaseModelOutputWithPooling, MoeModelOutputWithPast
 
+from costproof.models.encoding.images import PackedLengths
 
-class Part(nn.Module):
-    """A part of a model, from its input to its one result or its last hidden state."""
+
+class PartModule(nn.Module):
+    """Runs a part of a model and returns its only output, or its last hidden state."""
 
     def __init__(self, part: nn.Module) -> None:
         super().__init__()
@@ -27,7 +29,7 @@ class Part(nn.Module):
 
 
 class Tower(nn.Module):
-    """An encoder of images, from pixels to the hidden states of one of its layers."""
+    """Runs an encoder of images and returns the hidden states of one of its layers."""
 
     def __init__(self, part: nn.Module, layer: int) -> None:
         super().__init__()
@@ -38,18 +40,38 @@ class Tower(nn.Module):
         return result
 
 
-class Glue(nn.Module):
-    """The model's own operators between projector and decoder: the embedding, and features put into the prompt.
+class PatchTower(nn.Module):
+    """Runs the tower of a Qwen2.5-VL on patches, with prepared lengths, positions and window order."""
+
+    def __init__(self, part: nn.Module, images: PackedLengths, windows: PackedLengths) -> None:
+        super().__init__()
+        self.part, self.images, self.windows = part, images, windows
+
+    def forward(self, x: torch.Tensor, places: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
+        found = self.part(
+            x,
+            grid_thw=None,
+            position_ids=places,
+            cu_seqlens=self.images,
+            window_index=order,
+            cu_window_seqlens=self.windows,
+        )
+        result: torch.Tensor = found.pooler_output
+        return result
+
+
+class PromptGlue(nn.Module):
+    """Runs the operators of the model between projector and decoder: token embedding, and scatter of image features.
 
     Args:
         part: the module that holds towers and decoder.
-        decoder: its child that holds the decoder's layers.
+        decoder: name of its child that holds the layers of the decoder.
     """
 
     def __init__(self, part: nn.Module, decoder: str) -> None:
         super().__init__()
         table = part.get_submodule(f"{decoder}.embed_tokens")
-        self.part = without_children(part, {decoder: Language(table)})
+        self.part = without_children(part, {decoder: EchoDecoder(table)})
 
     def forward(self, ids: torch.Tensor, features: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         given = {"image": BaseModelOutputWithPooling(pooler_output=features)}
@@ -58,8 +80,8 @@ class Glue(nn.Module):
         return (result.last_hidden_state, *(() if returned is None else (returned,)))
 
 
-class Language(nn.Module):
-    """In place of a decoder: its table of tokens, and embeddings as they come."""
+class EchoDecoder(nn.Module):
+    """Replaces a decoder: keeps its token embedding and returns its input embeddings."""
 
     def __init__(self, embed_tokens: nn.Module) -> None:
         super().__init__()
@@ -73,7 +95,7 @@ class Language(nn.Module):
 
 
 def without_children(module: nn.Module, replacements: dict[str, nn.Module]) -> nn.Module:
-    """A shallow copy of a module in which some children are replaced; the original stays as it is."""
+    """Return a shallow copy of a module with some children replaced."""
     clone = copy.copy(module)
     clone.__dict__["_modules"] = {**module._modules, **replacements}
     return clone

@@ -8,9 +8,9 @@ from typing import Final
 
 import sympy
 
+from costproof.algebra.identity import free_symbols
 from costproof.claims.effects import Effect, Items, Mistakes, changed, rewritten, scaled, times, without
 from costproof.claims.items import Item
-from costproof.compare.identity import free_symbols
 from costproof.ledger.metrics import STAGE_WIDE, Metric
 
 _STRIDE = 2

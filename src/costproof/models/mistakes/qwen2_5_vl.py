@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from typing import Final
 
+from costproof.algebra.identity import free_symbols
 from costproof.claims.effects import Effect, Items, Mistakes, changed, scaled, without
 from costproof.claims.items import Item
-from costproof.compare.identity import free_symbols
 from costproof.ledger.metrics import STAGE_WIDE, Metric
 
 _VOLUME: Final = 3 * 2

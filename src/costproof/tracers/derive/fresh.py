@@ -18,7 +18,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from costproof.ledger.errors import message_of
 from costproof.models.as_it_runs import as_it_runs
-from costproof.models.jobs import Run
+from costproof.models.specs import Run
 from costproof.opgraph.graph import OpCall, Value
 from costproof.opgraph.rules.registry import UnknownCost, cost_of
 from costproof.patches.modules import hooked

@@ -12,15 +12,15 @@ from typing import Any, Final, NamedTuple, TypeVar
 import sympy
 import torch
 
+from costproof.algebra.evaluation import evaluate
+from costproof.algebra.series import CONTEXT, STEPS
+from costproof.algebra.symbols import text
 from costproof.ledger.errors import BadInput, CostproofError, Incomplete, first_line
-from costproof.ledger.evaluate import evaluate
 from costproof.ledger.peaks import CallPeaks, GapPart
 from costproof.ledger.progress import Progress, silent
-from costproof.ledger.series import CONTEXT, STEPS
-from costproof.ledger.symbols import text
 from costproof.ledger.workload import Workload
 from costproof.models.as_it_runs import as_it_runs
-from costproof.models.jobs import ExportJob
+from costproof.models.specs import ExportJob
 from costproof.models.target import Exportable
 from costproof.opgraph.liveness import Timeline, gap_parts, peak_of, timeline
 from costproof.opgraph.peak_form import peak_form

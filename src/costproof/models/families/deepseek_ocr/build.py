@@ -18,7 +18,7 @@ from costproof.models.decoding.build import running
 from costproof.models.decoding.decoder import Decoder, config_of
 from costproof.models.families.deepseek_ocr.formulas.names import NATIVE_NAMES
 from costproof.models.families.deepseek_ocr.marks import VISION_INPUTS
-from costproof.models.image_text.places import Parts
+from costproof.models.image_text.layout import StagePaths
 
 if TYPE_CHECKING:
     import torch
@@ -86,7 +86,7 @@ def _fill(layer: Any, keys: torch.Tensor, values: torch.Tensor) -> None:
     layer.prefill_length = layer.prefill_cumulative_length = keys.shape[-2]
 
 
-PARTS: Final = Parts(
+PARTS: Final = StagePaths(
     {
         NATIVE_NAMES["sam"]: "sam",
         NATIVE_NAMES["clip"]: "clip",
@@ -99,7 +99,7 @@ DECODER: Final = Decoder(
     masks=("full_attention", "reference_sliding_attention"),
     cache=("prefill_keys", "prefill_values", "keys", "values"),
     fill=_fill,
-    places=PARTS.places("global", "crops"),
+    places=PARTS.locators("global", "crops"),
     seen=(VISION_INPUTS,),
     # SAM adds a bias of relative positions to its scores, which the kernels cannot; CLIP's class inherits from the
     # whole model that it does not support them.

@@ -22,7 +22,7 @@ from costproof.models.families.deepseek_ocr.build import DECODER, stride, unchec
 from costproof.models.families.deepseek_ocr.formulas.names import NATIVE_NAMES
 from costproof.models.families.deepseek_ocr.page import page_of, sides, views
 from costproof.models.families.deepseek_ocr.runs import READER, Reader, page_inputs
-from costproof.models.jobs import ExportJob, SymbolicSize
+from costproof.models.specs import ExportJob, SymbolicSize
 
 if TYPE_CHECKING:
     import torch
@@ -78,8 +78,10 @@ def vision_jobs(
     parts = {"tower": TOWER, "projector": PROJECTOR}
     joined = vision_job("projector", side, invocations, projector, parts, features=features, hidden=hidden)
     return [
-        vision_job("sam", side, invocations, modules.Part(model.get_submodule(SAM)), {"part": SAM}, x=pixels),
-        vision_job("clip", side, invocations, modules.Part(model.get_submodule(CLIP)), {"part": CLIP}, x=features),
+        vision_job("sam", side, invocations, modules.PartModule(model.get_submodule(SAM)), {"part": SAM}, x=pixels),
+        vision_job(
+            "clip", side, invocations, modules.PartModule(model.get_submodule(CLIP)), {"part": CLIP}, x=features
+        ),
         replace(joined, own_calls=frozenset(parts.values())),
     ]
 

@@ -14,10 +14,10 @@ import torch
 from torch import nn
 from transformers.modeling_outputs import BaseModelOutput
 
-from costproof.models.image_text.modules import Language, Part, without_children
+from costproof.models.image_text.modules import EchoDecoder, PartModule, without_children
 
 
-class AnySide(Part):
+class AnySide(PartModule):
     """The same where the side of the views is a symbol."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -25,7 +25,7 @@ class AnySide(Part):
             return super().forward(x)
 
 
-class Features(Part):
+class Features(PartModule):
     """CLIP of the remote code on given features; of its pixels it looks at their number alone."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -70,7 +70,7 @@ class Glue(nn.Module):
         replaced = {
             "vision_tower": Echo(),
             "multi_modal_projector": nn.Identity(),
-            "language_model": Language(language.get_submodule("embed_tokens")),
+            "language_model": EchoDecoder(language.get_submodule("embed_tokens")),
         }
         self.part = without_children(part, replaced)
         self.given, self.around = dict(given), around

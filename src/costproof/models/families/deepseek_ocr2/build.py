@@ -19,16 +19,16 @@ from costproof.models.families.deepseek_ocr.runs import Reader
 from costproof.models.families.deepseek_ocr2.config import Ocr2Config
 from costproof.models.families.deepseek_ocr2.formulas.names import NAMES
 from costproof.models.families.deepseek_ocr2.page import queries, vision_tokens
-from costproof.models.image_text.exports import unchecked
-from costproof.models.image_text.places import Parts
-from costproof.models.jobs import ExportJob
+from costproof.models.image_text.layout import StagePaths
+from costproof.models.image_text.target import no_image_check
+from costproof.models.specs import ExportJob
 
 if TYPE_CHECKING:
     from torch import nn
 
 SAM, TOWER, PROJECTOR = (NAMES[role] for role in ("sam", "vision", "projector"))
-PARTS: Final = Parts({SAM: "sam", TOWER: "encoder", PROJECTOR: "projector"})
-DECODER: Final = Decoder(stack="model.language_model", places=PARTS.places("global", "crops"), seen=(VISION_INPUTS,))
+PARTS: Final = StagePaths({SAM: "sam", TOWER: "encoder", PROJECTOR: "projector"})
+DECODER: Final = Decoder(stack="model.language_model", places=PARTS.locators("global", "crops"), seen=(VISION_INPUTS,))
 READER: Final = Reader(DECODER, vision_tokens, grids=False)
 
 
@@ -47,7 +47,7 @@ def build_model(config: Ocr2Config, workload: Workload) -> nn.Module:
         dtype=workload.dtype,
         attention=workload.attention,
         experts=experts,
-        replaced=unchecked(),
+        replaced=no_image_check(),
     )
 
 
@@ -87,7 +87,7 @@ def _vision(
     parts = {"sam": (SAM, model.get_submodule(SAM), pixels), "encoder": (TOWER, tower, features)}
     parts["projector"] = (PROJECTOR, model.get_submodule(PROJECTOR), hidden)
     return [
-        vision_job(stage, side, calls, modules.Part(part), {"part": path}, x=given)
+        vision_job(stage, side, calls, modules.PartModule(part), {"part": path}, x=given)
         for stage, (path, part, given) in parts.items()
     ]
 
@@ -101,7 +101,7 @@ def _glue(model: nn.Module, workload: Workload) -> ExportJob:
 
 def _unchecked() -> AbstractContextManager[None]:
     """What a forward of a part of the model needs."""
-    return decoding.running({_modules()[0]: dict(unchecked())})
+    return decoding.running({_modules()[0]: no_image_check()})
 
 
 def _modules() -> tuple[Any, Any]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from math import prod
 
+from costproof.algebra.symbols import sym
 from costproof.analytic.compose import Call
 from costproof.analytic.costs import Size
-from costproof.ledger.symbols import sym
 from costproof.models.families.deepseek_ocr.formulas import page
 from costproof.models.families.deepseek_ocr.formulas.image_tokens import PageInPlace, vision_tokens
 from costproof.models.families.deepseek_ocr.formulas.structure import Structure

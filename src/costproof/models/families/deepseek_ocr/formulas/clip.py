@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from costproof.algebra.symbols import sym
 from costproof.analytic.attention_block import AttentionBlock
 from costproof.analytic.compose import Call, Part, numbered
 from costproof.analytic.conv2d import Conv2d
@@ -10,7 +11,6 @@ from costproof.analytic.feed_forward import Mlp
 from costproof.analytic.norms import LayerNorm
 from costproof.analytic.position_embedding import ClassAndPositions, PositionIds
 from costproof.analytic.transformer import TransformerLayer
-from costproof.ledger.symbols import sym
 from costproof.models.families.deepseek_ocr.formulas.structure import Structure, View
 
 

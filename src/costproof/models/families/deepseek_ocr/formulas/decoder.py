@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from costproof.algebra.symbols import sym
 from costproof.analytic.attention_block import AttentionBlock
 from costproof.analytic.compose import Call, Part
 from costproof.analytic.costs import Layer, Size
 from costproof.analytic.feed_forward import Mixture, Mlp
 from costproof.analytic.transformer import Decoder, TransformerLayer
-from costproof.ledger.symbols import sym
 from costproof.models.families.deepseek_ocr.formulas.structure import Structure
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
+from costproof.algebra.symbols import sym
 from costproof.analytic.compose import Part
 from costproof.analytic.costs import Layer, Size
 from costproof.analytic.linear import Linear
-from costproof.ledger.symbols import sym
 from costproof.models.families.deepseek_ocr.formulas.image_tokens import (
     FeatureConcat,
     ImageTokens,

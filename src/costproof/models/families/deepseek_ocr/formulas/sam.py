@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from costproof.algebra.symbols import sym
 from costproof.analytic.attention_block import AttentionBlock
 from costproof.analytic.compose import Call, Part, numbered
 from costproof.analytic.conv2d import Conv2d, PatchEmbedding
@@ -9,7 +10,6 @@ from costproof.analytic.feed_forward import Mlp
 from costproof.analytic.norms import LayerNorm, LayerNorm2d
 from costproof.analytic.position_embedding import PositionEmbedding
 from costproof.analytic.transformer import TransformerLayer
-from costproof.ledger.symbols import sym
 from costproof.models.families.deepseek_ocr.formulas.sam_attention import (
     RelativePosition,
     WindowPartition,

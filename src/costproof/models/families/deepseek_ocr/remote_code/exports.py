@@ -13,7 +13,7 @@ from costproof.models.families.deepseek_ocr.config import CHANNELS, OcrConfig
 from costproof.models.families.deepseek_ocr.exports import VIEWS, vision_job
 from costproof.models.families.deepseek_ocr.page import sides
 from costproof.models.families.deepseek_ocr.remote_code.names import CLIP, PROJECTOR, SAM
-from costproof.models.jobs import ExportJob
+from costproof.models.specs import ExportJob
 
 if TYPE_CHECKING:
     from torch import nn
@@ -24,8 +24,8 @@ def export_jobs(model: nn.Module, config: OcrConfig, workload: Workload) -> tupl
     from costproof.models.families.deepseek_ocr import wrappers
     from costproof.models.image_text import modules
 
-    sam, clip = modules.Part(model.get_submodule(SAM)), wrappers.Features(model.get_submodule(CLIP))
-    projector = modules.Part(model.get_submodule(PROJECTOR))
+    sam, clip = modules.PartModule(model.get_submodule(SAM)), wrappers.Features(model.get_submodule(CLIP))
+    projector = modules.PartModule(model.get_submodule(PROJECTOR))
     found: list[ExportJob] = []
     for side, calls in sides(workload).items():
         query = side // config.sam.stride

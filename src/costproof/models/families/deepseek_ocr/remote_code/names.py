@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from costproof.models.decoding.names import decoder_names, mlp_names
-from costproof.models.image_text.places import Parts
+from costproof.models.image_text.layout import StagePaths
 
 SAM: Final = "model.sam_model"
 CLIP: Final = "model.vision_model"
@@ -63,4 +63,4 @@ REMOTE_CODE_NAMES: Final[Mapping[str, str]] = {
 }
 """Paths in the vendor's ``DeepseekOCRForCausalLM``; ``{i}`` is the number of the layer."""
 
-PARTS: Final = Parts({SAM: "sam", CLIP: "clip", PROJECTOR: "projector"})
+PARTS: Final = StagePaths({SAM: "sam", CLIP: "clip", PROJECTOR: "projector"})

@@ -20,7 +20,7 @@ from costproof.models.families.deepseek_ocr.marks import images_in
 from costproof.models.families.deepseek_ocr.page import page_of, prefill_name, vision_tokens
 from costproof.models.families.deepseek_ocr.remote_code.names import PARTS
 from costproof.models.families.deepseek_ocr.remote_code.patches import patched, patches_for
-from costproof.models.jobs import Mark, Run
+from costproof.models.specs import Mark, Run
 
 if TYPE_CHECKING:
     import torch
@@ -90,7 +90,7 @@ def real_runs(model: nn.Module, config: OcrConfig, workload: Workload, seed: int
     patches = patches_for(model)
     needed = tuple(p for p in patches if p.needed)
     # The towers see the crops first, if there are any.
-    name, here = prefill_name(workload), PARTS.places(*(["crops"] if "grid" in workload.inputs else []), "global")
+    name, here = prefill_name(workload), PARTS.locators(*(["crops"] if "grid" in workload.inputs else []), "global")
     return tuple(
         replace(
             run,

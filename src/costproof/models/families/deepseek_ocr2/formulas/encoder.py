@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from costproof.algebra.symbols import sym
 from costproof.analytic.attention_block import AttentionBlock
 from costproof.analytic.compose import Call, Part, numbered
 from costproof.analytic.costs import LayerCosts, Size, layer
@@ -11,7 +12,6 @@ from costproof.analytic.feed_forward import Mlp
 from costproof.analytic.norms import RmsNorm
 from costproof.analytic.rotary import RotaryTable
 from costproof.analytic.transformer import TransformerLayer
-from costproof.ledger.symbols import sym
 from costproof.models.families.deepseek_ocr2.page import LARGE, SMALL
 
 

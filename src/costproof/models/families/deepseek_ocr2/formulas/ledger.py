@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from costproof.algebra.symbols import sym
 from costproof.analytic.compose import Call, Part, analytic_ledger, invocation_nodes, prefill_and_decode, stage_nodes
 from costproof.analytic.costs import Size
 from costproof.analytic.linear import Linear
 from costproof.ledger.node import CostNode, Ledger
-from costproof.ledger.symbols import sym
 from costproof.models.families.deepseek_ocr.formulas import decoder, sam
 from costproof.models.families.deepseek_ocr.formulas.structure import Structure, View
 from costproof.models.families.deepseek_ocr2.formulas import encoder

@@ -1,0 +1,530 @@
+"""Qwen2.5-VL: a Qwen2.5 that sees images of any size, by attention in windows (transformers' native class)."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
+
+from costproof.algebra.symbols import sym
+from costproof.analytic.attention_block import AttentionBlock
+from costproof.analytic.compose import Call, Part, numbered
+from costproof.analytic.costs import Size
+from costproof.analytic.feed_forward import Mlp
+from costproof.analytic.patch_grid import (
+    FLOAT32,
+    AxialTable,
+    JoinedImages,
+    PatchMerger,
+    VolumePatches,
+    WindowOrder,
+    window_pairs,
+)
+from costproof.analytic.rotary import Rotary, RotaryAxes
+from costproof.analytic.transformer import TransformerLayer
+from costproof.ledger.capture import SymbolDoc
+from costproof.ledger.errors import BadInput, CostproofError
+from costproof.ledger.node import Ledger
+from costproof.ledger.workload import FLOAT_BYTES, SIZE_FROM, Invocation, TensorSpec, Workload
+from costproof.models import settings as common
+from costproof.models.decoding.config import DecoderConfig
+from costproof.models.decoding.decoder import ids_on_meta, on_meta
+from costproof.models.decoding.formulas import DecoderStyle, decoder_parts
+from costproof.models.decoding.names import STAGES, decoder_names, mlp_names
+from costproof.models.encoding.config import ONE_CLASS, EncoderConfig
+from costproof.models.encoding.formulas import ALL_PROJECTIONS
+from costproof.models.encoding.images import SIZE, PackedLengths, side_of
+from costproof.models.image_text.config import TEXT, VISION, ImageTextConfig, read_part
+from costproof.models.image_text.formulas import IMAGES, image_text_ledger
+from costproof.models.image_text.inputs import CALL, images_of, with_images
+from costproof.models.image_text.layout import ModelLayout, StagePaths
+from costproof.models.image_text.target import ImageTextTarget, random_input, tower_job
+from costproof.models.native import yes_or_no
+from costproof.models.section import Section, shown
+from costproof.models.specs import ExportJob
+from costproof.models.target import Setting
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from costproof.claims.effects import Mistakes
+    from costproof.models.encoding.domain import Domain
+
+_TOWER: Final = "model.visual"
+_USUAL, _LARGEST = 644, 16384
+_OWN: Final = {
+    "U": SymbolDoc("U", "tokens along a side of an image"),
+    "vision_out": SymbolDoc("o_{v}", "width of the tower's tokens"),
+    "vision_volume": SymbolDoc("v_{v}", "elements of a patch"),
+    "vision_merge": SymbolDoc("k_{v}", "patches along a side of a token"),
+    "vision_window": SymbolDoc("w_{v}", "tokens along a side of a window"),
+}
+_LAYER: Final = f"{_TOWER}.blocks.{{i}}"
+_MERGER: Final = f"{_TOWER}.merger"
+_NAMES: Final[Mapping[str, str]] = {
+    "vision": _TOWER,
+    "vision.patches": f"{_TOWER}.patch_embed",
+    "vision.patches.projection": f"{_TOWER}.patch_embed.proj",
+    "vision.rotary": f"{_TOWER}.rotary_pos_emb",
+    "vision.layer": _LAYER,
+    "vision.layer.norm1": f"{_LAYER}.norm1",
+    "vision.layer.attention": f"{_LAYER}.attn",
+    "vision.layer.attention.qkv": f"{_LAYER}.attn.qkv",
+    "vision.layer.attention.out": f"{_LAYER}.attn.proj",
+    "vision.layer.norm2": f"{_LAYER}.norm2",
+    **mlp_names("vision.layer.mlp", f"{_LAYER}.mlp"),
+    "vision.merger": _MERGER,
+    "vision.merger.mlp": f"{_MERGER}.mlp",
+    "vision.merger.norm": f"{_MERGER}.ln_q",
+    "vision.merger.up": f"{_MERGER}.mlp.0",
+    "vision.merger.activation": f"{_MERGER}.mlp.1",
+    "vision.merger.down": f"{_MERGER}.mlp.2",
+    "model": "model",
+    **decoder_names("model.language_model"),
+}
+_STYLE: Final = DecoderStyle(bias=("q", "k", "v"), table=RotaryAxes, positions_per_sequence=True)
+_IDS: Final = ("video_token_id", "vision_start_token_id", "vision_end_token_id", "vision_token_id")
+_TOP_KEYS: Final = (
+    *_IDS, VISION, TEXT, "architectures", "model_type", "image_token_id", "tie_word_embeddings", "transformers_version",
+    "torch_dtype", "dtype", "_name_or_path",
+)  # fmt: skip
+"""Keys of the whole, where a file has those of the decoder beside them."""
+_SECTIONS: Final = "mrope_section"
+
+
+@dataclass(frozen=True, slots=True)
+class Qwen25VlVisionConfig(EncoderConfig):
+    """Sizes, the window of attention, and the layers that attend to the whole image."""
+
+    hidden: int = 1280
+    intermediate: int = 3420
+    layers: int = 32
+    heads: int = 16
+    activation: str = "silu"
+    architecture: str = "Qwen2_5_VisionTransformerPretrainedModel"
+    out: int = 3584
+    """Width of the decoder."""
+    patch: int = 14
+    frames: int = 2
+    """Frames that a patch holds; of an image the same one."""
+    merge: int = 2
+    """Patches along a side that make one token."""
+    channels: int = 3
+    window: int = 112
+    """Pixels along a side of a window."""
+    whole: tuple[int, ...] = (7, 15, 23, 31)
+    """Layers, from 0, in which every patch attends to all of its image."""
+
+    not_drawn: ClassVar = ONE_CLASS
+    model_type: ClassVar[str] = "qwen2_5_vl_vision"
+    architectures: ClassVar = {"Qwen2_5_VisionTransformerPretrainedModel": False}
+    keys: ClassVar = {
+        **EncoderConfig.keys,
+        "layers": "depth",
+        "heads": "num_heads",
+        "out": "out_hidden_size",
+        "patch": "patch_size",
+        "frames": "temporal_patch_size",
+        "merge": "spatial_merge_size",
+        "channels": "in_channels",
+        "window": "window_size",
+    }
+    class_defaults: ClassVar = {"hidden_size": 3584}
+    unused_keys: ClassVar = {
+        **dict.fromkeys(("rope_parameters", "rope_theta", "tokens_per_second"), "decides no cost"),
+        **dict.fromkeys(("in_chans", "spatial_patch_size"), "the class does not read it"),
+    }
+    prefix: ClassVar[str] = "vision"
+
+    @property
+    def volume(self) -> int:
+        """Elements of a patch."""
+        return self.channels * self.frames * self.patch**2
+
+    @property
+    def step(self) -> int:
+        """Pixels along a side of a token."""
+        return self.patch * self.merge
+
+    @property
+    def units(self) -> int:
+        """Tokens along a side of a window."""
+        return self.window // self.merge // self.patch
+
+    def sizes(self) -> dict[str, int]:
+        """Return symbol -> value, without the prefix of the symbols."""
+        own = {"out": self.out, "volume": self.volume, "merge": self.merge, "window": self.units}
+        return EncoderConfig.sizes(self) | own
+
+    def native(self) -> dict[str, Any]:
+        """Return the keyword arguments of the configuration class in transformers."""
+        return EncoderConfig.native(self) | {"fullatt_block_indexes": list(self.whole)}
+
+    @classmethod
+    def read_fields(cls, top: Section, read: Mapping[str, Any]) -> dict[str, Any]:
+        """The layers without windows."""
+        return {"whole": top.integers("fullatt_block_indexes", (7, 15, 23, 31), least=0)}
+
+    def contradictions(self) -> list[CostproofError]:
+        """Return an error for each combination of sizes that the class in transformers rejects or cannot run."""
+        found = EncoderConfig.contradictions(self)
+        if self.head_dim % 4:
+            where, expected = "$.num_heads", "heads whose width is a multiple of 4"
+            found.append(
+                BadInput("rows and columns are rotated in pairs", where=where, expected=expected, got=self.heads)
+            )
+        if self.units < 1:
+            expected = f"at least {self.step}"
+            found.append(BadInput("a window holds no token", where="$.window_size", expected=expected, got=self.window))
+        return found
+
+    def __post_init__(self) -> None:
+        """A file of a certificate has a list."""
+        object.__setattr__(self, "whole", tuple(self.whole))
+
+
+@dataclass(frozen=True, slots=True)
+class Qwen25VlTextConfig(DecoderConfig):
+    """Sizes, and how many frequencies each axis of a position turns; queries, keys and values have biases."""
+
+    hidden: int = 3584
+    intermediate: int = 18944
+    layers: int = 28
+    heads: int = 28
+    kv_heads: int = 4
+    head_dim: int = 128
+    vocab: int = 152064
+    max_positions: int = 128000
+    sections: tuple[int, ...] = (16, 24, 24)
+    """Frequencies that positions in time, height and width turn."""
+
+    model_type: ClassVar[str] = "qwen2_5_vl_text"
+    architecture: ClassVar[str] = "Qwen2_5_VLTextModel"
+    class_defaults: ClassVar[Mapping[str, Any]] = {"num_key_value_heads": 8, "max_position_embeddings": 32768}
+    unused_keys: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(("sliding_window", "max_window_layers"), "no layer has a window"),
+        "image_token_id": "the whole has it",
+    }
+
+    @classmethod
+    def caches_as(cls, data: Mapping[str, Any]) -> bool:
+        """Whether a cache keeps the tokens that the formulas say: the class drops a window that is not in use."""
+        return True
+
+    def native(self) -> dict[str, Any]:
+        """Return the keyword arguments of the configuration class in transformers."""
+        rope = {"rope_type": "default", "rope_theta": 1e6, _SECTIONS: list(self.sections)}
+        return DecoderConfig.native(self) | {"rope_parameters": rope}
+
+    @classmethod
+    def read_fields(cls, top: Section, sizes: Mapping[str, int]) -> dict[str, Any]:
+        """The sections; that no layer has a window."""
+        why = "the class of transformers has windows in none of its kernels but FlashAttention"
+        top.fixed("use_sliding_window", False, None, why=why, default=False)
+        types = top.take("layer_types", None)
+        if types is not None and set(map(str, types)) != {"full_attention"}:
+            top.problem(why, "layer_types", expected="full_attention for every layer", got=shown(types))
+        return {"sections": top.integers(_SECTIONS, (16, 24, 24))}
+
+    def contradictions(self) -> list[CostproofError]:
+        """Return an error for each combination of sizes that the class in transformers rejects or cannot run."""
+        found = DecoderConfig.contradictions(self)
+        if self.heads * self.head_dim != self.hidden:
+            what, share = "the class takes its share of the width for a head", self.hidden // self.heads
+            found.append(BadInput(what, where="$.head_dim", expected=share, got=self.head_dim))
+        if 2 * sum(self.sections) != self.head_dim:
+            what, expected = "the axes do not turn all frequencies", f"numbers that sum to {self.head_dim // 2}"
+            found.append(BadInput(what, where=f"$.{_SECTIONS}", expected=expected, got=list(self.sections)))
+        return found
+
+    def __post_init__(self) -> None:
+        """A file of a certificate has a list."""
+        object.__setattr__(self, "sections", tuple(self.sections))
+
+
+@dataclass(frozen=True, slots=True)
+class Qwen25VlConfig(ImageTextConfig):
+    """A tower and a decoder; what merges patches to tokens belongs to the tower."""
+
+    vision: Qwen25VlVisionConfig = field(default_factory=Qwen25VlVisionConfig)
+    text: Qwen25VlTextConfig = field(default_factory=Qwen25VlTextConfig)
+    image_token: int = 151655
+
+    model_type: ClassVar[str] = "qwen2_5_vl"
+    architecture: ClassVar[str] = "Qwen2_5_VLForConditionalGeneration"
+    unused_keys: ClassVar = dict.fromkeys(_IDS, "token ids decide no cost")
+
+    @classmethod
+    def read_parts(cls, top: Section) -> Self:
+        """All fields; published files have the keys of the decoder beside those of the whole."""
+        nested = top.data.get(TEXT) is not None
+        given = top.take(TEXT, {}) if nested else {k: v for k, v in top.data.items() if k not in _TOP_KEYS}
+        top.known.update(() if nested else given)
+        vision, of_vision = read_part(top, VISION, Qwen25VlVisionConfig, top.given(VISION, {}))
+        text, of_text = read_part(top, TEXT if nested else "", Qwen25VlTextConfig, _rotated(given))
+        tied = yes_or_no(top, "tie_word_embeddings", default=text.tied)
+        token = top.integer("image_token_id", 151655, least=0)
+        return cls(vision, replace(text, tied=tied or text.tied), token, waived=(*of_vision, *of_text))
+
+    def contradictions(self) -> list[CostproofError]:
+        """Return an error for each combination of sizes that the class in transformers rejects or cannot run."""
+        found = ImageTextConfig.contradictions(self)
+        if self.vision.out != self.text.hidden:
+            where, what = "$.vision_config.out_hidden_size", "the tower's tokens are not as wide as the decoder's"
+            found.append(BadInput(what, where=where, expected=self.text.hidden, got=self.vision.out))
+        return found
+
+
+def _rotated(given: Any) -> Any:
+    """The keys of a decoder; positions on three axes are rotated as any other, by frequencies in sections."""
+    if not isinstance(given, dict):
+        return given
+    found = dict(given)
+    for key in ("rope_scaling", "rope_parameters"):
+        rope = found.get(key)
+        if isinstance(rope, dict):
+            rope = dict(rope)
+            sections = rope.pop(_SECTIONS, None)
+            kinds = {k: "default" if v == "mrope" else v for k, v in rope.items() if k in ("type", "rope_type")}
+            found |= {key: {**rope, **kinds}, **({} if sections is None else {_SECTIONS: sections})}
+    return found
+
+
+def _tower(config: Qwen25VlConfig, patches: Size, tokens: Size, *, eager: bool) -> tuple[Part, ...]:
+    """All modules from patches to tokens.
+
+    Branches: a configuration says which layers have windows.
+    """
+    vision = config.vision
+    width, head_dim, out, b = sym("vision_hidden"), sym("vision_head_dim"), sym("vision_out"), sym("b")
+    unit, heads, side = sym("vision_merge") ** 2, sym("vision_heads"), sym("U")
+    seen = {True: side**4, False: window_pairs(side, sym("vision_window"))}
+    rotary = Rotary(1, patches, heads, heads, head_dim, FLOAT32, state_bytes=b)
+
+    def layer(i: int) -> tuple[Part, ...]:
+        attention = AttentionBlock(
+            width=width,
+            heads=heads,
+            kv_heads=heads,
+            head_dim=head_dim,
+            inner=width,
+            bias=ALL_PROJECTIONS,
+            fused=True,
+            cached=False,
+            seen=IMAGES * unit**2 * seen[i in vision.whole],
+            written_out=eager,
+            beside=(rotary, JoinedImages(patches * width, b)),
+        )
+        mlp = Mlp(width, sym("vision_intermediate"), vision.activation, gated=True)
+        return numbered(i, TransformerLayer(width, attention, mlp, norm="rms").parts("vision.layer", call))
+
+    call = Call(1, patches, b)
+    return (
+        Part("vision", (WindowOrder(patches, width, head_dim, tokens, out, b),)),
+        Part("vision.patches"),
+        Part("vision.patches.projection", (VolumePatches(patches, sym("vision_volume"), width, b, bias=False),)),
+        Part("vision.rotary", (AxialTable(patches, head_dim),)),
+        *(p for i in range(vision.layers) for p in layer(i)),
+        *PatchMerger(width, unit, out, norm="rms").parts("vision.merger", patches, b),
+        Part("vision.merger.mlp"),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Qwen25Vl(ImageTextTarget[Qwen25VlConfig]):
+    """``Qwen2_5_VLForConditionalGeneration`` with one configuration; its inputs are square images cut into patches.
+
+    Source: Bai et al. 2025, Qwen2.5-VL Technical Report; ``Qwen2_5_VLForConditionalGeneration`` (transformers).
+    """
+
+    config: Qwen25VlConfig = field(default_factory=Qwen25VlConfig)
+    name: str = "qwen2-5-vl"
+    model_types: ClassVar[tuple[str, ...]] = ("qwen2_5_vl",)
+    stages: ClassVar[tuple[str, ...]] = ("vision", *STAGES)
+
+    @staticmethod
+    def mistakes() -> Mistakes:
+        """What wrong models of its tower do."""
+        from costproof.models.mistakes.qwen2_5_vl import MISTAKES
+
+        return MISTAKES
+
+    @property
+    def layout(self) -> ModelLayout:
+        """Return where the parts of the model are."""
+        return ModelLayout(StagePaths({_TOWER: "vision"}), masks=("full_attention",))
+
+    def formulas(self, workload: Workload) -> Ledger:
+        """Return the symbolic analytic ledger, for n images of U x U tokens of merge² patches."""
+        tokens = IMAGES * sym("U") ** 2
+        patches = tokens * sym("vision_merge") ** 2
+        out, b = sym("vision_out"), sym("b")
+        border = (patches * sym("vision_volume") + tokens * out) * b
+        return image_text_ledger(
+            {"vision": (_tower(self.config, patches, tokens, eager=workload.attention == "eager"), border)},
+            decoder_parts(self.config.text, workload, _STYLE),
+            tokens,
+            workload,
+            _NAMES,
+            returned=False,
+        )
+
+    def symbol_docs(self) -> dict[str, SymbolDoc]:
+        """Return the typesetting and the meaning of each symbol in its formulas."""
+        return ImageTextTarget.symbol_docs(self) | _OWN
+
+    @classmethod
+    def settings(cls) -> tuple[Setting, ...]:
+        """Return the settings of a run, other than the preset."""
+        first, *others = ImageTextTarget.settings.__func__(cls)  # type: ignore[attr-defined]
+        return (first, common.IMAGE_SIZE, *others)
+
+    def least_layers(self) -> int:
+        """One of each kind, with windows and without, as far as it has both."""
+        whole = [i in self.config.vision.whole for i in range(self.config.vision.layers)]
+        return max(whole.index(kind) for kind in {*whole}) + 1
+
+    def with_input(self, workload: Workload, given: dict[str, Any], found: list[CostproofError]) -> Workload:
+        """The workload with other images."""
+        side = given.pop(SIZE, None)
+        counted = ImageTextTarget.with_input(self, workload, given, found)
+        count = images_of(counted)
+        if side is not None and not count:
+            found.append(BadInput("a run without images has no size of them", where="--image-size", got=side))
+            return counted
+        step = self.config.vision.step
+        limits, where = self.stored.pixels if side is None and count else None, {}
+        if limits is not None:
+            fitted = replace(limits, step=step).fit(-(-_USUAL // step) * step)
+            side, where = fitted.side, {SIZE_FROM: fitted.where}
+        side = -(-_USUAL // step) * step if side is None else side
+        if side % step or not 0 < side <= _LARGEST:
+            expected = f"a multiple of {step}, at most {_LARGEST}"
+            what = "the image is not cut into whole tokens"
+            found.append(BadInput(what, where="--image-size", expected=expected, got=side))
+            return counted
+        sized = with_images(counted, count, side)
+        return replace(sized, inputs={**sized.inputs, **where})
+
+    def problems(self, workload: Workload) -> list[CostproofError]:
+        """Everything that keeps the model from running a workload; images are told apart by the text between them."""
+        found, least = ImageTextTarget.problems(self, workload), images_of(workload)
+        if not found and workload.text_tokens < least:
+            what = "each image needs a token of text behind it"
+            expected = f"at least {least}"
+            found.append(BadInput(what, where="--text-tokens", expected=expected, got=workload.text_tokens))
+        return found
+
+    def _units(self, workload: Workload) -> int:
+        """Tokens along a side of an image."""
+        return side_of(workload) // self.config.vision.step
+
+    def image_tokens(self, workload: Workload) -> int:
+        """Places in a prompt that an image takes."""
+        return self._units(workload) ** 2 if images_of(workload) else 0
+
+    def _patches(self, workload: Workload) -> int:
+        return self.image_tokens(workload) * self.config.vision.merge**2
+
+    def tower_invocations(self, workload: Workload, count: int) -> tuple[Invocation, ...]:
+        """The tower on so many images."""
+        values = {"n": count, "b": FLOAT_BYTES[workload.dtype], "U": self._units(workload)}
+        taken = TensorSpec((count * self._patches(workload), self.config.vision.volume), workload.dtype)
+        return (Invocation("vision", CALL, 1, values, (taken,)),)
+
+    def _lengths(self, workload: Workload, count: int) -> tuple[PackedLengths, PackedLengths]:
+        """Patches of each image, and of each window."""
+        side, window, merge = self._units(workload), self.config.vision.units, self.config.vision.merge
+        pieces = [min(window, side - at) for at in range(0, side, window)]
+        windows = [merge**2 * rows * columns for rows in pieces for columns in pieces]
+        return PackedLengths((self._patches(workload),) * count), PackedLengths((*windows,) * count)
+
+    def image_inputs(self, workload: Workload, count: int) -> dict[str, Any]:
+        """Patches [n U² merge², volume], and what the grid of the images decides, on meta or as numbers."""
+        import torch
+
+        images, windows = self._lengths(workload, count)
+        n, tokens = count * self._patches(workload), count * self.image_tokens(workload)
+        return {
+            "pixel_values": on_meta(workload, n, self.config.vision.volume),
+            "image_grid_thw": images,
+            "image_cu_seqlens": images,
+            "image_cu_window_seqlens": windows,
+            "image_position_ids": ids_on_meta(n, 2),
+            "image_window_index": torch.zeros(tokens, dtype=torch.long, device="meta"),
+            "position_ids": torch.zeros(3, workload.batch, self.length(workload), dtype=torch.long, device="meta"),
+        }
+
+    def random_image_inputs(self, model: nn.Module, workload: Workload, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """The same with numbers: pixels are seeded, all else follows from the grid, as transformers works it out."""
+        import torch
+        from transformers.vision_utils import get_vision_position_ids, get_vision_window_index
+
+        vision, count, ids = self.config.vision, workload.batch * images_of(workload), kwargs["input_ids"]
+        shapes = self.image_inputs(workload, count)
+        side = self._units(workload) * vision.merge
+        grid = torch.tensor([[1, side, side]] * count)
+        order, _ = get_vision_window_index(grid, vision.merge, vision.window, vision.patch)
+        inner: Any = model.get_submodule(self.layout.around)
+        kinds = (ids == self.config.image_token).int()
+        positions, _ = inner.get_rope_index(ids, kinds, image_grid_thw=grid)
+        return shapes | {
+            "pixel_values": random_input("pixel_values", shapes["pixel_values"], self.options.seed, ids.device),
+            "image_position_ids": get_vision_position_ids(grid, vision.merge).to(ids.device),
+            "image_window_index": order.to(ids.device),
+            "position_ids": positions.to(ids.device),
+        }
+
+    def tower_jobs(self, model: nn.Module, workload: Workload, count: int | None) -> tuple[ExportJob, ...]:
+        """The tower alone, at the sizes of the run: the class splits attention by numbers."""
+        from costproof.models.image_text.modules import PatchTower
+
+        images = workload.batch * images_of(workload) if count is None else count
+        given = self.image_inputs(workload, images)
+        module = PatchTower(model.get_submodule(_TOWER), *self._lengths(workload, images))
+        places, order = given["image_position_ids"], given["image_window_index"]
+        return (tower_job("vision", _TOWER, module, sized=False, x=given["pixel_values"], places=places, order=order),)
+
+    def domain(self) -> Domain:
+        """One image in a prompt, several, none; random sizes."""
+        from costproof.models.image_text.domain import domain_in_patches
+
+        return domain_in_patches(self.workload(), self.config.vision.step)
+
+    def drawn_run(self, p: Mapping[str, int], workload: Workload) -> Workload:
+        """The prompt of a draw, with its images."""
+        return with_images(self.drawn_text(p, workload), p["images"], p["U"] * self.config.vision.step)
+
+    @classmethod
+    def drawn(cls, p: Mapping[str, int], rng: random.Random) -> tuple[Qwen25Vl, dict[str, bool]]:
+        """Return a random small configuration for a proof, and its features."""
+        from costproof.models.decoding.domain import features, random_config
+        from costproof.models.encoding.domain import some_layers
+
+        half = p["text_head_halves"]
+        cuts = sorted(rng.sample(range(1, half), 2))
+        made = random_config(Qwen25VlTextConfig, {**p, "text_share": 2 * half}, rng)
+        text = replace(
+            made, max_positions=rng.randint(1024, 2048), sections=(cuts[0], cuts[1] - cuts[0], half - cuts[1])
+        )
+        more = some_layers(p, rng)
+        vision = Qwen25VlVisionConfig(
+            **more,
+            hidden=4 * p["vision_heads"] * p["vision_head_quarters"],
+            intermediate=p["vision_intermediate"],
+            heads=p["vision_heads"],
+            out=text.hidden,
+            patch=p["patch"],
+            frames=p["frames"],
+            merge=p["vision_merge"],
+            channels=p["channels"],
+            window=p["patch"] * p["vision_merge"] * p["vision_window"],
+            whole=tuple(i for i in range(more["layers"]) if rng.random() < 0.5),
+        )
+        config = Qwen25VlConfig(vision, text, rng.randrange(text.vocab))
+        kinds = {i in vision.whole for i in range(vision.layers)}
+        return cls(config), {**features(text), "layers with windows": False in kinds, "layers without": True in kinds}
+
+
+TARGET: Final = Qwen25Vl

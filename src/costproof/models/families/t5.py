@@ -1,0 +1,434 @@
+"""T5: encoder and decoder with biases by distance, one table of words for all (transformers' native class)."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
+
+from costproof.algebra.series import CONTEXT, STEPS, sum_over_steps
+from costproof.algebra.symbols import sym
+from costproof.analytic.attention_block import AttentionBlock
+from costproof.analytic.compose import CONTAINER, Call, Part, analytic_ledger, invocation_nodes, numbered, stage_nodes
+from costproof.analytic.embedding import Embedding
+from costproof.analytic.feed_forward import Mlp
+from costproof.analytic.linear import Lent, LmHead
+from costproof.analytic.norms import RmsNorm
+from costproof.analytic.relative_bias import DistanceBuckets, NoBias, Scale
+from costproof.analytic.symbols import TWO_STACK_SYMBOLS
+from costproof.analytic.transformer import TransformerLayer
+from costproof.ledger.capture import SymbolDoc
+from costproof.ledger.errors import BadInput, CostproofError, Problems
+from costproof.ledger.node import Ledger
+from costproof.ledger.progress import Progress
+from costproof.ledger.workload import AttentionKind, Invocation, TensorSpec, Workload
+from costproof.models import settings as common
+from costproof.models.decoding.decoder import Decoder, ids_on_meta
+from costproof.models.generic.encoder_decoder import PROMPT, TWO_STAGES, FirstRun, TwoStacks, two_stack_calls
+from costproof.models.native import Native, NativeConfig, check_type, yes_or_no
+from costproof.models.section import MOST_LAYERS, Section, renamed
+from costproof.models.specs import Built, ExportJob, Run, SymbolicSize, layers_cut
+from costproof.models.target import NamedWorkload, Setting
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from costproof.models.encoding.domain import Domain
+    from costproof.models.proof import Proof
+
+PRESETS: Final = (
+    NamedWorkload("text", "a text of 512 tokens, answered by 64", {"text": 512}, default=True),
+    NamedWorkload("sentence", "a text of 32 tokens, answered by 32", {"text": 32}),
+)
+_ANSWERS: Final = {"text": 64, "sentence": 32}
+_BATCH, _LENGTH = 3, 37
+"""Of the example that is exported."""
+
+
+_MLPS: Final = {"relu": ("relu", False), "gated-gelu": ("gelu_new", True), "gated-silu": ("silu", True)}
+"""Names in a file -> the activation, and whether the MLP is gated."""
+_LEAST_BUCKETS: Final = 4
+"""Half of them for each direction, half of those for distances of their own."""
+
+
+@dataclass(frozen=True, slots=True)
+class T5Config(NativeConfig):
+    """Sizes, the kind of MLP, and whether the decoder's result is scaled."""
+
+    hidden: int = 512
+    head_dim: int = 64
+    intermediate: int = 2048
+    layers: int = 6
+    decoder_layers: int = 6
+    heads: int = 8
+    vocab: int = 32128
+    buckets: int = 32
+    mlp: str = "relu"
+    scaled: bool = True
+    waived: tuple[tuple[str, str], ...] = ()
+    """Keys of the file that decide no cost, with the reason."""
+
+    model_type: ClassVar[str] = "t5"
+    architecture: ClassVar[str] = "T5ForConditionalGeneration"
+    keys: ClassVar = {
+        "hidden": "d_model",
+        "head_dim": "d_kv",
+        "intermediate": "d_ff",
+        "heads": "num_heads",
+        "vocab": "vocab_size",
+        "buckets": "relative_attention_num_buckets",
+    }
+
+    @property
+    def activation(self) -> str:
+        """The activation of the MLPs."""
+        return _MLPS[self.mlp][0]
+
+    @property
+    def gated(self) -> bool:
+        """Whether the MLPs are gated."""
+        return _MLPS[self.mlp][1]
+
+    def symbols(self) -> dict[str, int]:
+        """Return the values of the symbols in the formulas."""
+        named = ("hidden", "head_dim", "intermediate", "layers", "decoder_layers", "heads", "vocab", "buckets")
+        return {f"text_{name}": getattr(self, name) for name in named}
+
+    def native(self) -> dict[str, Any]:
+        """Return the keyword arguments of the configuration class in transformers."""
+        return {
+            **renamed(self, self.keys),
+            "num_layers": self.layers,
+            "num_decoder_layers": self.decoder_layers,
+            "feed_forward_proj": self.mlp,
+            "tie_word_embeddings": self.scaled,
+        }
+
+    @classmethod
+    def read(cls, data: object, problems: list[CostproofError]) -> Self:
+        """A T5 in the value of a file; a key that is left out has the default of the class of transformers."""
+        top = Section(data, "$", problems)
+        top.waive(dict.fromkeys(("relative_attention_max_distance", "n_positions"), "decides no cost"))
+        check_type(top, cls.model_type)
+        top.fixed("architectures", [cls.architecture], None, why="no formulas for this class", default=None)
+        top.fixed("is_encoder_decoder", True, why="the formulas describe an encoder and a decoder")
+        top.fixed("is_decoder", False, why="the formulas describe an encoder and a decoder")
+        usual = cls()
+        sizes = top.sizes(cls.keys, usual)
+        layers = top.integer("num_layers", usual.layers, most=MOST_LAYERS)
+        own = top.take("num_decoder_layers", None)
+        count = layers if own is None else top.check_integer(own, "num_decoder_layers", most=MOST_LAYERS)
+        mlp = str(top.fixed("feed_forward_proj", *_MLPS, why="no formulas for this MLP"))
+        activation, gated = _MLPS[mlp]
+        # Files that the class saved have what it made of the above, and it takes them over that.
+        for key, value in (("dense_act_fn", activation), ("is_gated_act", gated)):
+            top.fixed(key, value, why=f"no formulas for an MLP that is {mlp} but for this")
+        tied = yes_or_no(top, "tie_word_embeddings", default=True)
+        scaled = yes_or_no(top, "scale_decoder_outputs", default=tied)
+        config = cls(**sizes, layers=layers, decoder_layers=count, mlp=mlp, scaled=scaled)
+        # Of the files of 1.1 the class says that there is one table, and a checkpoint of it may have three.
+        own = (("$.tie_word_embeddings", "the class ties the words all the same; a checkpoint may have a head beside"),)
+        config = replace(config, waived=(*top.finish(), *(() if tied else own)))
+        problems += [] if problems else config.contradictions()
+        return config
+
+    def contradictions(self) -> list[CostproofError]:
+        """Sizes that transformers' class cannot run."""
+        if self.buckets >= _LEAST_BUCKETS:
+            return []
+        where, expected = "$.relative_attention_num_buckets", f"at least {_LEAST_BUCKETS}"
+        return [BadInput("too few buckets", where=where, expected=expected, got=self.buckets)]
+
+
+@dataclass(frozen=True, slots=True)
+class T5(Native[T5Config]):
+    """``T5ForConditionalGeneration`` with one configuration; the decoder starts with one token."""
+
+    config: T5Config = field(default_factory=T5Config)
+    name: str = "t5"
+    stages: ClassVar[tuple[str, ...]] = TWO_STAGES
+    model_types: ClassVar[tuple[str, ...]] = ("t5",)
+    attentions: ClassVar[tuple[AttentionKind, ...]] = ("sdpa",)
+
+    @classmethod
+    def describes(cls, architecture: str) -> bool:
+        """Whether the formulas describe this class of transformers."""
+        return architecture == T5Config.architecture
+
+    def symbol_docs(self) -> dict[str, SymbolDoc]:
+        """Return the typesetting and the meaning of each symbol in its formulas."""
+        return TWO_STACK_SYMBOLS
+
+    def formulas(self, workload: Workload) -> Ledger:
+        """Return the symbolic ledger of the three stages: ``exprs`` are set, ``costs`` are empty."""
+        batch, length, b, found = sym("B"), sym("S"), sym("b"), _names(gated=self.config.gated)
+        encode = _parts(self.config, "encoder", Call(batch, length, b))
+        first = _decoder(self.config, Call(batch, 1, b, memory=length))
+        step = _decoder(self.config, Call(batch, 1, b, past=CONTEXT, memory_past=length))
+        memory, logits = batch * length * sym("text_hidden") * b, batch * sym("text_vocab") * b
+        nodes = (
+            *stage_nodes("encode", encode, found),
+            *invocation_nodes("encode", "input", encode, found, border=memory),
+            *stage_nodes("prefill", first, found),
+            *invocation_nodes("prefill", "prompt", first, found, border=memory + logits),
+            *stage_nodes("decode", step, found),
+            *invocation_nodes("decode", "steps", step, found, border=logits, calls=STEPS, summed=sum_over_steps),
+        )
+        return analytic_ledger([n for n in nodes if workload.new_tokens or n.stage != "decode"], TWO_STAGES)
+
+    @classmethod
+    def settings(cls) -> tuple[Setting, ...]:
+        """What can be chosen about a run beside the preset; in float16 the class clamps, which has no formula."""
+        dtype = replace(common.DTYPE, choices=("bfloat16", "float32"))
+        return (common.SEQ_LEN, common.NEW_TOKENS, common.BATCH, dtype, replace(common.ATTENTION, choices=("sdpa",)))
+
+    @staticmethod
+    def presets() -> tuple[NamedWorkload, ...]:
+        """Texts of two lengths."""
+        return PRESETS
+
+    def first_layers(self, layers: int) -> tuple[T5Config, dict[str, str]]:
+        """The first layers of both stacks, all else as it was."""
+        most = (self.config.layers, self.config.decoder_layers)
+        cut = {f"{s} layers": layers_cut(s, layers, 1, m)[1] for s, m in zip(("encoder", "decoder"), most, strict=True)}
+        return replace(self.config, layers=layers, decoder_layers=layers), {k: v for k, v in cut.items() if v}
+
+    def workload(self, preset: str | None = None, **given: Any) -> Workload:
+        """A preset with changes."""
+        named = {p.name: p for p in PRESETS}
+        name = common.known_preset(preset or PRESETS[0].name, named)
+        plain = Workload(name, named[name].tokens["text"], _ANSWERS[name], dtype=self.dtype)
+        problems: list[CostproofError] = []
+        length = given.pop("seq_len", None)
+        started = plain if length is None else replace(plain, text_tokens=length)
+        made = common.changed(started, given, self.settings(), problems)
+        if problems:
+            raise Problems("the workload cannot be run", problems)
+        self.check(made)
+        return made if made == plain else replace(made, name="custom")
+
+    def problems(self, workload: Workload) -> list[CostproofError]:
+        """A batch out of range, an empty text, or less than no new token."""
+        found = common.batch_problems(workload)
+        sizes = (("--seq-len", workload.text_tokens, 1), ("--new-tokens", workload.new_tokens, 0))
+        for option, value, least in sizes:
+            if value < least:
+                found.append(BadInput("too few tokens", where=option, expected=f"at least {least}", got=value))
+        return found
+
+    def invocations(self, workload: Workload) -> tuple[Invocation, ...]:
+        """The calls, with the values of their symbols."""
+        batch, length = workload.batch, workload.text_tokens
+        ids = TensorSpec((batch, length), "int64")
+        return two_stack_calls(workload, {"B": batch, "S": length}, (ids,))
+
+    def _stacks(self, workload: Workload) -> TwoStacks:
+        """How a run is cut; nothing is run for it."""
+        from costproof.models.generic.inputs import Inputs
+
+        c, batch, length = self.config, workload.batch, workload.text_tokens
+        sizes = tuple(SymbolicSize(("input_ids",), dim, symbol) for dim, symbol in ((0, "B"), (1, "S")))
+        own, cross = ((batch, c.heads, n, c.head_dim) for n in (PROMPT, length))
+        first = FirstRun(
+            encoder="encoder",
+            shared=frozenset(),
+            lenders=frozenset({"shared"}),
+            hidden={"last_hidden_state": (batch, length, c.hidden)},
+            own=((own, own),) * c.decoder_layers,
+            cross=((cross, cross),) * c.decoder_layers,
+        )
+        return TwoStacks(workload, Inputs({"input_ids": ids_on_meta(batch, length)}, sizes), first)
+
+    def build(self, workload: Workload) -> nn.Module:
+        """The model on the meta device."""
+        import transformers
+
+        from costproof.models.decoding.build import build
+
+        config = transformers.T5Config(**self.config.native())
+        base = transformers.T5ForConditionalGeneration
+        return build(base, config, dtype=workload.dtype, attention=workload.attention)
+
+    def build_run(self, workload: Workload, progress: Progress) -> Built:
+        """The model that the dynamic source runs, on meta or with numbers.
+
+        Raises:
+            Problems: the checkpoint does not fit.
+            Incomplete: the device is not there.
+        """
+        from costproof.models.decoding.build import with_numbers
+
+        return with_numbers(self.build(workload), workload, Decoder(), self.options, progress)
+
+    def stages_of(self, path: str, workload: Workload) -> tuple[str, ...]:
+        """The stages that a module works in."""
+        return self._stacks(workload).first.stages_of(path)
+
+    def export_jobs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
+        """The encoder, the first token, and a step, at example sizes."""
+        return self._stacks(replace(workload, batch=_BATCH, text_tokens=_LENGTH)).export_jobs(model)
+
+    def runs(self, model: nn.Module, workload: Workload) -> tuple[Run, ...]:
+        """The encoder with the first token, then the first, the middle and the last step."""
+        from costproof.models.generic.copies import with_values
+
+        found, device = self._stacks(workload).runs(model), next(model.parameters()).device
+        if device.type == "meta":
+            return found
+        return tuple(replace(run, kwargs=with_values(run.kwargs, device)) for run in found)
+
+    @staticmethod
+    def proof_settings() -> tuple[Setting, ...]:
+        """None: a run has no sizes to enumerate."""
+        return ()
+
+    def proof(self, samples: int, seed: int) -> Proof:
+        """The three stages with their sizes as symbols, and random configurations."""
+        from costproof.models.encoding.domain import proof
+
+        return proof(self, samples, seed)
+
+    def domain(self) -> Domain:
+        """Texts of any length; random sizes."""
+        from costproof.models.encoding.domain import TWO_STACKS, Domain
+
+        usual = self.workload()
+        return Domain((usual, replace(usual, name="text, float32", dtype="float32")), TWO_STACKS)
+
+    @classmethod
+    def drawn(cls, p: Mapping[str, int], rng: random.Random) -> tuple[T5, dict[str, bool]]:
+        """Return a random small configuration for a proof, and its features."""
+        config = T5Config(
+            hidden=p["text_hidden"],
+            head_dim=p["text_head_dim"],
+            intermediate=p["text_intermediate"],
+            layers=p["layers"],
+            decoder_layers=p["layers"] + rng.choice((0, 0, 1)),
+            heads=p["text_heads"],
+            vocab=p["text_vocab"],
+            buckets=p["text_buckets"],
+            mlp=rng.choice(("relu", "gated-gelu", "gated-silu")),
+            scaled=rng.random() < 0.5,
+        )
+        return cls(config), {"gated MLPs": config.gated, "a scaled result": config.scaled}
+
+    def drawn_run(self, p: Mapping[str, int], workload: Workload) -> Workload:
+        """A text of the drawn length."""
+        return replace(workload, text_tokens=p["S"])
+
+
+TARGET: Final = T5
+
+
+def _names(*, gated: bool) -> Mapping[str, str]:
+    """Roles -> module paths."""
+    return {
+        "root": "",
+        "shared": "shared",
+        "lm_head": "lm_head",
+        **_stack("encoder", gated),
+        **_stack("decoder", gated),
+    }
+
+
+def _stack(stack: str, gated: bool) -> dict[str, str]:
+    block, layer = f"{stack}.block.{{i}}", f"{stack}.layer"
+    places = {"attention": f"{block}.layer.0", "cross": f"{block}.layer.1"}
+    last = f"{block}.layer.{2 if stack == 'decoder' else 1}"
+    own, other, mlp = (
+        f"{places['attention']}.SelfAttention",
+        f"{places['cross']}.EncDecAttention",
+        f"{last}.DenseReluDense",
+    )
+    return {
+        stack: stack,
+        f"{stack}.embedding": f"{stack}.embed_tokens",
+        f"{stack}.dropout": f"{stack}.dropout",
+        f"{stack}.norm": f"{stack}.final_layer_norm",
+        layer: block,
+        **{f"{layer}.{which}_sum": place for which, place in places.items()},
+        f"{layer}.mlp_sum": last,
+        f"{layer}.attention": own,
+        f"{layer}.cross": other,
+        **{f"{layer}.{x}.{p}": f"{y}.{p}" for x, y in (("attention", own), ("cross", other)) for p in "qkv"},
+        f"{layer}.attention.out": f"{own}.o",
+        f"{layer}.cross.out": f"{other}.o",
+        f"{layer}.attention.bias": f"{own}.relative_attention_bias",
+        f"{layer}.norm1": f"{places['attention']}.layer_norm",
+        f"{layer}.cross_norm": f"{places['cross']}.layer_norm",
+        f"{layer}.norm2": f"{last}.layer_norm",
+        f"{layer}.attention_dropout": f"{places['attention']}.dropout",
+        f"{layer}.cross_dropout": f"{places['cross']}.dropout",
+        f"{layer}.mlp_dropout": f"{last}.dropout",
+        f"{layer}.mlp": mlp,
+        f"{layer}.mlp.gate": f"{mlp}.wi_0",
+        f"{layer}.mlp.up": f"{mlp}.{'wi_1' if gated else 'wi'}",
+        f"{layer}.mlp.activation": f"{mlp}.act",
+        f"{layer}.mlp.dropout": f"{mlp}.dropout",
+        f"{layer}.mlp.down": f"{mlp}.wo",
+    }
+
+
+_DROPOUTS: Final = ("attention_dropout", "mlp_dropout", "mlp.dropout")
+"""Of every layer: called, and without effect outside of training."""
+
+
+def _decoder(config: T5Config, call: Call) -> tuple[Part, ...]:
+    """One token through the decoder, with its logits."""
+    width, b = sym("text_hidden"), call.item_bytes
+    return (
+        Part("root", (Scale(call.rows * width, b) if config.scaled else CONTAINER,)),
+        *_parts(config, "decoder", call),
+        Part("lm_head", (LmHead(call.batch, call.tokens, width, sym("text_vocab"), b, tied=True),)),
+    )
+
+
+def _parts(config: T5Config, stack: str, call: Call) -> tuple[Part, ...]:
+    """One of the two stacks."""
+    width, b, vocab, decodes = sym("text_hidden"), call.item_bytes, sym("text_vocab"), stack == "decoder"
+    dropouts = (*_DROPOUTS, *(("cross_dropout",) if decodes else ()))
+    layers = (
+        numbered(i, (*parts, *(Part(f"{stack}.layer.{name}") for name in dropouts)))
+        for i in range(config.decoder_layers if decodes else config.layers)
+        for parts in [_layer(config, stack, call, first=i == 0)]
+    )
+    return (
+        Part("shared", (Lent(vocab * width, b),), called=False),
+        Part(stack),
+        Part(f"{stack}.embedding", (Embedding(call.rows, vocab, width, b, lent=True, read_whole=decodes),)),
+        Part(f"{stack}.dropout", times=2),
+        *(part for layer in layers for part in layer),
+        Part(f"{stack}.norm", (RmsNorm(call.rows, width, b),)),
+    )
+
+
+def _layer(config: T5Config, stack: str, call: Call, *, first: bool) -> tuple[Part, ...]:
+    """One layer; the first makes the biases of all.
+
+    Branches: biases of zeros for cross attention are made only where a further layer takes them.
+    """
+    width, heads, b, keys = sym("text_hidden"), sym("text_heads"), call.item_bytes, call.past + call.tokens
+    memory, decodes = call.memory + call.memory_past, stack == "decoder"
+    block = AttentionBlock(
+        width=width,
+        heads=heads,
+        kv_heads=heads,
+        head_dim=sym("text_head_dim"),
+        cached=decodes,
+        causal=decodes,
+        mask="heads",
+        beside=(DistanceBuckets(call.tokens, keys),) if first else (),
+    )
+    cross = AttentionBlock(
+        width=width,
+        heads=heads,
+        kv_heads=heads,
+        head_dim=sym("text_head_dim"),
+        mask="inside" if first else "heads",
+        beside=(NoBias(heads, call.tokens, memory, b, config.decoder_layers > 1),) if first else (),
+    )
+    mlp = Mlp(width, sym("text_intermediate"), config.activation, gated=config.gated, bias=False)
+    layer = TransformerLayer(width, block, mlp, added_apart=True, cross=cross if decodes else None)
+    table = Part(f"{stack}.layer.attention.bias", (Embedding(call.tokens * keys, sym("text_buckets"), heads, b),))
+    return (*layer.parts(f"{stack}.layer", call), *((table,) if first else ()))

@@ -1,1 +1,0 @@
-"""T5: encoder and decoder with biases by distance, one table of words for all (transformers' native class)."""

@@ -1,0 +1,71 @@
+"""Closed formulas of models of images and text: towers, the features in the prompt, and the decoder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final
+
+from costproof.algebra.symbols import sym
+from costproof.analytic.compose import (
+    CONTAINER,
+    Call,
+    Part,
+    analytic_ledger,
+    invocation_nodes,
+    prefill_and_decode,
+    stage_nodes,
+)
+from costproof.analytic.costs import Size
+from costproof.analytic.image_features import FeaturesInPrompt
+from costproof.ledger.node import CostNode, Ledger
+from costproof.ledger.workload import Workload
+from costproof.models.decoding.formulas import logits_and_masks
+from costproof.models.decoding.names import STAGES
+from costproof.models.image_text.inputs import CALL, images_of
+
+IMAGES: Final = sym("n")
+"""Number of images in the batch."""
+
+
+def image_text_ledger(
+    towers: Mapping[str, tuple[tuple[Part, ...], Size]],
+    text: Callable[[Call], tuple[Part, ...]],
+    features: Size,
+    workload: Workload,
+    names: Mapping[str, str],
+    *,
+    returned: bool = True,
+) -> Ledger:
+    """Return the symbolic ledger of all stages: ``exprs`` are set, ``costs`` are empty.
+
+    Args:
+        towers: stage -> its parts, and the bytes of the activations that enter and leave it.
+        text: returns the parts of the decoder in a call, starting with the root.
+        features: rows of image features in the prompts, of the width of the decoder.
+        returned: whether the model also returns the concatenated features.
+        names: role -> module path; the module around towers and decoder has the role ``model``.
+
+    Branches: towers run only if prompts have images; decode steps have no images.
+    """
+    seen = images_of(workload) > 0
+    width = sym("text_hidden")
+
+    def nodes() -> Iterator[CostNode]:
+        for stage, (parts, border) in towers.items():
+            yield from stage_nodes(stage, parts, names)
+            if seen:
+                yield from invocation_nodes(stage, CALL, parts, names, border=border)
+        decode = workload.new_tokens > 0
+        yield from prefill_and_decode(modules, names, border=border_of, decode=decode)
+
+    def modules(call: Call) -> tuple[Part, ...]:
+        given = seen and call.past == 0
+        glue = FeaturesInPrompt(features, call.rows, width, call.item_bytes, returned) if given else CONTAINER
+        return (Part("model", (glue,)), *text(call))
+
+    def border_of(call: Call) -> Size:
+        """Add the features that enter the prefill, and the concatenated ones that it returns."""
+        given = (1 + returned) * features * width if seen and call.past == 0 else 0
+        return logits_and_masks(workload, call) + given * call.item_bytes
+
+    return analytic_ledger(nodes(), (*towers, *STAGES))

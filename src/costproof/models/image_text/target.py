@@ -1,0 +1,368 @@
+"""The base class of targets that read images and text.
+
+A family adds its configuration, its formulas, and how its vision tower is called.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, TypeVar
+
+from costproof.ledger.capture import SymbolDoc
+from costproof.ledger.errors import BadInput, CostproofError, Problems
+from costproof.ledger.node import Ledger
+from costproof.ledger.progress import Progress
+from costproof.ledger.workload import AttentionKind, Invocation, TensorSpec, Workload
+from costproof.models import settings as common
+from costproof.models.decoding import exports, names, runs
+from costproof.models.decoding.build import build, generator, with_numbers
+from costproof.models.decoding.decoder import Decoder, ids_on_meta, on_meta
+from costproof.models.image_text.config import TEXT, VISION, ImageTextConfig, is_of
+from costproof.models.image_text.inputs import CALL, IMAGES, SYMBOLS, images_of, with_images
+from costproof.models.image_text.layout import ModelLayout
+from costproof.models.native import Native
+from costproof.models.specs import Built, ExportJob, Run, SymbolicSize, layers_cut
+from costproof.models.target import NamedWorkload, Setting
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from costproof.models.encoding.domain import Domain
+    from costproof.models.proof import Proof
+
+QUESTION: Final = 64
+PRESETS: Final = (
+    NamedWorkload("question", "an image and a question about it", {"text": QUESTION}, default=True),
+    NamedWorkload("text-only", "512 text tokens, no image", {"text": 512}),
+)
+MOST_IMAGES: Final = 64
+"""Limit of images in a prompt; more are probably a mistake."""
+EXAMPLE_COUNT: Final = 7
+"""Number of images of an export: above 1, and different from the example sizes of the decoder."""
+
+C = TypeVar("C", bound=ImageTextConfig)
+
+
+class ImageTextTarget(Native[C]):
+    """A model of images and text of transformers with one configuration."""
+
+    __slots__ = ()
+    attentions: ClassVar[tuple[AttentionKind, ...]] = ("sdpa", "eager")
+    """Attention implementations of the class in transformers, the default first."""
+
+    @abstractmethod
+    def formulas(self, workload: Workload) -> Ledger:
+        """Return the symbolic analytic ledger: ``exprs`` are set, ``costs`` are empty."""
+
+    @property
+    @abstractmethod
+    def layout(self) -> ModelLayout:
+        """Return where the parts of the model are."""
+
+    @abstractmethod
+    def image_tokens(self, workload: Workload) -> int:
+        """Return the number of tokens of an image in the prompt."""
+
+    @abstractmethod
+    def tower_invocations(self, workload: Workload, count: int) -> tuple[Invocation, ...]:
+        """Return the invocations of the towers on ``count`` images; the prefill also gets the symbols of the first."""
+
+    @abstractmethod
+    def tower_jobs(self, model: nn.Module, workload: Workload, count: int | None) -> tuple[ExportJob, ...]:
+        """Return the jobs of the towers on ``count`` images; ``None`` for a symbolic number, if the class allows it."""
+
+    @abstractmethod
+    def image_inputs(self, workload: Workload, count: int) -> dict[str, Any]:
+        """Return the keyword arguments of the prefill for ``count`` images, on the meta device."""
+
+    @abstractmethod
+    def least_layers(self) -> int:
+        """Return the number of layers below which the tower cannot be cut."""
+
+    def random_image_inputs(self, model: nn.Module, workload: Workload, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Return :meth:`image_inputs` with seeded values.
+
+        Args:
+            kwargs: all arguments of the prefill, including real token ids.
+        """
+        return {
+            name: random_input(name, shape, self.options.seed, kwargs["input_ids"].device)
+            for name, shape in self.image_inputs(workload, workload.batch * images_of(workload)).items()
+        }
+
+    @classmethod
+    @abstractmethod
+    def drawn(cls, p: Mapping[str, int], rng: random.Random) -> tuple[ImageTextTarget[Any], dict[str, bool]]:
+        """Return a target with a random small configuration, and feature -> whether the configuration has it.
+
+        Args:
+            p: values of the parameters of :meth:`domain`.
+            rng: source of all choices that are not sizes.
+        """
+
+    def native(self) -> tuple[Any, Any]:
+        """Return the class of transformers, and a configuration object for it."""
+        import transformers
+
+        config = transformers.CONFIG_MAPPING[self.config.model_type](**self.config.native())
+        return getattr(transformers, self.config.architecture), config
+
+    @classmethod
+    def from_normalised(cls, text: str) -> Self:
+        """Return the target with a configuration from a certificate."""
+        data, default = json.loads(text), cls.default()
+        nested = {key: type(getattr(default.config, key))(**data[key]) for key in ("vision", "text")}
+        config: Any = type(default.config)(**{**data, **nested})
+        return replace(default, config=config)
+
+    @classmethod
+    def describes(cls, architecture: str) -> bool:
+        """Return whether the formulas describe this class of transformers."""
+        return architecture == type(cls.default().config).architecture
+
+    @classmethod
+    def serves(cls, config: Mapping[str, Any]) -> bool:
+        """Return whether the formulas describe the parts of a configuration, and its cache."""
+        default, text = cls.default().config, config.get(TEXT)
+        kinds = all(is_of(config, key, part) for key, part in ((VISION, default.vision), (TEXT, default.text)))
+        return kinds and default.text.caches_as(text if isinstance(text, dict) else {})
+
+    @classmethod
+    def settings(cls) -> tuple[Setting, ...]:
+        """Return the settings of a run, other than the preset."""
+        return (
+            Setting(IMAGES, "Images in each prompt; 0: text alone."),
+            replace(common.TEXT_TOKENS, what="Tokens of the prompt beside the image tokens."),
+            Setting("seq_len", "Tokens of the whole prompt, instead of --text-tokens."),
+            common.NEW_TOKENS,
+            common.BATCH,
+            common.DTYPE,
+            replace(common.ATTENTION, choices=cls.attentions),
+            common.LOGITS,
+        )
+
+    @staticmethod
+    def presets() -> tuple[NamedWorkload, ...]:
+        """Return the presets: with an image and without."""
+        return PRESETS
+
+    def symbol_docs(self) -> dict[str, SymbolDoc]:
+        """Return the typesetting and the meaning of each symbol in its formulas."""
+        return SYMBOLS
+
+    def first_layers(self, layers: int) -> tuple[C, dict[str, str]]:
+        """Return the configuration with the first layers of decoder and tower, and what was cut."""
+        vision, text = self.config.vision, self.config.text
+        _, words = layers_cut("decoder", layers, 1, text.layers)
+        cut = {"decoder layers": words} if words else {}
+        seen = min(max(layers, self.least_layers()), vision.layers)
+        if seen < vision.layers:
+            cut |= {"vision layers": f"{seen} of {vision.layers}"}
+        return replace(self.config, text=replace(text, layers=layers), vision=replace(vision, layers=seen)), cut
+
+    def length(self, workload: Workload) -> int:
+        """Return the length of a prompt in tokens, including image tokens."""
+        return images_of(workload) * self.image_tokens(workload) + workload.text_tokens
+
+    def with_input(self, workload: Workload, given: dict[str, Any], found: list[CostproofError]) -> Workload:
+        """Return the workload with its image settings, removed from ``given``; append errors to ``found``."""
+        count = given.pop(IMAGES, None)
+        if count is None:
+            return workload
+        if 0 <= count <= MOST_IMAGES:
+            return with_images(workload, count)
+        what, expected = "the number of images is out of range", f"0 to {MOST_IMAGES}"
+        found.append(BadInput(what, where="--images", expected=expected, got=count))
+        return workload
+
+    def workload(self, preset: str | None = None, **given: Any) -> Workload:
+        """Return the workload of a preset with changed settings."""
+        named = {p.name: p for p in PRESETS}
+        chosen = named[common.known_preset(preset or PRESETS[0].name, named)]
+        problems: list[CostproofError] = []
+        plain = with_images(Workload(chosen.name, chosen.tokens["text"], dtype=self.dtype), int(chosen.default))
+        plain = self.with_input(plain, {}, problems)
+        started = self.with_input(plain, given, problems)
+        length = given.pop("seq_len", None)
+        if length is not None and not problems:
+            if given.get("text_tokens") is not None:
+                problems.append(
+                    BadInput("text tokens and sequence length exclude each other", where="--text-tokens, --seq-len")
+                )
+            places = images_of(started) * self.image_tokens(started)
+            if length <= places:
+                what = "the sequence is too short for its image tokens" if places else "a prompt needs a token"
+                problems.append(BadInput(what, where="--seq-len", expected=f"more than {places}", got=length))
+            given["text_tokens"] = max(1, length - places)
+        made = common.changed(started, given, self.settings(), problems)
+        if problems:
+            raise Problems("the workload cannot be run", problems)
+        self.check(made)
+        return made if made == plain else replace(made, name="custom")
+
+    def problems(self, workload: Workload) -> list[CostproofError]:
+        """Return an error for each reason why the model cannot run a workload."""
+        text = self.config.text
+        found = common.problems(workload, text.head_dim) + common.device_problems(workload, self.options)
+        return found or common.too_long(workload, self.length(workload), text.max_positions)
+
+    def invocations(self, workload: Workload) -> tuple[Invocation, ...]:
+        """Return the invocations of towers, prefill and decode, with the values of their symbols."""
+        prefill, decode = names.invocations(replace(workload, text_tokens=self.length(workload)))
+        count = workload.batch * images_of(workload)
+        if not count:
+            return prefill, decode
+        towers = self.tower_invocations(workload, count)
+        features = TensorSpec((count, self.image_tokens(workload), self.config.text.hidden), workload.dtype)
+        prompt = replace(prefill, symbols=towers[0].symbols | prefill.symbols, inputs=(*prefill.inputs, features))
+        return (*towers, prompt, decode)
+
+    @property
+    def decoder(self) -> Decoder:
+        """Return how the class of transformers is called."""
+        return self.layout.decoder_for(CALL)
+
+    def build(self, workload: Workload) -> nn.Module:
+        """Return the model on the meta device."""
+        base, config = self.native()
+        return build(
+            base,
+            config,
+            dtype=workload.dtype,
+            attention=workload.attention,
+            replaced=no_image_check(),
+            inner=self.layout.inner,
+        )
+
+    def build_run(self, workload: Workload, progress: Progress) -> Built:
+        """Return the model that the dynamic source runs, on the meta device or with weights.
+
+        Raises:
+            Problems: the checkpoint does not fit.
+            Incomplete: the device is missing.
+        """
+        return with_numbers(self.build(workload), workload, self.decoder, self.options, progress)
+
+    def stages_of(self, path: str, workload: Workload) -> tuple[str, ...]:
+        """Return the stages in which a module runs, in order."""
+        return self.layout.towers.stages(path, workload.new_tokens)
+
+    def export_jobs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
+        """Return the export jobs of the towers, the glue, the prefill and a decode step.
+
+        Each cut passes an activation from one stage to the next. It is an output of one graph and an input of another,
+        so it counts as written by its producer and as read by its consumer, as in a trace of the whole model.
+        """
+        embeds = images_of(workload) > 0
+        jobs = exports.export_jobs(model, workload, self.decoder, embeds=embeds)
+        towers = (*self.tower_jobs(model, workload, None), self._glue(model, workload)) if embeds else ()
+        return (*towers, *jobs)
+
+    def stage_runs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
+        """Return jobs that run each stage in isolation at the sizes of the workload, and some decode steps."""
+        count = workload.batch * images_of(workload)
+        jobs = exports.stage_runs(model, workload, self.decoder, self.length(workload), embeds=count > 0)
+        towers = (*self.tower_jobs(model, workload, count), self._glue(model, workload)) if count else ()
+        return (*towers, *jobs)
+
+    def _glue(self, model: nn.Module, workload: Workload) -> ExportJob:
+        """Return the job of embedding and scatter; its sizes are concrete, because the features are a list."""
+        from costproof.models.image_text import modules
+
+        layout, text = self.layout, self.config.text
+        table = f"{layout.decoder}.embed_tokens"
+        images = workload.batch * images_of(workload)
+        args = {
+            "ids": ids_on_meta(workload.batch, self.length(workload)),
+            "features": list(on_meta(workload, images, self.image_tokens(workload), text.hidden)),
+        }
+        child = layout.decoder.removeprefix(f"{layout.around}.")
+        # The output projection reads a shared table in full.
+        shared = {f"{table}.weight"} if text.tied else set()
+        return ExportJob(
+            "glue",
+            "prefill",
+            ("prompt",),
+            modules.PromptGlue(model.get_submodule(layout.around), child),
+            {"part": layout.around, f"part.{child}.embed_tokens": table},
+            args,
+            own_calls=frozenset({table}),
+            inside=frozenset({"return.0", *shared}),
+        )
+
+    def runs(self, model: nn.Module, workload: Workload) -> tuple[Run, ...]:
+        """Return the runs of the prompt with its images, and of the decode steps after it."""
+        decoder, count = self.decoder, workload.batch * images_of(workload)
+        prompt = runs.prompt_inputs(workload, decoder, self.length(workload))
+        if next(model.parameters()).device.type == "meta":
+            images = self.image_inputs(workload, count) if count else {}
+            return runs.shape_runs(model, workload, decoder, {**prompt, **images})
+        kwargs = runs.real_prompt(model, workload, decoder, prompt, self._ids(workload, prompt["input_ids"]))
+        if count:
+            kwargs |= self.random_image_inputs(model, workload, kwargs)
+        return runs.real_runs(model, workload, decoder, kwargs)
+
+    def _ids(self, workload: Workload, shape: torch.Tensor) -> torch.Tensor:
+        """Return random ids [B, S]: image tokens at the places of each image, with a text token between images."""
+        token, count = self.config.image_token, self.image_tokens(workload)
+        ids = runs.drawn_ids(self.config.text.vocab - 1, tuple(shape.shape), self.options.seed)
+        ids += ids >= token  # any token but the image token
+        between = int(workload.text_tokens >= images_of(workload))
+        for image in range(images_of(workload)):
+            first = image * (count + between)
+            ids[:, first : first + count] = token
+        return ids
+
+    @staticmethod
+    def proof_settings() -> tuple[Setting, ...]:
+        """Return no settings: a run has no sizes to enumerate."""
+        return ()
+
+    def proof(self, samples: int, seed: int) -> Proof:
+        """Return the proof of all stages in symbolic sizes and for random configurations."""
+        from costproof.models.encoding.domain import proof
+
+        return proof(self, samples, seed)
+
+    def domain(self) -> Domain:
+        """Return the domain of a proof: prompts with one image, several or none, and random sizes."""
+        from costproof.models.image_text.domain import domain
+
+        return domain(self.workload())
+
+    def drawn_run(self, p: Mapping[str, int], workload: Workload) -> Workload:
+        """Return a workload with the prompt of a draw, including its images."""
+        return with_images(self.drawn_text(p, workload), p["images"])
+
+    @staticmethod
+    def drawn_text(p: Mapping[str, int], workload: Workload) -> Workload:
+        """Return a workload with the text and the logits of a draw."""
+        return replace(workload, text_tokens=p["text_tokens"], logits="last" if p["last"] else "all")
+
+
+def no_image_check() -> dict[str, Any]:
+    """Return the replacement of the check that image tokens match features, which needs concrete values."""
+    return {"torch_compilable_check": lambda *args, **kwargs: None}
+
+
+def tower_job(stage: str, path: str, module: nn.Module, sized: bool, **args: torch.Tensor) -> ExportJob:
+    """Return the export job of a tower in one call.
+
+    Args:
+        path: of the tower in the model; in ``module`` it is ``part``.
+        sized: whether the first dimension of each argument is the symbolic number of images.
+    """
+    sizes = [SymbolicSize((name,), 0, "n") for name in args] if sized else ()
+    return ExportJob(stage, stage, (CALL,), module, {"part": path}, args, sizes)
+
+
+def random_input(name: str, shape: torch.Tensor, seed: int, device: torch.device) -> torch.Tensor:
+    """Return normal values that depend on the seed and the name of the input."""
+    import torch
+
+    return torch.randn(shape.shape, generator=generator(seed, name)).to(device, shape.dtype)

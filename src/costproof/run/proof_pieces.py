@@ -1,0 +1,297 @@
+"""A piece of a proof carried out: exports costed and compared with formulas. It answers with plain data."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from costproof.algebra.evaluation import evaluate
+from costproof.algebra.series import CONTEXT, STEPS
+from costproof.algebra.symbols import parse
+from costproof.compare.proof.bound import bound, degrees
+from costproof.compare.proof.certificate import Certificate, Claim, Counterexample, Coverage, Seen, verdict_of
+from costproof.compare.proof.judge import Answer, judge
+from costproof.ledger.environment import environment
+from costproof.ledger.errors import Incomplete
+from costproof.ledger.evaluate import evaluate_ledger
+from costproof.ledger.metrics import FLOOR, STAGE_WIDE
+from costproof.ledger.node import Ledger
+from costproof.ledger.workload import SettingValue, Workload
+from costproof.models.changing import keys_of
+from costproof.models.proof import Piece, Proof, Provable
+from costproof.models.specs import ExportJob
+from costproof.models.target import Runnable, WithFormulas
+from costproof.opgraph.rules.files import versions_in_force
+from costproof.processes import Say
+from costproof.tracers.exported import Exported, export_graph
+from costproof.tracers.exporting import with_sizes
+from costproof.tracers.guards import conditions, holds_at
+from costproof.tracers.static import exported_ledger
+from costproof.tracers.untraced_runs import count_every_step
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+def carried_out(piece: Piece[Provable], say: Say | None = None) -> Answer:
+    """Export, cost and compare the run of a piece.
+
+    Raises:
+        Incomplete: a part cannot be exported, or an operator has no cost rule.
+    """
+    graphs: dict[str, Exported] = {}
+    found = counted(piece, graphs).judged(piece.target.formulas(piece.workload))
+    drawn = piece.sizes is not None or piece.phase == "runs"
+    config = piece.target.info().symbols if drawn else {}
+    return Answer(
+        rows=found.rows,
+        claims=tuple(
+            replace(c, invocation=_call(piece, c.invocation)) for c in found.claims if piece.phase == "identities"
+        ),
+        counterexamples=tuple(
+            replace(c, found_in=piece.id, invocation=_call(piece, c.invocation), config=config)
+            for c in found.counterexamples
+        ),
+        formulas=found.formulas if piece.phase == "draws" else (),
+        sizes={g.job.stage: _held(piece, g) for g in graphs.values()} if piece.asked else {},
+        conditions=tuple(dict.fromkeys(_conditions(piece, graphs.values()))),
+    )
+
+
+def _conditions(piece: Piece[Provable], graphs: Iterable[Exported]) -> Iterator[str]:
+    """Where the graphs of an identity are not the model: claims about all sizes leave these out."""
+    for graph in graphs if piece.phase == "identities" and not piece.asked else ():
+        for condition in conditions(graph):
+            yield f"{piece.id.partition(': ')[2]}: {graph.job.stage} at sizes where not {condition}"
+
+
+def _call(piece: Piece[Provable], invocation: str) -> str:
+    """What a call is named in an answer: one of any size, or of a draw."""
+    if piece.sizes is not None:
+        return f"{invocation} of {piece.workload.name}"
+    return ANY if piece.asked and invocation else invocation
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """The graphs of a piece, costed, or its run, counted: what formulas are compared with."""
+
+    piece: Piece[Provable]
+    static: Ledger
+    values: Mapping[tuple[str, str], Mapping[str, int]]
+    fixed: frozenset[tuple[str, str, str]]
+    """(stage, module, metric) of what exports without symbols show: it holds for the inputs of this run alone."""
+
+    def judged(self, formulas: Ledger) -> Answer:
+        """Formulas of the piece's run, in symbols, against the graphs."""
+        piece, static, ran = self.piece, self.static, self.piece.phase == "runs"
+        config = piece.target.info().symbols
+        full = evaluate_ledger(formulas, self.values, config)
+        return judge(
+            Ledger(full.source, full.nodes, static.metrics if ran else full.metrics, static.stages),
+            static, self.values, config,
+            alias={"L": "S"} if piece.workload.logits == "all" else {},
+            fixed=self.fixed, only_fixed=piece.phase == "workloads",
+            steps=piece.steps, integers=ran or piece.sizes is not None,
+        )  # fmt: skip
+
+
+def counted(piece: Piece[Provable], graphs: dict[str, Exported]) -> Counted:
+    """Export and cost the run of a piece, or make every step of it; ``graphs`` gets every export by its job's name.
+
+    Raises:
+        Incomplete: a part cannot be exported, or an operator has no cost rule.
+    """
+    target, workload, sizes = piece.target, piece.workload, piece.sizes
+    values = {(i.stage, i.id): {**i.symbols, **(sizes or {})} for i in target.invocations(workload)}
+    if piece.phase == "runs":
+        return Counted(piece, count_every_step(cast(Runnable, target), workload, "static"), values, frozenset())
+    kernels = (workload.dtype, workload.attention, workload.experts)
+    names = {s.name for s in target.settings() if s.choices}
+    own = tuple((name, value) for name, value in workload.inputs.items() if name in names)
+    model = _built(cast(Hashable, target), *kernels, own) if sizes is None else target.build(workload)
+
+    def export(job: ExportJob) -> Exported:
+        if job.id not in graphs:
+            graphs[job.id] = export_graph(job)
+        return graphs[job.id]
+
+    def ledger(jobs: Sequence[ExportJob]) -> Ledger:
+        stages = [s for s in target.info().stages if s in {job.stage for job in jobs}]
+        return exported_ledger(target, workload, model, jobs, stages, values, export=export, whole=True)
+
+    jobs = [job for job in target.export_jobs(model, workload) if not piece.stages or job.stage in piece.stages]
+    fixed = [job for job in jobs if not job.sizes]
+    if sizes is not None:
+        jobs = [one for job in jobs for one in _at(job, values)]
+    static = ledger(fixed if piece.phase == "workloads" else jobs)
+    if static.unknown_ops:
+        raise Incomplete(
+            "an operator has no cost rule, so nothing is proved",
+            where=", ".join(sorted({f"{o.stage}/{o.module}" for o in static.unknown_ops})),
+            got=", ".join(sorted({o.op for o in static.unknown_ops})),
+        )
+    # What exports without symbols show holds for the inputs of this run; all else is another piece's.
+    shown = ledger(fixed).nodes if fixed and sizes is None else ()
+    here = {(n.stage, n.module, m) for n in shown for m in n.costs if m != "calls" and m not in STAGE_WIDE}
+    if piece.phase == "workloads":  # without the other parts of a stage: what crosses its border is not all there
+        here = {row for row in here if row[2] != FLOOR}
+    return Counted(piece, static, values, frozenset(here))
+
+
+def _at(job: ExportJob, values: Mapping[tuple[str, str], Mapping[str, int]]) -> Iterator[ExportJob]:
+    """The job at the sizes of its calls; of decode steps every one by itself, so that no formula sums them.
+
+    One graph in symbols may stand for calls of several sizes: for each of these there is one.
+    """
+    calls: dict[tuple[int, ...], list[str]] = {}
+    for call in job.invocations:
+        known = values[job.stage, call]
+        calls.setdefault(tuple(evaluate(parse(s.symbol), known) for s in job.sizes), []).append(call)
+    for alike in calls.values():
+        sizes, name = values[job.stage, alike[0]], job.id if len(calls) == 1 else f"{job.id} of {alike[0]}"
+        past, steps = (sizes[str(CONTEXT)], sizes[str(STEPS)]) if job.repeated else (0, 1)
+        for i in range(steps):
+            made = with_sizes(job, {**sizes, str(CONTEXT): past + i} if job.repeated else sizes)
+            yield replace(made, id=f"{name} at {past + i}" if job.repeated else name, invocations=tuple(alike))
+
+
+def _held(piece: Piece[Provable], exported: Exported) -> tuple[int, ...]:
+    """The sizes at all of whose points an export describes the model."""
+    points = [(size, point) for size, asked in piece.asked.items() for point in asked]
+    holds = holds_at(exported, [dict(point) for _, point in points])
+    fails = {size for (size, _), held in zip(points, holds, strict=True) if not held}
+    return tuple(size for size in piece.asked if size not in fails)
+
+
+@lru_cache(maxsize=2)
+def _built(
+    target: Hashable, dtype: str, attention: str, experts: str, own: tuple[tuple[str, SettingValue], ...]
+) -> nn.Module:
+    """One process makes dozens of exports of the same model; building it takes as long as one of them.
+
+    Args:
+        own: what is chosen among settings of the target's own; their sizes build nothing.
+    """
+    workload = Workload("build", 1, 1, 1, dtype, attention, "all", experts, dict(own))  # type: ignore[arg-type]
+    return cast(Provable, target).build(workload)
+
+
+ANY = "any"
+"""The call of claims about any of the enumerated sizes."""
+
+NOT_CLAIMED = (
+    "that the graph is the model: the dynamic source traces runs, and costproof report compares it with both",
+    "what bounds of time leave out of the FLOPs (skippable_flops), and the dtype of each product",
+    "time, and peaks of memory",
+)
+
+
+def assemble(answers: Sequence[tuple[str, str, Answer | str]], target: WithFormulas, proof: Proof) -> Certificate:
+    """Put the answers together; (phase, id, answer or the reason why there is none)."""
+    missing = tuple(f"{name}: {' '.join(a.split())}" for _, name, a in answers if isinstance(a, str))
+    rows: Counter[str] = Counter()
+    by_stage: Counter[str] = Counter()
+    formulas: dict[str, dict[str, None]] = {}
+    wrong: list[Counterexample] = []
+    right: dict[tuple[str, ...], list[tuple[str, Claim]]] = {}
+    left_out: dict[str, None] = {}
+    symbolic: dict[str, set[int]] = {stage: set() for stage in proof.sized}
+    for phase, name, answer in answers:
+        if isinstance(answer, str):
+            continue
+        for stage, count in answer.rows.items():
+            rows[phase] += count
+            by_stage[stage] += count
+        for stage, sizes in answer.sizes.items():
+            symbolic[stage] |= set(sizes)
+        for stage, formula in answer.formulas:
+            formulas.setdefault(stage, {})[formula] = None
+        for claim in answer.claims:
+            right.setdefault((*claim.key, claim.at_config), []).append((name.partition(": ")[2], claim))
+        wrong += answer.counterexamples
+        left_out |= dict.fromkeys(answer.conditions)
+    info, samples = target.info(), proof.settings.samples
+    return Certificate(
+        conventions=target.conventions(proof.usual),
+        target=info,
+        environment=environment() | versions_in_force(),
+        verdict=verdict_of(wrong, missing),
+        settings=proof.settings,
+        coverage=Coverage(
+            **domain(proof),
+            symbolic_sizes=tuple(sorted(set.intersection(*symbolic.values()) if symbolic else ())),
+            runs=tuple(name.partition(": ")[2] for phase, name, _ in answers if phase == "identities"),
+            drawn=dict(proof.ranges),
+            choices=dict(proof.choices),
+            not_varied=proof.not_varied,
+            seen=seen(proof),
+            rows=dict(rows),
+            rows_by_stage=dict(by_stage),
+        ),
+        bounds=tuple(
+            bound(s, degrees(formulas[s], proof.independent), proof.ranges, samples)
+            for s in info.stages
+            if s in formulas and samples
+        ),
+        claims=tuple(_claim(found, proof.sized) for found in right.values()),
+        counterexamples=tuple(sorted(wrong, key=_size)),
+        missing=missing,
+        symbols={s: d for s, d in target.symbol_docs().items() if s not in info.symbols},
+        not_claimed=(NOT_CLAIMED[0], *proof.not_claimed, *left_out, *NOT_CLAIMED[1:]),
+    )
+
+
+def domain(proof: Proof) -> dict[str, Any]:
+    """Return what decides how many pieces a proof has, as a certificate states it."""
+    return {
+        "sizes": proof.sizes,
+        "tried_sizes": proof.tried_sizes,
+        "workloads": proof.workloads,
+        "samples": proof.settings.samples,
+    }
+
+
+_NOT_OF_A_RUN: Final = ("name", "what", "inputs", "arguments")
+
+
+def seen(proof: Proof) -> dict[str, Seen]:
+    """How far the draws varied what decides a cost: keys of configurations, settings and sizes of runs.
+
+    A choice that some draws leave as it usually is counts as one value more.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    given, draws = Counter[str](), [piece for piece in proof.pieces if piece.phase == "draws"]
+    for piece in draws:
+        keys: dict[str, Any] = dict(piece.target.info().config or {})
+        keys |= {k: v for k, v in keys_of(piece.workload).items() if k not in _NOT_OF_A_RUN}
+        for key, value in {**keys, **piece.workload.inputs, **(piece.sizes or {})}.items():
+            found.setdefault(key, {})[repr(value)] = value
+            given[key] += 1
+    for key, values in found.items():
+        if given[key] < len(draws) and all(isinstance(value, str) for value in values.values()):
+            values[""] = None
+    return {key: _seen(list(values.values())) for key, values in sorted(found.items())}
+
+
+def _seen(values: Sequence[Any]) -> Seen:
+    numbers = [v for v in values if isinstance(v, int) and not isinstance(v, bool)]
+    return Seen(len(values), min(numbers), max(numbers)) if len(numbers) == len(values) else Seen(len(values))
+
+
+def _claim(found: Sequence[tuple[str, Claim]], sized: Sequence[str]) -> Claim:
+    """One claim for all runs that it was shown for."""
+    claim = found[0][1]
+    method = claim.method
+    if method == "identity" and claim.stage in sized and claim.invocation not in ("", ANY):
+        method = "identity per size"
+    return replace(claim, runs=tuple(name for name, _ in found), method=method)
+
+
+def _size(c: Counterexample) -> tuple[int, int, int, int, str, str]:
+    """Expressions before numbers, general before special, small before large."""
+    numbers, general = sum(c.config.values()), len(c.smallest)
+    return (numbers, -general, sum(c.smallest.values()), len(c.difference), c.stage, c.module)
