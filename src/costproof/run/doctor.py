@@ -21,10 +21,10 @@ from costproof.ledger.environment import VERSION, advice, extras, installed, pac
 from costproof.ledger.errors import EXIT_INCOMPLETE, EXIT_OK, CostproofError, first_line
 from costproof.ledger.offline import OFFLINE
 from costproof.ledger.plural import plural
-from costproof.models import flash_attention
-from costproof.models.flash_attention import COMPILED, FLASH, WITHOUT_CUDA
 from costproof.models.registry import TARGETS
 from costproof.opgraph.rules.registry import RULES
+from costproof.patches import flash_attention
+from costproof.patches.flash_attention import COMPILED, FLASH, WITHOUT_CUDA
 from costproof.plugins import Registry
 from costproof.reports.outputs import REGISTRY
 from costproof.tracers.cache import folder
