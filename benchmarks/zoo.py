@@ -102,7 +102,7 @@ def page(names: Sequence[str], known: Mapping[str, Row]) -> str:
         "",
         f"Of {len(names)} types {built} were built and tried. Of these {agreed} ({agreed / max(built, 1):.1%}) have",
         f"equal FLOPs from all three sources; in {part} of them the inputs leave modules unused (named in the CSV), so",
-        f"the figure covers the rest. All rows took {sum(row.seconds for row in every) / 60:.0f} minutes of one process.",
+        f"the figure covers the rest. All rows took {sum(r.seconds for r in every) / 60:.0f} minutes of one process.",
         "",
         "| outcome | types | |",
         "| --- | ---: | --- |",
