@@ -72,7 +72,7 @@ OUTPUTS: Final[tuple[Output, ...]] = (
     ),
     Output(
         "static-md", "static_compute.md", "what each stage costs, for people",
-        lambda r: r, _at("reports.static_md:static_md"), states_verdict=True, folder="report",
+        lambda r: r, _printed("static", "md"), states_verdict=True, folder="report",
     ),
     Output(
         "static-json", "static_compute.json", "what each stage costs, for programs",
@@ -80,7 +80,7 @@ OUTPUTS: Final[tuple[Output, ...]] = (
     ),
     Output(
         "discrepancy-md", "discrepancy.md", "the comparison, for people",
-        lambda r: r, _at("reports.discrepancy_md:discrepancy_md"), states_verdict=True, folder="report",
+        lambda r: r, _printed("discrepancy", "md"), states_verdict=True, folder="report",
     ),
     Output(
         "discrepancy-json", "discrepancy.json", "every comparison and its causes, for programs",
@@ -88,7 +88,7 @@ OUTPUTS: Final[tuple[Output, ...]] = (
     ),
     Output(
         "discrepancy-short", "discrepancy-short.md", "the comparison, short enough for a comment",
-        lambda r: r, _at("reports.discrepancy_md:discrepancy_short"), states_verdict=True, folder="report",
+        lambda r: r, _at("reports.discrepancy:discrepancy_short"), states_verdict=True, folder="report",
     ),
     Output(
         "callgraph-json", "callgraph.json", "what called what, how often, on which shapes",
