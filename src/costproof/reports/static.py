@@ -96,8 +96,8 @@ def _overview(static: StaticCompute) -> list[Block]:
     shared = " Parameters of a module that works in two stages count once in the total."
     last = ": those are the peaks, of which the total is the largest." if peaked else "."
     note = (
-        f"k = 1000, for bytes too.{'' if static.one_stage else shared} ", Code("?"), " is unknown or disputed, ",
-        Code("≥"), " is the part that is known. ",
+        f"k = 1000, for bytes too.{'' if static.one_stage else shared} ", Markdown("`?`"), " is unknown or disputed, ",
+        Markdown("`≥`"), " is the part that is known. ",
         "Activations written are a sum over the stage, not what is alive at once", last,
     )  # fmt: skip
     return [Table(head, "lr", rows), note]
@@ -146,7 +146,7 @@ def _sources(static: StaticCompute) -> list[Block]:
         for source, said in sorted(s.sources.items())
     ]
     head = ("Stage", "Source", "Params", "FLOPs", "Vector FLOPs", "Activation bytes")
-    return [Table(head, "llr", rows), (Code("—"), ": the source does not give this quantity.")]
+    return [Table(head, "llr", rows), (Markdown("`—`"), ": the source does not give this quantity.")]
 
 
 def convention_rows(static: StaticCompute) -> list[tuple[str, ...]]:
