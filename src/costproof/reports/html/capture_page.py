@@ -12,9 +12,8 @@ from costproof.ledger.metrics import METRICS, STAGE_WIDE, Metric
 from costproof.ledger.plural import plural, verb
 from costproof.reports import peaks, roofline
 from costproof.reports.document import plain_text
-from costproof.reports.graph.choice import Choice
 from costproof.reports.graph.svg import inline
-from costproof.reports.graph.view import graph_view
+from costproof.reports.graph.view import Choice, graph_view
 from costproof.reports.html.document import Html, h, page, table
 from costproof.reports.html.mathml import mathml, symbol
 from costproof.reports.html.printer import (
