@@ -15,7 +15,7 @@ from costproof.models.families.deepseek_ocr.any_side import AnySide
 from costproof.models.families.deepseek_ocr.config import OcrConfig, SamConfig
 from costproof.models.families.deepseek_ocr.page import page_of
 from costproof.models.families.deepseek_ocr.wrappers import symbolic_int
-from costproof.models.jobs import ExportJob, SymbolicSize
+from costproof.models.specs import ExportJob, SymbolicSize
 from costproof.run.proof_pieces import carried_out
 from costproof.tracers.exported import Exported, export_graph
 from costproof.tracers.exporting import plain_sympy

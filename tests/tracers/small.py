@@ -15,7 +15,7 @@ from costproof.ledger.run import RunOptions
 from costproof.ledger.workload import FLOAT_BYTES, Invocation, TargetInfo, Workload
 from costproof.models.families.deepseek_ocr import build, exports, runs
 from costproof.models.families.deepseek_ocr.page import Page, page_of, page_workload
-from costproof.models.jobs import Built, ExportJob, Run
+from costproof.models.specs import Built, ExportJob, Run
 from costproof.models.target import NamedWorkload, Setting
 
 # SAM: 3 layers, the middle one global, windows of 3; features of 64 channels are CLIP's embeddings.

@@ -12,7 +12,7 @@ from costproof.algebra.evaluation import evaluate
 from costproof.algebra.symbols import parse
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.node import CostNode
-from costproof.models.jobs import ExportJob, SymbolicSize
+from costproof.models.specs import ExportJob, SymbolicSize
 from costproof.tracers.exported import export_graph
 from costproof.tracers.guards import conditions, first_broken_guard, holds_at, margins
 from costproof.tracers.static import JobCosts, cost_job

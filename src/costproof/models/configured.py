@@ -14,7 +14,7 @@ from costproof.ledger.metrics import Conventions
 from costproof.ledger.run import RunOptions
 from costproof.ledger.workload import Dtype, TargetInfo, Workload
 from costproof.models.changing import changes, keys_of, with_keys
-from costproof.models.stored import PLAIN, Stored
+from costproof.models.checkpoint import PLAIN, Stored
 
 
 class Config(ABC):

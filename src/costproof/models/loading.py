@@ -18,7 +18,7 @@ from costproof.ledger.errors import BadInput, CostproofError, Problems, first_li
 from costproof.ledger.files import read_json
 from costproof.ledger.plural import plural
 from costproof.ledger.progress import Progress
-from costproof.models.processor import is_there
+from costproof.models.checkpoint import is_there
 
 if TYPE_CHECKING:
     import torch

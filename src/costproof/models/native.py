@@ -13,10 +13,10 @@ from costproof.ledger.errors import CostproofError, Problems
 from costproof.ledger.files import read_configuration
 from costproof.ledger.workload import NO_CLASS
 from costproof.models.changing import put
+from costproof.models.checkpoint import Stored, stored, without, without_dtype
 from costproof.models.configured import Config, Configured
 from costproof.models.keys import type_of_class
 from costproof.models.section import Section
-from costproof.models.stored import Stored, stored, without, without_dtype
 
 
 class NativeConfig(Config):

@@ -17,7 +17,7 @@ from itertools import chain
 from types import ModuleType
 from typing import Any, Final
 
-from costproof.models import as_it_runs
+from costproof.patches import inference
 from costproof.process_settings import Namespace, SavedSettings, is_code
 
 _WRITERS: Final = ("costproof.", "torchlens.", "unittest.mock")
@@ -69,14 +69,14 @@ class ProcessState:
         self._settings.put_back()
         self._functions.put_back(thoroughly=thoroughly)
         if thoroughly:
-            as_it_runs.forget()
+            inference.forget()
 
     def put_back_in_fork(self) -> None:
         """The same in a process that another thread has forked before this one put it back."""
         self._functions.free_locks()
         self._settings.put_back(in_fork=True)
         self._functions.put_back(thoroughly=True)
-        as_it_runs.forget()
+        inference.forget()
 
     def differences(self) -> list[str]:
         """What is not as it was, one phrase each."""

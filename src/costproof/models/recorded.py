@@ -14,8 +14,7 @@ from typing import Final
 from costproof.ledger.metrics import UNFUSED, Metric
 from costproof.ledger.run import GRAPH_SOURCES
 from costproof.ledger.workload import Workload
-from costproof.models.serving import options_of
-from costproof.models.target import Target
+from costproof.models.target import Target, options_of
 
 RECORD: Final = Path(__file__).with_name("recorded.json")
 """A list of groups: the families that are alike, and what each source gives of them."""

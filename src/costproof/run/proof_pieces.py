@@ -21,8 +21,8 @@ from costproof.ledger.metrics import FLOOR, STAGE_WIDE
 from costproof.ledger.node import Ledger
 from costproof.ledger.workload import SettingValue, Workload
 from costproof.models.changing import keys_of
-from costproof.models.jobs import ExportJob
 from costproof.models.proof import Piece, Proof, Provable
+from costproof.models.specs import ExportJob
 from costproof.models.target import Runnable, WithFormulas
 from costproof.opgraph.rules.files import versions_in_force
 from costproof.processes import Say

@@ -9,7 +9,7 @@ from typing import Any
 
 from costproof.ledger.capture import Capture
 from costproof.ledger.progress import Progress, silent
-from costproof.models.serving import lacking
+from costproof.models.target import lacking
 from costproof.reports.report import Report, check_report_folder, write_report
 from costproof.run.capture import count_sources
 from costproof.run.count_lock import count_lock

@@ -17,7 +17,7 @@ import sympy
 from costproof.algebra.evaluation import evaluate
 from costproof.algebra.symbols import parse
 from costproof.ledger.errors import Incomplete
-from costproof.models.jobs import ExportJob
+from costproof.models.specs import ExportJob
 from costproof.tracers.exported import Exported
 from costproof.tracers.exporting import Argument
 

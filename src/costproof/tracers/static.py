@@ -16,9 +16,8 @@ from costproof.ledger.progress import Progress, silent
 from costproof.ledger.run import RunOptions
 from costproof.ledger.workload import Workload, sampled_steps
 from costproof.models.generic.copies import unchecked
-from costproof.models.jobs import GIVEN, ExportJob, SymbolicSize
-from costproof.models.serving import options_of
-from costproof.models.target import Exportable, PartlyExported, Runnable, Staged, Target, WithFormulas
+from costproof.models.specs import GIVEN, ExportJob, SymbolicSize
+from costproof.models.target import Exportable, PartlyExported, Runnable, Staged, Target, WithFormulas, options_of
 from costproof.opgraph.account import account, cache_nodes
 from costproof.opgraph.costed import CostedGraph, bound_unknown, cost_graph, known_at_sizes, substitute_sizes
 from costproof.opgraph.fvcore_macs import fvcore_nodes

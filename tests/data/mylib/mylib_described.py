@@ -18,8 +18,8 @@ from costproof.compare.proof.certificate import Settings
 from costproof.ledger.metrics import Conventions
 from costproof.ledger.node import Ledger
 from costproof.ledger.workload import Invocation, TargetInfo, Workload
-from costproof.models.jobs import ExportJob, SymbolicSize
 from costproof.models.proof import Piece, Proof
+from costproof.models.specs import ExportJob, SymbolicSize
 from costproof.models.target import NamedWorkload, Setting
 
 SETTINGS = (Setting("rows", "Rows of the input."),)

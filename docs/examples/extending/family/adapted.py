@@ -17,7 +17,7 @@ from costproof.ledger.errors import BadInput
 from costproof.ledger.metrics import Conventions
 from costproof.ledger.node import Ledger
 from costproof.ledger.workload import Invocation, TargetInfo, Workload
-from costproof.models.jobs import ExportJob, SymbolicSize
+from costproof.models.specs import ExportJob, SymbolicSize
 from costproof.models.target import NamedWorkload, Setting
 
 WIDE, INNER = 64, 256

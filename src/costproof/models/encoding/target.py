@@ -16,9 +16,8 @@ from costproof.ledger.workload import AttentionKind, Invocation, TensorSpec, Wor
 from costproof.models import settings as common
 from costproof.models.encoding import STAGE, place
 from costproof.models.encoding.config import EncoderConfig
-from costproof.models.jobs import Built, ExportJob, Run, SymbolicSize
 from costproof.models.native import Native
-from costproof.models.stretch import layers_cut
+from costproof.models.specs import Built, ExportJob, Run, SymbolicSize, layers_cut
 from costproof.models.target import NamedWorkload, Setting
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import Any, ClassVar, Final
 
 from costproof.algebra.symbols import sym
 from costproof.analytic.compose import Part
@@ -30,9 +30,6 @@ from costproof.models.encoding.formulas import (
 )
 from costproof.models.encoding.images import VisionTarget
 from costproof.models.section import Section
-
-if TYPE_CHECKING:
-    pass
 
 
 def clip_names(path: str) -> Mapping[str, str]:

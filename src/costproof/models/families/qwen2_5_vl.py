@@ -40,9 +40,9 @@ from costproof.models.image_text.formulas import IMAGES, image_text_ledger
 from costproof.models.image_text.inputs import CALL, images_of, with_images
 from costproof.models.image_text.layout import ModelLayout, StagePaths
 from costproof.models.image_text.target import ImageTextTarget, random_input, tower_job
-from costproof.models.jobs import ExportJob
 from costproof.models.native import yes_or_no
 from costproof.models.section import Section, shown
+from costproof.models.specs import ExportJob
 from costproof.models.target import Setting
 
 if TYPE_CHECKING:

@@ -38,8 +38,8 @@ from costproof.models.encoding.formulas import (
 )
 from costproof.models.encoding.images import SIZE, PackedLengths, side_of
 from costproof.models.encoding.target import EncoderTarget, Tensors
-from costproof.models.jobs import SymbolicSize
 from costproof.models.section import Section
+from costproof.models.specs import SymbolicSize
 from costproof.models.target import NamedWorkload, Setting
 
 if TYPE_CHECKING:

@@ -26,10 +26,9 @@ from costproof.ledger.workload import AttentionKind, Invocation, TensorSpec, Wor
 from costproof.models import settings as common
 from costproof.models.decoding.decoder import Decoder, ids_on_meta
 from costproof.models.generic.encoder_decoder import PROMPT, TWO_STAGES, FirstRun, TwoStacks, two_stack_calls
-from costproof.models.jobs import Built, ExportJob, Run, SymbolicSize
 from costproof.models.native import Native, NativeConfig, check_type, yes_or_no
 from costproof.models.section import MOST_LAYERS, Section, renamed
-from costproof.models.stretch import layers_cut
+from costproof.models.specs import Built, ExportJob, Run, SymbolicSize, layers_cut
 from costproof.models.target import NamedWorkload, Setting
 
 if TYPE_CHECKING:

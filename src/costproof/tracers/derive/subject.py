@@ -21,7 +21,7 @@ from costproof.compare.proof.closed_form import Limit
 from costproof.ledger.errors import BadInput, Incomplete, Problems
 from costproof.ledger.workload import Workload
 from costproof.models.generic.huggingface import counts_layers
-from costproof.models.jobs import ExportJob
+from costproof.models.specs import ExportJob
 from costproof.models.target import Derivable, Exportable, WithFormulas
 from costproof.tracers.exported import Exported
 from costproof.tracers.exporting import plain_sympy, with_sizes

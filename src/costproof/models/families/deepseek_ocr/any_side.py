@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 from costproof.ledger.workload import Workload
 from costproof.models.families.deepseek_ocr.page import Page, page_workload, views
 from costproof.models.families.deepseek_ocr.target import DeepseekOcr
-from costproof.models.jobs import ExportJob, SymbolicSize
+from costproof.models.specs import ExportJob, SymbolicSize
 
 if TYPE_CHECKING:
     from torch import nn

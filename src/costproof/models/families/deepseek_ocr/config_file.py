@@ -7,11 +7,11 @@ from pathlib import Path
 
 from costproof.ledger.errors import BadInput, Problems
 from costproof.ledger.files import read_configuration
+from costproof.models.checkpoint import without, without_dtype
 from costproof.models.families.deepseek_ocr import native_config, vendor_config
 from costproof.models.families.deepseek_ocr.config import OcrConfig
 from costproof.models.families.deepseek_ocr.consistency import contradictions
 from costproof.models.section import Section
-from costproof.models.stored import without, without_dtype
 
 
 def load_config(path: Path) -> OcrConfig:

@@ -22,7 +22,7 @@ from costproof.models.families.deepseek_ocr.build import DECODER, stride, unchec
 from costproof.models.families.deepseek_ocr.formulas.names import NATIVE_NAMES
 from costproof.models.families.deepseek_ocr.page import page_of, sides, views
 from costproof.models.families.deepseek_ocr.runs import READER, Reader, page_inputs
-from costproof.models.jobs import ExportJob, SymbolicSize
+from costproof.models.specs import ExportJob, SymbolicSize
 
 if TYPE_CHECKING:
     import torch

@@ -12,7 +12,7 @@ from costproof.models.decoding.build import generator
 from costproof.models.decoding.decoder import Decoder, config_of, on_meta, text_config
 from costproof.models.families.deepseek_ocr.build import DECODER, stride
 from costproof.models.families.deepseek_ocr.page import Page, page_of, prefill_name, vision_tokens
-from costproof.models.jobs import Run
+from costproof.models.specs import Run
 
 if TYPE_CHECKING:
     from torch import nn

@@ -14,6 +14,7 @@ from costproof.ledger.node import Ledger
 from costproof.ledger.progress import Progress
 from costproof.ledger.workload import ExpertKernel, Invocation, Workload
 from costproof.models import settings
+from costproof.models.checkpoint import stored
 from costproof.models.configured import Configured
 from costproof.models.decoding.build import with_numbers
 from costproof.models.families.deepseek_ocr import build, exports, geometry, runs
@@ -26,9 +27,7 @@ from costproof.models.families.deepseek_ocr.page import IMAGE_STAGES, STAGES
 from costproof.models.families.deepseek_ocr.presets import DEFAULT_PRESET, MODES, SETTINGS, SIDES, USUAL_SIDES
 from costproof.models.families.deepseek_ocr.remote_code import snapshot
 from costproof.models.families.deepseek_ocr.workloads import make_workload, problems_of
-from costproof.models.jobs import Built, ExportJob, Run
-from costproof.models.stored import stored
-from costproof.models.stretch import layers_cut
+from costproof.models.specs import Built, ExportJob, Run, layers_cut
 from costproof.models.target import Exportable, NamedWorkload, Setting, Target
 
 if TYPE_CHECKING:

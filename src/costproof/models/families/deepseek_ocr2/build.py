@@ -21,7 +21,7 @@ from costproof.models.families.deepseek_ocr2.formulas.names import NAMES
 from costproof.models.families.deepseek_ocr2.page import queries, vision_tokens
 from costproof.models.image_text.layout import StagePaths
 from costproof.models.image_text.target import no_image_check
-from costproof.models.jobs import ExportJob
+from costproof.models.specs import ExportJob
 
 if TYPE_CHECKING:
     from torch import nn

@@ -19,9 +19,8 @@ from costproof.models.families.deepseek_ocr.workloads import make_workload, prob
 from costproof.models.families.deepseek_ocr2 import build
 from costproof.models.families.deepseek_ocr2.config import Ocr2Config
 from costproof.models.families.deepseek_ocr2.page import IMAGE_STAGES, MODES, STAGES, queries, vision_tokens
-from costproof.models.jobs import Built, ExportJob, Run
 from costproof.models.native import Native
-from costproof.models.stretch import layers_cut
+from costproof.models.specs import Built, ExportJob, Run, layers_cut
 from costproof.models.target import NamedWorkload, Setting
 
 if TYPE_CHECKING:

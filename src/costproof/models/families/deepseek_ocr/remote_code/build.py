@@ -27,7 +27,7 @@ from costproof.models.families.deepseek_ocr.checkpoint import placed
 from costproof.models.families.deepseek_ocr.remote_code.patches import quiet
 from costproof.models.families.deepseek_ocr.remote_code.snapshot import Snapshot
 from costproof.models.loading import load, plan
-from costproof.models.serving import require_device
+from costproof.models.target import require_device
 
 if TYPE_CHECKING:
     from torch import nn

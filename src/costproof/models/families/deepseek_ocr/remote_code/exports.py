@@ -13,7 +13,7 @@ from costproof.models.families.deepseek_ocr.config import CHANNELS, OcrConfig
 from costproof.models.families.deepseek_ocr.exports import VIEWS, vision_job
 from costproof.models.families.deepseek_ocr.page import sides
 from costproof.models.families.deepseek_ocr.remote_code.names import CLIP, PROJECTOR, SAM
-from costproof.models.jobs import ExportJob
+from costproof.models.specs import ExportJob
 
 if TYPE_CHECKING:
     from torch import nn

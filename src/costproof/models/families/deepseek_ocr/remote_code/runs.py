@@ -20,7 +20,7 @@ from costproof.models.families.deepseek_ocr.marks import images_in
 from costproof.models.families.deepseek_ocr.page import page_of, prefill_name, vision_tokens
 from costproof.models.families.deepseek_ocr.remote_code.names import PARTS
 from costproof.models.families.deepseek_ocr.remote_code.patches import patched, patches_for
-from costproof.models.jobs import Mark, Run
+from costproof.models.specs import Mark, Run
 
 if TYPE_CHECKING:
     import torch

@@ -13,6 +13,7 @@ from costproof.ledger.node import Ledger
 from costproof.ledger.progress import Progress
 from costproof.ledger.run import RunOptions
 from costproof.ledger.workload import Invocation, TargetInfo, Workload
+from costproof.models.checkpoint import stored
 from costproof.models.families.deepseek_ocr import geometry
 from costproof.models.families.deepseek_ocr.config import OcrConfig
 from costproof.models.families.deepseek_ocr.presets import DEFAULT_PRESET, SETTINGS
@@ -22,9 +23,7 @@ from costproof.models.families.deepseek_ocr.remote_code.patches import patches_f
 from costproof.models.families.deepseek_ocr.remote_code.snapshot import Snapshot, read_snapshot
 from costproof.models.families.deepseek_ocr.target import OcrTarget
 from costproof.models.families.deepseek_ocr.workloads import make_workload, problems_of
-from costproof.models.jobs import Built, ExportJob, Run
-from costproof.models.stored import stored
-from costproof.models.stretch import layers_cut
+from costproof.models.specs import Built, ExportJob, Run, layers_cut
 from costproof.models.target import Setting
 
 if TYPE_CHECKING:
