@@ -36,7 +36,7 @@ from typing import Any, Final
 
 from benchmarks.fuzz_files import Path_, places
 from benchmarks.tiny import tiny
-from costproof.cli.message import message
+from costproof.cli.output import error_text
 from costproof.ledger import environment
 from costproof.ledger.environment import installed
 from costproof.ledger.errors import EXIT_BUG, EXIT_OK, CostproofError
@@ -206,7 +206,7 @@ def one(file: Path, made: dict[str, Any], *, built: bool) -> tuple[str, str]:
     try:
         used(file, built=built)
     except CostproofError as error:
-        message(error).encode(errors="backslashreplace")  # as the streams of the command
+        error_text(error).encode(errors="backslashreplace")  # as the streams of the command
         return f"exit {error.exit_code}", traceback.format_exc() if error.exit_code == EXIT_BUG else ""
     except RecursionError:
         raise

@@ -14,7 +14,7 @@ import click
 import pytest
 
 from costproof import api
-from costproof.cli.kinds import DEVICE
+from costproof.cli.params import DEVICE
 from costproof.estimate.arithmetic import Arithmetic
 from costproof.estimate.hardware import Device, Figure, Peak, Quote, machine, read_device, registry
 from costproof.estimate.roofline import roof

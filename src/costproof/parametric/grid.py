@@ -14,7 +14,7 @@ import numpy as np
 
 from costproof.ledger.errors import BadInput, CostproofError, Problems, no_such
 from costproof.ledger.files import csv_rows
-from costproof.models.changing import KEY
+from costproof.models.config import KEY
 from costproof.models.target import WithKeys
 from costproof.parametric.evaluator import Evaluator
 

@@ -20,7 +20,7 @@ from costproof.ledger.evaluate import evaluate_ledger
 from costproof.ledger.metrics import FLOOR, STAGE_WIDE
 from costproof.ledger.node import Ledger
 from costproof.ledger.workload import SettingValue, Workload
-from costproof.models.changing import keys_of
+from costproof.models.config import keys_of
 from costproof.models.proof import Piece, Proof, Provable
 from costproof.models.specs import ExportJob
 from costproof.models.target import Runnable, WithFormulas
