@@ -16,7 +16,7 @@ from unittest import mock
 from costproof.ledger.attributes import attribute
 from costproof.ledger.errors import Incomplete, first_line
 from costproof.models.generic.alike import alike
-from costproof.models.memory import FEWER, size_of
+from costproof.models.weights import FEWER, size_of
 
 if TYPE_CHECKING:
     import torch

@@ -22,8 +22,10 @@ class Row:
     module: str
     """Path inside the model that the tool received; :data:`UNATTRIBUTED` if the tool does not report it."""
     kind: str
-    """The operator as the tool names it; empty for a whole module. ``a>b`` is ``b`` as part of ``a``, if the tool counted
-        both; ``>b`` is ``b`` that the tool counted before, under another parent.
+    """The operator as the tool names it; empty for a whole module.
+
+    ``a>b`` is ``b`` as part of ``a``, if the tool counted both; ``>b`` is ``b`` that the tool counted before, under
+    another parent.
     """
     value: int
 
