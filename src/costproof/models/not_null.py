@@ -158,6 +158,7 @@ NOT_NULL: Final[Mapping[str, frozenset[str]]] = {
     "qwen2": frozenset(
         (
             "attention_dropout",
+            "head_dim",
             "initializer_range",
             "rms_norm_eps",
             "use_cache",
@@ -195,6 +196,7 @@ NOT_NULL: Final[Mapping[str, frozenset[str]]] = {
     "qwen3_moe": frozenset(
         (
             "attention_dropout",
+            "head_dim",
             "initializer_range",
             "num_key_value_heads",
             "rms_norm_eps",
