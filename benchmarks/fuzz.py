@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from costproof.algebra.evaluation import compile_expression
-from costproof.algebra.symbols import parse, terms
+from costproof.algebra.symbols import parse, term_count
 from costproof.claims.amounts import amount
 from costproof.claims.reading import claims_from_text
 from costproof.ledger.errors import CostproofError
@@ -145,7 +145,7 @@ def feed(reader: str, text: str) -> str:
     try:
         if reader == "formula":
             expr = parse(text)
-            terms(expr)
+            term_count(expr)
             program = compile_expression(expr)
             try:
                 program.run(dict.fromkeys(program.symbols, 97))

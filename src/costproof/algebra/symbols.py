@@ -234,17 +234,17 @@ def _bits(expr: sympy.Expr) -> int:
     return min(max(parts, default=0) + len(parts).bit_length(), _MAX_BITS + 1)
 
 
-def terms(expr: sympy.Expr) -> int:
+def term_count(expr: sympy.Expr) -> int:
     """A bound on the terms of the expression when it is multiplied out, itself bounded: ``MOST_TERMS + 1`` is more."""
     top = MOST_TERMS + 1
     if expr.is_Add:
-        return min(top, sum(terms(a) for a in expr.args))
+        return min(top, sum(term_count(a) for a in expr.args))
     if expr.is_Mul:
         product = 1
         for factor in expr.args:
-            product = min(top, product * terms(factor))
+            product = min(top, product * term_count(factor))
         return product
     if expr.is_Pow and expr.exp.is_Integer:
-        inside = terms(expr.base)
+        inside = term_count(expr.base)
         return 1 if inside == 1 else int(min(top, inside ** min(abs(int(expr.exp)), 64)))
     return 1

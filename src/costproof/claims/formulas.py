@@ -12,7 +12,7 @@ import sympy
 
 from costproof.algebra.evaluation import ExactNumber, evaluate, shared_values
 from costproof.algebra.identity import at, branches, difference, free_symbols, points, put_in, same_pieces
-from costproof.algebra.symbols import MOST_TERMS, parse, sym, terms, text
+from costproof.algebra.symbols import MOST_TERMS, parse, sym, term_count, text
 from costproof.claims.truth import TIED, Case
 from costproof.claims.types import TOTAL, Claim, Counterexample, Formula
 from costproof.ledger.capture import Capture
@@ -102,7 +102,7 @@ class Comparison:
 
     def expression(self) -> str | None:
         """Claim minus truth, factored; ``None`` if that would take too long."""
-        if terms(parse(self.formula)) > MOST_TERMS:
+        if term_count(parse(self.formula)) > MOST_TERMS:
             return None
         given, truth = (tuple(_renamed(*part) for part in side) for side in (self.given, self.truth))
         fixed = {**self.case.capture.target.symbols, **self.fixed}

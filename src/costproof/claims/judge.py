@@ -11,11 +11,11 @@ from costproof.algebra.identity import free_symbols
 from costproof.claims.effects import Mistakes
 from costproof.claims.explaining import CHANCE, at_lengths, distance, explained, same_everywhere
 from costproof.claims.formulas import formula_value
-from costproof.claims.items import in_scope
 from costproof.claims.lengths import hold
 from costproof.claims.peak_mistakes import peak_of
 from costproof.claims.reading import MOST_PROBLEMS, NO_CALL, key
 from costproof.claims.runs import Runs
+from costproof.claims.terms import in_scope
 from costproof.claims.truth import Case
 from costproof.claims.types import (
     TOTAL,

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator
 from typing import Final
 
 from costproof.algebra.evaluation import evaluate, shared_values
-from costproof.algebra.symbols import parse, terms
+from costproof.algebra.symbols import parse, term_count
 from costproof.ledger.callgraph import check_levels
 from costproof.ledger.capture import Capture, WholeModel
 from costproof.ledger.errors import BadInput, Problems
@@ -134,7 +134,7 @@ def _check_sizes(capture: Capture) -> Iterator[BadInput]:
     total = 0
     for expr in {e for x in capture.ledgers for n in x.nodes for e in n.exprs.values()}:
         try:
-            count = terms(parse(expr))
+            count = term_count(parse(expr))
         except BadInput:
             continue  # told where it stands
         total += count

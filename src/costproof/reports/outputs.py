@@ -64,7 +64,7 @@ OUTPUTS: Final[tuple[Output, ...]] = (
     ),
     Output(
         "baseline", "baseline.json", "the numbers folded by role, small enough to be committed",
-        _of("ledger.baseline:baseline_of", "capture"), kind=_at("ledger.baseline:BASELINE"),
+        _of("ledger.baseline:fold_capture", "capture"), kind=_at("ledger.baseline:BASELINE"),
     ),
     Output(
         "html", "report.html", "everything on one page, for a browser: offline, one file",

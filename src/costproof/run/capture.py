@@ -18,7 +18,7 @@ from costproof.ledger.profile import Profile
 from costproof.ledger.progress import Progress, silent
 from costproof.ledger.run import ALL_SOURCES
 from costproof.ledger.workload import Invocation
-from costproof.models.recorded import recorded
+from costproof.models.known import recorded
 from costproof.models.target import (
     MayBeHere,
     Runnable,

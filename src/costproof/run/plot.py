@@ -26,12 +26,12 @@ from costproof.views.sweep_file import SWEEP
 
 PICTURES: Final = ("shares", "roofline", "peaks", "counters", "sweep")
 """All that there are."""
-Drawable = Capture | Report | Roofline | Peaks | CounterReport | table.Table
+PlotData = Capture | Report | Roofline | Peaks | CounterReport | table.Table
 _Picture = Callable[[str], bytes]
 
 
 def plot(
-    what: Drawable | str | os.PathLike[str],
+    what: PlotData | str | os.PathLike[str],
     kinds: str | Iterable[str] = "svg",
     *,
     only: Iterable[str] = (),
@@ -87,7 +87,7 @@ _FIX: Final = {
 }
 
 
-def _pictures(what: Drawable, on: str | os.PathLike[str] | Device | None) -> dict[str, _Picture]:
+def _pictures(what: PlotData, on: str | os.PathLike[str] | Device | None) -> dict[str, _Picture]:
     if isinstance(what, table.Table):
         return {"sweep": partial(_sweep, what)}
     if isinstance(what, Roofline):
@@ -122,7 +122,7 @@ def _peaks(found: Peaks | Capture, kind: str) -> bytes:
     return peaks.draw(title, found.calls if isinstance(found, Peaks) else found.peaks, kind)
 
 
-_KINDS: Final[Mapping[str, Callable[[Any, str], Drawable]]] = {
+_KINDS: Final[Mapping[str, Callable[[Any, str], PlotData]]] = {
     SWEEP.name: table.of_json,
     ROOFLINE.name: roofline_in,
     PEAKS.name: lambda data, where: from_data(
@@ -134,7 +134,7 @@ _KINDS: Final[Mapping[str, Callable[[Any, str], Drawable]]] = {
 }
 
 
-def read(path: str | os.PathLike[str]) -> Drawable:
+def read(path: str | os.PathLike[str]) -> PlotData:
     """Read what can be drawn.
 
     Raises:

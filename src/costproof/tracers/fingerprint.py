@@ -34,7 +34,7 @@ _HEAP_TYPE: Final = 1 << 9
 """The flag of a class that is made at run time, as those written in Python are."""
 OWN: Final = Path(__file__).resolve().parents[1]
 """The folder of costproof's own code."""
-_DECIDING: Final = ("opgraph", "ledger", "models", "patches", "tracers")
+_DECIDING: Final = ("algebra", "opgraph", "ledger", "models", "patches", "tracers")
 """The rooms whose code decides what an export is; editing a report or a command leaves exports valid."""
 
 

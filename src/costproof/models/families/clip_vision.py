@@ -14,6 +14,7 @@ from costproof.analytic.linear import Linear
 from costproof.analytic.norms import LayerNorm
 from costproof.ledger.node import Ledger
 from costproof.ledger.workload import Workload
+from costproof.models.config_reader import Section
 from costproof.models.encoding.config import (
     NO_CLASSIFIER,
     EncoderConfig,
@@ -29,7 +30,6 @@ from costproof.models.encoding.formulas import (
     vision_encoder,
 )
 from costproof.models.encoding.images import VisionTarget
-from costproof.models.section import Section
 
 
 def clip_names(path: str) -> Mapping[str, str]:

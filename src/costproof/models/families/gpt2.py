@@ -20,12 +20,12 @@ from costproof.analytic.transformer import TransformerLayer
 from costproof.ledger.errors import BadInput, CostproofError
 from costproof.ledger.node import Ledger
 from costproof.ledger.workload import Workload
+from costproof.models.config_reader import Section
 from costproof.models.decoding.config import DecoderConfig
 from costproof.models.decoding.decoder import Decoder
 from costproof.models.decoding.formulas import ALL_PROJECTIONS, logits_and_masks
 from costproof.models.decoding.names import STAGES
 from costproof.models.decoding.target import CausalTarget
-from costproof.models.section import Section
 
 if TYPE_CHECKING:
     from costproof.models.decoding.domain import Drawn

@@ -28,6 +28,8 @@ from costproof.ledger.errors import BadInput, CostproofError
 from costproof.ledger.node import Ledger
 from costproof.ledger.workload import FLOAT_BYTES, SIZE_FROM, Invocation, TensorSpec, Workload
 from costproof.models import settings as common
+from costproof.models.config import yes_or_no
+from costproof.models.config_reader import Section, shown
 from costproof.models.decoding.config import DecoderConfig
 from costproof.models.decoding.decoder import ids_on_meta, on_meta
 from costproof.models.decoding.formulas import DecoderStyle, decoder_parts
@@ -40,8 +42,6 @@ from costproof.models.image_text.formulas import IMAGES, image_text_ledger
 from costproof.models.image_text.inputs import CALL, images_of, with_images
 from costproof.models.image_text.layout import ModelLayout, StagePaths
 from costproof.models.image_text.target import ImageTextTarget, random_input, tower_job
-from costproof.models.native import yes_or_no
-from costproof.models.section import Section, shown
 from costproof.models.specs import ExportJob
 from costproof.models.target import Setting
 

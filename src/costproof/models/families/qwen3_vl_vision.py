@@ -28,6 +28,7 @@ from costproof.ledger.errors import BadInput, CostproofError
 from costproof.ledger.node import Ledger
 from costproof.ledger.workload import FLOAT_BYTES, TensorSpec, Workload
 from costproof.models import settings as common
+from costproof.models.config_reader import Section
 from costproof.models.encoding.config import (
     ONE_CLASS,
     EncoderConfig,
@@ -38,7 +39,6 @@ from costproof.models.encoding.formulas import (
 )
 from costproof.models.encoding.images import SIZE, PackedLengths, side_of
 from costproof.models.encoding.target import EncoderTarget, Tensors
-from costproof.models.section import Section
 from costproof.models.specs import SymbolicSize
 from costproof.models.target import NamedWorkload, Setting
 

@@ -15,6 +15,7 @@ from costproof.analytic.pooler import FirstTokenPooler
 from costproof.ledger.errors import BadInput, CostproofError
 from costproof.ledger.node import Ledger
 from costproof.ledger.workload import Workload
+from costproof.models.config_reader import Section
 from costproof.models.encoding.config import (
     TextEncoderConfig,
 )
@@ -26,7 +27,6 @@ from costproof.models.encoding.formulas import (
 )
 from costproof.models.encoding.texts import TextTarget
 from costproof.models.families.bert import BertConfig, bert_names
-from costproof.models.section import Section
 
 if TYPE_CHECKING:
     from costproof.models.encoding.domain import Domain

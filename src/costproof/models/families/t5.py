@@ -24,10 +24,10 @@ from costproof.ledger.node import Ledger
 from costproof.ledger.progress import Progress
 from costproof.ledger.workload import AttentionKind, Invocation, TensorSpec, Workload
 from costproof.models import settings as common
+from costproof.models.config import Native, NativeConfig, check_type, yes_or_no
+from costproof.models.config_reader import MOST_LAYERS, Section, renamed
 from costproof.models.decoding.decoder import Decoder, ids_on_meta
 from costproof.models.generic.encoder_decoder import PROMPT, TWO_STAGES, FirstRun, TwoStacks, two_stack_calls
-from costproof.models.native import Native, NativeConfig, check_type, yes_or_no
-from costproof.models.section import MOST_LAYERS, Section, renamed
 from costproof.models.specs import Built, ExportJob, Run, SymbolicSize, layers_cut
 from costproof.models.target import NamedWorkload, Setting
 

@@ -13,6 +13,8 @@ from costproof.analytic.linear import Linear
 from costproof.analytic.pooler import FirstTokenPooler
 from costproof.ledger.node import Ledger
 from costproof.ledger.workload import Workload
+from costproof.models.config import activation
+from costproof.models.config_reader import Section
 from costproof.models.encoding.config import (
     EncoderConfig,
     VisionConfig,
@@ -27,8 +29,6 @@ from costproof.models.encoding.formulas import (
     vision_encoder,
 )
 from costproof.models.encoding.images import VisionTarget
-from costproof.models.native import activation
-from costproof.models.section import Section
 
 
 def _names(path: str) -> Mapping[str, str]:

@@ -118,11 +118,11 @@ def _text(tokens: int) -> dict[str, Any]:
 
 def _refused(model: nn.Module, kwargs: Mapping[str, Any]) -> str:
     """What a call on meta ends with."""
-    from costproof.models.as_it_runs import as_it_runs
     from costproof.models.generic.copies import unchecked
+    from costproof.patches.inference import inference_context
 
     try:
-        with unchecked(), as_it_runs(model):
+        with unchecked(), inference_context(model):
             model(**kwargs)
     except Exception as error:  # code of other packages raises what it likes
         return first_line(error)

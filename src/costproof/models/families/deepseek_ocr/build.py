@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.workload import AttentionKind, Dtype, ExpertKernel
-from costproof.models import flash_attention
 from costproof.models.decoding import build as decoding
 from costproof.models.decoding.build import running
 from costproof.models.decoding.decoder import Decoder, config_of
 from costproof.models.families.deepseek_ocr.formulas.names import NATIVE_NAMES
 from costproof.models.families.deepseek_ocr.marks import VISION_INPUTS
 from costproof.models.image_text.layout import StagePaths
+from costproof.patches import flash_attention
 
 if TYPE_CHECKING:
     import torch

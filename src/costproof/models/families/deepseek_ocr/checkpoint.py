@@ -21,7 +21,7 @@ from costproof.ledger.node import CostNode, Ledger
 from costproof.models.families.deepseek_ocr.build import PARTS
 from costproof.models.families.deepseek_ocr.formulas.names import NATIVE_NAMES
 from costproof.models.families.deepseek_ocr.remote_code.names import REMOTE_CODE_NAMES
-from costproof.models.loading import Transform
+from costproof.models.weights import Transform
 
 _MODULES: Final = {REMOTE_CODE_NAMES[r]: path for r, path in NATIVE_NAMES.items() if r in REMOTE_CODE_NAMES}
 """Path of a vendor module -> that of the native module of the same role; ``{i}`` is the number of the layer."""

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, cast
 
 from costproof.ledger.errors import BadInput, CostproofError
-from costproof.models.configured import Config
-from costproof.models.section import renamed
+from costproof.models.config import Config
+from costproof.models.config_reader import renamed
 
 CHANNELS: Final = 3
 """RGB pages: the vendor's processor and both patch embeddings take three channels."""

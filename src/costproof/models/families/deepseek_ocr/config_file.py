@@ -8,10 +8,10 @@ from pathlib import Path
 from costproof.ledger.errors import BadInput, Problems
 from costproof.ledger.files import read_configuration
 from costproof.models.checkpoint import without, without_dtype
+from costproof.models.config_reader import Section
 from costproof.models.families.deepseek_ocr import native_config, vendor_config
 from costproof.models.families.deepseek_ocr.config import OcrConfig
 from costproof.models.families.deepseek_ocr.consistency import contradictions
-from costproof.models.section import Section
 
 
 def load_config(path: Path) -> OcrConfig:

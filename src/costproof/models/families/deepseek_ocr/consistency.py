@@ -7,7 +7,7 @@ from operator import attrgetter
 from typing import Any, Final
 
 from costproof.ledger.errors import BadInput, CostproofError
-from costproof.models.section import Section
+from costproof.models.config_reader import Section
 
 ANYWHERE: Final = {
     "_name_or_path": "names the checkpoint",

@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from costproof.ledger.workload import FLOAT_BYTES, AttentionKind, Dtype, ExpertKernel, Logits
-from costproof.models import flash_attention
 from costproof.models.decoding.domain import GROUPED_ROW
 from costproof.models.families.deepseek_ocr.config import CHANNELS, ClipConfig, OcrConfig, SamConfig, TextConfig
 from costproof.models.families.deepseek_ocr.page import Page, page_workload
 from costproof.models.families.deepseek_ocr.preprocess import grids
 from costproof.models.families.deepseek_ocr.target import DeepseekOcr
 from costproof.models.proof import Piece
+from costproof.patches import flash_attention
 
 # Parameter -> the values it is drawn from, uniformly and independently of all others.
 RANGES: Final[dict[str, range]] = {

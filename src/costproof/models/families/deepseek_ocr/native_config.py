@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
+from costproof.models.config_reader import Section, shown
 from costproof.models.families.deepseek_ocr.config import (
     CHANNELS,
     CLIP_KEYS,
@@ -20,7 +21,6 @@ from costproof.models.families.deepseek_ocr.config import (
     TextConfig,
 )
 from costproof.models.families.deepseek_ocr.consistency import ANYWHERE, DECODER, downsample
-from costproof.models.section import Section, shown
 
 NATIVE_POSITIONS: Final = 32_768
 """``UnlimitedOcrTextConfig.max_position_embeddings``."""

@@ -15,7 +15,7 @@ from costproof.ledger.progress import Progress
 from costproof.ledger.workload import ExpertKernel, Invocation, Workload
 from costproof.models import settings
 from costproof.models.checkpoint import stored
-from costproof.models.configured import Configured
+from costproof.models.config import Configured
 from costproof.models.decoding.build import with_numbers
 from costproof.models.families.deepseek_ocr import build, exports, geometry, runs
 from costproof.models.families.deepseek_ocr.build import DECODER

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from typing import Final
 
+from costproof.models.config_reader import Section, shown
 from costproof.models.families.deepseek_ocr.config import TEXT_KEYS, ClipConfig, OcrConfig, SamConfig, TextConfig
 from costproof.models.families.deepseek_ocr.consistency import ANYWHERE, DECODER, downsample
-from costproof.models.section import Section, shown
 
 SAM_MLP_RATIO: Final = 4
 """``deepencoder.build_sam_vit_b``: ``mlp_ratio = 4``."""

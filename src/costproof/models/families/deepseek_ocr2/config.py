@@ -11,11 +11,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Final, Self
 
 from costproof.ledger.errors import CostproofError
+from costproof.models.config import NativeConfig
+from costproof.models.config_reader import Section, renamed, shown
 from costproof.models.families.deepseek_ocr.config import NOT_DRAWN, SAM_KEYS, TEXT_KEYS, SamConfig, TextConfig
 from costproof.models.families.deepseek_ocr.consistency import contradictions
 from costproof.models.families.deepseek_ocr.native_config import WAIVED, read_sam, read_text
-from costproof.models.native import NativeConfig
-from costproof.models.section import Section, renamed, shown
 
 ENCODER_KEYS: Final = {
     "hidden": "hidden_size",

@@ -11,6 +11,7 @@ from costproof.ledger.node import Ledger
 from costproof.ledger.progress import Progress
 from costproof.ledger.workload import FLOAT_BYTES, AttentionKind, Invocation, TensorSpec, Workload
 from costproof.models import settings
+from costproof.models.config import Native
 from costproof.models.decoding import names as decoding
 from costproof.models.decoding.build import with_numbers
 from costproof.models.families.deepseek_ocr import runs
@@ -19,7 +20,6 @@ from costproof.models.families.deepseek_ocr.workloads import make_workload, prob
 from costproof.models.families.deepseek_ocr2 import build
 from costproof.models.families.deepseek_ocr2.config import Ocr2Config
 from costproof.models.families.deepseek_ocr2.page import IMAGE_STAGES, MODES, STAGES, queries, vision_tokens
-from costproof.models.native import Native
 from costproof.models.specs import Built, ExportJob, Run, layers_cut
 from costproof.models.target import NamedWorkload, Setting
 

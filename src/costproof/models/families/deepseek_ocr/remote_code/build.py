@@ -26,8 +26,8 @@ from costproof.models.decoding.build import SPREAD, generator
 from costproof.models.families.deepseek_ocr.checkpoint import placed
 from costproof.models.families.deepseek_ocr.remote_code.patches import quiet
 from costproof.models.families.deepseek_ocr.remote_code.snapshot import Snapshot
-from costproof.models.loading import load, plan
 from costproof.models.target import require_device
+from costproof.models.weights import load, plan
 
 if TYPE_CHECKING:
     from torch import nn

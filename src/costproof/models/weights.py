@@ -1,8 +1,4 @@
-"""A checkpoint folder into a model, by name, shard by shard.
-
-First every name and shape in every shard is compared with the model, from the headers alone, and all
-that does not fit is told at once. Only then data is read, one tensor at a time, straight to its place.
-"""
+"""Load a checkpoint folder into a model, shard by shard, and check that memory has room for it."""
 
 from __future__ import annotations
 
@@ -14,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from costproof.ledger.errors import BadInput, CostproofError, Problems, first_line
+from costproof.ledger.errors import BadInput, CostproofError, Incomplete, Problems, first_line
 from costproof.ledger.files import read_json
 from costproof.ledger.plural import plural
 from costproof.ledger.progress import Progress
@@ -23,6 +19,7 @@ from costproof.models.checkpoint import is_there
 if TYPE_CHECKING:
     import torch
     from torch import nn
+
 
 INDEX: Final = "model.safetensors.index.json"
 SINGLE: Final = "model.safetensors"
@@ -280,3 +277,45 @@ def _layer(name: str) -> str | None:
 
 def _name(dtype: object) -> str:
     return str(dtype).removeprefix("torch.")
+
+
+FEWER: Final = "--layers N counts its first layers, and says what the whole costs if these say it"
+"""The way out where a model is too large to be given numbers."""
+
+
+def free_bytes(device: torch.device) -> int | None:
+    """Bytes of memory that are free; ``None`` if the system does not say."""
+    import torch
+
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    try:
+        with open("/proc/meminfo", encoding="ascii") as lines:
+            return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable")), None)
+    except OSError:
+        return None
+
+
+def size_of(model: nn.Module, *, without_numbers: bool = False) -> int:
+    """Bytes of its parameters and buffers, each tensor once; with ``without_numbers`` only of those on meta."""
+    tensors = (*model.parameters(), *model.buffers())
+    return sum(t.nbytes for t in tensors if t.is_meta or not without_numbers)
+
+
+def require_room(model: nn.Module, device: str) -> None:
+    """Check that parameters and buffers have room on a device, before any of them is allocated.
+
+    Raises:
+        Incomplete: they have not.
+    """
+    import torch
+
+    size, free = size_of(model), free_bytes(torch.device(device))
+    if free is not None and size > free:
+        raise Incomplete(
+            "the model does not fit into the memory that is free",
+            where=f"--run {device}",
+            expected=f"at most {free:,} bytes of parameters and buffers",
+            got=f"{size:,}",
+            fix=FEWER,
+        )

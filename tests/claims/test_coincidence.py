@@ -8,7 +8,7 @@ import pytest
 from benchmarks.claims import causes, world
 from benchmarks.wrong_models import flops
 
-from costproof.claims.crowds import Chance, Crowd, Numbers, Products
+from costproof.claims.coincidence import Chance, Crowd, Numbers, Products
 from costproof.claims.effects import Effect
 from costproof.claims.explaining import _is_evidence
 from costproof.claims.types import Amount

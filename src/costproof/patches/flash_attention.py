@@ -1,9 +1,9 @@
-"""FlashAttention's own Python package on shapes alone, also where its kernels are not compiled.
+"""Use the FlashAttention package on the meta device, also without its compiled kernels or CUDA.
 
-The package registers its operators with torch, each with a kernel for shapes. Importing it needs the
-compiled module ``flash_attn_2_cuda``, and transformers offers it only where there is CUDA; neither matters
-on the meta device. :func:`on_meta` arranges both for the time of a block. The operators have kernels for
-CUDA and for shapes and none other, so nothing here can compute a number.
+The package registers its operators with torch, each with a kernel for meta tensors. Importing it needs the compiled
+module ``flash_attn_2_cuda``, and transformers offers it only where there is CUDA; neither matters on meta.
+:func:`on_meta` provides both for the time of a block. The operators have kernels only for CUDA and meta, so without
+CUDA they cannot compute values.
 """
 
 from __future__ import annotations
@@ -12,46 +12,47 @@ import importlib
 import re
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any, Final
+from typing import Final
 
 from costproof.ledger.environment import installed
 from costproof.ledger.errors import BadInput, CostproofError, Incomplete
 from costproof.ledger.workload import Dtype
+from costproof.patches.patch import Patch, patched
 
 FLASH: Final = "flash_attention_2"
-"""transformers' name of this implementation."""
+"""The name of this implementation in transformers."""
 
 DISTRIBUTION: Final = "flash-attn"
 PACKAGE: Final = "flash_attn"
 COMPILED: Final = "flash_attn_2_cuda"
 GREATEST_HEAD: Final = 256
-"""Greatest head dimension that the kernels take."""
+"""Greatest head dimension that the kernels support."""
 
 OLDEST: Final = (2, 8)
-"""Registers its operators with torch, as releases since 2.7 do, under the schemas that the rules know."""
+"""The oldest supported release. Since 2.7 operators are registered with torch; the rules know the schemas of 2.8."""
 
 WITHOUT_CUDA: Final = (
     "pip install einops packaging setuptools wheel && "
     "FLASH_ATTENTION_SKIP_CUDA_BUILD=TRUE FLASH_ATTENTION_FORCE_BUILD=TRUE "
     "pip install --no-build-isolation --no-cache-dir --no-deps flash-attn"
 )
-"""Installs the package without its kernels, in seconds; past the cache, where others would find it for a whole one."""
+"""Install the package without its kernels, in seconds, and without pip's cache, which would reuse this build."""
 
-# What transformers remembers of the implementation that it loaded.
 _LOADED: Final = (
     "_loaded_implementation", "_flash_fn", "_flash_varlen_fn", "_flash_with_kvcache_fn", "_pad_fn", "_unpad_fn",
     "_process_flash_kwargs_fn", "_process_with_kvcache_kwargs_fn",
 )  # fmt: skip
+"""Variables in which transformers remembers the implementation that it loaded."""
 
 _kept: dict[str, ModuleType] = {}
-"""The package as it was imported beside a stand-in. Importing it twice would register its operators twice."""
+"""The package as imported next to a stand-in. Importing it twice would register its operators twice."""
 
 
 def compiled() -> bool:
-    """Whether the kernels can be loaded. In a block of :func:`on_meta` the stand-in does not count."""
+    """Return whether the kernels can be loaded; the stand-in of :func:`on_meta` does not count."""
     if isinstance(sys.modules.get(COMPILED), _StandIn):
         return False
     try:
@@ -62,7 +63,7 @@ def compiled() -> bool:
 
 
 def require_kernels() -> None:
-    """Check that the package can compute numbers.
+    """Check that the package can compute values.
 
     Raises:
         Incomplete: its kernels are not compiled.
@@ -79,10 +80,10 @@ def require_kernels() -> None:
 
 
 def notes(beside: str = "") -> tuple[str, ...]:
-    """What ran, and what was arranged for it here, for the record.
+    """Return notes on the package that ran and on the replacements that let it run here.
 
     Args:
-        beside: what the parts of the model run that are not decoder.
+        beside: the attention implementation of the parts outside the decoder.
     """
     found = [f"attention: flash-attn {installed(DISTRIBUTION)} in the decoder" + (f"; {beside}" if beside else "")]
     if not compiled():
@@ -94,7 +95,7 @@ def notes(beside: str = "") -> tuple[str, ...]:
 
 
 def problems(dtype: Dtype, head_dim: int) -> list[CostproofError]:
-    """What keeps the kernels from running a decoder."""
+    """Return the errors that keep the kernels from running a decoder."""
     no_kernels, where = "FlashAttention has no kernels for", f"--attention {FLASH}"
     found: list[CostproofError] = []
     if dtype == "float32":
@@ -108,10 +109,10 @@ def problems(dtype: Dtype, head_dim: int) -> list[CostproofError]:
 
 @contextmanager
 def on_meta() -> Iterator[None]:
-    """Let transformers use the package on the meta device for the time of the block; all of it is undone.
+    """Let transformers use the package on the meta device for the time of the block.
 
     Raises:
-        Incomplete: the package is missing or too old, or this transformers loads it in another way.
+        Incomplete: the package is missing or too old, or this version of transformers loads it differently.
     """
     why = missing()
     if why:
@@ -126,8 +127,8 @@ def on_meta() -> Iterator[None]:
         if not compiled():
             stack.enter_context(_stand_in())
         try:
-            for patch in _patches():
-                stack.enter_context(patch)
+            stack.enter_context(patched(*PATCHES))
+            stack.enter_context(_available())
         except (AttributeError, KeyError) as error:
             raise Incomplete(
                 "the installed transformers loads FlashAttention in a way that is not known here",
@@ -138,26 +139,51 @@ def on_meta() -> Iterator[None]:
         yield
 
 
-def _patches() -> list[AbstractContextManager[Any]]:
-    """What transformers is told for the time of a block."""
+def _answer(value: bool) -> Callable[..., bool]:
+    return lambda *args, **kwargs: value
+
+
+_LOADING: Final = "transformers.modeling_flash_attention_utils"
+_TEST: Final = "models/test_flash_attention.py"
+PATCHES: Final = (
+    *(
+        Patch(
+            f"{_LOADING}:{name}",
+            lambda original: None,
+            "it may hold another implementation that was loaded before, and would hold this one afterwards",
+            _TEST,
+        )
+        for name in _LOADED
+    ),
+    Patch(
+        f"{_LOADING}:is_flash_attn_2_available",
+        lambda original: _answer(True),
+        "it requires CUDA, which operators on meta do not need",
+        _TEST,
+    ),
+    Patch(
+        f"{_LOADING}:_is_packed_sequence",
+        lambda original: _answer(False),
+        "it checks by position values whether a row holds several sequences; here no row does",
+        _TEST,
+    ),
+)
+
+
+@contextmanager
+def _available() -> Iterator[None]:
+    """Answer the question for CUDA in the compatibility table of transformers with yes."""
     from unittest import mock
 
     import transformers.modeling_flash_attention_utils as loading
 
-    def answer(value: bool) -> Callable[..., bool]:
-        return lambda *args, **kwargs: value
-
-    return [
-        *(mock.patch.object(loading, name, None) for name in _LOADED),
-        mock.patch.object(loading, "is_flash_attn_2_available", answer(True)),
-        mock.patch.dict(loading.FLASH_ATTENTION_COMPATIBILITY_MATRIX[2], {"general_availability_check": answer(True)}),
-        # Whether one row holds several sequences it reads off the values of positions. Here no row does.
-        mock.patch.object(loading, "_is_packed_sequence", answer(False)),
-    ]
+    table = loading.FLASH_ATTENTION_COMPATIBILITY_MATRIX[2]
+    with mock.patch.dict(table, {"general_availability_check": _answer(True)}):
+        yield
 
 
 class _StandIn(ModuleType):
-    """A compiled module without anything in it."""
+    """An empty module in place of the compiled one."""
 
     def __init__(self) -> None:
         super().__init__(COMPILED, "An empty stand-in: shapes need no kernels.")
@@ -166,7 +192,7 @@ class _StandIn(ModuleType):
 
 @contextmanager
 def _stand_in() -> Iterator[None]:
-    """The package beside an empty compiled module; afterwards neither can be seen in ``sys.modules``."""
+    """Provide the package next to an empty compiled module; afterwards ``sys.modules`` has neither."""
     before = _package()
     sys.modules.update(_kept)
     sys.modules[COMPILED] = _StandIn()
@@ -185,7 +211,7 @@ def _package() -> dict[str, ModuleType]:
 
 
 def missing() -> str:
-    """What is wrong with the installed package, in a clause; empty if it can be used. Imports nothing."""
+    """Return why the installed package cannot be used, in a clause, or an empty text. Imports nothing."""
     version = installed(DISTRIBUTION)
     if version is None:
         return "flash-attn is not installed"

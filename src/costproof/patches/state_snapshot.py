@@ -1,8 +1,8 @@
-"""Tensors that a run leaves behind in variables, taken back.
+"""Snapshot non-tensor state of a model and of the Python modules of its classes, and remove tensors that a run leaves.
 
-An export leaves such as only stand for tensors, and those of one run would enter the next without a producer. Code
-keeps them in variables beside its classes, in classes, in lists and dicts in these, in what functions hold (closures,
-defaults, attributes), and in objects of its own that a module has. What else a run changes there stays changed.
+An export leaves fake tensors behind, and tensors of one run would enter the next without a producer. Code stores them
+in global variables, in classes, in lists and dicts of these, in functions (closures, defaults, attributes), and in
+objects of its own that a module has. Other changes that a run makes there remain.
 """
 
 from __future__ import annotations
@@ -22,48 +22,48 @@ if TYPE_CHECKING:
 _DICTS: Final = frozenset({dict, OrderedDict, defaultdict})
 _LISTS: Final = frozenset({list, deque})
 _OURS: Final = __name__.partition(".")[0] + "."
-_NOTHING: Final = object()
-"""What an empty cell holds."""
+_EMPTY: Final = object()
+"""Marks a closure cell without content."""
 
 
-class PuttingBack:
-    """What there is before a run, and what puts it back after it."""
+class StateSnapshot:
+    """The state before a run; an exit stack restores it after the run."""
 
     def __init__(self, undo: ExitStack, code: frozenset[str]) -> None:
-        """Begin.
+        """Create an empty snapshot.
 
         Args:
-            undo: puts back when it is closed.
-            code: names of the Python modules whose functions and objects are looked into.
+            undo: restores the state when it is closed.
+            code: names of the Python modules own_function functions and objects are searched.
         """
         self._undo, self._code = undo, code
         self._seen: dict[int, Any] = {}
 
     def variables(self, owner: Any) -> None:
-        """Those of a Python module, a class or an object, and what they hold."""
+        """Snapshot the attributes of a Python module, class or object, and the values in them."""
         names = dict(vars(owner))
-        self._undo.callback(_put_back, names, vars(owner), partial(setattr, owner), partial(delattr, owner))
+        self._undo.callback(_restore, names, vars(owner), partial(setattr, owner), partial(delattr, owner))
         for name, held in names.items():
             if not name.startswith("__"):
                 self._value(held)
 
     def module(self, model: nn.Module) -> None:
-        """What its modules hold beside tensors, which belong to whoever runs it, and the functions on it."""
+        """Snapshot non-tensor attributes and functions of all submodules; callers restore parameters and buffers."""
         from torch.nn import Module
 
         own = vars(Module())
         for part in model.modules():
             for name, held in vars(part).items():
                 for value in held.values() if name in own and type(held) in _DICTS else (held,):
-                    self._value(value, whose=True)
+                    self._value(value, own_function=True)
 
-    def _value(self, held: Any, *, whose: bool = False) -> None:
-        """What it holds.
+    def _value(self, held: Any, *, own_function: bool = False) -> None:
+        """Snapshot a container, a function, or an object of the code that is searched.
 
         Args:
-            whose: whether a function is the model's own, wherever it was written.
+            own_function: a function belongs to the model, whatever module defines it.
         """
-        kind = type(held)  # not isinstance, which lazy values of other packages answer by loading themselves
+        kind = type(held)  # not isinstance, to which lazy values of other packages answer by loading themselves
         inner: Callable[[Any], None]
         if kind in (staticmethod, classmethod):
             self._value(held.__func__)
@@ -72,9 +72,9 @@ class PuttingBack:
             inner = self._dict
         elif kind in _LISTS:
             inner = self._list
-        elif kind is FunctionType and (whose or held.__module__ in self._code):
+        elif kind is FunctionType and (own_function or held.__module__ in self._code):
             inner = self._function
-        elif kind is partial and whose:
+        elif kind is partial and own_function:
             inner = self._partial
         elif (
             kind.__module__ in self._code and has_attribute(held, "__dict__") and not hasattr(held, "named_parameters")
@@ -88,33 +88,33 @@ class PuttingBack:
 
     def _dict(self, held: Any) -> None:
         before = dict(held)
-        self._undo.callback(_put_back, before, held, held.__setitem__, held.__delitem__)
+        self._undo.callback(_restore, before, held, held.__setitem__, held.__delitem__)
         for value in before.values():
             self._value(value)
 
     def _list(self, held: MutableSequence[Any]) -> None:
         before = list(held)
-        self._undo.callback(_put_back_all, before, held)
+        self._undo.callback(_restore_list, before, held)
         for value in before:
             self._value(value)
 
     def _function(self, function: FunctionType) -> None:
-        ours = (function.__module__ or "").startswith(_OURS)  # whoever watches collects tensors
+        ours = (function.__module__ or "").startswith(_OURS)  # our tracers collect tensors
         for cell in function.__closure__ or ():
-            content = _content(cell)
+            content = _cell_content(cell)
             if not ours:
-                self._undo.callback(_put_back_cell, cell, content)
+                self._undo.callback(_restore_cell, cell, content)
             if not ours or type(content) in (FunctionType, partial):
-                self._value(content, whose=True)
+                self._value(content, own_function=True)
         for value in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values(), vars(function)):
             self._value(value)
 
     def _partial(self, held: partial[Any]) -> None:
         for value in (held.func, *held.args, *held.keywords.values()):
-            self._value(value, whose=True)
+            self._value(value, own_function=True)
 
 
-def _put_back(
+def _restore(
     before: Mapping[Any, Any], held: Mapping[Any, Any], put: Callable[[Any, Any], None], drop: Callable[[Any], None]
 ) -> None:
     for key, value in list(held.items()):
@@ -125,29 +125,29 @@ def _put_back(
                 drop(key)
 
 
-def _put_back_all(before: list[Any], held: MutableSequence[Any]) -> None:
-    """The list as it was, if a tensor is new in it: what else came meanwhile has no place of its own."""
+def _restore_list(before: list[Any], held: MutableSequence[Any]) -> None:
+    """Restore the whole list if it has a new tensor; items have no key by which one could be restored."""
     known = {id(value) for value in before}
     if any(id(value) not in known and _has_tensor(value) for value in held):
         held.clear()
         held.extend(before)
 
 
-def _put_back_cell(cell: CellType, before: Any) -> None:
-    now = _content(cell)
+def _restore_cell(cell: CellType, before: Any) -> None:
+    now = _cell_content(cell)
     if now is before or not _has_tensor(now):
         return
-    if before is _NOTHING:
+    if before is _EMPTY:
         del cell.cell_contents
     else:
         cell.cell_contents = before
 
 
-def _content(cell: CellType) -> Any:
+def _cell_content(cell: CellType) -> Any:
     try:
         return cell.cell_contents
     except ValueError:
-        return _NOTHING
+        return _EMPTY
 
 
 def _has_tensor(value: Any) -> bool:

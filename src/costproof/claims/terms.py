@@ -1,8 +1,8 @@
 """What a claim is made of: the truth's cost nodes in groups that the causes act on.
 
-An item is a group of equal nodes of one metric. It is *on* when the truth counts it. Items that are
+An term is a group of equal nodes of one metric. It is *on* when the truth counts it. ClaimTerms that are
 off stand for what a wrong model may count instead: the embedding as a matrix product, norms, biases,
-dense layers in place of experts. A cause switches items on and multiplies their values. What an item is
+dense layers in place of experts. A cause switches terms on and multiplies their values. What an term is
 in the model says its role, in the words of the formulas: ``text.layer.mlp.gate``.
 """
 
@@ -36,7 +36,7 @@ Windows = Mapping[tuple[str, str], int]
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class ClaimTerm:
     """Equal nodes of one metric, or what a wrong model counts in addition."""
 
     stage: str
@@ -52,9 +52,9 @@ class Item:
     """Values of the symbols here."""
     count: int
     evidence: tuple[str, ...]
-    on: bool = True
-    extra: str = ""
-    """What an item that is off stands for."""
+    counted: bool = True
+    stands_for: str = ""
+    """What an term that is off stands for."""
     products: bool = True
     """Whether the value counts multiply-accumulates, so that a unit of MAC halves it."""
     window: int = 0
@@ -125,12 +125,12 @@ def nodes_of(ledger: Ledger, claim: Claim, metric: Metric) -> list[CostNode]:
     return [n for n in bearing((n for n in ledger.nodes if in_scope(n, claim)), metric) if n.cost(metric) != 0]
 
 
-def items_of(capture: Capture, ledger: Ledger, claim: Claim) -> tuple[Item, ...]:
+def terms_of(capture: Capture, ledger: Ledger, claim: Claim) -> tuple[ClaimTerm, ...]:
     """All items of a claim: what the truth counts, and what a wrong model may."""
     values, windows = _values(capture), _windows(capture, ledger)
     nodes = nodes_of(ledger, claim, claim.metric)
     real = _grouped(nodes, claim.metric, values, windows)
-    extras: list[Item] = []
+    extras: list[ClaimTerm] = []
     if claim.metric == "flops":
         extras += _vector(capture, ledger, claim, values)
         extras += _embedding(ledger, claim, values)
@@ -138,8 +138,8 @@ def items_of(capture: Capture, ledger: Ledger, claim: Claim) -> tuple[Item, ...]
         extras += _rules(ledger, claim, values)
     if claim.metric == "weight_read_bytes":
         extras += _tables(ledger, nodes, values)
-    extras += _in_place(dense_of(real), (i for i in real if i.part == "experts"), "dense for mixture")
-    extras += _in_place((i for i in real if i.mixture), dense_of(real), "mixture for dense")
+    extras += _in_place(dense_terms(real), (i for i in real if i.part == "experts"), "dense for mixture")
+    extras += _in_place((i for i in real if i.mixture), dense_terms(real), "mixture for dense")
     if claim.metric == "kv_cache_bytes":
         extras += _beyond(ledger, claim, values, windows)
     if claim.metric == "params":
@@ -147,11 +147,11 @@ def items_of(capture: Capture, ledger: Ledger, claim: Claim) -> tuple[Item, ...]
     return (*real, *extras)
 
 
-def dense_of(items: Iterable[Item]) -> list[Item]:
+def dense_terms(terms: Iterable[ClaimTerm]) -> list[ClaimTerm]:
     """The matrices of the dense MLPs of towers that also have experts."""
-    items = list(items)
-    mixed = {i.tower for i in items if i.part == "experts"}
-    return [i for i in items if i.on and i.owner == "linear" and i.within("mlp") and i.tower in mixed]
+    terms = list(terms)
+    mixed = {i.tower for i in terms if i.part == "experts"}
+    return [i for i in terms if i.counted and i.owner == "linear" and i.within("mlp") and i.tower in mixed]
 
 
 def shared_symbols(capture: Capture) -> dict[str, int]:
@@ -177,7 +177,7 @@ def _windows(capture: Capture, ledger: Ledger) -> Windows:
 
 def _grouped(
     nodes: Iterable[CostNode], metric: Metric, values: Values, windows: Windows = MappingProxyType({})
-) -> list[Item]:
+) -> list[ClaimTerm]:
     groups: dict[tuple[str, str, Mask, str, str, str, int, int], list[CostNode]] = {}
     for node in nodes:
         if (one := node.cost(metric)) is None:
@@ -187,7 +187,7 @@ def _grouped(
                windows.get((node.stage, node.module), 0))  # fmt: skip
         groups.setdefault(key, []).append(node)
     return [
-        Item(
+        ClaimTerm(
             stage=stage,
             invocation=invocation,
             role=members[0].role,
@@ -204,12 +204,12 @@ def _grouped(
     ]
 
 
-def _off(items: Iterable[Item], extra: str) -> list[Item]:
+def _off(terms: Iterable[ClaimTerm], extra: str) -> list[ClaimTerm]:
     """Additions that the truth does not count."""
-    return [replace(i, on=False, extra=extra, products=False) for i in items]
+    return [replace(i, counted=False, stands_for=extra, products=False) for i in terms]
 
 
-def _vector(capture: Capture, ledger: Ledger, claim: Claim, values: Values) -> list[Item]:
+def _vector(capture: Capture, ledger: Ledger, claim: Claim, values: Values) -> list[ClaimTerm]:
     """Vector work: norms and the rest; norms at one per element, and at 5 of a layer norm as fvcore counts them."""
     nodes = nodes_of(ledger, claim, "vector_flops")
     norms = _grouped((n for n in nodes if is_norm(n.owner)), "vector_flops", values)
@@ -228,15 +228,15 @@ def _vector(capture: Capture, ledger: Ledger, claim: Claim, values: Values) -> l
     return found + _off(_grouped(ones.values(), "vector_flops", values), "norms at 1")
 
 
-def _extra(node: CostNode, value: Fraction, known: Mapping[str, int], extra: str) -> Item:
-    """One item that is off and stands for a node."""
-    return Item(
+def _extra(node: CostNode, value: Fraction, known: Mapping[str, int], extra: str) -> ClaimTerm:
+    """One term that is off and stands for a node."""
+    return ClaimTerm(
         node.stage, node.invocation, node.role, node.owner, "", value, "", known, 1, (node.id,),
-        on=False, extra=extra,
+        counted=False, stands_for=extra,
     )  # fmt: skip
 
 
-def _embedding(ledger: Ledger, claim: Claim, values: Values) -> list[Item]:
+def _embedding(ledger: Ledger, claim: Claim, values: Values) -> list[ClaimTerm]:
     """The table as a matrix: 2 tokens entries width."""
     tables = {(n.stage, n.module): n for n in ledger.nodes if n.role.endswith(".embedding") and n.cost("params")}
     places = [
@@ -252,14 +252,14 @@ def _embedding(ledger: Ledger, claim: Claim, values: Values) -> list[Item]:
     ]
 
 
-def _tables(ledger: Ledger, nodes: Iterable[CostNode], values: Values) -> list[Item]:
+def _tables(ledger: Ledger, nodes: Iterable[CostNode], values: Values) -> list[ClaimTerm]:
     """The tables of embeddings as other weights are read: whole, in every step."""
     size = {n.module: weight for n in ledger.nodes if (weight := n.cost("weight_bytes"))}
     read = [(n, values.get((n.stage, n.invocation), values["", ""])) for n in nodes if n.role.endswith(".embedding")]
     return [_extra(n, Fraction(known.get("N", 1) * size.get(n.module, 0)), known, "tables") for n, known in read]
 
 
-def _biases(ledger: Ledger, nodes: Iterable[CostNode], values: Values) -> list[Item]:
+def _biases(ledger: Ledger, nodes: Iterable[CostNode], values: Values) -> list[ClaimTerm]:
     """One addition per result of a layer with a bias: FLOPs / (2 weights) results for each bias element."""
     owned = {n.module: n for n in ledger.nodes if n.exprs.get("params") and not n.invocation}
     found = []
@@ -278,20 +278,20 @@ def _biases(ledger: Ledger, nodes: Iterable[CostNode], values: Values) -> list[I
 @lru_cache(maxsize=1024)
 def bias_of(expr: str) -> tuple[sympy.Expr, sympy.Expr] | None:
     """Weights and bias in the parameters of a layer: the terms of the highest degree, and the others."""
-    terms = sympy.Add.make_args(sympy.expand(parse(expr)))
-    degrees = [sympy.Poly(t).total_degree() for t in terms if t.free_symbols]
-    if len(terms) != len(degrees) or len(set(degrees)) < 2:
+    addends = sympy.Add.make_args(sympy.expand(parse(expr)))
+    degrees = [sympy.Poly(t).total_degree() for t in addends if t.free_symbols]
+    if len(addends) != len(degrees) or len(set(degrees)) < 2:
         return None
     top = max(degrees)
-    weights = sympy.Add(*(t for t, d in zip(terms, degrees, strict=True) if d == top))
-    return weights, sympy.Add(*terms) - weights
+    weights = sympy.Add(*(t for t, d in zip(addends, degrees, strict=True) if d == top))
+    return weights, sympy.Add(*addends) - weights
 
 
-def _in_place(given: Iterable[Item], taken: Iterable[Item], extra: str) -> list[Item]:
+def _in_place(given: Iterable[ClaimTerm], taken: Iterable[ClaimTerm], extra: str) -> list[ClaimTerm]:
     """What one kind of layer would cost in the layers that are of the other: dense MLPs, mixtures of experts."""
     layers = {(i.stage, i.invocation): i.count for i in taken}
     return [
-        replace(i, value=i.value * layers[i.stage, i.invocation] / i.count, on=False, extra=extra)
+        replace(i, value=i.value * layers[i.stage, i.invocation] / i.count, counted=False, stands_for=extra)
         for i in given
         if (i.stage, i.invocation) in layers
     ]
@@ -305,7 +305,7 @@ RULES: tuple[tuple[str, str], ...] = (
 )
 
 
-def _rules(ledger: Ledger, claim: Claim, values: Values) -> list[Item]:
+def _rules(ledger: Ledger, claim: Claim, values: Values) -> list[ClaimTerm]:
     """2 parameters tokens, for a claim about whole stages of a decoder."""
     found = []
     for (stage, invocation), known in values.items():
@@ -319,15 +319,15 @@ def _rules(ledger: Ledger, claim: Claim, values: Values) -> list[Item]:
             continue
         for (name, _), parameters in zip(RULES, (every, every - table, active, active - table), strict=True):
             found.append(
-                Item(
+                ClaimTerm(
                     stage, invocation, "", "rule", "", Fraction(2 * tokens * parameters), "", known, 1,
-                    (f"{stage}[{invocation}]",), on=False, extra=f"2ND {name}",
+                    (f"{stage}[{invocation}]",), counted=False, stands_for=f"2ND {name}",
                 )
             )  # fmt: skip
     return found
 
 
-def _beyond(ledger: Ledger, claim: Claim, values: Values, windows: Windows) -> list[Item]:
+def _beyond(ledger: Ledger, claim: Claim, values: Values, windows: Windows) -> list[ClaimTerm]:
     """What steps would append where a full window gives a token back for each: a part of what they read."""
     found = []
     for node in nodes_of(ledger, claim, "kv_read_bytes"):
@@ -339,7 +339,7 @@ def _beyond(ledger: Ledger, claim: Claim, values: Values, windows: Windows) -> l
     return _off(_grouped(found, "kv_cache_bytes", values), "beyond the window")
 
 
-def _unexecuted(capture: Capture, ledger: Ledger, claim: Claim) -> list[Item]:
+def _unexecuted(capture: Capture, ledger: Ledger, claim: Claim) -> list[ClaimTerm]:
     """Parameters that the checkpoint holds and no formula counts, because nothing runs them."""
     checkpoint = capture.by_source.get("checkpoint")
     known = {n.module for n in ledger.nodes if n.cost("params")}
