@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -149,7 +150,7 @@ def test_what_is_not_published_is_said() -> None:
 @pytest.mark.parametrize("name", ["deepseek-ocr", "deepseek-ocr2", "llava", "qwen2-5-vl"])
 @pytest.mark.parametrize("text_only", [True, False])
 def test_a_run_of_a_model_that_sees_without_steps_is_all_before_them(name: str, text_only: bool) -> None:
-    target = load_target(name)
+    target: Any = load_target(name)
     preset = "text-only" if text_only else None
     alone, before = (target.workload(preset, new_tokens=steps) for steps in (0, 1))
     with_steps = target.invocations(before)
