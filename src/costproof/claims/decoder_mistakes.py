@@ -38,6 +38,10 @@ def _head(terms: ClaimTerms, metric: Metric) -> Iterator[Effect]:
         what = "nothing but the output projection is counted"
         yield without(terms, "lm_head only", "only", what, lambda i: i.counted and not head(i))
     if metric in STAGE_WIDE:
+        if not any(head(i) and i.value for i in terms):
+            what = "the output projection is counted with weights of its own, though they are those of the embedding"
+            again = times(terms, lambda i: i.counted and i.part == "embedding", 2)
+            yield Effect("tied head counted", "lm_head", what, again)
         return
     half = times(terms, head, Fraction(1, 2))
     yield Effect("lm_head halved", "lm_head", "the output projection is counted as multiply-accumulates", half)
