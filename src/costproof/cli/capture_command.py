@@ -16,7 +16,7 @@ from costproof.ledger.errors import EXIT_INCOMPLETE, EXIT_OK, BadInput
 from costproof.ledger.node import rule_wanted, unknown_clause
 from costproof.ledger.writing import written_in_place
 from costproof.reports.escape import visible
-from costproof.reports.folder import check_folder
+from costproof.reports.report import check_folder
 
 
 @click.command(cls=TargetCommand)

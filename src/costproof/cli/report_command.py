@@ -13,9 +13,8 @@ from costproof.cli.params import FILE, TARGET
 from costproof.cli.progress import show_progress
 from costproof.cli.target_command import TargetCommand
 from costproof.reports.escape import visible
-from costproof.reports.folder import check_report_folder
 from costproof.reports.outputs import OUTPUTS
-from costproof.reports.report import write_report
+from costproof.reports.report import check_report_folder, write_report
 from costproof.views.manifest import check_source
 
 

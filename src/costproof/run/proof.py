@@ -28,8 +28,8 @@ from costproof.models.target import Runnable
 from costproof.opgraph.rules.files import Files, versions_in_force, with_rules_in_force
 from costproof.patches.flash_attention import FLASH
 from costproof.processes import Pool
-from costproof.reports.folder import check_folder
 from costproof.reports.outputs import variants
+from costproof.reports.report import check_folder
 from costproof.run import proof_pieces
 from costproof.run.count_lock import count_lock
 from costproof.run.prepare import load_run_target

@@ -10,8 +10,7 @@ from typing import Any
 from costproof.ledger.capture import Capture
 from costproof.ledger.progress import Progress, silent
 from costproof.models.target import lacking
-from costproof.reports.folder import check_report_folder
-from costproof.reports.report import Report, write_report
+from costproof.reports.report import Report, check_report_folder, write_report
 from costproof.run.capture import count_sources
 from costproof.run.count_lock import count_lock
 from costproof.run.counters import record_counters

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 
 from costproof.algebra.symbols import sym
-from costproof.analytic.compose import Call
+from costproof.analytic.compose import StackCall
 from costproof.analytic.costs import Size
 from costproof.models.families.deepseek_ocr.formulas import page
 from costproof.models.families.deepseek_ocr.formulas.image_tokens import PageInPlace, vision_tokens
@@ -30,7 +30,7 @@ def tower(stage: str) -> Size:
     return sym("n") * elements[stage] * sym("b")
 
 
-def decoder(structure: Structure, call: Call, positions: Size) -> Size:
+def decoder(structure: Structure, call: StackCall, positions: Size) -> Size:
     """Bytes that one call of the decoder gets and returns beside the cache.
 
     Args:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from costproof.algebra.symbols import sym
 from costproof.analytic.attention_block import AttentionBlock
-from costproof.analytic.compose import Call, Part, numbered
+from costproof.analytic.compose import ModulePart, StackCall, in_layer
 from costproof.analytic.conv2d import Conv2d
-from costproof.analytic.embedding import Embedding
+from costproof.analytic.embedding import ClassAndPositions, Embedding, PositionIds
 from costproof.analytic.feed_forward import Mlp
 from costproof.analytic.norms import LayerNorm
-from costproof.analytic.position_embedding import ClassAndPositions, PositionIds
 from costproof.analytic.transformer import TransformerLayer
 from costproof.models.families.deepseek_ocr.formulas.structure import Structure, View
 
 
-def parts(structure: Structure, view: View) -> tuple[Part, ...]:
+def parts(structure: Structure, view: View) -> tuple[ModulePart, ...]:
     """All modules of the encoder on n views of (H / 4 sam_patch)² features and a class token.
 
     Source: Radford et al. 2021, CLIP; ``UnlimitedOcrVisionEncoder`` (transformers), ``VitModel`` (vendor).
@@ -27,15 +26,15 @@ def parts(structure: Structure, view: View) -> tuple[Part, ...]:
     positions = ClassAndPositions(n, grid, hidden, entries, b, resampled, always)
     unused = Conv2d(n, sym("in_channels"), hidden, patch, sym("H"), sym("H") / patch, b, bias=False)
     table = Embedding(entries if always else tokens, entries, hidden, b)
-    layer = _layer(structure).parts("clip.layer", Call(n, tokens, b))
+    layer = _layer(structure).parts("clip.layer", StackCall(n, tokens, b))
     return (
-        Part("clip"),
-        Part("clip.embeddings", (positions, PositionIds(entries))),
-        *((Part("clip.patches", (unused,), called=False),) if structure.remote else ()),
-        Part("clip.positions", (table,), called=always or not resampled),
-        Part("clip.norm", (LayerNorm(n * tokens, hidden, b),)),
-        Part("clip.encoder"),
-        *(part for i in range(structure.clip_layers) for part in numbered(i, layer)),
+        ModulePart("clip"),
+        ModulePart("clip.embeddings", (positions, PositionIds(entries))),
+        *((ModulePart("clip.patches", (unused,), called=False),) if structure.remote else ()),
+        ModulePart("clip.positions", (table,), called=always or not resampled),
+        ModulePart("clip.norm", (LayerNorm(n * tokens, hidden, b),)),
+        ModulePart("clip.encoder"),
+        *(part for i in range(structure.clip_layers) for part in in_layer(i, layer)),
     )
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from costproof.algebra.symbols import sym
 from costproof.analytic.attention_block import AttentionBlock
-from costproof.analytic.compose import Call, Part
+from costproof.analytic.compose import ModulePart, StackCall
 from costproof.analytic.costs import Layer, Size
-from costproof.analytic.feed_forward import Mixture, Mlp
-from costproof.analytic.transformer import Decoder, TransformerLayer
+from costproof.analytic.feed_forward import ExpertMixture, Mlp
+from costproof.analytic.transformer import DecoderStack, TransformerLayer
 from costproof.models.families.deepseek_ocr.formulas.structure import Structure
 
 
-def parts(structure: Structure, call: Call, positions: Size, glue: Layer) -> tuple[Part, ...]:
+def parts(structure: Structure, call: StackCall, positions: Size, glue: Layer) -> tuple[ModulePart, ...]:
     """All modules from the root to the output projection.
 
     Args:
@@ -39,7 +39,7 @@ def parts(structure: Structure, call: Call, positions: Size, glue: Layer) -> tup
         written_out=remote or structure.attention == "eager",
     )
     dense = Mlp(hidden, sym("text_intermediate"), "silu", gated=True, bias=False)
-    mixture = Mixture(
+    mixture = ExpertMixture(
         width=hidden,
         inner=moe,
         experts=sym("text_experts"),
@@ -50,15 +50,15 @@ def parts(structure: Structure, call: Call, positions: Size, glue: Layer) -> tup
         looped=remote,
     )
     kinds = (dense if i < structure.text_dense else mixture for i in range(structure.text_layers))
-    decoder = Decoder(
+    decoder = DecoderStack(
         width=hidden,
         vocabulary=sym("text_vocab"),
         layers=tuple(TransformerLayer(hidden, attention, kind) for kind in kinds),
         table=0 if remote else head_dim,
     )
     return (
-        Part("root"),
-        Part("model", (glue,)),
-        *(() if remote else (Part("text"),)),
+        ModulePart("root"),
+        ModulePart("model", (glue,)),
+        *(() if remote else (ModulePart("text"),)),
         *decoder.parts("text", call, positions),
     )

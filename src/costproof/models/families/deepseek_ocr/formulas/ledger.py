@@ -6,14 +6,21 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Final
 
-from costproof.analytic.compose import Call, Part, analytic_ledger, invocation_nodes, prefill_and_decode, stage_nodes
+from costproof.analytic.compose import (
+    ModulePart,
+    StackCall,
+    analytic_ledger,
+    invocation_nodes,
+    prefill_and_decode,
+    stage_nodes,
+)
 from costproof.analytic.costs import Size
 from costproof.ledger.node import CostNode, Ledger
 from costproof.models.families.deepseek_ocr.formulas import borders, clip, decoder, page, sam
 from costproof.models.families.deepseek_ocr.formulas.names import NATIVE_NAMES
 from costproof.models.families.deepseek_ocr.formulas.structure import Structure, View
 
-_TOWERS: Final[dict[str, Callable[[Structure, View], tuple[Part, ...]]]] = {
+_TOWERS: Final[dict[str, Callable[[Structure, View], tuple[ModulePart, ...]]]] = {
     "sam": sam.parts,
     "clip": clip.parts,
     "projector": lambda structure, _: page.projector(structure),
@@ -43,17 +50,17 @@ def _nodes(structure: Structure, names: Mapping[str, str]) -> Iterator[CostNode]
         for view in structure.views:
             yield from invocation_nodes(stage, view.invocation, parts(structure, view), names, border=border)
 
-    def border_of(call: Call) -> Size:
+    def border_of(call: StackCall) -> Size:
         return borders.decoder(structure, call, _positions(structure, call))
 
     yield from prefill_and_decode(partial(_decoder, structure), names, border=border_of, decode=structure.decode)
 
 
-def _decoder(structure: Structure, call: Call) -> tuple[Part, ...]:
+def _decoder(structure: Structure, call: StackCall) -> tuple[ModulePart, ...]:
     """One call: image tokens into the prompt, if any, then the decoder on all of it."""
     return decoder.parts(structure, call, _positions(structure, call), page.glue(structure, call.tokens))
 
 
-def _positions(structure: Structure, call: Call) -> Size:
+def _positions(structure: Structure, call: StackCall) -> Size:
     """Positions per sequence that get logits."""
     return 1 if structure.logits == "last" and not structure.remote else call.tokens

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from costproof.algebra.symbols import sym
-from costproof.analytic.compose import Part
+from costproof.analytic.compose import ModulePart
 from costproof.analytic.costs import Layer, Size
 from costproof.analytic.linear import Linear
 from costproof.models.families.deepseek_ocr.formulas.image_tokens import (
@@ -20,7 +20,7 @@ EMPTY_SIDE: Final = 64
 """Side of the empty views that the vendor's code wants in a run without a page, since it looks at them first."""
 
 
-def projector(structure: Structure) -> tuple[Part, ...]:
+def projector(structure: Structure) -> tuple[ModulePart, ...]:
     """The joining of both towers' features where a module does it, and the projection, on (H / 4 sam_patch)² tokens.
 
     Source: Wei et al. 2025, DeepSeek-OCR, section 3.2; ``UnlimitedOcrVisionModel`` (transformers),
@@ -30,8 +30,8 @@ def projector(structure: Structure) -> tuple[Part, ...]:
     tokens = sym("n") * (sym("H") / (4 * sym("sam_patch"))) ** 2
     linear = Linear(tokens, clip + sam, sym("text_hidden"), b)
     if structure.remote:
-        return Part("projector"), Part("projector.linear", (linear,))
-    return Part("vision", (FeatureConcat(tokens, clip, sam, b),)), Part("projector", (linear,))
+        return ModulePart("projector"), ModulePart("projector.linear", (linear,))
+    return ModulePart("vision", (FeatureConcat(tokens, clip, sam, b),)), ModulePart("projector", (linear,))
 
 
 def glue(structure: Structure, prompt: Size) -> Layer:

@@ -40,12 +40,12 @@ class WindowPartition:
     item_bytes: Size
 
     def costs(self) -> LayerCosts:
-        """The costs of one call."""
+        """Return the costs of one call."""
         padded = windows_per_side(self.grid, self.window) * self.window
         return LayerCosts(
             input_bytes=self.views * self.grid**2 * self.width * self.item_bytes,
             output_bytes=self.views * padded**2 * self.width * self.item_bytes,
-            between=0,
+            intermediate_bytes=0,
         )
 
 
@@ -94,7 +94,7 @@ class RelativePosition:
     """Whether step 1 runs; an implementation may leave it out where the length is right."""
 
     def costs(self) -> LayerCosts:
-        """The costs of one call."""
+        """Return the costs of one call."""
         tables = 2 * self.entries * self.head_dim
         resampled = 2 * (2 * self.side - 1) * self.head_dim if self.resampled else 0
         looked_up = 2 * self.side**2 * self.head_dim
@@ -104,12 +104,12 @@ class RelativePosition:
             params=tables,
             weight_bytes=tables * self.item_bytes,
             weight_read_bytes=(tables if self.resampled else looked_up) * self.item_bytes,
-            again_bytes=0 if self.resampled else again * self.item_bytes,
+            shared_weight_bytes=0 if self.resampled else again * self.item_bytes,
             flops={"einsum": 4 * self.sequences * self.side**3 * self.head_dim},
             vector_flops={
                 "resample": 6 * self.head_dim * (2 * self.side - 1) if self.resampled else 0,
                 "elementwise": 4 * self.side + 4 * self.side**2 + self.sequences * self.side**4,
             },
-            between=2 * (16 * self.side + 16 * self.side**2)
+            intermediate_bytes=2 * (16 * self.side + 16 * self.side**2)
             + 2 * (each_axis + self.sequences * self.side**4) * self.item_bytes,
         )

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from costproof.algebra.symbols import sym
 from costproof.analytic.attention_block import AttentionBlock
-from costproof.analytic.compose import Call, Part, numbered
+from costproof.analytic.compose import ModulePart, StackCall, in_layer
 from costproof.analytic.costs import LayerCosts, Size, layer
 from costproof.analytic.feed_forward import Mlp
 from costproof.analytic.norms import RmsNorm
@@ -28,9 +28,9 @@ class QueryTable:
     item_bytes: Size
 
     def costs(self) -> LayerCosts:
-        """The costs of one call."""
+        """Return the costs of one call."""
         owned = self.rows * self.width
-        return LayerCosts(params=owned, weight_bytes=owned * self.item_bytes, between=0)
+        return LayerCosts(params=owned, weight_bytes=owned * self.item_bytes, intermediate_bytes=0)
 
 
 @layer
@@ -52,13 +52,13 @@ class QueriesBehindFeatures:
     item_bytes: Size
 
     def costs(self) -> LayerCosts:
-        """The costs of one call."""
+        """Return the costs of one call."""
         scale = self.width * self.item_bytes
         return LayerCosts(
             weight_read_bytes=self.queries * scale,
             input_bytes=self.views * self.features * scale,
             output_bytes=self.views * (self.features + self.queries) * scale,
-            between=0,
+            intermediate_bytes=0,
         )
 
 
@@ -79,11 +79,13 @@ class WrittenMask:
     item_bytes: Size
 
     def costs(self) -> LayerCosts:
-        """The costs of one call."""
-        return LayerCosts(output_bytes=self.views * self.tokens**2 * self.item_bytes, between=2 * self.item_bytes)
+        """Return the costs of one call."""
+        return LayerCosts(
+            output_bytes=self.views * self.tokens**2 * self.item_bytes, intermediate_bytes=2 * self.item_bytes
+        )
 
 
-def parts(layers: int, *, eager: bool) -> tuple[Part, ...]:
+def parts(layers: int, *, eager: bool) -> tuple[ModulePart, ...]:
     """All modules of the encoder on n views of H x H pixels with Q queries.
 
     A query sees all features and the queries up to itself, features see each other: a mask says so, and all scores
@@ -94,7 +96,7 @@ def parts(layers: int, *, eager: bool) -> tuple[Part, ...]:
     """
     n, b, width, head_dim = sym("n"), sym("b"), sym("encoder_hidden"), sym("encoder_head_dim")
     features, queries = (sym("H") / (4 * sym("sam_patch"))) ** 2, sym("Q")
-    call = Call(n, features + queries, b)
+    call = StackCall(n, features + queries, b)
     attention = AttentionBlock(
         width=width,
         heads=sym("encoder_heads"),
@@ -110,11 +112,11 @@ def parts(layers: int, *, eager: bool) -> tuple[Part, ...]:
     mlp = Mlp(width, sym("encoder_intermediate"), "silu", gated=True, bias=False)
     stack = TransformerLayer(width, attention, mlp).parts("encoder.layer", call)
     return (
-        Part("vision", (QueriesBehindFeatures(n, features, queries, width, b),)),
-        Part("vision.queries_small", (QueryTable(SMALL, width, b),), called=False),
-        Part("vision.queries_large", (QueryTable(LARGE, width, b),), called=False),
-        Part("encoder", (WrittenMask(n, call.tokens, b),)) if eager else Part("encoder"),
-        Part("encoder.rotary", (RotaryTable(call.tokens, head_dim, b),)),
-        *(part for i in range(layers) for part in numbered(i, stack)),
-        Part("encoder.norm", (RmsNorm(call.rows, width, b),)),
+        ModulePart("vision", (QueriesBehindFeatures(n, features, queries, width, b),)),
+        ModulePart("vision.queries_small", (QueryTable(SMALL, width, b),), called=False),
+        ModulePart("vision.queries_large", (QueryTable(LARGE, width, b),), called=False),
+        ModulePart("encoder", (WrittenMask(n, call.tokens, b),)) if eager else ModulePart("encoder"),
+        ModulePart("encoder.rotary", (RotaryTable(call.tokens, head_dim, b),)),
+        *(part for i in range(layers) for part in in_layer(i, stack)),
+        ModulePart("encoder.norm", (RmsNorm(call.rows, width, b),)),
     )

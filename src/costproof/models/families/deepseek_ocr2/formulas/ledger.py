@@ -6,7 +6,14 @@ from collections.abc import Iterator
 from typing import Final
 
 from costproof.algebra.symbols import sym
-from costproof.analytic.compose import Call, Part, analytic_ledger, invocation_nodes, prefill_and_decode, stage_nodes
+from costproof.analytic.compose import (
+    ModulePart,
+    StackCall,
+    analytic_ledger,
+    invocation_nodes,
+    prefill_and_decode,
+    stage_nodes,
+)
 from costproof.analytic.costs import Size
 from costproof.analytic.linear import Linear
 from costproof.ledger.node import CostNode, Ledger
@@ -32,7 +39,7 @@ def ledger(structure: Structure, encoder_layers: int) -> Ledger:
     """
     eager = structure.attention == "eager"
 
-    def towers(view: View) -> dict[str, tuple[tuple[Part, ...], Size]]:
+    def towers(view: View) -> dict[str, tuple[tuple[ModulePart, ...], Size]]:
         return {
             "sam": (sam.parts(structure, view), _border("sam")),
             "encoder": (encoder.parts(encoder_layers, eager=eager), _border("encoder")),
@@ -47,15 +54,15 @@ def ledger(structure: Structure, encoder_layers: int) -> Ledger:
                 yield from invocation_nodes(stage, view.invocation, parts, NAMES, border=border)
         yield from prefill_and_decode(modules, NAMES, border=border_of, decode=structure.decode)
 
-    def positions(call: Call) -> Size:
+    def positions(call: StackCall) -> Size:
         return 1 if structure.logits == "last" else call.tokens
 
-    def modules(call: Call) -> tuple[Part, ...]:
+    def modules(call: StackCall) -> tuple[ModulePart, ...]:
         tokens = _tokens(structure) if call.past == 0 else 0
         glue = ViewsInPrompt(call.batch, call.tokens, sym("text_hidden"), call.item_bytes, tokens)
         return decoder.parts(structure, call, positions(call), glue)
 
-    def border_of(call: Call) -> Size:
+    def border_of(call: StackCall) -> Size:
         elements = call.batch * positions(call) * sym("text_vocab")
         if eager:
             elements += call.batch * call.tokens * (call.past + call.tokens)
@@ -66,10 +73,10 @@ def ledger(structure: Structure, encoder_layers: int) -> Ledger:
     return analytic_ledger(nodes(), STAGES)
 
 
-def _projector() -> tuple[Part, ...]:
+def _projector() -> tuple[ModulePart, ...]:
     """The projection of the queries' results."""
     n, b = sym("n"), sym("b")
-    return (Part("projector", (Linear(n * sym("Q"), sym("encoder_hidden"), sym("text_hidden"), b),)),)
+    return (ModulePart("projector", (Linear(n * sym("Q"), sym("encoder_hidden"), sym("text_hidden"), b),)),)
 
 
 def _border(stage: str) -> Size:

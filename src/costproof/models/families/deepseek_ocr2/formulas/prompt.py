@@ -31,10 +31,10 @@ class ViewsInPrompt:
     """Of all views of a page; 0 for a prompt without one: nothing runs."""
 
     def costs(self) -> LayerCosts:
-        """The costs of one call."""
+        """Return the costs of one call."""
         owned, scale = self.hidden * self.item_bytes, self.batch * self.hidden * self.item_bytes
         if self.tokens == 0:
-            return LayerCosts(params=self.hidden, weight_bytes=owned, between=0)
+            return LayerCosts(params=self.hidden, weight_bytes=owned, intermediate_bytes=0)
         joined = self.tokens + 1
         return LayerCosts(
             params=self.hidden,
@@ -42,5 +42,5 @@ class ViewsInPrompt:
             weight_read_bytes=owned,
             input_bytes=scale * (self.tokens + self.prompt),
             output_bytes=scale * (self.prompt + joined),
-            between=scale * (3 * joined + 1) - owned,
+            intermediate_bytes=scale * (3 * joined + 1) - owned,
         )
