@@ -28,9 +28,9 @@ from costproof.ledger.errors import BadInput, Problems
 from costproof.ledger.files import MAX_PARTS, json_text, read_json
 from costproof.ledger.schema import to_data
 from costproof.ledger.symbols import parse, terms
-from costproof.models.families.deepseek_ocr.preprocess import image_sides
-from costproof.models.families.deepseek_ocr.remote_code.snapshot import CODE, imported
+from costproof.models.families.deepseek_ocr.snapshot import CODE, imported
 from costproof.models.loading import shards
+from costproof.models.pages.page import image_sides
 from costproof.models.section import Section
 from costproof.run import operand_files
 from costproof.run import proof as kept_answers

@@ -11,7 +11,7 @@ from benchmarks.proof_mutations import DEFAULT, TINY
 from costproof.ledger.evaluate import evaluate_ledger
 from costproof.ledger.node import Ledger
 from costproof.models import flash_attention
-from costproof.models.families.deepseek_ocr.draws import draw
+from costproof.models.families.deepseek_ocr.proof import draw
 from costproof.models.families.deepseek_ocr.target import DeepseekOcr
 
 

@@ -13,8 +13,8 @@ from costproof.compare.counters import explain_counter
 from costproof.ledger.counter import CounterCall
 from costproof.ledger.run import ALL_SOURCES
 from costproof.models import flash_attention
-from costproof.models.families.deepseek_ocr.page import with_page
 from costproof.models.jobs import Run
+from costproof.models.pages.page import with_page
 from costproof.opgraph.rules.registry import UnknownCost, cost_of
 from costproof.run.capture import count_sources
 from costproof.run.prepare import Prepared
