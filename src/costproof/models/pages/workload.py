@@ -118,7 +118,7 @@ def preset_workload(
     grid: str | tuple[int, int] | None = None,
     image: str | Path | None = None,
     seq_len: int | None = None,
-    dtype: Dtype = "bfloat16",
+    default_dtype: Dtype = "bfloat16",
     **given: Any,
 ) -> Workload:
     """A preset with what the caller changes about it.
@@ -130,14 +130,14 @@ def preset_workload(
         grid: columns x rows of crops, ``"2x3"``.
         image: a page image whose header decides the grid, as the real preprocessing does.
         seq_len: tokens of the whole prompt; excludes ``text_tokens``.
-        usual: the dtype of a preset.
+        default_dtype: of the preset.
         given: settings that every decoder has, by the names of :data:`~costproof.models.decoding.target.SETTINGS`.
 
     Raises:
         Problems: everything that is wrong with the settings, at once.
     """
     name, base, named_grid = modes.find(preset)
-    unchanged = page_workload(name, base.page, base.text_tokens, dtype=dtype)
+    unchanged = page_workload(name, base.page, base.text_tokens, dtype=default_dtype)
     of_page = {"--base-size": base_size, "--image-size": image_size, "--grid": grid, "--image": image}
     problems: list[CostproofError] = []
     page = base.page

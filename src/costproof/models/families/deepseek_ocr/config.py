@@ -172,7 +172,7 @@ class OcrConfig(Config):
         """Keyword arguments for transformers' ``UnlimitedOcrConfig``.
 
         The reference window is as long as the context, which makes it full attention: no run that
-        :func:`~costproof.models.families.deepseek_ocr.workloads.problems_of` lets pass can exceed it.
+        :func:`~costproof.models.families.deepseek_ocr.workload.problems_of` lets pass can exceed it.
         """
         text = self.text
         return {

@@ -135,7 +135,7 @@ class DeepseekOcr(Configured[OcrConfig]):
 
     def workload(self, preset: str | None = None, **settings: Any) -> Workload:
         """Return a preset with changes; ``settings`` as for :func:`~.workloads.make_workload`."""
-        return make_workload(preset or DEFAULT_PRESET, config=self.config, dtype=self.dtype, **settings)
+        return make_workload(preset or DEFAULT_PRESET, config=self.config, default_dtype=self.dtype, **settings)
 
     def problems(self, workload: Workload) -> list[CostproofError]:
         """Everything that keeps the model from running a workload."""

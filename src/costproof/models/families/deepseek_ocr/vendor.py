@@ -125,7 +125,7 @@ class RemoteCodeOcr(Configured[OcrConfig]):
         wrong = _unlike({k: v for k in _FIXED if (v := given.pop(k, None)) is not None})
         if wrong:
             raise Problems("the workload cannot be run", wrong)
-        made = make_workload(preset or DEFAULT_PRESET, config=self.config, dtype=self.dtype, **given)
+        made = make_workload(preset or DEFAULT_PRESET, config=self.config, default_dtype=self.dtype, **given)
         return replace(made, attention="eager", experts="eager")
 
     def settings(self) -> tuple[Setting, ...]:

@@ -89,7 +89,9 @@ class DeepseekOcr2(Native[Ocr2Config]):
 
     def workload(self, preset: str | None = None, **settings: Any) -> Workload:
         """A preset with changes."""
-        return preset_workload(preset or MODES.default, config=self.config, modes=MODES, dtype=self.dtype, **settings)
+        return preset_workload(
+            preset or MODES.default, config=self.config, modes=MODES, default_dtype=self.dtype, **settings
+        )
 
     def problems(self, workload: Workload) -> list[CostproofError]:
         """Everything that keeps the model from running a workload."""
