@@ -38,7 +38,7 @@ $(VENV)/flash: $(VENV)/dev
 # The same with its kernels, where there is a compiler for them and a GPU to run them; takes from minutes to hours.
 $(VENV)/flash-kernels: $(VENV)/dev
 	@if command -v nvcc >/dev/null && nvidia-smi >/dev/null 2>&1; then \
-		$(BIN)/python -c "from costproof.models.flash_attention import compiled; raise SystemExit(not compiled())" \
+		$(BIN)/python -c "from costproof.patches.flash_attention import compiled; raise SystemExit(not compiled())" \
 		|| FLASH_ATTENTION_FORCE_BUILD=TRUE \
 			$(PIP) --no-build-isolation --no-cache-dir --no-deps --force-reinstall flash-attn; \
 	else echo "no nvcc and GPU: FlashAttention is not run"; false; fi && touch $@ || true

@@ -20,7 +20,7 @@ from costproof.compare.diff.diff import Levers, Place
 from costproof.ledger.baseline import Baseline
 from costproof.ledger.errors import BadInput
 from costproof.ledger.workload import Workload
-from costproof.models.changing import keys_of
+from costproof.models.config import keys_of
 from costproof.models.registry import load_target
 from costproof.models.target import Target, WithKeys
 from costproof.parametric.targets import evaluate_formulas

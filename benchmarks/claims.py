@@ -231,7 +231,7 @@ def case_of(capture: Capture, stage: str) -> Case:
     if stage not in _CASES:
         claim = Claim("c", "$", stage, "flops", Amount("0", 0, 0))
         case = _CASES[stage] = Case(claim, capture, capture.by_source["analytic"], DeepseekOcr.mistakes())
-        assert not case.stated  # what hangs on it, items and causes, is there for all numbers
+        assert not case.stated  # what hangs on it, terms and causes, is there for all numbers
     return _CASES[stage]
 
 

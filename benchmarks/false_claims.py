@@ -133,7 +133,7 @@ def elsewhere(rng: random.Random, stage: str) -> int:
 
 def multiple(rng: random.Random, stage: str) -> int:
     """A multiple of what all parts of the truth are multiples of."""
-    grain = gcd(*(int(i.value) for i in case_of(world()[0], stage).items if i.on))
+    grain = gcd(*(int(i.value) for i in case_of(world()[0], stage).terms if i.counted))
     return int(truths()[stage] * rng.uniform(0.7, 1.4)) // grain * grain
 
 

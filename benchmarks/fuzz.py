@@ -18,11 +18,11 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from costproof.algebra.evaluation import compile_expression
+from costproof.algebra.symbols import parse, term_count
 from costproof.claims.amounts import amount
 from costproof.claims.reading import claims_from_text
 from costproof.ledger.errors import CostproofError
-from costproof.ledger.evaluate import compile_expression
-from costproof.ledger.symbols import parse, terms
 
 NAMES = ("B", "S", "H", "n", "text_hidden", "sam_patch", "x1", "_", "__class__", "None", "lambda", "Ω")
 TOKENS = (
@@ -145,7 +145,7 @@ def feed(reader: str, text: str) -> str:
     try:
         if reader == "formula":
             expr = parse(text)
-            terms(expr)
+            term_count(expr)
             program = compile_expression(expr)
             try:
                 program.run(dict.fromkeys(program.symbols, 97))

@@ -241,7 +241,7 @@ def held(one: Requested) -> tuple[str, ...]:
 def here(small: bool) -> tuple[Asked, list[str]]:
     """What can be run here, and what cannot."""
     if torch.cuda.is_available() and not small:
-        from costproof.models.flash_attention import FLASH, compiled
+        from costproof.patches.flash_attention import FLASH, compiled
 
         kernels = [*ATTENTION, *([FLASH] if compiled() else [])]
         left = [] if FLASH in kernels else [f"{FLASH}: flash-attn with its kernels is not installed"]

@@ -9,9 +9,9 @@ from typing import Final
 
 import sympy
 
+from costproof.algebra.symbols import parse, sym, text
 from costproof.compare.kinds import kind_of
 from costproof.ledger.node import CostNode, Ledger
-from costproof.ledger.symbols import parse, sym, text
 from costproof.ledger.workload import Workload
 
 DENSE: Final = "text.layer.mlp.up"

@@ -21,6 +21,7 @@ import sympy
 
 import costproof
 from benchmarks.planting import OPERATIONS, Planted, Site, plant, sites
+from costproof.algebra.symbols import parse, sym
 from costproof.compare.findings import Discrepancy, Finding
 from costproof.compare.kinds import same_operator
 from costproof.compare.patterns import expand
@@ -28,7 +29,6 @@ from costproof.compare.verdict import verdict_sentence
 from costproof.ledger.capture import Capture
 from costproof.ledger.metrics import Metric
 from costproof.ledger.node import Ledger
-from costproof.ledger.symbols import parse, sym
 from costproof.ledger.writing import write_texts
 
 FOLDER = Path("out/mutations")

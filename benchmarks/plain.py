@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from costproof.models.families.deepseek_ocr.target import DeepseekOcr
-from costproof.models.jobs import Run
+from costproof.models.specs import Run
 
 LAYERS, WIDTH, HEADS = 100, 64, 4
 

@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 
 import sympy
 
+from costproof.algebra.evaluation import evaluate
+from costproof.algebra.symbols import parse, sym, text
 from costproof.compare.patterns import Mask, template
 from costproof.ledger.capture import Capture
 from costproof.ledger.errors import BadInput
-from costproof.ledger.evaluate import evaluate
 from costproof.ledger.metrics import Metric
 from costproof.ledger.node import CostNode, Ledger
-from costproof.ledger.symbols import parse, sym, text
 
 Values = Mapping[str, int]
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch.utils._pytree import tree_iter
 
-from costproof.models.as_it_runs import as_it_runs
 from costproof.models.generic.alike import alike
 from costproof.models.generic.copies import with_tensors
-from costproof.models.jobs import ExportJob
+from costproof.models.specs import ExportJob
+from costproof.patches.inference import inference_context
 from costproof.patches.modules import forward_redirected
 from costproof.tracers.exporting import map_arguments
 
@@ -41,7 +41,7 @@ def as_written(job: ExportJob) -> RealRun:
     """The module itself."""
 
     def run() -> object:
-        with as_it_runs(job.module):
+        with inference_context(job.module):
             return job.module(**job.args)
 
     return RealRun(run, _inputs(job))
@@ -49,7 +49,7 @@ def as_written(job: ExportJob) -> RealRun:
 
 def as_exported(job: ExportJob) -> RealRun:
     """Its exported program, made of tensors with numbers."""
-    with as_it_runs(job.module), forward_redirected(job.module):
+    with inference_context(job.module), forward_redirected(job.module):
         program = torch.export.export(job.module, (), kwargs=dict(job.args), strict=False).module()
     return RealRun(lambda: program(**job.args), _inputs(job))
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import sympy
 
-from costproof.ledger.symbols import parse, sym
+from costproof.algebra.symbols import parse, sym
 from costproof.models.registry import load_target
 from costproof.parametric.evaluator import Evaluator
 from costproof.parametric.exact_arrays import Int128Array

@@ -1,16 +1,17 @@
-"""``python -m benchmarks.zoo``: model types of transformers, each counted at a tiny configuration, and checked.
+"""``python -m benchmarks.zoo``: count the model types of transformers, each at a tiny configuration, and compare.
 
-Every outcome goes to a file as it comes, and what is in the file is not counted again; the page is made of the file.
+The results are kept in ``docs/zoo.csv``, written after each type; ``docs/zoo.md`` is made from that file. Types that
+have a row are not counted again unless they are named on the command line.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import csv
 import subprocess
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -21,17 +22,17 @@ from costproof.processes import Limits, Pool
 
 LIMITS: Final = Limits(seconds=600, memory_bytes=6 * 2**30)
 PAGE: Final = Path("docs/zoo.md")
+DATA: Final = Path("docs/zoo.csv")
 _HEAD: Final = """\
-Made by `python -m benchmarks.zoo`; not to be edited. Every type for which transformers has a model is counted as `hf:`
-counts it, at a tiny configuration that one rule (`benchmarks/tiny.py`) makes of a published one, where
-`tests/models/configs` has one, or else of its default one: by an export, and by a run on shapes. Both are compared
-module by module, and the total with torch's `FlopCounterMode` on plain runs that take the same way through
-transformers, with rules for what it leaves out: attention on the CPU, grouped products, products with a vector,
-recurrent layers, einsum over one.
-Some default configurations do not build, or not run, as they are: `benchmarks/completed.py` has the values that these
-lack, and a model with them is called completed. A model whose own code takes one element alone is run with batch 1.
-What was counted once is not counted again: the last column has the commit of each row. Those with a published shape
-were made by another run than the others."""
+Made by `python -m benchmarks.zoo`; do not edit. Every type for which transformers has a model is counted as `hf:`
+counts it, at a tiny configuration: one rule (`benchmarks/tiny.py`) shrinks a published configuration where
+`tests/models/configs` has one, and the default one otherwise. `benchmarks/completed.py` supplies values without which a
+default configuration does not build or run. An export and a run on the meta device are compared module by module; their
+total is compared with torch's `FlopCounterMode` on plain runs, extended by rules for operators that it lacks (attention
+on the CPU, grouped products, matrix-vector products, recurrent layers, `einsum`).
+
+[zoo.csv](zoo.csv) has one row per type: outcome, class, stages, FLOPs, seconds, peak memory and the commit that counted
+it. The table below lists the types that are not exact and those with modules that the inputs leave unused."""
 _AGREED: Final = ("exact", "explained", "equal")
 
 
@@ -60,14 +61,29 @@ def rows(names: Sequence[str], processes: int) -> Iterable[Row]:
 
 
 def read(file: Path) -> dict[str, Row]:
-    """The rows of a file by type; of several the last."""
-    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
-    found = (Row(**json.loads(line)) for line in lines)
-    return {row.name: row for row in found}
+    """Return the rows of a CSV file by type; empty if there is no file."""
+    if not file.exists():
+        return {}
+    with file.open(newline="", encoding="utf-8") as lines:
+        return {row["name"]: _row(row) for row in csv.DictReader(lines)}
+
+
+def _row(cells: Mapping[str, str]) -> Row:
+    texts = {name: cells[name] for name in ("name", "outcome", "what", "stages", "why", "unused", "commit")}
+    flops = int(cells["flops"]) if cells["flops"] else None
+    return Row(**texts, flops=flops, seconds=float(cells["seconds"]), peak_mib=int(cells["peak_mib"]))
+
+
+def write(file: Path, known: Mapping[str, Row]) -> None:
+    """Write all rows as CSV, sorted by type."""
+    with file.open("w", newline="", encoding="utf-8") as lines:
+        table = csv.DictWriter(lines, [field.name for field in fields(Row)], lineterminator="\n")
+        table.writeheader()
+        table.writerows(asdict(known[name]) for name in sorted(known))
 
 
 def page(names: Sequence[str], known: Mapping[str, Row]) -> str:
-    """The page of all types."""
+    """Return the page: the tally of outcomes, and a row for each type that is not exact as a whole."""
     every = [known.get(name, Row(name, "not run")) for name in names]
     tally = Counter(row.outcome for row in every)
     built = sum(tally.values()) - tally["not built"] - tally["not run"]
@@ -81,34 +97,26 @@ def page(names: Sequence[str], known: Mapping[str, Row]) -> str:
         "",
         _HEAD,
         "",
-        f"{versions}; {sizes}, as far as a model takes them. FLOPs are the total of all stages.",
+        f"{versions}; {sizes}, where a model accepts them. FLOPs are the total of all stages.",
         "",
-        f"Of {len(names)} types {built} were built and tried; of these {agreed} ({agreed / max(built, 1):.1%})",
-        f"have the same FLOPs from all three. In {part} of them the inputs leave modules unused, which the last column",
-        "names: what is counted there is the rest of the model. Together the rows took",
-        f"{sum(row.seconds for row in every) / 60:.0f} minutes of one process.",
+        f"Of {len(names)} types {built} were built and tried. Of these {agreed} ({agreed / max(built, 1):.1%}) have",
+        f"equal FLOPs from all three sources; in {part} of them the inputs leave modules unused, so the figure covers",
+        f"the rest. All rows together took {sum(row.seconds for row in every) / 60:.0f} minutes of one process.",
         "",
         "| outcome | types | |",
         "| --- | ---: | --- |",
         *(f"| {outcome} | {tally[outcome]} | {what} |" for outcome, what in OUTCOMES.items() if tally[outcome]),
         "",
-        "| type | model | outcome | stages | FLOPs | s | MiB | why; unused modules | commit |",
-        "| --- | --- | --- | --- | ---: | ---: | ---: | --- | --- |",
-        *(_line(row) for row in every if row.outcome != "not run"),
+        "| type | model | outcome | reason; unused modules |",
+        "| --- | --- | --- | --- |",
+        *(_line(row) for row in every if row.outcome not in ("not run", "exact") or row.unused),
     ]
-    left = [row.name for row in every if row.outcome == "not run"]
-    if left:
-        lines += ["", f"Not run: {', '.join(left)}."]
     return "\n".join(lines) + "\n"
 
 
 def _line(row: Row) -> str:
-    flops = "" if row.flops is None else f"{row.flops:,}"
     why = "; ".join(filter(None, (row.why, f"unused: {row.unused}" if row.unused else ""))).replace("|", "\\|")
-    return (
-        f"| {row.name} | {row.what} | {row.outcome} | {row.stages} | {flops} "
-        f"| {row.seconds:.1f} | {row.peak_mib} | {why.replace('<', '&lt;')} | {row.commit} |"
-    )
+    return f"| {row.name} | {row.what} | {row.outcome} | {why.replace('<', '&lt;')} |"
 
 
 def _commit() -> str:
@@ -118,24 +126,20 @@ def _commit() -> str:
 
 
 def main() -> None:
-    """Count what is not in the file yet, and write the page."""
+    """Count the types that have no row or are named, and write the data and the page."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.zoo", description=__doc__)
-    parser.add_argument("names", nargs="*", help="model types; all if none is named")
-    parser.add_argument("--every", type=int, default=1, help="only every n-th by name")
+    parser.add_argument("names", nargs="*", help="model types to count again [default: those without a row]")
+    parser.add_argument("--every", type=int, default=1, help="count only every n-th type by name")
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--rows", type=Path, default=Path("out/zoo.jsonl"), help="the file of the outcomes")
     args = parser.parse_args()
     every = model_types()
-    known, commit = read(args.rows), _commit()
-    args.rows.parent.mkdir(parents=True, exist_ok=True)
-    for row in rows([n for n in args.names or every[:: args.every] if n not in known], args.processes):
-        row = replace(row, commit=commit)
+    known, commit = read(DATA), _commit()
+    for row in rows(args.names or [n for n in every[:: args.every] if n not in known], args.processes):
+        known[row.name] = replace(row, commit=commit)
         print(f"{row.name}: {row.outcome} {row.seconds:.1f} s {row.why}", flush=True)
-        known[row.name] = row
-        with args.rows.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(asdict(row)) + "\n")
+        write(DATA, known)
     PAGE.write_text(page(every, known), encoding="utf-8")
-    print(f"wrote {PAGE}")
+    print(f"wrote {DATA} and {PAGE}")
 
 
 if __name__ == "__main__":

@@ -247,8 +247,8 @@ def reference(target: GenericTarget, run: Any) -> int | str:
     from torch.utils.flop_counter import FlopCounterMode
 
     from costproof.ledger.progress import silent
-    from costproof.models.as_it_runs import as_it_runs
     from costproof.models.generic.copies import unchecked
+    from costproof.patches.inference import inference_context
     from costproof.tracers.cpu_fallback import with_numbers
 
     total = 0
@@ -261,7 +261,7 @@ def reference(target: GenericTarget, run: Any) -> int | str:
                 made = place(one)
                 kwargs = copy.deepcopy(dict(made.kwargs))
                 counter, single = FlopCounterMode(display=False, custom_mapping=_rules()), _singles()
-                with unchecked(), as_it_runs(made.model), torch.no_grad(), counter, single:
+                with unchecked(), inference_context(made.model), torch.no_grad(), counter, single:
                     made.model(**kwargs)
             except Exception as error:
                 refused = _line(error)

@@ -9,12 +9,11 @@ import costproof
 from costproof.ledger.files import json_text
 from costproof.ledger.run import ALL_SOURCES
 from costproof.ledger.writing import write_texts
-from costproof.models.flash_attention import FLASH
+from costproof.models.known import RECORD, family_of
 from costproof.models.proof import WithProof
-from costproof.models.recorded import RECORD, family_of
 from costproof.models.registry import load_target
-from costproof.models.serving import lacking
-from costproof.models.target import Target
+from costproof.models.target import Target, lacking
+from costproof.patches.flash_attention import FLASH
 from costproof.run.capture import count_sources
 from costproof.run.prepare import Prepared
 

@@ -9,11 +9,11 @@ import sympy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from costproof.algebra.evaluation import evaluate
+from costproof.algebra.series import sum_over_steps
+from costproof.algebra.symbols import sym
 from costproof.ledger.errors import BadInput
-from costproof.ledger.evaluate import evaluate
 from costproof.ledger.metrics import METRICS
-from costproof.ledger.series import sum_over_steps
-from costproof.ledger.symbols import sym
 from costproof.ledger.workload import AttentionKind
 from costproof.models.pages.formulas import PageStructure
 from tests.analytic.published import counted

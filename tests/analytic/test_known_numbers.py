@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from costproof.algebra.symbols import parse, sym
 from costproof.ledger.node import Ledger
-from costproof.ledger.symbols import parse, sym
 from costproof.models.families.deepseek_ocr.formulas import ocr_ledger
 from costproof.models.pages.formulas import PageStructure
 from tests.analytic.published import counted, page

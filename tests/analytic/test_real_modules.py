@@ -29,7 +29,7 @@ from costproof.analytic.costs import costs_of
 from costproof.analytic.feed_forward import Mixture, Mlp
 from costproof.analytic.router import Routing
 from costproof.analytic.transformer import TransformerLayer
-from costproof.models.jobs import ExportJob
+from costproof.models.specs import ExportJob
 from costproof.opgraph.account import account
 from costproof.opgraph.costed import cost_graph
 from costproof.tracers.exported import export_graph

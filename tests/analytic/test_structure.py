@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from costproof.algebra.symbols import parse
 from costproof.analytic.costs import formula_docs
 from costproof.ledger.errors import BadInput
 from costproof.ledger.evaluate import evaluate_ledger
-from costproof.ledger.symbols import parse
 from costproof.models.families.deepseek_ocr.formulas import ocr_ledger, symbol_docs
 from costproof.models.families.deepseek_ocr.names import NATIVE_NAMES
 from costproof.models.pages.formulas import PageStructure

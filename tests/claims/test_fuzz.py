@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from costproof.algebra.symbols import parse
 from costproof.ledger.errors import BadInput
-from costproof.ledger.symbols import parse
 
 ROOT = Path(__file__).parents[2]
 

@@ -14,13 +14,13 @@ from benchmarks.claims import causes, world
 
 import costproof
 from costproof import api
+from costproof.algebra.evaluation import evaluate
 from costproof.claims import Judgement, claims_from_text, judge_claims
-from costproof.claims.effects import Effect, Items, Mistakes, times
+from costproof.claims.effects import ClaimTerms, Effect, Mistakes, times
 from costproof.claims.judge import judge_claim
 from costproof.claims.truth import Case
 from costproof.claims.types import Amount, Claim
 from costproof.ledger.capture import Capture
-from costproof.ledger.evaluate import evaluate
 from costproof.ledger.metrics import Conventions, Metric
 from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.workload import Invocation, TargetInfo
@@ -97,9 +97,9 @@ def test_without_roles_nothing_is_taken_for_a_part() -> None:
 
 
 def test_a_target_brings_its_own_mistakes() -> None:
-    def effects(items: Items, metric: Metric, everywhere: Mapping[str, int]) -> Iterator[Effect]:
+    def effects(terms: ClaimTerms, metric: Metric, everywhere: Mapping[str, int]) -> Iterator[Effect]:
         assert everywhere["body_hidden"] == 640
-        fewer = times(items, lambda i: i.role == "body.layer.attention", Fraction(everywhere["S"] - 1, 101))
+        fewer = times(terms, lambda i: i.role == "body.layer.attention", Fraction(everywhere["S"] - 1, 101))
         yield Effect("a token forgotten", "own", "…", fewer)
 
     wrong = TRUTH - 2 * SCORES // 101

@@ -103,7 +103,8 @@ ROWS: Final[dict[str, Callable[[Any], tuple[str, list[Any]]]]] = {
     ),
     "Derivation": lambda v: ("each", [x.each for x in v.form.lines]),
     "Machine": lambda v: ("name", [name for name, *_ in v.packages] + [*v.sources, *v.others] + [
-        p for e in v.extras for p in e.packages] + [p.name for p in v.plugins]),
+        p for e in v.extras for p in e.packages] + [p.name for p in v.plugins] + [
+        name for reasons in v.patches.values() for name in reasons]),
     "Explanation": lambda v: ("total", [p.total for c in v.calls for p in c.parts]),
     "Fits": lambda v: ("cache_bytes", [s.cache_bytes for s in v.stages] + [v.cache_bytes]),
     "Gate": lambda v: ("head", [c.head for c in v.checks]),

@@ -14,7 +14,7 @@ import pytest
 from costproof.ledger import environment
 from costproof.ledger.environment import installed
 from costproof.ledger.offline import offline
-from costproof.models import flash_attention
+from costproof.patches import flash_attention
 from costproof.run import doctor
 from costproof.tracers.counters import registry
 from tests.cli.running import costproof, files

@@ -18,9 +18,9 @@ from pathlib import Path
 import pytest
 
 from costproof import read
+from costproof.algebra.symbols import sym
 from costproof.ledger.errors import BadInput
 from costproof.ledger.node import NO_RULE, UnknownOp, unknown_clause
-from costproof.ledger.symbols import sym
 from costproof.opgraph.costed import bound_unknown, cost_graph
 from costproof.opgraph.graph import Graph, OpCall, Value
 from costproof.opgraph.rules.cost import OpCost

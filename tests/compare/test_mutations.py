@@ -6,7 +6,7 @@ import pytest
 from benchmarks.mutations import checked_metrics, run, table
 from benchmarks.planting import OPERATIONS, plant, sites
 
-from costproof.ledger.symbols import parse
+from costproof.algebra.symbols import parse
 from tests.compare import builders as b
 
 

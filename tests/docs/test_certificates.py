@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from costproof.algebra.symbols import parse, version
 from costproof.compare.proof.certificate import Certificate, read_certificate
 from costproof.ledger.metrics import METRICS
-from costproof.ledger.symbols import parse, version
 from costproof.models.registry import TARGETS
 from costproof.parametric.targets import evaluate_formulas
 from costproof.reports.outputs import variants

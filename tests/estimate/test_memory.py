@@ -15,7 +15,7 @@ from costproof.ledger.capture import CAPTURE
 from costproof.ledger.errors import BadInput, Problems
 from costproof.ledger.peaks import CallPeaks, GapPart, LiveTensor, Peak
 from costproof.ledger.schema import from_data, to_data
-from costproof.reports.fits_text import fits_text
+from costproof.reports.outputs import variants
 from tests.cli.running import costproof
 from tests.conftest import Golden
 from tests.reports.toy import toy
@@ -59,6 +59,7 @@ def llama() -> Fits:
 CACHE: Held = "weights and cache"
 PEAK: Held = "weights and graph peak"
 BOUND: Held = "weights, cache and bound"
+fits_text = variants("fits")["text"].text
 
 
 def limit(found: Fits, setting: str, held: Held) -> Limit:

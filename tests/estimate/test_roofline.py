@@ -17,7 +17,7 @@ from costproof.estimate.roofline import ROOFLINE, Border, BorderPoint, Bound, Ro
 from costproof.ledger.baseline import read_baseline
 from costproof.ledger.errors import BadInput, Incomplete
 from costproof.ledger.schema import from_data
-from costproof.reports.roofline_words import border as words
+from costproof.reports.roofline import border as words
 from costproof.views.static_compute import static_compute
 from tests.baselines import Named, named
 from tests.cli.running import costproof

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from costproof import api
+from costproof.algebra.symbols import parse, term_count
 from costproof.claims import read_claims
 from costproof.compare.proof.certificate import Settings
 from costproof.compare.proof.judge import Answer
@@ -27,11 +28,10 @@ from costproof.ledger.capture import Capture, SymbolDoc, read_capture
 from costproof.ledger.errors import BadInput, Problems
 from costproof.ledger.files import MAX_PARTS, json_text, read_json
 from costproof.ledger.schema import to_data
-from costproof.ledger.symbols import parse, terms
+from costproof.models.config_reader import Section
 from costproof.models.families.deepseek_ocr.snapshot import CODE, imported
-from costproof.models.loading import shards
 from costproof.models.pages.page import image_sides
-from costproof.models.section import Section
+from costproof.models.weights import shards
 from costproof.run import operand_files
 from costproof.run import proof as kept_answers
 from costproof.views import manifest as manifests
@@ -153,9 +153,9 @@ def test_functions_without_end(source: str) -> None:
 
 
 def test_terms_are_counted_without_multiplying_out() -> None:
-    assert terms(parse("(a + b)*(c + d) + e")) == 5
-    assert terms(parse("(a + b + c)**3")) == 27
-    assert terms(parse("(a+b+c+d+e+f+g+h)**64")) == 2_001
+    assert term_count(parse("(a + b)*(c + d) + e")) == 5
+    assert term_count(parse("(a + b + c)**3")) == 27
+    assert term_count(parse("(a+b+c+d+e+f+g+h)**64")) == 2_001
 
 
 def all_flops(made: Capture, expr: str) -> Capture:

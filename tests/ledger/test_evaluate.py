@@ -4,10 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from costproof.algebra.evaluation import evaluate
+from costproof.algebra.symbols import parse
 from costproof.ledger.errors import BadInput
-from costproof.ledger.evaluate import evaluate, evaluate_ledger
+from costproof.ledger.evaluate import evaluate_ledger
 from costproof.ledger.node import CostNode, Ledger
-from costproof.ledger.symbols import parse
 
 
 def ledger(*nodes: CostNode) -> Ledger:

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from costproof import api
+from costproof.algebra.symbols import parse
 from costproof.claims import claims_from_text, judge, judge_claims, reading
 from costproof.claims.effects import Mistakes
 from costproof.ledger import capture, time_limits
 from costproof.ledger.errors import BadInput
-from costproof.ledger.symbols import parse
 from costproof.ledger.time_limits import check_time, time_limit
 from costproof.reports import report
 from tests.reports.toy import toy

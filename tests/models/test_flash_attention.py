@@ -12,11 +12,11 @@ from transformers import modeling_flash_attention_utils as loading
 
 from costproof.ledger.errors import Incomplete, Problems
 from costproof.ledger.workload import Workload
-from costproof.models import flash_attention
 from costproof.models.decoding.decoder import config_of
 from costproof.models.decoding.runs import step_inputs
 from costproof.models.families.deepseek_ocr import native
 from costproof.models.families.deepseek_ocr.target import DeepseekOcr
+from costproof.patches import flash_attention
 from tests.tracers.realistic import quiet, small_ocr
 from tests.tracers.small import CONFIG, PAGE
 

@@ -14,12 +14,12 @@ from transformers import CONFIG_MAPPING, AutoConfig
 
 from costproof.ledger.errors import BadInput, CostproofError, Problems
 from costproof.ledger.workload import FURTHER_TOKENS, NO_CLASS, OWN_CODE, UNREAD
+from costproof.models.config import NativeConfig
+from costproof.models.config_keys import type_of_class
 from costproof.models.families.deepseek_v3 import DeepseekV3Config
 from costproof.models.families.llama import LlamaConfig
 from costproof.models.generic.huggingface import auto_class
 from costproof.models.generic.module import GenericTarget
-from costproof.models.keys import type_of_class
-from costproof.models.native import NativeConfig
 from costproof.models.registry import TARGETS, load_target
 from costproof.models.target import Target
 from costproof.plugins import OURS

@@ -11,7 +11,7 @@ import pytest
 
 from costproof.ledger.errors import BadInput
 from costproof.ledger.workload import counted_line
-from costproof.models.processor import FILES, ImageSize, image_size, pixel_limits
+from costproof.models.checkpoint import PROCESSOR_FILES, ImageSize, image_size, pixel_limits
 from costproof.models.registry import load_target
 from tests.models.test_qwen2_5_vl import FILE as QWEN25_VL
 
@@ -112,7 +112,7 @@ def test_limits_of_pixels_decide_the_usual_run(tmp_path: Path) -> None:
     assert target.workload("text-only", text_tokens=9).inputs == {}
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", PROCESSOR_FILES)
 def test_what_has_the_name_of_a_processor_and_is_no_file_is_refused(name: str, tmp_path: Path) -> None:
     (tmp_path / name).symlink_to("blob that was removed")
     with pytest.raises(BadInput, match="a link that leads nowhere"):

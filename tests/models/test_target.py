@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
+from costproof.algebra.evaluation import evaluate
+from costproof.algebra.symbols import parse
 from costproof.ledger.errors import Problems
-from costproof.ledger.evaluate import evaluate
 from costproof.ledger.run import RunOptions
-from costproof.ledger.symbols import parse
 from costproof.models.families.deepseek_ocr.config import ClipConfig, OcrConfig
 from costproof.models.families.deepseek_ocr.target import DeepseekOcr
 from costproof.models.families.deepseek_ocr.workload import make_workload, structure

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from costproof.algebra.symbols import sym
 from costproof.ledger.errors import Incomplete
-from costproof.ledger.symbols import sym
 from costproof.opgraph.account import account
 from costproof.opgraph.costed import cost_graph
 from costproof.opgraph.graph import Graph, ModuleCall, OpCall, Size, Value

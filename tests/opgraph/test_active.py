@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from costproof.ledger.symbols import sym
+from costproof.algebra.symbols import sym
 from costproof.opgraph.costed import cost_graph
 from costproof.opgraph.graph import Graph, OpCall, Size, Value
 from costproof.opgraph.tally import active_elements

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from costproof.models.jobs import ExportJob, SymbolicSize
+from costproof.models.specs import ExportJob, SymbolicSize
 from costproof.opgraph.costed import cost_graph
 from costproof.opgraph.graph import Graph
 from costproof.opgraph.rules.names import canonical

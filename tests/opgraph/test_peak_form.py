@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from costproof.algebra.symbols import parse, sym, text
 from costproof.ledger.errors import Incomplete
-from costproof.ledger.symbols import parse, sym, text
 from costproof.opgraph.liveness import MemoryEvent
 from costproof.opgraph.peak_form import MOST, peak_form
 

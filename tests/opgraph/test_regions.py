@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from costproof.ledger.evaluate import evaluate
-from costproof.ledger.symbols import sym
+from costproof.algebra.evaluation import evaluate
+from costproof.algebra.symbols import sym
 from costproof.opgraph.costed import cost_graph
 from costproof.opgraph.graph import Graph, OpCall, Size, Value
 from costproof.opgraph.regions import RegionTraffic

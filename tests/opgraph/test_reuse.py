@@ -9,8 +9,8 @@ import sympy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from costproof.algebra.symbols import sym
 from costproof.ledger.callgraph import ReuseBytes
-from costproof.ledger.symbols import sym
 from costproof.opgraph.costed import cost_graph
 from costproof.opgraph.graph import Graph, OpCall, Value
 from costproof.opgraph.reuse import floors, partly_read, reuse_bytes

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import sympy
 
+from costproof.algebra.symbols import sym
 from costproof.compare.kinds import kind_of
 from costproof.ledger.node import UnknownOp
-from costproof.ledger.symbols import sym
 from costproof.opgraph.costed import bound_unknown, cost_graph, substitute_sizes
 from costproof.opgraph.graph import Graph, OpCall, Value
 from costproof.opgraph.rules.attention import unpadded

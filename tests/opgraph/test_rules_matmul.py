@@ -11,8 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from costproof.ledger.evaluate import evaluate
-from costproof.ledger.symbols import sym
+from costproof.algebra.evaluation import evaluate
+from costproof.algebra.symbols import sym
 from costproof.opgraph.rules.registry import UnknownCost, cost_of
 from tests.opgraph.opcalls import call, counted, taken, torch_count, value
 

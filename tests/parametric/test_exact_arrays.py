@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from costproof.algebra.symbols import parse
 from costproof.ledger.errors import BadInput
-from costproof.ledger.symbols import parse
 from costproof.parametric.exact_arrays import ExactEvaluator, Int128Array, PointBatch
 from costproof.parametric.polynomial import AtomTable, Polynomial, Quotient, as_quotient
 
@@ -20,8 +20,8 @@ NAMES = ("x", "y", "z")
 
 def compiled(text: str) -> tuple[AtomTable, Quotient]:
     atoms = AtomTable()
-    symbols: dict[str, Polynomial] = {n: atoms.of_value(("var", n)) for n in NAMES}
-    return atoms, as_quotient(atoms.of_formula(parse(text), symbols))
+    symbols: dict[str, Polynomial] = {n: atoms.from_size(("var", n)) for n in NAMES}
+    return atoms, as_quotient(atoms.from_formula(parse(text), symbols))
 
 
 def column(text: str, values: dict[str, Any]) -> tuple[list[int], type]:

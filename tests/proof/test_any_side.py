@@ -8,15 +8,15 @@ import pytest
 import torch
 from torch import nn
 
+from costproof.algebra.symbols import parse, text
 from costproof.ledger.errors import Incomplete
-from costproof.ledger.symbols import parse, text
 from costproof.models.families.deepseek_ocr import proof as ocr_proof
 from costproof.models.families.deepseek_ocr.config import OcrConfig
 from costproof.models.families.deepseek_ocr.proof import AnySideOcr
-from costproof.models.jobs import ExportJob, SymbolicSize
 from costproof.models.pages.config import SamConfig
 from costproof.models.pages.modules import symbolic_int
 from costproof.models.pages.page import page_of
+from costproof.models.specs import ExportJob, SymbolicSize
 from costproof.run.proof_pieces import carried_out
 from costproof.tracers.exported import Exported, export_graph
 from costproof.tracers.exporting import plain_sympy

@@ -17,7 +17,7 @@ from costproof.models.encoding import STAGE
 from costproof.models.generic.huggingface import HuggingFace, numbers
 from costproof.models.generic.made import Given
 from costproof.models.generic.module import GenericTarget
-from costproof.models.jobs import ExportJob, SymbolicSize
+from costproof.models.specs import ExportJob, SymbolicSize
 from costproof.tracers.derive import fresh as fresh_module
 from costproof.tracers.derive.closed import derive
 from costproof.tracers.derive.fresh import fresh_flops

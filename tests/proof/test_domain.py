@@ -17,13 +17,13 @@ from costproof.compare.proof.certificate import CERTIFICATE, Certificate, Seen, 
 from costproof.compare.proof.judge import Answer
 from costproof.ledger.errors import BadInput
 from costproof.ledger.workload import Workload
-from costproof.models import flash_attention
 from costproof.models.families.deepseek_ocr import proof as ocr_proof
 from costproof.models.families.deepseek_ocr.target import DeepseekOcr
 from costproof.models.families.deepseek_ocr.workload import problems_of
 from costproof.models.pages.config import contradictions
 from costproof.models.pages.page import page_of
 from costproof.models.proof import Piece
+from costproof.patches import flash_attention
 from costproof.reports.outputs import variants
 from costproof.run import proof
 from costproof.run.proof import prove

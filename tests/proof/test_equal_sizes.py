@@ -11,7 +11,7 @@ from typing import Final, cast
 import pytest
 import sympy
 
-from costproof.ledger.symbols import parse, sym
+from costproof.algebra.symbols import parse, sym
 from costproof.models.proof import Piece, Proof, Provable, WithProof
 from costproof.models.registry import TARGETS, load_target
 from costproof.models.target import Target

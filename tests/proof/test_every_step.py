@@ -7,12 +7,12 @@ from typing import cast
 
 import pytest
 
+from costproof.algebra import series
 from costproof.analytic.attention import Attention
-from costproof.ledger import series
-from costproof.models import flash_attention
-from costproof.models.flash_attention import FLASH
 from costproof.models.proof import Piece, Provable, WithProof
 from costproof.models.registry import load_target
+from costproof.patches import flash_attention
+from costproof.patches.flash_attention import FLASH
 from costproof.run.proof import RUN_STEPS, with_runs
 from costproof.run.proof_pieces import carried_out
 from costproof.tracers.untraced_runs import count_every_step

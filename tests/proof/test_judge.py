@@ -7,6 +7,7 @@ from fractions import Fraction
 
 import pytest
 
+from costproof.algebra.symbols import parse
 from costproof.compare.proof.bound import bound, degrees
 from costproof.compare.proof.certificate import Claim, Counterexample
 from costproof.compare.proof.closed_form import closed_form, readings, render
@@ -15,7 +16,6 @@ from costproof.ledger.errors import Incomplete
 from costproof.ledger.evaluate import evaluate_ledger
 from costproof.ledger.metrics import Metric
 from costproof.ledger.node import CostNode, Ledger
-from costproof.ledger.symbols import parse
 
 VALUES = {("sam", "global"): {"n": 2, "b": 2, "H": 64}}
 CONFIG = {"h": 3}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sympy
 
+from costproof.algebra.evaluation import evaluate
+from costproof.algebra.symbols import parse, version
 from costproof.ledger.capture import SymbolDoc
-from costproof.ledger.evaluate import evaluate
 from costproof.ledger.node import CostNode
-from costproof.ledger.symbols import parse, version
 from costproof.views.formulas import nodes_formula, stage_formula
 from tests.reports.toy import ledger, toy
 

@@ -13,7 +13,9 @@ from costproof.estimate.hardware import Device, Figure, Peak
 from costproof.ledger.capture import Capture
 from costproof.ledger.peaks import CallPeaks, GapPart, LiveTensor, Peaks, by_stage
 from costproof.opgraph.liveness import MemoryEvent, Timeline, peak_of
-from costproof.reports.html.memory import peaks_page, peaks_part
+from costproof.reports.html.printer import HtmlPrinter
+from costproof.reports.outputs import variants
+from costproof.reports.peaks import section
 from tests.cli.running import costproof
 from tests.conftest import Golden
 from tests.reports.browsing import WIDEN, browser, opened
@@ -26,6 +28,11 @@ DEVICE_OF_ONE = Device(
     "one", "one of each", "measured", {}, (Peak("bfloat16", TERA, "dense", "matrix", ()),), Figure(TERA, ())
 )
 """10^12 FLOP and 10^12 bytes a second."""
+
+
+def peaks_part(calls: tuple[CallPeaks, ...]) -> str:
+    made = section(calls)
+    return "" if made is None else HtmlPrinter().block(made)
 
 
 def tensor(name: str, size: int, module: str = "sam") -> LiveTensor:
@@ -149,7 +156,7 @@ def test_the_page_of_peaks_in_a_browser(tmp_path: Path) -> None:
     calls = (replace(call, part=far, eager=replace(call.eager, module=far)), replace(other, part=far))
     found = Peaks(of.conventions, of.target, of.workload, of.environment, by_stage(calls), calls)
     file = tmp_path / "peaks.html"
-    file.write_text(peaks_page(found), encoding="utf-8", newline="\n")
+    file.write_text(variants("peaks")["html"].text(found), encoding="utf-8", newline="\n")
     with browser() as chromium, opened(chromium, file, width=360) as shown:
         assert "The largest peak is 135 bytes" in shown.locator("#verdict").inner_text()
         shown.locator("details").evaluate_all("all => all.forEach(d => { d.open = true; })")

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from costproof.ledger.plural import plural
-from costproof.reports.profile_md import seconds
+from costproof.reports.measure import seconds
 from costproof.views.numbers import bounded, exact, human, share
 
 SCALE = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15, "E": 10**18}

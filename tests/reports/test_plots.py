@@ -21,7 +21,7 @@ from costproof.ledger.peaks import PEAKS
 from costproof.ledger.schema import to_data
 from costproof.reports.plots import raster, shares, table
 from costproof.reports.plots.strips import WHOLE
-from costproof.reports.roofline_svg import roofline_svg
+from costproof.reports.roofline import roofline_svg
 from costproof.run.plot import read
 from tests.cli.running import costproof as command
 from tests.reports.test_counters import counted, report

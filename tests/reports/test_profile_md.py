@@ -10,9 +10,12 @@ from costproof.ledger.files import json_text
 from costproof.ledger.profile import PROFILE, Measured, ModuleTime, OperatorTime, Profile, StageTime, Timing
 from costproof.ledger.run import RunOptions
 from costproof.ledger.schema import from_data, to_data
-from costproof.reports.profile_md import profile_md, seconds
+from costproof.reports.measure import seconds
+from costproof.reports.outputs import variants
 from costproof.reports.report import Report, write_report
 from tests.reports.toy import toy
+
+profile_md = variants("profile")["md"].text
 
 
 def profile() -> Profile:

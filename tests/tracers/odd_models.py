@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from costproof.models.jobs import Run
+from costproof.models.specs import Run
 
 
 @dataclass

@@ -14,8 +14,8 @@ from costproof.ledger.metrics import Conventions
 from costproof.ledger.run import RunOptions
 from costproof.ledger.workload import FLOAT_BYTES, Invocation, TargetInfo, Workload
 from costproof.models.families.deepseek_ocr import native
-from costproof.models.jobs import Built, ExportJob, Run
 from costproof.models.pages.page import Page, page_of, page_workload
+from costproof.models.specs import Built, ExportJob, Run
 from costproof.models.target import NamedWorkload, Setting
 
 # SAM: 3 layers, the middle one global, windows of 3; features of 64 channels are CLIP's embeddings.
@@ -142,7 +142,7 @@ class SmallTarget:
         return native.NATIVE_STAGES.stages(path, workload.new_tokens)
 
     def export_jobs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
-        """The native model's exports."""
+        """The native model's native."""
         return native.export_jobs(model, workload)
 
     def runs(self, model: nn.Module, workload: Workload) -> tuple[Run, ...]:

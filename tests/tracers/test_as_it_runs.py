@@ -24,12 +24,12 @@ from transformers import (
 from transformers.pytorch_utils import compile_compatible_method_lru_cache
 from transformers.utils.import_utils import is_torchdynamo_exporting, is_tracing
 
-from costproof.ledger.evaluate import evaluate
-from costproof.ledger.symbols import parse
-from costproof.models.as_it_runs import NO_PADDING, _lacking, as_it_runs
-from costproof.models.jobs import ExportJob, Run, SymbolicSize
+from costproof.algebra.evaluation import evaluate
+from costproof.algebra.symbols import parse
+from costproof.models.specs import ExportJob, Run, SymbolicSize
 from costproof.opgraph.account import account, locator
 from costproof.opgraph.costed import cost_graph
+from costproof.patches.inference import NO_PADDING, _lacking, inference_context
 from costproof.tracers.exported import export_graph
 from costproof.tracers.hooks import trace_hooks
 from costproof.tracers.torchlens_trace import trace_graph
@@ -166,7 +166,7 @@ def test_everything_is_put_back(error: type[BaseException]) -> None:
     model[0].eval()
 
     def broken() -> None:
-        with as_it_runs(model), as_it_runs(model):
+        with inference_context(model), inference_context(model):
             assert not any(m.training for m in model.modules())
             assert all(vars(masking_utils)[name] is not old for name, old in before.items())
             raise error
@@ -208,7 +208,7 @@ def test_functions_are_replaced_in_modules_that_come_or_change_later(
 
     original, model = masking_utils.find_packed_sequence_indices, nn.Linear(2, 2)
     module: Any = made()
-    with as_it_runs(model):
+    with inference_context(model):
         pass
     key = id(module)
     assert (key in _lacking) == ("site-packages" in file)
@@ -217,7 +217,7 @@ def test_functions_are_replaced_in_modules_that_come_or_change_later(
         assert key not in _lacking, "another module may get its id"
         module = made()
     module.find_packed_sequence_indices = original
-    with as_it_runs(model):
+    with inference_context(model):
         assert module.find_packed_sequence_indices is masking_utils.find_packed_sequence_indices is not original
         later: Any = made()
         later.find_packed_sequence_indices = masking_utils.find_packed_sequence_indices
@@ -228,7 +228,7 @@ def test_functions_are_replaced_in_modules_that_come_or_change_later(
 def test_a_transformers_that_keeps_no_results_of_functions(monkeypatch: pytest.MonkeyPatch) -> None:
     """Version 4.46, which the published remote code wants."""
     monkeypatch.delattr("transformers.pytorch_utils.is_torchdynamo_compiling")
-    with as_it_runs(nn.Linear(2, 2)):
+    with inference_context(nn.Linear(2, 2)):
         assert not hasattr(pytorch_utils, "is_torchdynamo_compiling")
     assert not hasattr(pytorch_utils, "is_torchdynamo_compiling")
 

@@ -19,8 +19,8 @@ import sympy
 import torch
 from torch import nn
 
-from costproof.ledger.symbols import parse
-from costproof.models.jobs import ExportJob, SymbolicSize
+from costproof.algebra.symbols import parse
+from costproof.models.specs import ExportJob, SymbolicSize
 from costproof.opgraph.account import account
 from costproof.opgraph.costed import cost_graph
 from costproof.opgraph.graph import OpCall, Value

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from costproof.models.jobs import ExportJob, Run, SymbolicSize
+from costproof.models.specs import ExportJob, Run, SymbolicSize
 from costproof.patches.modules import forward_redirected
 from costproof.tracers.exported import export_graph
 from costproof.tracers.hooks import trace_hooks

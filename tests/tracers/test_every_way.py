@@ -19,7 +19,7 @@ from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
 from costproof.compare.kinds import kind_of
-from costproof.models.jobs import ExportJob
+from costproof.models.specs import ExportJob
 from costproof.opgraph.costed import cost_graph
 from costproof.opgraph.graph import Graph
 from costproof.opgraph.rules.registry import UnknownCost

@@ -7,10 +7,10 @@ import sympy
 import torch
 from torch import nn
 
+from costproof.algebra.symbols import sym
 from costproof.ledger.errors import Incomplete
-from costproof.ledger.symbols import sym
 from costproof.models.families.deepseek_ocr import native
-from costproof.models.jobs import ExportJob, SymbolicSize
+from costproof.models.specs import ExportJob, SymbolicSize
 from costproof.opgraph.account import account
 from costproof.opgraph.costed import cost_graph
 from costproof.opgraph.rules.sizes import nbytes

@@ -8,7 +8,7 @@ import torch._dynamo
 import torch.fx.config
 from torch import Tensor, nn
 
-from costproof.models.jobs import ExportJob, SymbolicSize
+from costproof.models.specs import ExportJob, SymbolicSize
 from costproof.opgraph.costed import cost_graph
 from costproof.patches.export import fast_export
 from costproof.tracers.exported import export_graph

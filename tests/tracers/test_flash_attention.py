@@ -12,10 +12,10 @@ from costproof.compare.compare import compare
 from costproof.compare.counters import explain_counter
 from costproof.ledger.counter import CounterCall
 from costproof.ledger.run import ALL_SOURCES
-from costproof.models import flash_attention
-from costproof.models.jobs import Run
 from costproof.models.pages.page import with_page
+from costproof.models.specs import Run
 from costproof.opgraph.rules.registry import UnknownCost, cost_of
+from costproof.patches import flash_attention
 from costproof.run.capture import count_sources
 from costproof.run.prepare import Prepared
 from costproof.tracers.counters.registry import COUNTERS

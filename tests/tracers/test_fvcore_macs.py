@@ -23,8 +23,8 @@ from costproof.ledger.node import Ledger
 from costproof.ledger.run import RunOptions
 from costproof.ledger.workload import Workload
 from costproof.models.families.deepseek_ocr import native
-from costproof.models.jobs import ExportJob
 from costproof.models.pages.page import Page, page_workload, with_page
+from costproof.models.specs import ExportJob
 from costproof.opgraph.costed import cost_graph
 from costproof.opgraph.fvcore_macs import fvcore_nodes
 from costproof.opgraph.graph import Graph

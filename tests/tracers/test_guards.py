@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import nn
 
+from costproof.algebra.evaluation import evaluate
+from costproof.algebra.symbols import parse
 from costproof.ledger.errors import Incomplete
-from costproof.ledger.evaluate import evaluate
 from costproof.ledger.node import CostNode
-from costproof.ledger.symbols import parse
-from costproof.models.jobs import ExportJob, SymbolicSize
+from costproof.models.specs import ExportJob, SymbolicSize
 from costproof.tracers.exported import export_graph
 from costproof.tracers.guards import conditions, first_broken_guard, holds_at, margins
 from costproof.tracers.static import JobCosts, cost_job

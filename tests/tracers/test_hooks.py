@@ -10,7 +10,7 @@ from torch import nn
 
 from costproof.ledger.callgraph import TensorAt
 from costproof.models.families.deepseek_ocr import native
-from costproof.models.jobs import Run
+from costproof.models.specs import Run
 from costproof.tracers.callgraph import call_graph
 from costproof.tracers.hooks import trace_hooks
 from tests.tracers.small import PAGE, model, toy, toy_run

@@ -12,8 +12,8 @@ from torch import nn
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.workload import Workload
 from costproof.models.families.deepseek_ocr import native
-from costproof.models.jobs import ExportJob
 from costproof.models.pages.page import with_page
+from costproof.models.specs import ExportJob
 from costproof.opgraph.costed import cost_graph
 from costproof.tracers.isolated import isolated_ledger, stage_nodes, trace_stage
 from tests.tracers.small import PAGE, SmallTarget, Toy, Wrapper, counted, model, toy

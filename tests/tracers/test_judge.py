@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import costproof
-from costproof.models.jobs import Run
+from costproof.models.specs import Run
 from costproof.tracers.flop_counter_ledger import DispatchedFlops, FlopKey, flop_counter_ledger, sum_steps
 from costproof.tracers.hooks import trace_hooks
 from tests.opgraph.opcalls import counted, taken

@@ -17,7 +17,7 @@ from costproof.ledger.run import RunOptions
 from costproof.ledger.workload import TargetInfo, Workload
 from costproof.models.generic.makers import known
 from costproof.models.generic.modules import around
-from costproof.models.jobs import ExportJob, Run, SymbolicSize
+from costproof.models.specs import ExportJob, Run, SymbolicSize
 from costproof.opgraph.account import account
 from costproof.opgraph.costed import cost_graph
 from costproof.tracers.cpu_fallback import trace_run

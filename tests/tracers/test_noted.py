@@ -15,8 +15,8 @@ from torch import nn
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.progress import silent
 from costproof.ledger.run import RunOptions
-from costproof.models.jobs import Run
 from costproof.models.registry import load_target
+from costproof.models.specs import Run
 from costproof.models.target import Runnable
 from costproof.tracers.operator_log import OperatorLog, log_operators, log_operators_without_values
 from tests.models.test_config import shallow_config

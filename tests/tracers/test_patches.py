@@ -12,21 +12,23 @@ import pytest
 import torch
 
 from costproof.patches.catalogue import PATCHES
-from costproof.patches.patch import Patch, patched
+from costproof.patches.patch import LoadedPatch, Patch, patched
 
 TESTS = Path(__file__).parents[1]
 
 
 def test_a_record_is_complete() -> None:
-    assert {patch.package for patch in PATCHES} == {"torch", "torchlens"}
+    assert {patch.package for patch in PATCHES} == {"torch", "transformers", "torchlens"}
     for patch in PATCHES:
         assert patch.reason, patch.target
         assert (TESTS / patch.test).is_file(), patch.target
 
 
-@pytest.mark.parametrize("patch", [p for p in PATCHES if p.missing == "error"], ids=lambda p: p.target)
+@pytest.mark.parametrize(
+    "patch", [p for p in PATCHES if p.missing == "error" and not isinstance(p, LoadedPatch)], ids=lambda p: p.target
+)
 def test_the_target_of_a_patch_exists(patch: Patch) -> None:
-    assert pkgutil.resolve_name(patch.target) is not None
+    pkgutil.resolve_name(patch.target)
 
 
 def test_the_list_imports_no_patched_package() -> None:

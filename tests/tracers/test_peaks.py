@@ -19,11 +19,10 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map
 
+from costproof.algebra.evaluation import evaluate
 from costproof.api import count
-from costproof.ledger.evaluate import evaluate
 from costproof.ledger.peaks import CallPeaks
 from costproof.ledger.workload import AttentionKind
-from costproof.models.as_it_runs import as_it_runs
 from costproof.models.families.deepseek_ocr.target import DeepseekOcr
 from costproof.models.families.llama import Llama, LlamaConfig
 from costproof.models.families.mistral import Mistral, MistralConfig
@@ -31,8 +30,9 @@ from costproof.models.families.qwen3_moe import Qwen3Moe, Qwen3MoeConfig
 from costproof.models.generic.alike import alike
 from costproof.models.generic.at_hand import at_hand
 from costproof.models.image_text.modules import PartModule
-from costproof.models.jobs import ExportJob, SymbolicSize
+from costproof.models.specs import ExportJob, SymbolicSize
 from costproof.models.target import Exportable
+from costproof.patches.inference import inference_context
 from costproof.tracers.peaks.calls import SymbolicPeak, call_peaks, calls, peaks_of, symbolic_peak, with_symbolic_peak
 from tests.tracers.small import PAGE, SmallTarget
 from tests.variants import with_variants
@@ -263,7 +263,7 @@ def by_torch(of: ExportJob) -> int:
     real = with_numbers(of)
     tracker = MemTracker()
     tracker.track_external(real.module, *tree_iter(real.args))
-    with as_it_runs(real.module), tracker:
+    with inference_context(real.module), tracker:
         real.module(**real.args)
     apart = sum(t.untyped_storage().nbytes() for t in (*real.module.parameters(), *real.module.buffers()))
     return int(tracker.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"]) - apart
@@ -367,7 +367,7 @@ def test_inputs_are_held_as_they_lie_in_memory(which: str, meta: bool) -> None:
         assert ledger.stage_total("forward", "floor_bytes") == floor
     with at_hand(module, args, {}) as target:
         (found,) = call_peaks(target, target.workload())
-    with as_it_runs(module), Held(module.parameters()) as held:
+    with inference_context(module), Held(module.parameters()) as held:
         held.see(GIVEN[which][1])
         module(*GIVEN[which][1])
     assert sizes(found)[1] == held.peak == (peak or held.peak)

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from costproof.models.jobs import Run
+from costproof.models.specs import Run
 from costproof.tracers.hooks import trace_hooks
 from costproof.tracers.timing import PREFIX, module_ranges, profile_runs, stage_boundaries, stage_times
 from tests.tracers.realistic import quiet, small_ocr
@@ -133,7 +133,7 @@ def test_ranges_and_hooks_are_gone_after_an_exception() -> None:
 
 def test_the_profiler_says_nothing_of_its_own() -> None:
     code = (
-        "import torch; from torch import nn; from costproof.models.jobs import Run;"
+        "import torch; from torch import nn; from costproof.models.specs import Run;"
         "from costproof.tracers.timing import profile_runs;"
         "profile_runs([Run('x', nn.Linear(2, 2), {'input': torch.ones(2)}, lambda *a: ('s', ''))], 1)"
     )

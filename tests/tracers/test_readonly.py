@@ -15,7 +15,7 @@ from torchlens.ir.live_index import LiveIndex
 from torchlens.postprocess import control_flow
 
 from costproof.ledger.errors import Incomplete
-from costproof.models.jobs import Mark, Run
+from costproof.models.specs import Mark, Run
 from costproof.patches.patch import patched
 from costproof.patches.torchlens import SKIP_UNUSED_WORK, torchlens_wrappers, wrapped_once
 from costproof.tracers import torchlens_trace

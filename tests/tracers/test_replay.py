@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from costproof.models.jobs import Run
+from costproof.models.specs import Run
 from costproof.tracers import replay
 from costproof.tracers.replay import ReplayedCall, predict_operators, replay_operators
 

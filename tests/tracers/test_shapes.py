@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from costproof.ledger.errors import Incomplete
-from costproof.models.jobs import ExportJob, SymbolicSize
+from costproof.models.specs import ExportJob, SymbolicSize
 from costproof.patches.export import SHAPES_OF_PRODUCTS
 from costproof.patches.patch import patched
 from costproof.tracers import exporting

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from costproof.models.jobs import Run
+from costproof.models.specs import Run
 from costproof.tracers import timing
 from costproof.tracers.timing import time_modules, time_stages
 

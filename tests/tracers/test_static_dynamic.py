@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import sympy
 
+from costproof.algebra.evaluation import evaluate
+from costproof.algebra.symbols import parse
 from costproof.compare.compare import compare
 from costproof.ledger.errors import Incomplete
-from costproof.ledger.evaluate import evaluate
 from costproof.ledger.node import CostNode, Ledger
-from costproof.ledger.symbols import parse
 from costproof.ledger.workload import Workload
-from costproof.models.jobs import Built, ExportJob
 from costproof.models.pages.page import Page, page_workload, with_page
+from costproof.models.specs import Built, ExportJob
 from costproof.opgraph.merge import DecodeStep, evidence, merge_nodes, sum_all_steps, sum_traced_steps
 from costproof.run.capture import count_sources
 from costproof.run.prepare import Prepared

@@ -10,12 +10,12 @@ from typing import ClassVar, Final
 
 import sympy
 
+from costproof.algebra.series import CONTEXT, STEPS, sum_over_steps
+from costproof.algebra.symbols import sym, text
 from costproof.analytic.costs import Layer, LayerCosts, Size, costs_of, layer
 from costproof.ledger.errors import BadInput
 from costproof.ledger.metrics import FLOOR, IN_FLOAT32, METRICS, SKIPPABLE, STAGE_WIDE, TRAFFIC, UNFUSED, Metric
 from costproof.ledger.node import CostNode, Ledger
-from costproof.ledger.series import CONTEXT, STEPS, sum_over_steps
-from costproof.ledger.symbols import sym, text
 
 
 @layer

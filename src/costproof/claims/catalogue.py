@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from fractions import Fraction
 
+from costproof.algebra.evaluation import compile_expression
 from costproof.claims import (
     bytes_mistakes,
     decoder_mistakes,
@@ -15,13 +16,12 @@ from costproof.claims import (
     training_mistakes,
     window_mistakes,
 )
-from costproof.claims.effects import Effect, Items, Mistakes, added, changed, put, scaled, switched, times, without
-from costproof.claims.items import BIASED, Item, bias_of
-from costproof.ledger.evaluate import compile_expression
+from costproof.claims.effects import ClaimTerms, Effect, Mistakes, added, changed, put, scaled, switched, times, without
+from costproof.claims.terms import BIASED, ClaimTerm, bias_of
 from costproof.ledger.metrics import PEAK_METRICS, STAGE_WIDE, Metric
 
 
-def effects(items: Items, metric: Metric, own: Mistakes, everywhere: Mapping[str, int]) -> tuple[Effect, ...]:
+def effects(terms: ClaimTerms, metric: Metric, own: Mistakes, everywhere: Mapping[str, int]) -> tuple[Effect, ...]:
     """All causes that can change this claim; those that do exactly the same are one, with the other names beside.
 
     Args:
@@ -29,14 +29,15 @@ def effects(items: Items, metric: Metric, own: Mistakes, everywhere: Mapping[str
         everywhere: symbols that have one value everywhere.
     """
     merged: dict[tuple[object, ...], Effect] = {}
-    for effect in _all(items, metric, own, everywhere):
-        factors = {i: f for i, f in effect.factors.items() if f != 1 and items[i].value}
-        switches = frozenset(i for i in effect.switches if items[i].value and factors.get(i) != 0)
+    for effect in _all(terms, metric, own, everywhere):
+        factors = {i: f for i, f in effect.factors.items() if f != 1 and terms[i].value}
+        switches = frozenset(i for i in effect.switches if terms[i].value and factors.get(i) != 0)
         if not switches and not factors:
             continue
         slim = replace(effect, factors=factors, switches=switches)
         # What is off and stays off cannot tell two causes apart.
-        key = (frozenset((i, f) for i, f in factors.items() if items[i].on or i in switches), switches, effect.needs)
+        seen = frozenset((i, f) for i, f in factors.items() if terms[i].counted or i in switches)
+        key = (seen, switches, effect.requires)
         if key in merged:
             kept = merged[key]
             merged[key] = replace(kept, or_else=(*kept.or_else, slim.cause))
@@ -87,102 +88,102 @@ CONVENTIONS: frozenset[str] = READINGS | {
 that no number of it could be any. Every other cause adds work, leaves some out, or changes the model or its run."""
 
 
-def _all(items: Items, metric: Metric, own: Mistakes, everywhere: Mapping[str, int]) -> Iterator[Effect]:
+def _all(terms: ClaimTerms, metric: Metric, own: Mistakes, everywhere: Mapping[str, int]) -> Iterator[Effect]:
     if metric in PEAK_METRICS:
-        yield from peak_mistakes.effects(items, metric)
+        yield from peak_mistakes.effects(terms, metric)
         return
     flops = metric == "flops"
     if flops:
-        yield from _units(items, own)
-        yield from training_mistakes.effects(items)
-        yield from rules_of_thumb.effects(items)
-    yield from decoder_mistakes.effects(items, metric)
-    yield from latent_mistakes.effects(items, metric)
-    yield from window_mistakes.effects(items, metric)
-    yield from bytes_mistakes.effects(items, metric)
-    yield from own.effects(items, metric, everywhere)
+        yield from _units(terms, own)
+        yield from training_mistakes.effects(terms)
+        yield from rules_of_thumb.effects(terms)
+    yield from decoder_mistakes.effects(terms, metric)
+    yield from latent_mistakes.effects(terms, metric)
+    yield from window_mistakes.effects(terms, metric)
+    yield from bytes_mistakes.effects(terms, metric)
+    yield from own.effects(terms, metric, everywhere)
     if metric not in STAGE_WIDE:
-        yield from _views(items)
-        yield _batch(items)
-    yield from _sizes(items)
+        yield from _views(terms)
+        yield _batch(terms)
+    yield from _sizes(terms)
     if flops:
-        yield from _flops_only(items)
+        yield from _flops_only(terms)
     else:
-        yield from _parameters(items)
+        yield from _parameters(terms)
 
 
-def _units(items: Items, own: Mistakes) -> Iterator[Effect]:
-    half = times(items, lambda i: i.products, Fraction(1, 2))
+def _units(terms: ClaimTerms, own: Mistakes) -> Iterator[Effect]:
+    half = times(terms, lambda i: i.products, Fraction(1, 2))
     yield Effect("mac", "unit", "a multiply-accumulate is counted as one", half)
-    twice = times(items, lambda i: True, 2)
+    twice = times(terms, lambda i: True, 2)
     yield Effect("doubled", "unit", "everything is counted twice: two operations per FLOP", twice)
-    lost = times(items, lambda i: i.scores, 0)
-    sums = scaled(items, lambda i: i.kind == "einsum", _einsum_of_fvcore)
+    lost = times(terms, lambda i: i.scores, 0)
+    sums = scaled(terms, lambda i: i.kind == "einsum", _einsum_of_fvcore)
     yield Effect(
         "fvcore",
         "unit",
         "fvcore's conventions: a multiply-accumulate is one, attention kernels are left out, "
         "a layer norm is 5 per element",
         {**half, **sums, **lost},
-        frozenset(i for i in switched(items, "norms at 5") if items[i].role not in own.written_out),
+        frozenset(i for i in switched(terms, "norms at 5") if terms[i].role not in own.written_out),
     )
 
 
-def _einsum_of_fvcore(item: Item) -> Fraction:
+def _einsum_of_fvcore(term: ClaimTerm) -> Fraction:
     """Half of numpy's operation count, which is read from a text of four digits."""
-    each = item.value / item.count / 2
+    each = term.value / term.count / 2
     rounded = Fraction(f"{int(each):.3e}") / 2 if each.denominator == 1 else each / 2
     return Fraction(int(rounded)) / each
 
 
-def _flops_only(items: Items) -> Iterator[Effect]:
-    yield added(items, "norms counted", "vector", "norms are counted as FLOPs", "norms")
+def _flops_only(terms: ClaimTerms) -> Iterator[Effect]:
+    yield added(terms, "norms counted", "vector", "norms are counted as FLOPs", "norms")
     what = "norms are counted as one operation for each element"
-    yield added(items, "norms at 1", "vector", what, "norms at 1")
+    yield added(terms, "norms at 1", "vector", what, "norms at 1")
     what = "norms, softmax, activations, rotary and residuals are counted as FLOPs"
-    yield added(items, "vector work counted", "vector", what, "norms", "vector")
-    yield added(items, "biases counted", "biases", "additions of biases are counted as FLOPs", "biases")
+    yield added(terms, "vector work counted", "vector", what, "norms", "vector")
+    yield added(terms, "biases counted", "biases", "additions of biases are counted as FLOPs", "biases")
     what = "scores and weighted sum of attention are left out"
-    yield without(items, "attention missing", "attention", what, lambda i: i.scores)
+    yield without(terms, "attention missing", "attention", what, lambda i: i.scores)
 
 
-def _views(items: Items) -> Iterator[Effect]:
+def _views(terms: ClaimTerms) -> Iterator[Effect]:
     """Calls of what is not a decoder: each may be forgotten, or counted twice."""
-    calls = sorted({(i.invocation) for i in items if not i.text and i.on})
+    calls = sorted({(i.invocation) for i in terms if not i.text and i.counted})
     for name in calls:
-        inside = times(items, lambda i, name=name: not i.text and i.invocation == name, 0)  # type: ignore[misc]
-        if len(calls) > 1 or any(i.text for i in items):
+        inside = times(terms, lambda i, name=name: not i.text and i.invocation == name, 0)  # type: ignore[misc]
+        if len(calls) > 1 or any(i.text for i in terms):
             yield Effect(f"view missing: {name}", f"view {name}", f"the {name} view is not counted", inside)
         twice = dict.fromkeys(inside, Fraction(2))
         yield Effect(f"view twice: {name}", f"view {name}", f"the {name} view is counted twice", twice)
 
 
-def _batch(items: Items) -> Effect:
+def _batch(terms: ClaimTerms) -> Effect:
     """One of the batch; a call has as many views for each as there are for all. Without a formula all is by the one."""
 
-    def one(item: Item) -> Fraction | None:
-        return put(item, B="1", n="n / B") if item.expr else Fraction(1, item.values["B"])
+    def one(term: ClaimTerm) -> Fraction | None:
+        return put(term, B="1", n="n / B") if term.expr else Fraction(1, term.values["B"])
 
     what = "one of the batch is counted in place of all"
-    return Effect("batch forgotten", "batch", what, scaled(items, lambda i: "B" in i.values, one))
+    return Effect("batch forgotten", "batch", what, scaled(terms, lambda i: "B" in i.values, one))
 
 
-def _sizes(items: Items) -> Iterator[Effect]:
+def _sizes(terms: ClaimTerms) -> Iterator[Effect]:
     """Dimensions mixed up in the same way for every tower: by the names of its symbols."""
-    prefixes = sorted({n.removesuffix("_head_dim") for i in items for n in i.values if n.endswith("_head_dim")})
+    prefixes = sorted({n.removesuffix("_head_dim") for i in terms for n in i.values if n.endswith("_head_dim")})
     for p in prefixes:
 
-        def here(i: Item, tower: str = p) -> bool:
+        def here(i: ClaimTerm, tower: str = p) -> bool:
             return i.tower == tower
 
         what = f"{p} heads are taken to be hidden / heads wide"
-        yield changed(items, f"head_dim = hidden / heads: {p}", "head_dim", what, here, head_dim="hidden / heads")
+        yield changed(terms, f"head_dim = hidden / heads: {p}", "head_dim", what, here, head_dim="hidden / heads")
         what = "every query head has keys and values of its own"
-        yield changed(items, f"GQA ignored: {p}", "gqa", what, here, kv_heads="heads")
+        yield changed(terms, f"GQA ignored: {p}", "gqa", what, here, kv_heads="heads")
 
 
-def _parameters(items: Items) -> Iterator[Effect]:
-    def positions(i: Item) -> bool:
+def _parameters(terms: ClaimTerms) -> Iterator[Effect]:
+    def positions(i: ClaimTerm) -> bool:
         return i.part == "positions" or i.owner in ("position_embedding", "class_and_positions")
 
     for what, missing, pick in (
@@ -190,16 +191,16 @@ def _parameters(items: Items) -> Iterator[Effect]:
         ("norms missing", "norms are left out", lambda i: i.norm),
         ("position tables missing", "position tables are left out", positions),
     ):
-        yield without(items, what, what, missing, pick)
-    bare = scaled(items, lambda i: i.owner in BIASED, _without_bias)
+        yield without(terms, what, what, missing, pick)
+    bare = scaled(terms, lambda i: i.owner in BIASED, _without_bias)
     yield Effect("biases missing", "biases", "biases are left out", bare)
     what = "parameters are counted that the checkpoint holds and nothing runs"
-    yield added(items, "unexecuted counted", "unexecuted", what, "unexecuted")
+    yield added(terms, "unexecuted counted", "unexecuted", what, "unexecuted")
 
 
-def _without_bias(item: Item) -> Fraction | None:
-    parts = bias_of(item.expr) if item.expr else None
+def _without_bias(term: ClaimTerm) -> Fraction | None:
+    parts = bias_of(term.expr) if term.expr else None
     if parts is None:
         return None
-    weights, bias = (Fraction(compile_expression(p).run(item.values)) for p in parts)
+    weights, bias = (Fraction(compile_expression(p).run(term.values)) for p in parts)
     return weights / (weights + bias)

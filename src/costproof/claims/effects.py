@@ -1,4 +1,4 @@
-"""What a cause does to items: multiplies some, switches some on. Both commute, so sets of causes are well defined."""
+"""What a cause does to terms: multiplies some, switches some on. Both commute, so sets of causes are well defined."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from functools import lru_cache
 
 import sympy
 
-from costproof.claims.items import Item
-from costproof.ledger.evaluate import CompiledExpression, compile_expression
+from costproof.algebra.evaluation import CompiledExpression, compile_expression
+from costproof.algebra.symbols import parse, text
+from costproof.claims.terms import ClaimTerm
 from costproof.ledger.metrics import Metric
-from costproof.ledger.symbols import parse, text
 
 NOTHING: frozenset[int] = frozenset()
 
@@ -27,24 +27,24 @@ class Effect:
     """Causes of one family exclude each other."""
     what: str
     factors: Mapping[int, Fraction]
-    """Item -> what its value is multiplied with."""
+    """ClaimTerm -> what its value is multiplied with."""
     switches: frozenset[int] = NOTHING
-    """Items that are counted in addition."""
+    """ClaimTerms that are counted in addition."""
     or_else: tuple[str, ...] = ()
-    needs: str = ""
+    requires: str = ""
     """Another cause that must be in the set: this is the form that the cause takes beside it."""
-    bars: tuple[str, ...] = ()
+    excludes: tuple[str, ...] = ()
     """Other causes that must not be: beside them it takes another form, or says nothing."""
 
 
-Items = Sequence[Item]
+ClaimTerms = Sequence[ClaimTerm]
 
 
 @dataclass(frozen=True, slots=True)
 class Mistakes:
     """What a target knows about wrong models of itself, beside the mistakes that are made with every model."""
 
-    effects: Callable[[Items, Metric, Mapping[str, int]], Iterable[Effect]] = lambda items, metric, symbols: ()
+    effects: Callable[[ClaimTerms, Metric, Mapping[str, int]], Iterable[Effect]] = lambda terms, metric, symbols: ()
     """(items of a claim, its metric, symbols with one value everywhere) -> causes, whether they change it or not."""
     of_run: frozenset[str] = frozenset()
     """Those causes that say what was run, not how it was counted."""
@@ -52,61 +52,61 @@ class Mistakes:
     """Roles of norms that an implementation writes in primitives, so that tools see no norm there."""
 
 
-Pick = Callable[[Item], bool]
-Factor = Callable[[Item], Fraction | None]
+Pick = Callable[[ClaimTerm], bool]
+Factor = Callable[[ClaimTerm], Fraction | None]
 
 
-def times(items: Items, pick: Pick, factor: Fraction | int) -> dict[int, Fraction]:
-    """The picked items multiplied with one number."""
-    return {i: Fraction(factor) for i, item in enumerate(items) if pick(item)}
+def times(terms: ClaimTerms, pick: Pick, factor: Fraction | int) -> dict[int, Fraction]:
+    """The picked terms multiplied with one number."""
+    return {i: Fraction(factor) for i, term in enumerate(terms) if pick(term)}
 
 
-def scaled(items: Items, pick: Pick, factor: Factor) -> dict[int, Fraction]:
-    """The picked items multiplied each with its own number; ``None`` leaves one alone."""
+def scaled(terms: ClaimTerms, pick: Pick, factor: Factor) -> dict[int, Fraction]:
+    """The picked terms multiplied each with its own number; ``None`` leaves one alone."""
     found = {}
-    for i, item in enumerate(items):
-        if pick(item) and (by := factor(item)) is not None and by != 1:
+    for i, term in enumerate(terms):
+        if pick(term) and (by := factor(term)) is not None and by != 1:
             found[i] = by
     return found
 
 
-def switched(items: Items, *extras: str) -> frozenset[int]:
-    """The items that are off and stand for these extras."""
-    return frozenset(i for i, item in enumerate(items) if not item.on and item.extra in extras)
+def switched(terms: ClaimTerms, *extras: str) -> frozenset[int]:
+    """The terms that are off and stand for these extras."""
+    return frozenset(i for i, term in enumerate(terms) if not term.counted and term.stands_for in extras)
 
 
-def put(item: Item, **changes: str) -> Fraction | None:
+def put(term: ClaimTerm, **changes: str) -> Fraction | None:
     """New over old when symbols are replaced by expressions; ``None`` where that says nothing.
 
-    A name that is not a symbol here is one of the item's tower: in ``text.layer.experts`` ``topk`` is ``text_topk``.
+    A name that is not a symbol here is one of the term's tower: in ``text.layer.experts`` ``topk`` is ``text_topk``.
     """
 
     def full(name: str) -> str:
-        return name if name in item.values else f"{item.tower}_{name}"
+        return name if name in term.values else f"{term.tower}_{name}"
 
     named = {full(n): re.sub(r"[A-Za-z]\w*", lambda m: full(m.group()), new) for n, new in changes.items()}
-    changed = _replaced(item.expr, tuple(named.items())) if item.expr else None
-    return None if changed is None else _ratio(item, changed)
+    changed = _replaced(term.expr, tuple(named.items())) if term.expr else None
+    return None if changed is None else _ratio(term, changed)
 
 
-def without(items: Items, cause: str, family: str, what: str, pick: Pick) -> Effect:
-    """The picked items are left out."""
-    return Effect(cause, family, what, times(items, pick, 0))
+def without(terms: ClaimTerms, cause: str, family: str, what: str, pick: Pick) -> Effect:
+    """The picked terms are left out."""
+    return Effect(cause, family, what, times(terms, pick, 0))
 
 
-def added(items: Items, cause: str, family: str, what: str, *extras: str) -> Effect:
+def added(terms: ClaimTerms, cause: str, family: str, what: str, *extras: str) -> Effect:
     """What the truth does not count is counted."""
-    return Effect(cause, family, what, {}, switched(items, *extras))
+    return Effect(cause, family, what, {}, switched(terms, *extras))
 
 
-def changed(items: Items, cause: str, family: str, what: str, pick: Pick, **changes: str) -> Effect:
-    """In the picked items symbols are taken for others, as in :func:`put`."""
-    return Effect(cause, family, what, scaled(items, pick, lambda item: put(item, **changes)))
+def changed(terms: ClaimTerms, cause: str, family: str, what: str, pick: Pick, **changes: str) -> Effect:
+    """In the picked terms symbols are taken for others, as in :func:`put`."""
+    return Effect(cause, family, what, scaled(terms, pick, lambda term: put(term, **changes)))
 
 
-def rewritten(item: Item, change: Callable[[sympy.Expr], sympy.Expr]) -> Fraction | None:
+def rewritten(term: ClaimTerm, change: Callable[[sympy.Expr], sympy.Expr]) -> Fraction | None:
     """New over old when the expression is rewritten."""
-    return _ratio(item, _changed(item.expr, change)) if item.expr else None
+    return _ratio(term, _changed(term.expr, change)) if term.expr else None
 
 
 # Equal expressions are changed in the same way at every claim and every length: once is enough.
@@ -122,10 +122,10 @@ def _changed(source: str, change: Callable[[sympy.Expr], sympy.Expr]) -> Compile
     return compile_expression(text(change(parse(source))))
 
 
-def _ratio(item: Item, changed: CompiledExpression) -> Fraction | None:
-    """The changed expression over the item's own, at the item's values."""
+def _ratio(term: ClaimTerm, changed: CompiledExpression) -> Fraction | None:
+    """The changed expression over the term's own, at the term's values."""
     try:
-        old, new = compile_expression(item.expr).run(item.values), changed.run(item.values)
+        old, new = compile_expression(term.expr).run(term.values), changed.run(term.values)
     except (KeyError, ZeroDivisionError):
         return None
     return Fraction(new) / Fraction(old) if old else None

@@ -8,9 +8,9 @@ from itertools import islice, product
 from typing import Final, NamedTuple
 
 from costproof.claims.catalogue import CONVENTIONS
-from costproof.claims.crowds import Chance, fine
+from costproof.claims.coincidence import Chance, fine
 from costproof.claims.effects import Effect
-from costproof.claims.elsewhere import Elsewhere
+from costproof.claims.equivalence import Elsewhere
 from costproof.claims.formulas import ELSEWHERE, Comparison, comparison
 from costproof.claims.lengths import best, chance_text, hold
 from costproof.claims.relations import RARE, Relation, expected, numbers, ratio
@@ -33,7 +33,7 @@ _RUNS: Final = 24
 def explained(blank: Judgement, case: Case, amount: Amount) -> Judgement:
     """The judgement on a claim that is not the truth, or that states conventions."""
     beside = comparison(case)
-    among = case.once("sets", lambda: Reachable(case.items, case.effects, case.stated))
+    among = case.once("sets", lambda: Reachable(case.terms, case.effects, case.stated))
     found = search(among, amount, most=1)
     related = _Related([], [], (), Fraction(0))
     if not found.sets:
@@ -170,14 +170,14 @@ def _everywhere(beside: Comparison, found: Found) -> tuple[tuple[Effect, ...], .
 
     def leads(causes: tuple[tuple[str, str], ...]) -> bool:
         return all(
-            claimed is not None and reach(there.items, there.chosen(causes)) == claimed for there, claimed in places
+            claimed is not None and reach(there.terms, there.chosen(causes)) == claimed for there, claimed in places
         )
 
     kept = []
     for chosen in found.sets:
         whole = (*beside.case.stated, *chosen)
         # Causes that do the same here may differ elsewhere.
-        ways = islice(product(*([(n, e.needs) for n in (e.cause, *e.or_else)] for e in whole)), _NAMES_TRIED)
+        ways = islice(product(*([(n, e.requires) for n in (e.cause, *e.or_else)] for e in whole)), _NAMES_TRIED)
         right = [w for w in ways if leads(w)]
         if right:
             ours = zip(chosen, *(w[len(whole) - len(chosen) :] for w in right), strict=True)
@@ -226,12 +226,14 @@ def at_lengths(judged: Judgement, case: Case, lengths: Lengths) -> tuple[Explana
 def _explanation(case: Case, chosen: tuple[Effect, ...]) -> Explanation:
     # Units last: their size is then half of all that is counted, which is how a reader thinks of it.
     known = case.stated
-    late = sorted((*known, *chosen), key=lambda e: (e.family == "unit", e.family == "training", bool(e.needs), e.cause))
-    amounts, reached = walk(case.items, late)
+    late = sorted(
+        (*known, *chosen), key=lambda e: (e.family == "unit", e.family == "training", bool(e.requires), e.cause)
+    )
+    amounts, reached = walk(case.terms, late)
     steps = []
     for effect, amount in zip(late, amounts, strict=True):
         touched = sorted(effect.switches | effect.factors.keys())
-        evidence = tuple(dict.fromkeys(x for i in touched for x in case.items[i].evidence))[:_EVIDENCE]
+        evidence = tuple(dict.fromkeys(x for i in touched for x in case.terms[i].evidence))[:_EVIDENCE]
         steps.append(Step(effect.cause, effect.what, amount, evidence, effect in known, effect.or_else))
     return Explanation(tuple(steps), reached)
 

@@ -10,13 +10,13 @@ from typing import Final
 
 import sympy
 
+from costproof.algebra.evaluation import ExactNumber, evaluate, shared_values
+from costproof.algebra.identity import at, branches, difference, free_symbols, points, put_in, same_pieces
+from costproof.algebra.symbols import MOST_TERMS, parse, sym, term_count, text
 from costproof.claims.truth import TIED, Case
 from costproof.claims.types import TOTAL, Claim, Counterexample, Formula
-from costproof.compare.identity import at, branches, difference, free_symbols, points, put_in, same_pieces
 from costproof.ledger.capture import Capture
 from costproof.ledger.errors import BadInput, CostproofError
-from costproof.ledger.evaluate import ExactNumber, evaluate, shared_values
-from costproof.ledger.symbols import MOST_TERMS, parse, sym, terms, text
 from costproof.ledger.workload import Invocation
 
 ELSEWHERE: Final = 3
@@ -90,7 +90,7 @@ class Comparison:
         return any(branches(source) for source, _ in (*self.given, *self.truth))
 
     def same(self) -> bool:
-        """Whether claim and truth are one formula, wherever the variables lead (:mod:`costproof.compare.identity`).
+        """Whether claim and truth are one formula, wherever the variables lead (:mod:`costproof.algebra.identity`).
 
         A minimum, maximum or rounding is a variable of its own here, which both have to have.
         """
@@ -102,7 +102,7 @@ class Comparison:
 
     def expression(self) -> str | None:
         """Claim minus truth, factored; ``None`` if that would take too long."""
-        if terms(parse(self.formula)) > MOST_TERMS:
+        if term_count(parse(self.formula)) > MOST_TERMS:
             return None
         given, truth = (tuple(_renamed(*part) for part in side) for side in (self.given, self.truth))
         fixed = {**self.case.capture.target.symbols, **self.fixed}

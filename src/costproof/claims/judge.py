@@ -6,14 +6,16 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
+from costproof.algebra.evaluation import evaluate
+from costproof.algebra.identity import free_symbols
 from costproof.claims.effects import Mistakes
 from costproof.claims.explaining import CHANCE, at_lengths, distance, explained, same_everywhere
 from costproof.claims.formulas import formula_value
-from costproof.claims.items import in_scope
 from costproof.claims.lengths import hold
 from costproof.claims.peak_mistakes import peak_of
 from costproof.claims.reading import MOST_PROBLEMS, NO_CALL, key
 from costproof.claims.runs import Runs
+from costproof.claims.terms import in_scope
 from costproof.claims.truth import Case
 from costproof.claims.types import (
     TOTAL,
@@ -26,11 +28,9 @@ from costproof.claims.types import (
     Judgement,
     Status,
 )
-from costproof.compare.identity import free_symbols
 from costproof.compare.patterns import matches
 from costproof.ledger.capture import Capture
 from costproof.ledger.errors import BadInput, Incomplete, Problems, no_such
-from costproof.ledger.evaluate import evaluate
 from costproof.ledger.metrics import METRICS, PEAK_METRICS
 from costproof.ledger.node import total
 from costproof.ledger.time_limits import check_time, time_limit

@@ -19,13 +19,13 @@ from itertools import pairwise, product
 from math import ceil, comb, gcd, lcm
 from typing import Final
 
+from costproof.algebra.symbols import parse, sym
 from costproof.claims.catalogue import READINGS, STATED
 from costproof.claims.effects import Effect
 from costproof.claims.search import reach
 from costproof.claims.truth import TIED, Case
 from costproof.claims.types import TOTAL, Amount, Lengths, Place, Reading
 from costproof.ledger.metrics import STAGE_WIDE
-from costproof.ledger.symbols import parse, sym
 
 _DEGREE: Final = 3
 _CHECKED: Final = (_DEGREE + 7, 101, 1_009, 1_000_003)
@@ -123,7 +123,7 @@ def _curves(case: Case, model: tuple[str, ...]) -> tuple[str, int, dict[tuple[st
     other = tuple((c, "") for c in model)
     if model and not case.named.keys() & set(other):
         return None
-    known = tuple((e.cause, e.needs) for e in case.stated)
+    known = tuple((e.cause, e.requires) for e in case.stated)
     settled = {cause for key in claim.conventions for (other, _), cause in STATED.items() if other == key}
     families = _families(case.effects, {*model, *settled})
     chosen = [tuple(c for c in picked if c) for picked in product(*families)]
@@ -134,7 +134,7 @@ def _curves(case: Case, model: tuple[str, ...]) -> tuple[str, int, dict[tuple[st
         if there is None:
             return None
         for causes in chosen:
-            numbers[causes].append(reach(there.items, there.chosen((*other, *known, *((c, "") for c in causes)))))
+            numbers[causes].append(reach(there.terms, there.chosen((*other, *known, *((c, "") for c in causes)))))
     curves = {c: curve for c, n in numbers.items() if (curve := _curve(start, lengths, n)) is not None}
     if len(curves) < len(numbers) or not (model or any(c.grows for c in curves.values())):
         return None

@@ -6,6 +6,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from costproof.algebra.symbols import parse
 from costproof.claims.amounts import amount, is_number
 from costproof.claims.catalogue import STATED
 from costproof.claims.tables import TableRow, read_table
@@ -13,7 +14,6 @@ from costproof.claims.types import Amount, Claim, ClaimsFile, Formula
 from costproof.ledger.document import YamlValue, read_document, read_source
 from costproof.ledger.errors import NOT_GIVEN, BadInput, CostproofError, Problems
 from costproof.ledger.metrics import METRICS, PEAK_METRICS, Metric
-from costproof.ledger.symbols import parse
 from costproof.ledger.time_limits import time_limit
 
 VERSION: Final = "1"

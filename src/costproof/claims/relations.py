@@ -15,14 +15,14 @@ from functools import cache, cached_property, lru_cache
 from math import gcd, lcm
 from typing import Final
 
-from costproof.claims.crowds import Chance, Crowd, Numbers
+from costproof.algebra.evaluation import compile_expression
+from costproof.algebra.identity import free_symbols
+from costproof.claims.coincidence import Chance, Crowd, Numbers
 from costproof.claims.effects import Effect
-from costproof.claims.items import Item
 from costproof.claims.search import reach
+from costproof.claims.terms import ClaimTerm
 from costproof.claims.truth import Case
 from costproof.claims.types import Amount
-from costproof.compare.identity import free_symbols
-from costproof.ledger.evaluate import compile_expression
 
 _MOST_TIMES: Final = 1_024
 _SMALL: Final = 12
@@ -50,7 +50,7 @@ class Relation:
 
 def ratio(case: Case, amount: Amount, crowd: Crowd) -> tuple[Relation | None, Chance]:
     """The simplest exact ratio of claim and truth, and how many would fit by chance."""
-    base = reach(case.items, case.stated)
+    base = reach(case.terms, case.stated)
     if base <= 0 or amount.low <= 0:
         return None, Chance()
     low, high = Fraction(amount.low) / base, Fraction(amount.high + 1) / base
@@ -161,7 +161,7 @@ def _free(case: Case) -> tuple[_Line, ...]:
 
 def _lines(case: Case) -> Iterator[_Line]:
     """Numbers of the configuration that the formulas hold, of the run as far as nobody states them, and of layers."""
-    on = [i for i in case.items if i.on]
+    on = [i for i in case.terms if i.counted]
     if not all(i.expr for i in on):
         return
     held = set[str]().union(*(free_symbols(i.expr) for i in on))
@@ -173,7 +173,7 @@ def _lines(case: Case) -> Iterator[_Line]:
             yield _Line(name, usual, _FARTHEST * max(usual, _FARTHEST), _moved(case, name))
     for tower in sorted({i.tower for i in on}):
         usual = config.get(f"{tower}_layers", 0)
-        alike = _alike(case.items)
+        alike = _alike(case.terms)
         for count in sorted({alike[_kind(i)] for i in on if i.tower == tower and i.within("layer")}) if usual else ():
             more = f"{tower}_layers" + (f" (those of {count})" if count < usual else "")
             yield _Line(more, usual, _FARTHEST * usual, _layers(case, tower, count, usual))
@@ -182,15 +182,15 @@ def _lines(case: Case) -> Iterator[_Line]:
 def _moved(case: Case, name: str) -> Callable[[int], Fraction | None]:
     """The claim's number where a symbol has another value."""
     factors = _factors(case.stated)
-    counted = [(item, factors.get(index, 1)) for index, item in enumerate(case.items) if _counts(case, index)]
+    counted = [(term, factors.get(index, 1)) for index, term in enumerate(case.terms) if _counts(case, index)]
     moving = [(i, f) for i, f in counted if i.expr and name in free_symbols(i.expr)]
     rest = sum((i.value * f for i, f in counted), Fraction(0)) - sum((i.value * f for i, f in moving), Fraction(0))
 
     def number(value: int) -> Fraction | None:
         total = rest
-        for item, factor in moving:
+        for term, factor in moving:
             try:
-                total += Fraction(compile_expression(item.expr).run({**item.values, name: value})) * item.count * factor
+                total += Fraction(compile_expression(term.expr).run({**term.values, name: value})) * term.count * factor
             except (KeyError, ZeroDivisionError):
                 return None
         return total
@@ -202,29 +202,29 @@ def _layers(case: Case, tower: str, count: int, usual: int) -> Callable[[int], F
     """The claim's number with another number of layers of the kind of which there are so many now."""
     factors = _factors(case.stated)
     values = [
-        (i, i.value * factors.get(index, 1)) for index, i in enumerate(case.items) if _counts(case, index)
+        (i, i.value * factors.get(index, 1)) for index, i in enumerate(case.terms) if _counts(case, index)
     ]  # fmt: skip
     base = sum((v for _, v in values), Fraction(0))
     inside = [(i, v) for i, v in values if i.tower == tower and i.within("layer")]
-    alike = _alike(case.items)
+    alike = _alike(case.terms)
     one = sum((v / alike[_kind(i)] for i, v in inside if alike[_kind(i)] in (count, usual)), Fraction(0))
     return lambda number: base + (number - usual) * one
 
 
-def _alike(items: Iterable[Item]) -> Counter[tuple[object, ...]]:
+def _alike(terms: Iterable[ClaimTerm]) -> Counter[tuple[object, ...]]:
     """How many nodes there are of each kind: layers with and without a window may cost the same."""
     found: Counter[tuple[object, ...]] = Counter()
-    for item in items:
-        found[_kind(item)] += item.count
+    for term in terms:
+        found[_kind(term)] += term.count
     return found
 
 
-def _kind(item: Item) -> tuple[object, ...]:
-    return item.stage, item.invocation, item.role, item.owner, item.kind, item.expr, item.value / item.count
+def _kind(term: ClaimTerm) -> tuple[object, ...]:
+    return term.stage, term.invocation, term.role, term.owner, term.kind, term.expr, term.value / term.count
 
 
 def _counts(case: Case, index: int) -> bool:
-    return case.items[index].on or any(index in e.switches for e in case.stated)
+    return case.terms[index].counted or any(index in e.switches for e in case.stated)
 
 
 def _factors(effects: tuple[Effect, ...]) -> dict[int, Fraction]:

@@ -9,13 +9,13 @@ from fractions import Fraction
 from math import prod
 from typing import Final
 
-from costproof.claims.effects import Effect, Items, switched, times
-from costproof.claims.items import Item, is_table, tokens_of
+from costproof.algebra.evaluation import compile_expression
+from costproof.algebra.identity import free_symbols
+from costproof.claims.effects import ClaimTerms, Effect, switched, times
+from costproof.claims.terms import ClaimTerm, is_table, tokens_of
 from costproof.claims.types import Claim
-from costproof.compare.identity import free_symbols
 from costproof.compare.patterns import template
 from costproof.ledger.capture import Capture
-from costproof.ledger.evaluate import compile_expression
 from costproof.ledger.metrics import Metric
 from costproof.ledger.node import CostNode, Ledger, total
 from costproof.ledger.workload import FLOAT_BYTES
@@ -26,7 +26,7 @@ _CLASSES: Final = ("", ", two classes")
 """Of the model, and as many as a classifier of transformers has that was not told otherwise."""
 
 
-def rule_items(capture: Capture, ledger: Ledger, claim: Claim) -> list[Item]:
+def rule_terms(capture: Capture, ledger: Ledger, claim: Claim) -> list[ClaimTerm]:
     """What the rules give for a claim about a whole model that is one stage."""
     calls = capture.invocations
     if claim.metric != "flops" or claim.module or len(calls) != 1 or tokens_of(calls[0].symbols) is not None:
@@ -37,9 +37,9 @@ def rule_items(capture: Capture, ledger: Ledger, claim: Claim) -> list[Item]:
         return []
     place = f"{call.stage}[{call.id}]"
 
-    def item(extra: str, value: int, evidence: tuple[str, ...] = (place,)) -> Item:
-        found = Item(call.stage, call.id, "", "rule", "", Fraction(value), "", call.symbols, 1, evidence)
-        return replace(found, on=False, extra=extra)
+    def item(extra: str, value: int, evidence: tuple[str, ...] = (place,)) -> ClaimTerm:
+        found = ClaimTerm(call.stage, call.id, "", "rule", "", Fraction(value), "", call.symbols, 1, evidence)
+        return replace(found, counted=False, stands_for=extra)
 
     found, elements = [], prod(call.inputs[0].shape)
     for classes, fewer in zip(_CLASSES, (0, _more_than_two_classes(capture, ledger)), strict=True):
@@ -60,9 +60,9 @@ def rule_items(capture: Capture, ledger: Ledger, claim: Claim) -> list[Item]:
     return found
 
 
-def effects(items: Items) -> Iterator[Effect]:
+def effects(terms: ClaimTerms) -> Iterator[Effect]:
     """Rules in place of everything."""
-    replaced = times(items, lambda i: i.owner != "rule", 0)
+    replaced = times(terms, lambda i: i.owner != "rule", 0)
     for extra, cause, what in (
         ("2NT", "2ND: all", "2 N D with N = all parameters, and D = tokens"),
         ("2NT layers", "2ND: matrices of layers", "2 N D with N = matrices of the layers that work on tokens"),
@@ -75,10 +75,10 @@ def effects(items: Items) -> Iterator[Effect]:
             for c in _CLASSES
         ),
     ):
-        if found := switched(items, extra):
+        if found := switched(terms, extra):
             yield Effect(cause, "rule", what, replaced, found)
     for classes in _CLASSES:
-        found = switched(items, f"total_flos{classes}")
+        found = switched(terms, f"total_flos{classes}")
         what = (
             f"6 N D with D = elements of the input, as pixels, summed in float32 as trainers print total_flos{classes}"
         )
@@ -88,7 +88,7 @@ def effects(items: Items) -> Iterator[Effect]:
         ):
             factors = replaced | dict.fromkeys(found, Fraction(part))
             if found:
-                yield Effect(cause, "rule", said, factors, found, bars=("6ND", "backward alone", "doubled", "mac"))
+                yield Effect(cause, "rule", said, factors, found, excludes=("6ND", "backward alone", "doubled", "mac"))
 
 
 def _more_than_two_classes(capture: Capture, ledger: Ledger) -> int:

@@ -15,9 +15,9 @@ from itertools import pairwise
 from math import comb, floor, lcm, prod
 from typing import Final
 
-from costproof.claims.crowds import Chance, Crowd, Numbers
+from costproof.claims.coincidence import Chance, Crowd, Numbers
 from costproof.claims.effects import Effect
-from costproof.claims.items import Item
+from costproof.claims.terms import ClaimTerm
 from costproof.claims.types import Amount
 from costproof.ledger.time_limits import check_time
 
@@ -40,15 +40,16 @@ class Found:
 class Reachable:
     """The numbers that sets of causes lead to: all sets of a size are gone through once, whatever is claimed."""
 
-    def __init__(self, items: Sequence[Item], effects: Sequence[Effect], given: Iterable[Effect] = ()) -> None:
+    def __init__(self, terms: Sequence[ClaimTerm], effects: Sequence[Effect], given: Iterable[Effect] = ()) -> None:
         stated = tuple(given)
         families = {e.family for e in stated}
         # Switches first: a cause that acts on what is off changes nothing before it is on.
         # Causes that depend on others come after them.
         free = sorted(
-            (e for e in effects if e.family not in families), key=lambda e: (not e.switches, bool(e.needs or e.bars))
+            (e for e in effects if e.family not in families),
+            key=lambda e: (not e.switches, bool(e.requires or e.excludes)),
         )
-        self.table = table = _Table(items, [*stated, *free])
+        self.table = table = _Table(terms, [*stated, *free])
         self.stated = tuple(range(len(stated)))
         self.state = table.start
         for index in self.stated:
@@ -57,7 +58,7 @@ class Reachable:
         self.start = sum(self.state[i] for i in counted)
         self.indices = range(len(stated), len(table.effects))
         parts = [Fraction(self.state[i], table.scale) for i in counted if self.state[i]]
-        self.crowd = Crowd(parts, (v for i in counted for v in items[i].values.values()))
+        self.crowd = Crowd(parts, (v for i in counted for v in terms[i].values.values()))
         self._of: dict[int, tuple[list[int], list[tuple[int, ...]], list[int]]] = {}
         self._numbers: dict[int, Numbers] = {}
 
@@ -123,17 +124,17 @@ def _sets(
 
 
 class _Table:
-    """Items and causes as integers: item i holds ``value * scale``."""
+    """ClaimTerms and causes as integers: term i holds ``value * scale``."""
 
-    def __init__(self, items: Sequence[Item], effects: Sequence[Effect]) -> None:
+    def __init__(self, terms: Sequence[ClaimTerm], effects: Sequence[Effect]) -> None:
         self.effects = list(effects)
         common = lcm(*(f.denominator for e in effects for f in e.factors.values()), 1)
         # Each cause of a set divides once.
         stated = 1 + MOST_CAUSES + 3
-        self.scale = common**stated * lcm(*(i.value.denominator for i in items), 1)
-        self.start = [*(int(i.value * self.scale) for i in items), *(int(i.on) for i in items)]
-        """Values of the items, then 1 or 0 for on or off."""
-        self.count = len(items)
+        self.scale = common**stated * lcm(*(i.value.denominator for i in terms), 1)
+        self.start = [*(int(i.value * self.scale) for i in terms), *(int(i.counted) for i in terms)]
+        """Values of the terms, then 1 or 0 for on or off."""
+        self.count = len(terms)
         self.factors = [[(i, f.numerator, f.denominator) for i, f in e.factors.items()] for e in effects]
         self.switches = [tuple(e.switches) for e in effects]
 
@@ -142,9 +143,9 @@ class _Table:
         effect, others = self.effects[index], [self.effects[i] for i in chosen]
         if any(o.family == effect.family for o in others):
             return False
-        if effect.needs and all(o.cause != effect.needs for o in others):
+        if effect.requires and all(o.cause != effect.requires for o in others):
             return False
-        return all(o.cause not in effect.bars for o in others)
+        return all(o.cause not in effect.excludes for o in others)
 
     def apply(self, state: list[int], index: int) -> list[int]:
         """The state after a cause."""
@@ -167,13 +168,13 @@ class _Table:
         return added
 
 
-def walk(items: Sequence[Item], chosen: Sequence[Effect]) -> tuple[tuple[int, ...], int]:
+def walk(terms: Sequence[ClaimTerm], chosen: Sequence[Effect]) -> tuple[tuple[int, ...], int]:
     """What each cause adds when they are applied one after the other, as integers that add up, and the end."""
-    reached = [floor(reach(items, chosen[:size])) for size in range(len(chosen) + 1)]
+    reached = [floor(reach(terms, chosen[:size])) for size in range(len(chosen) + 1)]
     return tuple(after - before for before, after in pairwise(reached)), reached[-1]
 
 
-def reach(items: Sequence[Item], chosen: Sequence[Effect]) -> Fraction:
+def reach(terms: Sequence[ClaimTerm], chosen: Sequence[Effect]) -> Fraction:
     """The number that causes lead to."""
-    on = {i for i, item in enumerate(items) if item.on}.union(*(e.switches for e in chosen))
-    return sum((items[i].value * prod(e.factors.get(i, 1) for e in chosen) for i in on), Fraction(0))
+    on = {i for i, term in enumerate(terms) if term.counted}.union(*(e.switches for e in chosen))
+    return sum((terms[i].value * prod(e.factors.get(i, 1) for e in chosen) for i in on), Fraction(0))

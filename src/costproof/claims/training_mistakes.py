@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from fractions import Fraction
 from typing import Final
 
-from costproof.claims.effects import Effect, Items, times
-from costproof.claims.items import RULES
+from costproof.claims.effects import ClaimTerms, Effect, times
+from costproof.claims.terms import RULES
 
 RECOMPUTE: Final = "full recompute"
 RECOMPUTED: Final = Fraction(4)
@@ -44,18 +44,18 @@ _UNITS: Final = ("mac", "doubled", "fvcore")
 _RULES: Final = tuple(f"2ND: {name}" for name, _ in RULES)
 
 
-def effects(items: Items) -> Iterator[Effect]:
+def effects(terms: ClaimTerms) -> Iterator[Effect]:
     """All of them; four times everything is a ratio like others, so recomputing is a cause beside another one."""
     for cause, what, passes in _WHOLE:
-        yield Effect(cause, "training", what, times(items, lambda i: True, passes))
-    four = times(items, lambda i: True, RECOMPUTED)
+        yield Effect(cause, "training", what, times(terms, lambda i: True, passes))
+    four = times(terms, lambda i: True, RECOMPUTED)
     for other in (*_CAUSAL, *_RULES):
-        yield Effect(RECOMPUTE, "training", _RECOMPUTE, four, needs=other, bars=_UNITS)
+        yield Effect(RECOMPUTE, "training", _RECOMPUTE, four, requires=other, excludes=_UNITS)
     for other in ("window S x W", "window band"):
-        yield Effect(RECOMPUTE, "training", _RECOMPUTE, four, needs=other, bars=(*_CAUSAL, *_UNITS))
-    if not any(i.on and i.scores for i in items):
+        yield Effect(RECOMPUTE, "training", _RECOMPUTE, four, requires=other, excludes=(*_CAUSAL, *_UNITS))
+    if not any(i.counted and i.scores for i in terms):
         return
     for cause, what, every, scores in _OF_ATTENTION:
-        factors = times(items, lambda i: True, every) | times(items, lambda i: i.scores, scores)
+        factors = times(terms, lambda i: True, every) | times(terms, lambda i: i.scores, scores)
         # Beside these no pass of attention is counted, so that they are the same as without.
-        yield Effect(cause, "training", what, factors, bars=("attention missing", *_RULES, *_UNITS))
+        yield Effect(cause, "training", what, factors, excludes=("attention missing", *_RULES, *_UNITS))

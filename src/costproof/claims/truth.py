@@ -10,10 +10,10 @@ from typing import TypeVar, cast
 
 from costproof.claims.catalogue import STATED, effects
 from costproof.claims.effects import Effect, Mistakes
-from costproof.claims.items import Item, items_of, nodes_of, shared_symbols
-from costproof.claims.peak_mistakes import peak_items
-from costproof.claims.rules_of_thumb import rule_items
+from costproof.claims.peak_mistakes import peak_terms
+from costproof.claims.rules_of_thumb import rule_terms
 from costproof.claims.runs import Runs
+from costproof.claims.terms import ClaimTerm, nodes_of, shared_symbols, terms_of
 from costproof.claims.types import TOTAL, Claim
 from costproof.ledger.capture import Capture
 from costproof.ledger.errors import BadInput
@@ -59,22 +59,22 @@ class Case:
         return other
 
     @cached_property
-    def items(self) -> tuple[Item, ...]:
+    def terms(self) -> tuple[ClaimTerm, ...]:
         """What the claim is made of."""
         if self.claim.metric in PEAK_METRICS:
-            return peak_items(self.capture, self.ledger, self.claim)
-        found = items_of(self.capture, self.ledger, self.claim)
-        return (*found, *rule_items(self.capture, self.ledger, self.claim))
+            return peak_terms(self.capture, self.ledger, self.claim)
+        found = terms_of(self.capture, self.ledger, self.claim)
+        return (*found, *rule_terms(self.capture, self.ledger, self.claim))
 
     @cached_property
     def effects(self) -> tuple[Effect, ...]:
         """All causes that can change it."""
-        return effects(self.items, self.claim.metric, self.mistakes, shared_symbols(self.capture))
+        return effects(self.terms, self.claim.metric, self.mistakes, shared_symbols(self.capture))
 
     @cached_property
     def named(self) -> dict[Name, Effect]:
         """Effects by the names of their causes."""
-        return {(name, e.needs): e for e in self.effects for name in (e.cause, *e.or_else)}
+        return {(name, e.requires): e for e in self.effects for name in (e.cause, *e.or_else)}
 
     @cached_property
     def stated(self) -> tuple[Effect, ...]:
@@ -82,7 +82,7 @@ class Case:
         names = {STATED[k, v] for k, v in self.claim.conventions.items() if STATED.get((k, v))}
 
         def applies(effect: Effect) -> bool:
-            return (not effect.needs or effect.needs in names) and names.isdisjoint(effect.bars)
+            return (not effect.requires or effect.requires in names) and names.isdisjoint(effect.excludes)
 
         return tuple(e for e in self.effects if names & {e.cause, *e.or_else} and applies(e))
 

@@ -15,6 +15,8 @@ def doctor() -> int:
 
     Nothing heavy is imported: versions come from package metadata. A plug-in of another distribution is loaded in a
     process of its own. Exit code 3 if a package that the core needs is missing, or one is too old.
+
+    Patches are attributes of other packages that are replaced only while a model is exported or traced.
     """
     found = api.doctor()
     width = screen()
@@ -30,5 +32,7 @@ def doctor() -> int:
     for plugin in found.plugins:
         state = f"cannot be loaded: {plugin.problem}" if plugin.problem else "loads"
         lines.append(f"  {plugin.group}: {plugin.name} = {plugin.place} ({plugin.owner}): {state}")
+    patches = [(f"  {package}", ", ".join(names)) for package, names in found.patches.items()]
+    lines += ["", "patches while a model is traced:", *aligned(None, patches, width=width, prose=True)]
     tell(*lines)
     return found.exit_code

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from costproof.algebra.identity import at, unrounded
 from costproof.compare.align import Row
 from costproof.compare.context import Context
 from costproof.compare.findings import Cause, CauseKind
-from costproof.compare.identity import at, unrounded
 from costproof.compare.kinds import kind_of
 from costproof.ledger.metrics import BYTES, STAGE_WIDE
 from costproof.ledger.node import exact_sum

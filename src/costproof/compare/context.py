@@ -6,10 +6,10 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 
+from costproof.algebra.evaluation import shared_values
+from costproof.algebra.identity import free_symbols
 from costproof.compare.align import Row, Spot
-from costproof.compare.identity import free_symbols
 from costproof.ledger.capture import Capture
-from costproof.ledger.evaluate import shared_values
 from costproof.ledger.metrics import STAGE_WIDE, Conventions
 from costproof.ledger.node import UnknownOp
 

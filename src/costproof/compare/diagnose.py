@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import cast
 
+from costproof.algebra.identity import difference, same
 from costproof.compare.align import Cell, Row, order
 from costproof.compare.causes import Side, causes_of, other_calls
 from costproof.compare.context import Context
 from costproof.compare.findings import Cause, CauseKind, Finding, Status
-from costproof.compare.identity import difference, same
+from costproof.compare.hints import hint
 from costproof.compare.kinds import kind_of
 from costproof.compare.patterns import patterns, template
-from costproof.compare.suspects import hint
 from costproof.ledger.node import exact_sum
 from costproof.ledger.run import ALL_SOURCES, GRAPH_SOURCES
 

@@ -19,12 +19,12 @@ from math import ceil
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from costproof.algebra.symbols import parse
 from costproof.ledger.baseline import Folded
 from costproof.ledger.errors import BadInput
 from costproof.ledger.files import read_json
 from costproof.ledger.metrics import FLOOR, UNFUSED, Metric
 from costproof.ledger.node import CostNode, Ledger, exact_sum
-from costproof.ledger.symbols import parse
 
 Routing = Literal["bound", "uniform", "given"]
 ROUTINGS: Final[tuple[Routing, ...]] = ("bound", "uniform")

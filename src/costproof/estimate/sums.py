@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from costproof.algebra.series import CONTEXT
+from costproof.algebra.symbols import parse
 from costproof.ledger.metrics import UNFUSED, Metric
 from costproof.ledger.node import CostNode
-from costproof.ledger.series import CONTEXT
-from costproof.ledger.symbols import parse
 
 Take = Literal["whole", "last step"]
 _LAYER: Final = re.compile(r"(?:[^.]+\.)*?\d+(?=\.|$)")

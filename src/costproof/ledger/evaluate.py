@@ -1,110 +1,24 @@
-"""Compile symbolic expressions and evaluate ledgers at one workload, in exact integers.
+"""Evaluate a symbolic ledger at one workload, in exact integers.
 
-Compiled closures are about a thousand times faster than sympy. Equal layers have equal expressions, so a ledger of a
-thousand nodes has a few dozen distinct ones; each is computed once for every call of a stage.
+Equal layers have equal expressions: a ledger of a thousand nodes has a few dozen distinct ones, and each is computed
+once for every call of a stage.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
-from fractions import Fraction
-from functools import lru_cache
-from math import ceil, floor, prod
-from typing import Final
+from collections.abc import Mapping
+from dataclasses import replace
 
-import sympy
-
+from costproof.algebra.evaluation import SymbolValues, evaluate, shared_values
 from costproof.ledger.errors import BadInput
 from costproof.ledger.metrics import Metric
 from costproof.ledger.node import CostNode, Ledger
-from costproof.ledger.symbols import parse, text
-from costproof.ledger.time_limits import check_time
-
-ExactNumber = int | Fraction
-SymbolValues = Mapping[str, int]
-_Run = Callable[[SymbolValues], ExactNumber]
-_EXACT: Final[dict[type[sympy.Expr], Callable[..., ExactNumber]]] = {
-    sympy.floor: floor, sympy.ceiling: ceil, sympy.Min: min, sympy.Max: max,
-}  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class CompiledExpression:
-    """A compiled expression."""
-
-    symbols: frozenset[str]
-    """Names of the symbols that need a value."""
-    run: _Run
-    """Values -> exact number. Raises ``KeyError`` for a symbol without a value, ``ZeroDivisionError``."""
-
-
-@lru_cache(maxsize=65536)
-def compile_expression(expr: str | sympy.Expr) -> CompiledExpression:
-    """The program of an expression, or of its text.
-
-    Raises:
-        BadInput: the text is not an expression, or it holds a function without an exact value.
-    """
-    names: set[str] = set()
-    run = _build(parse(expr) if isinstance(expr, str) else expr, names)
-    return CompiledExpression(frozenset(names), run)
-
-
-def _build(node: sympy.Expr, names: set[str]) -> _Run:
-    if node.is_Integer:
-        number = int(node)
-        return lambda _: number
-    if node.is_Rational:
-        ratio = Fraction(int(node.p), int(node.q))
-        return lambda _: ratio
-    if node.is_Symbol:
-        name = str(node.name)
-        names.add(name)
-        return lambda values: values[name]
-    parts = [_build(a, names) for a in node.args]
-    if node.is_Add:
-        return lambda values: sum(p(values) for p in parts)
-    if node.is_Mul:
-        return lambda values: prod(p(values) for p in parts)
-    if node.is_Pow and node.exp.is_Integer:
-        base, exponent = parts[0], int(node.exp)
-        return lambda values: Fraction(base(values)) ** exponent if exponent < 0 else base(values) ** exponent
-    function = _EXACT.get(node.func)
-    if function is None:
-        raise BadInput("an expression holds a function that has no exact value", where=text(node))
-    return lambda values: function(*(p(values) for p in parts))
-
-
-def evaluate(expr: str | sympy.Expr, values: SymbolValues) -> int:
-    """The integer that an expression takes at ``values``.
-
-    Raises:
-        BadInput: a symbol has no value, a divisor is 0, or the result is not an integer.
-    """
-    check_time()
-    program = compile_expression(expr)
-    missing = sorted(program.symbols - values.keys())
-    if missing:
-        raise BadInput(
-            "an expression has symbols without a value",
-            where=str(expr),
-            expected="values for " + ", ".join(missing),
-            got="values for " + (", ".join(sorted(values)) or "nothing"),
-        )
-    try:
-        result = program.run(values)
-    except ZeroDivisionError:
-        raise BadInput("an expression divides by zero at this workload", where=str(expr)) from None
-    if result.denominator != 1:
-        raise BadInput("an expression is not an integer at this workload", where=str(expr), got=result)
-    return int(result)
 
 
 def evaluate_ledger(
     ledger: Ledger, values_by_invocation: Mapping[tuple[str, str], SymbolValues], config_values: SymbolValues
 ) -> Ledger:
-    """The ledger with ``costs`` filled from ``exprs``; costs without an expression stay as they are.
+    """Return the ledger with ``costs`` filled from ``exprs``; costs without an expression stay unchanged.
 
     Args:
         values_by_invocation: (stage, invocation id) -> values of the workload's symbols there.
@@ -137,12 +51,3 @@ def evaluate_ledger(
             costs[metric] = done[source]
         nodes.append(replace(node, costs=costs))
     return replace(ledger, nodes=tuple(nodes))
-
-
-def shared_values(all_values: Iterable[SymbolValues]) -> dict[str, int]:
-    """Symbols that have one value wherever they occur, such as the bytes of an element."""
-    found: dict[str, set[int]] = {}
-    for values in all_values:
-        for name, value in values.items():
-            found.setdefault(name, set()).add(value)
-    return {name: next(iter(seen)) for name, seen in found.items() if len(seen) == 1}

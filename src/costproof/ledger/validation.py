@@ -12,16 +12,16 @@ from collections import Counter
 from collections.abc import Collection, Iterator
 from typing import Final
 
+from costproof.algebra.evaluation import evaluate, shared_values
+from costproof.algebra.symbols import parse, term_count
 from costproof.ledger.callgraph import check_levels
 from costproof.ledger.capture import Capture, WholeModel
 from costproof.ledger.errors import BadInput, Problems
-from costproof.ledger.evaluate import evaluate, shared_values
 from costproof.ledger.metrics import EVERY_METRIC, OF_BOUNDS, STAGE_WIDE, Metric
 from costproof.ledger.node import CostNode, Ledger, exact_sum, total
 from costproof.ledger.peaks import CallPeaks, Peak
 from costproof.ledger.plural import plural
 from costproof.ledger.run import TracedRun
-from costproof.ledger.symbols import parse, terms
 from costproof.ledger.time_limits import check_time
 
 _SHOWN: Final = 20
@@ -134,7 +134,7 @@ def _check_sizes(capture: Capture) -> Iterator[BadInput]:
     total = 0
     for expr in {e for x in capture.ledgers for n in x.nodes for e in n.exprs.values()}:
         try:
-            count = terms(parse(expr))
+            count = term_count(parse(expr))
         except BadInput:
             continue  # told where it stands
         total += count

@@ -9,8 +9,8 @@ from typing import Any, Final, get_args
 from costproof.ledger.errors import BadInput, CostproofError, did_you_mean
 from costproof.ledger.run import RunOptions
 from costproof.ledger.workload import AttentionKind, Dtype, ExpertKernel, Logits, Workload
-from costproof.models import flash_attention
 from costproof.models.target import Setting
+from costproof.patches import flash_attention
 
 TEXT_TOKENS: Final = Setting("text_tokens", "Tokens of the prompt.")
 SEQ_LEN: Final = Setting("seq_len", "Tokens of the prompt, or positions of a sequence.")

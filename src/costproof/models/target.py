@@ -1,24 +1,19 @@
-"""What a target offers to the sources: small protocols, of which it has those that it can serve.
-
-Every target is a :class:`Target`: it has a configuration, workloads and calls of its stages. What more it can,
-the other protocols say; a source that it has no protocol for is a status in the report, with the reason.
-Sources ask; a target never counts anything itself.
-"""
+"""Protocols of a target, one for each capability, and which sources a target supports."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, runtime_checkable
 
 from costproof.ledger.capture import SymbolDoc
+from costproof.ledger.errors import BadInput, Incomplete
 from costproof.ledger.metrics import Conventions
 from costproof.ledger.node import Ledger
 from costproof.ledger.progress import Progress
-from costproof.ledger.run import RunOptions
+from costproof.ledger.run import RunDevice, RunOptions
 from costproof.ledger.workload import Invocation, ModuleKinds, TargetInfo, Workload
-from costproof.models.jobs import Built, ExportJob, Run
-from costproof.models.stretch import Stretch
+from costproof.models.specs import Built, ExportJob, Run, Stretch
 
 if TYPE_CHECKING:
     from torch import nn
@@ -125,7 +120,7 @@ class WithKeys(WithFormulas, Protocol):
         """The same model with other values under keys of its configuration.
 
         Raises:
-            Problems: as :func:`~costproof.models.changing.with_keys`.
+            Problems: as :func:`~costproof.models.config.with_keys`.
         """
         ...
 
@@ -260,3 +255,54 @@ class MayBeHere(Runnable, Protocol):
     def here(self) -> bool:
         """Whether it is one."""
         ...
+
+
+SERVES: Final[Mapping[str, tuple[type, str]]] = {
+    "analytic": (WithFormulas, "the target has no formulas"),
+    "static": (Exportable, "the target cannot be exported"),
+    "dynamic": (Runnable, "the target cannot be run as a whole"),
+    "isolated": (Staged, "the target's stages cannot be run alone"),
+}
+"""Source -> the protocol that it needs, and what to say of a target without it."""
+
+
+def lacking(target: Target, sources: Iterable[str]) -> dict[str, str]:
+    """Those of the sources that this target cannot serve, with the reason."""
+    return {s: why for s in sources for needed, why in [SERVES[s]] if not isinstance(target, needed)}
+
+
+def options_of(target: Target) -> RunOptions:
+    """How the target shall be run; the default for one that cannot be."""
+    return target.options if isinstance(target, Runnable) else RunOptions()
+
+
+def run_with(target: Target, options: RunOptions) -> Target:
+    """The target with options of a run.
+
+    Raises:
+        BadInput: it cannot be run, or not so.
+    """
+    if isinstance(target, Runnable):
+        return target.with_options(options)
+    if options != RunOptions():
+        raise BadInput("this target cannot be run as a whole, so there is nothing to choose", where=target.name)
+    return target
+
+
+def require_device(device: RunDevice) -> None:
+    """Check that torch can use a device; only for ``cuda`` torch is imported.
+
+    Raises:
+        Incomplete: it cannot.
+    """
+    if device != "cuda":
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        raise Incomplete(
+            "this machine has no GPU that torch can use",
+            where="--run cuda",
+            got=f"torch {torch.__version__}",
+            fix="--run cpu, or --run meta for shapes alone",
+        )

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Final
 
+from costproof.algebra.symbols import text
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.metrics import ARITHMETIC, FLOOR, SKIPPABLE, SPARED, SPARED_AT_FLOOR, UNFUSED, Metric
 from costproof.ledger.node import CostNode, UnknownOp
-from costproof.ledger.symbols import text
 from costproof.opgraph.costed import CostedGraph
 from costproof.opgraph.graph import AUTOCAST, Graph, ModuleCall, OpCall, Size, Value
 from costproof.opgraph.merge import evidence, merge_unknown

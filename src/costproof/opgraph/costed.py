@@ -9,8 +9,8 @@ from typing import Any
 
 import sympy
 
+from costproof.algebra.evaluation import evaluate
 from costproof.ledger.errors import BadInput
-from costproof.ledger.evaluate import evaluate
 from costproof.ledger.node import UnknownOp, exact_sum
 from costproof.opgraph.graph import Graph, OpCall, Size, Value
 from costproof.opgraph.regions import R, Region, RegionTraffic, ViewPart, region_traffic, resolve_views, view_parts

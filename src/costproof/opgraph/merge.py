@@ -9,11 +9,11 @@ from typing import Final
 
 import sympy
 
+from costproof.algebra.series import STEPS, sum_over_steps
+from costproof.algebra.symbols import parse, text
 from costproof.ledger.errors import BadInput, Incomplete
 from costproof.ledger.metrics import FLOOR, UNFUSED, Metric
 from costproof.ledger.node import CostNode, UnknownOp, exact_sum
-from costproof.ledger.series import STEPS, sum_over_steps
-from costproof.ledger.symbols import parse, text
 
 MAX_EVIDENCE: Final = 12
 _MORE: Final = re.compile(r"… and (\d+) more")

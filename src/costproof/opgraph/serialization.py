@@ -1,4 +1,4 @@
-"""Convert graphs to plain data for JSON and back: each tensor once, sizes in the grammar of ``ledger.symbols``."""
+"""Convert graphs to plain data for JSON and back: each tensor once, sizes in the grammar of ``algebra.symbols``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import sympy
 
-from costproof.ledger.symbols import parse, text
+from costproof.algebra.symbols import parse, text
 from costproof.opgraph.graph import Graph, ModuleCall, OpCall, Value
 
 _EXPRESSION: Final = "expression"

@@ -1,9 +1,9 @@
-"""Integers that note what is done with them: what a target does with one point is known for all that go the same way.
+"""Concolic integers: plain ints that also record comparisons, so that one evaluation yields a path condition.
 
-A target computes with the sizes of one point as always. What it compares them with becomes a condition, what it
-derives from them an expression; both are evaluated for a million points at once. Where a number is taken as it is
-(``range``, an index, a key), the condition is that it is this number. Nothing that a target can do with a number goes
-unnoticed, but for its text in a message.
+A target computes with the sizes of one point as usual. Each comparison with a size becomes a condition, and each
+derived number an expression of the sizes; conditions and expressions are then evaluated for a million points at once.
+Where Python needs a concrete value (``range``, an index, a hash), the condition is equality with that value. Nothing
+that a target can do with a number goes unrecorded, except formatting it as text for a message.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 SizeExpr = tuple[Any, ...]
 """``("var", name)``, ``("int", number)``, or (operator, expression, expression)."""
 PointValues = Mapping[str, Any]
-"""Variable -> an integer, or an array of them."""
+"""Variable -> an integer, or an array of integers, one for each point."""
 
 _OPERATORS: Final[Mapping[str, Callable[[Any, Any], Any]]] = {
     "+": operator.add, "-": operator.sub, "*": operator.mul, "//": operator.floordiv, "%": operator.mod,
@@ -32,7 +32,7 @@ _SAFE: Final = 2**62
 
 @dataclass(frozen=True, slots=True)
 class BranchCondition:
-    """A comparison that a target made, and how it came out."""
+    """A comparison that a target made, and its outcome."""
 
     how: str
     left: SizeExpr
@@ -40,12 +40,12 @@ class BranchCondition:
     outcome: bool
 
     @property
-    def asked(self) -> tuple[str, SizeExpr, SizeExpr]:
-        """The comparison, however it came out."""
+    def comparison(self) -> tuple[str, SizeExpr, SizeExpr]:
+        """Return the comparison without its outcome."""
         return self.how, self.left, self.right
 
     def holds(self, values: PointValues, known: dict[SizeExpr, Any]) -> Any:
-        """Whether it comes out so at other values: yes or no, or an array of that."""
+        """Return whether the comparison has the same outcome at other values: a bool, or an array of bools."""
         found = _COMPARISONS[self.how](
             evaluate_size(self.left, values, known), evaluate_size(self.right, values, known)
         )
@@ -54,54 +54,55 @@ class BranchCondition:
 
 @dataclass(slots=True)
 class PathRecorder:
-    """The way that a target went with one point: the conditions that all points have in common that go it too."""
+    """Records the branches that a target takes at one point. All points that satisfy them take the same path."""
 
     conditions: dict[BranchCondition, None] = field(default_factory=dict)
 
     def note(self, how: str, left: SizeExpr, right: SizeExpr, outcome: bool) -> bool:
-        """Remember how a comparison came out."""
+        """Record the outcome of a comparison, and return it."""
         self.conditions[BranchCondition(how, left, right, outcome)] = None
         return outcome
 
     def variable(self, name: str, value: int) -> ConcolicInt:
-        """A number of the point."""
+        """Return a number of the point as a concolic integer."""
         return ConcolicInt(self, ("var", name), value)
 
 
 def expression_of(number: Any) -> SizeExpr:
-    """The expression of a number, traced or not."""
+    """Return the expression of a number, concolic or not."""
     return number.expr if isinstance(number, ConcolicInt) else ("int", int(number))
 
 
 def variables_of(expr: SizeExpr) -> frozenset[str]:
-    """The variables of an expression."""
+    """Return the names of the variables of an expression."""
     if expr[0] in ("var", "int"):
         return frozenset(expr[1:] if expr[0] == "var" else ())
     return frozenset().union(*map(variables_of, expr[1:]))
 
 
 def concrete(number: Any) -> int:
-    """The number at the traced point."""
+    """Return the value of a number at the recorded point."""
     return number.value if isinstance(number, ConcolicInt) else int(number)
 
 
 class ConcolicInt(Integral):
-    """An integer that notes what is done with it."""
+    """An integer that records its comparisons and the arithmetic that made it."""
 
     __slots__ = ("expr", "path", "value")
 
     def __init__(self, path: PathRecorder, expr: SizeExpr, value: int) -> None:
         self.path, self.expr, self.value = path, expr, value
 
-    def _pinned(self) -> int:
-        """The number itself; from here on the path is that of this number."""
+    def _concretize(self) -> int:
+        """Return the concrete value, and record equality with it as a condition of the path."""
         self.path.note("==", self.expr, ("int", self.value), True)
         return self.value
 
-    def _derived(self, how: str, left: Any, right: Any) -> Any:
+    def _derive(self, how: str, left: Any, right: Any) -> Any:
+        """Return the result of an operator, as a concolic integer if both operands are integers."""
         if not isinstance(left, int | ConcolicInt) or not isinstance(right, int | ConcolicInt):
-            pinned = (x._pinned() if isinstance(x, ConcolicInt) else x for x in (left, right))
-            return _OPERATORS[how](*pinned)
+            plain = (x._concretize() if isinstance(x, ConcolicInt) else x for x in (left, right))
+            return _OPERATORS[how](*plain)
         if how in ("//", "%") and isinstance(right, ConcolicInt):
             self.path.note("==", right.expr, ("int", 0), right.value == 0)
         return ConcolicInt(
@@ -110,44 +111,45 @@ class ConcolicInt(Integral):
             _OPERATORS[how](concrete(left), concrete(right)),
         )
 
-    def _compared(self, how: str, left: Any, right: Any) -> Any:
+    def _compare(self, how: str, left: Any, right: Any) -> Any:
+        """Return the outcome of a comparison, and record it as a condition of the path."""
         if not isinstance(left, int | ConcolicInt) or not isinstance(right, int | ConcolicInt):
             return NotImplemented
         outcome = bool(_COMPARISONS[how](concrete(left), concrete(right)))
         return self.path.note(how, expression_of(left), expression_of(right), outcome)
 
     def __add__(self, other: Any) -> Any:
-        return self._derived("+", self, other)
+        return self._derive("+", self, other)
 
     def __radd__(self, other: Any) -> Any:
-        return self._derived("+", other, self)
+        return self._derive("+", other, self)
 
     def __sub__(self, other: Any) -> Any:
-        return self._derived("-", self, other)
+        return self._derive("-", self, other)
 
     def __rsub__(self, other: Any) -> Any:
-        return self._derived("-", other, self)
+        return self._derive("-", other, self)
 
     def __mul__(self, other: Any) -> Any:
-        return self._derived("*", self, other)
+        return self._derive("*", self, other)
 
     def __rmul__(self, other: Any) -> Any:
-        return self._derived("*", other, self)
+        return self._derive("*", other, self)
 
     def __floordiv__(self, other: Any) -> Any:
-        return self._derived("//", self, other)
+        return self._derive("//", self, other)
 
     def __rfloordiv__(self, other: Any) -> Any:
-        return self._derived("//", other, self)
+        return self._derive("//", other, self)
 
     def __mod__(self, other: Any) -> Any:
-        return self._derived("%", self, other)
+        return self._derive("%", self, other)
 
     def __rmod__(self, other: Any) -> Any:
-        return self._derived("%", other, self)
+        return self._derive("%", other, self)
 
     def __neg__(self) -> Any:
-        return self._derived("-", 0, self)
+        return self._derive("-", 0, self)
 
     def __pos__(self) -> Any:
         return self
@@ -157,86 +159,86 @@ class ConcolicInt(Integral):
 
     def __pow__(self, exponent: Any, modulus: Any = None) -> Any:
         if not isinstance(exponent, int) or not 1 <= exponent <= 8 or modulus is not None:
-            return pow(self._pinned(), exponent, modulus)
-        made: Any = self
+            return pow(self._concretize(), exponent, modulus)
+        power: Any = self
         for _ in range(exponent - 1):
-            made = made * self
-        return made
+            power = power * self
+        return power
 
     def __eq__(self, other: object) -> Any:
-        return self._compared("==", self, other)
+        return self._compare("==", self, other)
 
     def __ne__(self, other: object) -> Any:
-        found = self._compared("==", self, other)
+        found = self._compare("==", self, other)
         return found if found is NotImplemented else not found
 
     def __lt__(self, other: Any) -> Any:
-        return self._compared("<", self, other)
+        return self._compare("<", self, other)
 
     def __le__(self, other: Any) -> Any:
-        return self._compared("<=", self, other)
+        return self._compare("<=", self, other)
 
     def __gt__(self, other: Any) -> Any:
-        return self._compared("<", other, self)
+        return self._compare("<", other, self)
 
     def __ge__(self, other: Any) -> Any:
-        return self._compared("<=", other, self)
+        return self._compare("<=", other, self)
 
     def __bool__(self) -> bool:
         return bool(self != 0)
 
     def __hash__(self) -> int:  # type: ignore[override]
-        return hash(self._pinned())
+        return hash(self._concretize())
 
     def __index__(self) -> int:
-        return self._pinned()
+        return self._concretize()
 
     __int__ = __trunc__ = __floor__ = __ceil__ = __index__
 
     def __round__(self, digits: Any = None) -> int:
-        return self._pinned()
+        return self._concretize()
 
     def __truediv__(self, other: Any) -> Any:
-        return self._pinned() / other
+        return self._concretize() / other
 
     def __rtruediv__(self, other: Any) -> Any:
-        return other / self._pinned()
+        return other / self._concretize()
 
     def __rpow__(self, other: Any) -> Any:
-        return other ** self._pinned()
+        return other ** self._concretize()
 
     def __and__(self, other: Any) -> Any:
-        return self._pinned() & other
+        return self._concretize() & other
 
     def __rand__(self, other: Any) -> Any:
-        return other & self._pinned()
+        return other & self._concretize()
 
     def __or__(self, other: Any) -> Any:
-        return self._pinned() | other
+        return self._concretize() | other
 
     def __ror__(self, other: Any) -> Any:
-        return other | self._pinned()
+        return other | self._concretize()
 
     def __xor__(self, other: Any) -> Any:
-        return self._pinned() ^ other
+        return self._concretize() ^ other
 
     def __rxor__(self, other: Any) -> Any:
-        return other ^ self._pinned()
+        return other ^ self._concretize()
 
     def __lshift__(self, other: Any) -> Any:
-        return self._pinned() << other
+        return self._concretize() << other
 
     def __rlshift__(self, other: Any) -> Any:
-        return other << self._pinned()
+        return other << self._concretize()
 
     def __rshift__(self, other: Any) -> Any:
-        return self._pinned() >> other
+        return self._concretize() >> other
 
     def __rrshift__(self, other: Any) -> Any:
-        return other >> self._pinned()
+        return other >> self._concretize()
 
     def __invert__(self) -> Any:
-        return ~self._pinned()
+        return ~self._concretize()
 
     def __deepcopy__(self, memo: object) -> ConcolicInt:
         return self
@@ -252,9 +254,10 @@ class ConcolicInt(Integral):
 
 
 def evaluate_size(expr: SizeExpr, values: PointValues, known: dict[SizeExpr, Any]) -> Any:
-    """An expression at values of its variables; ``known`` keeps what was computed before.
+    """Evaluate an expression at values of its variables.
 
-    Where a result may have more than 62 bits it is computed with Python's integers.
+    ``known`` memoizes the results of its parts. Where a result may exceed 62 bits it is computed with Python's
+    integers.
     """
     head = expr[0]
     if head == "int":
@@ -269,19 +272,19 @@ def evaluate_size(expr: SizeExpr, values: PointValues, known: dict[SizeExpr, Any
         ):
             left, right = (x.astype(object) if isinstance(x, np.ndarray) else x for x in (left, right))
         with np.errstate(divide="ignore"):
-            known[expr] = _divided(head, left, right) if head in ("//", "%") else _OPERATORS[head](left, right)
+            known[expr] = _divide(head, left, right) if head in ("//", "%") else _OPERATORS[head](left, right)
     return known[expr]
 
 
 def largest_magnitude(value: Any) -> int:
-    """The largest absolute value of a number, or among those of an array."""
+    """Return the largest absolute value of a number or an array."""
     if not isinstance(value, np.ndarray):
         return abs(int(value))
     return max(abs(int(value.max())), abs(int(value.min()))) if value.size else 0
 
 
-def _divided(how: str, left: Any, right: Any) -> Any:
-    """A quotient or rest; where the divisor is 0 anything, since a condition rules that out."""
+def _divide(how: str, left: Any, right: Any) -> Any:
+    """Return a quotient or remainder, or anything for a divisor of 0, which a condition of the path excludes."""
     if isinstance(right, np.ndarray):
         return _OPERATORS[how](left, np.where(right == 0, 1, right))
     return _OPERATORS[how](left, right) if right else left

@@ -9,14 +9,14 @@ from typing import Any, Final, Generic, TypeVar
 
 import numpy as np
 
+from costproof.algebra.symbols import parse
 from costproof.ledger.baseline import BaselineRow
 from costproof.ledger.errors import BadInput, Bug, CostproofError, Incomplete, Problems
 from costproof.ledger.metrics import PEAK_METRICS, STAGE_WIDE, Metric
 from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.peaks import CallPeaks
-from costproof.ledger.symbols import parse
 from costproof.ledger.workload import Workload
-from costproof.models.changing import key_named, keys_of
+from costproof.models.config import key_named, keys_of
 from costproof.models.registry import load_target
 from costproof.models.target import WithKeys
 from costproof.parametric.concolic import BranchCondition, PathRecorder, PointValues, SizeExpr, expression_of
@@ -27,22 +27,23 @@ from costproof.parametric.targets import Configurable, evaluate_formulas
 from costproof.parametric.typed_settings import option, typed_settings
 
 CostCell = tuple[str, Metric]
-"""(Stage, metric); the whole run has an empty stage."""
+"""(Stage, metric); an empty stage is the whole run."""
 
 
 @dataclass(frozen=True, slots=True)
 class PointCosts:
-    """All that the formulas say at one point, as exact integers."""
+    """All costs that the formulas give at one point, as exact integers."""
 
     rows: Mapping[BaselineRow, int]
     totals: Mapping[CostCell, int]
-    """Sums; of all stages under an empty name. A module that works in two stages has its parameters in each, and once
-    in the whole."""
+    """Sums per stage, and of the whole run under an empty stage. A module that works in two stages counts its
+    parameters in each of them, and once in the whole.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class PointChoices:
-    """What is chosen at a point, numbers and all else."""
+    """Everything that is chosen at a point, numbers and other values."""
 
     keys: Mapping[str, Any]
     preset: str | None
@@ -51,29 +52,29 @@ class PointChoices:
 
 @dataclass(slots=True)
 class Regime:
-    """The conditions under which it holds, and what is counted there."""
+    """A set of points with the same formulas: its path conditions, and the costs as polynomials."""
 
     paths: list[PathCondition]
-    """That lead here."""
+    """Path conditions, each of which leads to these formulas."""
     ledger: Ledger | None
-    """In symbols; ``None`` if these points are not a model, or not a run of it."""
-    places: Mapping[tuple[str, str], Mapping[str, SizeExpr]]
-    """(Stage, invocation) -> the symbols there."""
+    """The formulas, in symbols; ``None`` if the target refuses these points."""
+    call_sizes: Mapping[tuple[str, str], Mapping[str, SizeExpr]]
+    """(Stage, invocation) -> the expressions of its symbols; common symbols are under ``("", "")``."""
     symbols: Mapping[tuple[str, str], Mapping[str, Polynomial]]
-    """The same as polynomials."""
+    """The same symbols as polynomials."""
     atoms: AtomTable
     costs: dict[CostCell | BaselineRow, Quotient]
-    """What was compiled."""
+    """Costs that were compiled so far."""
     checked: bool = False
-    """Whether it was compared with the formulas themselves at another point."""
+    """Whether the compiled costs were compared with the formulas at another point."""
     rows: dict[BaselineRow, list[tuple[CostNode, Metric]]] = field(default_factory=dict)
     graphs: tuple[CallPeaks, ...] = ()
-    """Its calls with their graph peaks in symbols, where these are wanted."""
+    """Calls with their graph peaks as expressions, if these are wanted."""
     compared: dict[int, Incomplete | None] = field(default_factory=dict)
-    """Which sizes are 1 -> how a graph at such a point differs from these."""
+    """Bit mask of the sizes that are 1 -> how an export at such a point differs from :attr:`graphs`."""
 
     def mask(self, values: PointValues) -> Any:
-        """Which of some points have this shape: yes or no for all of them, or an array that broadcasts to theirs."""
+        """Return which points are in the regime: a bool if all are or none is, else an array that broadcasts."""
         held: Any = False
         for path in self.paths:
             mask = path.mask(values)
@@ -85,27 +86,30 @@ class Regime:
         return True if held is not False and held.all() else held
 
     def holds(self, values: Mapping[str, int]) -> bool:
-        """Whether one point has this shape."""
+        """Return whether one point is in the regime."""
         return any(path.holds(values) for path in self.paths)
 
     def equals(self, other: Regime) -> bool:
-        """Whether the same is counted there, as where a target looked at a number for a name alone."""
+        """Return whether two regimes have the same formulas.
+
+        This is so if the target branched on a number without consequence, as for a name.
+        """
         return (
             self.ledger is not None
             and other.ledger is not None
-            and self.places == other.places
+            and self.call_sizes == other.call_sizes
             and self.ledger.nodes == other.ledger.nodes
             and self.ledger.stages == other.ledger.stages
         )
 
     def columns(self, cells: Sequence[CostCell], values: PointValues, shape: tuple[int, ...]) -> list[ExactColumn]:
-        """These costs at some points of this shape, of which there are as many as an array of ``shape`` has."""
+        """Return costs at points of the regime, as columns with as many numbers as an array of ``shape`` has."""
         costs = [self.cost(cell) for cell in cells]
         chunk = PointBatch(self.atoms.found, values, shape)
         return [chunk.column(cost) for cost in costs]
 
     def costs_at(self, values: Mapping[str, int]) -> PointCosts:
-        """Everything at one point of this shape."""
+        """Return all costs at one point of the regime."""
         assert self.ledger is not None
         if not self.rows:
             for node in self.ledger.nodes:
@@ -122,13 +126,13 @@ class Regime:
         )
 
     def at(self, cells: Sequence[CostCell], values: Mapping[str, int]) -> dict[CostCell, int]:
-        """These costs at one point of this shape."""
+        """Return some costs at one point of the regime."""
         costs = {cell: self.cost(cell) for cell in cells}
         exact = ExactEvaluator(self.atoms.found, values)
         return {cell: exact.number(cost) for cell, cost in costs.items()}
 
     def graphs_hold(self, values: PointValues, shape: tuple[int, ...]) -> Any:
-        """At which of some points of this shape its graphs hold: an array that broadcasts to them."""
+        """Return at which points of the regime the exported graphs hold, as an array that broadcasts to theirs."""
         chunk = PointBatch(self.atoms.found, values, shape)
         held: Any = np.True_
         for call in self.graphs:
@@ -138,10 +142,10 @@ class Regime:
         return held
 
     def _of_call(self, call: CallPeaks, source: str) -> Polynomial:
-        return self.atoms.of_formula(parse(source), self.symbols[call.stage, call.invocation])
+        return self.atoms.from_formula(parse(source), self.symbols[call.stage, call.invocation])
 
     def cost(self, what: CostCell | BaselineRow) -> Quotient:
-        """A row, the sum of a stage, or the largest of its calls, as it is evaluated."""
+        """Return a row, the sum of a stage, or for a graph peak the largest of the calls, compiled on first use."""
         if what not in self.costs:
             if not isinstance(what, BaselineRow) and what[1] in PEAK_METRICS:
                 peaks = [self._of_call(call, call.form) for call in self.graphs if what[0] in ("", call.stage)]
@@ -159,61 +163,65 @@ class Regime:
         return self.costs[what]
 
     def compiled(self, parts: Iterable[tuple[CostNode, Metric]]) -> Quotient:
-        """The sum of metrics of nodes; equal formulas of one call are put in once."""
+        """Compile a sum of metrics of nodes. Equal formulas of one call are compiled once."""
         counts: dict[tuple[str, str, str], int] = {}
         for node, metric in parts:
             key = (node.stage, node.invocation, node.exprs[metric])
             counts[key] = counts.get(key, 0) + 1
-        made: list[Polynomial] = []
+        summands: list[Polynomial] = []
         for (stage, invocation, source), times in counts.items():
             symbols = self.symbols.get((stage, invocation), self.symbols["", ""])
-            made.append(scale(self.atoms.of_formula(parse(source), symbols), times))
-        return as_quotient(add(made))
+            summands.append(scale(self.atoms.from_formula(parse(source), symbols), times))
+        return as_quotient(add(summands))
 
 
-def trace_regime(target: Configurable, place: PointChoices, numbers: Mapping[str, int]) -> Regime:
-    """The shape of a point.
+def trace_regime(target: Configurable, choices: PointChoices, numbers: Mapping[str, int]) -> Regime:
+    """Return the regime of a point, by running the target with concolic integers.
 
     Args:
-        numbers: those of the place's values that may vary, by ``key:NAME`` and ``setting:NAME``.
+        target: the target.
+        choices: the point.
+        numbers: the numbers of the point that may vary, by ``key:NAME`` and ``setting:NAME``.
     """
     path = PathRecorder()
     try:
-        return _followed(target, place, path, {name: path.variable(name, value) for name, value in numbers.items()})
+        return _run_traced(target, choices, path, {name: path.variable(name, value) for name, value in numbers.items()})
     except CostproofError:
         return Regime([PathCondition(path.conditions)], None, {}, {}, AtomTable(), {})
     except (AssertionError, AttributeError, TypeError, ValueError):
-        # What a traced number cannot do, as JSON of it: then the shape is that of this point alone.
+        # A concolic integer does not support the operation, such as JSON of it: the regime is this point only.
         alone = PathCondition(
             BranchCondition("==", ("var", name), ("int", value), True) for name, value in numbers.items()
         )
         try:
-            return replace(_followed(target, place, path, numbers), paths=[alone])
+            return replace(_run_traced(target, choices, path, numbers), paths=[alone])
         except CostproofError:
             return Regime([alone], None, {}, {}, AtomTable(), {})
 
 
-def _followed(target: Configurable, place: PointChoices, path: PathRecorder, variables: Mapping[str, Any]) -> Regime:
-    """What a target does with numbers, traced or not."""
-    keys = {k: variables.get(f"key:{k}", v) for k, v in place.keys.items()}
-    settings = {k: variables.get(f"setting:{k}", v) for k, v in place.settings.items()}
+def _run_traced(
+    target: Configurable, choices: PointChoices, path: PathRecorder, variables: Mapping[str, Any]
+) -> Regime:
+    """Build the regime of a target whose numbers are concolic or plain integers."""
+    keys = {k: variables.get(f"key:{k}", v) for k, v in choices.keys.items()}
+    settings = {k: variables.get(f"setting:{k}", v) for k, v in choices.settings.items()}
     model = target.with_keys(keys) if keys else target
-    work = model.workload(place.preset, **settings)
+    work = model.workload(choices.preset, **settings)
     calls = model.invocations(work)
     ledger = model.formulas(work)
     config = model.config.symbols()
     atoms = AtomTable()
-    common = _common([call.symbols for call in calls])
-    places = {
+    common = _common_symbols([call.symbols for call in calls])
+    call_sizes = {
         at: {name: expression_of(value) for name, value in {**config, **own}.items()}
         for at, own in {("", ""): common, **{(c.stage, c.id): c.symbols for c in calls}}.items()
     }
-    symbols = {at: {name: atoms.of_value(expr) for name, expr in own.items()} for at, own in places.items()}
-    return Regime([PathCondition(path.conditions)], ledger, places, symbols, atoms, {})
+    symbols = {at: {name: atoms.from_size(expr) for name, expr in own.items()} for at, own in call_sizes.items()}
+    return Regime([PathCondition(path.conditions)], ledger, call_sizes, symbols, atoms, {})
 
 
-def _common(calls: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The symbols that are the same in all calls that have them."""
+def _common_symbols(calls: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the symbols that have the same value in all calls that define them."""
     found: dict[str, Any] = {}
     for symbols in calls:
         for name, value in symbols.items():
@@ -261,7 +269,7 @@ class Evaluator(Generic[T]):
         return Evaluator(target)
 
     def key(self, name: str, where: str = "") -> str:
-        """Return the configuration key that a name means; see :func:`~costproof.models.changing.key_named`."""
+        """Return the configuration key that a name means; see :func:`~costproof.models.config.key_named`."""
         return key_named(self.target.config, name, where or name)
 
     def keys(self) -> dict[str, Any]:

@@ -1,14 +1,14 @@
-"""Polynomials at many points at once, exact at any size.
+"""Evaluate polynomials at many points at once with NumPy, exact at any size.
 
-Where no sum of absolute terms reaches 2^63 they are computed in int64. Beyond it the same sum is computed twice: modulo
-2^64, which is its low part whatever overflows, and in float64, which is wrong by far less than 2^63. The number between
-them is the only one that has the low part and is that near:
+If no sum of absolute terms reaches 2^63, int64 is used. Otherwise the sum is computed twice: modulo 2^64, which gives
+its low 64 bits whatever overflows, and in float64, whose error is far below 2^63. Exactly one integer near the float
+has these low bits:
 
     true = low + 2^64 rint((high - low) / 2^64)
 
-A denominator with k factors of two leaves 64 - k bits of the low part, so both are taken modulo 2^(64 - k). The error
-of the float64 sum is bounded before it is used: with n terms of d factors, by (2d + 2n + 4) 2^-53 times the sum of
-absolute terms. Where the bound is too large, some 2^107 and more, Python's integers compute.
+A denominator with k factors of two leaves 64 - k bits of the low part, so that both parts are taken modulo 2^(64 - k).
+The error of the float64 sum is bounded beforehand: with n terms of d factors, by (2d + 2n + 4) 2^-53 times the sum of
+absolute terms. If the bound is too large, from about 2^107 on, Python's integers are used.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from costproof.parametric.polynomial import ONE, FunctionAtom, Monomial, Quotien
 
 Terms = tuple[tuple[Monomial, int], ...]
 HornerForm = int | tuple[int, int, Any, Any]
-"""A number, or (atom, exponent, inner, rest): atom^exponent × inner + rest."""
+"""A number, or (atom, exponent, inner, rest) for atom^exponent × inner + rest."""
 Ints = npt.NDArray[np.int64]
 _LIMIT: Final = 2**63
 _EXACT_FLOAT: Final = 2**53
@@ -36,52 +36,53 @@ _EXACT_FLOAT: Final = 2**53
 
 @dataclass(frozen=True, slots=True)
 class Int128Array:
-    """Integers of 128 bits in two's complement."""
+    """Integers of 128 bits in two's complement, as two arrays of 64 bits."""
 
     low: npt.NDArray[np.uint64]
     high: Ints
 
     def reshape(self, *shape: int) -> Int128Array:
-        """The same in another shape."""
+        """Return the same integers in another shape."""
         return Int128Array(self.low.reshape(*shape), self.high.reshape(*shape))
 
     def python(self) -> npt.NDArray[np.object_]:
-        """The same as Python's integers."""
-        made: npt.NDArray[np.object_] = self.high.astype(object) * 2**64 + self.low.astype(object)
-        return made
+        """Return the same integers as Python's integers."""
+        result: npt.NDArray[np.object_] = self.high.astype(object) * 2**64 + self.low.astype(object)
+        return result
 
 
 ExactColumn = Ints | Int128Array | npt.NDArray[np.object_]
-"""Of a quantity at every point: int64, 128 bits, or Python's integers, whichever it needs."""
+"""The values of a quantity at every point: int64, 128 bits, or Python's integers, whichever is large enough."""
 
 
 class _TooLarge(Exception):
-    """Something that a formula computes on the way does not fit into 62 bits."""
+    """An intermediate result of a formula exceeds 62 bits."""
 
 
 class PointBatch:
-    """Some points, and what was computed for them already.
+    """Points that are evaluated together, with the intermediate results computed so far.
 
     Args:
-        values: variable -> an array, or a number where it is the same for all. Together they broadcast to ``shape``:
-            what depends on one axis of a grid is computed along that axis alone.
-        shape: of the points.
+        atoms: the atoms of the regime.
+        values: variable -> an array, or a number if it is the same for all points. Together they broadcast to
+            ``shape``, so that a result that depends on one axis of a grid is computed along that axis only.
+        shape: the shape of the array of points.
     """
 
     def __init__(self, atoms: Sequence[SizeAtom | FunctionAtom], values: PointValues, shape: tuple[int, ...]) -> None:
         self.atoms, self.values, self.shape = atoms, values, shape
         self.known: dict[Any, Any] = {}
-        self.of_atoms: dict[int, Any] = {}
+        self.atom_values: dict[int, Any] = {}
         self.sizes: dict[int, int] = {}
         self.whole: dict[tuple[int, int], Any] = {}
         self.floats: dict[tuple[int, int], Any] = {}
         self.exact: ExactEvaluator | None = None
 
     def column(self, cost: Quotient) -> ExactColumn:
-        """A cost at every point.
+        """Return a cost at every point.
 
         Raises:
-            BadInput: it is not an integer at one of them.
+            BadInput: the cost is not an integer at one of them.
         """
         try:
             bound = self._bound(cost.terms)
@@ -98,13 +99,13 @@ class PointBatch:
         return self._python(cost)
 
     def _size(self, atom: int) -> int:
-        """The largest absolute value of an atom here."""
+        """Return the largest absolute value of an atom at these points."""
         if atom not in self.sizes:
             self.sizes[atom] = largest_magnitude(self._atom(atom))
         return self.sizes[atom]
 
     def _bound(self, terms: Terms) -> int:
-        """What no sum of absolute terms exceeds, whatever of it is summed."""
+        """Return an upper bound for the absolute value of every partial sum of the terms."""
         found = 0
         for monomial, factor in terms:
             size = 1
@@ -114,41 +115,41 @@ class PointBatch:
         return found
 
     def _atom(self, number: int) -> Any:
-        if number not in self.of_atoms:
+        if number not in self.atom_values:
             atom = self.atoms[number]
             if isinstance(atom, SizeAtom):
-                made = evaluate_size(atom.expr, self.values, self.known)
+                result = evaluate_size(atom.expr, self.values, self.known)
             else:
                 if any(self._bound(part) >= _LIMIT for part in atom.parts):
                     raise _TooLarge
-                made = _function(atom.name, [self._sum(part) for part in atom.parts])
-            if isinstance(made, np.ndarray) and made.dtype == object:
+                result = _function(atom.name, [self._sum(part) for part in atom.parts])
+            if isinstance(result, np.ndarray) and result.dtype == object:
                 raise _TooLarge
-            self.of_atoms[number] = made
-        return self.of_atoms[number]
+            self.atom_values[number] = result
+        return self.atom_values[number]
 
     def _sum(self, terms: Terms) -> Any:
-        """Modulo 2^64: arrays of int64 wrap around."""
+        """Return the sum modulo 2^64: arrays of int64 wrap around."""
         return self._nested(horner(terms), _signed, self.whole, lambda array: array)
 
     def _float(self, terms: Terms) -> Any:
         return self._nested(horner(terms), float, self.floats, np.float64)
 
     def _nested(self, tree: HornerForm, number: Any, powers: dict[tuple[int, int], Any], of: Any) -> Any:
-        """A nested sum; what does not depend on all axes is smaller than the points."""
+        """Evaluate a Horner form. Results that do not depend on all axes are smaller than the array of points."""
         if isinstance(tree, int):
             return number(tree)
         atom, exponent, inner, rest = tree
         factor = self._power(atom, exponent, powers, of)
         times = self._nested(inner, number, powers, of)
-        made = factor if inner == 1 else number(factor * times) if _plain(factor, times) else factor * times
+        result = factor if inner == 1 else number(factor * times) if _plain(factor, times) else factor * times
         if rest == 0:
-            return made
+            return result
         more = self._nested(rest, number, powers, of)
-        if inner != 1 and np.shape(made) == self.shape:
-            made += more
-            return made
-        return number(made + more) if _plain(made, more) else made + more
+        if inner != 1 and np.shape(result) == self.shape:
+            result += more
+            return result
+        return number(result + more) if _plain(result, more) else result + more
 
     def _power(self, atom: int, exponent: int, powers: dict[tuple[int, int], Any], of: Any) -> Any:
         if (atom, exponent) not in powers:
@@ -157,28 +158,28 @@ class PointBatch:
         return powers[atom, exponent]
 
     def _full(self, value: Any) -> Any:
-        """A value at every point, in an array of its own."""
+        """Return a value as a new array over all points."""
         kind = np.int64 if isinstance(value, int) else None
         return (
             np.array(np.broadcast_to(np.asarray(value, kind), self.shape)) if np.shape(value) != self.shape else value
         )
 
-    def _divided(self, made: Ints, cost: Quotient) -> Ints:
+    def _divided(self, result: Ints, cost: Quotient) -> Ints:
         divisor: Any = cost.divisor
         if cost.under:
             if self._bound(((cost.under, cost.divisor),)) >= _LIMIT:
                 raise _TooLarge
             divisor = self._sum(((cost.under, cost.divisor),))
         elif divisor == 1:
-            return made
-        quotients, rests = np.divmod(made, divisor)
+            return result
+        quotients, rests = np.divmod(result, divisor)
         if rests.any():
             raise _not_an_integer(cost)
         whole: Ints = quotients
         return whole
 
     def _words(self, cost: Quotient, bits: int) -> Int128Array:
-        """From the low part and the float64 sum; see the top of the file."""
+        """Return the exact sum from its low bits and its float64 approximation, as the module's docstring explains."""
         low = self._full(self._sum(cost.terms)).view(np.uint64)
         high = self._full(self._float(cost.terms))
         if cost.divisor != 1:
@@ -195,7 +196,7 @@ class PointBatch:
         return Int128Array(low + (turns.view(np.uint64) << np.uint64(bits)), turns >> np.int64(64 - bits))
 
     def _python(self, cost: Quotient) -> npt.NDArray[np.object_]:
-        """With Python's integers, from the values on."""
+        """Return a cost at every point, computed with Python's integers."""
         if self.exact is None:
             values = {k: v.astype(object) if isinstance(v, np.ndarray) else v for k, v in self.values.items()}
             self.exact = ExactEvaluator(self.atoms, values)
@@ -204,37 +205,37 @@ class PointBatch:
 
 
 class ExactEvaluator:
-    """Costs with Python's integers: at one point, or at all points of arrays of them."""
+    """Evaluates costs with Python's integers, at one point or at arrays of points."""
 
     def __init__(self, atoms: Sequence[SizeAtom | FunctionAtom], values: PointValues) -> None:
-        self.of_atoms: list[Any] = []
+        self.atom_values: list[Any] = []
         known: dict[Any, Any] = {}
         for atom in atoms:
-            self.of_atoms.append(
+            self.atom_values.append(
                 evaluate_size(atom.expr, values, known)
                 if isinstance(atom, SizeAtom)
                 else _function(atom.name, [self._sum(part) for part in atom.parts])
             )
 
     def number(self, cost: Quotient) -> Any:
-        """A cost.
+        """Return a cost.
 
         Raises:
             BadInput: it is not an integer.
         """
-        made, divisor = self._sum(cost.terms), self._sum(((cost.under, cost.divisor),))
-        if np.any(made % divisor):
+        result, divisor = self._sum(cost.terms), self._sum(((cost.under, cost.divisor),))
+        if np.any(result % divisor):
             raise _not_an_integer(cost)
-        return made // divisor
+        return result // divisor
 
     def _sum(self, terms: Terms) -> Any:
-        made: Any = 0
+        result: Any = 0
         for monomial, factor in terms:
             term: Any = factor
             for atom, exponent in monomial:
-                term = term * self.of_atoms[atom] ** exponent
-            made = made + term
-        return made
+                term = term * self.atom_values[atom] ** exponent
+            result = result + term
+        return result
 
 
 def _plain(one: Any, other: Any) -> bool:
@@ -243,7 +244,10 @@ def _plain(one: Any, other: Any) -> bool:
 
 @cache
 def horner(terms: Terms) -> HornerForm:
-    """Terms in Horner's way: a factor that most of them have, times what it leaves of them, and the others."""
+    """Return the Horner form of a sum.
+
+    The most frequent atom is factored out; then the quotient and the remaining terms are treated likewise.
+    """
     if not terms:
         return 0
     if terms[0][0] == ONE and len(terms) == 1:
@@ -270,20 +274,20 @@ def _function(name: str, parts: list[Any]) -> Any:
         return parts[0]
     if not any(isinstance(part, np.ndarray) for part in parts):
         return min(parts) if name == "Min" else max(parts)
-    made = parts[0]
+    result = parts[0]
     for part in parts[1:]:
-        made = (np.minimum if name == "Min" else np.maximum)(made, part)
-    return made
+        result = (np.minimum if name == "Min" else np.maximum)(result, part)
+    return result
 
 
 def _signed(number: int) -> int:
-    """The same modulo 2^64, as int64 has it."""
+    """Return the number modulo 2^64, in the range of int64."""
     rest = int(number) % 2**64
     return rest - 2**64 if rest >= _LIMIT else rest
 
 
 def _twos(number: int) -> int:
-    """How often 2 divides a number."""
+    """Return the exponent of 2 in the factorization of a number."""
     return (number & -number).bit_length() - 1
 
 

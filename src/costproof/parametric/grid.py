@@ -1,4 +1,4 @@
-"""What a sweep varies: ranges and lists, their product, several names in step, several products one after another."""
+"""Parse the values that a sweep varies into grids: ranges and lists, their products, and names that vary in step."""
 
 from __future__ import annotations
 
@@ -14,41 +14,43 @@ import numpy as np
 
 from costproof.ledger.errors import BadInput, CostproofError, Problems, no_such
 from costproof.ledger.files import csv_rows
-from costproof.models.changing import KEY
+from costproof.models.config import KEY
 from costproof.models.target import WithKeys
 from costproof.parametric.evaluator import Evaluator
 
 PRESET: Final = "preset"
 MOST_POINTS: Final = 1_000_000_000
-"""Of a sweep; a range of so many values is never made into a list."""
+"""Limit for the points of a sweep. A range of this length is never expanded into a list."""
 MOST_LISTED: Final = 2_000_000
-"""Values of one ``--over`` that are listed: several items, or one that is repeated beside a range."""
+"""Limit for the values of one ``--over`` that are expanded into a list: several items, or one that is repeated."""
 _RANGE: Final = re.compile(r"(\d{1,12}):(\d{1,12})(?::(\d{1,12}))?")
 
 Over = Mapping[str, Any]
-"""Name -> values: a text as on the command line, or an iterable; of names that are joined by ``/``, tuples."""
+"""Name -> values, as a text in the form of the command line or as an iterable. Values of names joined by ``/`` are
+tuples.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """What is varied: a setting of the workload, a key of the configuration, or the preset."""
+    """Something that varies: a setting of the workload, a key of the configuration, or the preset."""
 
     given: str
-    """Of its column."""
+    """The name that the user gave, which is the title of its column."""
     variable: str
     """``setting:batch``, ``key:text.hidden``, ``preset``."""
     number: bool
     now: Any = None
-    """What a key of the configuration is."""
+    """Current value of a configuration key."""
 
 
 @dataclass(frozen=True, slots=True)
 class GridAxis:
-    """Names that vary in step."""
+    """Parameters that vary in step."""
 
     names: tuple[Parameter, ...]
     columns: tuple[Sequence[Any], ...]
-    """A column of values for every name, all of one length."""
+    """For each parameter its values; all columns have the same length."""
 
     def __len__(self) -> int:
         return len(self.columns[0])
@@ -56,17 +58,18 @@ class GridAxis:
 
 @dataclass(frozen=True, slots=True)
 class GridBlock:
-    """Points that have everything in common but numbers."""
+    """Points that differ only in numeric parameters."""
 
     fixed: Mapping[Parameter, Any]
+    """Values of the parameters that are no numbers."""
     axes: tuple[GridAxis, ...]
-    """Of numbers; the last one varies fastest."""
+    """Axes of numbers; the last one varies fastest."""
 
     def __len__(self) -> int:
         return prod(map(len, self.axes))
 
     def boxes(self, size: int) -> Iterator[tuple[dict[str, Any], tuple[int, ...]]]:
-        """Parts of at most ``size`` points, in order: values by variable, and the shape that they broadcast to."""
+        """Yield boxes of at most ``size`` points, in order: values by variable, and their common shape."""
         lengths = [len(axis) for axis in self.axes]
         steps = [1] * len(lengths)
         room = size
@@ -94,17 +97,20 @@ def _array(values: Sequence[int]) -> Any:
     return np.asarray(values, dtype=np.int64)
 
 
-def split_blocks(grid_axes: Sequence[GridAxis]) -> Iterator[GridBlock]:
-    """The product of axes. What is not a number varies slowest, whatever the order of the axes."""
-    numbers = tuple(a for a in grid_axes if all(n.number for n in a.names))
-    others = [list(_runs(a)) for a in grid_axes if not all(n.number for n in a.names)]
+def split_blocks(axes: Sequence[GridAxis]) -> Iterator[GridBlock]:
+    """Yield the blocks of a product of axes.
+
+    Parameters that are no numbers vary slowest, whatever the order of the axes.
+    """
+    numbers = tuple(a for a in axes if all(n.number for n in a.names))
+    others = [list(_runs(a)) for a in axes if not all(n.number for n in a.names)]
     for runs in product(*others):
         fixed = {name: value for chosen, _ in runs for name, value in chosen.items()}
         yield GridBlock(fixed, (*(axis for _, axis in runs if axis is not None), *numbers))
 
 
 def _runs(axis: GridAxis) -> Iterator[tuple[dict[Parameter, Any], GridAxis | None]]:
-    """Neighbours on an axis that differ in numbers alone."""
+    """Yield consecutive values of an axis that differ only in numbers."""
     texts = [i for i, name in enumerate(axis.names) if not name.number]
     numbers = [i for i, name in enumerate(axis.names) if name.number]
 
@@ -119,10 +125,15 @@ def _runs(axis: GridAxis) -> Iterator[tuple[dict[Parameter, Any], GridAxis | Non
 
 
 def grid_axes(points: Evaluator[WithKeys], over: Over, option: str = "--over") -> tuple[GridAxis, ...]:
-    """The axes of one product.
+    """Return the axes of one product.
+
+    Args:
+        points: the evaluator of the target.
+        over: name -> values.
+        option: the option that the values come from, for errors.
 
     Raises:
-        Problems: a name that means nothing, or values that it cannot have; all of them.
+        Problems: all names without a meaning, and all values that a name cannot have.
     """
     problems: list[CostproofError] = []
     found: list[GridAxis] = []
@@ -168,7 +179,7 @@ def _pairs(names: tuple[Parameter, ...], item: str, where: str) -> list[tuple[Pa
 
 
 def _in_step(words: list[tuple[Parameter, str]], where: str) -> list[Sequence[Any]]:
-    """The values of one item, equally many of every name; a single one is repeated."""
+    """Return the values of one item, equally many for every name; a single value is repeated."""
     parts = [_values(name, word, where) for name, word in words]
     longest = max(map(len, parts))
     if any(len(part) not in (1, longest) for part in parts):
@@ -180,7 +191,7 @@ def _in_step(words: list[tuple[Parameter, str]], where: str) -> list[Sequence[An
 
 
 def _check_listed(count: int, where: str) -> None:
-    """Refuse more values than are made into a list."""
+    """Refuse more values than may be expanded into a list."""
     if count > MOST_LISTED:
         raise BadInput(
             "too many values", where=where, expected=f"at most {MOST_LISTED:,}, or one range", got=f"{count:,}"
@@ -192,10 +203,10 @@ def _joined(parts: list[Sequence[Any]]) -> Sequence[Any]:
 
 
 def resolve_parameter(points: Evaluator[WithKeys], given: str, where: str) -> Parameter:
-    """What a name means: a setting of the target, or a key of its configuration.
+    """Return the parameter with a name: a setting of the target, or a key of its configuration.
 
     Raises:
-        BadInput: neither, or several keys.
+        BadInput: there is no such name, or several keys have it.
     """
     settings = {s.name: s for s in points.target.settings()}
     name = given.strip()
@@ -213,7 +224,7 @@ def resolve_parameter(points: Evaluator[WithKeys], given: str, where: str) -> Pa
 
 
 def _values(name: Parameter, word: str, where: str) -> Sequence[Any]:
-    """The values that a word of the command line stands for."""
+    """Return the values of one word of the command line."""
     text = word.strip()
     span = _RANGE.fullmatch(text) if name.number else None
     if span is not None:
@@ -225,10 +236,10 @@ def _values(name: Parameter, word: str, where: str) -> Sequence[Any]:
 
 
 def parse_value(name: Parameter, text: str, where: str) -> Any:
-    """A value from its text.
+    """Return the value of a parameter from its text.
 
     Raises:
-        BadInput: the name cannot have it.
+        BadInput: the parameter cannot have it.
     """
     if name.number:
         if not re.fullmatch(r"\d{1,12}", text):
@@ -256,7 +267,7 @@ def parse_value(name: Parameter, text: str, where: str) -> Any:
 
 
 def _checked(name: Parameter, values: Iterable[Any], where: str) -> Sequence[Any]:
-    """The values of a list in Python."""
+    """Return the values of a Python iterable, after checking their type."""
     if isinstance(values, range) and name.number and values.step > 0 and values.start >= 0:
         return values
     found = [int(v) if isinstance(v, np.integer) else v for v in values]
@@ -267,10 +278,10 @@ def _checked(name: Parameter, values: Iterable[Any], where: str) -> Sequence[Any
 
 
 def axes_from_csv(points: Evaluator[WithKeys], path: Path) -> tuple[GridAxis, ...]:
-    """The points of a table: a name for each column, a point for each row.
+    """Return the points of a CSV file as one axis: a name for each column, a point for each row.
 
     Raises:
-        BadInput: it cannot be read, or a name or a value is wrong; it says where.
+        BadInput: the file cannot be read, or a name or a value is wrong.
     """
     rows = csv_rows(path, what="table of points")
     _, header = next(rows, (0, []))

@@ -1,8 +1,8 @@
-"""Ways that lead to a shape: conditions of which all have to hold, at one point or at a million."""
+"""Path conditions: evaluate conjunctions of branch conditions at arrays of points, merge them, find their limits."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from itertools import combinations
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from costproof.estimate.crossing import FAR, NotSolved, first_above
-from costproof.ledger.symbols import sym
+from costproof.algebra.crossing import FAR, NotSolved, first_above
+from costproof.algebra.symbols import sym
 from costproof.parametric.concolic import BranchCondition, PointValues, SizeExpr, variables_of
 
 if TYPE_CHECKING:
@@ -20,30 +20,31 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class _ConditionGroup:
-    """Those conditions of a way that look at the same variables, and where they held when they were last asked.
+    """The conditions of a path on the same variables, with their last result.
 
-    Neighbouring boxes of points share the arrays of all axes but one; what stands on these alone is known already.
+    Consecutive boxes of points share the arrays of all axes but one, so that most groups need not be evaluated again.
     """
 
     variables: tuple[str, ...]
     conditions: list[BranchCondition] = field(default_factory=list)
-    asked: tuple[Any, ...] | None = None
+    arguments: tuple[Any, ...] | None = None
+    """The arrays for which :attr:`held` was computed."""
     held: Any = True
 
     def holds(self, values: PointValues) -> Any:
-        """Yes or no where it is the same for all, or an array."""
+        """Return where all conditions hold: a bool if it is the same at all points, else an array."""
         arrays = tuple(values[name] for name in self.variables)
-        if self.asked is None or any(new is not old for new, old in zip(arrays, self.asked, strict=True)):
+        if self.arguments is None or any(new is not old for new, old in zip(arrays, self.arguments, strict=True)):
             known: dict[Any, Any] = {}
             every = reduce(np.logical_and, (condition.holds(values, known) for condition in self.conditions))
-            self.asked, self.held = arrays, True if np.all(every) else every if np.any(every) else False
+            self.arguments, self.held = arrays, True if np.all(every) else every if np.any(every) else False
         return self.held
 
 
 class PathCondition:
-    """Conditions that hold together."""
+    """A conjunction of branch conditions."""
 
-    __slots__ = ("_along", "conditions")
+    __slots__ = ("_groups", "conditions")
 
     def __init__(self, conditions: Iterable[BranchCondition]) -> None:
         self.conditions = tuple(conditions)
@@ -51,18 +52,18 @@ class PathCondition:
         for condition in self.conditions:
             names = tuple(sorted(variables_of(condition.left) | variables_of(condition.right)))
             groups.setdefault(names, _ConditionGroup(names)).conditions.append(condition)
-        # What few variables decide is asked first.
-        self._along = sorted(groups.values(), key=lambda group: len(group.variables))
+        # What few variables decide is conditions first.
+        self._groups = sorted(groups.values(), key=lambda group: len(group.variables))
 
     def holds(self, values: Mapping[str, int]) -> bool:
-        """Whether one point goes this way."""
+        """Return whether one point satisfies all conditions."""
         known: dict[Any, Any] = {}
         return all(condition.holds(values, known) for condition in self.conditions)
 
     def mask(self, values: PointValues) -> Any:
-        """Which of some points go this way: yes or no for all of them, or an array that broadcasts to theirs."""
+        """Return which points satisfy all conditions: a bool if all do or none does, else an array that broadcasts."""
         some = []
-        for group in self._along:
+        for group in self._groups:
             held = group.holds(values)
             if held is False:
                 return False
@@ -71,50 +72,50 @@ class PathCondition:
         return reduce(np.logical_and, some) if some else True
 
 
-def merge_paths(ways: Sequence[PathCondition]) -> list[PathCondition]:
-    """Ways that lead to the same points, as few as that takes.
+def merge_paths(paths: Sequence[PathCondition]) -> list[PathCondition]:
+    """Return as few path conditions as possible for the same set of points.
 
-    Two that part at one comparison alone are one without it; one that asks all that another asks, and more, adds
-    nothing to it.
+    Two paths that differ only in the outcome of one comparison are merged into one without it. A path whose conditions
+    are a superset of another path's is dropped.
     """
-    left = list({frozenset(way.conditions): way for way in ways}.items())
+    left = list({frozenset(path.conditions): path for path in paths}.items())
     for one, other in combinations(left, 2):
         differ = one[0] ^ other[0]
-        if len(differ) == 2 and len({condition.asked for condition in differ}) == 1:
+        if len(differ) == 2 and len({condition.comparison for condition in differ}) == 1:
             common = PathCondition(c for c in one[1].conditions if c not in differ)
-            return merge_paths([common, *(way for asked, way in left if not asked >= one[0] & other[0])])
-    return [way for asked, way in left if not any(asked > fewer for fewer, _ in left)]
+            return merge_paths([common, *(path for conditions, path in left if not conditions >= one[0] & other[0])])
+    return [path for conditions, path in left if not any(conditions > fewer for fewer, _ in left)]
 
 
 _MOST_ZEROS = 2
-"""Of a polynomial of degree two."""
+"""Number of zeros of a polynomial of degree two."""
 
 
-def branch_limit(way: PathCondition, variable: str, start: int) -> int | None:
-    """The first value above one that goes a way at which another way is gone, or may be; ``None``: there is none.
+def branch_limit(path: PathCondition, variable: str, start: int) -> int | None:
+    """Return the smallest value above ``start`` at which a condition of the path fails or may fail, or ``None``.
 
-    Where a comparison is of something else than polynomials of degree two at most, no value beside the start is known
-    to go the way.
+    If a condition compares anything but polynomials of degree two at most, ``start + 1`` is returned.
 
     Args:
-        variable: what varies; nothing else does.
-        start: a value that goes the way.
+        path: a path that ``start`` satisfies.
+        variable: the only variable that changes.
+        start: the value to start from.
     """
-    return min((end for condition in way.conditions for end in _ends(condition, variable, start)), default=None)
+    return min((end for condition in path.conditions for end in _limits(condition, variable, start)), default=None)
 
 
-def _ends(condition: BranchCondition, variable: str, start: int) -> Iterator[int]:
-    """Values of which the least is the first at which a condition does not hold, if one does not."""
+def _limits(condition: BranchCondition, variable: str, start: int) -> Iterator[int]:
+    """Yield candidates, the smallest of which is the first value at which the condition fails."""
     name = sym(variable)
     try:
-        difference = _polynomial(condition.left, name) - _polynomial(condition.right, name)
-        yield from _of_difference(condition, difference, name, start)
+        left, right = (to_sympy(part, lambda _: name) for part in (condition.left, condition.right))
+        yield from _difference_limits(condition, left - right, name, start)
     except NotSolved:
         yield start + 1
 
 
-def _of_difference(condition: BranchCondition, f: sympy.Expr, name: sympy.Symbol, start: int) -> Iterator[int]:
-    """The same, by the left side less the right one, which is an integer at every value."""
+def _difference_limits(condition: BranchCondition, f: sympy.Expr, name: sympy.Symbol, start: int) -> Iterator[int]:
+    """Yield the same candidates from the difference of both sides, which is an integer at every value."""
     # What is above 0 where the condition does not hold.
     broken = {
         ("<", True): [f + 1], ("<", False): [-f], ("<=", True): [f], ("<=", False): [1 - f],
@@ -123,11 +124,14 @@ def _of_difference(condition: BranchCondition, f: sympy.Expr, name: sympy.Symbol
     found = [first_above(expr, name, start) for expr in broken]
     yield from (end for end in found if end is not None)
     if not broken and f.has(name):
-        yield from _zero(f, name, start)
+        yield from _first_zero(f, name, start)
 
 
-def _zero(f: sympy.Expr, name: sympy.Symbol, start: int) -> Iterator[int]:
-    """The first value from one on at which a polynomial is 0; it may pass 0 between two integers."""
+def _first_zero(f: sympy.Expr, name: sympy.Symbol, start: int) -> Iterator[int]:
+    """Yield the first value from ``start`` on at which a polynomial is 0, if any.
+
+    It may change its sign between two integers.
+    """
     at: int | None = start
     for _ in range(_MOST_ZEROS + 1):
         if at is None or at > FAR:
@@ -139,15 +143,27 @@ def _zero(f: sympy.Expr, name: sympy.Symbol, start: int) -> Iterator[int]:
         at = first_above(1 - f if here > 0 else f + 1, name, at)
 
 
-def _polynomial(expr: SizeExpr, name: sympy.Symbol) -> sympy.Expr:
+def to_sympy(expr: SizeExpr, symbol: Callable[[str], sympy.Symbol], *, floors: bool = False) -> sympy.Expr:
+    """Return the expression of a size in sympy.
+
+    Args:
+        symbol: returns the symbol of a variable.
+        floors: whether floor divisions and remainders are converted too, as ``floor`` of a quotient.
+
+    Raises:
+        NotSolved: the expression is no polynomial, and ``floors`` is not set.
+    """
     import sympy
 
     how, *parts = expr
     if how == "int":
         return sympy.Integer(parts[0])
     if how == "var":
-        return name
-    if how not in ("+", "-", "*"):
+        return symbol(parts[0])
+    if how in ("//", "%") and not floors:
         raise NotSolved("not a polynomial")
-    left, right = (_polynomial(part, name) for part in parts)
+    left, right = (to_sympy(part, symbol, floors=floors) for part in parts)
+    if how in ("//", "%"):
+        whole = sympy.floor(left / right)
+        return whole if how == "//" else left - right * whole
     return left + right if how == "+" else left - right if how == "-" else left * right

@@ -1,4 +1,4 @@
-"""Costs as polynomials in what varies: formulas with all that is constant put in, like terms together."""
+"""Costs as polynomials in what varies, with all constants inserted and like terms collected."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any, Final
 
 import sympy
 
+from costproof.algebra.symbols import text
 from costproof.ledger.errors import BadInput
-from costproof.ledger.symbols import text
 from costproof.parametric.concolic import SizeExpr
 
 Monomial = tuple[tuple[int, int], ...]
-"""(Number of an atom, exponent) in the order of the atoms; exponents may be negative."""
+"""Pairs of atom number and exponent, in the order of the atoms; exponents may be negative."""
 Polynomial = Mapping[Monomial, Fraction]
 
 ONE: Final[Monomial] = ()
@@ -24,48 +24,50 @@ ONE: Final[Monomial] = ()
 
 @dataclass(frozen=True, slots=True)
 class SizeAtom:
-    """An atom that a target computes: a size of the point, or what follows from sizes."""
+    """An atom that the target computes: a size of the point, or an expression of sizes."""
 
     expr: SizeExpr
 
 
 @dataclass(frozen=True, slots=True)
 class FunctionAtom:
-    """An atom that a formula computes, an integer of integers: ``floor`` of a quotient, ``Min``, ``Max``, ``sum``."""
+    """An atom that a formula computes, an integer function of integers: ``floor`` of a quotient, ``Min``, ``Max``,
+    ``sum``.
+    """
 
     name: str
     parts: tuple[tuple[tuple[Monomial, int], ...], ...]
-    """Polynomials with integer coefficients; of ``floor`` the dividend and the divisor."""
+    """Arguments, as polynomials with integer coefficients; those of ``floor`` are the dividend and the divisor."""
 
 
 @dataclass(slots=True)
 class AtomTable:
-    """All atoms of a shape, by number; an atom's parts have lower numbers."""
+    """All atoms of a regime, by number. The arguments of an atom have lower numbers."""
 
     found: list[SizeAtom | FunctionAtom] = field(default_factory=list)
     numbers: dict[SizeAtom | FunctionAtom, int] = field(default_factory=dict)
 
-    def of(self, atom: SizeAtom | FunctionAtom) -> Polynomial:
-        """The atom as a polynomial."""
+    def from_atom(self, atom: SizeAtom | FunctionAtom) -> Polynomial:
+        """Return an atom as a polynomial, and add it to the table if it is new."""
         if atom not in self.numbers:
             self.numbers[atom] = len(self.found)
             self.found.append(atom)
         return {((self.numbers[atom], 1),): Fraction(1)}
 
-    def of_value(self, expr: SizeExpr) -> Polynomial:
-        """A target's expression. Products become monomials, all else an atom."""
+    def from_size(self, expr: SizeExpr) -> Polynomial:
+        """Return the polynomial of a target's expression. Products become monomials, any other expression an atom."""
         if expr[0] == "int":
             return _constant(expr[1])
         if expr[0] == "*":
-            left, right = self.of_value(expr[1]), self.of_value(expr[2])
+            left, right = self.from_size(expr[1]), self.from_size(expr[2])
             return multiply(left, right)
-        return self.of(SizeAtom(expr))
+        return self.from_atom(SizeAtom(expr))
 
-    def of_formula(self, node: sympy.Expr, symbols: Mapping[str, Polynomial]) -> Polynomial:
-        """A formula, with polynomials for its symbols.
+    def from_formula(self, node: sympy.Expr, symbols: Mapping[str, Polynomial]) -> Polynomial:
+        """Return the polynomial of a formula, given polynomials for its symbols.
 
         Raises:
-            BadInput: it holds a function that has no exact value, or a symbol that has no value.
+            BadInput: the formula has a function without an exact value, or a symbol without a value.
         """
         if node.is_Rational:
             return _constant(Fraction(int(node.p), int(node.q)))
@@ -74,32 +76,32 @@ class AtomTable:
                 raise BadInput("a symbol has no value here", where=str(node.name))
             return symbols[node.name]
         if node.is_Pow and node.exp.is_Integer:
-            return self._power(self.of_formula(node.base, symbols), int(node.exp))
-        parts = [self.of_formula(part, symbols) for part in node.args]
+            return self._power(self.from_formula(node.base, symbols), int(node.exp))
+        parts = [self.from_formula(part, symbols) for part in node.args]
         if node.is_Add:
             return add(parts)
         if node.is_Mul:
-            made: Polynomial = _constant(1)
+            result: Polynomial = _constant(1)
             for part in parts:
-                made = multiply(made, part)
-            return made
+                result = multiply(result, part)
+            return result
         return self._function(node.func, parts, text(node))
 
     def largest(self, parts: list[Polynomial]) -> Polynomial:
-        """The largest of some, which are not negative."""
+        """Return the maximum of polynomials that are not negative."""
         return self._function(sympy.Max, parts, "Max") if len(parts) > 1 else parts[0] if parts else _constant(0)
 
     def _power(self, base: Polynomial, exponent: int) -> Polynomial:
         if exponent < 0 and len(base) > 1:
             common, (whole,) = _integers([base])
-            base = {m: c / common for m, c in self.of(FunctionAtom("sum", (whole,))).items()}
+            base = {m: c / common for m, c in self.from_atom(FunctionAtom("sum", (whole,))).items()}
         if exponent < 0:
             ((monomial, factor),) = base.items()
             base, exponent = {tuple((a, -e) for a, e in monomial): 1 / factor}, -exponent
-        made: Polynomial = _constant(1)
+        result: Polynomial = _constant(1)
         for _ in range(exponent):
-            made = multiply(made, base)
-        return made
+            result = multiply(result, base)
+        return result
 
     def _function(self, function: Any, parts: list[Polynomial], shown: str) -> Polynomial:
         if function is sympy.ceiling:
@@ -111,14 +113,14 @@ class AtomTable:
                 return _constant(parts[0].get(ONE, Fraction(0)).__floor__())
             under = _clearing(parts)
             factor, (dividend,) = _integers([multiply(parts[0], {under: Fraction(1)})])
-            return self.of(FunctionAtom("floor", (dividend, ((under, factor),))))
+            return self.from_atom(FunctionAtom("floor", (dividend, ((under, factor),))))
         if function in (sympy.Min, sympy.Max):
             choose = min if function is sympy.Min else max
             if all(set(p) <= {ONE} for p in parts):
                 return _constant(choose(p.get(ONE, Fraction(0)) for p in parts))
             under = _clearing(parts)  # of sizes, which are positive
             factor, whole = _integers([multiply(part, {under: Fraction(1)}) for part in parts])
-            chosen = self.of(FunctionAtom(function.__name__, tuple(whole)))
+            chosen = self.from_atom(FunctionAtom(function.__name__, tuple(whole)))
             return multiply(chosen, {tuple((atom, -power) for atom, power in under): Fraction(1, factor)})
         raise BadInput("an expression holds a function that has no exact value", where=shown)
 
@@ -128,27 +130,27 @@ def _constant(number: int | Fraction) -> Polynomial:
 
 
 def add(parts: Iterable[Polynomial]) -> Polynomial:
-    """The sum."""
-    made: dict[Monomial, Fraction] = {}
+    """Return the sum of polynomials."""
+    result: dict[Monomial, Fraction] = {}
     for part in parts:
         for monomial, factor in part.items():
-            made[monomial] = made.get(monomial, Fraction(0)) + factor
-    return {m: c for m, c in made.items() if c}
+            result[monomial] = result.get(monomial, Fraction(0)) + factor
+    return {m: c for m, c in result.items() if c}
 
 
 def scale(polynomial: Polynomial, factor: int | Fraction) -> Polynomial:
-    """The polynomial times a number."""
+    """Return a polynomial times a number."""
     return {m: c * factor for m, c in polynomial.items()} if factor else {}
 
 
 def multiply(left: Polynomial, right: Polynomial) -> Polynomial:
-    """The product."""
-    made: dict[Monomial, Fraction] = {}
+    """Return the product of two polynomials."""
+    result: dict[Monomial, Fraction] = {}
     for m, c in left.items():
         for n, d in right.items():
             both = _joined(m, n)
-            made[both] = made.get(both, Fraction(0)) + c * d
-    return {m: c for m, c in made.items() if c}
+            result[both] = result.get(both, Fraction(0)) + c * d
+    return {m: c for m, c in result.items() if c}
 
 
 @cache
@@ -160,7 +162,7 @@ def _joined(left: Monomial, right: Monomial) -> Monomial:
 
 
 def _clearing(parts: Iterable[Polynomial]) -> Monomial:
-    """The smallest monomial that, multiplied with them, leaves no negative exponents."""
+    """Return the smallest monomial whose product with all parts has no negative exponents."""
     least: dict[int, int] = {}
     for part in parts:
         for monomial in part:
@@ -170,14 +172,14 @@ def _clearing(parts: Iterable[Polynomial]) -> Monomial:
 
 
 def _integers(parts: list[Polynomial]) -> tuple[int, list[tuple[tuple[Monomial, int], ...]]]:
-    """The least common denominator of all coefficients, and the polynomials times it."""
+    """Return the least common denominator of all coefficients, and the polynomials multiplied by it."""
     scale = lcm(*(c.denominator for part in parts for c in part.values()))
     return scale, [tuple(sorted((m, int(c * scale)) for m, c in part.items())) for part in parts]
 
 
 @dataclass(frozen=True, slots=True)
 class Quotient:
-    """A cost in its last form: integer terms over a number and a monomial."""
+    """A cost that is ready to evaluate: integer terms divided by a number and a monomial."""
 
     terms: tuple[tuple[Monomial, int], ...]
     divisor: int
@@ -185,7 +187,7 @@ class Quotient:
 
 
 def as_quotient(polynomial: Polynomial) -> Quotient:
-    """The polynomial over its least denominator."""
+    """Return a polynomial over its least common denominator."""
     under = _clearing([polynomial])
     scale, (terms,) = _integers([multiply(polynomial, {under: Fraction(1)})])
     return Quotient(terms, scale, under)

@@ -1,4 +1,4 @@
-"""Formulas of a run along one of its settings: as expressions of the setting, and evaluated at a value of it."""
+"""Formulas of one run as functions of its settings, all else as in the run."""
 
 from __future__ import annotations
 
@@ -9,44 +9,72 @@ from functools import cached_property
 from math import gcd
 from typing import TYPE_CHECKING, Any, Final, cast
 
-import sympy
-
+from costproof.algebra.crossing import FAR, NotSolved, first_above
+from costproof.algebra.evaluation import evaluate
+from costproof.algebra.series import CONTEXT, STEPS
+from costproof.algebra.symbols import parse, sym
 from costproof.claims.runs import Run
 from costproof.compare.diff.changes import WORKLOAD, settings
-from costproof.estimate.crossing import FAR, NotSolved, first_above
 from costproof.estimate.roofline import Outcome
 from costproof.estimate.sums import CallTerm, FormulaSum, Take, distinct_layers
 from costproof.ledger.baseline import Baseline
 from costproof.ledger.errors import Bug, CostproofError, Problems
-from costproof.ledger.evaluate import evaluate
-from costproof.ledger.series import CONTEXT, STEPS
-from costproof.ledger.symbols import parse, sym
 from costproof.ledger.workload import Invocation
 from costproof.models.target import WithKeys
 from costproof.parametric.concolic import SizeExpr, evaluate_size, variables_of
 from costproof.parametric.evaluator import Evaluator, PointChoices, Regime
-from costproof.parametric.path_conditions import branch_limit
+from costproof.parametric.path_conditions import branch_limit, to_sympy
 from costproof.parametric.targets import BlendedTarget
 
 if TYPE_CHECKING:
     import sympy
 
+_MOST_RANGES: Final = 64
+_PROBES: Final = (*range(1, 9), *(2**i for i in range(4, 31)))
+_MOST_BOUNDARIES: Final = 16
+_MOST_TRIED: Final = 256
+"""Values of a setting from 1 on that are tried to find out which ones the target accepts."""
 
-_MOST_PIECES: Final = 64
+
+class _RunFamily:
+    """All runs of a target that differ from one run in its settings.
+
+    Args:
+        side: the run.
+        target: the target of its configuration.
+    """
+
+    def __init__(self, side: Baseline, target: WithKeys) -> None:
+        self.given = settings(side)
+        self.model = BlendedTarget(target, side, side)
+        self.evaluator = Evaluator(self.model)
+
+    def _regime_at(self, changed: Mapping[str, int]) -> tuple[Regime, dict[str, int]]:
+        """Return the regime of the run with changed settings, and the numbers that vary within it."""
+        return self.evaluator.regime(self._choices(changed))
+
+    def _choices(self, changed: Mapping[str, int]) -> PointChoices:
+        return PointChoices({}, None, {f"{WORKLOAD}{name}": value for name, value in changed.items()})
+
+    def _range_end(self, setting: str, changed: Mapping[str, int]) -> tuple[Regime, int | None]:
+        """Return the regime at a value of a setting, and the next value at which a branch may change, if any."""
+        regime, numbers = self._regime_at(changed)
+        path = next(path for path in regime.paths if path.holds(numbers))
+        return regime, branch_limit(path, _variable(setting), changed[setting])
 
 
 @dataclass(frozen=True, slots=True)
 class Threshold:
-    """Where a sum passes another; see :class:`~costproof.estimate.roofline.Border`."""
+    """Where a sum exceeds another one; see :class:`~costproof.estimate.roofline.Border`."""
 
     outcome: Outcome
     at: int | None = None
     why: str = ""
     before: int | None = None
-    """Of ``from``: the last value before it that is a run, if there is one."""
+    """If the outcome is ``from``: the last value below the threshold that the model accepts, if any."""
 
     def places(self, own: int) -> tuple[int, ...]:
-        """Where both sides are shown: on both sides of a border; without one, at the run's own value."""
+        """Return the values at which to show both sums: around the threshold, or the run's own value without one."""
         if self.outcome != "from" or self.at is None:
             return (own,)
         return (self.at,) if self.before is None else (self.before, self.at)
@@ -54,99 +82,89 @@ class Threshold:
 
 @dataclass(frozen=True, slots=True)
 class RegimeRange:
-    """A range of values of a setting, both ends among them."""
+    """A range of values of a setting, both ends included."""
 
     low: int
     high: int
     regime: Regime | None
-    """``None``: the model does not take such a run."""
+    """``None``: the model refuses these values."""
 
 
-class SettingCurve:
-    """A run whose one setting varies.
+class SettingCurve(_RunFamily):
+    """The formulas of a run as functions of one setting.
 
     Args:
         side: the run.
-        target: of its configuration.
+        target: the target of its configuration.
         setting: a number that every workload has: ``batch``, ``text_tokens``.
     """
 
     def __init__(self, side: Baseline, target: WithKeys, setting: str) -> None:
+        _RunFamily.__init__(self, side, target)
         self.setting = setting
-        self.own = cast(int, settings(side)[f"{WORKLOAD}{setting}"])
-        self.model = BlendedTarget(target, side, side, False)
-        self.evaluator = Evaluator(self.model)
+        self.own = cast(int, self.given[f"{WORKLOAD}{setting}"])
         self.variable = sym(setting)
-        self._pieces: tuple[RegimeRange, ...] | NotSolved | None = None
+        self._ranges: tuple[RegimeRange, ...] | NotSolved | None = None
 
     def regime(self, at: int) -> Regime:
-        """What is counted at a value.
+        """Return the regime of formulas at a value of the setting.
 
         Raises:
-            BadInput, Problems: the model does not take such a run.
+            BadInput, Problems: the model refuses the value.
         """
-        choices = PointChoices({}, None, {f"{WORKLOAD}{self.setting}": at})
-        regime, numbers = self.evaluator.regime(choices)
+        regime, numbers = self._regime_at({self.setting: at})
         if regime.ledger is None:
-            raise self.evaluator.refusal(choices, numbers)
+            raise self.evaluator.refusal(self._choices({self.setting: at}), numbers)
         return regime
 
     def expression(self, regime: Regime, terms: FormulaSum) -> sympy.Expr:
-        """A sum as an expression of the setting.
+        """Return a sum as an expression of the setting.
 
         Raises:
-            NotSolved: the target computes something that is not a polynomial of it.
+            NotSolved: the target computes a size that is no polynomial of the setting.
         """
         import sympy
 
-        made = sympy.Integer(0)
+        total = sympy.Integer(0)
         for (stage, invocation, source), factor, take in self._formulas(regime, terms):
-            places = regime.places.get((stage, invocation), regime.places["", ""])
-            put = {sym(name): self._of(expr) for name, expr in places.items()}
+            sizes = regime.call_sizes.get((stage, invocation), regime.call_sizes["", ""])
+            values = {sym(name): self._size(expr) for name, expr in sizes.items()}
             if take == "last step":
-                _last(put, CONTEXT, STEPS, sympy.Integer(1))
-            whole = parse(source)
-            made += factor * whole.xreplace(put)
-        return sympy.expand(made)
+                _keep_last_step(values, CONTEXT, STEPS, sympy.Integer(1))
+            total += factor * parse(source).xreplace(values)
+        return sympy.expand(total)
 
-    def _of(self, expr: Any) -> sympy.Expr:
-        import sympy
-
-        how, *parts = expr
-        if how == "int":
-            return sympy.Integer(parts[0])
-        if how == "var":
-            return self.variable
-        if how not in ("+", "-", "*"):
-            raise NotSolved(f"a size is not a polynomial of {self.setting}")
-        left, right = (self._of(part) for part in parts)
-        return left + right if how == "+" else left - right if how == "-" else left * right
+    def _size(self, expr: SizeExpr) -> sympy.Expr:
+        try:
+            return to_sympy(expr, lambda _: self.variable)
+        except NotSolved:
+            raise NotSolved(f"a size is not a polynomial of {self.setting}") from None
 
     def value(self, at: int, terms: FormulaSum) -> int:
-        """A sum at a value, by the formulas with the sizes of that very run: no expression of the setting is used."""
+        """Return a sum at a value of the setting, from the sizes of that run; no expression of the setting is used."""
         regime, sizes = self.regime(at), self.sizes(at)
-        whole = 0
+        total = 0
         for (stage, invocation, source), factor, take in self._formulas(regime, terms):
             values = dict(sizes[stage, invocation])
             if take == "last step":
-                _last(values, CONTEXT.name, STEPS.name, 1)
-            whole += factor * evaluate(source, values)
-        return whole
+                _keep_last_step(values, CONTEXT.name, STEPS.name, 1)
+            total += factor * evaluate(source, values)
+        return total
 
     def sizes(self, at: int) -> dict[tuple[str, str], dict[str, int]]:
-        """(stage, invocation) -> the values of its symbols, where the setting has a value."""
+        """Return (stage, invocation) -> the values of its symbols, at a value of the setting."""
         work = self.model.workload(None, **{f"{WORKLOAD}{self.setting}": at})
         config = self.model.config.symbols()
         return {(c.stage, c.id): {**config, **c.symbols} for c in self.model.invocations(work)}
 
     def _formulas(self, regime: Regime, terms: FormulaSum) -> list[tuple[tuple[str, str, str], int, Take]]:
-        """Equal formulas of one call once, with how often they are there."""
+        """Return the distinct formulas of a sum, each with its call, the number of times it occurs, and its part."""
         assert regime.ledger is not None
         found: Counter[tuple[tuple[str, str, str], Take]] = Counter()
         for term in terms:
             if isinstance(term, CallTerm):
                 needed = {symbol.name for symbol in parse(term.source).free_symbols}
-                for (stage, invocation), known in regime.places.items():
+                for (stage, invocation), known in regime.call_sizes.items():
                     here = term.stage in (None, stage) and term.invocation in (None, invocation)
                     if stage and here and needed <= known.keys():
                         found[(stage, invocation, term.source), "whole"] += 1
@@ -156,82 +174,81 @@ class SettingCurve:
                     found[(node.stage, node.invocation, node.exprs[term.metric]), term.take] += term.factor
         return [(key, factor, take) for (key, take), factor in found.items()]
 
-    def pieces(self) -> tuple[RegimeRange, ...]:
-        """All values from 1 on, in ranges on each of which one regime holds, or the model takes no run.
+    def ranges(self) -> tuple[RegimeRange, ...]:
+        """Return all values from 1 on, as consecutive ranges with one regime each.
 
-        The ends come out of what the target asked about the value; a range has neighbours of the same regime where it
-        asked them otherwise.
+        The boundaries follow from the branches that the target took. Two neighbouring ranges have the same regime if
+        the target merely took other branches to it.
 
         Raises:
-            NotSolved: they are too many.
+            NotSolved: there are too many ranges.
         """
-        if self._pieces is None:
+        if self._ranges is None:
             try:
-                self._pieces = tuple(self._each_piece())
+                self._ranges = tuple(self._each_range())
             except NotSolved as error:
-                self._pieces = error
-        if isinstance(self._pieces, NotSolved):
-            raise self._pieces
-        return self._pieces
+                self._ranges = error
+        if isinstance(self._ranges, NotSolved):
+            raise self._ranges
+        return self._ranges
 
-    def _each_piece(self) -> Iterator[RegimeRange]:
-        name, low = f"setting:{WORKLOAD}{self.setting}", 1
-        for _ in range(_MOST_PIECES):
-            choices = PointChoices({}, None, {f"{WORKLOAD}{self.setting}": low})
-            regime, numbers = self.evaluator.regime(choices)
-            (way, *_) = (way for way in regime.paths if way.holds(numbers))
-            end = branch_limit(way, name, low)
-            yield RegimeRange(low, FAR if end is None else min(end - 1, FAR), None if regime.ledger is None else regime)
+    def _each_range(self) -> Iterator[RegimeRange]:
+        low = 1
+        for _ in range(_MOST_RANGES):
+            regime, end = self._range_end(self.setting, {self.setting: low})
+            high = FAR if end is None else min(end - 1, FAR)
+            yield RegimeRange(low, high, None if regime.ledger is None else regime)
             if end is None or end > FAR:
                 return
             low = end
         raise NotSolved(f"other formulas hold at each of many {self.setting}")
 
     def depends(self, terms: FormulaSum) -> bool:
-        """Whether the setting changes a sum at all; where its expression is not known, it may."""
+        """Return whether a sum changes with the setting, or may change because its expression is not known."""
         try:
-            shapes = {id(piece.regime): piece.regime for piece in self.pieces() if piece.regime is not None}
-            made = {self.expression(regime, terms) for regime in shapes.values()}
+            regimes = {id(part.regime): part.regime for part in self.ranges() if part.regime is not None}
+            expressions = {self.expression(regime, terms) for regime in regimes.values()}
         except NotSolved:
             return True
-        return len(made) > 1 or any(expr.has(self.variable) for expr in made)
+        return len(expressions) > 1 or any(expr.has(self.variable) for expr in expressions)
 
     def first(self, left: FormulaSum, right: FormulaSum, more: int = 0) -> Threshold:
-        """The first value at which the left sum is more than the right one, solved and then evaluated on both sides.
+        """Return the first value at which the left sum exceeds the right one, solved exactly and then checked.
 
-        It is that of the whole axis, wherever the run itself stands: each range of values is solved by its own
-        formulas, and values that the model does not take are left out. Where it is at no value that the model takes,
-        the formulas of the last range say from which value on it would be.
+        All values are considered, not only those above the run's own: each range is solved with its own formulas, and
+        values that the model refuses are skipped. If the left sum is larger at no accepted value, the formulas of the
+        last range give the refused value at which it would be.
 
         Args:
-            more: is on the right side too.
+            left, right: the two sums.
+            more: a constant that is added to the right sum.
         """
         try:
-            pieces = [piece for piece in self.pieces() if piece.regime is not None]
+            accepted = [part for part in self.ranges() if part.regime is not None]
             before: int | None = None
-            for piece in pieces:
-                found = self._above(piece, left, right, more, piece.low)
-                if found is not None and found <= piece.high:
-                    before = found - 1 if found > piece.low else before
-                    self._confirm(found, before, left, right, more)
+            for part in accepted:
+                found = self._first_in(part, left, right, more, part.low)
+                if found is not None and found <= part.high:
+                    before = found - 1 if found > part.low else before
+                    self._check_threshold(found, before, left, right, more)
                     return Threshold("from", found, before=before)
-                before = piece.high
-            last = pieces[-1]
-            found = None if last.high >= FAR else self._above(last, left, right, more, last.high + 1)
+                before = part.high
+            last = accepted[-1]
+            found = None if last.high >= FAR else self._first_in(last, left, right, more, last.high + 1)
         except NotSolved as error:
             return Threshold("not solved", None, str(error))
         if found is None:
             return Threshold("never")
-        return Threshold("refused", found, self._why_refused(found))
+        return Threshold("refused", found, self._refusal_line(found))
 
-    def _above(self, piece: RegimeRange, left: FormulaSum, right: FormulaSum, more: int, start: int) -> int | None:
-        """The first value from a start on at which the left sum is more, by the formulas of a range."""
-        assert piece.regime is not None
-        less = self.expression(piece.regime, right) + more
-        return first_above(self.expression(piece.regime, left) - less, self.variable, start)
+    def _first_in(self, part: RegimeRange, left: FormulaSum, right: FormulaSum, more: int, start: int) -> int | None:
+        """Return the first value from ``start`` on at which the left sum is larger, by the formulas of a range."""
+        assert part.regime is not None
+        less = self.expression(part.regime, right) + more
+        return first_above(self.expression(part.regime, left) - less, self.variable, start)
 
-    def _confirm(self, found: int, before: int | None, left: FormulaSum, right: FormulaSum, more: int) -> None:
-        """Evaluate both sides at both ends of the border."""
+    def _check_threshold(self, found: int, before: int | None, left: FormulaSum, right: FormulaSum, more: int) -> None:
+        """Evaluate both sums on both sides of a threshold."""
 
         def above(at: int) -> bool:
             return self.value(at, left) > self.value(at, right) + more
@@ -240,108 +257,84 @@ class SettingCurve:
             raise Bug("a border is not where it was solved to be", where=self.setting, got=found)
 
     def last(self, below: int) -> int:
-        """The largest value below another one that is a run.
+        """Return the largest value below a bound that the model accepts.
 
         Raises:
-            NotSolved: it is not known which values are.
+            NotSolved: the accepted values are not known.
         """
-        taken = [min(p.high, below - 1) for p in self.pieces() if p.regime is not None and p.low < below]
+        taken = [min(p.high, below - 1) for p in self.ranges() if p.regime is not None and p.low < below]
         return taken[-1] if taken else self.own
 
-    def _why_refused(self, at: int) -> str:
-        """What the model says against a value."""
+    def _refusal_line(self, at: int) -> str:
+        """Return why the model refuses a value, in one line."""
         try:
             self.regime(at)
         except CostproofError as error:
-            return _said(error)
+            return error.problems[0].line if isinstance(error, Problems) else error.line
         raise Bug("a value was taken for one that the model refuses", where=self.setting, got=at)
 
 
-def _last(values: MutableMapping[Any, Any], context: Any, steps: Any, one: Any) -> None:
-    """Sizes of the last of a series of steps, where it is one."""
-    if context in values and steps in values:
-        values[context], values[steps] = values[context] + values[steps] - one, one
+class WorkloadFamily(_RunFamily):
+    """All runs of a target that differ from one run in integer settings: a batch, a length, the side of an image.
 
-
-def _said(error: CostproofError) -> str:
-    """Why a run is refused, in one line."""
-    return error.problems[0].line if isinstance(error, Problems) else error.line
-
-
-_PROBES: Final = (*range(1, 9), *(2**i for i in range(4, 31)))
-_MOST_ENDS: Final = 16
-_SIZES: Final = 256
-"""Values of a setting from 1 on that are tried to learn which ones the target takes."""
-
-
-class WorkloadFamily:
-    """All runs of a target that differ from one in numbers that a run chooses: a batch, a length, a side.
-
-    Args:
-        side: the one run.
-        target: of its configuration.
+    Implements :class:`costproof.claims.runs.Runs`.
     """
 
     def __init__(self, side: Baseline, target: WithKeys) -> None:
-        given = settings(side)
-        self.own: Mapping[str, int] = {k.removeprefix(WORKLOAD): v for k, v in given.items() if type(v) is int}
+        _RunFamily.__init__(self, side, target)
+        self.own: Mapping[str, int] = {k.removeprefix(WORKLOAD): v for k, v in self.given.items() if type(v) is int}
         self._config = target.config.symbols().keys()
-        self._evaluator = Evaluator(BlendedTarget(target, side, side, False))
         self._sizes: dict[str, tuple[int, int]] = {}
-        self._ends: dict[str, tuple[int, ...]] = {}
+        self._boundaries: dict[str, tuple[int, ...]] = {}
         self._runs: dict[tuple[tuple[str, int], ...], Run | None] = {}
 
     def at(self, changed: Mapping[str, int]) -> Run | None:
-        """The run with these settings in place of its own; ``None``: the target takes no such run."""
+        """Return the run with some settings changed; ``None`` if the target refuses it."""
         key = tuple(sorted({**self.own, **changed}.items()))
         if key not in self._runs:
-            regime, numbers = self._regime(changed)
+            regime, numbers = self._regime_at({**self.own, **changed})
             self._runs[key] = None if regime.ledger is None else self._run(regime, numbers)
         return self._runs[key]
 
     def source(self, stage: str, call: str, symbol: str) -> sympy.Expr | None:
-        """What a symbol of a call is in settings; ``None``: no setting changes it."""
-        expr = self._places.get((stage, call), {}).get(symbol, ("int", 0))
-        return _in_settings(expr) if variables_of(expr) else None
+        """Return a symbol of a call as an expression of the settings; ``None`` if no setting changes it."""
+        expr = self._call_sizes.get((stage, call), {}).get(symbol, ("int", 0))
+        if not variables_of(expr):
+            return None
+        return to_sympy(expr, lambda name: sym(name.removeprefix(_variable(""))), floors=True)
 
     def sizes(self, setting: str) -> tuple[int, int]:
-        """The least value of a setting that the target takes, and the step to the next."""
+        """Return the smallest value of a setting that the target accepts, and the step to the next."""
         if setting not in self._sizes:
-            taken = [v for v in range(1, _SIZES + 1) if self.at({setting: v}) is not None]
+            taken = [v for v in range(1, _MOST_TRIED + 1) if self.at({setting: v}) is not None]
             known = taken if len(taken) > 1 else [self.own[setting]]
             self._sizes[setting] = known[0], gcd(*(v - known[0] for v in known))
         return self._sizes[setting]
 
     def ends(self, setting: str) -> tuple[int, ...]:
-        """The values of a setting from which on other formulas hold, or runs are refused, the others as they are."""
-        if setting not in self._ends:
-            self._ends[setting] = tuple(self._each_end(setting))
-        return self._ends[setting]
+        """Return the values of a setting from which on other formulas hold or runs are refused."""
+        if setting not in self._boundaries:
+            self._boundaries[setting] = tuple(self._find_boundaries(setting))
+        return self._boundaries[setting]
 
-    def _each_end(self, setting: str) -> list[int]:
+    def _find_boundaries(self, setting: str) -> list[int]:
         found: dict[int, None] = {}
         probes, at = list(_PROBES), 1
-        while len(found) < _MOST_ENDS:
-            regime, numbers = self._regime({setting: at})
-            way = next(way for way in regime.paths if way.holds(numbers))
-            end = branch_limit(way, _variable(setting), at)
+        while len(found) < _MOST_BOUNDARIES:
+            _, end = self._range_end(setting, {**self.own, setting: at})
             if end is not None and at + 1 < end <= FAR:
                 found[end] = None
             elif end is None or end > FAR:
                 break
-            # A way of one value says nothing about the next ones: they are looked at here and there.
+            # A range of a single value says nothing about the following ones, so that only some of them are probed.
             at = end if end > at + 1 else next((p for p in probes if p > at), FAR)
             if at >= FAR:
                 break
         return list(found)
 
     @cached_property
-    def _places(self) -> Mapping[tuple[str, str], Mapping[str, SizeExpr]]:
-        return self._regime({})[0].places
-
-    def _regime(self, changed: Mapping[str, int]) -> tuple[Regime, dict[str, int]]:
-        values = {f"{WORKLOAD}{k}": v for k, v in {**self.own, **changed}.items()}
-        return self._evaluator.regime(PointChoices({}, None, values))
+    def _call_sizes(self) -> Mapping[tuple[str, str], Mapping[str, SizeExpr]]:
+        return self._regime_at(self.own)[0].call_sizes
 
     def _run(self, regime: Regime, numbers: Mapping[str, int]) -> Run:
         known: dict[SizeExpr, int] = {}
@@ -349,25 +342,18 @@ class WorkloadFamily:
             Invocation(stage, call, 1, {
                 n: evaluate_size(e, numbers, known) for n, e in symbols.items() if n not in self._config
             }, ())
-            for (stage, call), symbols in regime.places.items() if stage
+            for (stage, call), symbols in regime.call_sizes.items() if stage
         )  # fmt: skip
         assert regime.ledger is not None
         return Run(calls, regime.ledger)
 
 
 def _variable(setting: str) -> str:
+    """Return the name of a setting in the expressions of a regime."""
     return f"setting:{WORKLOAD}{setting}"
 
 
-def _in_settings(expr: SizeExpr) -> sympy.Expr:
-    """A size as an expression of the settings, each a symbol."""
-    how, *parts = expr
-    if how == "int":
-        return sympy.Integer(parts[0])
-    if how == "var":
-        return sym(parts[0].removeprefix(_variable("")))
-    left, right = (_in_settings(part) for part in parts)
-    if how in ("//", "%"):
-        whole = sympy.floor(left / right)
-        return whole if how == "//" else left - right * whole
-    return left + right if how == "+" else left - right if how == "-" else left * right
+def _keep_last_step(values: MutableMapping[Any, Any], context: Any, steps: Any, one: Any) -> None:
+    """Replace the sizes of a series of decode steps with those of its last step."""
+    if context in values and steps in values:
+        values[context], values[steps] = values[context] + values[steps] - one, one

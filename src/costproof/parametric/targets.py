@@ -58,15 +58,16 @@ def evaluate_formulas(target: HasFormulas, workload: Workload) -> Ledger:
 
 @dataclass(frozen=True, slots=True)
 class BlendedTarget:
-    """A target whose workload lies between those of the two sides."""
+    """A target whose workloads combine settings of two runs, for points between the two sides of a diff."""
 
     model: WithKeys
     base: Baseline
+    """The run whose settings are the default."""
     head: Baseline
-    kernels: bool
-    """Whether the kernels are the head's."""
+    kernels: bool = False
+    """Whether attention and expert kernels are those of the head."""
     without: frozenset[str] = frozenset()
-    """Roles that are left out."""
+    """Roles whose nodes are left out of the formulas."""
 
     @property
     def config(self) -> Any:
@@ -74,27 +75,29 @@ class BlendedTarget:
         return self.model.config
 
     def with_keys(self, changes: Mapping[str, Any]) -> BlendedTarget:
-        """The same with other keys."""
+        """Return the same target with other values of some configuration keys."""
         return replace(self, model=self.model.with_keys(changes))
 
     def info(self) -> TargetInfo:
-        """That of the model."""
+        """Return the model as data."""
         return self.model.info()
 
     def invocations(self, workload: Workload) -> tuple[Invocation, ...]:
-        """Those of the model."""
+        """Return the calls of the model's stages."""
         return self.model.invocations(workload)
 
     def formulas(self, workload: Workload) -> Ledger:
-        """Those of the model."""
-        made = self.model.formulas(workload)
-        return replace(made, nodes=tuple(n for n in made.nodes if n.role not in self.without)) if self.without else made
+        """Return the formulas of the model, without the nodes of roles that are left out."""
+        ledger = self.model.formulas(workload)
+        if not self.without:
+            return ledger
+        return replace(ledger, nodes=tuple(n for n in ledger.nodes if n.role not in self.without))
 
     def workload(self, preset: str | None = None, **changed: Any) -> Workload:
-        """The base's workload with these settings, and with the head's kernels.
+        """Return the workload of the base with changed settings.
 
         Raises:
-            BadInput: the model cannot run it, or it has inputs together that neither side has.
+            BadInput: the model refuses it, or it has a combination of inputs that neither side has.
         """
         values = {**settings(self.base), **changed}
         given = {key.removeprefix(WORKLOAD): value for key, value in values.items() if value is not None}
@@ -103,6 +106,6 @@ class BlendedTarget:
         if given.keys() not in [side.inputs.keys() for side in sides]:
             raise BadInput("these settings only make sense together", got=", ".join(given) or "none of them")
         kernels = sides[self.kernels]
-        made = replace(sides[0], **own, inputs=given, attention=kernels.attention, experts=kernels.experts)
-        self.model.check(made)
-        return made
+        blend = replace(sides[0], **own, inputs=given, attention=kernels.attention, experts=kernels.experts)
+        self.model.check(blend)
+        return blend

@@ -1,4 +1,4 @@
-"""Settings of a target checked and converted to the types that it declares."""
+"""Check settings of a target, and convert them to the types that the target declares."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from costproof.models.target import Setting
 
 SettingValue = int | str | tuple[int, ...]
 Origin = Callable[[str], str]
-"""Where a choice of that name was made, for messages: ``--batch``, ``$.workload.batch``."""
+"""Returns where a choice was made, for messages: ``--batch``, ``$.workload.batch``."""
 
 
 def option(name: str) -> str:
-    """A choice as the command line calls it."""
+    """Return the name of a choice on the command line."""
     return "--" + name.rpartition(".")[2].replace("_", "-")
 
 
 def typed_settings(
     known: Iterable[Setting], given: Mapping[str, Any], place: Origin, problems: list[CostproofError]
 ) -> dict[str, SettingValue]:
-    """The settings with the types that a target wants; what is wrong with them goes to ``problems``."""
+    """Return settings converted to the types that a target declares; errors are appended to ``problems``."""
     by_name = {s.name: s for s in known}
     found: dict[str, SettingValue] = {}
     for name, value in given.items():
@@ -56,7 +56,7 @@ def _typed(setting: Setting, value: Any, where: str) -> SettingValue:
 
 @contextmanager
 def collect_problems(problems: list[CostproofError]) -> Iterator[None]:
-    """What is wrong goes to the problems, so that all of them can be told at once."""
+    """Append the errors that are raised in the context to a list, so that all of them can be reported at once."""
     try:
         yield
     except Problems as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import pkgutil
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -58,6 +59,23 @@ class SettingPatch(Patch):
             before = getattr(config, name)
             undo.callback(setattr, config, name, before)
             setattr(config, name, self.make(before, *context))
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedPatch(Patch):
+    """An attribute of a module that is patched only if that module is imported already, and is not imported for it."""
+
+    def install(self, undo: ExitStack, *context: Any) -> None:
+        """Replace the target if its module has it; ``undo`` restores it."""
+        from unittest import mock
+
+        module, _, path = self.target.partition(":")
+        owner_name, _, name = path.rpartition(".")
+        owner: Any = sys.modules.get(module)
+        if owner_name and owner is not None:
+            owner = vars(owner).get(owner_name)
+        if owner is not None and hasattr(owner, name):
+            undo.enter_context(mock.patch.object(owner, name, self.make(getattr(owner, name), *context)))
 
 
 @contextmanager

@@ -284,3 +284,45 @@ EINSUM: Final = Patch(
     "tracers/test_judge.py",
 )
 """``torch._VF.einsum`` is what ``torch.einsum`` calls, whatever name a model imported that by."""
+
+
+def _of_input_values(name: str) -> Callable[..., Any]:
+    """Return the factory of that name in :mod:`.input_values`, which imports torch."""
+
+    def make(original: Any, *context: Any) -> Any:
+        from costproof.patches import input_values
+
+        return getattr(input_values, name)(original, *context)
+
+    return make
+
+
+KNOWN_INTEGERS: Final = (
+    Patch(
+        "torch:as_tensor",
+        _of_input_values("keep_known"),
+        "it would read known integers one by one and make a tensor whose values a tracer hides",
+        "models/generic/test_numbers.py",
+    ),
+    Patch(
+        "torch:tensor",
+        _of_input_values("remember_literal"),
+        "a tracer hides the values of a literal, which are needed next to known integers",
+        "models/generic/test_numbers.py",
+    ),
+)
+SELECT_ALL_ROWS: Final = Patch(
+    "torch:Tensor.nonzero",
+    _of_input_values("select_all_rows"),
+    "it returns the rows that a mask selects, whose number is unknown on meta; none is taken to be padding",
+    "models/generic/test_unpadded.py",
+)
+ROW_COUNTS: Final = (
+    Patch(
+        "torch:Tensor.sum",
+        _of_input_values("note_row_counts"),
+        "the sum of a padding mask over a row is the number of images, which is unknown on meta",
+        "models/generic/test_unpadded.py",
+    ),
+    Patch("torch:Tensor.tolist", _of_input_values("list_row_counts"), "as sum", "models/generic/test_unpadded.py"),
+)

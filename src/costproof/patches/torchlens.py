@@ -9,9 +9,11 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any, Final
 
 from costproof.patches.patch import Patch, patched
+from costproof.patches.tensor import TORCH_PYTHON
 
 _TEST: Final = "tracers/test_readonly.py"
 _AUGMENTED: Final = re.compile(r"__(setitem|i(add|sub|mul|truediv|floordiv|mod|pow|matmul|and|or|xor|lshift|rshift))__")
@@ -299,3 +301,77 @@ def _overwrites(name: str, function: Callable[..., Any]) -> bool:
     code = getattr(function, "__code__", None)
     has_flag = code is not None and "inplace" in code.co_varnames[: code.co_argcount]
     return has_flag or (name.endswith("_") and not name.endswith("__")) or _AUGMENTED.fullmatch(name) is not None
+
+
+_MODULE_CALL: Final = "torch.nn.modules.module"
+"""The module that calls ``forward``."""
+
+
+def _note_pieces(original: Callable[..., Any], pieces: set[str]) -> Callable[..., None]:
+    from torch.nn import init
+
+    from costproof.patches.input_values import KnownIntegers
+
+    def log(trace: Any, tensor: Any, index: int, args: Any, kwargs: Any, owners: Any, fields: Any, *rest: Any) -> None:
+        original(trace, tensor, index, args, kwargs, owners, fields, *rest)
+        # Initializing a layer that is created during the run is not the model's work, nor are computations on integers
+        # that are known before.
+        initializes = hasattr(init, fields["func_name"])
+        if initializes or _is_piece() or any(isinstance(value, KnownIntegers) for value in args):
+            pieces.add(fields["_label_raw"])
+
+    return log
+
+
+def _remove_pieces_only(original: Callable[..., Any], pieces: set[str]) -> Callable[..., None]:
+    def remove(trace: Any) -> None:
+        labels, outputs = trace._raw_graph_ws.raw_layer_labels_list, trace.output_layers
+        # TorchLens keeps what is connected with an output.
+        trace.output_layers = [*outputs, *(label for label in labels if label not in pieces)]
+        original(trace)
+        trace.output_layers = outputs
+        pieces.clear()
+
+    return remove
+
+
+def _is_piece() -> bool:
+    """Return whether a call comes from torch's own decompositions inside the innermost module."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        name: str = frame.f_globals.get("__name__", "")
+        if name.startswith(TORCH_PYTHON):
+            return True
+        if name == _MODULE_CALL:
+            return False
+        frame = frame.f_back
+    return False
+
+
+KEEP_DEAD_CODE: Final = (
+    Patch(
+        "torchlens.backends.torch.ops:_log_output_tensor_info",
+        _note_pieces,
+        "TorchLens removes operators that no output depends on; the model ran them, unlike pieces of a larger operator",
+        "tracers/test_torchlens_trace.py",
+        missing="skip",
+    ),
+    Patch(
+        "torchlens.postprocess:_remove_orphan_nodes",
+        _remove_pieces_only,
+        "as _log_output_tensor_info",
+        "tracers/test_torchlens_trace.py",
+        missing="skip",
+    ),
+)
+
+
+@contextmanager
+def dead_code_recorded() -> Iterator[None]:
+    """Record operators whose results are not used and that depend on no input, unless torch decomposed them from one.
+
+    On meta torch's Python code calls other functions of torch to carry out a larger operator. Those are not the model's
+    work; the larger operator is.
+    """
+    with patched(*KEEP_DEAD_CODE, context=(set[str](),)):
+        yield

@@ -7,9 +7,9 @@ from typing import Final
 
 import sympy
 
+from costproof.algebra.symbols import factored, parse, text
 from costproof.compare.proof.certificate import Certificate, Counterexample
 from costproof.ledger.plural import plural
-from costproof.ledger.symbols import factored, parse, text
 from costproof.reports.document import (
     Block,
     Code,

@@ -34,7 +34,7 @@ def _printed(subject: str, form: Form, *, comment: bool = False, ruled: bool = F
     """
 
     def load() -> Callable[..., str]:
-        document = _at(f"reports.{subject}:document")()
+        document = _at(f"reports.{subject}" if ":" in subject else f"reports.{subject}:document")()
         if form == "html":
             from costproof.reports.html.printer import HtmlPrinter
 
@@ -136,15 +136,15 @@ OUTPUTS: Final[tuple[Output, ...]] = (
     ),
     Output(
         "profile-json", "profile.json", "measured times, for programs",
-        _of("reports.profile_md:recorded", "profile"), kind=_at("ledger.profile:PROFILE"), folder="measured",
+        _of("reports.measure:recorded", "profile"), kind=_at("ledger.profile:PROFILE"), folder="measured",
     ),
     Output(
         "profile-md", "profile.md", "measured times, for people",
-        _of("reports.profile_md:recorded", "profile"), _at("reports.profile_md:profile_md"), folder="measured",
+        _of("reports.measure:recorded", "profile"), _printed("measure:profile_document", "md"), folder="measured",
     ),
     Output(
         "profile-trace", "profile_trace.json", "measured times, for a viewer of Chrome traces",
-        _of("reports.profile_md:recorded", "chrome_trace"), lambda: str, folder="measured",
+        _of("reports.measure:recorded", "chrome_trace"), lambda: str, folder="measured",
     ),
     Output(
         "explain-text", "explain.txt", "the formulas of a stage with numbers put in, for the console",
@@ -216,11 +216,11 @@ OUTPUTS: Final[tuple[Output, ...]] = (
     ),
     Output(
         "roofline-text", "roofline.txt", "what a run takes at least on a device, for the console",
-        write=_at("reports.roofline_texts:roofline_text"), for_screens=True,
+        write=_printed("roofline", "text"), for_screens=True,
     ),
     Output(
         "roofline-md", "roofline.md", "what a run takes at least on a device, for people",
-        write=_at("reports.roofline_texts:roofline_md"),
+        write=_printed("roofline", "md"),
     ),
     Output(
         "roofline-json", "roofline.json", "what a run takes at least on a device, for programs",
@@ -228,19 +228,19 @@ OUTPUTS: Final[tuple[Output, ...]] = (
     ),
     Output(
         "roofline-csv", "roofline.csv", "what each part of a run takes at least on a device, as a table",
-        write=_at("reports.roofline_texts:roofline_csv"),
+        write=_at("reports.roofline:roofline_csv"),
     ),
     Output(
         "roofline-svg", "roofline.svg", "a run under the roof of a device, as a picture",
-        write=_at("reports.roofline_svg:roofline_svg"),
+        write=_at("reports.roofline:roofline_svg"),
     ),
     Output(
         "measure-text", "measured.txt", "measured times beside their bounds, for the console",
-        write=_at("reports.measure_texts:measure_text"), for_screens=True,
+        write=_printed("measure", "text"), for_screens=True,
     ),
     Output(
         "measure-md", "measured.md", "measured times beside their bounds, for people",
-        write=_at("reports.measure_texts:measure_md"),
+        write=_printed("measure", "md"),
     ),
     Output(
         "measure-json", "measured.json", "measured times beside their bounds, for programs",
@@ -248,21 +248,21 @@ OUTPUTS: Final[tuple[Output, ...]] = (
     ),
     Output(
         "fits-text", "fits.txt", "whether a run fits into a memory, for the console",
-        write=_at("reports.fits_text:fits_text"), for_screens=True,
+        write=_printed("fits", "text"), for_screens=True,
     ),
     Output(
         "fits-md", "fits.md", "whether a run fits into a memory, for people",
-        write=_at("reports.fits_text:fits_md"),
+        write=_printed("fits", "md"),
     ),
     Output(
         "fits-json", "fits.json", "whether a run fits into a memory, for programs", kind=_at("estimate.memory:FITS"),
     ),
     Output(
         "peaks-text", "peaks.txt", "what is alive at peaks, for consoles",
-        write=_at("reports.peaks_text:peaks_text"), for_screens=True,
+        write=_printed("peaks", "text"), for_screens=True,
     ),
     Output(
-        "peaks-md", "peaks.md", "what is alive at peaks, for people", write=_at("reports.peaks_text:peaks_md"),
+        "peaks-md", "peaks.md", "what is alive at peaks, for people", write=_printed("peaks", "md"),
     ),
     Output(
         "peaks-json", "peaks.json", "peaks of live activations and what holds them, for programs",
@@ -270,7 +270,7 @@ OUTPUTS: Final[tuple[Output, ...]] = (
     ),
     Output(
         "peaks-html", "peaks.html", "what is alive at peaks, as a page for a browser",
-        write=_at("reports.html.memory:peaks_page"),
+        write=_printed("peaks", "html"),
     ),
     Output(
         "device-text", "device.txt", "a device and its sources, for the console",

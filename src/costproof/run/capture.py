@@ -18,8 +18,7 @@ from costproof.ledger.profile import Profile
 from costproof.ledger.progress import Progress, silent
 from costproof.ledger.run import ALL_SOURCES
 from costproof.ledger.workload import Invocation
-from costproof.models.recorded import recorded
-from costproof.models.serving import lacking, options_of
+from costproof.models.known import recorded
 from costproof.models.target import (
     MayBeHere,
     Runnable,
@@ -27,6 +26,8 @@ from costproof.models.target import (
     WithFormulas,
     WithModules,
     WithValues,
+    lacking,
+    options_of,
 )
 from costproof.opgraph.rules.files import versions_in_force
 from costproof.parametric.targets import evaluate_formulas

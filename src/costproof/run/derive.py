@@ -9,8 +9,7 @@ from typing import Any, Final
 from costproof.compare.proof.closed_form import ClosedForm, Form, closed_form, render
 from costproof.ledger.environment import require
 from costproof.ledger.errors import EXIT_FINDINGS, EXIT_OK, BadInput, did_you_mean
-from costproof.models.serving import lacking
-from costproof.models.target import Exportable
+from costproof.models.target import Exportable, lacking
 from costproof.run.count_lock import count_lock
 from costproof.run.prepare import loaded
 from costproof.run.request import RunRequest, request

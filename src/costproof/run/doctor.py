@@ -21,10 +21,11 @@ from costproof.ledger.environment import VERSION, advice, extras, installed, pac
 from costproof.ledger.errors import EXIT_INCOMPLETE, EXIT_OK, CostproofError, first_line
 from costproof.ledger.offline import OFFLINE
 from costproof.ledger.plural import plural
-from costproof.models import flash_attention
-from costproof.models.flash_attention import COMPILED, FLASH, WITHOUT_CUDA
 from costproof.models.registry import TARGETS
 from costproof.opgraph.rules.registry import RULES
+from costproof.patches import flash_attention
+from costproof.patches.catalogue import PATCHES
+from costproof.patches.flash_attention import COMPILED, FLASH, WITHOUT_CUDA
 from costproof.plugins import Registry
 from costproof.reports.outputs import REGISTRY
 from costproof.tracers.cache import folder
@@ -101,6 +102,8 @@ class Machine:
     """FlashAttention, CUDA, third-party counters, the cache of exports, the network."""
     extras: tuple[Extra, ...]
     plugins: tuple[PluginState, ...]
+    patches: dict[str, dict[str, str]]
+    """Package -> attribute of it that is replaced while a model is traced -> why."""
     exit_code: int
     """3 if a package that the core needs is missing, or one is too old."""
 
@@ -116,6 +119,11 @@ class Machine:
                 for n, v in e.packages.items()
             ),
             *({"what": p.group, "name": p.name, "state": p.problem or "loads", "note": p.owner} for p in self.plugins),
+            *(
+                {"what": f"patch {package}", "name": name, "state": "while a model is traced", "note": why}
+                for package, reasons in self.patches.items()
+                for name, why in reasons.items()
+            ),
         ]
 
 
@@ -150,8 +158,17 @@ def doctor() -> Machine:
         },
         tuple(_extra(name) for name in extras() if name not in _NOT_TOLD),
         tuple(plugins()),
+        _patches(),
         EXIT_INCOMPLETE if broken else EXIT_OK,
     )  # fmt: skip
+
+
+def _patches() -> dict[str, dict[str, str]]:
+    """Return the attributes of each package that are replaced while a model is traced, with the reasons."""
+    found: dict[str, dict[str, str]] = {"torch": {}, "transformers": {}, "torchlens": {}}
+    for patch in PATCHES:
+        found[patch.package].setdefault(patch.target.partition(":")[2], patch.reason)
+    return found
 
 
 def _extra(name: str) -> Extra:

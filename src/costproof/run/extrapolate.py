@@ -13,7 +13,7 @@ from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.progress import Progress, silent
 from costproof.ledger.run import ALL_SOURCES, RunOptions
 from costproof.ledger.workload import Workload
-from costproof.models.stretch import Stretch
+from costproof.models.specs import Stretch
 from costproof.models.target import Stretched, Uncut, WithFormulas
 from costproof.parametric.targets import evaluate_formulas
 from costproof.run.prepare import Prepared

@@ -6,7 +6,8 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
-from costproof.estimate.crossing import FAR
+from costproof.algebra.crossing import FAR
+from costproof.algebra.symbols import FUNCTIONS, parse, text
 from costproof.estimate.hardware import Device, machine
 from costproof.estimate.memory import (
     NEEDED,
@@ -25,7 +26,6 @@ from costproof.ledger.baseline import Baseline, Folded
 from costproof.ledger.errors import BadInput
 from costproof.ledger.node import exact_sum
 from costproof.ledger.peaks import CallPeaks
-from costproof.ledger.symbols import FUNCTIONS, parse, text
 from costproof.ledger.workload import FLOAT_BYTES
 from costproof.opgraph.rules.files import Files
 from costproof.parametric.run_family import SettingCurve, Threshold

@@ -136,8 +136,7 @@ def operators(
         BadInput: no such target or stage, it cannot be exported, or no operator runs in such a module.
         Incomplete: torch is not installed, or a part cannot be exported.
     """
-    from costproof.models.serving import lacking
-    from costproof.models.target import Exportable
+    from costproof.models.target import Exportable, lacking
     from costproof.run.count_lock import count_lock
     from costproof.run.prepare import prepare
     from costproof.run.request import request

@@ -10,12 +10,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from costproof.compare.identity import free_symbols
+from costproof.algebra.evaluation import evaluate
+from costproof.algebra.identity import free_symbols
+from costproof.algebra.symbols import parse
 from costproof.estimate.memory import Limit, LimitPoint
 from costproof.ledger.errors import BadInput, Incomplete, Problems
-from costproof.ledger.evaluate import evaluate
 from costproof.ledger.node import CostNode, Ledger
-from costproof.ledger.symbols import parse
 from costproof.ledger.workload import Workload
 from costproof.models.target import Exportable
 from costproof.run.count_lock import count_lock

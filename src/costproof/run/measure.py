@@ -20,8 +20,7 @@ from costproof.ledger.node import Ledger, exact_sum
 from costproof.ledger.profile import Timing
 from costproof.ledger.progress import Progress, silent
 from costproof.ledger.run import RANDOM
-from costproof.models.serving import options_of, require_device
-from costproof.models.target import Runnable
+from costproof.models.target import Runnable, options_of, require_device
 from costproof.opgraph.rules.files import versions_in_force
 from costproof.opgraph.rules.registry import subject_of
 from costproof.run.count_lock import count_lock

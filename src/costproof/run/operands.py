@@ -15,7 +15,7 @@ from costproof.ledger.environment import environment, require
 from costproof.ledger.errors import BadInput, no_such
 from costproof.ledger.peaks import CallPeaks
 from costproof.ledger.workload import Workload
-from costproof.models.changing import key_named, keys_of
+from costproof.models.config import key_named, keys_of
 from costproof.models.generic.address import CONFIGURATION, names_function
 from costproof.models.generic.described import module_kinds
 from costproof.models.registry import TARGETS, load_target

@@ -9,8 +9,7 @@ from costproof.ledger.errors import BadInput
 from costproof.ledger.peaks import CallPeaks, Peaks, by_stage
 from costproof.ledger.progress import Progress, silent
 from costproof.ledger.workload import Workload
-from costproof.models.serving import lacking
-from costproof.models.target import Exportable, Target
+from costproof.models.target import Exportable, Target, lacking
 from costproof.opgraph.rules.files import versions_in_force
 from costproof.run.count_lock import count_lock
 from costproof.run.prepare import prepare

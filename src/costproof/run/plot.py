@@ -18,7 +18,7 @@ from costproof.ledger.schema import from_data
 from costproof.reports.plots import counters, peaks, raster, shares, strips, table
 from costproof.reports.plots.figure import KINDS, style
 from costproof.reports.report import Report
-from costproof.reports.roofline_svg import roofline_svg
+from costproof.reports.roofline import roofline_svg
 from costproof.run.roofline import roofline
 from costproof.views.counters import COUNTERS, CounterReport, counter_report
 from costproof.views.manifest import capture_file

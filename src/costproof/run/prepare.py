@@ -11,10 +11,9 @@ from costproof.ledger.environment import advice, require
 from costproof.ledger.errors import BadInput, CostproofError, Incomplete, Problems, did_you_mean
 from costproof.ledger.run import ALL_SOURCES, DEFAULT_SOURCES, GRAPH_SOURCES, RANDOM, RunOptions
 from costproof.ledger.workload import Workload
-from costproof.models.loading import shards
 from costproof.models.registry import load_target, read_address
-from costproof.models.serving import lacking, require_device, run_with
-from costproof.models.target import Exportable, Target
+from costproof.models.target import Exportable, Target, lacking, require_device, run_with
+from costproof.models.weights import shards
 from costproof.plugins import OURS
 from costproof.run.count_lock import count_lock
 from costproof.run.request import RunRequest, chosen

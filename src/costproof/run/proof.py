@@ -22,11 +22,11 @@ from costproof.ledger.files import MAX_BYTES, first_bytes
 from costproof.ledger.progress import Progress, silent
 from costproof.ledger.schema import adapter
 from costproof.ledger.writing import write_texts
-from costproof.models.flash_attention import FLASH
 from costproof.models.proof import Piece, Proof, Provable, Proves, WithProof
 from costproof.models.registry import TARGETS
 from costproof.models.target import Runnable
 from costproof.opgraph.rules.files import Files, versions_in_force, with_rules_in_force
+from costproof.patches.flash_attention import FLASH
 from costproof.processes import Pool
 from costproof.reports.folder import check_folder
 from costproof.reports.outputs import variants

@@ -8,20 +8,21 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from costproof.algebra.evaluation import evaluate
+from costproof.algebra.series import CONTEXT, STEPS
+from costproof.algebra.symbols import parse
 from costproof.compare.proof.bound import bound, degrees
 from costproof.compare.proof.certificate import Certificate, Claim, Counterexample, Coverage, Seen, verdict_of
 from costproof.compare.proof.judge import Answer, judge
 from costproof.ledger.environment import environment
 from costproof.ledger.errors import Incomplete
-from costproof.ledger.evaluate import evaluate, evaluate_ledger
+from costproof.ledger.evaluate import evaluate_ledger
 from costproof.ledger.metrics import FLOOR, STAGE_WIDE
 from costproof.ledger.node import Ledger
-from costproof.ledger.series import CONTEXT, STEPS
-from costproof.ledger.symbols import parse
 from costproof.ledger.workload import SettingValue, Workload
-from costproof.models.changing import keys_of
-from costproof.models.jobs import ExportJob
+from costproof.models.config import keys_of
 from costproof.models.proof import Piece, Proof, Provable
+from costproof.models.specs import ExportJob
 from costproof.models.target import Runnable, WithFormulas
 from costproof.opgraph.rules.files import versions_in_force
 from costproof.processes import Say

@@ -9,7 +9,7 @@ from typing import Any
 
 from costproof.ledger.capture import Capture
 from costproof.ledger.progress import Progress, silent
-from costproof.models.serving import lacking
+from costproof.models.target import lacking
 from costproof.reports.folder import check_report_folder
 from costproof.reports.report import Report, write_report
 from costproof.run.capture import count_sources

@@ -14,8 +14,7 @@ from costproof.ledger.errors import EXIT_FINDINGS, EXIT_INCOMPLETE, EXIT_OK, Bad
 from costproof.ledger.metrics import Metric
 from costproof.ledger.progress import Progress, silent
 from costproof.ledger.workload import Workload
-from costproof.models.serving import lacking
-from costproof.models.target import WithKeys
+from costproof.models.target import WithKeys, lacking
 from costproof.opgraph.rules.files import with_rules_in_force
 from costproof.parametric.evaluator import CostCell, PointChoices
 from costproof.parametric.grid import GridAxis, split_blocks

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from costproof.ledger.errors import CostproofError, Incomplete, first_line
 from costproof.models.generic.alike import alike
 from costproof.models.generic.copies import TooLarge, unchecked, with_ones
-from costproof.models.jobs import GIVEN, Run
+from costproof.models.specs import GIVEN, Run
 from costproof.tracers.hooks import Hooked, trace_hooks
 from costproof.tracers.paths import repeat_if_modules_replaced
 from costproof.tracers.torchlens_trace import TracedForward, trace_graph

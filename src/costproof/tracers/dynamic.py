@@ -17,9 +17,8 @@ from costproof.ledger.profile import Measured
 from costproof.ledger.progress import Progress, silent
 from costproof.ledger.run import Convention, RunRecord, TracedRun
 from costproof.ledger.workload import Workload
-from costproof.models.jobs import Run
-from costproof.models.serving import options_of
-from costproof.models.target import Exportable, Runnable, Target, WithFormulas
+from costproof.models.specs import Run
+from costproof.models.target import Exportable, Runnable, Target, WithFormulas, options_of
 from costproof.opgraph.account import account, cache_growth_nodes, locator
 from costproof.opgraph.costed import CostedGraph, cost_graph
 from costproof.opgraph.dataflow import data_edges

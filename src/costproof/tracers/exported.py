@@ -1,6 +1,6 @@
 """``torch.export`` graphs in the common form, with shapes in symbols of ours.
 
-An :class:`~costproof.models.jobs.ExportJob` names the dimensions that stay symbolic; the
+An :class:`~costproof.models.specs.ExportJob` names the dimensions that stay symbolic; the
 exporter's own symbols are replaced by those names, and an export that fixed one of them to a number
 is refused, because its costs would hold at one size only.
 """
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from costproof.ledger.errors import Incomplete
 from costproof.models.caches import caches_of, states
 from costproof.models.generic.alike import held_bytes
-from costproof.models.jobs import ExportJob
+from costproof.models.specs import ExportJob
 from costproof.opgraph.graph import AUTOCAST, Graph, ModuleCall, OpCall, Value, path_renamer
 from costproof.opgraph.rules.matmul import NONZERO
 from costproof.opgraph.rules.names import canonical

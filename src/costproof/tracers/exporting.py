@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import sympy
 
+from costproof.algebra.evaluation import evaluate
+from costproof.algebra.symbols import FUNCTIONS, parse
 from costproof.ledger.errors import Bug, Incomplete, first_line, message_of
-from costproof.ledger.evaluate import evaluate
-from costproof.ledger.symbols import FUNCTIONS, parse
-from costproof.models.as_it_runs import as_it_runs
-from costproof.models.jobs import ExportJob, SymbolicSize
+from costproof.models.specs import ExportJob, SymbolicSize
 from costproof.opgraph.graph import Size
 from costproof.patches.export import QUIET_EXPORT, SHAPES_OF_PRODUCTS, concrete_export, fast_export
+from costproof.patches.inference import inference_context
 from costproof.patches.modules import forward_redirected
 from costproof.patches.patch import patched
 from costproof.patches.tensor import STACK_INDEX_ROWS
@@ -39,7 +39,7 @@ def _run(job: ExportJob) -> None:
     with (
         suppress(Exception),
         unwritten(job.module),
-        as_it_runs(job.module),
+        inference_context(job.module),
     ):  # code of other packages raises what it likes
         job.module(**job.args)
 
@@ -50,7 +50,7 @@ def _exported(job: ExportJob) -> tuple[torch.export.ExportedProgram, tuple[str, 
     dynamic = dynamic_shapes(job)
     try:
         with ExitStack() as around:
-            assumed = around.enter_context(as_it_runs(job.module))
+            assumed = around.enter_context(inference_context(job.module))
             around.enter_context(forward_redirected(job.module))
             around.enter_context(fast_export(job.module))
             around.enter_context(patched(*QUIET_EXPORT, *STACK_INDEX_ROWS))

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from costproof.ledger.attributes import own_attributes
 from costproof.ledger.environment import environment, installed
-from costproof.models.jobs import ExportJob
+from costproof.models.specs import ExportJob
 
 _PLAIN: Final = (type(None), bool, int, float, str, bytes)
 _SWITCHES: Final = ("TORCH", "PYTORCH", "TRANSFORMERS")
@@ -34,7 +34,7 @@ _HEAP_TYPE: Final = 1 << 9
 """The flag of a class that is made at run time, as those written in Python are."""
 OWN: Final = Path(__file__).resolve().parents[1]
 """The folder of costproof's own code."""
-_DECIDING: Final = ("opgraph", "ledger", "models", "patches", "tracers")
+_DECIDING: Final = ("algebra", "opgraph", "ledger", "models", "patches", "tracers")
 """The rooms whose code decides what an export is; editing a report or a command leaves exports valid."""
 
 

@@ -9,7 +9,7 @@ from fractions import Fraction
 from typing import Final
 
 from costproof.ledger.node import CostNode, Ledger, UnknownOp
-from costproof.models.jobs import Run
+from costproof.models.specs import Run
 from costproof.opgraph.merge import merge_unknown
 
 CallStack = tuple[tuple[str, int], ...]

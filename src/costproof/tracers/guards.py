@@ -14,10 +14,10 @@ from typing import Any, Final, Generic, TypeVar
 
 import sympy
 
+from costproof.algebra.evaluation import evaluate
+from costproof.algebra.symbols import parse
 from costproof.ledger.errors import Incomplete
-from costproof.ledger.evaluate import evaluate
-from costproof.ledger.symbols import parse
-from costproof.models.jobs import ExportJob
+from costproof.models.specs import ExportJob
 from costproof.tracers.exported import Exported
 from costproof.tracers.exporting import Argument
 

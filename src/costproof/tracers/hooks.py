@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from costproof.ledger.attributes import attribute
 from costproof.ledger.callgraph import Event, JsonScalar, PlainAt, TensorAt, ValueAt
-from costproof.models.as_it_runs import as_it_runs
 from costproof.models.caches import by_layer, caches_of, held, is_cache
-from costproof.models.jobs import Run
+from costproof.models.specs import Run
+from costproof.patches.inference import inference_context
 from costproof.patches.modules import forward_redirected, hooked
 from costproof.patches.patch import patched
 from costproof.patches.tensor import STACK_INDEX_ROWS
@@ -140,7 +140,13 @@ def trace_hooks(run: Run, *, all_calls: bool = False) -> Hooked:
     hooks = hooked(paths.modules.values(), seen.enter, seen.leave, with_kwargs=True)
     judge = FlopCounterJudge(seen.stack, ROOT)
     seen.judged = judge.seen
-    with as_it_runs(run.model), patched(*STACK_INDEX_ROWS), hooks, forward_redirected(run.model), judge.watching():
+    with (
+        inference_context(run.model),
+        patched(*STACK_INDEX_ROWS),
+        hooks,
+        forward_redirected(run.model),
+        judge.watching(),
+    ):
         result = run.model(**kwargs)
     left, grown = caches_of(result), seen.cache_growth
     after = by_layer(left.get("past_key_values"))

@@ -12,9 +12,8 @@ from costproof.ledger.node import CostNode, Ledger, UnknownOp
 from costproof.ledger.progress import Progress, silent
 from costproof.ledger.run import Convention
 from costproof.ledger.workload import Workload
-from costproof.models.jobs import ExportJob
-from costproof.models.serving import options_of
-from costproof.models.target import Staged
+from costproof.models.specs import ExportJob
+from costproof.models.target import Staged, options_of
 from costproof.opgraph.account import account, cache_nodes
 from costproof.opgraph.costed import CostedGraph, cost_graph
 from costproof.opgraph.fvcore_macs import fvcore_nodes

@@ -18,9 +18,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves
 
 from costproof.ledger.errors import CostproofError, Incomplete, first_line
-from costproof.models.as_it_runs import as_it_runs
 from costproof.models.generic.copies import with_tensors
-from costproof.models.jobs import Run
+from costproof.models.specs import Run
+from costproof.patches.inference import inference_context
 from costproof.tracers.cpu_fallback import with_numbers
 from costproof.tracers.timing import NOWHERE, Stage, watch_modules
 
@@ -29,7 +29,7 @@ _WEIGHTS_KEPT: Final = 8
 _NO_WORK: Final = "prim"
 """Namespace of questions about a tensor, which only tensors without numbers put to the dispatcher."""
 _STANDS_FOR: Final = {"transformers.grouped_mm_fallback.default": "_grouped_mm"}
-"""Operator -> the one of torch that runs where there are numbers: see :mod:`costproof.models.as_it_runs`."""
+"""Operator -> the one of torch that runs where there are numbers: see :mod:`costproof.patches.inference`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +171,13 @@ def log_operators_without_values(run: Run, device: str) -> OperatorLog:
             kwargs = run.inputs()
         there = replace(run, model=model)
         notes = OperatorLog(model, numbers=False)
-        with as_it_runs(model), watch_modules(there, _everywhere(there), notes.passed), run.around(), mode, notes:
+        with (
+            inference_context(model),
+            watch_modules(there, _everywhere(there), notes.passed),
+            run.around(),
+            mode,
+            notes,
+        ):
             model(**kwargs)
     except CostproofError:
         raise

@@ -22,8 +22,8 @@ from torch.utils._pytree import tree_leaves, tree_unflatten
 from costproof.ledger.errors import first_line
 from costproof.ledger.profile import Timing
 from costproof.ledger.progress import Progress, silent
-from costproof.models.jobs import Run
-from costproof.models.memory import free_bytes
+from costproof.models.specs import Run
+from costproof.models.weights import free_bytes
 from costproof.tracers.operator_log import (
     LoggedCall,
     OperatorLog,

@@ -10,8 +10,7 @@ from costproof.ledger.errors import Incomplete
 from costproof.ledger.node import Ledger
 from costproof.ledger.progress import Progress, silent
 from costproof.ledger.workload import Workload
-from costproof.models.serving import options_of
-from costproof.models.target import Exportable, Runnable, Target
+from costproof.models.target import Exportable, Runnable, Target, options_of
 from costproof.opgraph.rules.files import with_rules_in_force
 from costproof.processes import Failed, Pool, Say
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
+from costproof.algebra.series import CONTEXT, STEPS
 from costproof.ledger.callgraph import OperatorLine, OperatorListing
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.evaluate import evaluate_ledger
@@ -13,12 +14,10 @@ from costproof.ledger.metrics import FLOOR
 from costproof.ledger.node import CostNode, Ledger, UnknownOp
 from costproof.ledger.progress import Progress, silent
 from costproof.ledger.run import RunOptions
-from costproof.ledger.series import CONTEXT, STEPS
 from costproof.ledger.workload import Workload, sampled_steps
 from costproof.models.generic.copies import unchecked
-from costproof.models.jobs import GIVEN, ExportJob, SymbolicSize
-from costproof.models.serving import options_of
-from costproof.models.target import Exportable, PartlyExported, Runnable, Staged, Target, WithFormulas
+from costproof.models.specs import GIVEN, ExportJob, SymbolicSize
+from costproof.models.target import Exportable, PartlyExported, Runnable, Staged, Target, WithFormulas, options_of
 from costproof.opgraph.account import account, cache_nodes
 from costproof.opgraph.costed import CostedGraph, bound_unknown, cost_graph, known_at_sizes, substitute_sizes
 from costproof.opgraph.fvcore_macs import fvcore_nodes

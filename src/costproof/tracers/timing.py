@@ -21,7 +21,7 @@ from unittest import mock
 from costproof.ledger.aside import scratch
 from costproof.ledger.profile import Measured, ModuleTime, OperatorTime, StageTime, Timing
 from costproof.ledger.progress import Progress, silent
-from costproof.models.jobs import Run
+from costproof.models.specs import Run
 from costproof.patches.modules import forward_redirected, hooked
 from costproof.tracers.hooks import ROOT
 

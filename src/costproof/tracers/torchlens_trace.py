@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any, Final
 from costproof.ledger.environment import advice
 from costproof.ledger.errors import Incomplete, first_line
 from costproof.ledger.node import UnknownOp
-from costproof.models.as_it_runs import as_it_runs
 from costproof.models.caches import CACHES
-from costproof.models.jobs import Run
+from costproof.models.specs import Run
 from costproof.opgraph.graph import Graph, ModuleCall, OpCall, Value
+from costproof.patches.inference import inference_context
 from costproof.patches.modules import hooks_inside_forward
 from costproof.patches.patch import gc_disabled, patched
 from costproof.patches.tensor import SPLIT_INDEXING, autocast_recorded
@@ -31,12 +31,12 @@ from costproof.patches.torchlens import (
     ASK_EVERY_STORAGE,
     KEEP_VIEW_LABELS,
     SKIP_UNUSED_WORK,
+    dead_code_recorded,
     in_place_calls_recorded,
     whole_operators,
     wrapped_once,
 )
 from costproof.tracers.paths import Paths, dtype_name, mark_autocast, plain_value
-from costproof.tracers.unread import keep_dead_code
 
 if TYPE_CHECKING:
     from torch import nn
@@ -103,7 +103,7 @@ def trace_forward(
     with ExitStack() as around:
         # First of all: what is replaced in torch for a run would be wrapped, and wrapped once more for the next.
         around.enter_context(wrapped_once())
-        assumed = around.enter_context(as_it_runs(model))
+        assumed = around.enter_context(inference_context(model))
         cast_to = around.enter_context(autocast_recorded())
         around.enter_context(hooks_inside_forward(model))
         around.enter_context(warnings.catch_warnings())
@@ -111,7 +111,7 @@ def trace_forward(
         around.enter_context(whole_operators())
         around.enter_context(in_place_calls_recorded())
         around.enter_context(patched(*SPLIT_INDEXING, KEEP_VIEW_LABELS, *ASK_EVERY_STORAGE, *SKIP_UNUSED_WORK))
-        around.enter_context(keep_dead_code())
+        around.enter_context(dead_code_recorded())
         try:
             # That a loop over experts follows the data is known, and what ran is what is counted.
             warnings.filterwarnings("ignore", message="TorchLens observed .* scalar escape")

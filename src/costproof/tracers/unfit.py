@@ -11,7 +11,7 @@ from torch import nn
 
 from costproof.ledger.errors import NOT_GIVEN, Incomplete, first_line
 from costproof.models.generic.as_it_was import unwritten
-from costproof.models.jobs import Run
+from costproof.models.specs import Run
 from costproof.patches.patch import patched
 from costproof.patches.tensor import REFUSE_GRADIENTS, GradientTaken
 

@@ -17,10 +17,10 @@ from costproof.ledger.metrics import Metric
 from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.progress import silent
 from costproof.ledger.workload import Workload
-from costproof.models.as_it_runs import as_it_runs
 from costproof.models.generic.copies import unchecked
-from costproof.models.jobs import Run
+from costproof.models.specs import Run
 from costproof.models.target import Runnable
+from costproof.patches.inference import inference_context
 from costproof.patches.modules import forward_redirected, hooked
 from costproof.patches.patch import gc_disabled
 from costproof.tracers.cpu_fallback import with_numbers
@@ -82,7 +82,7 @@ def _work(run: Run) -> ModuleWork:
         around.enter_context(gc_disabled())
         around.enter_context(unchecked() if on_cpu else nullcontext())
         around.enter_context(run.around())
-        around.enter_context(as_it_runs(run.model))
+        around.enter_context(inference_context(run.model))
         around.enter_context(hooked(paths.modules.values(), enter, leave, with_kwargs=True))
         around.enter_context(forward_redirected(run.model))
         around.enter_context(judge.watching())

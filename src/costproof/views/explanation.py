@@ -218,7 +218,7 @@ def _parts(
     formula = nodes_formula([first], metric, capture.target.symbols, capture.symbols)
     if formula is None:
         return []
-    from costproof.ledger.symbols import parse
+    from costproof.algebra.symbols import parse
 
     names = sorted(s.name for s in parse(first.exprs[metric]).free_symbols)
     ledgers = [graph.by_source[s] for s in GRAPH_SOURCES if s in graph.by_source] if graph is not None else []

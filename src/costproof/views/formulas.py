@@ -25,7 +25,7 @@ class FormulaText:
     """One formula in three readings, all of the same value."""
 
     expression: str
-    """In symbols of workload and configuration; ``costproof.ledger.symbols.parse`` reads it."""
+    """In symbols of workload and configuration; ``costproof.algebra.symbols.parse`` reads it."""
     latex: str
     """``at_config``, typeset."""
     version: str
@@ -50,7 +50,7 @@ def stage_formula(
         return nodes_formula((n for n in here if n.invocation in calls), metric, config, docs)
     import sympy as sp
 
-    from costproof.ledger.symbols import sym
+    from costproof.algebra.symbols import sym
 
     whole: list[sympy.Expr] = []
     readable: list[sympy.Expr] = []
@@ -88,7 +88,7 @@ def _sum_of(texts: tuple[tuple[str, int], ...]) -> sympy.Expr:
     """Equal expressions are added as ``count * expression``: a model of equal layers has few different ones."""
     import sympy as sp
 
-    from costproof.ledger.symbols import parse
+    from costproof.algebra.symbols import parse
 
     return sp.Add(*(count * parse(source) for source, count in texts))
 
@@ -96,7 +96,7 @@ def _sum_of(texts: tuple[tuple[str, int], ...]) -> sympy.Expr:
 def _formula(total: sympy.Expr, readable: sympy.Expr, docs: Mapping[str, SymbolDoc]) -> FormulaText:
     import sympy as sp
 
-    from costproof.ledger.symbols import text
+    from costproof.algebra.symbols import text
 
     names = {s: docs[s.name].latex for s in readable.free_symbols if s.name in docs}
     return FormulaText(
@@ -114,7 +114,7 @@ def _items(config: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
 
 @lru_cache(maxsize=1024)
 def _version(total: sympy.Expr) -> str:
-    from costproof.ledger.symbols import version
+    from costproof.algebra.symbols import version
 
     return version(total)
 
@@ -124,7 +124,7 @@ def _readable(total: sympy.Expr, config: tuple[tuple[str, int], ...]) -> sympy.E
     """The configuration's numbers put in; factored where that is short, otherwise a plain sum of terms."""
     import sympy as sp
 
-    from costproof.ledger.symbols import sym
+    from costproof.algebra.symbols import sym
 
     wide = sp.expand(total.xreplace({sym(name): sp.Integer(value) for name, value in config}))
     if len(sp.Add.make_args(wide)) > _FACTOR_LIMIT or wide.has(sp.Min, sp.Max):

@@ -11,15 +11,15 @@ import torch
 from mylib_ops import Fancy  # type: ignore[import-not-found]
 from torch import nn
 
+from costproof.algebra.symbols import sym
 from costproof.analytic.compose import Part, analytic_ledger, invocation_nodes, stage_nodes
 from costproof.analytic.costs import LayerCosts, Size, layer
 from costproof.compare.proof.certificate import Settings
 from costproof.ledger.metrics import Conventions
 from costproof.ledger.node import Ledger
-from costproof.ledger.symbols import sym
 from costproof.ledger.workload import Invocation, TargetInfo, Workload
-from costproof.models.jobs import ExportJob, SymbolicSize
 from costproof.models.proof import Piece, Proof
+from costproof.models.specs import ExportJob, SymbolicSize
 from costproof.models.target import NamedWorkload, Setting
 
 SETTINGS = (Setting("rows", "Rows of the input."),)

@@ -13,7 +13,7 @@ from torch import nn
 from costproof.ledger.metrics import Conventions
 from costproof.ledger.run import RunOptions
 from costproof.ledger.workload import Invocation, TargetInfo, Workload
-from costproof.models.jobs import Built, ExportJob, Run, SymbolicSize
+from costproof.models.specs import Built, ExportJob, Run, SymbolicSize
 from costproof.models.target import NamedWorkload, Setting
 
 BATCH = 5

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from costproof.algebra.symbols import sym
 from costproof.analytic.compose import Part, analytic_ledger, invocation_nodes, stage_nodes
 from costproof.analytic.linear import Linear
 from costproof.ledger.capture import SymbolDoc
 from costproof.ledger.errors import BadInput
 from costproof.ledger.node import Ledger
-from costproof.ledger.symbols import sym
 from costproof.ledger.workload import Invocation, TensorSpec, Workload
 from costproof.models.encoding import STAGE
 from costproof.models.generic.made import Given

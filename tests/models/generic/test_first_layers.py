@@ -20,7 +20,7 @@ from costproof.ledger.run import RunOptions
 from costproof.models.generic.module import GenericTarget
 from costproof.models.generic.stacks import Stack, stacks
 from costproof.models.registry import load_target
-from costproof.models.stretch import Stretch
+from costproof.models.specs import Stretch
 from costproof.reports.whole_words import how
 
 pytestmark = pytest.mark.usefixtures("one_process")

@@ -22,7 +22,7 @@ from costproof.models.generic.modules import cache_tensors
 from costproof.models.generic.stages import longest
 from costproof.models.generic.two_stacks import Handed
 from costproof.models.generic.usual import attention_of
-from costproof.models.jobs import Run
+from costproof.models.specs import Run
 from costproof.run.capture import count_sources
 from costproof.run.prepare import Prepared
 from costproof.tracers.cpu_fallback import with_numbers

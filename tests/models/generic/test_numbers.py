@@ -16,7 +16,7 @@ from costproof.models.generic.inputs import example_inputs
 from costproof.models.generic.made import Given
 from costproof.models.generic.makers import Case
 from costproof.models.generic.module import GenericTarget
-from costproof.models.generic.numbers import Numbers, prepared
+from costproof.patches.input_values import KnownIntegers, precomputed
 from costproof.run.capture import count_sources
 from costproof.run.prepare import Prepared
 
@@ -24,8 +24,8 @@ IMAGES = [[1, 4, 6], [2, 2, 3]]
 """24 patches, and twice 6."""
 
 
-def numbers(values: Any = IMAGES) -> Numbers:
-    return Numbers(values, torch.empty(0, device="meta"))
+def numbers(values: Any = IMAGES) -> KnownIntegers:
+    return KnownIntegers(values, torch.empty(0, device="meta"))
 
 
 @pytest.mark.parametrize("watched", [False, True], ids=["alone", "in an export"])
@@ -89,7 +89,7 @@ class Chunked(nn.Module):
 
 
 def test_a_tensor_that_is_cut_by_numbers_leaves_the_lengths_of_its_parts_known() -> None:
-    with prepared(Chunked()):
+    with precomputed(Chunked()):
         parts, lengths = chunks(torch.empty(12, 5, device="meta"), numbers([6, 6]), 3)
         made = Chunked()(torch.empty(12, 5, device="meta"), numbers([6, 6]))
     # 6 frames are 2 parts of 3, and so are the other 6.
@@ -111,7 +111,7 @@ class Written(nn.Module):
 @pytest.mark.parametrize("exported", [False, True])
 def test_beside_integers_that_the_code_writes_down_they_have_values(exported: bool) -> None:
     module, x, grid = Written(), torch.empty(24 + 8, 5, device="meta"), numbers([[1, 2, 3], [1, 1, 2]])
-    with prepared(module):
+    with precomputed(module):
         if exported:
             found = torch.export.export(Around(module, grid), (x,), strict=False)
             made = list(found.graph.nodes)[-1].args[0][0].meta["val"]
@@ -122,7 +122,7 @@ def test_beside_integers_that_the_code_writes_down_they_have_values(exported: bo
 
 
 class Around(nn.Module):
-    def __init__(self, module: nn.Module, grid: Numbers) -> None:
+    def __init__(self, module: nn.Module, grid: KnownIntegers) -> None:
         super().__init__()
         self.module, self.grid = module, grid
 
@@ -163,9 +163,9 @@ def test_a_tower_that_gets_patches_and_their_grid() -> None:
 
 
 def test_what_may_be_left_out_is_worked_out_before() -> None:
-    with prepared(Tower()):
+    with precomputed(Tower()):
         places, order = ends(numbers([[1, 2, 2], [1, 2, 3]]), 2)
-    assert (type(places).__name__, places.tolist()) == ("Numbers", [0, 4, 10])
+    assert (type(places).__name__, places.tolist()) == ("KnownIntegers", [0, 4, 10])
     assert (type(order).__name__, tuple(order.shape), order.device.type) == ("Tensor", (10,), "meta")
 
 

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 import costproof
-from costproof.models.as_it_runs import as_it_runs
-from costproof.models.jobs import Run
+from costproof.models.specs import Run
+from costproof.patches.inference import inference_context
 from costproof.tracers.dynamic import record_output
 
 X: Final = torch.ones(3, 8)
@@ -212,6 +212,6 @@ def test_what_a_watcher_of_ours_collects_stays() -> None:
     module = nn.Linear(8, 8)
     with torch.no_grad():
         run = Run("forward", module, {"input": X}, lambda path, call: ("forward", "forward"), expected=module(X))
-        with record_output(run) as results, as_it_runs(module):
+        with record_output(run) as results, inference_context(module):
             module(X)
     assert len(results) == 1

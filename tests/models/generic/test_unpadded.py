@@ -7,14 +7,14 @@ import torch
 from torch import nn
 
 from costproof.ledger.node import total
-from costproof.models.as_it_runs import as_it_runs
 from costproof.models.generic.modules import around
 from costproof.models.generic.places import places
 from costproof.models.generic.towers import NONE, towers
-from costproof.models.generic.unpadded import ALL_ROWS
-from costproof.models.jobs import ExportJob
+from costproof.models.specs import ExportJob
 from costproof.opgraph.account import account
 from costproof.opgraph.costed import cost_graph
+from costproof.patches.inference import inference_context
+from costproof.patches.input_values import ALL_ROWS
 from costproof.tracers.exported import export_graph
 
 
@@ -78,7 +78,7 @@ def _on_meta(kind: type[nn.Module]) -> tuple[nn.Module, dict[str, torch.Tensor]]
 
 def test_no_row_of_an_image_is_taken_for_padding() -> None:
     model, inputs = _on_meta(Seeing)
-    with as_it_runs(model) as notes:
+    with inference_context(model) as notes:
         assert model(**inputs).shape == (2, 8, 4)
     assert ALL_ROWS in notes
     # Afterwards all is as it was: which rows these are is not known.
@@ -89,18 +89,18 @@ def test_no_row_of_an_image_is_taken_for_padding() -> None:
 def test_every_image_of_a_batch_is_one() -> None:
     with torch.device("meta"):
         model, pixels = Splitting(), torch.empty(2, 3, 5, 6)
-    with as_it_runs(model):
+    with inference_context(model):
         assert model.get_image_features(pixels).shape == (2 * 3 * 5, 4)
     some = torch.ones(2, 3, 5, 6)
     some[0, 1:] = 0
     real = Splitting()
-    with as_it_runs(real):
+    with inference_context(real):
         assert real.get_image_features(some).shape == (4 * 5, 4)
 
 
 def test_elsewhere_a_mask_is_not_guessed() -> None:
     model, inputs = _on_meta(Choosing)
-    with as_it_runs(model), pytest.raises(NotImplementedError):
+    with inference_context(model), pytest.raises(NotImplementedError):
         model(**inputs)
 
 
@@ -109,7 +109,7 @@ def test_with_numbers_a_mask_hides_what_it_hides() -> None:
     pixels = torch.ones(2, 3, 6)
     pixels[0, 0], pixels[1, 1:] = 0, 0
     model = Seeing()
-    with as_it_runs(model) as notes:
+    with inference_context(model) as notes:
         assert model.get_image_features(pixels).shape == (3, 4)
         assert model(ids, pixels).shape == (2, 8, 4)
     assert ALL_ROWS not in notes

@@ -9,15 +9,15 @@ import torch
 from low_rank import LowRank, LowRankLayer
 from torch import nn
 
+from costproof.algebra.symbols import sym
 from costproof.analytic.compose import Part, analytic_ledger, invocation_nodes, stage_nodes
 from costproof.analytic.linear import Linear
 from costproof.ledger.capture import SymbolDoc
 from costproof.ledger.errors import BadInput
 from costproof.ledger.metrics import Conventions
 from costproof.ledger.node import Ledger
-from costproof.ledger.symbols import sym
 from costproof.ledger.workload import Invocation, TargetInfo, Workload
-from costproof.models.jobs import ExportJob, SymbolicSize
+from costproof.models.specs import ExportJob, SymbolicSize
 from costproof.models.target import NamedWorkload, Setting
 
 WIDE, INNER = 64, 256

@@ -16,7 +16,7 @@ from math import prod
 
 import sympy
 
-from costproof.ledger.symbols import parse, sym
+from costproof.algebra.symbols import parse, sym
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,11 +14,11 @@ from typing import Final, Literal
 import sympy
 from sympy.printing.str import StrPrinter
 
+from costproof.algebra.symbols import factored, parse, text
 from costproof.compare.kinds import kind_of
 from costproof.compare.patterns import ROOT, Mask, expand, patterns, template
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.node import CostNode
-from costproof.ledger.symbols import factored, parse, text
 
 Form = Literal["text", "latex", "python", "yaml"]
 

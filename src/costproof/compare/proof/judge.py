@@ -16,14 +16,14 @@ from typing import Final
 
 import sympy
 
+from costproof.algebra.evaluation import compile_expression, shared_values
+from costproof.algebra.identity import free_symbols, put_in
+from costproof.algebra.symbols import factored, parse, pulled_out, sym, text, version
 from costproof.compare.align import Row, align
-from costproof.compare.identity import free_symbols, put_in
 from costproof.compare.patterns import patterns, template
 from costproof.compare.proof.certificate import Claim, Counterexample, Method
-from costproof.ledger.evaluate import compile_expression, shared_values
 from costproof.ledger.metrics import STAGE_WIDE
 from costproof.ledger.node import Ledger
-from costproof.ledger.symbols import factored, parse, pulled_out, sym, text, version
 
 _SMALL: Final = (1, 2, 3)
 _SOURCES: Final = ("analytic", "static")

@@ -13,8 +13,8 @@ from random import Random
 from typing import Any, ClassVar, Final, Self
 
 from costproof.ledger.errors import BadInput, CostproofError
-from costproof.models.native import NativeConfig, activation, check_type, yes_or_no
-from costproof.models.section import LARGEST, Section, renamed, shown
+from costproof.models.config import NativeConfig, activation, check_type, yes_or_no
+from costproof.models.config_reader import LARGEST, Section, renamed, shown
 
 SIZES: Final = {
     "hidden": "hidden_size",

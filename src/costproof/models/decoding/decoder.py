@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from costproof.ledger.workload import Workload
-from costproof.models.jobs import Mark
+from costproof.models.specs import Mark
 
 if TYPE_CHECKING:
     import torch

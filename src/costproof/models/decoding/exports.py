@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from costproof.ledger.workload import Workload, sampled_steps
-from costproof.models import flash_attention
 from costproof.models.decoding.decoder import Decoder, ids_on_meta, on_meta, text_config
-from costproof.models.jobs import ExportJob, SymbolicSize
+from costproof.models.specs import ExportJob, SymbolicSize
+from costproof.patches import flash_attention
 
 if TYPE_CHECKING:
     from torch import nn

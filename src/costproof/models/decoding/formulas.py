@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from costproof.algebra.symbols import sym
 from costproof.analytic.attention_block import AttentionBlock, Projection
 from costproof.analytic.compose import CONTAINER, Call, Part, analytic_ledger, prefill_and_decode
 from costproof.analytic.costs import Size
@@ -17,7 +18,6 @@ from costproof.analytic.router import Routing
 from costproof.analytic.soft_cap import SoftCap
 from costproof.analytic.transformer import Decoder, TransformerLayer
 from costproof.ledger.node import Ledger
-from costproof.ledger.symbols import sym
 from costproof.ledger.workload import Workload
 from costproof.models.decoding.config import DecoderConfig, MixtureConfig
 from costproof.models.decoding.names import STAGES, decoder_names, latent_names, mixture_names, sandwich_names

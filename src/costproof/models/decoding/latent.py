@@ -7,15 +7,16 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 
+from costproof.algebra.symbols import sym
 from costproof.analytic.compose import Call
 from costproof.analytic.latent_attention import LatentBlock
 from costproof.analytic.rotary import RotaryTable
 from costproof.analytic.router import Routing
 from costproof.ledger.errors import BadInput, CostproofError
 from costproof.ledger.metrics import Conventions
-from costproof.ledger.symbols import sym
 from costproof.ledger.workload import ExpertKernel, Workload
 from costproof.models import settings
+from costproof.models.config_reader import Section
 from costproof.models.decoding.config import (
     SIZES,
     UNUSED_ROUTER_KEYS,
@@ -27,7 +28,6 @@ from costproof.models.decoding.config import (
 from costproof.models.decoding.decoder import Decoder
 from costproof.models.decoding.formulas import DecoderStyle
 from costproof.models.decoding.target import CausalTarget
-from costproof.models.section import Section
 from costproof.models.target import Setting
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from costproof.ledger.workload import Workload, sampled_steps
 from costproof.models.decoding.decoder import Decoder, Locate, Masks, ids_on_meta
 from costproof.models.decoding.exports import contexts
-from costproof.models.jobs import Run
+from costproof.models.specs import Run
 
 if TYPE_CHECKING:
     import torch

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from costproof.algebra.symbols import sym
 from costproof.analytic.attention_block import AttentionBlock, Projection
 from costproof.analytic.compose import Call, Part, analytic_ledger, invocation_nodes, numbered, stage_nodes
 from costproof.analytic.conv2d import PatchEmbedding
@@ -18,7 +19,6 @@ from costproof.analytic.norms import LayerNorm
 from costproof.analytic.position_embedding import ClassAndPositions, LearnedPositions, PositionIds
 from costproof.analytic.transformer import TransformerLayer
 from costproof.ledger.node import Ledger
-from costproof.ledger.symbols import sym
 from costproof.models.encoding import STAGE
 from costproof.models.encoding.config import TextEncoderConfig, VisionConfig
 

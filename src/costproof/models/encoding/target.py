@@ -14,11 +14,10 @@ from costproof.ledger.node import Ledger
 from costproof.ledger.progress import Progress
 from costproof.ledger.workload import AttentionKind, Invocation, TensorSpec, Workload
 from costproof.models import settings as common
+from costproof.models.config import Native
 from costproof.models.encoding import STAGE, place
 from costproof.models.encoding.config import EncoderConfig
-from costproof.models.jobs import Built, ExportJob, Run, SymbolicSize
-from costproof.models.native import Native
-from costproof.models.stretch import layers_cut
+from costproof.models.specs import Built, ExportJob, Run, SymbolicSize, layers_cut
 from costproof.models.target import NamedWorkload, Setting
 
 if TYPE_CHECKING:

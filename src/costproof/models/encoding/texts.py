@@ -14,7 +14,7 @@ from costproof.ledger.workload import FLOAT_BYTES, TensorSpec, Workload
 from costproof.models import settings as common
 from costproof.models.encoding.config import TextEncoderConfig
 from costproof.models.encoding.target import EncoderTarget, Tensors
-from costproof.models.jobs import SymbolicSize
+from costproof.models.specs import SymbolicSize
 from costproof.models.target import NamedWorkload, Setting
 
 if TYPE_CHECKING:

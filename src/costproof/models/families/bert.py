@@ -5,13 +5,13 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import Any, ClassVar, Final
 
+from costproof.algebra.symbols import sym
 from costproof.analytic.compose import Part
 from costproof.analytic.linear import Linear
 from costproof.analytic.pooler import FirstTokenPooler
 from costproof.ledger.node import Ledger
-from costproof.ledger.symbols import sym
 from costproof.ledger.workload import Workload
 from costproof.models.encoding.config import (
     TextEncoderConfig,
@@ -23,9 +23,6 @@ from costproof.models.encoding.formulas import (
     text_encoder,
 )
 from costproof.models.encoding.texts import TextTarget
-
-if TYPE_CHECKING:
-    pass
 
 _LAYER: Final = "text.layer"
 _HEAD: Final = "cls.predictions"

@@ -5,15 +5,16 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import Any, ClassVar, Final
 
+from costproof.algebra.symbols import sym
 from costproof.analytic.compose import Part
 from costproof.analytic.costs import Size
 from costproof.analytic.linear import Linear
 from costproof.analytic.norms import LayerNorm
 from costproof.ledger.node import Ledger
-from costproof.ledger.symbols import sym
 from costproof.ledger.workload import Workload
+from costproof.models.config_reader import Section
 from costproof.models.encoding.config import (
     NO_CLASSIFIER,
     EncoderConfig,
@@ -29,10 +30,6 @@ from costproof.models.encoding.formulas import (
     vision_encoder,
 )
 from costproof.models.encoding.images import VisionTarget
-from costproof.models.section import Section
-
-if TYPE_CHECKING:
-    pass
 
 
 def clip_names(path: str) -> Mapping[str, str]:

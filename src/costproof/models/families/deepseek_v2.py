@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any, ClassVar, Final
 
+from costproof.algebra.symbols import sym
 from costproof.analytic.rotary import RotaryComplex
 from costproof.analytic.router import Routing
 from costproof.ledger.errors import BadInput, CostproofError
-from costproof.ledger.symbols import sym
+from costproof.models.config_reader import Section
 from costproof.models.decoding.formulas import DecoderStyle
 from costproof.models.decoding.latent import LatentConfig, LatentTarget, draw_latents, latent_style, latents_of
-from costproof.models.section import Section
 
 
 @dataclass(frozen=True, slots=True)

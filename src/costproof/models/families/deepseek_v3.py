@@ -6,17 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
+from costproof.algebra.symbols import sym
 from costproof.analytic.rotary import RotaryTable
 from costproof.analytic.router import Routing
 from costproof.ledger.errors import BadInput, CostproofError
-from costproof.ledger.symbols import sym
+from costproof.models.checkpoint import Stored
+from costproof.models.config_reader import Section
 from costproof.models.decoding.config import (
     number_of,
 )
 from costproof.models.decoding.formulas import DecoderStyle
 from costproof.models.decoding.latent import LatentConfig, LatentTarget, latent_style, latents_of
-from costproof.models.section import Section
-from costproof.models.stored import Stored
 
 if TYPE_CHECKING:
     from costproof.claims.effects import Mistakes

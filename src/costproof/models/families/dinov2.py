@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
+from costproof.algebra.symbols import sym
 from costproof.analytic.feed_forward import Mlp
 from costproof.ledger.node import Ledger
-from costproof.ledger.symbols import sym
 from costproof.ledger.workload import Workload
+from costproof.models.config_reader import Section
 from costproof.models.encoding.config import (
     ONE_CLASS,
     EncoderConfig,
@@ -27,7 +28,6 @@ from costproof.models.encoding.formulas import (
     vision_encoder,
 )
 from costproof.models.encoding.images import VisionTarget
-from costproof.models.section import Section
 
 if TYPE_CHECKING:
     from costproof.models.encoding.domain import Domain

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import ClassVar, Final
 
+from costproof.algebra.symbols import sym
 from costproof.analytic.compose import Part
 from costproof.analytic.linear import Linear
 from costproof.analytic.mlp import Activation
 from costproof.ledger.node import Ledger
-from costproof.ledger.symbols import sym
 from costproof.ledger.workload import Workload
 from costproof.models.encoding.config import (
     TextEncoderConfig,
@@ -22,9 +22,6 @@ from costproof.models.encoding.formulas import (
     text_encoder,
 )
 from costproof.models.encoding.texts import TextTarget
-
-if TYPE_CHECKING:
-    pass
 
 _LAYER: Final = "text.layer"
 _STYLE: Final = TextEncoderStyle(segments=False, added_apart=False, layer_containers=("mlp_dropout",))

@@ -8,6 +8,7 @@ from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
+from costproof.algebra.symbols import sym
 from costproof.analytic.attention_block import AttentionBlock
 from costproof.analytic.compose import Call, Part, analytic_ledger, numbered, prefill_and_decode
 from costproof.analytic.embedding import Embedding
@@ -18,14 +19,13 @@ from costproof.analytic.transformer import Decoder as DecoderBlock
 from costproof.analytic.transformer import TransformerLayer
 from costproof.ledger.errors import BadInput, CostproofError
 from costproof.ledger.node import Ledger
-from costproof.ledger.symbols import sym
 from costproof.ledger.workload import Workload
+from costproof.models.config_reader import Section
 from costproof.models.decoding.config import DecoderConfig
 from costproof.models.decoding.decoder import Decoder
 from costproof.models.decoding.formulas import ALL_PROJECTIONS, logits_and_masks
 from costproof.models.decoding.names import STAGES
 from costproof.models.decoding.target import CausalTarget
-from costproof.models.section import Section
 
 if TYPE_CHECKING:
     from costproof.models.decoding.domain import Drawn

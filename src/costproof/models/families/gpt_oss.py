@@ -11,6 +11,8 @@ from costproof.analytic.rotary import RotaryHalves
 from costproof.analytic.router import Routing
 from costproof.ledger.workload import AttentionKind
 from costproof.models import settings
+from costproof.models.checkpoint import Stored
+from costproof.models.config_reader import Section
 from costproof.models.decoding.config import (
     UNUSED_ROUTER_KEYS,
     MixtureConfig,
@@ -19,8 +21,6 @@ from costproof.models.decoding.config import (
 )
 from costproof.models.decoding.formulas import ALL_PROJECTIONS, DecoderStyle
 from costproof.models.decoding.target import CausalTarget
-from costproof.models.section import Section
-from costproof.models.stored import Stored
 from costproof.models.target import Setting
 
 

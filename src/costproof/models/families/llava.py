@@ -8,13 +8,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
+from costproof.algebra.symbols import sym
 from costproof.analytic.compose import Part
 from costproof.analytic.linear import Linear
 from costproof.analytic.mlp import Activation
 from costproof.ledger.errors import BadInput, CostproofError
 from costproof.ledger.node import Ledger
-from costproof.ledger.symbols import sym
 from costproof.ledger.workload import FLOAT_BYTES, Invocation, TensorSpec, Workload
+from costproof.models.checkpoint import unfit
+from costproof.models.config import activation, yes_or_no
+from costproof.models.config_reader import Section, shown
 from costproof.models.decoding.decoder import on_meta
 from costproof.models.decoding.formulas import decoder_parts
 from costproof.models.decoding.names import STAGES, decoder_names
@@ -26,10 +29,7 @@ from costproof.models.image_text.formulas import IMAGES, image_text_ledger
 from costproof.models.image_text.inputs import CALL
 from costproof.models.image_text.layout import ModelLayout, StagePaths
 from costproof.models.image_text.target import EXAMPLE_COUNT, ImageTextTarget, tower_job
-from costproof.models.jobs import ExportJob
-from costproof.models.native import activation, yes_or_no
-from costproof.models.processor import unfit
-from costproof.models.section import Section, shown
+from costproof.models.specs import ExportJob
 
 if TYPE_CHECKING:
     from torch import nn

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Final
 
 from costproof.analytic.router import Routing
 from costproof.models import settings
+from costproof.models.config_reader import Section
 from costproof.models.decoding.config import (
     UNUSED_ROUTER_KEYS,
     MixtureConfig,
@@ -16,7 +17,6 @@ from costproof.models.decoding.config import (
 )
 from costproof.models.decoding.formulas import DecoderStyle
 from costproof.models.decoding.target import CausalTarget
-from costproof.models.section import Section
 from costproof.models.target import Setting
 
 

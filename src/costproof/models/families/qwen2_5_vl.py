@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
+from costproof.algebra.symbols import sym
 from costproof.analytic.attention_block import AttentionBlock
 from costproof.analytic.compose import Call, Part, numbered
 from costproof.analytic.costs import Size
@@ -25,9 +26,10 @@ from costproof.analytic.transformer import TransformerLayer
 from costproof.ledger.capture import SymbolDoc
 from costproof.ledger.errors import BadInput, CostproofError
 from costproof.ledger.node import Ledger
-from costproof.ledger.symbols import sym
 from costproof.ledger.workload import FLOAT_BYTES, SIZE_FROM, Invocation, TensorSpec, Workload
 from costproof.models import settings as common
+from costproof.models.config import yes_or_no
+from costproof.models.config_reader import Section, shown
 from costproof.models.decoding.config import DecoderConfig
 from costproof.models.decoding.decoder import ids_on_meta, on_meta
 from costproof.models.decoding.formulas import DecoderStyle, decoder_parts
@@ -40,9 +42,7 @@ from costproof.models.image_text.formulas import IMAGES, image_text_ledger
 from costproof.models.image_text.inputs import CALL, images_of, with_images
 from costproof.models.image_text.layout import ModelLayout, StagePaths
 from costproof.models.image_text.target import ImageTextTarget, random_input, tower_job
-from costproof.models.jobs import ExportJob
-from costproof.models.native import yes_or_no
-from costproof.models.section import Section, shown
+from costproof.models.specs import ExportJob
 from costproof.models.target import Setting
 
 if TYPE_CHECKING:

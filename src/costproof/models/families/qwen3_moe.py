@@ -9,6 +9,8 @@ from typing import Any, ClassVar, Final
 
 from costproof.analytic.router import Routing
 from costproof.models import settings
+from costproof.models.config import yes_or_no
+from costproof.models.config_reader import Section
 from costproof.models.decoding.config import (
     UNUSED_ROUTER_KEYS,
     MixtureConfig,
@@ -18,8 +20,6 @@ from costproof.models.decoding.config import (
 )
 from costproof.models.decoding.formulas import ALL_PROJECTIONS, DecoderStyle
 from costproof.models.decoding.target import CausalTarget
-from costproof.models.native import yes_or_no
-from costproof.models.section import Section
 from costproof.models.target import Setting
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
+from costproof.algebra.symbols import sym
 from costproof.analytic.attention_block import AttentionBlock
 from costproof.analytic.compose import Call, Part, numbered
 from costproof.analytic.embedding import Embedding
@@ -25,9 +26,9 @@ from costproof.analytic.transformer import TransformerLayer
 from costproof.ledger.capture import SymbolDoc
 from costproof.ledger.errors import BadInput, CostproofError
 from costproof.ledger.node import Ledger
-from costproof.ledger.symbols import sym
 from costproof.ledger.workload import FLOAT_BYTES, TensorSpec, Workload
 from costproof.models import settings as common
+from costproof.models.config_reader import Section
 from costproof.models.encoding.config import (
     ONE_CLASS,
     EncoderConfig,
@@ -38,8 +39,7 @@ from costproof.models.encoding.formulas import (
 )
 from costproof.models.encoding.images import SIZE, PackedLengths, side_of
 from costproof.models.encoding.target import EncoderTarget, Tensors
-from costproof.models.jobs import SymbolicSize
-from costproof.models.section import Section
+from costproof.models.specs import SymbolicSize
 from costproof.models.target import NamedWorkload, Setting
 
 if TYPE_CHECKING:

@@ -7,14 +7,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
+from costproof.algebra.symbols import sym
 from costproof.analytic.compose import Part
 from costproof.analytic.linear import Linear
 from costproof.analytic.mlp import Activation
 from costproof.analytic.pooler import FirstTokenPooler
 from costproof.ledger.errors import BadInput, CostproofError
 from costproof.ledger.node import Ledger
-from costproof.ledger.symbols import sym
 from costproof.ledger.workload import Workload
+from costproof.models.config_reader import Section
 from costproof.models.encoding.config import (
     TextEncoderConfig,
 )
@@ -26,7 +27,6 @@ from costproof.models.encoding.formulas import (
 )
 from costproof.models.encoding.texts import TextTarget
 from costproof.models.families.bert import BertConfig, bert_names
-from costproof.models.section import Section
 
 if TYPE_CHECKING:
     from costproof.models.encoding.domain import Domain

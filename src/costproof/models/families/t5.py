@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
+from costproof.algebra.series import CONTEXT, STEPS, sum_over_steps
+from costproof.algebra.symbols import sym
 from costproof.analytic.attention_block import AttentionBlock
 from costproof.analytic.compose import CONTAINER, Call, Part, analytic_ledger, invocation_nodes, numbered, stage_nodes
 from costproof.analytic.embedding import Embedding
@@ -20,16 +22,13 @@ from costproof.ledger.capture import SymbolDoc
 from costproof.ledger.errors import BadInput, CostproofError, Problems
 from costproof.ledger.node import Ledger
 from costproof.ledger.progress import Progress
-from costproof.ledger.series import CONTEXT, STEPS, sum_over_steps
-from costproof.ledger.symbols import sym
 from costproof.ledger.workload import AttentionKind, Invocation, TensorSpec, Workload
 from costproof.models import settings as common
+from costproof.models.config import Native, NativeConfig, check_type, yes_or_no
+from costproof.models.config_reader import MOST_LAYERS, Section, renamed
 from costproof.models.decoding.decoder import Decoder, ids_on_meta
 from costproof.models.generic.encoder_decoder import PROMPT, TWO_STAGES, FirstRun, TwoStacks, two_stack_calls
-from costproof.models.jobs import Built, ExportJob, Run, SymbolicSize
-from costproof.models.native import Native, NativeConfig, check_type, yes_or_no
-from costproof.models.section import MOST_LAYERS, Section, renamed
-from costproof.models.stretch import layers_cut
+from costproof.models.specs import Built, ExportJob, Run, SymbolicSize, layers_cut
 from costproof.models.target import NamedWorkload, Setting
 
 if TYPE_CHECKING:

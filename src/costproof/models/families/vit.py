@@ -5,14 +5,16 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import Any, ClassVar, Final
 
+from costproof.algebra.symbols import sym
 from costproof.analytic.compose import Part
 from costproof.analytic.linear import Linear
 from costproof.analytic.pooler import FirstTokenPooler
 from costproof.ledger.node import Ledger
-from costproof.ledger.symbols import sym
 from costproof.ledger.workload import Workload
+from costproof.models.config import activation
+from costproof.models.config_reader import Section
 from costproof.models.encoding.config import (
     EncoderConfig,
     VisionConfig,
@@ -27,11 +29,6 @@ from costproof.models.encoding.formulas import (
     vision_encoder,
 )
 from costproof.models.encoding.images import VisionTarget
-from costproof.models.native import activation
-from costproof.models.section import Section
-
-if TYPE_CHECKING:
-    pass
 
 
 def _names(path: str) -> Mapping[str, str]:

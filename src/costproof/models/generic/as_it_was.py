@@ -20,8 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 from costproof.ledger.errors import Incomplete
 from costproof.models.generic.module_state import ModuleState
-from costproof.models.modes import Modes
-from costproof.models.process_state import ProcessState
+from costproof.models.process_state import Modes, ProcessState
 
 _UNTOLD = ("batch_norm",)
 """In names of operators that write to arguments of which their schema does not say so."""

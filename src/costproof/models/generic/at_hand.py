@@ -16,7 +16,7 @@ from costproof.models.generic.described import check_parts
 from costproof.models.generic.factory import bound, check_call
 from costproof.models.generic.made import Given
 from costproof.models.generic.module import GenericTarget
-from costproof.models.jobs import ExportJob, Run
+from costproof.models.specs import ExportJob, Run
 
 if TYPE_CHECKING:
     from torch import nn

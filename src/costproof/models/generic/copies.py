@@ -16,7 +16,7 @@ from unittest import mock
 from costproof.ledger.attributes import attribute
 from costproof.ledger.errors import Incomplete, first_line
 from costproof.models.generic.alike import alike
-from costproof.models.memory import FEWER, size_of
+from costproof.models.weights import FEWER, size_of
 
 if TYPE_CHECKING:
     import torch
@@ -74,21 +74,21 @@ def short_run(module: nn.Module, kwargs: Mapping[str, Any]) -> Any:
     """The result of a call on meta; where that looks at numbers, of a copy with ones; ``None`` if neither runs."""
     import torch
 
-    from costproof.models.as_it_runs import as_it_runs
+    from costproof.patches.inference import inference_context
 
     found = runs_on_meta(module, kwargs)
     if found is None:
-        with suppress(Exception), unchecked(), as_it_runs(module):
+        with suppress(Exception), unchecked(), inference_context(module):
             return with_ones(module)(**with_values(kwargs, torch.device("cpu")))
     return found
 
 
 def runs_on_meta(module: nn.Module, kwargs: Mapping[str, Any]) -> Any:
     """The result of a call on meta, ``None`` if it does not run there."""
-    from costproof.models.as_it_runs import as_it_runs
+    from costproof.patches.inference import inference_context
 
     # It is code of other packages, which raises what it likes.
-    with suppress(Exception), unchecked(), as_it_runs(module):
+    with suppress(Exception), unchecked(), inference_context(module):
         return module(**kwargs)
     return None
 
@@ -217,9 +217,9 @@ def _held(value: Any, seen: set[int] | None = None) -> Iterator[torch.Tensor]:
 def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
     from torch.utils._pytree import tree_map
 
-    from costproof.models.generic.numbers import Numbers
+    from costproof.patches.input_values import KnownIntegers
 
-    return tree_map(lambda v: v.moved(change) if isinstance(v, Numbers) else change(v), value)
+    return tree_map(lambda v: v.moved(change) if isinstance(v, KnownIntegers) else change(v), value)
 
 
 def with_tensors(module: nn.Module, change: Callable[[torch.Tensor], torch.Tensor]) -> nn.Module:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from costproof.ledger.errors import BadInput, Incomplete
 from costproof.models.generic.stacks import Stack, elsewhere, plain, stacks
-from costproof.models.stretch import EACH_KIND, Stretch, layers_cut
+from costproof.models.specs import EACH_KIND, Stretch, layers_cut
 
 if TYPE_CHECKING:
     from torch import nn

@@ -14,7 +14,7 @@ from costproof.models.decoding.exports import contexts
 from costproof.models.generic.copies import short_run
 from costproof.models.generic.inputs import Inputs
 from costproof.models.generic.stages import free, specs
-from costproof.models.jobs import ExportJob, Run, SymbolicSize
+from costproof.models.specs import ExportJob, Run, SymbolicSize
 
 if TYPE_CHECKING:
     import torch

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, Final
 from costproof.foreign import contained
 from costproof.ledger.errors import BadInput, first_line
 from costproof.ledger.workload import AttentionKind, Dtype
+from costproof.models.checkpoint import Stored
 from costproof.models.generic.described import check_parts
 from costproof.models.generic.made import Made
-from costproof.models.stored import Stored
 
 if TYPE_CHECKING:
     from torch import nn

@@ -11,7 +11,7 @@ from costproof.ledger.errors import BadInput, first_line
 from costproof.ledger.workload import Workload
 from costproof.models.caches import Path, caches_of, leaves, states
 from costproof.models.decoding.decoder import ids_on_meta, in_prompt, in_step
-from costproof.models.jobs import ExportJob, Run, SymbolicSize
+from costproof.models.specs import ExportJob, Run, SymbolicSize
 
 if TYPE_CHECKING:
     import torch
@@ -118,11 +118,11 @@ def _text(tokens: int) -> dict[str, Any]:
 
 def _refused(model: nn.Module, kwargs: Mapping[str, Any]) -> str:
     """What a call on meta ends with."""
-    from costproof.models.as_it_runs import as_it_runs
     from costproof.models.generic.copies import unchecked
+    from costproof.patches.inference import inference_context
 
     try:
-        with unchecked(), as_it_runs(model):
+        with unchecked(), inference_context(model):
             model(**kwargs)
     except Exception as error:  # code of other packages raises what it likes
         return first_line(error)

@@ -17,14 +17,14 @@ from costproof.ledger.errors import BadInput, Incomplete, did_you_mean, first_li
 from costproof.ledger.files import read_configuration
 from costproof.ledger.offline import no_network, offline
 from costproof.ledger.workload import NO_CLASS, AttentionKind, Dtype
+from costproof.models.checkpoint import PLAIN, Stored, stored, without
+from costproof.models.config_keys import type_of_class
 from costproof.models.generic.bounded import bounded, check_depth, check_keys
 from costproof.models.generic.cutting import CutModel, Edits, edited, first_layers
 from costproof.models.generic.made import Made
 from costproof.models.generic.said_once import said_once
 from costproof.models.generic.unasked import unasked
 from costproof.models.generic.unused import unused
-from costproof.models.keys import type_of_class
-from costproof.models.stored import PLAIN, Stored, stored, without
 
 if TYPE_CHECKING:
     from torch import nn

@@ -12,7 +12,7 @@ from costproof.ledger.attributes import attribute
 from costproof.ledger.errors import BadInput, Incomplete
 from costproof.models.generic import series, structured  # noqa: F401  # fill the registry
 from costproof.models.generic.makers import MAKERS, Case, Example
-from costproof.models.jobs import SymbolicSize
+from costproof.models.specs import SymbolicSize
 
 _SHAPE: Final = re.compile(r"(?P<name>\w+)=(?P<shape>\d+(x\d+)*)?(:(?P<dtype>\w+))?")
 _WHOLE: Final = ("ids", "labels", "mask", "positions", "lengths")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from costproof.models.generic.numbers import Numbers
+    from costproof.patches.input_values import KnownIntegers
 
 SAMPLES: Final = 15_360
 """Just under a second at 16 kHz: a multiple of the strides in use."""
@@ -102,7 +102,7 @@ class Case:
 class Example:
     """One input."""
 
-    tensor: torch.Tensor | Numbers | list[list[int]]
+    tensor: torch.Tensor | KnownIntegers | list[list[int]]
     symbols: Mapping[int, str] = field(default_factory=lambda: {0: "B"})
     """Dimensions that a run may have in another size, and their names."""
 
@@ -111,9 +111,9 @@ def known(values: Sequence[int | list[int]]) -> Example:
     """Integers that the model looks at."""
     import torch
 
-    from costproof.models.generic.numbers import Numbers
+    from costproof.patches.input_values import KnownIntegers
 
-    return Example(Numbers(list(values), torch.empty(0, device="meta")), {})
+    return Example(KnownIntegers(list(values), torch.empty(0, device="meta")), {})
 
 
 Maker = Callable[[Case], "Example | None"]

@@ -26,6 +26,7 @@ from costproof.ledger.workload import (
 )
 from costproof.models import settings as common
 from costproof.models.caches import is_cache
+from costproof.models.checkpoint import ImageSize, unfit
 from costproof.models.decoding.decoder import Decoder
 from costproof.models.decoding.names import STAGES
 from costproof.models.encoding import STAGE
@@ -60,9 +61,7 @@ from costproof.models.generic.usual import (
     side_of,
     too_short,
 )
-from costproof.models.jobs import Built, ExportJob, Run
-from costproof.models.processor import ImageSize, unfit
-from costproof.models.stretch import Stretch
+from costproof.models.specs import Built, ExportJob, Run, Stretch
 from costproof.models.target import NamedWorkload, Setting
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 That is what its parts hold (attributes, parameters, buffers, hooks, children, modes), the attributes of its own
 classes, what is set on its tensors (class, dtype, device, layout, gradient, attributes, version), which of them share
 memory, and the bits in it. All of it
-is read and written with the modes of the caller off: :mod:`costproof.models.modes`.
+is read and written with the modes of the caller off: :mod:`costproof.models.process_state`.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from costproof.ledger.workload import Workload
 from costproof.models.decoding.decoder import Decoder, Past, config_of, ids_on_meta, on_meta, text_config
 from costproof.models.generic.held_cache import HeldCache, held_cache
 from costproof.models.generic.towers import decoder_path
-from costproof.models.jobs import ExportJob, Run, SymbolicSize
+from costproof.models.specs import ExportJob, Run, SymbolicSize
 
 if TYPE_CHECKING:
     import torch

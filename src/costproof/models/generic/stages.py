@@ -20,7 +20,7 @@ from costproof.models.generic.held_cache import HeldCache
 from costproof.models.generic.inputs import Inputs
 from costproof.models.generic.own_cache import OwnCache
 from costproof.models.generic.towers import NONE, Towers
-from costproof.models.jobs import ExportJob, Run, SymbolicSize
+from costproof.models.specs import ExportJob, Run, SymbolicSize
 
 if TYPE_CHECKING:
     from torch import nn

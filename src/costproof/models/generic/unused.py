@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from costproof.ledger.errors import BadInput, Problems
 from costproof.ledger.workload import FURTHER_TOKENS, UNREAD
+from costproof.models.config_keys import HARMLESS, contradiction, harmless
+from costproof.models.config_reader import shown
 from costproof.models.generic import makers, structured
-from costproof.models.keys import HARMLESS, contradiction, harmless
-from costproof.models.section import shown
 
 if TYPE_CHECKING:
     from torch import nn

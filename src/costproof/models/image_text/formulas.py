@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
+from costproof.algebra.symbols import sym
 from costproof.analytic.compose import (
     CONTAINER,
     Call,
@@ -17,7 +18,6 @@ from costproof.analytic.compose import (
 from costproof.analytic.costs import Size
 from costproof.analytic.image_features import FeaturesInPrompt
 from costproof.ledger.node import CostNode, Ledger
-from costproof.ledger.symbols import sym
 from costproof.ledger.workload import Workload
 from costproof.models.decoding.formulas import logits_and_masks
 from costproof.models.decoding.names import STAGES

@@ -18,15 +18,14 @@ from costproof.ledger.node import Ledger
 from costproof.ledger.progress import Progress
 from costproof.ledger.workload import AttentionKind, Invocation, TensorSpec, Workload
 from costproof.models import settings as common
+from costproof.models.config import Native
 from costproof.models.decoding import exports, names, runs
 from costproof.models.decoding.build import build, generator, with_numbers
 from costproof.models.decoding.decoder import Decoder, ids_on_meta, on_meta
 from costproof.models.image_text.config import TEXT, VISION, ImageTextConfig, is_of
 from costproof.models.image_text.inputs import CALL, IMAGES, SYMBOLS, images_of, with_images
 from costproof.models.image_text.layout import ModelLayout
-from costproof.models.jobs import Built, ExportJob, Run, SymbolicSize
-from costproof.models.native import Native
-from costproof.models.stretch import layers_cut
+from costproof.models.specs import Built, ExportJob, Run, SymbolicSize, layers_cut
 from costproof.models.target import NamedWorkload, Setting
 
 if TYPE_CHECKING:

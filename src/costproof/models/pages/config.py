@@ -8,7 +8,7 @@ from operator import attrgetter
 from typing import Any, Final
 
 from costproof.ledger.errors import BadInput, CostproofError
-from costproof.models.section import Section, shown
+from costproof.models.config_reader import Section, shown
 
 CHANNELS: Final = 3
 """RGB pages: the vendor's processor and both patch embeddings take three channels."""

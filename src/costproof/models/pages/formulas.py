@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import sympy
 
+from costproof.algebra.symbols import sym
 from costproof.analytic.attention_block import AttentionBlock
 from costproof.analytic.compose import Call, Part, numbered
 from costproof.analytic.conv2d import Conv2d, PatchEmbedding
@@ -15,7 +16,6 @@ from costproof.analytic.feed_forward import Mixture, Mlp
 from costproof.analytic.norms import LayerNorm, LayerNorm2d
 from costproof.analytic.position_embedding import PositionEmbedding
 from costproof.analytic.transformer import Decoder, TransformerLayer
-from costproof.ledger.symbols import sym
 from costproof.ledger.workload import AttentionKind, ExpertKernel, Logits
 
 

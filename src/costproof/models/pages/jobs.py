@@ -11,8 +11,8 @@ from costproof.ledger.workload import Workload
 from costproof.models.decoding import runs
 from costproof.models.decoding.build import generator
 from costproof.models.decoding.decoder import Decoder, config_of, on_meta, text_config
-from costproof.models.jobs import ExportJob, Mark, Run, SymbolicSize
 from costproof.models.pages.page import Page, page_of, prefill_name
+from costproof.models.specs import ExportJob, Mark, Run, SymbolicSize
 
 if TYPE_CHECKING:
     import torch

@@ -11,7 +11,7 @@ from functools import lru_cache
 
 import sympy
 
-from costproof.ledger.symbols import pulled_out
+from costproof.algebra.symbols import pulled_out
 from costproof.ledger.workload import ITEM_BYTES
 from costproof.opgraph.graph import Size, Value
 

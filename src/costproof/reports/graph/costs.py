@@ -109,7 +109,7 @@ def _experts(ledgers: Sequence[Ledger], symbols: Mapping[str, int] | None) -> di
 def _ratio(held: str, passed: str, symbols: tuple[tuple[str, int], ...]) -> str:
     import sympy
 
-    from costproof.ledger.symbols import parse
+    from costproof.algebra.symbols import parse
 
     experts, top = sympy.fraction(sympy.cancel(parse(held) / parse(passed)))
     known = dict(symbols)

@@ -7,18 +7,19 @@ from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from costproof.algebra.symbols import FUNCTIONS
 from costproof.ledger.metrics import METRICS, STAGE_WIDE, Metric
 from costproof.ledger.plural import plural, verb
-from costproof.ledger.symbols import FUNCTIONS
+from costproof.reports import peaks, roofline
 from costproof.reports.graph.choice import Choice
 from costproof.reports.graph.svg import inline
 from costproof.reports.graph.view import graph_view
 from costproof.reports.html.document import Html, h, page, table
 from costproof.reports.html.mathml import mathml, symbol
-from costproof.reports.html.memory import peaks_part
 from costproof.reports.html.printer import (
     MOST_FINDINGS,
     MOST_IN_A_CELL,
+    HtmlPrinter,
     about,
     chips,
     finding,
@@ -30,7 +31,7 @@ from costproof.reports.html.printer import (
     status,
     swatch,
 )
-from costproof.reports.html.roof import roof_part, time_chip, time_metric
+from costproof.reports.roofline import time_chip, time_metric
 from costproof.reports.static_md import DERIVED
 from costproof.reports.whole_words import how, not_known, whole_rows, whole_title
 from costproof.views.absent import Absent
@@ -72,8 +73,7 @@ def capture_page(found: Report) -> str:
             h("p", h("b", "Not counted: "), "; ".join(what for what, _ in capture.not_counted) + ".", class_="not"),
             listed(f"{plural(len(others), 'other comparison')} that are not plainly equal", others, closed=True),
             _modules(tally(compared), DERIVED if found.static.formulas_of == "derived" else ""),
-            roof_part(found.roofline),
-            peaks_part(capture.peaks),
+            *map(HtmlPrinter().block, filter(None, (roofline.section(found.roofline), peaks.section(capture.peaks)))),
             picture,
         ),
         foot(capture.conventions, capture.environment, run_line(capture.run)),

@@ -17,7 +17,7 @@ _FENCES: Final = {"ceiling": ("⌈", "⌉"), "floor": ("⌊", "⌋")}
 
 
 def mathml(expression: str, docs: Mapping[str, SymbolDoc]) -> str:
-    """A ``math`` element of an expression of :mod:`costproof.ledger.symbols`; symbols as their documentation says."""
+    """A ``math`` element of an expression of :mod:`costproof.algebra.symbols`; symbols as their documentation says."""
     try:
         inside = _row(_written(ast.parse(expression, mode="eval").body, {name: d.latex for name, d in docs.items()}))
     except (RecursionError, MemoryError):

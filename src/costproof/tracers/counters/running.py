@@ -17,7 +17,7 @@ from costproof.ledger.errors import CostproofError, Incomplete
 from costproof.ledger.node import CostNode
 from costproof.ledger.progress import Progress, silent
 from costproof.ledger.workload import Workload
-from costproof.models.jobs import ExportJob, Run
+from costproof.models.specs import ExportJob, Run
 from costproof.models.target import Exportable
 from costproof.opgraph.rules.files import with_rules_in_force
 from costproof.processes import Late, Limits, Pool, failure

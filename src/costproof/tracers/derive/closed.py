@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from costproof.algebra.evaluation import evaluate
+from costproof.algebra.symbols import parse
 from costproof.compare.proof.closed_form import Limit
 from costproof.ledger.errors import CostproofError, Incomplete, first_line
-from costproof.ledger.evaluate import evaluate
 from costproof.ledger.node import CostNode, rule_wanted, unknown_clause
-from costproof.ledger.symbols import parse
 from costproof.opgraph.account import account
 from costproof.opgraph.costed import bound_unknown, cost_graph
 from costproof.opgraph.graph import path_renamer

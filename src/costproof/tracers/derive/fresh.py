@@ -17,10 +17,10 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from costproof.ledger.errors import message_of
-from costproof.models.as_it_runs import as_it_runs
-from costproof.models.jobs import Run
+from costproof.models.specs import Run
 from costproof.opgraph.graph import OpCall, Value
 from costproof.opgraph.rules.registry import UnknownCost, cost_of
+from costproof.patches.inference import inference_context
 from costproof.patches.modules import hooked
 from costproof.patches.patch import gc_disabled
 from costproof.tracers.cpu_fallback import with_numbers
@@ -76,7 +76,7 @@ def _count_forward(model: nn.Module, args: Mapping[str, Any]) -> tuple[dict[str,
     def leave(*_: Any) -> None:
         counter.stack.pop()
 
-    with gc_disabled(), as_it_runs(model), hooked(paths, enter, leave), counter:
+    with gc_disabled(), inference_context(model), hooked(paths, enter, leave), counter:
         model(**args)
     return counter.flops, counter.unknown
 

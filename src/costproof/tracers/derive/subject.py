@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import sympy
 
-from costproof.compare.identity import free_symbols
+from costproof.algebra.evaluation import compile_expression, evaluate
+from costproof.algebra.identity import free_symbols
+from costproof.algebra.symbols import factored, parse, sym, text
 from costproof.compare.proof.closed_form import Limit
 from costproof.ledger.errors import BadInput, Incomplete, Problems
-from costproof.ledger.evaluate import compile_expression, evaluate
-from costproof.ledger.symbols import factored, parse, sym, text
 from costproof.ledger.workload import Workload
 from costproof.models.generic.huggingface import counts_layers
-from costproof.models.jobs import ExportJob
+from costproof.models.specs import ExportJob
 from costproof.models.target import Derivable, Exportable, WithFormulas
 from costproof.tracers.exported import Exported
 from costproof.tracers.exporting import plain_sympy, with_sizes

@@ -12,18 +12,18 @@ from typing import Any, Final, NamedTuple, TypeVar
 import sympy
 import torch
 
+from costproof.algebra.evaluation import evaluate
+from costproof.algebra.series import CONTEXT, STEPS
+from costproof.algebra.symbols import text
 from costproof.ledger.errors import BadInput, CostproofError, Incomplete, first_line
-from costproof.ledger.evaluate import evaluate
 from costproof.ledger.peaks import CallPeaks, GapPart
 from costproof.ledger.progress import Progress, silent
-from costproof.ledger.series import CONTEXT, STEPS
-from costproof.ledger.symbols import text
 from costproof.ledger.workload import Workload
-from costproof.models.as_it_runs import as_it_runs
-from costproof.models.jobs import ExportJob
+from costproof.models.specs import ExportJob
 from costproof.models.target import Exportable
 from costproof.opgraph.liveness import Timeline, gap_parts, peak_of, timeline
 from costproof.opgraph.peak_form import peak_form
+from costproof.patches.inference import inference_context
 from costproof.patches.modules import hooked
 from costproof.patches.patch import gc_disabled
 from costproof.tracers.exporting import map_arguments, with_sizes
@@ -196,7 +196,7 @@ def eager_run(
 
     seen = Storages(lambda: stack[-1] if stack else "", lambda event: watch(seen, event) if watch else None)
     try:
-        with as_it_runs(module) as assumed, hooked(module.modules(), enter, leave), job.mode, seen:
+        with inference_context(module) as assumed, hooked(module.modules(), enter, leave), job.mode, seen:
             seen.apart((*module.parameters(), *module.buffers()))
             map_arguments(job.job, lambda path, tensor: seen.given(".".join(map(str, path)), tensor))
             result = module(**job.job.args)

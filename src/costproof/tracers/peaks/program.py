@@ -23,7 +23,7 @@ from costproof.ledger.errors import CostproofError, Incomplete, first_line
 from costproof.ledger.peaks import LiveTensor
 from costproof.models.generic.alike import alike
 from costproof.models.generic.copies import with_tensors
-from costproof.models.jobs import ExportJob
+from costproof.models.specs import ExportJob
 from costproof.opgraph.graph import Size, path_renamer
 from costproof.opgraph.liveness import MemoryEvent, MemoryProgram, ProgramStep, Timeline
 from costproof.tracers.exporting import SizeTranslator, export_program, inputs_by_path, map_arguments

@@ -19,7 +19,9 @@ from typing import Any, ClassVar, Final, cast
 
 from costproof.ledger.errors import BadInput, CostproofError, Problems
 from costproof.ledger.files import read_configuration
-from costproof.models.configured import Config
+from costproof.models.checkpoint import without, without_dtype
+from costproof.models.config import Config
+from costproof.models.config_reader import Section, renamed, shown
 from costproof.models.pages.config import (
     CHANNELS,
     DECODER_KEYS,
@@ -37,8 +39,6 @@ from costproof.models.pages.config import (
     read_sam,
     read_text,
 )
-from costproof.models.section import Section, renamed, shown
-from costproof.models.stored import without, without_dtype
 
 CLIP_KEYS: Final = {
     "hidden": "hidden_size",

@@ -7,6 +7,7 @@ from functools import partial
 from math import prod
 from typing import Final
 
+from costproof.algebra.symbols import sym
 from costproof.analytic.attention_block import AttentionBlock
 from costproof.analytic.compose import (
     Call,
@@ -28,7 +29,6 @@ from costproof.analytic.symbols import DECODER_SYMBOLS, RUN_SYMBOLS
 from costproof.analytic.transformer import TransformerLayer
 from costproof.ledger.capture import SymbolDoc
 from costproof.ledger.node import CostNode, Ledger
-from costproof.ledger.symbols import sym
 from costproof.models.families.deepseek_ocr.image_tokens import FeatureConcat, ImageTokens, PageInPlace, vision_tokens
 from costproof.models.families.deepseek_ocr.names import NATIVE_NAMES
 from costproof.models.families.deepseek_ocr.workload import STAGES

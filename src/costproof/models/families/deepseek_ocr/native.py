@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.workload import AttentionKind, Dtype, ExpertKernel, Workload
-from costproof.models import flash_attention
 from costproof.models.decoding import build as decoding
 from costproof.models.decoding import exports
 from costproof.models.decoding.build import running
@@ -25,9 +24,10 @@ from costproof.models.decoding.decoder import Decoder, config_of, on_meta
 from costproof.models.families.deepseek_ocr.names import NATIVE_NAMES
 from costproof.models.families.deepseek_ocr.workload import vision_tokens
 from costproof.models.image_text.layout import StagePaths
-from costproof.models.jobs import ExportJob
 from costproof.models.pages.jobs import VIEWS, VISION_INPUTS, PageReader, stride, vision_job
 from costproof.models.pages.page import page_of, sides, views
+from costproof.models.specs import ExportJob
+from costproof.patches import flash_attention
 
 if TYPE_CHECKING:
     import torch

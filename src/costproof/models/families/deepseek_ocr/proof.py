@@ -23,16 +23,16 @@ from typing import TYPE_CHECKING, Final
 from costproof.compare.proof.certificate import Settings
 from costproof.ledger.errors import BadInput
 from costproof.ledger.workload import FLOAT_BYTES, AttentionKind, Dtype, ExpertKernel, Logits, Workload
-from costproof.models import flash_attention
 from costproof.models.decoding.domain import GROUPED_ROW
 from costproof.models.families.deepseek_ocr.config import ClipConfig, OcrConfig
 from costproof.models.families.deepseek_ocr.native import vision_jobs
 from costproof.models.families.deepseek_ocr.target import DeepseekOcr
 from costproof.models.families.deepseek_ocr.workload import DEFAULT_SIDES, IMAGE_STAGES
-from costproof.models.jobs import ExportJob, SymbolicSize
 from costproof.models.pages.config import DrawnSam, PageDecoderConfig, SamConfig
 from costproof.models.pages.page import Page, grids, page_workload, views
 from costproof.models.proof import Piece, Proof, Provable, reasons
+from costproof.models.specs import ExportJob, SymbolicSize
+from costproof.patches import flash_attention
 
 if TYPE_CHECKING:
     from torch import nn

@@ -14,7 +14,8 @@ from costproof.ledger.node import Ledger
 from costproof.ledger.progress import Progress
 from costproof.ledger.workload import ExpertKernel, Invocation, Workload
 from costproof.models import settings
-from costproof.models.configured import Configured
+from costproof.models.checkpoint import stored
+from costproof.models.config import Configured
 from costproof.models.decoding.build import with_numbers
 from costproof.models.families.deepseek_ocr import native
 from costproof.models.families.deepseek_ocr.checkpoint import checkpoint_ledger, placed
@@ -34,10 +35,8 @@ from costproof.models.families.deepseek_ocr.workload import (
     sequence_length,
     structure,
 )
-from costproof.models.jobs import Built, ExportJob, Run
 from costproof.models.pages.workload import PAGE_SETTINGS
-from costproof.models.stored import stored
-from costproof.models.stretch import layers_cut
+from costproof.models.specs import Built, ExportJob, Run, layers_cut
 from costproof.models.target import Exportable, NamedWorkload, Setting, Target
 
 if TYPE_CHECKING:

@@ -19,7 +19,8 @@ from costproof.ledger.node import Ledger
 from costproof.ledger.progress import Progress
 from costproof.ledger.run import RunOptions
 from costproof.ledger.workload import Invocation, TargetInfo, Workload
-from costproof.models.configured import Configured
+from costproof.models.checkpoint import stored
+from costproof.models.config import Configured
 from costproof.models.decoding.decoder import Decoder, on_meta
 from costproof.models.decoding.runs import computed
 from costproof.models.families.deepseek_ocr.config import OcrConfig
@@ -44,13 +45,11 @@ from costproof.models.families.deepseek_ocr.workload import (
     structure,
     vision_tokens,
 )
-from costproof.models.jobs import Built, ExportJob, Mark, Run
 from costproof.models.pages.config import CHANNELS
 from costproof.models.pages.jobs import VIEWS, images_in, vision_job
 from costproof.models.pages.page import page_of, prefill_name, sides
 from costproof.models.pages.workload import PAGE_SETTINGS
-from costproof.models.stored import stored
-from costproof.models.stretch import layers_cut
+from costproof.models.specs import Built, ExportJob, Mark, Run, layers_cut
 from costproof.models.target import NamedWorkload, Setting
 
 if TYPE_CHECKING:

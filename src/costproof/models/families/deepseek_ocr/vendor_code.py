@@ -27,8 +27,8 @@ from costproof.ledger.run import RANDOM, RunOptions
 from costproof.models.decoding.build import SPREAD, generator
 from costproof.models.families.deepseek_ocr.checkpoint import placed
 from costproof.models.families.deepseek_ocr.snapshot import Snapshot
-from costproof.models.loading import load, plan
-from costproof.models.serving import require_device
+from costproof.models.target import require_device
+from costproof.models.weights import load, plan
 
 if TYPE_CHECKING:
     import torch

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Final, Self
 
 from costproof.ledger.errors import CostproofError
-from costproof.models.native import NativeConfig
+from costproof.models.config import NativeConfig
+from costproof.models.config_reader import Section, renamed, shown
 from costproof.models.pages.config import (
     NOT_DRAWN,
     SAM_KEYS,
@@ -24,7 +25,6 @@ from costproof.models.pages.config import (
     read_sam,
     read_text,
 )
-from costproof.models.section import Section, renamed, shown
 
 ENCODER_KEYS: Final = {
     "hidden": "hidden_size",

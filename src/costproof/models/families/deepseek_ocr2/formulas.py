@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import ClassVar, Final
 
+from costproof.algebra.symbols import sym
 from costproof.analytic.attention_block import AttentionBlock
 from costproof.analytic.compose import (
     Call,
@@ -23,7 +24,6 @@ from costproof.analytic.rotary import RotaryTable
 from costproof.analytic.transformer import TransformerLayer
 from costproof.ledger.capture import SymbolDoc
 from costproof.ledger.node import CostNode, Ledger
-from costproof.ledger.symbols import sym
 from costproof.models.decoding.names import decoder_names, mixture_names
 from costproof.models.families.deepseek_ocr.formulas import symbol_docs as page_symbol_docs
 from costproof.models.families.deepseek_ocr.names import NATIVE_NAMES

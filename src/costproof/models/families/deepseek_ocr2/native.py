@@ -16,9 +16,9 @@ from costproof.models.families.deepseek_ocr2.formulas import NAMES
 from costproof.models.families.deepseek_ocr2.workload import queries, vision_tokens
 from costproof.models.image_text.layout import StagePaths
 from costproof.models.image_text.target import no_image_check
-from costproof.models.jobs import ExportJob
 from costproof.models.pages.jobs import VIEWS, VISION_INPUTS, PageReader, stride, vision_job
 from costproof.models.pages.page import page_of, sides, views
+from costproof.models.specs import ExportJob
 
 if TYPE_CHECKING:
     from torch import nn

@@ -13,18 +13,17 @@ from costproof.ledger.node import Ledger
 from costproof.ledger.progress import Progress
 from costproof.ledger.workload import FLOAT_BYTES, AttentionKind, Invocation, TensorSpec, Workload
 from costproof.models import settings
+from costproof.models.config import Native
 from costproof.models.decoding import names
 from costproof.models.decoding.build import with_numbers
 from costproof.models.families.deepseek_ocr2 import native
 from costproof.models.families.deepseek_ocr2.config import Ocr2Config
 from costproof.models.families.deepseek_ocr2.formulas import ocr2_ledger, symbol_docs
 from costproof.models.families.deepseek_ocr2.workload import IMAGE_STAGES, MODES, STAGES, queries, vision_tokens
-from costproof.models.jobs import Built, ExportJob, Run
-from costproof.models.native import Native
 from costproof.models.pages.formulas import PageStructure, View
 from costproof.models.pages.page import page_of, views
 from costproof.models.pages.workload import page_run_problems, preset_workload
-from costproof.models.stretch import layers_cut
+from costproof.models.specs import Built, ExportJob, Run, layers_cut
 from costproof.models.target import NamedWorkload, Setting
 
 if TYPE_CHECKING:

@@ -1,0 +1,1 @@
+"""Symbols, exact evaluation, piecewise formulas and conditions: where a formula holds."""

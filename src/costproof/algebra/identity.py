@@ -1,0 +1,136 @@
+"""Whether two formulas are the same, not only equal at one workload; and by what they differ.
+
+Equality is tested at four points with the exact arithmetic of Python's integers and fractions;
+two different polynomials of the degrees that occur here agree at such points with a chance below
+one in a million (Schwartz-Zippel lemma). Formulas with a minimum, a maximum or a rounding that the other side
+does not have are compared around their branches too (:mod:`costproof.algebra.piecewise`). Sympy is asked only
+for these, and for the difference of formulas that are not the same, because it is a thousand times slower.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from typing import Final
+
+import sympy
+
+from costproof.algebra.evaluation import ExactNumber, compile_expression
+from costproof.algebra.piecewise import NotDecided, deciding, opaque
+from costproof.algebra.symbols import FUNCTIONS, factored, parse, sym, text
+from costproof.ledger.time_limits import check_time
+
+_POINTS = ((1, 4), (2, 97), (101, 4_993), (10_007, 1_000_003))
+"""Ranges of the points: tiny and small sizes, where a minimum takes its other branch, and large ones."""
+_USUAL: Final = tuple(sorted({*range(1, 65), *(2**i + k for i in range(6, 21) for k in (-1, 0, 1))}))
+"""Values of a symbol whose branches are not known."""
+
+
+@lru_cache(maxsize=65536)
+def free_symbols(expression: str) -> frozenset[str]:
+    """Names of the symbols in an expression."""
+    return compile_expression(expression).symbols
+
+
+def at(expressions: Iterable[str], values: Mapping[str, int]) -> ExactNumber | None:
+    """The value of a sum of expressions; ``None`` if a symbol has no value or a divisor is 0."""
+    check_time()
+    total: ExactNumber = 0
+    try:
+        for expression in expressions:
+            total += compile_expression(expression).run(values)
+    except (KeyError, ZeroDivisionError):
+        return None
+    return total
+
+
+@lru_cache(maxsize=4096)
+def unrounded(expression: str) -> str:
+    """The expression without rounding up: the cost where nothing is padded to whole windows."""
+    return text(parse(expression).replace(sympy.ceiling, lambda inside: inside))
+
+
+def points(free: frozenset[str]) -> tuple[dict[str, int], ...]:
+    """Four values for each symbol: the same on every machine and in every run."""
+    return tuple(
+        {name: low + zlib.crc32(f"{i}:{name}".encode()) % (high - low) for name in free}
+        for i, (low, high) in enumerate(_POINTS)
+    )
+
+
+@lru_cache(maxsize=65536)
+def same(
+    first: tuple[str, ...],
+    second: tuple[str, ...],
+    fixed: tuple[tuple[str, int], ...],
+    alias: tuple[tuple[str, str], ...],
+    free: frozenset[str],
+) -> bool:
+    """Whether two sums of expressions agree wherever the ``free`` symbols lead.
+
+    Args:
+        fixed: values of the symbols that are not variables here: those of the configuration, and
+            those of the workload that the second side holds as numbers.
+        alias: symbols that always equal a free one.
+    """
+    base = dict(fixed)
+    for point in points(free):
+        values = {**base, **point, **{name: point[equal] for name, equal in alias}}
+        a, b = at(first, values), at(second, values)
+        if a is None or b is None or a != b:
+            return False
+    if not any(map(branches, (*first, *second))):
+        return True
+    one, other = ([parse(put_in(e, fixed, alias)) for e in side] for side in (first, second))
+    return same_pieces(one, other, free) or _same_around(one, other, free)
+
+
+def branches(expression: str) -> bool:
+    """Whether it holds a minimum, a maximum or a rounding: then a few points do not tell it from another."""
+    return any(f"{name}(" in expression for name in FUNCTIONS)
+
+
+def same_pieces(first: Iterable[sympy.Expr], second: Iterable[sympy.Expr], free: Iterable[str]) -> bool:
+    """Whether two sums are one polynomial in the symbols and in the minima, maxima and roundings of both."""
+    names: dict[str, sympy.Symbol] = {}
+    one, other = (tuple(text(opaque(e, names)) for e in side) for side in (first, second))
+    known = frozenset(free) | {n.name for n in names.values()}
+    return all(at(one, values) == at(other, values) is not None for values in points(known))
+
+
+def _same_around(first: list[sympy.Expr], second: list[sympy.Expr], free: frozenset[str]) -> bool:
+    """Whether two sums agree around their branches, each symbol beside four values of the others."""
+    for name in free:
+        try:
+            values = deciding((*first, *second), name)
+        except NotDecided:
+            values = _USUAL
+        for other in points(free):
+            for value in values:
+                place = {**other, name: value}
+                a, b = (at((text(e) for e in side), place) for side in (first, second))
+                if a is None or b is None or a != b:
+                    return False
+    return True
+
+
+@lru_cache(maxsize=4096)
+def difference(
+    first: tuple[str, ...],
+    second: tuple[str, ...],
+    fixed: tuple[tuple[str, int], ...],
+    alias: tuple[tuple[str, str], ...],
+) -> str:
+    """First minus second with the fixed symbols put in, factored, as canonical text."""
+    mine, theirs = (sympy.Add(*(parse(put_in(e, fixed, alias)) for e in side)) for side in (first, second))
+    return text(factored(mine - theirs))
+
+
+@lru_cache(maxsize=65536)
+def put_in(expression: str, fixed: tuple[tuple[str, int], ...], alias: tuple[tuple[str, str], ...]) -> str:
+    """The expression with numbers and other names put in, expanded, as canonical text."""
+    wanted = free_symbols(expression)
+    replaced: dict[sympy.Expr, sympy.Expr] = {sym(k): sympy.Integer(v) for k, v in fixed if k in wanted}
+    replaced.update({sym(k): sym(v) for k, v in alias if k in wanted})
+    return text(sympy.expand(parse(expression).subs(replaced)))

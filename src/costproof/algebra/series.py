@@ -1,0 +1,87 @@
+"""Sums over decode steps: the cost of N steps in closed form from the cost of one."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Final
+
+import sympy
+
+from costproof.algebra.symbols import sym, text
+from costproof.ledger.errors import BadInput
+
+CONTEXT: Final = sym("P")
+"""Tokens in the cache before the (first) step."""
+STEPS: Final = sym("N")
+"""Decode steps."""
+
+
+@lru_cache(maxsize=4096)
+def sum_over_steps(expr: sympy.Expr) -> sympy.Expr:
+    """The closed form of ``sum(f(P + i) for i in range(N))`` for a polynomial f of P.
+
+    With f(P) = sum over k of c_k P^k, the sum is sum over k of c_k T_k, where
+    T_k = sum over j of binomial(k, j) P^(k-j) F_j and F_j = 0^j + 1^j + ... + (N-1)^j is Faulhaber's
+    formula, (B_(j+1)(N) - B_(j+1)(0)) / (j+1) with Bernoulli's polynomials. Coefficients c_k may be
+    any expressions without P, functions such as ``Min`` included. So may be a term ``c*Min(m, P + k)``, of what grows
+    until it is full: see :func:`_sum_of_least`.
+
+    Raises:
+        BadInput: the expression is neither, or already contains N.
+    """
+    expr = sympy.sympify(expr)
+    if STEPS in expr.free_symbols:
+        raise BadInput("a cost per step already contains the number of steps", where=text(expr), got=STEPS)
+    if CONTEXT not in expr.free_symbols:
+        return STEPS * expr
+    expr, full = _apart(expr)
+    try:
+        powers = sympy.Poly(sympy.expand(expr), CONTEXT).terms()
+    except sympy.PolynomialError as error:
+        raise BadInput(
+            "a cost per step has no closed sum", where=text(expr), expected="a polynomial in P", got=str(error)
+        ) from error
+    if any(CONTEXT in coefficient.free_symbols for _, coefficient in powers):
+        raise BadInput("a cost per step has no closed sum", where=text(expr), expected="a polynomial in P")
+    return full + sympy.Add(*(coefficient * _sum_of_powers(int(monomial[0])) for monomial, coefficient in powers))
+
+
+def _apart(expr: sympy.Expr) -> tuple[sympy.Expr, sympy.Expr]:
+    """The expression without its terms ``c*Min(m, P + k)``, and the sum of these over the steps."""
+    rest, full = sympy.Integer(0), sympy.Integer(0)
+    for term in sympy.Add.make_args(sympy.expand(expr)):
+        coefficient, growing = term.as_independent(CONTEXT, as_Add=False)
+        if isinstance(growing, sympy.Min) and len(growing.args) == 2:
+            most, ahead = sorted(growing.args, key=lambda one: CONTEXT in one.free_symbols)
+            ahead -= CONTEXT
+            if not {*most.free_symbols, *ahead.free_symbols} & {CONTEXT} and ahead.is_nonnegative:
+                full += coefficient * _sum_of_least(most, ahead)
+                continue
+        rest += term
+    return rest, full
+
+
+def _sum_of_least(most: sympy.Expr, ahead: sympy.Expr) -> sympy.Expr:
+    """``sum(min(most, P + ahead + i) for i in range(N))``, of positive integers.
+
+    The first n integers, none more than m, sum to g(n) = r (r + 1)/2 + m (n - r) with r = min(m, n).
+    """
+
+    def until(n: sympy.Expr) -> sympy.Expr:
+        r = sympy.Min(most, n)
+        return r * (r + 1) / 2 + most * (n - r)
+
+    before = CONTEXT + ahead - 1
+    return sympy.expand(until(before + STEPS) - until(before))
+
+
+def _sum_of_powers(k: int) -> sympy.Expr:
+    """``sum((P + i)**k for i in range(N))``."""
+    terms = (sympy.binomial(k, j) * CONTEXT ** (k - j) * _faulhaber(j) for j in range(k + 1))
+    return sympy.Add(*terms)
+
+
+def _faulhaber(j: int) -> sympy.Expr:
+    """``sum(i**j for i in range(N))`` with 0**0 = 1."""
+    difference = sympy.bernoulli(j + 1, STEPS) - sympy.bernoulli(j + 1, 0)
+    return sympy.expand(difference / (j + 1))

@@ -1,0 +1,198 @@
+"""A formula held against the truth at other runs than that of the claim: whether it is the same formula there too.
+
+The truth of a target is not one formula: where a window is full, or every expert is read, others hold. So a claim is
+compared at runs that the target takes, each with the formulas that hold there: small sizes, sizes around every place
+where a minimum, a maximum or a rounding takes another branch, or where the target has other formulas, powers of two,
+and large ones.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Mapping
+from copy import copy
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Final
+
+import sympy
+
+from costproof.algebra.evaluation import ExactNumber
+from costproof.algebra.piecewise import PIECEWISE, NotDecided, deciding, grid
+from costproof.algebra.symbols import sym
+from costproof.claims.formulas import Comparison
+from costproof.claims.runs import Runs
+from costproof.claims.truth import Case
+from costproof.claims.types import Counterexample
+
+_SMALL: Final = 64
+_POWERS: Final = 20
+_SCALES: Final = (100, 1_000, 10_000, 100_000, 1_000_000)
+_GRID: Final = 4_000
+_MIXED: Final = 200
+_DRAWS: Final = ((101, 4_993), (10_007, 1_000_003))
+"""Ranges of values of what no setting changes."""
+_ELEMENT: Final = (4, 2)
+"""Bytes that an element may have."""
+_SEVERAL: Final = sym("_several")
+"""A symbol that follows other settings in another call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What the other runs say."""
+
+    wrong: Counterexample | None
+    """A run at which the claim is not the truth, the smallest of those that were found."""
+    runs: int
+    """How many were tried."""
+    decided: bool
+    """Whether agreeing at them makes it the same formula, wherever the formulas of the target hold that were met."""
+
+
+class Elsewhere:
+    """A claim at other runs of its target; without a target, at any positive values of its variables."""
+
+    def __init__(self, beside: Comparison, runs: Runs | None) -> None:
+        self.beside, self.case, self.runs = beside, beside.case, runs
+        self.own: Mapping[str, int] = beside.free
+        self.follows: dict[str, sympy.Expr] = {v: sym(v) for v in beside.free}
+        if runs is not None:
+            self.follows = {}
+            for call in self.case.calls:
+                for symbol, variable in beside.names(call).items():
+                    if (source := runs.source(call.stage, call.id, symbol)) is not None:
+                        # What two calls have in common here need not be one thing elsewhere.
+                        same = self.follows.get(variable, source) == source
+                        self.follows[variable] = source if same else _SEVERAL
+                        self.follows[f"{symbol}_{call.id}"] = source
+            used = {s.name for source in self.follows.values() for s in source.free_symbols - {_SEVERAL}}
+            self.own = {s: runs.own[s] for s in sorted(used)}
+
+    def outcome(self) -> Outcome:
+        """What other runs say about the claim."""
+        lists, decided = self._lists()
+        tried: set[tuple[int, ...]] = set()
+        wrong: Counterexample | None = None
+        for place in self._places(lists, decided=decided):
+            key = tuple(place.values())
+            if key in tried or (there := self._at(place)) is None:
+                continue
+            tried.add(key)
+            found = self._differ(there)
+            if found is not None and (wrong is None or _size(found) < _size(wrong)):
+                wrong = found
+        return Outcome(wrong, len(tried), decided)
+
+    @property
+    def several(self) -> bool:
+        """Whether the target has other formulas at other runs."""
+        return any(self._at({s: end}) is not None for s in self.own for end in (self.runs.ends(s) if self.runs else ()))
+
+    def cases(self, most: int) -> Iterator[tuple[Case, ExactNumber | None]]:
+        """Some runs around the places where something changes, with the claim's number there."""
+        for place in self._mixed(self._lists()[0], most):
+            there = self._at(place)
+            case = there and there.case.moved(lambda _: {})
+            if there and case:
+                yield case, there.numbers(there.free)[0]
+
+    def _differ(self, there: Comparison) -> Counterexample | None:
+        """A difference at a run, and where what no setting changes is something else."""
+        other = there.free.keys() - self.follows.keys()
+        draws = [{n: low + zlib.crc32(f"{low}:{n}".encode()) % (high - low) for n in other} for low, high in _DRAWS]
+        element = [{"b": size} for size in _ELEMENT] if self.runs is not None and "b" in other else [{}, {}]
+        for drawn in ({}, *(d | e for d, e in zip(draws, element, strict=True))) if other else ({},):
+            values = {**there.free, **drawn}
+            claimed, truth = there.numbers(values)
+            if truth is not None and claimed != truth and truth.denominator == 1:
+                shown = {**self._moved(there), **values}
+                return Counterexample(shown, "nothing" if claimed is None else str(claimed), int(truth))
+        return None
+
+    def _moved(self, there: Comparison) -> dict[str, int]:
+        """The sizes that are others at a run, and that neither side holds: a length decides which formulas hold."""
+        if self.runs is None:
+            return {}
+        here, other = (
+            {one.names(c)[n]: v for c in one.case.calls for n, v in c.symbols.items()} for one in (self.beside, there)
+        )
+        return {n: v for n, v in other.items() if n in self.follows and n not in there.tied and here.get(n) != v}
+
+    def _at(self, place: Mapping[str, int]) -> Comparison | None:
+        """Claim and truth at a run; ``None``: the target does not take it, or the claim is not about it."""
+        if self.runs is None:
+            made = copy(self.beside)
+            made.free = {**self.beside.free, **place}
+            return made
+        run = self.runs.at(place)
+        at = self.case.claim.at.items()
+        if run is None or any(c.symbols.get(n, v) != v for c in run.calls for n, v in at):
+            return None
+        if not {c.stage for c in self.case.calls} <= {c.stage for c in run.calls}:
+            return None  # without steps there is no decode
+        regime = self.case.once(f"formulas {id(run.ledger)}", lambda: replace(self.case, ledger=run.ledger))
+        if not regime.symbolic:
+            return None
+        there = regime.claiming(self.case.claim)
+        object.__setattr__(there, "capture", replace(self.case.capture, invocations=run.calls))
+        return Comparison(self.beside.given_formula, there, self.beside.shared)
+
+    def _lists(self) -> tuple[dict[str, tuple[int, ...]], bool]:
+        """Setting -> the values that decide, and whether they do."""
+        lists: dict[str, tuple[int, ...]] = {}
+        decided = True
+        ends: dict[str, tuple[int, ...]] = {s: self.runs.ends(s) if self.runs else () for s in self.own}
+        exprs = self._expressions(self.beside)
+        for setting, found in ends.items():
+            for end in found:
+                there = self._at({setting: end})
+                exprs |= self._expressions(there) if there is not None else set()
+        for setting, own in self.own.items():
+            first, step = self.runs.sizes(setting) if self.runs else (1, 1)
+            try:
+                if not step:
+                    raise NotDecided
+                lists[setting] = deciding(exprs, setting, first, step, ends[setting])
+            except NotDecided:
+                decided = False
+                lists[setting] = tuple(sorted({first, own, *(e + k for e in ends[setting] for k in (-1, 0, 1))}))
+        try:
+            grid(lists, _GRID)
+        except NotDecided:
+            decided = False
+        return lists, decided and not any(self._open(expr) for expr in exprs)
+
+    def _open(self, expr: sympy.Expr) -> bool:
+        """Whether values of the settings alone do not decide."""
+        known = {sym(s) for s in self.own}
+        return expr.has(_SEVERAL) or any(not a.free_symbols <= known for a in expr.atoms(*PIECEWISE))
+
+    def _expressions(self, there: Comparison) -> set[sympy.Expr]:
+        """The parts of claim and truth, in settings."""
+        put = {sym(variable): source for variable, source in self.follows.items()}
+        return {expr.xreplace(put) for side in there.parts() for expr in side}
+
+    def _places(self, lists: Mapping[str, tuple[int, ...]], *, decided: bool) -> Iterator[dict[str, int]]:
+        yield dict(self.own)
+        if decided:
+            yield from grid(lists, _GRID)
+        for setting, decisive in lists.items():
+            first, step = self.runs.sizes(setting) if self.runs else (1, 1)
+            usual = {first + step * i for i in range(_SMALL)}
+            usual |= {first + step * (2**i + k) for i in range(_POWERS) for k in (-2, -1, 0)}
+            usual |= {first + step * (zlib.crc32(f"{setting}:{high}".encode()) % high) for high in _SCALES}
+            for value in sorted({*usual, *decisive}):
+                yield {**self.own, setting: value}
+        yield from self._mixed(lists, _MIXED)
+
+    def _mixed(self, lists: Mapping[str, tuple[int, ...]], most: int) -> Iterator[dict[str, int]]:
+        """Combinations of values that decide with each other, and with those of the run."""
+        short = {s: sorted({*values[:3], *values[-3:], self.own[s], *values[:: len(values) // 6 + 1]})
+                 for s, values in lists.items()}  # fmt: skip
+        whole = [dict(zip(short, values, strict=True)) for values in product(*short.values())]
+        yield from whole[:: len(whole) // most + 1]
+
+
+def _size(found: Counterexample) -> tuple[int, ...]:
+    return sum(found.values.values()), *found.values.values()

@@ -1,0 +1,350 @@
+"""What a claim is made of: the truth's cost nodes in groups that the causes act on.
+
+An term is a group of equal nodes of one metric. It is *on* when the truth counts it. ClaimTerms that are
+off stand for what a wrong model may count instead: the embedding as a matrix product, norms, biases,
+dense layers in place of experts. A cause switches terms on and multiplies their values. What an term is
+in the model says its role, in the words of the formulas: ``text.layer.mlp.gate``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import lru_cache
+from types import MappingProxyType
+
+import sympy
+
+from costproof.algebra.evaluation import compile_expression, shared_values
+from costproof.algebra.identity import free_symbols
+from costproof.algebra.symbols import parse
+from costproof.claims.types import TOTAL, Claim
+from costproof.compare.patterns import Mask, matches, template
+from costproof.ledger.capture import Capture
+from costproof.ledger.metrics import Metric
+from costproof.ledger.node import CostNode, Ledger, bearing, total
+from costproof.ledger.workload import FLOAT_BYTES
+
+BIASED = frozenset({"linear", "conv2d", "patch_embedding"})
+"""Formulas of layers that may have a bias."""
+
+Values = Mapping[tuple[str, str], Mapping[str, int]]
+"""(stage, invocation) -> values of the symbols; ``("", "")`` has those that are the same everywhere."""
+Windows = Mapping[tuple[str, str], int]
+"""(stage, module) -> tokens that its layer attends to."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimTerm:
+    """Equal nodes of one metric, or what a wrong model counts in addition."""
+
+    stage: str
+    invocation: str
+    role: str
+    owner: str
+    kind: str
+    value: Fraction
+    """Sum over the nodes."""
+    expr: str
+    """Symbols that the value is proportional to: the cost of one node; empty where there is none."""
+    values: Mapping[str, int]
+    """Values of the symbols here."""
+    count: int
+    evidence: tuple[str, ...]
+    counted: bool = True
+    stands_for: str = ""
+    """What an term that is off stands for."""
+    products: bool = True
+    """Whether the value counts multiply-accumulates, so that a unit of MAC halves it."""
+    window: int = 0
+    """Tokens that its layer attends to, the own one among them, where the run is longer; 0: all."""
+
+    @property
+    def tower(self) -> str:
+        """The part of the model that it stands in, and what the symbols of that part begin with: ``text``."""
+        return self.role.partition(".")[0]
+
+    @property
+    def part(self) -> str:
+        """What it is there: ``gate``."""
+        return self.role.rpartition(".")[2]
+
+    def within(self, *words: str) -> bool:
+        """Whether it is such a part, or in one."""
+        return not set(words).isdisjoint(self.role.split("."))
+
+    @property
+    def norm(self) -> bool:
+        """Whether it belongs to a layer that normalises."""
+        return is_norm(self.owner)
+
+    @property
+    def scores(self) -> bool:
+        """Scores and weighted sum of attention, by a formula or as one operator of a graph."""
+        return self.products and (self.owner == "attention" or "scaled_dot_product" in self.kind)
+
+    @property
+    def text(self) -> bool:
+        """Work of a decoder: on a prompt, or in steps."""
+        return tokens_of(self.values) is not None
+
+    @property
+    def mixture(self) -> bool:
+        """Part of a mixture of experts: routed, shared or router."""
+        return self.within("experts", "router", "shared")
+
+
+def is_norm(owner: str) -> bool:
+    """Whether the formula, or the class, that owns a node is that of a norm."""
+    return "norm" in owner.lower()
+
+
+def is_table(node: CostNode) -> bool:
+    """Whether a node is that of a table of embeddings, by its role or in a graph by its class."""
+    return node.role.endswith(".embedding") or node.owner == "Embedding"
+
+
+def tokens_of(values: Mapping[str, int]) -> int | None:
+    """Tokens that pass a decoder in an invocation: B S of a prompt, B N of steps; ``None`` where it does not run."""
+    each = values.get("S", values.get("N"))
+    return None if each is None else values["B"] * each
+
+
+def in_scope(node: CostNode, claim: Claim) -> bool:
+    """Whether a claim is about a node."""
+    return (
+        (claim.stage in (TOTAL, node.stage))
+        and (not claim.invocation or node.invocation in ("", claim.invocation))
+        and (not claim.module or matches(node.module, claim.module))
+    )
+
+
+def nodes_of(ledger: Ledger, claim: Claim, metric: Metric) -> list[CostNode]:
+    """The nodes that a claim is about; a module of two stages once, where the metric belongs to the module."""
+    return [n for n in bearing((n for n in ledger.nodes if in_scope(n, claim)), metric) if n.cost(metric) != 0]
+
+
+def terms_of(capture: Capture, ledger: Ledger, claim: Claim) -> tuple[ClaimTerm, ...]:
+    """All items of a claim: what the truth counts, and what a wrong model may."""
+    values, windows = _values(capture), _windows(capture, ledger)
+    nodes = nodes_of(ledger, claim, claim.metric)
+    real = _grouped(nodes, claim.metric, values, windows)
+    extras: list[ClaimTerm] = []
+    if claim.metric == "flops":
+        extras += _vector(capture, ledger, claim, values)
+        extras += _embedding(ledger, claim, values)
+        extras += _biases(ledger, nodes, values)
+        extras += _rules(ledger, claim, values)
+    if claim.metric == "weight_read_bytes":
+        extras += _tables(ledger, nodes, values)
+    extras += _in_place(dense_terms(real), (i for i in real if i.part == "experts"), "dense for mixture")
+    extras += _in_place((i for i in real if i.mixture), dense_terms(real), "mixture for dense")
+    if claim.metric == "kv_cache_bytes":
+        extras += _beyond(ledger, claim, values, windows)
+    if claim.metric == "params":
+        extras += _unexecuted(capture, ledger, claim)
+    return (*real, *extras)
+
+
+def dense_terms(terms: Iterable[ClaimTerm]) -> list[ClaimTerm]:
+    """The matrices of the dense MLPs of towers that also have experts."""
+    terms = list(terms)
+    mixed = {i.tower for i in terms if i.part == "experts"}
+    return [i for i in terms if i.counted and i.owner == "linear" and i.within("mlp") and i.tower in mixed]
+
+
+def shared_symbols(capture: Capture) -> dict[str, int]:
+    """Values of the configuration's symbols, and of those that have one value in all invocations."""
+    return {**capture.target.symbols, **shared_values(i.symbols for i in capture.invocations)}
+
+
+def _values(capture: Capture) -> Values:
+    everywhere = shared_symbols(capture)
+    common = {n: everywhere[n] for n in (*capture.target.symbols, "B", "b") if n in everywhere}
+    return {("", ""): common, **{(i.stage, i.id): capture.values(i) for i in capture.invocations}}
+
+
+def _windows(capture: Capture, ledger: Ledger) -> Windows:
+    """Modules whose layer attends to a window: their cache, or their scores, end with it."""
+    found: dict[tuple[str, str], int] = {}
+    for node in ledger.nodes:
+        name = f"{node.role.partition('.')[0]}_window"
+        if name in capture.target.symbols and any(name in free_symbols(e) for e in node.exprs.values()):
+            found[node.stage, node.module] = capture.target.symbols[name]
+    return found
+
+
+def _grouped(
+    nodes: Iterable[CostNode], metric: Metric, values: Values, windows: Windows = MappingProxyType({})
+) -> list[ClaimTerm]:
+    groups: dict[tuple[str, str, Mask, str, str, str, int, int], list[CostNode]] = {}
+    for node in nodes:
+        if (one := node.cost(metric)) is None:
+            continue  # no truth, and nothing to put beside it
+        mask, _ = template(node.module)
+        key = (node.stage, node.invocation, mask, node.kind, node.owner, node.exprs.get(metric, ""), one,
+               windows.get((node.stage, node.module), 0))  # fmt: skip
+        groups.setdefault(key, []).append(node)
+    return [
+        ClaimTerm(
+            stage=stage,
+            invocation=invocation,
+            role=members[0].role,
+            owner=owner,
+            kind=kind,
+            value=Fraction(one * len(members)),
+            expr=expr,
+            values=values.get((stage, invocation), values["", ""]),
+            count=len(members),
+            evidence=(f"{members[0].id} x {len(members)}" if len(members) > 1 else members[0].id,),
+            window=window,
+        )
+        for (stage, invocation, _, kind, owner, expr, one, window), members in groups.items()
+    ]
+
+
+def _off(terms: Iterable[ClaimTerm], extra: str) -> list[ClaimTerm]:
+    """Additions that the truth does not count."""
+    return [replace(i, counted=False, stands_for=extra, products=False) for i in terms]
+
+
+def _vector(capture: Capture, ledger: Ledger, claim: Claim, values: Values) -> list[ClaimTerm]:
+    """Vector work: norms and the rest; norms at one per element, and at 5 of a layer norm as fvcore counts them."""
+    nodes = nodes_of(ledger, claim, "vector_flops")
+    norms = _grouped((n for n in nodes if is_norm(n.owner)), "vector_flops", values)
+    rest = _grouped((n for n in nodes if not is_norm(n.owner)), "vector_flops", values)
+    written = {(n.stage, n.invocation, n.module): n.cost("output_bytes") for n in ledger.nodes if not n.kind}
+    ones, fives = {}, []
+    for node in (n for n in nodes if is_norm(n.owner)):
+        place = node.stage, node.invocation, node.module
+        if (out := written.get(place)) is None:
+            continue
+        elements = out // FLOAT_BYTES[capture.workload.dtype]
+        ones[place] = replace(node, costs={"vector_flops": elements}, exprs={})
+        if node.owner == "layer_norm":
+            fives.append(replace(node, costs={"vector_flops": 5 * elements}))
+    found = _off(norms, "norms") + _off(rest, "vector") + _off(_grouped(fives, "vector_flops", values), "norms at 5")
+    return found + _off(_grouped(ones.values(), "vector_flops", values), "norms at 1")
+
+
+def _extra(node: CostNode, value: Fraction, known: Mapping[str, int], extra: str) -> ClaimTerm:
+    """One term that is off and stands for a node."""
+    return ClaimTerm(
+        node.stage, node.invocation, node.role, node.owner, "", value, "", known, 1, (node.id,),
+        counted=False, stands_for=extra,
+    )  # fmt: skip
+
+
+def _embedding(ledger: Ledger, claim: Claim, values: Values) -> list[ClaimTerm]:
+    """The table as a matrix: 2 tokens entries width."""
+    tables = {(n.stage, n.module): n for n in ledger.nodes if n.role.endswith(".embedding") and n.cost("params")}
+    places = [
+        (replace(node, invocation=invocation), known, tokens)
+        for node in tables.values()
+        for (stage, invocation), known in values.items()
+        if stage == node.stage and (tokens := tokens_of(known)) is not None
+    ]
+    return [
+        _extra(node, Fraction(2 * tokens * (node.cost("params") or 0)), known, "embedding")
+        for node, known, tokens in places
+        if in_scope(node, claim)
+    ]
+
+
+def _tables(ledger: Ledger, nodes: Iterable[CostNode], values: Values) -> list[ClaimTerm]:
+    """The tables of embeddings as other weights are read: whole, in every step."""
+    size = {n.module: weight for n in ledger.nodes if (weight := n.cost("weight_bytes"))}
+    read = [(n, values.get((n.stage, n.invocation), values["", ""])) for n in nodes if n.role.endswith(".embedding")]
+    return [_extra(n, Fraction(known.get("N", 1) * size.get(n.module, 0)), known, "tables") for n, known in read]
+
+
+def _biases(ledger: Ledger, nodes: Iterable[CostNode], values: Values) -> list[ClaimTerm]:
+    """One addition per result of a layer with a bias: FLOPs / (2 weights) results for each bias element."""
+    owned = {n.module: n for n in ledger.nodes if n.exprs.get("params") and not n.invocation}
+    found = []
+    for node in nodes:
+        parts = bias_of(owned[node.module].exprs["params"]) if node.module in owned else None
+        if parts is None or node.owner not in BIASED:
+            continue
+        known = values[node.stage, node.invocation]
+        weights, bias = (Fraction(compile_expression(p).run(known)) for p in parts)
+        added = Fraction(node.cost("flops") or 0) / (2 * weights) * bias
+        # The expression stays that of the products: both grow with the rows, and only ratios are taken of it.
+        found.append(replace(node, costs={"flops": int(added)}))
+    return _off(_grouped(found, "flops", values), "biases")
+
+
+@lru_cache(maxsize=1024)
+def bias_of(expr: str) -> tuple[sympy.Expr, sympy.Expr] | None:
+    """Weights and bias in the parameters of a layer: the terms of the highest degree, and the others."""
+    addends = sympy.Add.make_args(sympy.expand(parse(expr)))
+    degrees = [sympy.Poly(t).total_degree() for t in addends if t.free_symbols]
+    if len(addends) != len(degrees) or len(set(degrees)) < 2:
+        return None
+    top = max(degrees)
+    weights = sympy.Add(*(t for t, d in zip(addends, degrees, strict=True) if d == top))
+    return weights, sympy.Add(*addends) - weights
+
+
+def _in_place(given: Iterable[ClaimTerm], taken: Iterable[ClaimTerm], extra: str) -> list[ClaimTerm]:
+    """What one kind of layer would cost in the layers that are of the other: dense MLPs, mixtures of experts."""
+    layers = {(i.stage, i.invocation): i.count for i in taken}
+    return [
+        replace(i, value=i.value * layers[i.stage, i.invocation] / i.count, counted=False, stands_for=extra)
+        for i in given
+        if (i.stage, i.invocation) in layers
+    ]
+
+
+RULES: tuple[tuple[str, str], ...] = (
+    ("all", "all parameters of the decoder"),
+    ("all but embedding", "all parameters of the decoder but the embedding"),
+    ("active", "active parameters of the decoder"),
+    ("active but embedding", "active parameters of the decoder but the embedding"),
+)
+
+
+def _rules(ledger: Ledger, claim: Claim, values: Values) -> list[ClaimTerm]:
+    """2 parameters tokens, for a claim about whole stages of a decoder."""
+    found = []
+    for (stage, invocation), known in values.items():
+        tokens = tokens_of(known)
+        if claim.module or tokens is None or claim.stage not in (TOTAL, stage):
+            continue
+        owned = [n for n in ledger.nodes if n.stage == stage]
+        table = total((n for n in owned if is_table(n)), "params")
+        every, active = total(owned, "params"), total(owned, "params_active")
+        if table is None or every is None or active is None:
+            continue
+        for (name, _), parameters in zip(RULES, (every, every - table, active, active - table), strict=True):
+            found.append(
+                ClaimTerm(
+                    stage, invocation, "", "rule", "", Fraction(2 * tokens * parameters), "", known, 1,
+                    (f"{stage}[{invocation}]",), counted=False, stands_for=f"2ND {name}",
+                )
+            )  # fmt: skip
+    return found
+
+
+def _beyond(ledger: Ledger, claim: Claim, values: Values, windows: Windows) -> list[ClaimTerm]:
+    """What steps would append where a full window gives a token back for each: a part of what they read."""
+    found = []
+    for node in nodes_of(ledger, claim, "kv_read_bytes"):
+        window, known = windows.get((node.stage, node.module), 0), values.get((node.stage, node.invocation), {})
+        read = node.cost("kv_read_bytes")
+        # Each step reads all of the window but the token that it makes.
+        if window > 1 and read and known.get("P", 0) >= window - 1:
+            found.append(replace(node, costs={"kv_cache_bytes": read // (window - 1)}, exprs={}))
+    return _off(_grouped(found, "kv_cache_bytes", values), "beyond the window")
+
+
+def _unexecuted(capture: Capture, ledger: Ledger, claim: Claim) -> list[ClaimTerm]:
+    """Parameters that the checkpoint holds and no formula counts, because nothing runs them."""
+    checkpoint = capture.by_source.get("checkpoint")
+    known = {n.module for n in ledger.nodes if n.cost("params")}
+    return [
+        replace(_extra(n, Fraction(n.cost("params") or 0), {}, "unexecuted"), evidence=(f"checkpoint: {n.id}",))
+        for n in (nodes_of(checkpoint, claim, "params") if checkpoint is not None else ())
+        if n.module not in known
+    ]

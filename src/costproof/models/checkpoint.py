@@ -1,0 +1,475 @@
+"""Read how a checkpoint stores its weights and which images its processor makes, from the files of its folder."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final, get_args
+
+from costproof.ledger.errors import BadInput
+from costproof.ledger.files import read_json
+from costproof.ledger.workload import Dtype
+
+PROCESSOR_FILES: Final = ("preprocessor_config.json", "processor_config.json")
+"""Files beside a configuration, by the names of transformers; the second one has an object for each processor."""
+_PART: Final = "image_processor"
+_CROPS: Final = "do_center_crop"
+_SIZES: Final = (("crop_size", (_CROPS,)), ("size", ("do_resize",)))
+"""Keys of a size, the last step first -> the switches that turn the step off."""
+_LARGEST: Final = 16384
+_TOKEN: Final = {"patch_size": 14, "merge_size": 2}
+"""Keys whose product is the side of a token, with the values of transformers' class."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImageSize:
+    """Pixels per side, and the key that they are from."""
+
+    side: int
+    where: str
+
+
+@dataclass(frozen=True, slots=True)
+class PixelLimits:
+    """The range of pixels of an image within which a processor keeps its size, as those of Qwen2-VL do."""
+
+    least: int
+    most: int
+    step: int
+    """Pixels along a side that become one token: the sides of every image are rounded to multiples of it."""
+    where: str
+    """The key that the limit is from, and its file."""
+
+    def fit(self, side: int) -> ImageSize:
+        """Return the size that the processor gives a square image of a size."""
+        nearest = max(round(side / self.step), 1)
+        if (nearest * self.step) ** 2 > self.most:
+            nearest = max(math.isqrt(self.most) // self.step, 1)
+        elif (nearest * self.step) ** 2 < self.least:
+            nearest = -(-(math.isqrt(max(self.least - 1, 0)) + 1) // self.step)
+        return ImageSize(nearest * self.step, self.where)
+
+
+def pixel_limits(path: Path) -> PixelLimits | None:
+    """Return the limits of the processor beside a configuration; ``None``: it has none.
+
+    Raises:
+        BadInput: the file of the processor cannot be read.
+    """
+    for part, prefix, name in _parts(path):
+        size = part.get("size")
+        for given, least, most, inner in (
+            (part, "min_pixels", "max_pixels", prefix),
+            (size if isinstance(size, dict) else {}, "shortest_edge", "longest_edge", f"{prefix}.size"),
+        ):
+            low, high = (n if type(n := given.get(key)) is int and n > 0 else None for key in (least, most))
+            # A longest edge beyond any side is a number of pixels, as of Qwen2-VL; below that it is an edge.
+            if high is None or low is None or low > high or (given is size and high <= _LARGEST):
+                continue
+            patch, merge = (n if type(n := part.get(key)) is int and n > 0 else usual for key, usual in _TOKEN.items())
+            if 0 < patch * merge <= _LARGEST and low <= _LARGEST**2:
+                return PixelLimits(low, high, patch * merge, f"{inner}.{most} in {name}")
+    return None
+
+
+def image_size(path: Path) -> ImageSize | None:
+    """Return the size that the processor beside a configuration makes of every square image.
+
+    Args:
+        path: the configuration.
+
+    Returns:
+        ``None`` if there is no processor, if its size is that of the image or of no square, or if it has none.
+
+    Raises:
+        BadInput: the file of the processor cannot be read.
+    """
+    for part, prefix, name in _parts(path):
+        for key, side in _sides(part):
+            return None if side is None else ImageSize(side, f"{prefix}.{key} in {name}")
+    return None
+
+
+def _parts(path: Path) -> Iterator[tuple[Mapping[str, Any], str, str]]:
+    """Yield the objects with settings of images beside a configuration, with their place and the name of their file."""
+    for name in PROCESSOR_FILES:
+        file = path.parent / name
+        data = read_json(file, what="configuration of a processor") if is_there(file) else None
+        for part, prefix in ((data, "$"), (data.get(_PART) if isinstance(data, dict) else None, f"$.{_PART}")):
+            if isinstance(part, dict):
+                yield part, prefix, name
+
+
+def is_there(file: Path) -> bool:
+    """Return whether a file exists beside a configuration.
+
+    Raises:
+        BadInput: a dangling link, a FIFO, a device or a folder has its name; ignoring it would hide what it describes.
+    """
+    if os.path.lexists(file) and not file.is_file():
+        got = "a link that leads nowhere" if file.is_symlink() and not file.exists() else "no regular file"
+        raise BadInput("a file beside the configuration cannot be read", where=str(file), expected="a file", got=got)
+    return file.is_file()
+
+
+def unfit(images: ImageSize, expected: object, place: str) -> BadInput:
+    """Return the error of a size that the model of a configuration does not run on.
+
+    Args:
+        expected: what it runs on.
+        place: the configuration.
+    """
+    what, fix = (
+        "the processor makes images of another size than the tower takes",
+        "--image-size where the model has it, or change a file",
+    )
+    return BadInput(what, where=f"{images.where} beside {place}", expected=expected, got=images.side, fix=fix)
+
+
+def _sides(part: Mapping[str, Any]) -> Iterator[tuple[str, int | None]]:
+    """Yield each key of a size that is in use, the one that decides first, with its side."""
+    for key, switches in _SIZES:
+        if part.get(key) is not None and all(part.get(switch, True) is True for switch in switches):
+            yield key, _side(part[key])
+
+
+def _side(value: Any) -> int | None:
+    """Return the side that a size gives a square image: of a number, of equal sides, or of the shortest edge alone."""
+    if isinstance(value, dict):
+        given = {key: n for key, n in value.items() if n is not None}
+        sides = set(given.values()) if given.keys() in ({"height", "width"}, {"shortest_edge"}) else set()
+        value = sides.pop() if len(sides) == 1 else None
+    return value if type(value) is int and 0 < value <= _LARGEST else None
+
+
+_KEY: Final = re.compile(
+    r"((\w+_)?(quant|quanti[sz](e|ed|ation)|compression)_(config|cfg|method|algo|bits?|dtype|type|scheme)"
+    r"|(hqq|quark|awq|gptq|bnb|quanto|torchao|aqlm|exl[23]|modelopt|auto_?round)_config|quanti[sz]ed"
+    r"|_?load_in_[48]bit|_pre_quantization_dtype|expert_dtype|weights?_(dtype|bits|bit_width)|w_?bits?)"
+)
+"""Keys of a configuration, or of a part of it, that describe a quantised checkpoint."""
+_MLX: Final = "quantization"
+"""A key that does so where its value is a text, or an object with :data:`_OF_A_FORMAT`."""
+_OF_A_FORMAT: Final = ("bits", "group_size", "quant_method", "quant_algo", "mode")
+_NOT_BELOW: Final = 16
+"""Bits of what is not quantised."""
+QUANTISATION_FILES: Final = (
+    "hf_quant_config.json", "quantize_config.json", "quantization_config.json", "quant_config.json",
+    "quanto_qmap.json", "quantization_map.json",
+)  # fmt: skip
+"""Files beside a configuration that do the same, by the names of ModelOpt, AutoGPTQ, AutoRound, AutoAWQ and Quanto."""
+_DESCRIPTIONS: Final = "quant_model_description*.json"
+"""As :data:`QUANTISATION_FILES`, of msModelSlim."""
+_INDICES: Final = "*.index*.json"
+_WEIGHTS: Final = "*.safetensors"
+_GGUF: Final = "*.gguf"
+_NOT_PACKED: Final = re.compile(r"(?i).*(f16|f32|fp16|fp32).*")
+"""Names of GGUF files that hold what was trained."""
+_MOST_FILES: Final = 256
+_LONGEST_HEADER: Final = 2**24
+_RECIPE: Final = "recipe.yaml"
+"""What llm-compressor did to a checkpoint."""
+_MODIFIER: Final = re.compile(r"\b(\w+Modifier)\b")
+_NOT_QUANTISING: Final = re.compile(
+    r"(SparseGPT|Wanda(Pruning)?|(Magnitude|Constant|Global\w*|Layer\w*)Pruning|OutputDistillation|SmoothQuant"
+    r"|LogarithmicEqualization|CycleEqualization|LearningRate|Training|Transform|SpinQuant|QuIP)Modifier"
+)
+"""Its modifiers after which weights are stored as before: they prune, train, or change values only."""
+_SCHEME: Final = re.compile(r"^\W*scheme\W+(\w+)", re.MULTILINE)
+_KV_SCHEME: Final = re.compile(r"^\W*kv_cache_scheme['\"]?\s*:(?![ \t]*(null|~)[ \t]*$)", re.MULTILINE)
+_OF_CACHE: Final = re.compile(r".*(^|[._])(k|v|kv|k_cache|v_cache|kv_cache)_(scale|scaling_factor|zero_point)s?")
+"""Names of tensors that only a checkpoint with a quantised cache has."""
+_PACKED: Final = re.compile(
+    r".*(\.(q?weight|[A-Za-z_]*proj)\.(absmax|quant_map|quant_state\.\w+|_data|_scale|qdata|scales|zeros|indices)"
+    r"|\.(qweight|qzeros|q_weight|q_scale|g_idx|SCB|absmax|quant_map|codes|codebooks|W_q|trellis|Qidxs|lookup_table"
+    r"|centroids\.weight|input_scale|qscale_\w+|deq_scale|quant_bias|weight_(packed\w*|scales?|scale_inv|scale_2|qdata"
+    r"|zero_point|shape|global_scale|format)|\w*quantizer\._\w+)|[._](gate_up|down)_proj_(blocks|scales))"
+)
+"""Names of tensors that only a quantised checkpoint has."""
+_NARROW: Final = re.compile(r"F8_\w+|F[46]\w*|[IU][48]")
+"""Dtypes of weights in the header of safetensors that no run has."""
+_METHODS: Final = ("quant_method", "quant_algo", "quantization_method")
+_BITS: Final = ("bits", "num_bits", "w_bit", "wbits", "weight_bits")
+_GROUPS: Final = ("group_size", "q_group_size")
+_CACHES: Final = ("kv_cache_scheme", "kv_cache_quant_algo", "kv_cache_dtype", "cache_dtype")
+_DTYPES: Final = ("dtype", "torch_dtype")
+_BEFORE: Final = "_pre_quantization_dtype"
+_PLAIN_VALUES: Final = (None, "", "none", "auto", *get_args(Dtype))
+_NOT_NAMED: Final = "a format without a name"
+_LONGEST: Final = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """What is known of a checkpoint without reading it."""
+
+    quantised: tuple[tuple[str, str], ...] = ()
+    """``weights`` or ``cache`` -> the format and where it is named; empty: nothing says that it is quantised."""
+    dtype: Dtype | None = None
+    """What the configuration names; ``None``: nothing, or what no run has."""
+    images: ImageSize | None = None
+    """The size that its processor makes of images; ``None``: nothing says it."""
+    pixels: PixelLimits | None = None
+    """The pixels between which its processor keeps the size of an image; ``None``: nothing says it."""
+
+
+PLAIN: Final = Stored()
+"""Of a checkpoint of which nothing is known."""
+
+
+def stored(data: object, path: Path | None) -> Stored:
+    """Return what a configuration and the files beside it say.
+
+    Args:
+        data: the configuration.
+        path: its file; ``None``: it has none.
+
+    Raises:
+        BadInput: a file beside it cannot be read.
+    """
+    described = list(_described(data, "$"))
+    weights = [f"{_format(value)} ({place})" for place, value in described]
+    cache = [f"{text} ({place})" for place, value in described if (text := _cache(value))]
+    cache += _caches(data, "$")
+    if path is not None:
+        for name, value in _beside(path):
+            weights.append(f"{_format(value)} ({name})")
+            cache += [f"{text} ({name})" for text in (_cache(value),) if text]
+        recipe = _recipe(path.parent)
+        weights += [] if weights else recipe.get("weights", [])
+        cache += [] if cache else recipe.get("cache", [])
+        signs = {} if weights and cache else _signs(path.parent)
+        weights += [] if weights else [f"{_NOT_NAMED} ({sign})" for sign in signs.get("weights", ())]
+        cache += [] if cache else [f"{_NOT_NAMED} ({sign})" for sign in signs.get("cache", ())]
+    if not weights:
+        odd = next((name for name in _dtypes(data) if name not in (*get_args(Dtype), "auto")), "")
+        weights += [f"{odd[:_LONGEST]} (the dtype that the configuration names)"] if odd else []
+    named = _dtype(data)
+    found = {"weights": "; ".join(weights), "cache": "; ".join(cache)}
+    run = named if named in get_args(Dtype) else None
+    quantised = tuple((part, text) for part, text in found.items() if text)
+    images, pixels = (None, None) if path is None else (image_size(path), pixel_limits(path))
+    return Stored(quantised, run, images, None if images else pixels)  # type: ignore[arg-type]
+
+
+def _beside(path: Path) -> Iterator[tuple[str, Any]]:
+    """Yield the descriptions of quantised weights in files beside a configuration."""
+    named = (path.parent / name for name in QUANTISATION_FILES)
+    for beside in (*named, *sorted(path.parent.glob(_DESCRIPTIONS))):
+        if is_there(beside) and beside != path:
+            yield beside.name, read_json(beside, what="description of a quantised checkpoint")
+
+
+def without(data: Any) -> Any:
+    """Return a configuration without its descriptions of a quantised checkpoint: they say nothing of the model."""
+    if not isinstance(data, dict):
+        return data
+    return {key: without(value) for key, value in data.items() if not _describes(key, value)}
+
+
+def without_dtype(data: Any) -> Any:
+    """Return a configuration without the dtype that :func:`stored` reads."""
+    if not isinstance(data, dict):
+        return data
+    return {key: value for key, value in data.items() if not (key in _DTYPES and isinstance(value, str))}
+
+
+def _describes(key: str, value: Any) -> bool:
+    if key in _CACHES:
+        return True
+    if key == _MLX:
+        return isinstance(value, str) or (isinstance(value, dict) and any(k in value for k in _OF_A_FORMAT))
+    return _KEY.fullmatch(key) is not None
+
+
+def _says_so(key: str, value: Any) -> bool:
+    """Return whether the value of a key that describes a checkpoint says that it is quantised."""
+    if key == _BEFORE:
+        return bool(value)
+    if key in _CACHES or value is False or value in _PLAIN_VALUES:
+        return False
+    return type(value) is not int or 0 < value < _NOT_BELOW
+
+
+def _described(data: object, path: str) -> Iterator[tuple[str, Any]]:
+    """Yield the descriptions of quantised weights in a configuration and in its parts, with their places."""
+    for key, value in data.items() if isinstance(data, dict) else ():
+        if _describes(key, value):
+            if _says_so(key, value):
+                yield f"{path}.{key}", value
+        else:
+            yield from _described(value, f"{path}.{key}")
+
+
+def _format(value: object) -> str:
+    """Return a format in words: ``fp8, blocks of 128 x 128``."""
+    if isinstance(value, str):
+        return value[:_LONGEST] or _NOT_NAMED
+    if type(value) is int:
+        return f"{value} bits"
+    if not isinstance(value, dict):
+        return _NOT_NAMED
+    inner = [value, *_inside(value)]
+    method = next((str(v[k])[:_LONGEST] for v in inner for k in _METHODS if isinstance(v.get(k), str) and v[k]), "")
+    parts = [method, str(value["format"])[:_LONGEST] if isinstance(value.get("format"), str) else ""]
+    parts += ["nf4"] if value.get("bnb_4bit_quant_type") == "nf4" and value.get("load_in_4bit", True) else []
+    bits = sorted({v[k] for v in inner for k in _BITS if type(v.get(k)) is int})
+    bits = bits or [n for n in (4, 8) if value.get(f"load_in_{n}bit") is True]
+    parts.append(f"{' and '.join(map(str, bits))} bits" if bits else "")
+    group = next((v[k] for v in inner for k in _GROUPS if type(v.get(k)) is int), None)
+    parts.append(f"groups of {group}" if group is not None and group > 0 else "")
+    block = value.get("weight_block_size")
+    whole = isinstance(block, list) and all(type(n) is int for n in block)
+    parts.append(f"blocks of {' x '.join(map(str, block))}" if whole and block else "")
+    return ", ".join(filter(None, parts)) or _NOT_NAMED
+
+
+def _inside(value: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield the objects in which the settings of weights lie: those of groups, and that of ModelOpt's file."""
+    groups = value.get("config_groups")
+    for group in groups.values() if isinstance(groups, dict) else ():
+        if isinstance(group, dict) and isinstance(group.get("weights"), dict):
+            yield group["weights"]
+    if isinstance(value.get(_MLX), dict):
+        yield value[_MLX]
+
+
+def _cache(value: object) -> str:
+    """Return the format of keys and values, where a description has one."""
+    if not isinstance(value, dict):
+        return ""
+    said = (v[k] for v in (value, *_inside(value)) for k in _CACHES if v.get(k) and v[k] not in _PLAIN_VALUES)
+    named = next(said, None)
+    return "" if named is None else named[:_LONGEST] if isinstance(named, str) else _format(named)
+
+
+def _caches(data: object, path: str) -> Iterator[str]:
+    """Yield the key/value cache formats that a configuration and its sections name."""
+    for key, value in data.items() if isinstance(data, dict) else ():
+        if key in _CACHES and (text := _cache({key: value})):
+            yield f"{text} ({path}.{key})"
+        elif isinstance(value, dict) and not _describes(key, value):
+            yield from _caches(value, f"{path}.{key}")
+
+
+def _recipe(folder: Path) -> dict[str, list[str]]:
+    """Return what a recipe of llm-compressor quantised: ``weights`` or ``cache`` -> the format, in a list of one."""
+    if not is_there(folder / _RECIPE):
+        return {}
+    from costproof.ledger.document import read_source
+
+    text = read_source(folder / _RECIPE, "a recipe of llm-compressor")
+    found: dict[str, list[str]] = {}
+    names = [name for name in dict.fromkeys(_MODIFIER.findall(text)) if not _NOT_QUANTISING.fullmatch(name)]
+    if names:
+        scheme = _SCHEME.search(text)
+        found["weights"] = [f"{(scheme[1] if scheme else names[0])[:_LONGEST]} ({_RECIPE})"]
+    if _KV_SCHEME.search(text):
+        found["cache"] = [f"{_NOT_NAMED} ({_RECIPE})"]
+    return found
+
+
+def _signs(folder: Path) -> dict[str, list[str]]:
+    """Return the first sign that ``weights`` and ``cache`` of a folder are quantised: a tensor, a size, or a file."""
+    found: dict[str, list[str]] = {}
+    for file, name, part in _tensors(folder):
+        found.setdefault(part, [f"{name[-60:]} in {file}"])
+    if "weights" not in found and (contradicted := next(_contradicted(folder), "")):
+        found["weights"] = [contradicted]
+    if "weights" not in found and next(folder.glob(_WEIGHTS), None) is None:
+        files = sorted(file.name for file in folder.glob(_GGUF))
+        found["weights"] = [name[-60:] for name in files if not _NOT_PACKED.fullmatch(name)][:1]
+    return found
+
+
+def _tensors(folder: Path) -> Iterator[tuple[str, str, str]]:
+    """Yield the tensors that only a quantised checkpoint has: file, name, and ``weights`` or ``cache``."""
+    for index in filter(is_there, islice(sorted(folder.glob(_INDICES)), _MOST_FILES)):
+        for name in sorted(_index(index)[0]):
+            if part := _sign(name):
+                yield index.name, name, part
+    for file in filter(is_there, islice(sorted(folder.glob(_WEIGHTS)), _MOST_FILES)):
+        for name, tensor in sorted(_header(file).items()):
+            dtype = str(tensor.get("dtype", "")) if isinstance(tensor, dict) else ""
+            if part := _sign(name, dtype):
+                yield file.name, name, part
+
+
+def _sign(name: str, dtype: str = "") -> str:
+    """Return whether a tensor shows that ``weights`` or ``cache`` are quantised; an empty text: neither."""
+    if _OF_CACHE.fullmatch(name):
+        return "cache"
+    return "weights" if _PACKED.fullmatch(name) or (name.endswith("weight") and _NARROW.fullmatch(dtype)) else ""
+
+
+def _index(file: Path) -> tuple[dict[str, str], int | None]:
+    """Return the file of each tensor, and the bytes of all, as an index has them."""
+    data = read_json(file, what="index of the weights")
+    names = data.get("weight_map") if isinstance(data, dict) else None
+    metadata = data.get("metadata") if isinstance(data, dict) else None
+    size = metadata.get("total_size") if isinstance(metadata, dict) else None
+    files = {str(k): str(v) for k, v in names.items()} if isinstance(names, dict) else {}
+    return files, size if type(size) is int and size > 0 else None
+
+
+def _contradicted(folder: Path) -> Iterator[str]:
+    """Yield each index whose total is that of another dtype than its shards have.
+
+    Only where all shards are there. A total may be off by buffers that a shard leaves out, or a tensor that two names
+    share: a hundredth is allowed.
+    """
+    for index in filter(is_there, islice(sorted(folder.glob(_INDICES)), _MOST_FILES)):
+        names, total = _index(index)
+        files = {folder / Path(name).name for name in names.values()}
+        if total is None or not 0 < len(files) <= _MOST_FILES or not all(map(is_there, files)):
+            continue
+        headers = [_header(file) for file in sorted(files)]
+        ends = [max((_end(t) for t in header.values()), default=0) for header in headers]
+        if all(ends) and 100 * abs(sum(ends) - total) > total:
+            yield f"total_size {total} in {index.name}, {sum(ends)} bytes in its files"
+
+
+def _end(tensor: object) -> int:
+    """Return where the bytes of a tensor end among those of its file; 0: nothing says it."""
+    offsets = tensor.get("data_offsets") if isinstance(tensor, dict) else None
+    last = offsets[-1] if isinstance(offsets, list) and offsets else None
+    return last if type(last) is int else 0
+
+
+def _header(file: Path) -> dict[str, Any]:
+    """Return the header of a file of safetensors; nothing of one that is none, such as a pointer of Git LFS."""
+    try:
+        with file.open("rb") as stream:
+            length = int.from_bytes(stream.read(8), "little")
+            data = json.loads(stream.read(length)) if length <= _LONGEST_HEADER else None
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return data if isinstance(data, dict) else {}
+
+
+def _dtypes(data: object) -> Iterator[str]:
+    """Yield the dtypes that a configuration and its parts name."""
+    if not isinstance(data, dict):
+        return
+    for key, value in data.items():
+        if key in _DTYPES:
+            named: Iterable[object] = value.values() if isinstance(value, dict) else (value,)
+            yield from (text.removeprefix("torch.") for text in named if isinstance(text, str) and text)
+        elif isinstance(value, dict) and not _describes(key, value):
+            yield from _dtypes(value)
+
+
+def _dtype(data: object) -> str:
+    """Return the dtype that a configuration names, or that of its text where it names none itself."""
+    for part in (data, data.get("text_config") if isinstance(data, dict) else None):
+        for key in _DTYPES:
+            value = part.get(key) if isinstance(part, dict) else None
+            if isinstance(value, str) and value:
+                return value.removeprefix("torch.")
+    return ""

@@ -1,0 +1,402 @@
+"""Run a model as in plain inference while something watches it: eval mode, not compiled, unaware of being traced.
+
+transformers asks whether it is traced and then takes a different branch: it builds masks that a run skips, repeats keys
+that a run packs, or picks another algorithm. It also looks at values that shapes do not determine: whether a token is
+padding, a mask hides anything, or a row holds several sequences. Exports and traces on the meta device would count what
+never runs, or stop. :func:`inference_context` gives the answers of a run on whole, unpadded rows.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import sys
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Final
+
+from costproof.patches.patch import LoadedPatch, Patch, patched
+from costproof.patches.state_snapshot import StateSnapshot
+
+if TYPE_CHECKING:
+    from torch import nn
+
+NO_PADDING: Final = "a padding mask holds no numbers here; it is taken to hide nothing"
+
+_ROPE_TYPE: Final = "rope_type"
+"""Attribute of the rotary embedding modules of transformers."""
+_TEST: Final = "tracers/test_as_it_runs.py"
+
+Assumptions = dict[str, None]
+"""Sentences on what was taken for granted, in order."""
+
+_open: list[Assumptions] = []
+"""The assumptions of the open context: only the outermost one patches transformers."""
+
+
+def forget() -> None:
+    """Forget the open context: an interrupt or a fork has ended it."""
+    _open.clear()
+
+
+@contextmanager
+def inference_context(model: nn.Module) -> Iterator[Assumptions]:
+    """Run a model as in plain inference for the time of the block and restore everything at the end.
+
+    Modules are in eval mode, without gradients and outside ``inference_mode``. Compiled modules run as they were
+    written, a cast of a module inside a forward is undone, and memoized functions begin without results. The attention
+    layers of torch.nn run as the modules that they consist of: the fused operator that they may use on a CPU does the
+    same work, but hides the modules that do it.
+
+    Yields:
+        What was taken for granted so far, one sentence each.
+    """
+    import torch
+
+    from costproof.patches.input_values import precomputed, without_padding
+
+    with ExitStack() as undo:
+        training = [m for m in model.modules() if m.training]
+        undo.callback(_set_training, training, True)
+        _set_training(training, False)
+        undo.enter_context(_uncompiled())
+        undo.enter_context(torch.inference_mode(False))
+        undo.enter_context(torch.no_grad())
+        # By the dict of its parameters, since an export runs stand-ins that share it.
+        parts = {id(part._parameters) for part in model.modules() if part is not model}
+        undo.enter_context(patched(CAST_INSIDE_FORWARD, context=(parts, undo)))
+        _clear_memoized(undo, model)
+        _disable_dynamic_rope(undo, model)
+        undo.enter_context(precomputed(model))
+        undo.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
+        torch.backends.mha.set_fastpath_enabled(False)
+        if not _open:
+            _open.append(Assumptions())
+            undo.callback(_open.clear)
+            if "transformers" in sys.modules:
+                undo.enter_context(patched(*METHODS, *HINTS, context=(_open[0],)))
+                _replace_everywhere(undo, _open[0])
+                undo.enter_context(patched(NO_RESULT_CACHE))
+            undo.enter_context(without_padding(model, _open[0]))
+        yield _open[0]
+
+
+@contextmanager
+def _uncompiled() -> Iterator[None]:
+    """Run compiled modules and functions as they were written, so that a tracer sees inside them."""
+    # Whoever compiled something has imported this; importing it without need takes a second.
+    if "torch._dynamo" not in sys.modules:
+        yield
+        return
+    import torch
+
+    with warnings.catch_warnings(), torch.compiler.set_stance("force_eager"):
+        warnings.filterwarnings("ignore", message="TorchLens: compiled model detected")
+        yield
+
+
+def _cast_and_restore(original: Any, parts: set[int], undo: ExitStack) -> Callable[..., Any]:
+    def apply(self: nn.Module, fn: Callable[..., Any], *rest: Any, **more: Any) -> Any:
+        if id(self._parameters) not in parts:
+            return original(self, fn, *rest, **more)
+        for part in self.modules():
+            for tensors in (part._parameters, part._buffers):
+                for key, before in tensors.items():
+                    if before is not None and (cast := fn(before)) is not before:
+                        tensors[key] = cast
+                        undo.callback(_restore_cast, tensors, key, cast, before)
+        return self
+
+    return apply
+
+
+def _restore_cast(tensors: dict[str, Any], key: str, cast: Any, before: Any) -> None:
+    """Restore what a cast replaced, unless an export has restored its own value already."""
+    if tensors.get(key) is cast:
+        tensors[key] = before
+
+
+CAST_INSIDE_FORWARD: Final = Patch(
+    "torch.nn:Module._apply",
+    _cast_and_restore,
+    "an export cannot change parameters; part.to(dtype) in a forward puts tensors in their place",
+    _TEST,
+)
+
+
+def _set_training(modules: list[nn.Module], flag: bool) -> None:
+    """Set the flag without ``train()``, which sets children of another mode and may make a model merge its weights."""
+    for module in modules:
+        module.training = flag
+
+
+def _disable_dynamic_rope(undo: ExitStack, model: nn.Module) -> None:
+    """Keep rotary embeddings of the type ``dynamic`` from reading the largest position, a value that meta lacks.
+
+    They compute other frequencies for positions beyond the trained context, and a run is not longer than that.
+    """
+    from unittest import mock
+
+    for part in model.modules():
+        kind = vars(part).get(_ROPE_TYPE)
+        if kind == "dynamic":
+            undo.enter_context(mock.patch.dict(vars(part), {_ROPE_TYPE: "default"}))
+        elif isinstance(kind, dict) and "dynamic" in kind.values():
+            static = {name: "default" if one == "dynamic" else one for name, one in kind.items()}
+            undo.enter_context(mock.patch.dict(vars(part), {_ROPE_TYPE: static}))
+
+
+def _clear_memoized(undo: ExitStack, model: nn.Module) -> None:
+    """Replace memoized functions (``functools.lru_cache``) in the modules of the model's classes by empty ones.
+
+    A tensor that one run made would enter the next without a producer, and one from an export has no values.
+    """
+    from unittest import mock
+
+    classes = dict.fromkeys(cls for module in model.modules() for cls in type(module).__mro__)
+    names = dict.fromkeys(cls.__module__ for cls in classes)
+    before = StateSnapshot(undo, frozenset(names.keys() - {object.__module__}))
+    before.module(model)
+    for name in names:
+        for owner in (sys.modules.get(name), *(cls for cls in classes if cls.__module__ == name)):
+            for key, function in list(getattr(owner, "__dict__", {}).items()):
+                if isinstance(function, functools._lru_cache_wrapper) and function.__module__ == name:
+                    empty = functools.lru_cache(**function.cache_parameters())(function.__wrapped__)
+                    undo.enter_context(mock.patch.object(owner, key, empty))
+            if owner is not None:
+                before.variables(owner)
+
+
+def _replace_everywhere(undo: ExitStack, assumptions: Assumptions) -> None:
+    """Replace functions of transformers under every name that a module imported them by."""
+    swaps: list[tuple[str, Any, Any]] = []
+    for patch in FUNCTIONS:
+        module, _, name = patch.target.partition(":")
+        source = vars(sys.modules.get(module) or object)
+        if name in source:
+            swaps.append((name, source[name], patch.make(source[name], assumptions)))
+    undo.callback(_swap, [(name, new, old) for name, old, new in swaps])
+    _swap(swaps)
+
+
+def _swap(swaps: list[tuple[str, Any, Any]]) -> None:
+    """Put each (name, old, new) into every module that has the old value under that name, also into new modules."""
+    named = {name: (old, new) for name, old, new in swaps}
+    for module in _modules_to_search():
+        names = getattr(module, "__dict__", {})
+        for name in named.keys() & names.keys():
+            old, new = named[name]
+            if names[name] is old:
+                names[name] = new
+
+
+_lacking: Final[dict[int, weakref.ref[ModuleType]]] = {}
+"""Modules of packages that have none of the functions, by id; an entry is removed when its module is deleted."""
+
+
+def _modules_to_search() -> list[Any]:
+    """Return the modules that have one of the functions or may get one.
+
+    Most of thousands are remembered to lack them: plain modules of packages. Other modules may be reloaded or written
+    to, and one with a class of its own may import a function when it is first asked for it.
+    """
+    modules = {id(module): module for module in list(sys.modules.values())}
+    found = [modules[key] for key in modules.keys() - _lacking.keys()]
+    for module in found:
+        if type(module) is ModuleType and _is_complete(module) and _NAMES.isdisjoint(vars(module)):
+            _remember_lacking(module)
+    return found
+
+
+def _remember_lacking(module: ModuleType) -> None:
+    """Remember that a module lacks the functions until it is deleted, since another may get its id then."""
+    key, lacking = id(module), _lacking  # the global is None when Python exits
+    lacking[key] = weakref.ref(module, lambda _: lacking.pop(key, None))
+
+
+def _is_complete(module: ModuleType) -> bool:
+    """Return whether a module belongs to Python or an installed package and is not being imported right now."""
+    file, spec = getattr(module, "__file__", None) or "", getattr(module, "__spec__", None)
+    installed = f"{os.sep}site-packages{os.sep}" in file or module.__name__.partition(".")[0] in sys.stdlib_module_names
+    return installed and spec is not None and not getattr(spec, "_initializing", False)
+
+
+def _mask_lacks_values(value: Any) -> bool:
+    """Return whether a padding mask, or something computed from it, has no values or is known to hide nothing."""
+    from costproof.patches.input_values import KnownIntegers, lacks_values
+
+    return isinstance(value, KnownIntegers) or lacks_values(value)
+
+
+ReplacementFactory = Callable[[Callable[..., Any], Assumptions], Callable[..., Any]]
+"""(original, assumptions) -> replacement."""
+
+
+def _always(answer: bool | None) -> ReplacementFactory:
+    return lambda original, assumptions: lambda *args, **kwargs: answer
+
+
+def _unless_known(answer: bool | None, parameter: str) -> ReplacementFactory:
+    """Return ``answer`` if an argument is a tensor without values."""
+
+    def make(original: Callable[..., Any], assumptions: Assumptions) -> Callable[..., Any]:
+        given = inspect.signature(original).bind
+
+        @functools.wraps(original)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if _mask_lacks_values(given(*args, **kwargs).arguments.get(parameter)):
+                return answer
+            return original(*args, **kwargs)
+
+        return call
+
+    return make
+
+
+def _unmasked(parameter: str, *, static: bool = False, skip: bool = False) -> ReplacementFactory:
+    """Call the function without its padding mask [B, S] if that has no values.
+
+    Args:
+        static: the function is a static method.
+        skip: return ``None`` instead of calling it: the function makes a mask from the padding mask.
+    """
+
+    def make(original: Callable[..., Any], assumptions: Assumptions) -> Callable[..., Any]:
+        signature = inspect.signature(original)
+
+        @functools.wraps(original)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            given = signature.bind(*args, **kwargs)
+            mask = given.arguments.get(parameter)
+            if mask is None or not _mask_lacks_values(mask) or mask.dim() != 2:
+                return original(*args, **kwargs)
+            assumptions[NO_PADDING] = None
+            if skip:
+                return None
+            given.arguments[parameter] = None
+            return original(*given.args, **given.kwargs)
+
+        return staticmethod(call) if static else call
+
+    return make
+
+
+def _grouped_if_bfloat16(original: Callable[..., Any], assumptions: Assumptions) -> Callable[..., Any]:
+    import torch
+
+    @functools.wraps(original)
+    def call(tokens: Any, weight: Any, *args: Any, **kwargs: Any) -> Any:
+        if weight.dtype != torch.bfloat16 and _mask_lacks_values(weight):
+            return False
+        return original(tokens, weight, *args, **kwargs)
+
+    return call
+
+
+def _add_at_first_places(original: Callable[..., Any], assumptions: Assumptions) -> Callable[..., Any]:
+    import torch
+
+    @functools.wraps(original)
+    def call(self: Any, hidden_states: Any, visual_pos_masks: Any, visual_embeds: Any) -> Any:
+        if not (visual_pos_masks.is_meta or _mask_lacks_values(visual_pos_masks)):
+            return original(self, hidden_states, visual_pos_masks, visual_embeds)
+        hidden_states = hidden_states.clone()
+        first = torch.arange(visual_embeds.shape[0], device=hidden_states.device)
+        places = (first // hidden_states.shape[1], first % hidden_states.shape[1])
+        hidden_states[places] = hidden_states[places] + visual_embeds.to(hidden_states.device, hidden_states.dtype)
+        return hidden_states
+
+    return call
+
+
+_DEEPSTACK: Final = {
+    "cohere_compass": "CohereCompassTextModel",
+    "granite_docling": "GraniteDoclingTextModel",
+    "qwen3_omni_moe": "Qwen3OmniMoeThinkerTextModel",
+    "qwen3_vl": "Qwen3VLTextModel",
+    "qwen3_vl_moe": "Qwen3VLMoeTextModel",
+}
+"""Models of transformers -> their decoders that receive features of several layers of a vision tower."""
+METHODS: Final[tuple[Patch, ...]] = (
+    LoadedPatch(
+        "transformers.modeling_utils:PreTrainedModel.warn_if_padding_and_no_attention_mask",
+        _always(None),
+        "it looks for padding tokens among input ids without values, only to warn",
+        _TEST,
+    ),
+    LoadedPatch(
+        "transformers.modeling_attn_mask_utils:AttentionMaskConverter._ignore_causal_mask_sdpa",
+        _unmasked("attention_mask", static=True),
+        "it checks whether a padding mask hides anything",
+        _TEST,
+    ),
+    *(
+        LoadedPatch(
+            f"transformers.models.{model}.modeling_{model}:{cls}._deepstack_process",
+            _add_at_first_places,
+            "it adds features where a mask is true; without values they are added at as many first places",
+            "models/generic/test_zoo.py",
+        )
+        for model, cls in _DEEPSTACK.items()
+    ),
+)
+HINTS: Final = (
+    LoadedPatch(
+        "torch._dynamo:mark_static_address",
+        _always(None),
+        "a hint for compilers that writes an attribute on tensors, which an export only imitates",
+        _TEST,
+    ),
+)
+NO_RESULT_CACHE: Final = LoadedPatch(
+    "transformers.pytorch_utils:is_torchdynamo_compiling",
+    lambda original: lambda *args, **kwargs: True,
+    "unless compiled, functions memoize tensors, and those of one trace would enter the next without a producer",
+    _TEST,
+)
+"""Installed last: the function is also one of :data:`FUNCTIONS`."""
+
+
+def _function(place: str, make: ReplacementFactory, reason: str) -> LoadedPatch:
+    return LoadedPatch(f"transformers.{place}", make, reason, _TEST)
+
+
+_NOT_TRACED: Final = "a traced model takes branches that a run does not take"
+_MASK_VALUES: Final = "it checks whether a padding mask hides anything"
+FUNCTIONS: Final = (
+    _function("utils.import_utils:is_tracing", _always(False), _NOT_TRACED),
+    _function("utils.import_utils:is_torchdynamo_compiling", _always(False), _NOT_TRACED),
+    _function("utils.import_utils:is_torchdynamo_exporting", _always(False), _NOT_TRACED),
+    _function(
+        "utils.import_utils:torch_compilable_check",
+        _unless_known(None, "cond"),
+        "it checks a condition on values, which meta lacks",
+    ),
+    _function("masking_utils:_ignore_causal_mask_sdpa", _unmasked("padding_mask"), _MASK_VALUES),
+    _function("masking_utils:_ignore_bidirectional_mask_sdpa", _unmasked("padding_mask"), _MASK_VALUES),
+    _function("masking_utils:create_recurrent_attention_mask", _unmasked("attention_mask"), _MASK_VALUES),
+    _function(
+        "masking_utils:find_packed_sequence_indices",
+        _unless_known(None, "position_ids"),
+        "it checks by position values whether a row holds several sequences",
+    ),
+    _function(
+        "modeling_attn_mask_utils:_prepare_4d_attention_mask_for_sdpa", _unmasked("mask", skip=True), _MASK_VALUES
+    ),
+    _function(
+        "modeling_flash_attention_utils:_is_packed_sequence",
+        _unless_known(False, "position_ids"),
+        "it checks by position values whether a row holds several sequences",
+    ),
+    _function(
+        "integrations.moe:_can_use_grouped_mm",
+        _grouped_if_bfloat16,
+        "shapes of grouped products are known for bfloat16 only; other dtypes use a custom operator of transformers",
+    ),
+)
+"""Replaced in every module that imported them by name, by :func:`_replace_everywhere`."""
+_NAMES: Final = frozenset(patch.target.partition(":")[2] for patch in FUNCTIONS)

@@ -1,0 +1,135 @@
+"""Report whether a run fits into a memory: what it holds, what bounds that, and the limits of its settings."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from costproof.estimate.memory import Fits, Held, Limit
+from costproof.ledger.workload import counted_line, quantised_clause
+from costproof.reports.document import Block, Code, Document, Form, Items, Prose, Section, Table, plain_text
+from costproof.views.numbers import exact, human
+
+HEAD: Final = ("Held", "Bytes", "")
+STAGES: Final = ("Stage", "Added to the cache", "Activations, at most")
+PEAKS: Final = ("Peak, arguments apart", "Peaks of all its calls")
+ACTIVATIONS: Final = (
+    "The bound of activations keeps every tensor that crosses the border of a module, in one call of each stage, and "
+    "beside it all that the operators of one layer of each kind take and make."
+)
+UNBOUNDED: Final = "Only formulas bound activations, and here are none: a capture with --peaks says what is held."
+PEAKS_AT_ONCE: Final = "the peaks of all stages at once"
+WITH_PEAKS: Final = (
+    "A peak is what a stage as written holds at once, temporaries and its cache among it, by a run on a CPU. "
+    "A run holds the weights and the largest peak at least, arguments of the stage apart, and at most the weights and "
+    "all peaks."
+)
+SOME_PEAKS: Final = "Some peaks are not known: the largest of the others is held for certain, and bounds nothing."
+RUNTIME: Final = "What a runtime takes for itself is in none of these numbers."
+_HELD: Final[dict[Held, str]] = {
+    "weights and cache": "weights, buffers and cache",
+    "weights and graph peak": "weights, buffers and the largest graph peak, arguments apart,",
+    "weights, cache and bound": "weights, buffers, cache and the bound of activations",
+}
+SHEET: Final = (
+    "The memory is that of the device file; a device may report some percent more or less: --memory SIZE takes that."
+)
+
+
+def document(found: Fits, form: Form) -> Document:
+    """Return the report: the verdict, what is held by kind and by stage, what bounds it, and solved limits."""
+    head, stages = _head(found), _stages(found)
+    says: list[Prose] = list(_says(found))
+    body: list[Block] = [Table(HEAD, "lrr", _held(found))]
+    if stages:
+        body.append(Table(head, "lr", [(Code(s), *cells) for s, *cells in stages]))
+    solved = [limit(x, found.memory_bytes) for x in found.limits]
+    if form == "text":
+        lines = tuple(line for both in solved for line in (both[0], f"    {both[1]}"))
+        limits = Section("Limits, solved and evaluated on both sides:", [Items(lines)])
+    else:
+        says = [" ".join(map(plain_text, says))]
+        limits = Section("Limits", [Items(tuple(map("; ".join, solved)))])
+    body += [*says, *([limits] if solved else [])]
+    return Document(found.name, body, "", verdict(found), [counted_line(found.target, found.workload)])
+
+
+def verdict(found: Fits) -> str:
+    """What can be said, and why."""
+    room = f"{exact(found.memory_bytes)} B"
+    peaked = found.peaks_bytes is not None
+    if reason := quantised_clause(found.target, found.workload):
+        return f"Not known whether it fits into {room}: {reason}."
+    if found.verdict == "does not fit":
+        alone = found.certain_bytes is not None and found.certain_bytes > found.memory_bytes
+        return f"Does not fit into {room}: weights and {'cache' if alone else 'the largest peak'} alone are more."
+    if found.verdict == "fits":
+        return f"Fits into {room} with {PEAKS_AT_ONCE if peaked else 'the most that activations take'}."
+    if found.buffers_bytes is None and found.certain_bytes is not None:
+        return f"Not known whether it fits into {room}: weights and cache do, and nothing says what the buffers take."
+    if found.most_bytes is None and found.certain_bytes is not None:
+        return f"Not known whether it fits into {room}: weights and cache do, and nothing bounds the activations."
+    if found.most_bytes is None:
+        return f"Not known whether it fits into {room}: not all of it is counted."
+    more = PEAKS_AT_ONCE if peaked else "the most that activations take"
+    return f"Not known whether it fits into {room}: weights and cache do, and not {more}."
+
+
+def _held(found: Fits) -> list[tuple[str, ...]]:
+    peaks = (
+        ("largest peak of a stage, arguments apart", found.peak_bytes),
+        ("weights, buffers and largest peak", found.least_bytes),
+        ("weights, buffers and all peaks", found.most_bytes),
+    )
+    named = (
+        ("weights", found.weights_bytes),
+        ("buffers", found.buffers_bytes),
+        ("cache when the run ends", found.cache_bytes),
+        ("weights, buffers and cache", found.certain_bytes),
+        ("activations, at most", found.activations_bytes),
+        ("all of these", found.bound_bytes),
+        *(() if found.peak_bytes is None else peaks),
+        ("memory", found.memory_bytes),
+    )
+    return [(name, exact(value), human(value, "B")) for name, value in named]
+
+
+def _head(found: Fits) -> tuple[str, ...]:
+    return STAGES if found.peak_bytes is None else (*STAGES, *PEAKS)
+
+
+def _says(found: Fits) -> list[str]:
+    bounded = ACTIVATIONS if found.activations_bytes is not None else UNBOUNDED
+    if found.peak_bytes is not None:
+        bounded = WITH_PEAKS if found.peaks_bytes is not None else f"{SOME_PEAKS} {bounded}"
+    memory = None if found.device is None else found.device.memory
+    sheet = memory is not None and memory.value == found.memory_bytes
+    return [bounded, RUNTIME, *([SHEET] if sheet else [])]
+
+
+def _stages(found: Fits) -> list[tuple[str, ...]]:
+    """Return rows of the stages; none where the only one holds what is held in all."""
+    return (
+        []
+        if len(found.stages) == 1
+        else [
+            (s.id, exact(s.cache_bytes), exact(s.activations_bytes))
+            + (() if found.peak_bytes is None else (exact(s.peak_bytes), exact(s.peaks_bytes)))
+            for s in found.stages
+        ]
+    )
+
+
+def limit(x: Limit, room: int) -> tuple[str, str]:
+    """One limit: a sentence, and what is held on both sides of it."""
+    name = x.setting.replace("_", "-")
+    held = _HELD[x.held]
+    sides = "; ".join(
+        f"at {name} {exact(p.at)}: {exact(p.bytes)} {'>' if p.bytes > room else '≤'} {exact(room)} B" for p in x.points
+    )
+    if x.outcome == "from":
+        return f"{held} do not fit from {name} {exact(x.at)} on", sides
+    if x.outcome == "never":
+        return f"{held} fit at every {name}", sides
+    if x.outcome == "refused":
+        return f"{held} would not fit from {name} {exact(x.at)} on, which the model does not take: {x.why}", sides
+    return f"from which {name} on {held} do not fit is not solved: {x.why}", sides

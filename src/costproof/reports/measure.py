@@ -1,0 +1,282 @@
+"""Report measured times: with their bounds, by stage, part and operator; and the profile of a run."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import astuple, fields
+from fractions import Fraction
+from typing import Final, TypeVar
+
+from costproof.estimate.measured import Measurement, OperatorRow, PartRow, Row, Split
+from costproof.ledger.plural import plural
+from costproof.ledger.profile import Measured, Profile, Timing
+from costproof.ledger.workload import counted_line
+from costproof.reports.document import (
+    Block,
+    Code,
+    Details,
+    Document,
+    Form,
+    Items,
+    Prose,
+    Section,
+    Strong,
+    Table,
+    subject,
+)
+from costproof.reports.roofline import decimal, duration
+from costproof.views.absent import Absent
+from costproof.views.describe import versions_line
+from costproof.views.numbers import human, share
+
+T = TypeVar("T")
+SAYS: Final = (
+    "Measured = the sum of the other columns, to the last digit. Floor: the products at the peak, or inputs, weights, "
+    "cache and results once at the bandwidth. Traffic: what its modules take beyond that at the roof. What operators "
+    "take, each made alone, beyond the roof: dispatch, as long as the fastest of them for every call; of the rest "
+    "shapes, of products; movement, of copies, views and look-ups; experts, of all in modules of experts; other. "
+    "Residual: the fastest run less all operators: launch and Python between them, less what caches save. Jitter: the "
+    "median less the fastest run."
+)
+PREDICTS: Final = (
+    "A prediction: the model did not run. Each distinct operator was made alone, on tensors of the form that a run "
+    "gives it, and the times of all its calls are added up; experts get their rows by uniform routing. The other "
+    "columns sum to that, and mean what they mean of a measured time. Not in it is what lies between the operators: "
+    "launch and Python, and what caches save."
+)
+STAGES: Final = (
+    "Forward", "Stage", "FLOPs", "Bytes", "Floor", "At the roof", "Operators alone", "Measured", "Fastest to slowest",
+    "Measured / roof", "Of the peak", "Of the bandwidth",
+)  # fmt: skip
+UNRUN: Final = (*STAGES[:8], "Alone / roof")
+SPLIT: Final = tuple(f.name.capitalize() for f in fields(Split))
+PARTS: Final = ("Forward", "Stage", "Measured", *SPLIT)
+UNRUN_PARTS: Final = ("Forward", "Stage", "Operators alone", *SPLIT[:-2])
+OPERATORS: Final = ("Forward", "Stage", "Operator", "Shapes", "Calls", "Alone", "All calls", "Share")
+MODEL: Final = (
+    "Forward", "Stage", "Part", "FLOPs", "Bytes", "At the roof", "Operators alone", "Share", "Alone / roof",
+    "Of the peak", "Measured", "Measured / roof",
+)  # fmt: skip
+HOOKED: Final = (
+    "Measured, of a part: its modules themselves, without those in them, in runs in which each module has a hook. What "
+    "hooks take is in it: a few microseconds for each call, and so the parts add up to more than the stage."
+)
+MAX_OPERATORS: Final = 15
+MAX_PARTS: Final = 25
+_NANO: Final = 10**9
+_PROFILE_ROWS: Final = 15
+
+
+def document(found: Measurement, form: Form) -> Document:
+    """Return the report: measured or predicted times with their bounds, by stage, part of the model, and operator."""
+    md, ran = form == "md", not found.predicted
+    counted = counted_line(found.target, found.workload)
+    heads, splits = (STAGES, PARTS) if ran else (UNRUN, UNRUN_PARTS)
+    parted = MODEL if ran else MODEL[:-2]
+    failed = [o for o in found.operators if o.why]
+    stages = Table(heads, "llr", [_coded(_stage(r), 2) for r in found.rows])
+    split = Table(splits, "llr", [_coded(_parts(r), 2) for r in found.rows])
+    whole_parts = sum(p.replay or 0 for p in found.parts)
+    parts = Table(parted, "lllr", [_coded(_part(p, whole_parts)[: len(parted)], 3) for p in found.parts],
+                  most=MAX_PARTS, noun="part")  # fmt: skip
+    whole = sum(o.spent or 0 for o in found.operators)
+    operators = Table(OPERATORS, "llllr", [_coded(_operator(o, whole), 4) for o in found.operators],
+                      most=MAX_OPERATORS, noun="operator")  # fmt: skip
+    if not md:
+        says = [SAYS, "", _replay(found), HOOKED] if ran else [PREDICTS]
+        wrong: list[Block] = [f"WRONG: {line}" for line in _wrong(found)]
+        wrong += [f"NOT MADE: {o.run} {o.stage} {o.operator} {_shapes(o)}: {o.why}" for o in failed]
+        return Document(found.name, [stages, split, *says, parts, operators, *wrong], "", _roof(found), [counted])
+    body: list[Block] = [_roof(found)]
+    marked: list[Prose] = [Strong(line) for line in _wrong(found)]
+    for o in failed:
+        named = (Code(o.run), " ", Code(o.stage), " ", Code(f"{o.operator} {_shapes(o)}"))
+        marked.append((*named, Strong(f" could not be made: {o.why}")))
+    body += [Items(tuple(marked))] if marked else []
+    body += [stages, Section("Where the time goes", [SAYS if ran else PREDICTS, split])]
+    body += [Section("Parts of the model", [*([HOOKED] if ran else []), parts])]
+    body += [Section("Operators", [*([_replay(found)] if ran else []), operators])]
+    return Document(f"{'Measured' if ran else 'Predicted'}: {found.name}", body, about=[counted])
+
+
+def _wrong(found: Measurement) -> list[str]:
+    """Return times that cannot be, and what to do about them."""
+    floor = "the floor is too high for a run that leaves out products of the bound; docs/roofline.md lists them"
+    again = "the device file says what was reached once: measure it again while nothing else runs"
+    measured = found.device.origin == "measured"
+    return [*found.wrong, *([floor] if found.wrong else []), *([again] if found.wrong and measured else [])]
+
+
+def _coded(row: tuple[str, ...], words: int) -> tuple[str, ...]:
+    """Return a row whose first cells are code."""
+    return (*(Code(cell) if cell else "" for cell in row[:words]), *row[words:])
+
+
+def _roof(found: Measurement) -> str:
+    peak, width = human(found.peak_flops, "FLOP/s", places=3), human(found.bandwidth, "B/s", places=3)
+    seen = ", measured" if found.device.origin == "measured" else ""
+    times = plural(found.options.profile, "call") + " of each operator"
+    times = times if found.predicted else plural(found.options.profile, "run")
+    return (
+        f"{found.device.title}{seen}: {peak} ({found.dtype}, dense), {width}. "
+        f"{times} by {found.clock}, {plural(found.threads, 'thread')}; medians"
+    )
+
+
+def _replay(found: Measurement) -> str:
+    error = decimal(100 * found.median_error, 1)
+    return f"As a prediction, the operators alone are {error} % off the measured time in the median over the rows."
+
+
+def _place(row: Row) -> tuple[str, str]:
+    return row.run, f"{row.stage}[{row.invocation}]" if row.invocation else row.stage or "outside the stages"
+
+
+def _stage(row: Row) -> tuple[str, ...]:
+    roof = None if row.roof.seconds is None else Fraction(row.roof.seconds) * _NANO
+    begin = (
+        *_place(row), human(row.roof.flops, "FLOP"), human(row.roof.bytes, "B"), duration(row.floor.seconds),
+        duration(row.roof.seconds), _time(row.replay),
+    )  # fmt: skip
+    if row.measured is None:
+        return (*begin, "did not run", _times(row.replay, roof))
+    spent, runs = row.measured.median, row.measured.runs
+    span = f"{seconds(min(runs))} to {seconds(max(runs))}"
+    return (
+        *begin, seconds(spent), span, _times(spent, roof), _percent(row.of_peak), _percent(row.of_bandwidth)
+    )  # fmt: skip
+
+
+def _time(nanoseconds: int | None) -> str:
+    return "?" if nanoseconds is None else seconds(nanoseconds)
+
+
+def _times(spent: int | None, roof: Fraction | None) -> str:
+    return f"{decimal(Fraction(spent) / roof, 2)} x" if roof and spent is not None else ""
+
+
+def _percent(rate: str | None) -> str:
+    return "?" if rate is None else share(Fraction(rate), 1)
+
+
+def _parts(row: Row) -> tuple[str, ...]:
+    whole, count = (row.replay, len(SPLIT) - 2) if row.measured is None else (row.measured.median, len(SPLIT))
+    parts = (None,) * len(SPLIT) if row.split is None else astuple(row.split)
+    return (*_place(row), _time(whole), *map(_signed, parts[:count]))
+
+
+def _signed(nanoseconds: str | None) -> str:
+    if nanoseconds is None:
+        return "?"
+    value = Fraction(nanoseconds) / _NANO
+    return f"-{duration(str(-value))}" if value < 0 else duration(str(value))
+
+
+def _operator(o: OperatorRow, whole: int) -> tuple[str, ...]:
+    alone = None if o.alone is None else o.alone.median
+    part = "" if o.spent is None else share(o.spent, whole)
+    return o.run, o.stage, o.operator, _shapes(o), f"{o.calls:,}", _time(alone), _time(o.spent), part
+
+
+def _shapes(o: OperatorRow) -> str:
+    return " ".join("x".join(map(str, s)) or "number" for s in o.shapes)
+
+
+def _part(p: PartRow, whole: int) -> tuple[str, ...]:
+    roof = None if p.roof.seconds is None else Fraction(p.roof.seconds) * _NANO
+    ran = None if p.measured is None else p.measured.median
+    return (
+        p.run, p.stage, p.part, human(p.roof.flops, "FLOP"), human(p.roof.bytes, "B"), duration(p.roof.seconds),
+        _time(p.replay), "" if p.replay is None else share(p.replay, whole), _times(p.replay, roof),
+        _percent(p.of_peak), _time(ran), _times(ran, roof),
+    )  # fmt: skip
+
+
+def profile_document(profile: Profile, form: Form) -> Document:
+    """Return the report of a profile: times with their spread. Rates divide exact FLOPs by the median time."""
+    measured = profile.measured
+    how = f"{plural(profile.run.profile, 'run')} after {measured.warm_up} to warm up; stages by {measured.clock}"
+    measured_on = f"Measured on {measured.device} with {plural(measured.threads, 'thread')}, {how}."
+    body: list[Block] = [
+        "Measured times are not counts: they differ from run to run, and the profiler adds its own to the modules.",
+        f"Weights: {profile.run.weights}.",
+    ]
+    if measured.peak_bytes is not None:
+        body.append(f"Most memory that the GPU's allocator held: {human(measured.peak_bytes, 'B')}.")
+    body += [Section("Stages", [_profile_stages(profile)]), Section("Modules", [_profile_modules(measured)])]
+    body += [Section("Operators", [_profile_operators(measured)])]
+    body += [Details("Versions", [versions_line(profile.environment)])]
+    about = subject(profile.target, profile.workload, form)
+    return Document(f"Time: {profile.target.title}", body, "", measured_on, about)
+
+
+def recorded(found: T | None) -> T:
+    """What was measured of a run.
+
+    Raises:
+        Absent: nothing was.
+    """
+    if not found:
+        raise Absent(
+            "the run was not measured",
+            expected="a run with a profile",
+            fix="costproof report TARGET --run cpu --profile 3",
+        )
+    return found
+
+
+def seconds(nanoseconds: int) -> str:
+    """``1.234 s``, ``12.3 ms``, ``45 µs``, rounded half up in integers."""
+    if nanoseconds >= 999_950_000:
+        milliseconds = (nanoseconds + 500_000) // 10**6
+        return f"{milliseconds // 1000}.{milliseconds % 1000:03d} s"
+    if nanoseconds >= 999_500:
+        tenths = (nanoseconds + 50_000) // 10**5
+        return f"{tenths // 10}.{tenths % 10} ms"
+    return f"{(nanoseconds + 500) // 1000} µs"
+
+
+def _span(time: Timing) -> str:
+    return f"{seconds(min(time.runs))} to {seconds(max(time.runs))}"
+
+
+def _profile_stages(profile: Profile) -> Table:
+    rows = []
+    for stage in profile.measured.stages:
+        flops = profile.flops.get(f"{stage.run}/{stage.stage}/{stage.invocation}")
+        spent = stage.time.median
+        rate = human(flops * 10**9 // spent, "FLOP/s") if flops and spent else ""
+        name = f"{stage.stage}[{stage.invocation}]" if stage.invocation else stage.stage
+        work = human(flops, "FLOP") if flops is not None else ""
+        rows.append((Code(stage.run), Code(name), seconds(spent), _span(stage.time), work, rate))
+    return Table(("forward", "stage", "median", "runs", "work", "rate"), "llrrrr", rows)
+
+
+def _profile_modules(measured: Measured) -> Table:
+    whole = sum(m.cpu_self.median for m in measured.modules)
+    heavy = sorted(measured.modules, key=lambda m: (-(m.device or m.cpu_self).median, m.module))
+    rows = []
+    for m in heavy:
+        spent = m.cpu_self.median
+        device = seconds(m.device.median) if m.device else "—"
+        rows.append((Code(m.module), f"{m.calls:,}", seconds(spent), _span(m.cpu_self), share(spent, whole), device))
+    head = ("module", "calls", "own CPU time", "runs", "share", "GPU, with children")
+    return Table(head, "lrrrrr", rows, most=_PROFILE_ROWS, noun="module", rest="profile.json")
+
+
+def _profile_operators(measured: Measured) -> Table:
+    cpu: Counter[str] = Counter()
+    device: Counter[str] = Counter()
+    calls: Counter[str] = Counter()
+    for op in measured.operators:
+        cpu[op.operator] += op.cpu_self.median
+        device[op.operator] += op.device_self.median if op.device_self else 0
+        calls[op.operator] += op.calls
+    whole = sum(cpu.values())
+    heavy = sorted(cpu, key=lambda name: (-device[name], -cpu[name], name))
+    rows = []
+    for name in heavy:
+        on_device = seconds(device[name]) if device[name] else "—"
+        rows.append((Code(name), f"{calls[name]:,}", seconds(cpu[name]), share(cpu[name], whole), on_device))
+    head = ("operator", "calls", "own CPU time", "share", "own GPU time")
+    return Table(head, "lrrrr", rows, most=_PROFILE_ROWS, noun="operator", rest="profile.json")

@@ -1,0 +1,240 @@
+"""Report peaks of live activations: per call by the graph and as written, and what is alive then."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from costproof.ledger.peaks import CallPeaks, GapPart, LiveTensor, Moment, Peak, Peaks, by_stage
+from costproof.ledger.plural import plural
+from costproof.ledger.workload import counted_line
+from costproof.reports.document import (
+    Block,
+    Cell,
+    Code,
+    Details,
+    Document,
+    Form,
+    Items,
+    Markup,
+    Note,
+    Number,
+    Section,
+    Strong,
+    Table,
+    conventions,
+    subject,
+)
+from costproof.reports.html.document import Html, h, joined
+from costproof.reports.html.printer import HtmlPrinter, swatch
+from costproof.views.numbers import exact, human, some
+
+HEAD: Final = ("Stage", "Call", "Part", "Graph peak", "Eager peak", "Gap", "Residual")
+GAP: Final = ("Why", "Tensor", "Held by", "Bytes")
+ALIVE: Final = ("Tensor", "Shape", "Type", "Made in", "Bytes")
+MEANING: Final = (
+    "Bytes of live activations on a CPU: inputs and outputs counted, parameters and buffers apart.",
+    "Graph: a tensor is freed after its last reader. Eager: the module as written, whose variables hold more.",
+)
+FORM: Final = "graph peak in symbols"
+MOST_ROWS: Final = 10
+"""Of what is alive at a peak, on the console; Markdown has all of it."""
+_WHY: Final = {
+    "held": "held, and read no more",
+    "eager only": "not in the graph",
+    "graph only": "in the graph alone",
+    "elsewhere": "the graph has its peak elsewhere",
+}
+MOST: Final = 15
+"""Tensors of a peak that are named."""
+_WIDTH: Final = 1200
+_HEIGHT: Final = 200
+
+
+def document(found: Peaks, form: Form) -> Document:
+    """Return the report: the peaks of all calls, why eager and graph differ, and what is alive at each peak."""
+    title = f"Peaks of {found.target.title} at {found.workload.name}"
+    if form in ("html", "cell"):
+        body = list(filter(None, [section(found.calls)]))
+        foot = conventions(found.conventions, found.environment)
+        verdict, about = "incomplete" if found.exit_code else "", subject(found.target, found.workload, form)
+        return Document(title, body, verdict, _sentence(found), about, foot)
+    about = [counted_line(found.target, found.workload)]
+    overview = Table(HEAD, "lllrrrr", [_row(c) for c in found.calls])
+    if form == "text":
+        parts = [block for call in found.calls for block in _call_text(call)]
+        return Document(title, [overview, *parts], about=[*about, *MEANING])
+    sections = [Section(name(call), list(_call_md(call))) for call in found.calls]
+    return Document(title, [" ".join(MEANING), overview, *sections], about=about)
+
+
+def _call_text(call: CallPeaks) -> Iterator[Block]:
+    if call.gap:
+        yield Table(GAP, "lllr", gap(call), title=f"{name(call)}: eager less graph")
+    for which, peak in _peaks(call):
+        largest = [cells for cells, _ in _by_size(peak)]
+        title = f"{name(call)}: alive at {which}, {at(peak)}"
+        yield Table(ALIVE, "llllr", largest, title=title, most=MOST_ROWS, noun="smaller tensor", rest="-f json")
+    if call.form:
+        yield f"{name(call)}: {FORM}: {call.form}{where(call)}"
+    yield from (f"{name(call)}: {note}" for note in call.notes)
+
+
+def _call_md(call: CallPeaks) -> Iterator[Block]:
+    form = [(f"{FORM}: ", Code(call.form), where(call))] if call.form else []
+    if call.notes or form:
+        yield Items((*call.notes, *form))
+    if call.gap:
+        yield Table(GAP, "lllr", gap(call), title="The eager peak less the graph peak:")
+    for which, peak in (("graph", call.graph), ("eager", call.eager)):
+        if peak is not None:
+            yield Details(f"Alive at the {which} peak, {at(peak)}", [Table(ALIVE, "llllr", alive(peak))])
+
+
+def _by_size(peak: Peak) -> list[tuple[tuple[str, ...], int]]:
+    """Return the rows of :data:`ALIVE` with their bytes, largest first."""
+    sizes = [t.bytes for t in peak.alive]
+    return sorted(zip(alive(peak), sizes, strict=True), key=lambda pair: -pair[1])
+
+
+def _peaks(call: CallPeaks) -> list[tuple[str, Peak]]:
+    """Those that are known; one where both hold the same at the same place."""
+    graph, eager = call.graph, call.eager
+    if graph is not None and eager is not None and (alive(graph), at(graph)) == (alive(eager), at(eager)):
+        return [("both peaks", eager)]
+    return [(f"the {name} peak", p) for name, p in (("graph", graph), ("eager", eager)) if p is not None]
+
+
+def where(call: CallPeaks) -> str:
+    """For which sizes the form of a call holds; empty where it holds for all."""
+    return f", where {' and '.join(f'{margin} >= 0' for margin in call.holds)}" if call.holds else ""
+
+
+def name(call: CallPeaks) -> str:
+    """Stage, call and part."""
+    return ", ".join(filter(None, (call.stage, call.invocation, call.part)))
+
+
+def _row(call: CallPeaks) -> tuple[str, ...]:
+    sizes = (call.graph.bytes if call.graph else None, call.eager.bytes if call.eager else None)
+    return (call.stage, call.invocation, call.part, *map(exact, (*sizes, call.gap_bytes, call.residual)))
+
+
+def gap(call: CallPeaks) -> list[tuple[str, ...]]:
+    """Rows of :data:`GAP`."""
+    return [(_WHY[p.kind], _named(p), some(p.holders, 1), exact(p.bytes)) for p in call.gap]
+
+
+def _named(part: GapPart) -> str:
+    return f"in {part.where or '(root)'}" if part.tensor is None else f"{_made(part.tensor)}, {_shape(part.tensor)}"
+
+
+def _made(tensor: LiveTensor) -> str:
+    return f"{tensor.name} of {tensor.module or '(root)'}" if tensor.operator else f"input {tensor.name}"
+
+
+def _shape(tensor: LiveTensor) -> str:
+    return "x".join(map(str, tensor.shape)) or "one number"
+
+
+def at(peak: Peak) -> str:
+    """What runs at a peak, and where."""
+    return f"at {peak.operator} in {peak.module or '(root)'}" if peak.operator else "at its inputs"
+
+
+def alive(peak: Peak) -> list[tuple[str, ...]]:
+    """Rows of :data:`ALIVE`, in the order in which tensors were made."""
+    return [
+        (t.name, _shape(t), t.dtype, t.module or "(root)" if t.operator else "(input)", exact(t.bytes))
+        for t in peak.alive
+    ]
+
+
+def _sentence(found: Peaks) -> str:
+    known = {p.bytes: call for call in found.calls for p in (call.graph, call.eager) if p is not None}
+    lacking = sum(call.graph is None or call.eager is None for call in found.calls)
+    told = [f"The largest peak is {exact(max(known))} bytes ({human(max(known), 'B')}), of {name(known[max(known)])}."
+            ] if known else []  # fmt: skip
+    told += [f"Peaks of {lacking} of {plural(len(found.calls), 'call')} are not known."] if lacking else []
+    return " ".join(told) or "Nothing is called at this workload."
+
+
+def section(calls: Sequence[CallPeaks]) -> Section | None:
+    """Return the part of a page on peaks, or None if there are none. The call with the highest peak is unfolded."""
+    if not calls:
+        return None
+    largest = max(calls, key=lambda c: max((p.bytes for p in (c.graph, c.eager) if p is not None), default=-1))
+    rows = [(s.stage, _bytes(s.graph_peak_bytes), _bytes(s.eager_peak_bytes)) for s in by_stage(calls)]
+    others = [c for c in calls if c is not largest]
+    return Section(
+        "Peak memory",
+        [
+            *map(Note, MEANING),
+            Table(("Stage", "Graph peak", "Eager peak"), "lr", rows),
+            Markup(h("h3", name(largest))),
+            _call(largest),
+            *(Details(name(call), [_call(call)]) for call in others),
+        ],
+        id="memory",
+    )
+
+
+def _bytes(size: int | None) -> Cell:
+    return "not known" if size is None else Number(size, f"{human(size, 'B')}, {exact(size)}")
+
+
+def _call(call: CallPeaks) -> Markup:
+    blocks: list[Block] = [*map(Note, call.notes)]
+    blocks += [(f"{FORM}: ", Code(call.form), where(call))] if call.form else []
+    blocks += [Markup(_curves(call) or "")]
+    blocks += [_alive("as the module is written", call.eager)] if call.eager is not None else []
+    if call.graph is not None:
+        blocks.append(Details("Alive at the graph peak", [_alive("by the graph", call.graph)]))
+    blocks += [Details("Eager peak less graph peak", [Table(GAP, "lllr", gap(call))])] if call.gap else []
+    return Markup(h("div", HtmlPrinter().blocks(blocks), class_="peaks"))
+
+
+def _curves(call: CallPeaks) -> Html | None:
+    """Both curves over each other, each from its first event to its last."""
+    ways = [(w, p) for w, p in (("as written", call.eager), ("graph", call.graph)) if p is not None and p.curve]
+    if not ways:
+        return None
+    top = max(p.bytes for _, p in ways) or 1
+    said = "; ".join(f"{way}: {exact(p.bytes)} bytes, {at(p)}" for way, p in ways)
+    drawn = h(
+        "svg",
+        (h("g", _bars(peak, top), class_=f"s{1 - i}") for i, (_, peak) in enumerate(ways)),
+        viewBox=f"0 0 {_WIDTH} {_HEIGHT}",
+        preserveAspectRatio="none",
+        role="img",
+        aria_label=f"Bytes alive over the execution. Peaks, {said}",
+    )
+    legend = joined(*(piece for i, (way, p) in enumerate(ways) for piece in
+                      ("; " if i else "", swatch(1 - i), f"{way}, {exact(p.events)} events")))  # fmt: skip
+    about = h("p", f"0 to {human(top, 'B')}, from the inputs to the results: ", legend, class_="note")
+    return h("div", drawn, about, class_="alive")
+
+
+def _bars(peak: Peak, top: int) -> Iterator[Html]:
+    """A bar for each stretch, whose title has the exact number."""
+    many = len(peak.curve)
+    for i, moment in enumerate(peak.curve):
+        left, right = (_WIDTH * n // many for n in (i, i + 1))
+        height = _HEIGHT * moment.bytes // top
+        hint = h("title", f"event {exact(moment.event + 1)}: {_said(moment)}")
+        place = {"x": left, "y": _HEIGHT - height, "width": right - left, "height": height}
+        yield h("rect", hint, **place)
+
+
+def _said(moment: Moment) -> str:
+    return f"{exact(moment.bytes)} bytes" + (f", in {moment.module}" if moment.module else "")
+
+
+def _alive(way: str, peak: Peak) -> Table:
+    """Return the largest tensors, the others together, and the peak as their sum."""
+    rows = _by_size(peak)
+    shown: list[tuple[Cell, ...]] = [(Strong(cells[0]), *cells[1:]) for cells, _ in rows[:MOST]]
+    if rest := [size for _, size in rows[MOST:]]:
+        shown.append((plural(len(rest), "smaller tensor"), "", "", "", exact(sum(rest))))
+    shown.append((Strong("together"), "", "", "", Strong(exact(peak.bytes))))
+    return Table(ALIVE, "llllr", shown, title=f"Alive at the peak {way}, {at(peak)}:")

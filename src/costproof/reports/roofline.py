@@ -1,0 +1,459 @@
+"""Report a roofline: bounds of the time of a run on a device, as text, page, picture and table."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Iterator, Sequence
+from fractions import Fraction
+from html import escape
+from io import StringIO
+from math import ceil, log10
+from math import floor as floor_of
+from typing import Final
+from urllib.parse import quote
+
+from costproof.estimate.arithmetic import CONVOLUTION, FUSED, OTHER, dtypes
+from costproof.estimate.roofline import Border, BorderPoint, Bound, PartBound, Rational, Roofline, StageBound
+from costproof.estimate.routing import TouchedExperts
+from costproof.ledger.plural import plural
+from costproof.ledger.workload import counted_line
+from costproof.reports.document import Block, Code, Details, Document, Form, Items, Markup, Note, Section, Table
+from costproof.reports.escape import visible
+from costproof.reports.html.document import Html, h, table
+from costproof.reports.html.printer import shares, swatch
+from costproof.reports.plots.figure import colour
+from costproof.views.numbers import exact, human, share
+
+BOUND: Final = "A bound by the device's own figures, not a prediction: what runs takes longer."
+MODULES: Final = (
+    "module by module, each with its traffic at the module boundary; unfused, operator by operator, each on its own."
+)
+FLOOR: Final = (
+    "the products that no implementation of the same result leaves out, each at the peak of the dtype that it is "
+    "multiplied in, and once a call what crosses the border of the stage: inputs, weights, of experts {experts}, the "
+    "cache, and results."
+)
+LEFT_OUT: Final = (
+    "FLOPs, and the time Full, have all scores of S_q x S_k, as the convention counts them; the other times leave out "
+    "those that a causal mask or a window hides, or that a mask given as numbers may hide."
+)
+LATENTS: Final = {
+    "expanded": "Latent attention: the run expands all latents in every step (Full); absorbed by queries and sums, the "
+    "expansion is less work, which the other times take.",
+    "absorbed": "Latent attention: in steps the run absorbs the expansion of the latents, which is the less work of "
+    "the two; expanded: decoding=expanded.",
+}
+BOUND_ROUTING: Final = "min(E, tokens x k) (a routing that touches fewer may be faster)"
+ROUTING: Final = {
+    "uniform": "as uniform routing has it on average (one that touches fewer may be faster)",
+    "given": "as the given routing has it",
+}
+MAX_PARTS: Final = 15
+STAGES: Final = (
+    "Stage", "FLOPs", "Bytes", "FLOP/B", "Compute", "Memory", "At the roof", "Bound by", "Floor", "Full", "Unfused",
+)  # fmt: skip
+PARTS: Final = ("Stage", "Part", "FLOPs", "Bytes", "FLOP/B", "At the roof", "Share", "Bound by")
+_PLACES: Final = 3
+_UNITS: Final = ((Fraction(1), "s"), (Fraction(1, 10**3), "ms"), (Fraction(1, 10**6), "µs"), (Fraction(1, 10**9), "ns"))
+_TIME: Final = "time"
+_TITLE: Final = "time at the roof"
+COLUMNS: Final = (
+    "level", "stage", "part", "flops", "bytes", "intensity", "compute_s", "memory_s", "seconds", "bound",
+)  # fmt: skip
+_WIDTH: Final = 900
+_HEIGHT: Final = 560
+_LEFT: Final = 90
+_RIGHT: Final = 30
+_TOP: Final = 70
+_BOTTOM: Final = 60
+_NAMED: Final = 8
+"""Parts whose names stand beside them."""
+_NAME: Final = (7, 16)
+"""Width of a letter of such a name, and height of its line."""
+Scale = Callable[[Fraction], float]
+"""Maps a number to a position in pixels."""
+
+
+def document(found: Roofline, form: Form) -> Document:
+    """Return the report: bounds of the time by stage and part, what they leave out, and where a bound changes."""
+    text = form == "text"
+    about = [counted_line(found.target, found.workload)]
+    by_stage = Table(STAGES, "lrrrrrrlrrr", [(Code(s), *rest) for s, *rest in stages(found)], keys=1)
+    by_part = Table(
+        PARTS, "llrrrrrl", [(Code(s), Code(p), *rest) for s, p, *rest in parts(found)],
+        most=MAX_PARTS, noun="part", rest="the CSV and the JSON",
+    )  # fmt: skip
+    solved = [border(b) for b in found.borders]
+    if text:
+        lines = tuple(line for both in solved for line in (both[0], f"    {both[1]}"))
+        body: list[Block] = [*instead(found), BOUND, by_stage, modules(found), floor(found)]
+        body += [*left_out(found), *experts(found), by_part, waiting(found)]
+        body += [Section("Borders, solved and evaluated on both sides:", [Items(lines)])] if solved else []
+        return Document(found.name, body, "", roof(found), about)
+    body = [roof(found), " ".join((*instead(found), BOUND)), by_stage, " ".join((modules(found), floor(found)))]
+    body += [" ".join(left_out(found))] if left_out(found) else []
+    body += [Items(tuple(experts(found)))] if found.experts else []
+    body += [Section("Parts that take longest", [by_part, waiting(found)])]
+    body += [Section("Borders", [Items(tuple(map("; ".join, solved)))])] if solved else []
+    return Document(f"Roofline: {found.name}", body, about=about)
+
+
+def section(found: Roofline | None) -> Section | None:
+    """Return the part of a page on the roofline, or None if no device was named."""
+    if found is None:
+        return None
+    label = f"Roofline. {waiting(found)}"
+    drawn = h("div", Html(roofline_svg(found)), class_="roof", role="img", aria_label=label)
+    longest = Table(PARTS, "llrrrrrl", parts(found)[:MAX_PARTS])
+    notes = (*instead(found), BOUND, modules(found), floor(found), *left_out(found))
+    body: list[Block] = [
+        f"{roof(found)}. {waiting(found)}",
+        *map(Note, notes),
+        Markup(drawn),
+        Table(STAGES, "lr", stages(found)),
+    ]
+    return Section(f"Time at the roof: {found.device.title}", [*body, Details("Largest parts", [longest])], id="roof")
+
+
+def decimal(value: Fraction, places: int) -> str:
+    """A number that is not negative with so many digits behind the point, rounded half up."""
+    scale = 10**places
+    whole, part = divmod((2 * value.numerator * scale + value.denominator) // (2 * value.denominator), scale)
+    return f"{whole:,}" + (f".{part:0{places}d}" if places else "")
+
+
+def duration(seconds: str | None, places: int = _PLACES) -> str:
+    """``4.481 ms``; ``?`` for unknown."""
+    if seconds is None:
+        return "?"
+    value = Fraction(seconds)
+    unit, name = next(((u, n) for u, n in _UNITS if value >= u), _UNITS[-1])
+    return f"{decimal(value / unit, places)} {name}" if value else "0 s"
+
+
+def ratio(value: str | None) -> str:
+    """An intensity: ``295.2``; empty where no byte moves."""
+    return "" if value is None else decimal(Fraction(value), 1)
+
+
+def percent(part: str | None, whole: str | None) -> str:
+    """``49.8 %``; empty where there is nothing to divide."""
+    return "" if part is None or whole is None else share(Fraction(part), Fraction(whole))
+
+
+def roof(found: Roofline) -> str:
+    """The figures that everything here is made of."""
+    ridge = decimal(Fraction(found.peak_flops, found.bandwidth), 1)
+    peak, width = human(found.peak_flops, "FLOP/s", places=3), human(found.bandwidth, "B/s", places=3)
+    seen = ", measured" if found.device.origin == "measured" else ""
+    return f"{found.device.title}{seen}: {peak} ({found.dtype}, dense), {width}; they meet at {ridge} FLOP/B"
+
+
+def instead(found: Roofline) -> list[str]:
+    """Say which other peaks there are, and why that of another dtype is taken; empty where there is nothing to say."""
+    said = []
+    if found.dtype != found.math:
+        said.append(
+            f"No source gives a dense peak of {found.math}: that of {found.dtype}, at least as high, bounds it."
+        )
+    if found.peaks:
+        others = ", ".join(f"{human(peak, 'FLOP/s', places=3)} ({dtype})" for dtype, peak in found.peaks.items())
+        said.append(f"Products in another dtype have its peak: {others}.")
+    if CONVOLUTION in found.peaks and found.math != CONVOLUTION:
+        said.append(
+            "Convolutions and recurrent layers of float32 run in TF32 by default (torch.backends.cudnn.allow_tf32)."
+        )
+    if FUSED in found.peaks:
+        said.append("Fused attention in float32 takes three products in TF32 for one.")
+    run = (found.run.modules.least, found.run.floor.least, None if found.run.full is None else found.run.full.least)
+    free = [dtype for dtype in dtypes(run) if dtype not in found.peaks and dtype != found.math]
+    if free:
+        named = ", ".join("no known dtype" if dtype == OTHER else dtype for dtype in free)
+        said.append(f"No source gives a dense peak for products in {named}: they take no time here.")
+    return said
+
+
+def modules(found: Roofline) -> str:
+    """What the time at the roof holds, and whether it is a bound."""
+    return (
+        f"At the roof: nothing is faster that runs {MODULES}"
+        if _earned(found)
+        else f"At the roof{_by(found)} {MODULES}"
+    )
+
+
+def floor(found: Roofline) -> str:
+    """What the floor holds, and whether it is a bound."""
+    what = FLOOR.format(experts=ROUTING.get(found.routing, BOUND_ROUTING))
+    if found.target.quantised:
+        return f"No bound of the quantised checkpoint, whose bytes are not known. Floor: {what}"
+    if _earned(found):
+        return f"Floor: nothing is faster that computes the same result, whatever it fuses: {what}"
+    return f"Floor{_by(found)} {what}"
+
+
+def left_out(found: Roofline) -> list[str]:
+    """What of the headline is not in the times, and which way of latent attention."""
+    said = [LEFT_OUT] if found.run.full is not None else []
+    return [*said, LATENTS[found.conventions.mla]] if found.conventions.mla in LATENTS else said
+
+
+def _earned(found: Roofline) -> bool:
+    """Whether the times are bounds: the counts say what may be left out, and rates are not those reached once."""
+    return found.kept and found.device.origin == "published"
+
+
+def _by(found: Roofline) -> str:
+    if _earned(found):
+        return ""
+    if not found.kept:
+        return (
+            ", by the full convention: the counts do not say which products another implementation leaves out, and one "
+            "that leaves them out is faster:"
+        )
+    return ", at rates that were measured, and may be higher:"
+
+
+def experts(found: Roofline) -> list[str]:
+    """Experts that the layers of each part touch in a call."""
+    groups: dict[tuple[str, str], list[TouchedExperts]] = {}
+    for one in found.experts:
+        groups.setdefault((one.stage, one.part), []).append(one)
+    return [_experts(*place, layers) for place, layers in groups.items()]
+
+
+def _experts(stage: str, part: str, layers: list[TouchedExperts]) -> str:
+    first, many = layers[0], plural(len(layers), "layer")
+    said = list(dict.fromkeys(x.touched for x in layers))
+    shown = said[0] if len(said) == 1 else f"{min(said, key=Fraction)} to {max(said, key=Fraction)}"
+    of = f"of {first.experts} experts, {first.top_k} for each of {exact(first.tokens)} tokens a call"
+    return f"{stage} {part}, {many}: {shown} {of}; {human(sum(x.bytes for x in layers), 'B')} read."
+
+
+def stages(found: Roofline) -> list[tuple[str, ...]]:
+    """Rows of :data:`STAGES`; the whole run is the last, unless it is one stage."""
+    return [_stage(s) for s in (*found.stages, *([found.run] if len(found.stages) != 1 else []))]
+
+
+def _stage(stage: StageBound) -> tuple[str, ...]:
+    b = stage.modules
+    return (
+        stage.id or "whole run", *_work(b), duration(b.compute_s), duration(b.memory_s), duration(b.seconds),
+        b.bound or "?", duration(stage.floor.seconds),
+        *(duration(other.seconds) if other else "" for other in (stage.full, stage.unfused)),
+    )  # fmt: skip
+
+
+def _work(b: Bound) -> tuple[str, str, str]:
+    return human(b.flops, "FLOP"), human(b.bytes, "B"), ratio(b.intensity)
+
+
+def largest(found: Roofline) -> list[PartBound]:
+    """The parts that take longest; unknown ones first."""
+
+    def size(part: PartBound) -> tuple[bool, Fraction]:
+        return part.at_roof.seconds is not None, -Fraction(part.at_roof.seconds or 0)
+
+    return sorted(found.parts, key=size)
+
+
+def parts(found: Roofline) -> list[tuple[str, ...]]:
+    """Rows of :data:`PARTS`."""
+    return [
+        (
+            p.stage, p.part, *_work(p.at_roof), duration(p.at_roof.seconds),
+            percent(p.at_roof.seconds, found.run.modules.seconds), p.at_roof.bound or "?",
+        )
+        for p in largest(found)
+    ]  # fmt: skip
+
+
+def waiting(found: Roofline) -> str:
+    """How much of the time waits for memory."""
+    whole, compute = found.run.modules.seconds, found.run.compute_bound_s
+    if whole is None or compute is None:
+        unknown = sorted({p.part for p in found.parts if p.at_roof.seconds is None})
+        return f"Not known: {', '.join(unknown)}."
+    memory = str(Fraction(whole) - Fraction(compute))
+    return f"Of {duration(whole)} at the roof, {percent(memory, whole)} are spent in parts that wait for memory."
+
+
+def border(b: Border) -> tuple[str, str]:
+    """One border: a sentence, and both sides as they were evaluated."""
+    name = b.setting.replace("_", "-")
+    sides = f"{b.left} against {b.right}, " + "; ".join(_point(b, p, name) for p in b.points)
+    if b.outcome == "from":
+        return f"{b.stage} {b.question} from {name} {exact(b.at)} on", sides
+    if b.outcome == "never":
+        return f"{b.stage} {b.question} at no {name}", sides
+    if b.outcome == "refused":
+        return f"{b.stage} {b.question} from {name} {exact(b.at)} on, which the model does not take: {b.why}", sides
+    return f"{b.stage} {b.question} from some {name} on or never, which is not solved: {b.why}", sides
+
+
+def _point(b: Border, point: BorderPoint, name: str) -> str:
+    left, right = Fraction(point.left), Fraction(point.right)
+    sign = ">" if left > right else "≤"
+    shown = _apart(point.left, point.right) if b.unit == "s" else (exact(int(left)), f"{exact(int(right))} {b.unit}")
+    return f"at {name} {exact(point.at)}: {shown[0]} {sign} {shown[1]}"
+
+
+def _apart(left: Rational, right: Rational) -> tuple[str, str]:
+    """Two times, with as many digits as it takes to see that one is longer."""
+    places = _PLACES
+    while Fraction(left) != Fraction(right) and duration(left, places) == duration(right, places):
+        places += 1
+    return duration(left, places), duration(right, places)
+
+
+def time_chip(found: Roofline) -> tuple[str, str, str]:
+    """Time among the metrics of the first screen: name, title, what the run comes to."""
+    return _TIME, _TITLE, duration(found.run.modules.seconds)
+
+
+def time_metric(found: Roofline, order: Sequence[str]) -> Html:
+    """Time as the metrics of the first screen are shown: a bar of shares and a table.
+
+    Args:
+        order: all stages, by which colours go.
+    """
+    run = found.run.modules.seconds
+    rows = [
+        (
+            h("span", swatch(order.index(s.id)), h("a", s.id, href=f"#{quote(s.id)}/")) if s.id else h("b", "total"),
+            percent(s.modules.seconds, run) if s.id else "",
+            h("b", duration(s.modules.seconds)),
+            *(duration(t) for t in (s.modules.compute_s, s.modules.memory_s)),
+            s.modules.bound or "?",
+        )
+        for s in (*found.stages, *([found.run] if len(found.stages) != 1 else []))
+    ]
+    seconds = {s.id: s.modules.seconds for s in found.stages}
+    known = [(name, Fraction(seconds[name] or 0) if name in seconds else None) for name in order]
+    unknown = [name for name, value in seconds.items() if value is None]
+    return h(
+        "div",
+        h("h3", _TITLE),
+        h("p", f"On {found.device.title}. {BOUND}", class_="note"),
+        shares(known),
+        table(("Stage", "Share", "At the roof", "Compute", "Memory", "Bound by"), rows, class_="cost"),
+        h("p", f"Unknown, so not in the bar: {', '.join(unknown)}.", class_="note") if unknown else None,
+        class_="metric",
+        data_metric=_TIME,
+    )
+
+
+def roofline_csv(found: Roofline) -> str:
+    """Exact integers; seconds and intensities as rational numbers. An unknown number is empty."""
+    out = StringIO()
+    writer = csv.DictWriter(out, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+
+    def add(level: str, stage: str, part: str, b: Bound) -> None:
+        numbers = {name: getattr(b, name) for name in COLUMNS[3:]}
+        writer.writerow({"level": level, "stage": stage, "part": part, **numbers})
+
+    for level, every in (("run", (found.run,)), ("stage", found.stages)):
+        for stage in every:
+            add(level, stage.id, "", stage.modules)
+            add(f"{level} floor", stage.id, "", stage.floor)
+            if stage.full is not None:
+                add(f"{level} full", stage.id, "", stage.full)
+            if stage.unfused is not None:
+                add(f"{level} unfused", stage.id, "", stage.unfused)
+    for part in found.parts:
+        add("part", part.stage, part.part, part.at_roof)
+    return out.getvalue()
+
+
+def roofline_svg(found: Roofline) -> str:
+    """The picture. Parts without products or without bytes have no place in it."""
+    ridge = Fraction(found.peak_flops, found.bandwidth)
+    placed = [p for p in found.parts if p.at_roof.taken and p.at_roof.bytes and p.at_roof.seconds is not None]
+    every = [Fraction(p.at_roof.taken or 0, p.at_roof.bytes or 1) for p in placed]
+    low = floor_of(log10(min([*every, ridge / 10])))
+    high = ceil(log10(max([*every, ridge * 10])))
+    bottom = floor_of(log10(found.bandwidth * Fraction(10) ** low))
+    top = ceil(log10(found.peak_flops * 2))
+
+    def x(intensity: Fraction) -> float:
+        return _LEFT + (log10(intensity) - low) / (high - low) * (_WIDTH - _LEFT - _RIGHT)
+
+    def y(rate: Fraction) -> float:
+        return _HEIGHT - _BOTTOM - (log10(rate) - bottom) / (top - bottom) * (_HEIGHT - _TOP - _BOTTOM)
+
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" font-family="sans-serif">',
+        f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="#fff"/>',
+        _text(_LEFT, 24, found.name, size=15),
+        _text(_LEFT, 44, roof(found)),
+        _text(_LEFT, 60, "The area of a point is its share of the time at the roof. A bound, not a prediction."),
+    ]
+    for n in range(low, high + 1):
+        at = x(Fraction(10) ** n)
+        lines += [
+            _line(at, _TOP, at, _HEIGHT - _BOTTOM, "#ddd"),
+            _text(at, _HEIGHT - _BOTTOM + 18, _power(n), "middle"),
+        ]
+    for n in range(bottom, top + 1):
+        at = y(Fraction(10) ** n)
+        lines += [
+            _line(_LEFT, at, _WIDTH - _RIGHT, at, "#ddd"),
+            _text(_LEFT - 8, at + 4, human(10**n, "FLOP/s", places=0), "end"),
+        ]
+    lines.append(_text((_LEFT + _WIDTH) / 2, _HEIGHT - 14, "FLOP per byte", "middle"))
+    start = (x(Fraction(10) ** low), y(found.bandwidth * Fraction(10) ** low))
+    corner, end = (x(ridge), y(Fraction(found.peak_flops))), (_WIDTH - _RIGHT, y(Fraction(found.peak_flops)))
+    path = " ".join(f"{a:.1f},{b:.1f}" for a, b in (start, corner, end))
+    lines.append(f'<polyline points="{path}" fill="none" stroke="#222" stroke-width="2"/>')
+    lines += list(_points(found, placed, x, y))
+    return "\n".join([*lines, "</svg>", ""])
+
+
+def _points(found: Roofline, placed: list[PartBound], x: Scale, y: Scale) -> Iterator[str]:
+    colours = {s.id: colour(i) for i, s in enumerate(found.stages)}
+    whole = Fraction(found.run.modules.seconds or 1) or Fraction(1)
+    named = [p for p in largest(found)[:MAX_PARTS] if p in placed][:_NAMED]
+    used: list[tuple[float, float, float]] = []
+    lines: list[str] = []
+    names: list[str] = []
+    for p in sorted(placed, key=lambda p: -Fraction(p.at_roof.seconds or 0)):
+        b = p.at_roof
+        seconds = Fraction(b.seconds or 0)
+        at = x(Fraction(b.taken or 0, b.bytes or 1)), y(Fraction(b.taken or 0) / seconds)
+        radius = 3 + 30 * float(seconds / whole) ** 0.5
+        said = f"{p.stage} {p.part}: {human(b.flops, 'FLOP')}, {human(b.bytes, 'B')}, {duration(b.seconds)}, {b.bound}"
+        yield (
+            f'<circle cx="{at[0]:.1f}" cy="{at[1]:.1f}" r="{radius:.1f}" fill="{colours[p.stage]}" fill-opacity="0.55">'
+            f"<title>{escape(visible(said))}</title></circle>"
+        )
+        if p in named:
+            name = p.part if p.part.split(".")[0] == p.stage else f"{p.stage} {p.part}"
+            width = float(_NAME[0] * len(name))
+            # Below the roof, and so that no two lie on each other.
+            left, low = min(at[0] + 12, _WIDTH - width), at[1] + radius + 14
+            while any(left < a + w and a < left + width and abs(low - h) < _NAME[1] for a, w, h in used):
+                low += _NAME[1]
+            used.append((left, width, low))
+            lines.append(_line(at[0], at[1], left - 2, low - 4, "#777"))
+            size = f'width="{width:.1f}" height="{_NAME[1]}"'
+            names.append(f'<rect x="{left - 1:.1f}" y="{low - 12:.1f}" {size} fill="#fff" fill-opacity="0.85"/>')
+            names.append(_text(left, low, name))
+    yield from (*lines, *names)
+    for i, stage in enumerate(found.stages):
+        at_y = _HEIGHT - _BOTTOM - 12 - 16 * (len(found.stages) - 1 - i)
+        yield f'<circle cx="{_WIDTH - _RIGHT - 150}" cy="{at_y - 4}" r="5" fill="{colours[stage.id]}"/>'
+        yield _text(_WIDTH - _RIGHT - 140, at_y, f"{stage.id}, {duration(stage.modules.seconds)}")
+
+
+def _power(n: int) -> str:
+    return f"{10**n:,}" if n >= 0 else f"1/{10**-n:,}"
+
+
+def _text(x: float, y: float, text: str, anchor: str = "start", size: int = 12) -> str:
+    shown = escape(visible(text))
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-size="{size}">{shown}</text>'
+
+
+def _line(x1: float, y1: float, x2: float, y2: float, colour: str) -> str:
+    return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{colour}"/>'
