@@ -38,7 +38,7 @@ from costproof.models.proof import Piece, Provable
 from costproof.run.capture import count_sources
 from costproof.run.prepare import Prepared
 from costproof.run.proof import with_runs
-from costproof.run.proof_pieces import Counted, counted
+from costproof.run.proof_pieces import CountedPiece, count_piece
 
 TINY: Final = OcrConfig(
     sam=SamConfig(24, 3, 4, 96, 64, 4, 3, (1,), 8, (10, 20)),
@@ -99,7 +99,7 @@ def placed(patterns: set[str], touched: frozenset[str]) -> Seen:
     return Seen(bool(modules), bool(modules) and modules <= touched)
 
 
-def proved(mistake: Mistake, drawn: Sequence[tuple[Counted, Ledger]]) -> Seen:
+def proved(mistake: Mistake, drawn: Sequence[tuple[CountedPiece, Ledger]]) -> Seen:
     """What the draws of a proof say, up to the first that says something."""
     for one, right in drawn:
         wrong, touched = mistake.planted(right, one.piece.workload)
@@ -125,7 +125,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     pieces: list[Piece[Provable]] = [
         p for p in proof.pieces if p.phase in ("draws", "runs") or p.id == "identity: text"
     ]
-    drawn = [counted(p, {}) for p in (*pieces, *(draw(1, number) for number in DEEP if number >= given.draws))]
+    drawn = [count_piece(p, {}) for p in (*pieces, *(draw(1, number) for number in DEEP if number >= given.draws))]
     with_right = [(one, one.piece.target.formulas(one.piece.workload)) for one in drawn]
     reports = [Reported.of(run) for run in (DEFAULT, *ODD)]
     if any(one.judged(right).counterexamples for one, right in with_right):

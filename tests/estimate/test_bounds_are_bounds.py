@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from costproof import api
 from costproof.estimate.arithmetic import Arithmetic, arithmetic_of
-from costproof.estimate.hardware import Device, Figure, Peak
+from costproof.estimate.hardware import Device, DeviceFigure, DevicePeak
 from costproof.estimate.roofline import Roofline, bounds, roof
 from costproof.ledger.baseline import Folded, RowTree
 from costproof.opgraph.account import arithmetic_dtype
@@ -32,12 +32,12 @@ from tests.opgraph.opcalls import call, value
 RATES: Final = {"float32": 10**9, "bfloat16": 4 * 10**9, "float16": 5 * 10**9}
 FREE: Final = Device(
     "free", "a published one", "published", {},
-    tuple(Peak(dtype, rate, "dense", "matrix", ()) for dtype, rate in RATES.items()), Figure(10**18, ()),
+    tuple(DevicePeak(dtype, rate, "dense", "matrix", ()) for dtype, rate in RATES.items()), DeviceFigure(10**18, ()),
 )  # fmt: skip
 """Products alone take time."""
 BUSY: Final = Device(
     "busy", "a published one", "published", {},
-    tuple(Peak(dtype, 10**25, "dense", "matrix", ()) for dtype in RATES), Figure(10**9, ()),
+    tuple(DevicePeak(dtype, 10**25, "dense", "matrix", ()) for dtype in RATES), DeviceFigure(10**9, ()),
 )  # fmt: skip
 """Bytes alone do."""
 
@@ -441,7 +441,7 @@ def test_convolutions(module: nn.Module, shape: tuple[int, ...], least: int) -> 
 def test_float32_on_units_of_tf32() -> None:
     """Recurrent layers and fused attention run there by default, as convolutions do; plain products do not."""
     peaks = {"float32": 10**9, "tf32": 6 * 10**9}
-    device = replace(FREE, peaks=tuple(Peak(d, rate, "dense", "matrix", ()) for d, rate in peaks.items()))
+    device = replace(FREE, peaks=tuple(DevicePeak(d, rate, "dense", "matrix", ()) for d, rate in peaks.items()))
     one, of = Arithmetic("float32"), roof(device, "float32")
     for kind, rate in {
         "aten.lstm": 6, "aten.gru": 6, "aten.conv2d": 6, "aten.scaled_dot_product_attention": 2, "attention": 2,

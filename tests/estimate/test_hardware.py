@@ -14,9 +14,9 @@ import click
 import pytest
 
 from costproof import api
-from costproof.cli.kinds import DEVICE
+from costproof.cli.params import DEVICE
 from costproof.estimate.arithmetic import Arithmetic
-from costproof.estimate.hardware import Device, Figure, Peak, Quote, machine, read_device, registry
+from costproof.estimate.hardware import Device, DeviceFigure, DevicePeak, FigureQuote, machine, read_device, registry
 from costproof.estimate.roofline import roof
 from costproof.ledger.errors import BadInput, Problems
 from tests.cli.running import costproof
@@ -28,13 +28,13 @@ SCALES = [Fraction(10) ** n for n in (0, 6, 9, 12)] + [Fraction(2**30)]
 """What a number in a quote may be multiplied by: as it stands, MHz, GB, TFLOPS, GiB."""
 
 
-def numbers(quotes: tuple[Quote, ...]) -> set[Fraction]:
+def numbers(quotes: tuple[FigureQuote, ...]) -> set[Fraction]:
     """Every number that stands in the quotes."""
     texts = (quote.text.replace(",", "") for quote in quotes)
     return {Fraction(found) for text in texts for found in re.findall(r"\d+(?:\.\d+)?", text)}
 
 
-def figures(found: Device) -> Iterator[tuple[str, int, tuple[Quote, ...], bool]]:
+def figures(found: Device) -> Iterator[tuple[str, int, tuple[FigureQuote, ...], bool]]:
     """Every number of a device: what it is, its value, its quotes, whether it is a dense peak."""
     for peak in found.peaks:
         yield f"{peak.dtype} {peak.sparsity} {peak.unit}", peak.flops, peak.quotes, peak.sparsity == "dense"
@@ -199,8 +199,8 @@ def test_a_device_without_a_peak_says_why() -> None:
 
 def test_of_two_measurements_the_higher_rates_count() -> None:
     def seen(width: int, **flops: int) -> Device:
-        peaks = tuple(Peak(dtype, rate, "dense", "matrix", ()) for dtype, rate in flops.items())
-        return Device("here", "here", "measured", {}, peaks, Figure(width, ()))
+        peaks = tuple(DevicePeak(dtype, rate, "dense", "matrix", ()) for dtype, rate in flops.items())
+        return Device("here", "here", "measured", {}, peaks, DeviceFigure(width, ()))
 
     both = seen(50, float32=100, bfloat16=300).or_faster(seen(40, float32=120, bfloat16=290, float64=7))
     assert {p.dtype: p.flops for p in both.peaks} == {"float32": 120, "bfloat16": 300, "float64": 7}

@@ -342,17 +342,17 @@ def test_answers_of_a_proof_that_are_no_file_or_too_large(tmp_path: Path, monkey
         put(file)
         with (
             pytest.raises(BadInput, match="a file of this name is not ours"),
-            kept_answers.Kept(tmp_path, "llama", settings),
+            kept_answers.ProofCheckpoint(tmp_path, "llama", settings),
         ):
             pass
         file.rmdir() if file.is_dir() else file.unlink()
     answer = Answer({"prefill": 1}, (), ())
-    with kept_answers.Kept(tmp_path, "llama", settings) as kept:
+    with kept_answers.ProofCheckpoint(tmp_path, "llama", settings) as kept:
         assert kept.read() == []
         kept.add("a", answer)
     monkeypatch.setattr(kept_answers, "MAX_BYTES", file.stat().st_size)
-    with kept_answers.Kept(tmp_path, "llama", settings) as kept:
+    with kept_answers.ProofCheckpoint(tmp_path, "llama", settings) as kept:
         assert kept.read() == [("a", answer)]
     monkeypatch.setattr(kept_answers, "MAX_BYTES", file.stat().st_size - 1)
-    with kept_answers.Kept(tmp_path, "llama", settings) as kept:
+    with kept_answers.ProofCheckpoint(tmp_path, "llama", settings) as kept:
         assert kept.read() == []

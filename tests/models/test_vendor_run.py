@@ -23,8 +23,7 @@ from costproof.ledger.run import run_options
 from costproof.models.families.deepseek_ocr import vendor, vendor_code
 from costproof.models.families.deepseek_ocr.snapshot import read_snapshot
 from costproof.models.families.deepseek_ocr.vendor import RemoteCodeOcr
-from costproof.reports.graph.choice import Choice
-from costproof.reports.graph.view import graph_view
+from costproof.reports.graph.view import Choice, graph_view
 from costproof.tracers.dynamic import dynamic_ledger
 from costproof.views.verdicts import stage_words
 from tests.models.vendor import SMALL, SNAPSHOT, copied, tree

@@ -17,7 +17,7 @@ from costproof.models.pages.config import SamConfig
 from costproof.models.pages.modules import symbolic_int
 from costproof.models.pages.page import page_of
 from costproof.models.specs import ExportJob, SymbolicSize
-from costproof.run.proof_pieces import carried_out
+from costproof.run.proof_pieces import carry_out_piece
 from costproof.tracers.exported import Exported, export_graph
 from costproof.tracers.exporting import plain_sympy
 from costproof.tracers.guards import holds_at
@@ -121,7 +121,7 @@ def test_the_side_that_stands_for_all() -> None:
 @pytest.mark.thorough
 def test_every_side_is_described() -> None:
     config = small(3)
-    answer = carried_out(ocr_proof._any_side(config)[0])
+    answer = carry_out_piece(ocr_proof._any_side(config)[0])
     assert {c.method for c in answer.claims} == {"identity"}
     assert answer.counterexamples == ()
     assert {c.invocation for c in answer.claims} == {"", "any"}

@@ -27,7 +27,7 @@ from costproof.patches import flash_attention
 from costproof.reports.outputs import variants
 from costproof.run import proof
 from costproof.run.proof import prove
-from costproof.run.proof_pieces import assemble, carried_out
+from costproof.run.proof_pieces import assemble_certificate, carry_out_piece
 from tests.planted import planted
 from tests.tracers.small import SmallTarget
 from tests.written import dump
@@ -113,14 +113,14 @@ def test_sides_one_by_one_have_a_layer_of_each_kind() -> None:
 
 def certificate(answers: list[tuple[str, str, Answer | str]], samples: int = 1) -> Certificate:
     target = ocr_proof.draw(1, 0).target
-    return assemble(answers, target, ocr_proof.proof(target, samples, 1, "64-128"))
+    return assemble_certificate(answers, target, ocr_proof.proof(target, samples, 1, "64-128"))
 
 
 def test_a_random_configuration_agrees_and_a_planted_mistake_does_not(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     one = ocr_proof.draw(1, 0)
-    answer = carried_out(one)
+    answer = carry_out_piece(one)
     assert (answer.claims, answer.counterexamples) == ((), ())
     assert min(answer.rows.values()) > 10
     proved = certificate([("draws", one.id, answer)])
@@ -135,7 +135,7 @@ def test_a_random_configuration_agrees_and_a_planted_mistake_does_not(
     assert "Schwartz" in certificate_md(proved)
 
     with planted(Linear, lambda layer: replace(layer, features_out=layer.features_out * 2)):
-        wrong = certificate([("draws", one.id, carried_out(one))])
+        wrong = certificate([("draws", one.id, carry_out_piece(one))])
     assert wrong.verdict == "refuted"
     assert any(c.metric == "flops" and c.kind == "linear" and c.config for c in wrong.counterexamples)
     assert "extra in the formula" in certificate_md(wrong)
@@ -145,7 +145,7 @@ def test_a_random_configuration_agrees_and_a_planted_mistake_does_not(
 def test_a_certificate_says_what_was_varied_how_far() -> None:
     target = ocr_proof.draw(1, 0).target
     drawn = ocr_proof.proof(target, 40, 1, "64-128")
-    found = assemble([], target, drawn)
+    found = assemble_certificate([], target, drawn)
     batches = [p.workload.batch for p in drawn.pieces if p.phase == "draws"]
     assert found.coverage.seen["batch"] == Seen(len(set(batches)), min(batches), max(batches))
     assert found.coverage.seen["attention"].values > 1

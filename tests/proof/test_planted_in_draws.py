@@ -14,7 +14,7 @@ from costproof.analytic.costs import costs_of
 from costproof.analytic.feed_forward import Mixture
 from costproof.models.decoding import formulas as dense
 from costproof.models.proof import Piece, WithProof
-from costproof.run.proof_pieces import carried_out
+from costproof.run.proof_pieces import carry_out_piece
 from tests.recorded import families
 
 FAMILIES = families()
@@ -46,7 +46,7 @@ def test_an_inner_width_that_is_rounded(monkeypatch: pytest.MonkeyPatch) -> None
         return Mixture(**{**fields, "inner": 8 * sympy.ceiling(fields["inner"] / 8)})
 
     monkeypatch.setattr(dense, "Mixture", rounded)
-    found = carried_out(replace(piece, stages=("prefill",))).counterexamples
+    found = carry_out_piece(replace(piece, stages=("prefill",))).counterexamples
     assert {"flops", "params", "weight_bytes"} <= {c.metric for c in found}
 
 
@@ -54,6 +54,6 @@ def test_an_inner_width_that_is_rounded(monkeypatch: pytest.MonkeyPatch) -> None
 def test_what_an_activation_costs(function: str, monkeypatch: pytest.MonkeyPatch) -> None:
     piece = smallest("vit", lambda p: p.target.config.activation == function)
     monkeypatch.setitem(mlp.ACTIVATION_FLOPS, function, mlp.ACTIVATION_FLOPS[function] + 1)
-    found = carried_out(piece).counterexamples
+    found = carry_out_piece(piece).counterexamples
     assert {c.metric for c in found} == {"vector_flops"}
     assert any(c.module.endswith("activation_fn") for c in found)

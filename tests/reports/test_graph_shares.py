@@ -11,10 +11,9 @@ import pytest
 
 from costproof.ledger.environment import installed
 from costproof.ledger.node import CostNode, Ledger
-from costproof.reports.graph.choice import Choice
 from costproof.reports.graph.picture import Edge, GraphView
 from costproof.reports.graph.svg import slide, svg
-from costproof.reports.graph.view import graph_view
+from costproof.reports.graph.view import Choice, graph_view
 from costproof.reports.outputs import variants
 from tests.cli.running import costproof
 from tests.cli.running import files as files_in

@@ -12,9 +12,8 @@ from costproof.ledger.errors import BadInput, Incomplete
 from costproof.ledger.metrics import TRAFFIC
 from costproof.ledger.node import CostNode, Ledger, UnknownOp
 from costproof.ledger.workload import Invocation, TensorSpec
-from costproof.reports.graph.choice import Choice
 from costproof.reports.graph.picture import GraphView
-from costproof.reports.graph.view import graph_view
+from costproof.reports.graph.view import Choice, graph_view
 from tests.reports.drawing import callgraph, captured
 from tests.reports.toy import toy
 

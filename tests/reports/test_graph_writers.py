@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from costproof.reports.graph.choice import Choice
-from costproof.reports.graph.mermaid import MAX_EDGES, MAX_NODES, MAX_TEXT, mermaid
+from costproof.reports.graph.dot import MAX_EDGES, MAX_NODES, MAX_TEXT, mermaid
 from costproof.reports.graph.picture import Edge, GraphView, Node
 from costproof.reports.graph.svg import svg
-from costproof.reports.graph.view import graph_view
+from costproof.reports.graph.view import Choice, graph_view
 from costproof.reports.outputs import variants
 from tests.conftest import Golden
 from tests.reports.drawing import callgraph, captured

@@ -6,11 +6,13 @@ from dataclasses import replace
 
 from costproof.ledger.capture import WholeModel
 from costproof.reports.escape import markdown
+from costproof.reports.outputs import variants
 from costproof.reports.report import Report
-from costproof.reports.static_md import static_md
+from costproof.reports.static import how, not_known
 from costproof.reports.summary import summary_text
-from costproof.reports.whole_words import how, not_known
 from tests.reports.toy import toy
+
+static_md = variants("static")["md"].text
 
 WHOLE = WholeModel(
     times={"model.layers": (1, 1, 22, 8), "vision|blocks": (27,)},

@@ -142,7 +142,7 @@ class SmallTarget:
         return native.NATIVE_STAGES.stages(path, workload.new_tokens)
 
     def export_jobs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
-        """The native model's native."""
+        """The native model's exports."""
         return native.export_jobs(model, workload)
 
     def runs(self, model: nn.Module, workload: Workload) -> tuple[Run, ...]:

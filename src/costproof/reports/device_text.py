@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from costproof.estimate.hardware import FIGURES, Device, Figure, Peak
+from costproof.estimate.hardware import FIGURES, Device, DeviceFigure, DevicePeak
 from costproof.reports.escape import visible
 from costproof.reports.screen import aligned, filled
 from costproof.views.numbers import exact, human
@@ -29,7 +29,7 @@ def _line(device: Device) -> tuple[str, ...]:
     return (device.name, visible(device.title), *rates, str(len(device.sources)))
 
 
-def _short(figure: Figure | None, unit: str) -> str:
+def _short(figure: DeviceFigure | None, unit: str) -> str:
     return UNKNOWN if figure is None else human(figure.value, unit, places=3)
 
 
@@ -62,6 +62,6 @@ def _lines(device: Device) -> Iterator[str]:
             yield f"  {source.url}"
 
 
-def _peak(peak: Peak) -> str:
+def _peak(peak: DevicePeak) -> str:
     sums = "" if peak.accumulate is None else f", sums in {peak.accumulate}"
     return f"peak of {peak.dtype}, {peak.sparsity}, {peak.unit} units{sums}"

@@ -29,6 +29,12 @@ class Strong(str):
     __slots__ = ()
 
 
+class Markdown(str):
+    """Finished Markdown inside a piece of prose."""
+
+    __slots__ = ()
+
+
 Prose = str | tuple[str, ...]
 """Plain text, or pieces of it, some of them :class:`Code`, :class:`Strong` or markup of the format. Never escaped."""
 
@@ -217,11 +223,13 @@ def subject(target: TargetInfo, workload: Workload, form: Form) -> list[Prose]:
     return [line + counted[:1].lower() + counted[1:]]
 
 
-def conventions(answers: Conventions, environment: dict[str, str], *more: Prose) -> list[Block]:
+def conventions(
+    answers: Conventions, environment: dict[str, str], *more: Prose, before: Sequence[Prose] = ()
+) -> list[Block]:
     """Return the foot of a report: its conventions and versions, without which numbers cannot be compared."""
     rows = []
     for f in fields(answers):
         answer = str(getattr(answers, f.name))
         rows.append((Code(f.name), Code(answer), MEANING.get((f.name, answer), "")))
     table = Table(("Question", "Answer", "Meaning"), "lll", rows)
-    return [Section("Conventions", [table, *more, f"Made with {versions_line(environment)}."])]
+    return [Section("Conventions", [*before, table, *more, f"Made with {versions_line(environment)}."])]

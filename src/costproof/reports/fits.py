@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from costproof.estimate.memory import Fits, Held, Limit
+from costproof.estimate.memory import Fits, HeldKind, MemoryLimit
 from costproof.ledger.workload import counted_line, quantised_clause
 from costproof.reports.document import Block, Code, Document, Form, Items, Prose, Section, Table, plain_text
 from costproof.views.numbers import exact, human
@@ -25,7 +25,7 @@ WITH_PEAKS: Final = (
 )
 SOME_PEAKS: Final = "Some peaks are not known: the largest of the others is held for certain, and bounds nothing."
 RUNTIME: Final = "What a runtime takes for itself is in none of these numbers."
-_HELD: Final[dict[Held, str]] = {
+_HELD: Final[dict[HeldKind, str]] = {
     "weights and cache": "weights, buffers and cache",
     "weights and graph peak": "weights, buffers and the largest graph peak, arguments apart,",
     "weights, cache and bound": "weights, buffers, cache and the bound of activations",
@@ -119,7 +119,7 @@ def _stages(found: Fits) -> list[tuple[str, ...]]:
     )
 
 
-def limit(x: Limit, room: int) -> tuple[str, str]:
+def limit(x: MemoryLimit, room: int) -> tuple[str, str]:
     """One limit: a sentence, and what is held on both sides of it."""
     name = x.setting.replace("_", "-")
     held = _HELD[x.held]

@@ -14,6 +14,7 @@ from costproof.reports.document import (
     Document,
     Formula,
     Items,
+    Markdown,
     Markup,
     Note,
     Number,
@@ -88,7 +89,7 @@ class MarkdownPrinter:
             case Verdict(sentence=said):
                 return [markdown(said)]
             case Items(items):
-                return [f"- {self.prose(item)}" for item in items]
+                return [self.item(item) for item in items]
             case Table():
                 return self.table(block)
             case Details(title, body):
@@ -102,6 +103,11 @@ class MarkdownPrinter:
                 return text.split("\n")
             case _:
                 return [self.prose(block)]
+
+    def item(self, item: Prose) -> str:
+        """Return an item of a list; leading spaces make it one of a nested list."""
+        text = self.prose(item)
+        return f"{' ' * (len(text) - len(text.lstrip(' ')))}- {text.lstrip(' ')}"
 
     def table(self, t: Table) -> list[str]:
         """Return the lines of a table with its title, and of how many rows it leaves out."""
@@ -128,6 +134,8 @@ class MarkdownPrinter:
 
 
 def _piece(piece: str) -> str:
+    if isinstance(piece, Markdown):
+        return piece
     if isinstance(piece, Code):
         return code(piece)
     return f"**{markdown(piece)}**" if isinstance(piece, Strong) else markdown(piece)

@@ -13,7 +13,7 @@ from typing import Final
 from urllib.parse import quote
 
 from costproof.estimate.arithmetic import CONVOLUTION, FUSED, OTHER, dtypes
-from costproof.estimate.roofline import Border, BorderPoint, Bound, PartBound, Rational, Roofline, StageBound
+from costproof.estimate.roofline import PartBound, Rational, Roofline, StageBound, Threshold, ThresholdPoint, WorkBound
 from costproof.estimate.routing import TouchedExperts
 from costproof.ledger.plural import plural
 from costproof.ledger.workload import counted_line
@@ -244,7 +244,7 @@ def _stage(stage: StageBound) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def _work(b: Bound) -> tuple[str, str, str]:
+def _work(b: WorkBound) -> tuple[str, str, str]:
     return human(b.flops, "FLOP"), human(b.bytes, "B"), ratio(b.intensity)
 
 
@@ -278,7 +278,7 @@ def waiting(found: Roofline) -> str:
     return f"Of {duration(whole)} at the roof, {percent(memory, whole)} are spent in parts that wait for memory."
 
 
-def border(b: Border) -> tuple[str, str]:
+def border(b: Threshold) -> tuple[str, str]:
     """One border: a sentence, and both sides as they were evaluated."""
     name = b.setting.replace("_", "-")
     sides = f"{b.left} against {b.right}, " + "; ".join(_point(b, p, name) for p in b.points)
@@ -291,7 +291,7 @@ def border(b: Border) -> tuple[str, str]:
     return f"{b.stage} {b.question} from some {name} on or never, which is not solved: {b.why}", sides
 
 
-def _point(b: Border, point: BorderPoint, name: str) -> str:
+def _point(b: Threshold, point: ThresholdPoint, name: str) -> str:
     left, right = Fraction(point.left), Fraction(point.right)
     sign = ">" if left > right else "≤"
     shown = _apart(point.left, point.right) if b.unit == "s" else (exact(int(left)), f"{exact(int(right))} {b.unit}")
@@ -349,7 +349,7 @@ def roofline_csv(found: Roofline) -> str:
     writer = csv.DictWriter(out, COLUMNS, lineterminator="\n")
     writer.writeheader()
 
-    def add(level: str, stage: str, part: str, b: Bound) -> None:
+    def add(level: str, stage: str, part: str, b: WorkBound) -> None:
         numbers = {name: getattr(b, name) for name in COLUMNS[3:]}
         writer.writerow({"level": level, "stage": stage, "part": part, **numbers})
 

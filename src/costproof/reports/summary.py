@@ -8,11 +8,10 @@ from costproof.compare.verdict import next_step
 from costproof.ledger.plural import plural
 from costproof.ledger.run import ALL_SOURCES
 from costproof.ledger.workload import counted_line
-from costproof.reports.convention import HEAD, LOUD, convention_rows
 from costproof.reports.modules_text import short_table
 from costproof.reports.screen import aligned, fits, say, typeset
+from costproof.reports.static import CONVENTION, LOUD, convention_rows, how, not_known, whole_rows, whole_title
 from costproof.reports.text import uncolored
-from costproof.reports.whole_words import how, not_known, whole_rows, whole_title
 from costproof.views.describe import model_line, workload_line
 from costproof.views.numbers import bounded, exact, human
 from costproof.views.verdicts import GOOD, open_findings, stage_words
@@ -67,7 +66,7 @@ def print_summary(console: Console, report: Report) -> None:
     if counted := convention_rows(static):
         console.print()
         tell(f"Convention fvcore-macs: {LOUD}", "bold yellow")
-        for line in aligned(HEAD, counted, width=console.width - 2):
+        for line in aligned(CONVENTION, counted, width=console.width - 2):
             tell("  " + line)
 
 

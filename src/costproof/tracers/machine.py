@@ -17,7 +17,7 @@ from typing import Any, Final
 import torch
 from torch.nn.functional import conv2d
 
-from costproof.estimate.hardware import Device, Figure, Peak, Quote, Source
+from costproof.estimate.hardware import Device, DeviceFigure, DevicePeak, FigureQuote, FigureSource
 from costproof.ledger.errors import Incomplete
 
 DTYPES: Final = ("float32", "bfloat16", "float16", "float64")
@@ -52,7 +52,7 @@ def measure_device(run: str, name: str, dtypes: Iterable[str] = DTYPES) -> Devic
     if run == "cuda" and not torch.cuda.is_available():
         raise Incomplete("there is no CUDA device here", where="--run cuda", fix="--run cpu measures the processor")
     peaks = tuple(made for made in (_peak(run, dtype) for dtype in dtypes) if made is not None)
-    source = Source(
+    source = FigureSource(
         f"measured on {device_title(run)} with torch {torch.__version__}, {torch.get_num_threads()} threads",
         f"{datetime.now(UTC):%Y-%m-%d}",
     )
@@ -64,7 +64,7 @@ def device_title(run: str) -> str:
     return torch.cuda.get_device_name() if run == "cuda" else f"{platform.machine()} processor, {os.cpu_count()} cores"
 
 
-def _peak(run: str, dtype: str) -> Peak | None:
+def _peak(run: str, dtype: str) -> DevicePeak | None:
     """The best rate of some products: no shape has it everywhere. ``None`` where torch cannot multiply such numbers."""
     found: list[tuple[int, str]] = []
 
@@ -80,7 +80,7 @@ def _peak(run: str, dtype: str) -> Peak | None:
     if not found:
         return None
     flops, said = max(found)
-    return Peak(dtype, flops, "dense", "matrix", (Quote(_HERE, said),))
+    return DevicePeak(dtype, flops, "dense", "matrix", (FigureQuote(_HERE, said),))
 
 
 def _squares(run: str, dtype: torch.dtype) -> Iterator[tuple[int, str, Callable[[], Any]]]:
@@ -101,7 +101,7 @@ def _convolution(run: str, dtype: torch.dtype) -> tuple[int, str, Callable[[], A
     return 2 * images * _HIGH**2 * channels**2 * 9, name, partial(conv2d, data, kernel, padding=1)
 
 
-def _bandwidth(run: str) -> Figure:
+def _bandwidth(run: str) -> DeviceFigure:
     """The faster of copying and reading: what is written is often read before, and no copy says so."""
     size = _COPIED[run]
     a, b = (torch.ones(_ROWS, size // _ROWS // 4, device=run) for _ in range(2))
@@ -112,18 +112,18 @@ def _bandwidth(run: str) -> Figure:
         f"{size:,} bytes read in {read:,} ns, the fastest of {products} products of a matrix and a vector",
     )
     best = max(2 * size * 10**9 // copied, size * 10**9 // read)
-    return Figure(best, tuple(Quote(_HERE, one) for one in said))
+    return DeviceFigure(best, tuple(FigureQuote(_HERE, one) for one in said))
 
 
-def _memory(run: str) -> Figure | None:
+def _memory(run: str) -> DeviceFigure | None:
     if run == "cuda":
         size = int(torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory)
-        return Figure(size, (Quote(_HERE, f"total_memory: {size:,} bytes"),))
+        return DeviceFigure(size, (FigureQuote(_HERE, f"total_memory: {size:,} bytes"),))
     try:
         size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):
         return None  # this system does not say
-    return Figure(size, (Quote(_HERE, f"pages times their size: {size:,} bytes"),))
+    return DeviceFigure(size, (FigureQuote(_HERE, f"pages times their size: {size:,} bytes"),))
 
 
 def _fastest(run: str, work: Callable[[], Any], spread: int = _SPREAD) -> tuple[int, int]:

@@ -18,8 +18,8 @@ from costproof.models.generic import bounded
 from costproof.models.generic.bounded import check_keys
 from costproof.models.generic.huggingface import HuggingFace, huggingface
 from costproof.models.registry import load_target
-from costproof.run.prepare import loaded
-from costproof.run.request import chosen
+from costproof.run.prepare import load_run_target
+from costproof.run.request import build_workload
 
 OPT: dict[str, Any] = {
     "model_type": "opt", "architectures": ["OPTForCausalLM"], "hidden_size": 64, "ffn_dim": 128, "vocab_size": 256,
@@ -227,7 +227,7 @@ def test_layers_that_take_too_long_to_count(monkeypatch: pytest.MonkeyPatch, tmp
         assert caught.value.where == f"$.num_hidden_layers in {file}"
         assert "--layers 2" in str(caught.value.fix)
         asked = api.request(f"hf:{file}", layers=2)
-        assert chosen(loaded(asked), asked.workload).batch == 1
+        assert build_workload(load_run_target(asked), asked.workload).batch == 1
 
 
 def test_experts_in_a_list_are_not_layers() -> None:

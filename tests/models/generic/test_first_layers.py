@@ -21,7 +21,7 @@ from costproof.models.generic.module import GenericTarget
 from costproof.models.generic.stacks import Stack, stacks
 from costproof.models.registry import load_target
 from costproof.models.specs import Stretch
-from costproof.reports.whole_words import how
+from costproof.reports.static import how
 
 pytestmark = pytest.mark.usefixtures("one_process")
 

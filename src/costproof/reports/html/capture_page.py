@@ -11,9 +11,9 @@ from costproof.algebra.symbols import FUNCTIONS
 from costproof.ledger.metrics import METRICS, STAGE_WIDE, Metric
 from costproof.ledger.plural import plural, verb
 from costproof.reports import peaks, roofline
-from costproof.reports.graph.choice import Choice
+from costproof.reports.document import plain_text
 from costproof.reports.graph.svg import inline
-from costproof.reports.graph.view import graph_view
+from costproof.reports.graph.view import Choice, graph_view
 from costproof.reports.html.document import Html, h, page, table
 from costproof.reports.html.mathml import mathml, symbol
 from costproof.reports.html.printer import (
@@ -32,8 +32,7 @@ from costproof.reports.html.printer import (
     swatch,
 )
 from costproof.reports.roofline import time_chip, time_metric
-from costproof.reports.static_md import DERIVED
-from costproof.reports.whole_words import how, not_known, whole_rows, whole_title
+from costproof.reports.static import DERIVED, how, not_known, whole_rows, whole_title
 from costproof.views.absent import Absent
 from costproof.views.describe import run_line
 from costproof.views.module_tree import Formulas, Rows
@@ -72,7 +71,7 @@ def capture_page(found: Report) -> str:
             _whole(capture),
             h("p", h("b", "Not counted: "), "; ".join(what for what, _ in capture.not_counted) + ".", class_="not"),
             listed(f"{plural(len(others), 'other comparison')} that are not plainly equal", others, closed=True),
-            _modules(tally(compared), DERIVED if found.static.formulas_of == "derived" else ""),
+            _modules(tally(compared), plain_text(DERIVED) if found.static.formulas_of == "derived" else ""),
             *map(HtmlPrinter().block, filter(None, (roofline.section(found.roofline), peaks.section(capture.peaks)))),
             picture,
         ),
@@ -200,7 +199,7 @@ def _modules(compared: str, formulas: str) -> Html:
         "section",
         h("h2", "Modules"),
         h("p", compared + ". Equal layers are folded into one row, whose numbers are of all of them.", class_="note"),
-        h("p", "Formulas of stages: ", formulas.replace("`", ""), class_="note") if formulas else None,
+        h("p", "Formulas of stages: ", formulas, class_="note") if formulas else None,
         h("noscript", h("p", "The tree needs scripts; discrepancy.md has its numbers as tables.")),
         h("div", id="tools", class_="tools"),
         h("div", h("div", id="tree", class_="wide"), h("section", id="detail", aria_label="Details"), class_="split"),

@@ -17,24 +17,24 @@ TARGET_OF: Final = "costproof.target"
 """Key of a line's target, with its options, in the meta data of the context."""
 
 
-def _place(param: click.Parameter | None) -> str | None:
+def _option_name(param: click.Parameter | None) -> str | None:
     return param.opts[0] if param else None
 
 
-def _starting(words: Iterable[str], typed: str) -> list[CompletionItem]:
+def _completions(words: Iterable[str], typed: str) -> list[CompletionItem]:
     return [CompletionItem(word) for word in words if word.startswith(typed)]
 
 
-class Whole(click.ParamType[int]):
+class IntParam(click.ParamType[int]):
     """An integer in decimal digits."""
 
     name = "integer"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        return parse_integer(value, _place(param))
+        return parse_integer(value, _option_name(param))
 
 
-class Choice(click.ParamType[str]):
+class ChoiceParam(click.ParamType[str]):
     """One of a few words."""
 
     name = "choice"
@@ -47,14 +47,14 @@ class Choice(click.ParamType[str]):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         if value not in self.words:
-            raise invalid_choice(_place(param), value, self.words)
+            raise invalid_choice(_option_name(param), value, self.words)
         return str(value)
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        return _starting(self.words, incomplete)
+        return _completions(self.words, incomplete)
 
 
-class Words(click.ParamType[tuple[str, ...]]):
+class ListParam(click.ParamType[tuple[str, ...]]):
     """Words separated by commas; without a word that is unknown, if the known ones are few."""
 
     name = "list"
@@ -71,15 +71,15 @@ class Words(click.ParamType[tuple[str, ...]]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
         words = value if isinstance(value, tuple) else tuple(w.strip() for w in str(value).split(",") if w.strip())
         if self.known and not words:
-            raise BadInput("no format is named", where=_place(param), expected=" or ".join(self.known))
-        return tuple(dict.fromkeys(Choice(*self.known).convert(w, param, ctx) if self.known else w for w in words))
+            raise BadInput("no format is named", where=_option_name(param), expected=" or ".join(self.known))
+        return tuple(dict.fromkeys(ChoiceParam(*self.known).convert(w, param, ctx) if self.known else w for w in words))
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         before, comma, last = incomplete.rpartition(",")
-        return [CompletionItem(before + comma + item.value) for item in _starting(self.offered(), last)]
+        return [CompletionItem(before + comma + item.value) for item in _completions(self.offered(), last)]
 
 
-class Name(click.ParamType[str]):
+class NameParam(click.ParamType[str]):
     """A name that the library knows; whether it does is said by the library."""
 
     name = "name"
@@ -97,24 +97,24 @@ class Name(click.ParamType[str]):
         # Click gives up on a line that ends with an option; its target is known all the same.
         target = ctx.params.get("target") or ctx.meta.get(TARGET_OF, (None,))[0]
         try:
-            found = _starting(self.known(_ours(target)), incomplete)
+            found = _completions(self.known(_built_in_target(target)), incomplete)
         except CostproofError:
             found = []  # having nothing to offer is not an error while somebody types
         return [CompletionItem(incomplete, type="file")] if self.or_file and not found else found
 
 
-def _runs_code(target: str) -> bool:
+def _names_a_function(target: str) -> bool:
     """Return whether a target names a function: nobody who presses Tab wants it to run."""
     return target not in api.targets() and ":" in target.removeprefix("hf:")
 
 
-def _ours(target: str | None) -> str | None:
+def _built_in_target(target: str | None) -> str | None:
     """The target if it is one of ours: nobody else's code runs while somebody types."""
     plugin = api.targets().get(target) if target else None
     return target if plugin is not None and plugin.owner == "costproof" else None
 
 
-class Side(click.ParamType[str]):
+class OperandParam(click.ParamType[str]):
     """A target with settings, or a file."""
 
     name = "side"
@@ -125,14 +125,18 @@ class Side(click.ParamType[str]):
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         target, at, _ = incomplete.partition("@")
         try:
-            names = [f"{target}@{w.name}" for w in api.workloads(target)] if at and _ours(target) else [*api.targets()]
+            names = (
+                [f"{target}@{w.name}" for w in api.workloads(target)]
+                if at and _built_in_target(target)
+                else [*api.targets()]
+            )
         except CostproofError:
             names = []
-        found = _starting(names, incomplete)
+        found = _completions(names, incomplete)
         return found or [CompletionItem(incomplete, type="file")]
 
 
-class Varied(click.ParamType[str]):
+class AxisParam(click.ParamType[str]):
     """``NAME=VALUES`` of a setting of the target."""
 
     name = "varied"
@@ -141,14 +145,14 @@ class Varied(click.ParamType[str]):
         return str(value)
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        target = _ours(ctx.params.get("target") or ctx.meta.get(TARGET_OF, (None,))[0])
-        return _starting((f"{s.name}=" for s in api.settings(target)), incomplete) if target else []
+        target = _built_in_target(ctx.params.get("target") or ctx.meta.get(TARGET_OF, (None,))[0])
+        return _completions((f"{s.name}=" for s in api.settings(target)), incomplete) if target else []
 
 
 FILE: Final = click.Path(path_type=Path, readable=False)
 """A path; whether it can be read is said by whoever reads it, in our words."""
-TARGET: Final = Name(lambda target: api.targets(), or_file=True)
-PRESET: Final = Name(lambda target: [w.name for w in api.workloads(target)] if target else ())
-STAGE: Final = Name(lambda target: api.stages(target) if target and not _runs_code(target) else ())
-DEVICE: Final = Name(lambda target: api.machines())
-SIDE: Final = Side()
+TARGET: Final = NameParam(lambda target: api.targets(), or_file=True)
+PRESET: Final = NameParam(lambda target: [w.name for w in api.workloads(target)] if target else ())
+STAGE: Final = NameParam(lambda target: api.stages(target) if target and not _names_a_function(target) else ())
+DEVICE: Final = NameParam(lambda target: api.machines())
+OPERAND: Final = OperandParam()
