@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,8 @@ from costproof.models.families.deepseek_ocr.config import ClipConfig, OcrConfig
 from costproof.models.families.deepseek_ocr.target import DeepseekOcr
 from costproof.models.families.deepseek_ocr.workload import make_workload, structure
 from costproof.models.pages.config import PageDecoderConfig, SamConfig
+from costproof.models.registry import load_target
+from costproof.parametric.targets import evaluate_formulas
 from costproof.views.describe import model_line
 
 WORKLOADS = ("base", "gundam:3x2", "text-only")
@@ -142,3 +145,17 @@ def test_what_is_not_published_is_said() -> None:
     start, _, cut = model_line(other.info()).partition(", cut to ")
     assert start == f"native, changed configuration {other.info().config_hash} (text.topk 8, published 6)"
     assert "decoder layers 2 of 12" in cut
+
+
+@pytest.mark.parametrize("name", ["deepseek-ocr", "deepseek-ocr2", "llava", "qwen2-5-vl"])
+@pytest.mark.parametrize("text_only", [True, False])
+def test_a_run_of_a_model_that_sees_without_steps_is_all_before_them(name: str, text_only: bool) -> None:
+    target: Any = load_target(name)
+    preset = "text-only" if text_only else None
+    alone, before = (target.workload(preset, new_tokens=steps) for steps in (0, 1))
+    with_steps = target.invocations(before)
+    assert target.invocations(alone) == with_steps[:-1]
+    found, whole = evaluate_formulas(target, alone), evaluate_formulas(target, before)
+    for metric in ("flops", "kv_cache_bytes"):
+        totals = [found.stage_total(stage, metric) or 0 for stage in target.stages]
+        assert totals == [*((whole.stage_total(s, metric) or 0) for s in target.stages[:-1]), 0]

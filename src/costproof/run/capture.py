@@ -42,7 +42,7 @@ from costproof.tracers.static import WITH_GIVEN, WITH_ONES
 if TYPE_CHECKING:
     from torch import nn
 
-    from costproof.models.generic.as_it_was import Before
+    from costproof.models.generic.module_snapshot import Before
 
 T = TypeVar("T")
 
@@ -63,7 +63,7 @@ def count(module: nn.Module | Callable[..., Any], /, *args: Any, **kwargs: Any) 
         Incomplete: no source could count it.
         Changed: the module, or the process, is not as it was, and could not be put back.
     """
-    from costproof.models.generic.at_hand import at_hand
+    from costproof.models.generic.live_module import at_hand
 
     require("trace", "counting a module")
     called: Any = module

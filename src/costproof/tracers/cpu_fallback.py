@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from costproof.ledger.errors import CostproofError, Incomplete, first_line
-from costproof.models.generic.alike import alike
-from costproof.models.generic.copies import TooLarge, unchecked, with_ones
+from costproof.models.generic.copies import TooLarge, alike, unchecked, with_ones
 from costproof.models.specs import GIVEN, Run
 from costproof.tracers.hooks import Hooked, trace_hooks
 from costproof.tracers.paths import repeat_if_modules_replaced

@@ -34,7 +34,7 @@ def export_program(job: ExportJob) -> tuple[torch.export.ExportedProgram, tuple[
 
 def _run(job: ExportJob) -> None:
     """The forward as it is: the exporter takes back what one sets, but for the parts that it replaces."""
-    from costproof.models.generic.as_it_was import unwritten
+    from costproof.models.generic.module_snapshot import unwritten
 
     with (
         suppress(Exception),
@@ -246,8 +246,7 @@ def with_numbers(job: ExportJob) -> ExportJob:
     """
     import torch
 
-    from costproof.models.generic.alike import alike
-    from costproof.models.generic.copies import with_ones, with_values
+    from costproof.models.generic.copies import alike, with_ones, with_values
 
     given = job if job.real is None else job.real()
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from costproof.ledger.errors import NOT_GIVEN, Incomplete, first_line
-from costproof.models.generic.as_it_was import unwritten
+from costproof.models.generic.module_snapshot import unwritten
 from costproof.models.specs import Run
 from costproof.patches.patch import patched
 from costproof.patches.tensor import REFUSE_GRADIENTS, GradientTaken

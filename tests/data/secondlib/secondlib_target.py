@@ -17,7 +17,7 @@ from costproof.ledger.errors import BadInput
 from costproof.ledger.node import Ledger
 from costproof.ledger.workload import Invocation, TensorSpec, Workload
 from costproof.models.encoding import STAGE
-from costproof.models.generic.made import Given
+from costproof.models.generic.factories import Given
 from costproof.models.generic.module import GenericTarget
 
 NAMES = {"root": "", "first": "first", "second": "second"}

@@ -18,7 +18,7 @@ from costproof.ledger.metrics import METRICS
 from costproof.ledger.progress import silent
 from costproof.ledger.run import RunOptions
 from costproof.models.generic.module import GenericTarget
-from costproof.models.generic.stacks import Stack, stacks
+from costproof.models.generic.truncation import Stack, stacks
 from costproof.models.registry import load_target
 from costproof.models.specs import Stretch
 from costproof.reports.static import how

@@ -112,6 +112,11 @@ class LatentConfig(MixtureConfig):
         object.__setattr__(self, "kv_heads", self.heads)
         object.__setattr__(self, "head_dim", self.nope + self.rope)
 
+    @classmethod
+    def caches_as(cls, data: Mapping[str, Any]) -> bool:
+        """Return whether the cache of transformers keeps all tokens: no layer of the class has a window."""
+        return cls.caches_all(data)
+
     def routed(self) -> tuple[bool, ...]:
         """Return, for each layer, whether it has a mixture of experts."""
         return tuple(i >= self.dense_layers for i in range(self.layers))

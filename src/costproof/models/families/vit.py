@@ -74,6 +74,7 @@ class VitConfig(VisionConfig):
     pooler_activation: str = "tanh"
 
     model_type: ClassVar[str] = "vit"
+    reads_head_dim: ClassVar = True
     architectures: ClassVar = {"ViTForImageClassification": True, "ViTModel": False}
     keys: ClassVar = {**VisionConfig.keys, "qkv_bias": "qkv_bias"}
     unused_keys: ClassVar = {"encoder_stride": "of a class that restores images"}

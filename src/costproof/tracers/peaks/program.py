@@ -21,8 +21,7 @@ from torch.utils._pytree import tree_iter
 
 from costproof.ledger.errors import CostproofError, Incomplete, first_line
 from costproof.ledger.peaks import LiveTensor
-from costproof.models.generic.alike import alike
-from costproof.models.generic.copies import with_tensors
+from costproof.models.generic.copies import alike, with_tensors
 from costproof.models.specs import ExportJob
 from costproof.opgraph.graph import Size, path_renamer
 from costproof.opgraph.liveness import MemoryEvent, MemoryProgram, ProgramStep, Timeline

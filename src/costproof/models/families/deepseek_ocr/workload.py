@@ -100,7 +100,7 @@ def invocations(config: OcrConfig, workload: Workload) -> tuple[Invocation, ...]
     page, stride = page_of(workload), config.sam.stride
     found = [call for view in views(workload) for call in _towers(config, workload, *view)]
     length = sequence_length(config, workload)
-    prefill, decode = names.invocations(replace(workload, text_tokens=length))
+    prefill, *steps = names.invocations(replace(workload, text_tokens=length))
     symbols = {**prefill.symbols, "V": vision_tokens(page, stride)}
     if page is not None:
         symbols["H_g"] = page.base_size
@@ -110,7 +110,7 @@ def invocations(config: OcrConfig, workload: Workload) -> tuple[Invocation, ...]
         TensorSpec((count, (side // stride) ** 2, config.text.hidden), workload.dtype)
         for _, count, side in views(workload)
     )
-    return (*found, replace(prefill, symbols=symbols, inputs=(*prefill.inputs, *features)), decode)
+    return (*found, replace(prefill, symbols=symbols, inputs=(*prefill.inputs, *features)), *steps)
 
 
 def structure(config: OcrConfig, workload: Workload, *, remote: bool = False) -> PageStructure:
@@ -141,6 +141,7 @@ def structure(config: OcrConfig, workload: Workload, *, remote: bool = False) ->
         attention=workload.attention,
         logits=workload.logits,
         experts=workload.experts,
+        decode=workload.new_tokens > 0,
         remote=remote,
     )
 

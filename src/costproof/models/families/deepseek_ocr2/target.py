@@ -114,13 +114,13 @@ class DeepseekOcr2(Native[Ocr2Config]):
             ]
             features.append(TensorSpec((count, rows, self.config.text.hidden), workload.dtype))
         seen = vision_tokens(page, stride)
-        prefill, decode = names.invocations(replace(workload, text_tokens=seen + workload.text_tokens))
+        prefill, *steps = names.invocations(replace(workload, text_tokens=seen + workload.text_tokens))
         symbols = {**prefill.symbols, "V": seen}
         if page is not None:
             symbols["Q_g"] = queries(page.base_size, stride)
             if page.grid is not None:
                 symbols |= {"Q_c": queries(page.image_size, stride), "grid_w": page.grid[0], "grid_h": page.grid[1]}
-        return (*found, replace(prefill, symbols=symbols, inputs=(*prefill.inputs, *features)), decode)
+        return (*found, replace(prefill, symbols=symbols, inputs=(*prefill.inputs, *features)), *steps)
 
     def formulas(self, workload: Workload) -> Ledger:
         """Return the symbolic analytic ledger: ``exprs`` are set, ``costs`` are empty."""

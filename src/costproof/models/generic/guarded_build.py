@@ -1,17 +1,17 @@
-"""Bounds of the models that Hugging Face configurations name: of the keys, and of what is built from them.
-
-Formulas check the sizes that they use. Where transformers builds the model, any key may be a size, so what is built is
-counted while it is built.
-"""
+"""Bound and guard the construction of models from configurations: sizes, repeated warnings, downloads."""
 
 from __future__ import annotations
 
+import importlib
+import logging
 import re
+import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
+from unittest import mock
 
 from costproof.ledger.errors import NOT_GIVEN, BadInput, CostproofError, Problems
 from costproof.ledger.time_limits import check_time, time_limit
@@ -20,6 +20,7 @@ from costproof.models.config_reader import LARGEST, MOST_LAYERS, shown
 if TYPE_CHECKING:
     import torch
     from torch import nn
+
 
 MOST_LABELS: Final = 100_000
 """Classes of a classifier; transformers makes names for them when it reads the configuration."""
@@ -227,3 +228,50 @@ def _integers(data: Mapping[str, Any], path: str = "$") -> Iterator[tuple[str, s
             yield from _integers(value, f"{path}.{key}")
         elif isinstance(value, int) and not isinstance(value, bool):
             yield f"{path}.{key}", key, value
+
+
+_said: set[tuple[str, str]] = set()
+
+
+def _is_new(record: logging.LogRecord) -> bool:
+    """Whether this process has not said it yet."""
+    message = (record.name, record.getMessage())
+    if message in _said:
+        return False
+    _said.add(message)
+    return True
+
+
+@contextmanager
+def said_once() -> Iterator[None]:
+    """Let each warning of transformers through once in this process; its handlers are as they were afterwards."""
+    with ExitStack() as undo:
+        for handler in logging.getLogger("transformers").handlers:
+            if _is_new not in handler.filters:
+                handler.addFilter(_is_new)
+                undo.callback(handler.removeFilter, _is_new)
+        yield
+
+
+_KERNELS: Final = (("transformers.integrations.hub_kernels", "get_kernel"), ("kernels", "get_kernel"))
+"""Functions that fetch a kernel of the Hub. Those that choose one catch what these raise, and go on without it."""
+_ASKED: Final = ("transformers.dynamic_module_utils", "TIME_OUT_REMOTE_CODE")
+"""Seconds that transformers waits at stdin for a yes to code that a part names; at 0 it refuses the part at once."""
+
+
+@contextmanager
+def unasked() -> Iterator[None]:
+    """Refuse kernels of the Hub, and code that nobody has allowed, without a question, for the time of the block."""
+    importlib.import_module("transformers.modeling_utils")  # loads the package kernels, where that is installed
+    with ExitStack() as undo:
+        for module, name in _KERNELS:
+            if hasattr(sys.modules.get(module), name):
+                undo.enter_context(mock.patch.object(sys.modules[module], name, _refused))
+        module, name = _ASKED
+        if hasattr(importlib.import_module(module), name):
+            undo.enter_context(mock.patch.object(sys.modules[module], name, 0))
+        yield
+
+
+def _refused(kernel: object, *_: Any, **__: Any) -> None:
+    raise ImportError(f"{kernel} is a kernel of the Hub, and costproof fetches none")

@@ -11,7 +11,7 @@ from transformers.cache_utils import DynamicCache, DynamicLayer, EncoderDecoderC
 from transformers.modeling_outputs import BaseModelOutput
 
 from costproof.models.decoding.decoder import Past, fill_layer
-from costproof.models.generic.modules import cache_tensors, signature, tensors
+from costproof.models.generic.export_wrappers import cache_tensors, signature, tensors
 
 
 @dataclass

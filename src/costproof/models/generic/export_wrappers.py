@@ -10,12 +10,20 @@ from typing import Any
 import torch
 from torch import nn
 
-from costproof.models.caches import CACHES, Path, caches_of, is_cache
-from costproof.models.caches import states as held_states
 from costproof.models.decoding.decoder import Decoder
 from costproof.models.decoding.modules import CacheTensors
-from costproof.models.generic.alike import restored
-from costproof.models.generic.held_cache import copied, held_places, own_tensors, put
+from costproof.models.generic.cache_state import (
+    CACHES,
+    Path,
+    caches_of,
+    copied,
+    held_places,
+    is_cache,
+    own_tensors,
+    put,
+)
+from costproof.models.generic.cache_state import states as held_states
+from costproof.models.generic.copies import restored
 
 
 class Forward(nn.Module):
@@ -38,7 +46,7 @@ def around(
 
     Args:
         rest: arguments that are not tensors.
-        again: those with tensors that others have too, of :func:`~costproof.models.generic.alike.once`.
+        again: those with tensors that others have too, of :func:`~costproof.models.generic.copies.once`.
         cached: the model returns a cache, or fills one that is among the rest.
     """
 

@@ -1,30 +1,94 @@
-"""What is found out about the module of a maker, once in a process."""
+"""Memoize, once a process, properties of a factory's module: caches, towers, defaults, placeholder tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, get_args
 
 from costproof.ledger.attributes import attribute, has_attribute
-from costproof.ledger.errors import Incomplete
+from costproof.ledger.errors import BadInput, Incomplete
 from costproof.ledger.offline import offline
-from costproof.ledger.workload import AttentionKind, Dtype
+from costproof.ledger.workload import AttentionKind, Dtype, Workload
 from costproof.models.decoding.decoder import text_config
-from costproof.models.generic.beyond import beyond
+from costproof.models.generic.cache_probe import OwnCache, own_cache
+from costproof.models.generic.cache_state import HeldCache
 from costproof.models.generic.copies import runs_on_meta, short_run
 from costproof.models.generic.described import fingerprint
 from costproof.models.generic.encoder_decoder import FirstRun, first_run, of_encoder
-from costproof.models.generic.held_cache import HeldCache
+from costproof.models.generic.factories import Given, Made, Maker
 from costproof.models.generic.inputs import KINDS, example_inputs, input_choices
-from costproof.models.generic.made import Given, Made, Maker
 from costproof.models.generic.makers import PLACEHOLDERS, Case
-from costproof.models.generic.own_cache import OwnCache, own_cache
 from costproof.models.generic.stages import longest
 from costproof.models.generic.towers import NONE, Towers, towers
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+
+_CACHED: Final = ("num_kv_heads", "num_key_value_heads")
+_EXPERTS: Final = ("num_local_experts", "num_experts", "n_routed_experts")
+_PASSED: Final = "num_experts_per_tok"
+_ROWS: Final = (2, 3)
+"""Batch and length of the run that shows how many rows enter the experts."""
+
+
+def beyond(module: nn.Module, text: Any, cache: object) -> tuple[str, ...]:
+    """Return a note for each number of the configuration that the class exceeds.
+
+    Args:
+        module: the model, on meta.
+        text: the configuration of its decoder.
+        cache: what it keeps.
+    """
+    return tuple(filter(None, (_cached(text, cache), _experts(module, text))))
+
+
+def _cached(text: Any, cache: object) -> str | None:
+    named = next((n for key in _CACHED if isinstance(n := attribute(text, key), int)), None)
+    if named is None or not isinstance(cache, OwnCache):
+        return None
+    heads = max(layer.keys[0] for layer in cache.layers)
+    if heads <= named:
+        return None
+    return f"the class caches keys and values of {heads} heads; the configuration names {named}, which servers cache"
+
+
+def _experts(module: nn.Module, text: Any) -> str | None:
+    import torch
+
+    count = next((n for key in _EXPERTS if isinstance(n := attribute(text, key), int)), None)
+    passed = attribute(text, _PASSED)
+    if count is None or not isinstance(passed, int) or passed >= count:
+        return None
+    rows: set[int] = set()
+    stacked = [m for m in module.modules() if any(p.dim() == 3 and p.shape[0] == count for p in _own(m))]
+    hooks = [m.register_forward_pre_hook(_noting(rows)) for m in stacked]
+    try:
+        runs_on_meta(module, {"input_ids": torch.zeros(_ROWS, dtype=torch.long, device="meta")})
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if count * _ROWS[0] * _ROWS[1] not in rows:
+        return None
+    return f"the class runs all {count} experts for every token; the configuration names {passed}, which servers run"
+
+
+def _own(module: nn.Module) -> list[Any]:
+    return [p for p in module._parameters.values() if p is not None]
+
+
+def _noting(rows: set[int]) -> Callable[..., None]:
+    def note(module: nn.Module, args: Any) -> None:
+        rows.update(int(a.numel()) // int(a.shape[-1]) for a in args[:1] if attribute(a, "shape"))
+
+    return note
+
 
 USUAL: Final = 512
 """Tokens of a prompt, as far as a model has positions."""
@@ -165,7 +229,6 @@ def places_of(maker: Maker, dtype: Dtype | None, attention: AttentionKind | None
     made, choice = made_of(maker, dtype, attention), choice_of(maker, dtype, attention)
     if set(choice.names or ()) <= {"input_ids"}:
         return 0
-    from costproof.models.generic.places import places
 
     case = _small(made, choice, side)
     return -(-places(made.module, example_inputs(case, None, choice.names).args) // case.batch)
@@ -173,3 +236,104 @@ def places_of(maker: Maker, dtype: Dtype | None, attention: AttentionKind | None
 
 def _shapes(args: Mapping[str, Any]) -> dict[str, Any]:
     return {n: (type(v), tuple(v.shape)) if has_attribute(v, "shape") else v for n, v in args.items()}
+
+
+TEXT_ALONE: Final = 0
+"""Pixels per side of an image where there is none, for models that can also see."""
+
+
+def side_of(workload: Workload) -> int | None:
+    """Pixels per side of an image, if they were chosen."""
+    side = workload.inputs.get("image_size")
+    return side if isinstance(side, int) else None
+
+
+def too_short(workload: Workload, filled: int) -> list[BadInput]:
+    """What is wrong with a prompt in which images or sounds of one element fill so many positions."""
+    if workload.text_tokens >= filled:
+        return []
+    what = "the prompt is shorter than what images or sounds fill of it"
+    fix = "a longer prompt, or --image-size 0: a text alone"
+    return [BadInput(what, where="--seq-len", expected=f"at least {filled}", got=workload.text_tokens, fix=fix)]
+
+
+def case_of(made: Made, workload: Workload) -> Case:
+    """What the inputs of a module are made for."""
+    import torch
+
+    return Case(
+        made.module,
+        workload.batch,
+        workload.text_tokens,
+        TARGET_LENGTH if workload.text_tokens != TARGET_LENGTH else TARGET_LENGTH + 2,
+        side_of(workload),
+        getattr(torch, workload.dtype),
+        str(workload.inputs.get("input") or ""),
+    )
+
+
+def dtype_of(module: nn.Module) -> Dtype:
+    """The dtype of most elements of a module's parameters, as far as a workload can say it."""
+    from torch.nn.parameter import is_lazy
+
+    elements = Counter[str]()
+    for p in module.parameters():
+        if p.is_floating_point() and not is_lazy(p):  # a run gives it its shape
+            elements[str(p.dtype).removeprefix("torch.")] += p.numel()
+    name = max(elements, key=lambda dtype: elements[dtype], default="float32")
+    return name if name in get_args(Dtype) else "float32"  # type: ignore[return-value]
+
+
+def dtypes_of(module: nn.Module) -> tuple[str, ...]:
+    """The dtypes of a module's parameters."""
+    return tuple(sorted({str(p.dtype).removeprefix("torch.") for p in module.parameters()}))
+
+
+def attention_of(module: nn.Module) -> AttentionKind:
+    """What a model of transformers runs, without having been told."""
+    config = attribute(module, "config", None)
+    # A configuration that was told nothing belongs to a model that has nothing to choose from.
+    name = attribute(config, "_attn_implementation", "sdpa") or "eager"
+    return name if name in get_args(AttentionKind) else "sdpa"  # type: ignore[return-value]
+
+
+def _is_mask(key: Any) -> bool:
+    import torch
+
+    key = key[0] if isinstance(key, tuple) else key
+    return isinstance(key, torch.Tensor) and key.dtype == torch.bool
+
+
+def _rows(into: torch.Tensor, values: Any) -> int:
+    import torch
+
+    return int(values.numel()) // int(into.shape[-1]) if isinstance(values, torch.Tensor) else 0
+
+
+def places(model: nn.Module, inputs: Mapping[str, Any]) -> int:
+    """Positions of all rows of a batch that a model fills with what its towers made; 0 where it has none."""
+    ids = inputs.get("input_ids")
+    if ids is None or len(inputs) == 1:
+        return 0
+    import torch
+    from torch.overrides import TorchFunctionMode
+
+    length, scattered, most = int(ids.shape[1]), 0, 0
+    scatters = (torch.Tensor.masked_scatter, torch.Tensor.masked_scatter_, torch.masked_scatter)
+
+    class Recorder(TorchFunctionMode):
+        """Record the rows that are put into a text [B, S, width] where a mask says, without knowing where."""
+
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            nonlocal scattered, most
+            into, *rest = args or (None,)
+            if isinstance(into, torch.Tensor) and into.dim() == 3 and into.shape[1] == length and rest:
+                if func in scatters:
+                    scattered += _rows(into, (kwargs or {}).get("source", rest[-1]))
+                elif func is torch.Tensor.__setitem__ and _is_mask(rest[0]):
+                    most = max(most, _rows(into, rest[1]))
+            return func(*args, **(kwargs or {}))
+
+    with Recorder():
+        short_run(model, inputs)
+    return max(scattered, most)

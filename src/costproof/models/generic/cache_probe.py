@@ -10,7 +10,7 @@ from costproof.ledger.attributes import attribute, has_attribute
 from costproof.ledger.errors import BadInput
 from costproof.ledger.workload import Workload
 from costproof.models.decoding.decoder import Decoder, Past, config_of, ids_on_meta, on_meta, text_config
-from costproof.models.generic.held_cache import HeldCache, held_cache
+from costproof.models.generic.cache_state import HeldCache, held_cache
 from costproof.models.generic.towers import decoder_path
 from costproof.models.specs import ExportJob, Run, SymbolicSize
 
@@ -86,7 +86,7 @@ class OwnCache(Decoder):
 
     def step_job(self, model: nn.Module, workload: Workload) -> ExportJob:
         """One step at the workload's sizes; what grows with the context is a symbol."""
-        from costproof.models.generic.modules import Step
+        from costproof.models.generic.export_wrappers import Step
 
         # An export takes a context of one token for a constant; that the first step is as the others, its run shows.
         context = max(2, workload.text_tokens)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from costproof.ledger.workload import AttentionKind, Dtype
 from costproof.models.checkpoint import PLAIN, Stored
-from costproof.models.generic.cutting import CutModel
+from costproof.models.generic.truncation import CutModel
 
 if TYPE_CHECKING:
     from torch import nn

@@ -1,27 +1,31 @@
-"""A module that is at hand, as a target, with the arguments of one call."""
+"""Target for a module object of this process, with the arguments of one call."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from costproof.ledger.errors import BadInput
+from costproof.ledger.errors import BadInput, first_line
+from costproof.ledger.plural import plural
 from costproof.ledger.run import RunOptions
 from costproof.ledger.workload import Workload
+from costproof.models.generic.address import bound, check_call
 from costproof.models.generic.copies import inputs_on_meta, on_meta, own_copy, own_inputs
 from costproof.models.generic.described import check_parts
-from costproof.models.generic.factory import bound, check_call
-from costproof.models.generic.made import Given
+from costproof.models.generic.factories import Given
 from costproof.models.generic.module import GenericTarget
 from costproof.models.specs import ExportJob, Run
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
-    from costproof.models.generic.as_it_was import Before
+    from costproof.models.generic.module_snapshot import Before
+
 
 _AS_GIVEN: Final = "its own weights"
 
@@ -42,7 +46,7 @@ class OneCall(GenericTarget):
         found = GenericTarget.runs(self, model, workload)
         if self.whose is None:
             return found
-        from costproof.models.generic.as_it_was import unwritten
+        from costproof.models.generic.module_snapshot import unwritten
 
         return tuple(replace(run, around=partial(unwritten, self.whose)) for run in found)
 
@@ -64,7 +68,7 @@ def at_hand(
     from torch._subclasses.fake_tensor import FakeTensor
     from torch.utils._pytree import tree_leaves
 
-    from costproof.models.generic.as_it_was import Before, evaluated, watching
+    from costproof.models.generic.module_snapshot import Before, evaluated, watching
 
     if before is None:
         before = Before()
@@ -123,8 +127,7 @@ def _check(module: Any, given: Any) -> None:
 
 def _of_compiled(module: nn.Module, copied: nn.Module, given: dict[str, Any]) -> tuple[str, ...]:
     """Of a module that is compiled, into how many graphs; it is counted as it was written."""
-    from costproof.models.generic.as_it_was import unwritten
-    from costproof.models.generic.compiled import graphs, is_compiled
+    from costproof.models.generic.module_snapshot import unwritten
 
     return (graphs(own_copy(copied), own_inputs(given), partial(unwritten, module)),) if is_compiled(module) else ()
 
@@ -139,3 +142,57 @@ def _options(made: Given) -> RunOptions:
     if not kinds or "meta" in kinds:
         return RunOptions()
     return RunOptions(device="cuda" if "cuda" in kinds else "cpu", weights=_AS_GIVEN)
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether a module, or a part of it, is."""
+    return any(
+        type(part).__name__ == "OptimizedModule" or getattr(part, "_compiled_call_impl", None) is not None
+        for part in module.modules()
+    )
+
+
+def graphs(
+    module: nn.Module,
+    inputs: Mapping[str, Any],
+    around: Callable[[], AbstractContextManager[None]] = nullcontext,
+) -> str:
+    """In words how many graphs a call of a module makes, and what ends all but the last.
+
+    The call is made once more, with graphs that run as they were written. What others have compiled stays compiled.
+
+    Args:
+        module: a copy, not compiled.
+        around: holds while a graph runs.
+    """
+    import torch
+
+    made: list[str] = []
+
+    def kept(graph: torch.fx.GraphModule, example: Any) -> Callable[..., Any]:
+        ended: Any = graph.compile_subgraph_reason
+        made.append(_reason(ended) if ended.graph_break else "")
+
+        def run(*args: Any) -> Any:
+            with around():
+                return graph.forward(*args)
+
+        return run
+
+    try:
+        with torch.no_grad():
+            torch.compile(module, backend=kept)(**inputs)
+    except Exception as error:  # it is code of other packages, which raises what it likes
+        return f"torch.compile: the graphs of this call are not known: {first_line(error)}"
+    breaks = [why for why in made if why]
+    if not breaks:
+        return f"torch.compile makes {plural(len(made), 'graph')} of this call, without a break"
+    what = f"{plural(len(made), 'graph')} of this call, {plural(len(breaks), 'break')}"
+    return f"torch.compile makes {what}: {'; '.join(dict.fromkeys(breaks))}"
+
+
+def _reason(ended: Any) -> str:
+    """Why a graph ends, and at which line of whose code."""
+    why = str(ended.reason).strip().splitlines()[0]
+    at = ended.user_stack[-1] if ended.user_stack else None
+    return why if at is None else f"{why} (line {at.lineno} of {Path(at.filename).name})"
