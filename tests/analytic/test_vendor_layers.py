@@ -8,9 +8,9 @@ from pkgutil import iter_modules
 import pytest
 
 from costproof.analytic.costs import Layer
+from costproof.analytic.embedding import ClassAndPositions
 from costproof.analytic.experts import ExpertLoop, LoopedExperts
 from costproof.analytic.norms import LayerNorm2d
-from costproof.analytic.position_embedding import ClassAndPositions
 from costproof.analytic.rotary import RotaryProduct
 from costproof.models.families.deepseek_ocr import image_tokens
 from costproof.models.families.deepseek_ocr.image_tokens import PageInPlace

@@ -185,7 +185,7 @@ def _unfit(run: Prepared) -> Incomplete | None:
     """Where the model itself refuses its inputs, if that is why no source can count it."""
     with suppress(Exception):  # code of other packages; the reasons of the sources are there already
         if isinstance(run.target, Runnable):
-            from costproof.tracers.unfit import explain_failure
+            from costproof.tracers.input_errors import explain_failure
 
             model = run.target.build_run(run.workload, silent).model
             return next(

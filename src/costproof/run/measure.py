@@ -180,7 +180,7 @@ def measure_machine(
         Incomplete: torch is missing, or there is no such device.
     """
     require("trace", "measuring a machine")
-    from costproof.tracers.machine import DTYPES, measure_device
+    from costproof.tracers.device_benchmark import DTYPES, measure_device
 
     with count_lock():
         return measure_device(run, name, DTYPES if dtypes is None else tuple(dtypes))

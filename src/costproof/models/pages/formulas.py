@@ -9,13 +9,13 @@ import sympy
 
 from costproof.algebra.symbols import sym
 from costproof.analytic.attention_block import AttentionBlock
-from costproof.analytic.compose import Call, Part, numbered
+from costproof.analytic.compose import ModulePart, StackCall, in_layer
 from costproof.analytic.conv2d import Conv2d, PatchEmbedding
 from costproof.analytic.costs import Layer, LayerCosts, Size, layer
-from costproof.analytic.feed_forward import Mixture, Mlp
+from costproof.analytic.embedding import PositionEmbedding
+from costproof.analytic.feed_forward import ExpertMixture, Mlp
 from costproof.analytic.norms import LayerNorm, LayerNorm2d
-from costproof.analytic.position_embedding import PositionEmbedding
-from costproof.analytic.transformer import Decoder, TransformerLayer
+from costproof.analytic.transformer import DecoderStack, TransformerLayer
 from costproof.ledger.workload import AttentionKind, ExpertKernel, Logits
 
 
@@ -95,12 +95,12 @@ class WindowPartition:
     item_bytes: Size
 
     def costs(self) -> LayerCosts:
-        """The costs of one call."""
+        """Return the costs of one call."""
         padded = windows_per_side(self.grid, self.window) * self.window
         return LayerCosts(
             input_bytes=self.views * self.grid**2 * self.width * self.item_bytes,
             output_bytes=self.views * padded**2 * self.width * self.item_bytes,
-            between=0,
+            intermediate_bytes=0,
         )
 
 
@@ -149,7 +149,7 @@ class RelativePosition:
     """Whether step 1 runs; an implementation may leave it out where the length is right."""
 
     def costs(self) -> LayerCosts:
-        """The costs of one call."""
+        """Return the costs of one call."""
         tables = 2 * self.entries * self.head_dim
         resampled = 2 * (2 * self.side - 1) * self.head_dim if self.resampled else 0
         looked_up = 2 * self.side**2 * self.head_dim
@@ -159,18 +159,18 @@ class RelativePosition:
             params=tables,
             weight_bytes=tables * self.item_bytes,
             weight_read_bytes=(tables if self.resampled else looked_up) * self.item_bytes,
-            again_bytes=0 if self.resampled else again * self.item_bytes,
+            shared_weight_bytes=0 if self.resampled else again * self.item_bytes,
             flops={"einsum": 4 * self.sequences * self.side**3 * self.head_dim},
             vector_flops={
                 "resample": 6 * self.head_dim * (2 * self.side - 1) if self.resampled else 0,
                 "elementwise": 4 * self.side + 4 * self.side**2 + self.sequences * self.side**4,
             },
-            between=2 * (16 * self.side + 16 * self.side**2)
+            intermediate_bytes=2 * (16 * self.side + 16 * self.side**2)
             + 2 * (each_axis + self.sequences * self.side**4) * self.item_bytes,
         )
 
 
-def sam_parts(structure: PageStructure, view: View) -> tuple[Part, ...]:
+def sam_parts(structure: PageStructure, view: View) -> tuple[ModulePart, ...]:
     """All modules of the encoder on n views of H x H pixels; H is a multiple of 4 patches.
 
     Source: Kirillov et al. 2023, Segment Anything; ``UnlimitedOcrSamVisionEncoder`` (transformers),
@@ -181,28 +181,28 @@ def sam_parts(structure: PageStructure, view: View) -> tuple[Part, ...]:
     grid = side / sym("sam_patch")
     norm = (LayerNorm2d if structure.remote else LayerNorm)(n * grid**2, out, b)
     return (
-        Part(
+        ModulePart(
             "sam",
             (PositionEmbedding(n, grid, hidden, sym("sam_image") / sym("sam_patch"), b, view.sam_resampled),),
         ),
-        Part("sam.patches"),
-        Part(
+        ModulePart("sam.patches"),
+        ModulePart(
             "sam.patches.projection",
             (PatchEmbedding(n, sym("in_channels"), hidden, sym("sam_patch"), side, grid, b),),
         ),
-        *(p for i in range(structure.sam_layers) for p in numbered(i, _sam_layer(structure, view, i))),
-        Part("sam.neck"),
-        Part("sam.neck.conv1", (Conv2d(n, hidden, out, 1, grid, grid, b, bias=False),)),
-        Part("sam.neck.norm1", (norm,)),
-        Part("sam.neck.conv2", (Conv2d(n, out, out, 3, grid, grid, b, bias=False),)),
-        Part("sam.neck.norm2", (norm,)),
-        *(() if structure.remote else (Part("sam.downsample"),)),
-        Part("sam.downsample.conv1", (Conv2d(n, out, down1, 3, grid, grid / 2, b, bias=False),)),
-        Part("sam.downsample.conv2", (Conv2d(n, down1, down2, 3, grid / 2, grid / 4, b, bias=False),)),
+        *(p for i in range(structure.sam_layers) for p in in_layer(i, _sam_layer(structure, view, i))),
+        ModulePart("sam.neck"),
+        ModulePart("sam.neck.conv1", (Conv2d(n, hidden, out, 1, grid, grid, b, bias=False),)),
+        ModulePart("sam.neck.norm1", (norm,)),
+        ModulePart("sam.neck.conv2", (Conv2d(n, out, out, 3, grid, grid, b, bias=False),)),
+        ModulePart("sam.neck.norm2", (norm,)),
+        *(() if structure.remote else (ModulePart("sam.downsample"),)),
+        ModulePart("sam.downsample.conv1", (Conv2d(n, out, down1, 3, grid, grid / 2, b, bias=False),)),
+        ModulePart("sam.downsample.conv2", (Conv2d(n, down1, down2, 3, grid / 2, grid / 4, b, bias=False),)),
     )
 
 
-def _sam_layer(structure: PageStructure, view: View, i: int) -> tuple[Part, ...]:
+def _sam_layer(structure: PageStructure, view: View, i: int) -> tuple[ModulePart, ...]:
     n, b, hidden, heads = sym("n"), sym("b"), sym("sam_hidden"), sym("sam_heads")
     grid, window, head_dim = sym("H") / sym("sam_patch"), sym("sam_window"), sym("sam_head_dim")
     remote, whole = structure.remote, i in structure.sam_global_layers
@@ -234,10 +234,12 @@ def _sam_layer(structure: PageStructure, view: View, i: int) -> tuple[Part, ...]
         norm="layer",
         beside=(WindowPartition(n, grid, window, hidden, b),) if cut else (),
     )
-    return layer.parts("sam.layer", Call(n, grid**2, b), Call(sequences, length**2, b))
+    return layer.parts("sam.layer", StackCall(n, grid**2, b), StackCall(sequences, length**2, b))
 
 
-def page_decoder_parts(structure: PageStructure, call: Call, positions: Size, glue: Layer) -> tuple[Part, ...]:
+def page_decoder_parts(
+    structure: PageStructure, call: StackCall, positions: Size, glue: Layer
+) -> tuple[ModulePart, ...]:
     """All modules from the root to the output projection.
 
     Args:
@@ -265,7 +267,7 @@ def page_decoder_parts(structure: PageStructure, call: Call, positions: Size, gl
         written_out=remote or structure.attention == "eager",
     )
     dense = Mlp(hidden, sym("text_intermediate"), "silu", gated=True, bias=False)
-    mixture = Mixture(
+    mixture = ExpertMixture(
         width=hidden,
         inner=moe,
         experts=sym("text_experts"),
@@ -276,15 +278,15 @@ def page_decoder_parts(structure: PageStructure, call: Call, positions: Size, gl
         looped=remote,
     )
     kinds = (dense if i < structure.text_dense else mixture for i in range(structure.text_layers))
-    decoder = Decoder(
+    decoder = DecoderStack(
         width=hidden,
         vocabulary=sym("text_vocab"),
         layers=tuple(TransformerLayer(hidden, attention, kind) for kind in kinds),
         table=0 if remote else head_dim,
     )
     return (
-        Part("root"),
-        Part("model", (glue,)),
-        *(() if remote else (Part("text"),)),
+        ModulePart("root"),
+        ModulePart("model", (glue,)),
+        *(() if remote else (ModulePart("text"),)),
         *decoder.parts("text", call, positions),
     )

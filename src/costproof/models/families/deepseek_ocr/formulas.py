@@ -10,21 +10,20 @@ from typing import Final
 from costproof.algebra.symbols import sym
 from costproof.analytic.attention_block import AttentionBlock
 from costproof.analytic.compose import (
-    Call,
-    Part,
+    ModulePart,
+    StackCall,
     analytic_ledger,
+    in_layer,
     invocation_nodes,
-    numbered,
     prefill_and_decode,
     stage_nodes,
 )
 from costproof.analytic.conv2d import Conv2d
 from costproof.analytic.costs import Layer, Size
-from costproof.analytic.embedding import Embedding
+from costproof.analytic.embedding import ClassAndPositions, Embedding, PositionIds
 from costproof.analytic.feed_forward import Mlp
 from costproof.analytic.linear import Linear
 from costproof.analytic.norms import LayerNorm
-from costproof.analytic.position_embedding import ClassAndPositions, PositionIds
 from costproof.analytic.symbols import DECODER_SYMBOLS, RUN_SYMBOLS
 from costproof.analytic.transformer import TransformerLayer
 from costproof.ledger.capture import SymbolDoc
@@ -53,18 +52,18 @@ def _nodes(structure: PageStructure, names: Mapping[str, str]) -> Iterator[CostN
         for view in structure.views:
             yield from invocation_nodes(stage, view.invocation, parts(structure, view), names, border=border)
 
-    def border_of(call: Call) -> Size:
+    def border_of(call: StackCall) -> Size:
         return _decoder_border(structure, call, _positions(structure, call))
 
     yield from prefill_and_decode(partial(_decoder_parts, structure), names, border=border_of, decode=structure.decode)
 
 
-def _decoder_parts(structure: PageStructure, call: Call) -> tuple[Part, ...]:
+def _decoder_parts(structure: PageStructure, call: StackCall) -> tuple[ModulePart, ...]:
     """One call: image tokens into the prompt, if any, then the decoder on all of it."""
     return page_decoder_parts(structure, call, _positions(structure, call), _glue(structure, call.tokens))
 
 
-def _positions(structure: PageStructure, call: Call) -> Size:
+def _positions(structure: PageStructure, call: StackCall) -> Size:
     """Positions per sequence that get logits."""
     return 1 if structure.logits == "last" and not structure.remote else call.tokens
 
@@ -73,7 +72,7 @@ EMPTY_SIDE: Final = 64
 """Side of the empty views that the vendor's code wants in a run without a page, since it looks at them first."""
 
 
-def _projector(structure: PageStructure) -> tuple[Part, ...]:
+def _projector(structure: PageStructure) -> tuple[ModulePart, ...]:
     """The joining of both towers' features where a module does it, and the projection, on (H / 4 sam_patch)² tokens.
 
     Source: Wei et al. 2025, DeepSeek-OCR, section 3.2; ``UnlimitedOcrVisionModel`` (transformers),
@@ -83,8 +82,8 @@ def _projector(structure: PageStructure) -> tuple[Part, ...]:
     tokens = sym("n") * (sym("H") / (4 * sym("sam_patch"))) ** 2
     linear = Linear(tokens, clip + sam, sym("text_hidden"), b)
     if structure.remote:
-        return Part("projector"), Part("projector.linear", (linear,))
-    return Part("vision", (FeatureConcat(tokens, clip, sam, b),)), Part("projector", (linear,))
+        return ModulePart("projector"), ModulePart("projector.linear", (linear,))
+    return ModulePart("vision", (FeatureConcat(tokens, clip, sam, b),)), ModulePart("projector", (linear,))
 
 
 def _glue(structure: PageStructure, prompt: Size) -> Layer:
@@ -123,7 +122,7 @@ def _glue(structure: PageStructure, prompt: Size) -> Layer:
     return PageInPlace(prompt, hidden, b, pixels, features, *towers, tokens, len(structure.views))
 
 
-def _clip_parts(structure: PageStructure, view: View) -> tuple[Part, ...]:
+def _clip_parts(structure: PageStructure, view: View) -> tuple[ModulePart, ...]:
     """All modules of the encoder on n views of (H / 4 sam_patch)² features and a class token.
 
     Source: Radford et al. 2021, CLIP; ``UnlimitedOcrVisionEncoder`` (transformers), ``VitModel`` (vendor).
@@ -136,15 +135,15 @@ def _clip_parts(structure: PageStructure, view: View) -> tuple[Part, ...]:
     positions = ClassAndPositions(n, grid, hidden, entries, b, resampled, always)
     unused = Conv2d(n, sym("in_channels"), hidden, patch, sym("H"), sym("H") / patch, b, bias=False)
     table = Embedding(entries if always else tokens, entries, hidden, b)
-    layer = _clip_layer(structure).parts("clip.layer", Call(n, tokens, b))
+    layer = _clip_layer(structure).parts("clip.layer", StackCall(n, tokens, b))
     return (
-        Part("clip"),
-        Part("clip.embeddings", (positions, PositionIds(entries))),
-        *((Part("clip.patches", (unused,), called=False),) if structure.remote else ()),
-        Part("clip.positions", (table,), called=always or not resampled),
-        Part("clip.norm", (LayerNorm(n * tokens, hidden, b),)),
-        Part("clip.encoder"),
-        *(part for i in range(structure.clip_layers) for part in numbered(i, layer)),
+        ModulePart("clip"),
+        ModulePart("clip.embeddings", (positions, PositionIds(entries))),
+        *((ModulePart("clip.patches", (unused,), called=False),) if structure.remote else ()),
+        ModulePart("clip.positions", (table,), called=always or not resampled),
+        ModulePart("clip.norm", (LayerNorm(n * tokens, hidden, b),)),
+        ModulePart("clip.encoder"),
+        *(part for i in range(structure.clip_layers) for part in in_layer(i, layer)),
     )
 
 
@@ -183,7 +182,7 @@ def _tower_border(stage: str) -> Size:
     return sym("n") * elements[stage] * sym("b")
 
 
-def _decoder_border(structure: PageStructure, call: Call, positions: Size) -> Size:
+def _decoder_border(structure: PageStructure, call: StackCall, positions: Size) -> Size:
     """Bytes that one call of the decoder gets and returns beside the cache.
 
     Args:
@@ -217,7 +216,7 @@ def _image_border(structure: PageStructure) -> Size:
     return grid**2 + prod(crops) * crop + vision_tokens(grid, columns, rows, crop)
 
 
-_TOWERS: Final[dict[str, Callable[[PageStructure, View], tuple[Part, ...]]]] = {
+_TOWERS: Final[dict[str, Callable[[PageStructure, View], tuple[ModulePart, ...]]]] = {
     "sam": sam_parts,
     "clip": _clip_parts,
     "projector": lambda structure, _: _projector(structure),

@@ -21,9 +21,9 @@ class FeatureConcat:
     item_bytes: Size
 
     def costs(self) -> LayerCosts:
-        """The costs of one call."""
+        """Return the costs of one call."""
         moved = self.tokens * (self.width_a + self.width_b) * self.item_bytes
-        return LayerCosts(input_bytes=moved, output_bytes=moved, between=0)
+        return LayerCosts(input_bytes=moved, output_bytes=moved, intermediate_bytes=0)
 
 
 def vision_tokens(grid: Size, columns: Size = 0, rows: Size = 0, crop_grid: Size = 0) -> Size:
@@ -67,10 +67,10 @@ class ImageTokens:
     crop_grid: Size = 0
 
     def costs(self) -> LayerCosts:
-        """The costs of one call."""
+        """Return the costs of one call."""
         owned = 2 * self.hidden
         if self.grid == 0:
-            return LayerCosts(params=owned, weight_bytes=owned * self.item_bytes, between=0)
+            return LayerCosts(params=owned, weight_bytes=owned * self.item_bytes, intermediate_bytes=0)
         features = self.grid**2 + self.columns * self.rows * self.crop_grid**2
         tokens = vision_tokens(self.grid, self.columns, self.rows, self.crop_grid)
         scale = self.batch * self.hidden * self.item_bytes
@@ -81,7 +81,7 @@ class ImageTokens:
             weight_read_bytes=owned * self.item_bytes,
             input_bytes=scale * (features + self.prompt),
             output_bytes=scale * (self.prompt + tokens),
-            between=scale * (5 * tokens - 2 + read) - owned * self.item_bytes,
+            intermediate_bytes=scale * (5 * tokens - 2 + read) - owned * self.item_bytes,
         )
 
 
@@ -123,7 +123,7 @@ class PageInPlace:
     masked: bool = True
 
     def costs(self) -> LayerCosts:
-        """The costs of one call."""
+        """Return the costs of one call."""
         owned = 2 * self.hidden
         joined = self.features * (self.clip + self.sam)
         written = self.prompt * self.hidden if self.features != 0 else 0
@@ -136,5 +136,5 @@ class PageInPlace:
             vector_flops={"reduction": self.pixels},
             input_bytes=(self.pixels + joined + self.features * self.hidden + written) * self.item_bytes,
             output_bytes=(joined + written + mask) * self.item_bytes,
-            between=placed * self.hidden * self.item_bytes + 8 * mask,
+            intermediate_bytes=placed * self.hidden * self.item_bytes + 8 * mask,
         )

@@ -8,11 +8,11 @@ from typing import ClassVar, Final
 from costproof.algebra.symbols import sym
 from costproof.analytic.attention_block import AttentionBlock
 from costproof.analytic.compose import (
-    Call,
-    Part,
+    ModulePart,
+    StackCall,
     analytic_ledger,
+    in_layer,
     invocation_nodes,
-    numbered,
     prefill_and_decode,
     stage_nodes,
 )
@@ -67,7 +67,7 @@ def ocr2_ledger(structure: PageStructure, encoder_layers: int) -> Ledger:
     """
     eager = structure.attention == "eager"
 
-    def towers(view: View) -> dict[str, tuple[tuple[Part, ...], Size]]:
+    def towers(view: View) -> dict[str, tuple[tuple[ModulePart, ...], Size]]:
         return {
             "sam": (sam_parts(structure, view), _border("sam")),
             "encoder": (_encoder_parts(encoder_layers, eager=eager), _border("encoder")),
@@ -82,15 +82,15 @@ def ocr2_ledger(structure: PageStructure, encoder_layers: int) -> Ledger:
                 yield from invocation_nodes(stage, view.invocation, parts, NAMES, border=border)
         yield from prefill_and_decode(modules, NAMES, border=border_of, decode=structure.decode)
 
-    def positions(call: Call) -> Size:
+    def positions(call: StackCall) -> Size:
         return 1 if structure.logits == "last" else call.tokens
 
-    def modules(call: Call) -> tuple[Part, ...]:
+    def modules(call: StackCall) -> tuple[ModulePart, ...]:
         tokens = _tokens(structure) if call.past == 0 else 0
         glue = ViewsInPrompt(call.batch, call.tokens, sym("text_hidden"), call.item_bytes, tokens)
         return page_decoder_parts(structure, call, positions(call), glue)
 
-    def border_of(call: Call) -> Size:
+    def border_of(call: StackCall) -> Size:
         elements = call.batch * positions(call) * sym("text_vocab")
         if eager:
             elements += call.batch * call.tokens * (call.past + call.tokens)
@@ -101,10 +101,10 @@ def ocr2_ledger(structure: PageStructure, encoder_layers: int) -> Ledger:
     return analytic_ledger(nodes(), STAGES)
 
 
-def _projector() -> tuple[Part, ...]:
+def _projector() -> tuple[ModulePart, ...]:
     """The projection of the queries' results."""
     n, b = sym("n"), sym("b")
-    return (Part("projector", (Linear(n * sym("Q"), sym("encoder_hidden"), sym("text_hidden"), b),)),)
+    return (ModulePart("projector", (Linear(n * sym("Q"), sym("encoder_hidden"), sym("text_hidden"), b),)),)
 
 
 def _border(stage: str) -> Size:
@@ -147,9 +147,9 @@ class QueryTable:
     item_bytes: Size
 
     def costs(self) -> LayerCosts:
-        """The costs of one call."""
+        """Return the costs of one call."""
         owned = self.rows * self.width
-        return LayerCosts(params=owned, weight_bytes=owned * self.item_bytes, between=0)
+        return LayerCosts(params=owned, weight_bytes=owned * self.item_bytes, intermediate_bytes=0)
 
 
 @layer
@@ -171,13 +171,13 @@ class QueriesBehindFeatures:
     item_bytes: Size
 
     def costs(self) -> LayerCosts:
-        """The costs of one call."""
+        """Return the costs of one call."""
         scale = self.width * self.item_bytes
         return LayerCosts(
             weight_read_bytes=self.queries * scale,
             input_bytes=self.views * self.features * scale,
             output_bytes=self.views * (self.features + self.queries) * scale,
-            between=0,
+            intermediate_bytes=0,
         )
 
 
@@ -198,11 +198,13 @@ class WrittenMask:
     item_bytes: Size
 
     def costs(self) -> LayerCosts:
-        """The costs of one call."""
-        return LayerCosts(output_bytes=self.views * self.tokens**2 * self.item_bytes, between=2 * self.item_bytes)
+        """Return the costs of one call."""
+        return LayerCosts(
+            output_bytes=self.views * self.tokens**2 * self.item_bytes, intermediate_bytes=2 * self.item_bytes
+        )
 
 
-def _encoder_parts(layers: int, *, eager: bool) -> tuple[Part, ...]:
+def _encoder_parts(layers: int, *, eager: bool) -> tuple[ModulePart, ...]:
     """All modules of the encoder on n views of H x H pixels with Q queries.
 
     A query sees all features and the queries up to itself, features see each other: a mask says so, and all scores
@@ -213,7 +215,7 @@ def _encoder_parts(layers: int, *, eager: bool) -> tuple[Part, ...]:
     """
     n, b, width, head_dim = sym("n"), sym("b"), sym("encoder_hidden"), sym("encoder_head_dim")
     features, queries = (sym("H") / (4 * sym("sam_patch"))) ** 2, sym("Q")
-    call = Call(n, features + queries, b)
+    call = StackCall(n, features + queries, b)
     attention = AttentionBlock(
         width=width,
         heads=sym("encoder_heads"),
@@ -229,13 +231,13 @@ def _encoder_parts(layers: int, *, eager: bool) -> tuple[Part, ...]:
     mlp = Mlp(width, sym("encoder_intermediate"), "silu", gated=True, bias=False)
     stack = TransformerLayer(width, attention, mlp).parts("encoder.layer", call)
     return (
-        Part("vision", (QueriesBehindFeatures(n, features, queries, width, b),)),
-        Part("vision.queries_small", (QueryTable(SMALL, width, b),), called=False),
-        Part("vision.queries_large", (QueryTable(LARGE, width, b),), called=False),
-        Part("encoder", (WrittenMask(n, call.tokens, b),)) if eager else Part("encoder"),
-        Part("encoder.rotary", (RotaryTable(call.tokens, head_dim, b),)),
-        *(part for i in range(layers) for part in numbered(i, stack)),
-        Part("encoder.norm", (RmsNorm(call.rows, width, b),)),
+        ModulePart("vision", (QueriesBehindFeatures(n, features, queries, width, b),)),
+        ModulePart("vision.queries_small", (QueryTable(SMALL, width, b),), called=False),
+        ModulePart("vision.queries_large", (QueryTable(LARGE, width, b),), called=False),
+        ModulePart("encoder", (WrittenMask(n, call.tokens, b),)) if eager else ModulePart("encoder"),
+        ModulePart("encoder.rotary", (RotaryTable(call.tokens, head_dim, b),)),
+        *(part for i in range(layers) for part in in_layer(i, stack)),
+        ModulePart("encoder.norm", (RmsNorm(call.rows, width, b),)),
     )
 
 
@@ -263,10 +265,10 @@ class ViewsInPrompt:
     """Of all views of a page; 0 for a prompt without one: nothing runs."""
 
     def costs(self) -> LayerCosts:
-        """The costs of one call."""
+        """Return the costs of one call."""
         owned, scale = self.hidden * self.item_bytes, self.batch * self.hidden * self.item_bytes
         if self.tokens == 0:
-            return LayerCosts(params=self.hidden, weight_bytes=owned, between=0)
+            return LayerCosts(params=self.hidden, weight_bytes=owned, intermediate_bytes=0)
         joined = self.tokens + 1
         return LayerCosts(
             params=self.hidden,
@@ -274,7 +276,7 @@ class ViewsInPrompt:
             weight_read_bytes=owned,
             input_bytes=scale * (self.tokens + self.prompt),
             output_bytes=scale * (self.prompt + joined),
-            between=scale * (3 * joined + 1) - owned,
+            intermediate_bytes=scale * (3 * joined + 1) - owned,
         )
 
 

@@ -1,14 +1,15 @@
-"""One vector of a sequence by attention: a learned probe looks at all tokens."""
+"""Cost pooling of a sequence to one vector: by attention of a learned probe, or by the first token."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import ClassVar
 
-from costproof.analytic.compose import Part
+from costproof.analytic.compose import ModulePart
 from costproof.analytic.costs import LayerCosts, Size, layer
 from costproof.analytic.feed_forward import Mlp
-from costproof.analytic.linear import Lent
+from costproof.analytic.linear import Lent, Linear
+from costproof.analytic.mlp import Activation
 from costproof.analytic.norms import LayerNorm
 
 
@@ -48,7 +49,7 @@ class ProbeAttention:
     item_bytes: Size
 
     def costs(self) -> LayerCosts:
-        """The costs of one call."""
+        """Return the costs of one call."""
         query, scores = self.sequences * self.width, self.sequences * self.heads * self.tokens
         own = 3 * self.width**2 + 3 * self.width
         read = own + self.width**2 + self.width
@@ -63,7 +64,7 @@ class ProbeAttention:
             vector_flops={"softmax": 5 * scores, "mean": scores, "elementwise": query},
             input_bytes=(query + query * self.tokens) * self.item_bytes,
             output_bytes=query * self.item_bytes,
-            between=(6 * query + 4 * query * self.tokens + 5 * scores) * self.item_bytes,
+            intermediate_bytes=(6 * query + 4 * query * self.tokens + 5 * scores) * self.item_bytes,
         )
 
 
@@ -85,7 +86,7 @@ class Probe:
     item_bytes: Size
 
     def costs(self) -> LayerCosts:
-        """The costs of one call."""
+        """Return the costs of one call."""
         elements = self.sequences * self.width
         return LayerCosts(
             params=self.width,
@@ -94,7 +95,7 @@ class Probe:
             vector_flops={"elementwise": elements},
             input_bytes=2 * elements * self.item_bytes,
             output_bytes=2 * elements * self.item_bytes,
-            between=0,
+            intermediate_bytes=0,
         )
 
 
@@ -109,13 +110,35 @@ class AttentionPooling:
     heads: Size
     mlp: Mlp
 
-    def parts(self, role: str, sequences: Size, tokens: Size, b: Size) -> tuple[Part, ...]:
-        """Its modules, ``b`` bytes an element."""
+    def parts(self, role: str, sequences: Size, tokens: Size, b: Size) -> tuple[ModulePart, ...]:
+        """Return its modules, with ``b`` bytes per element."""
         out = Lent(self.width**2 + self.width, b)
         return (
-            Part(role, (Probe(sequences, self.width, b),)),
-            Part(f"{role}.attention", (ProbeAttention(sequences, tokens, self.width, self.heads, b),)),
-            Part(f"{role}.attention.out", (out,), called=False),
-            Part(f"{role}.norm", (LayerNorm(sequences, self.width, b),)),
+            ModulePart(role, (Probe(sequences, self.width, b),)),
+            ModulePart(f"{role}.attention", (ProbeAttention(sequences, tokens, self.width, self.heads, b),)),
+            ModulePart(f"{role}.attention.out", (out,), called=False),
+            ModulePart(f"{role}.norm", (LayerNorm(sequences, self.width, b),)),
             *self.mlp.parts(f"{role}.mlp", sequences, b),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class FirstTokenPooler:
+    """act(dense(x₀)) of the first token x₀ of every sequence; the other tokens are not read.
+
+    Roles: ``.dense``, ``.activation`` below its own.
+
+    Source: Devlin et al. 2018, BERT; ``BertPooler``, ``ViTPooler`` (transformers).
+    """
+
+    width: Size
+    out: Size
+    function: str
+
+    def parts(self, role: str, sequences: Size, b: Size) -> tuple[ModulePart, ...]:
+        """Return its modules, with ``b`` bytes per element."""
+        return (
+            ModulePart(role),
+            ModulePart(f"{role}.dense", (Linear(sequences, self.width, self.out, b),)),
+            ModulePart(f"{role}.activation", (Activation(sequences * self.out, self.function, b),)),
         )

@@ -1,4 +1,4 @@
-"""Why a model does not run on its inputs: the innermost module that fails, what it takes and what it got."""
+"""Explain why a model does not run on its inputs: the innermost failing module, its input and what it accepts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from costproof.patches.tensor import REFUSE_GRADIENTS, GradientTaken
 
 
 def explain_failure(run: Run) -> Incomplete | None:
-    """Run the model plainly; return where it fails or takes gradients, ``None`` where it runs or lacks only numbers."""
+    """Run the model; return where it fails or takes gradients, or ``None`` if it runs or only lacks concrete values."""
     entered: list[tuple[str, nn.Module, list[torch.Tensor]]] = []
     with ExitStack() as around:
         around.enter_context(unwritten(run.model))
@@ -69,7 +69,7 @@ def _left(entered: list[tuple[str, nn.Module, list[torch.Tensor]]]) -> None:
 
 
 def accepted_inputs(module: nn.Module) -> str:
-    """Say which input a module takes, as far as its class or its own parameters tell; empty where neither does."""
+    """Return the input that a module accepts, as its class or parameters determine; empty if neither does."""
     match module:
         case nn.Linear():
             return f"[..., {module.in_features}]"

@@ -1,6 +1,6 @@
-"""What this machine reaches: the best of some products for each dtype, a large copy, and a large matrix read once.
+"""Measure the peak FLOP/s of this machine for each dtype, and its memory bandwidth by a large copy and a large read.
 
-The fastest of some times is what a roof is made of: whatever else the machine does meanwhile only takes from it.
+The fastest of several times is used for a roofline, because other work on the machine can only slow it down.
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ from costproof.ledger.errors import Incomplete
 DTYPES: Final = ("float32", "bfloat16", "float16", "float64")
 _TIMES: Final = 5
 _SPREAD: Final = 250_000_000
-"""Nanoseconds over which times are taken at least: a processor that others share is slow for a while."""
+"""Least nanoseconds over which times are taken: a shared processor is slow for a while."""
 _LONG: Final = 50_000_000
-"""Nanoseconds of a product that is long enough: none that is larger is faster."""
+"""Nanoseconds of a product that is long enough; larger ones are not faster."""
 _SMALLEST: Final = 512
 _LARGEST: Final = 16_384
 _COPIED: Final = {"cpu": 2**28, "cuda": 2**30}
-"""Bytes of what is copied and read: more than any cache holds."""
+"""Bytes that are copied and read: more than any cache holds."""
 _IMAGES: Final = {"cpu": 16, "cuda": 1024}
-"""Of a convolution."""
+"""Batch size of a convolution."""
 _HIGH: Final = 16
-"""And wide: of so small an image a twelfth of the places under the kernel are padding."""
+"""Height and width of an image; a twelfth of the positions under the kernel are padding."""
 _ROWS: Final = 8_192
 _HERE: Final = "here"
 
 
 def measure_device(run: str, name: str, dtypes: Iterable[str] = DTYPES) -> Device:
-    """The device on which things run here.
+    """Measure the device of this machine.
 
     Args:
         run: ``cpu`` or ``cuda``, the current one.
-        name: what the device is called in the file.
-        dtypes: whose peak is sought.
+        name: name of the device in the file.
+        dtypes: dtypes to measure.
 
     Raises:
-        Incomplete: there is none.
+        Incomplete: there is no such device.
     """
     if run == "cuda" and not torch.cuda.is_available():
         raise Incomplete("there is no CUDA device here", where="--run cuda", fix="--run cpu measures the processor")
@@ -60,12 +60,12 @@ def measure_device(run: str, name: str, dtypes: Iterable[str] = DTYPES) -> Devic
 
 
 def device_title(run: str) -> str:
-    """What a device is called by its maker, or a processor by its kind."""
+    """Return the name that the manufacturer gives a GPU, or the kind of a processor."""
     return torch.cuda.get_device_name() if run == "cuda" else f"{platform.machine()} processor, {os.cpu_count()} cores"
 
 
 def _peak(run: str, dtype: str) -> DevicePeak | None:
-    """The best rate of some products: no shape has it everywhere. ``None`` where torch cannot multiply such numbers."""
+    """Return the best rate of several products, since no shape is always fastest; ``None`` if torch has none."""
     found: list[tuple[int, str]] = []
 
     def took(flops: int, what: str, work: Callable[[], Any]) -> int:
@@ -84,7 +84,7 @@ def _peak(run: str, dtype: str) -> DevicePeak | None:
 
 
 def _squares(run: str, dtype: torch.dtype) -> Iterator[tuple[int, str, Callable[[], Any]]]:
-    """FLOPs, a name and the work of products of matrices that grow."""
+    """Yield FLOPs, description and work of matrix products of growing size."""
     side = _SMALLEST
     while side <= _LARGEST:
         a, b = (torch.ones(side, side, dtype=dtype, device=run) for _ in range(2))
@@ -93,7 +93,7 @@ def _squares(run: str, dtype: torch.dtype) -> Iterator[tuple[int, str, Callable[
 
 
 def _convolution(run: str, dtype: torch.dtype) -> tuple[int, str, Callable[[], Any]]:
-    """The same of a convolution. Padded places count, as everywhere here, and a kernel may leave them out."""
+    """Return FLOPs, description and work of a convolution. Padded positions count, which a kernel may skip."""
     images, channels = _IMAGES[run], 256
     data = torch.ones(images, channels, _HIGH, _HIGH, dtype=dtype, device=run)
     kernel = torch.ones(channels, channels, 3, 3, dtype=dtype, device=run)
@@ -102,7 +102,7 @@ def _convolution(run: str, dtype: torch.dtype) -> tuple[int, str, Callable[[], A
 
 
 def _bandwidth(run: str) -> DeviceFigure:
-    """The faster of copying and reading: what is written is often read before, and no copy says so."""
+    """Return the faster of copying and reading: written memory is often read before, which a copy does not report."""
     size = _COPIED[run]
     a, b = (torch.ones(_ROWS, size // _ROWS // 4, device=run) for _ in range(2))
     copied, copies = _fastest(run, partial(b.copy_, a))
@@ -127,10 +127,10 @@ def _memory(run: str) -> DeviceFigure | None:
 
 
 def _fastest(run: str, work: Callable[[], Any], spread: int = _SPREAD) -> tuple[int, int]:
-    """Nanoseconds of a piece of work, warm, the fastest of some times; and how many these were.
+    """Return the fastest of several warm runs in nanoseconds, and the number of runs.
 
     Args:
-        spread: nanoseconds that they take together at least.
+        spread: least nanoseconds of all runs together.
     """
     wait: Callable[[], Any] = torch.cuda.synchronize if run == "cuda" else int
     spent = list[int]()
