@@ -23,7 +23,7 @@ from costproof.ledger.run import run_options
 from costproof.models.families.deepseek_ocr import vendor, vendor_code
 from costproof.models.families.deepseek_ocr.snapshot import read_snapshot
 from costproof.models.families.deepseek_ocr.vendor import RemoteCodeOcr
-from costproof.reports.graph.view import Choice, graph_view
+from costproof.reports.graph.view import GraphChoice, graph_view
 from costproof.tracers.dynamic import dynamic_ledger
 from costproof.views.verdicts import stage_words
 from tests.models.vendor import SMALL, SNAPSHOT, copied, tree
@@ -149,7 +149,7 @@ def test_calls_of_experts_are_those_that_the_router_chose(capture: Capture) -> N
 def test_the_experts_are_drawn_with_what_they_cost(capture: Capture) -> None:
     """Their costs are on the list that holds them, which nobody calls: 12 experts of 3 matrices in each layer."""
     for heavy in (False, True):
-        nodes = graph_view(capture, Choice(heavy=heavy)).nodes
+        nodes = graph_view(capture, GraphChoice(heavy=heavy)).nodes
         (family,) = (n for n in nodes if re.fullmatch(r"model\.layers\.\S+\.mlp\.experts\.\[\S+\]", n.pattern))
         layers = LAYERS - DENSE
         assert len(family.instances) == layers * EXPERTS

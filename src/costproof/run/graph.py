@@ -13,7 +13,7 @@ from costproof.ledger.environment import require
 from costproof.ledger.errors import BadInput, did_you_mean
 from costproof.ledger.progress import Progress, silent
 from costproof.reports.graph import svg
-from costproof.reports.graph.view import Choice, graph_view
+from costproof.reports.graph.view import GraphChoice, graph_view
 from costproof.reports.outputs import PICTURES, variants
 from costproof.views.callgraph_file import Drawable, read_drawable
 from costproof.views.explanation import check_stage
@@ -114,7 +114,7 @@ def graph(
         if isinstance(capture, str | os.PathLike)
         else capture
     )
-    view = graph_view(found, Choice(depth, stage, prefix, heavy, link))
+    view = graph_view(found, GraphChoice(depth, stage, prefix, heavy, link))
     if kind != "png":
         return svg.slide(view) if slide else known[kind].text(view)
     from costproof.reports.plots.figure import png
