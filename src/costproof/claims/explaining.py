@@ -13,9 +13,9 @@ from costproof.claims.effects import Effect
 from costproof.claims.equivalence import Elsewhere
 from costproof.claims.formulas import ELSEWHERE, Comparison, comparison
 from costproof.claims.lengths import best, chance_text, hold
+from costproof.claims.mistakes import RECOMPUTE, RECOMPUTED
 from costproof.claims.relations import RARE, Relation, expected, numbers, ratio
 from costproof.claims.search import Found, Reachable, reach, search, walk
-from costproof.claims.training_mistakes import RECOMPUTE, RECOMPUTED
 from costproof.claims.truth import Case
 from costproof.claims.types import Amount, Explanation, Formula, Judgement, Lengths, Step
 
@@ -72,7 +72,7 @@ def _is_evidence(sets: tuple[tuple[Effect, ...], ...], chance: Chance, amount: A
         return chance.crowd <= CHANCE
     most = SELDOM if len(sets[0]) <= 1 else RARE
     # The same work in another unit needs no evidence, as the truth itself needs none.
-    reading = any(all(CONVENTIONS & {e.cause, *e.or_else} for e in s) and len(s) <= 1 for s in sets)
+    reading = any(all(CONVENTIONS & {e.cause, *e.aliases} for e in s) and len(s) <= 1 for s in sets)
     return chance.crowd <= CHANCE and (reading or chance.products <= most)
 
 
@@ -177,12 +177,12 @@ def _everywhere(beside: Comparison, found: Found) -> tuple[tuple[Effect, ...], .
     for chosen in found.sets:
         whole = (*beside.case.stated, *chosen)
         # Causes that do the same here may differ elsewhere.
-        ways = islice(product(*([(n, e.requires) for n in (e.cause, *e.or_else)] for e in whole)), _NAMES_TRIED)
+        ways = islice(product(*([(n, e.requires) for n in (e.cause, *e.aliases)] for e in whole)), _NAMES_TRIED)
         right = [w for w in ways if leads(w)]
         if right:
             ours = zip(chosen, *(w[len(whole) - len(chosen) :] for w in right), strict=True)
             kept.append(tuple(
-                replace(e, cause=ways[0][0], or_else=tuple(dict.fromkeys(n for n, _ in ways if n != ways[0][0])))
+                replace(e, cause=ways[0][0], aliases=tuple(dict.fromkeys(n for n, _ in ways if n != ways[0][0])))
                 for e, *ways in ours
             ))  # fmt: skip
     return tuple(kept)
@@ -234,7 +234,7 @@ def _explanation(case: Case, chosen: tuple[Effect, ...]) -> Explanation:
     for effect, amount in zip(late, amounts, strict=True):
         touched = sorted(effect.switches | effect.factors.keys())
         evidence = tuple(dict.fromkeys(x for i in touched for x in case.terms[i].evidence))[:_EVIDENCE]
-        steps.append(Step(effect.cause, effect.what, amount, evidence, effect in known, effect.or_else))
+        steps.append(Step(effect.cause, effect.what, amount, evidence, effect in known, effect.aliases))
     return Explanation(tuple(steps), reached)
 
 

@@ -12,7 +12,7 @@ from costproof.claims.effects import Mistakes
 from costproof.claims.explaining import CHANCE, at_lengths, distance, explained, same_everywhere
 from costproof.claims.formulas import formula_value
 from costproof.claims.lengths import hold
-from costproof.claims.peak_mistakes import peak_of
+from costproof.claims.memory_mistakes import peak_of
 from costproof.claims.reading import MOST_PROBLEMS, NO_CALL, key
 from costproof.claims.runs import Runs
 from costproof.claims.terms import in_scope

@@ -170,7 +170,7 @@ def _families(known: Iterable[Effect], barred: set[str]) -> list[tuple[str, ...]
     found: dict[str, list[str]] = {}
     taken = set()
     for effect in known:
-        names = (effect.cause, *effect.or_else)
+        names = (effect.cause, *effect.aliases)
         if barred & set(names):
             taken.add(effect.family)
         for name in names:

@@ -10,7 +10,7 @@ from typing import TypeVar, cast
 
 from costproof.claims.catalogue import STATED, effects
 from costproof.claims.effects import Effect, Mistakes
-from costproof.claims.peak_mistakes import peak_terms
+from costproof.claims.memory_mistakes import peak_terms
 from costproof.claims.rules_of_thumb import rule_terms
 from costproof.claims.runs import Runs
 from costproof.claims.terms import ClaimTerm, nodes_of, shared_symbols, terms_of
@@ -74,7 +74,7 @@ class Case:
     @cached_property
     def named(self) -> dict[Name, Effect]:
         """Effects by the names of their causes."""
-        return {(name, e.requires): e for e in self.effects for name in (e.cause, *e.or_else)}
+        return {(name, e.requires): e for e in self.effects for name in (e.cause, *e.aliases)}
 
     @cached_property
     def stated(self) -> tuple[Effect, ...]:
@@ -84,7 +84,7 @@ class Case:
         def applies(effect: Effect) -> bool:
             return (not effect.requires or effect.requires in names) and names.isdisjoint(effect.excludes)
 
-        return tuple(e for e in self.effects if names & {e.cause, *e.or_else} and applies(e))
+        return tuple(e for e in self.effects if names & {e.cause, *e.aliases} and applies(e))
 
     def chosen(self, names: Iterable[Name]) -> tuple[Effect, ...]:
         """The effects of these names; one that changes nothing here, such as the last token of one, is left out."""
