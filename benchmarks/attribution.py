@@ -20,12 +20,12 @@ from costproof.compare.diff.diff import Levers, Place
 from costproof.ledger.baseline import Baseline
 from costproof.ledger.errors import BadInput
 from costproof.ledger.workload import Workload
-from costproof.models.changing import keys_of
+from costproof.models.config import keys_of
 from costproof.models.registry import load_target
 from costproof.models.target import Target, WithKeys
 from costproof.parametric.targets import evaluate_formulas
 from costproof.run.diff import levers
-from costproof.run.operands import Read
+from costproof.run.operands import Operand
 
 TARGETS: Final = ("deepseek-ocr", "qwen3-30b-a3b")
 Totals = Mapping[Place, int | None]
@@ -104,11 +104,11 @@ class Exhausted:
         assert set(found.keys) == set(changes)
         return found
 
-    def read(self, changes: Mapping[str, Any]) -> Read:
+    def read(self, changes: Mapping[str, Any]) -> Operand:
         """A side; its rows are not looked at here."""
         target = self.target.with_keys(changes) if changes else self.target
         side = Baseline(target.conventions(self.workload), target.info(), self.workload, {}, {})
-        return Read(side, target)
+        return Operand(side, target)
 
     def wrong(self, changes: Mapping[str, Any]) -> Iterator[str]:
         """What does not add up."""

@@ -36,7 +36,7 @@ from typing import Any, Final
 
 from benchmarks.fuzz_files import Path_, places
 from benchmarks.tiny import tiny
-from costproof.cli.message import message
+from costproof.cli.output import error_text
 from costproof.ledger import environment
 from costproof.ledger.environment import installed
 from costproof.ledger.errors import EXIT_BUG, EXIT_OK, CostproofError
@@ -166,17 +166,17 @@ def used(file: Path, *, built: bool) -> None:
     from costproof.models.generic.module import GenericTarget
     from costproof.models.target import WithFormulas
     from costproof.parametric.targets import evaluate_formulas
-    from costproof.run.prepare import loaded
-    from costproof.run.request import chosen
+    from costproof.run.prepare import load_run_target
+    from costproof.run.request import build_workload
 
     asked = api.request(f"hf:{file}")
-    target = loaded(asked)
+    target = load_run_target(asked)
     if isinstance(target, GenericTarget) and not built:
         maker: Any = target.maker
         assert maker.what
         assert maker.numbers is not None
         return
-    workload = chosen(target, asked.workload)
+    workload = build_workload(target, asked.workload)
     if isinstance(target, WithFormulas):
         evaluate_formulas(target, workload)
     assert target.info().name
@@ -206,7 +206,7 @@ def one(file: Path, made: dict[str, Any], *, built: bool) -> tuple[str, str]:
     try:
         used(file, built=built)
     except CostproofError as error:
-        message(error).encode(errors="backslashreplace")  # as the streams of the command
+        error_text(error).encode(errors="backslashreplace")  # as the streams of the command
         return f"exit {error.exit_code}", traceback.format_exc() if error.exit_code == EXIT_BUG else ""
     except RecursionError:
         raise
@@ -294,14 +294,14 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--built", type=float, default=BUILT, help="share that is built on meta")
     parser.add_argument("--shown", type=int, default=20, help="failures that are printed")
-    chosen = parser.parse_args()
+    given = parser.parse_args()
     prepare()
-    make = Maker(chosen.configs if chosen.configs.is_dir() else None, chosen.seed, chosen.built)
+    make = Maker(given.configs if given.configs.is_dir() else None, given.seed, given.built)
     tally, began = Tally(), time.monotonic()
     with TemporaryDirectory() as folder:
         make.warm(Path(folder))
         print(f"warm after {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
-        for number, end, seconds, trace in fuzz(make, range(chosen.first, chosen.first + chosen.count), Path(folder)):
+        for number, end, seconds, trace in fuzz(make, range(given.first, given.first + given.count), Path(folder)):
             tally.take(number, end, seconds, trace)
             if trace:
                 print(f"--- {number}\n{trace}", file=sys.stderr, flush=True)
@@ -314,7 +314,7 @@ def main() -> int:
     print("slowest:")
     for seconds, number, end in tally.slowest:
         print(f"  {seconds:6.1f} s  {number:>7}  {end}")
-    for number, trace in tally.failed[: chosen.shown]:
+    for number, trace in tally.failed[: given.shown]:
         print(f"--- {number}\n{trace}")
     print(f"{len(tally.failed)} failed")
     return 1 if tally.failed else 0

@@ -33,7 +33,7 @@ from costproof.ledger.capture import CAPTURE, parse_capture
 from costproof.ledger.errors import CostproofError
 from costproof.ledger.files import json_in
 from costproof.ledger.schema import to_data
-from costproof.run.proof import repeatable
+from costproof.run.proof import prepare_repeat
 
 VALUES: Final[tuple[Any, ...]] = (
     None, True, False, 0, 1, -1, 2, 7, 10**6, 10**12, 10**18, 10**40, 10**299, 1.5, 1e300, "", "x", "0", "7", [], {},
@@ -145,7 +145,7 @@ def use_baseline(raw: bytes, number: int, path: Path) -> None:
 def use_certificate(raw: bytes, number: int, path: Path) -> None:
     """Read, and lay out the proof that repeats it; nothing is traced."""
     path.write_bytes(raw)
-    repeatable(read_certificate(path))
+    prepare_repeat(read_certificate(path))
 
 
 def refused(work: Callable[[], object]) -> bool:

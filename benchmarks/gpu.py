@@ -26,11 +26,11 @@ import costproof
 from benchmarks.peaks import ATTENTION, HEAD, rows
 from benchmarks.requested import Requested, requested
 from costproof.compare.verdict import verdict_sentence
-from costproof.estimate.measured import Measurement, Row, Split, median_error
+from costproof.estimate.measured import Measurement, StageTime, TimeSplit, median_error
 from costproof.ledger.environment import environment
 from costproof.ledger.errors import CostproofError
 from costproof.reports.escape import table
-from costproof.tracers.machine import device_title
+from costproof.tracers.device_benchmark import device_title
 from costproof.views.numbers import exact
 
 PAGE: Final = Path("docs/gpu.md")
@@ -47,7 +47,7 @@ ASKED: Final = (
 )  # fmt: skip
 COUNTED: Final = ("preset", "attention", "verdict")
 ALIGNED: Final = "lllrrrrrrrrr"
-SPLIT: Final = tuple(f.name for f in fields(Split))
+SPLIT: Final = tuple(f.name for f in fields(TimeSplit))
 TIMED: Final = (
     "preset", "attention", "run", "stage", "at the floor", "at the roof", "replay", "measured", "measured / roof",
     "replay off", "of peak", *SPLIT,
@@ -124,7 +124,7 @@ def times(page: Page, asked: Asked) -> None:
         "",
     )  # fmt: skip
     page.say(*table(TIMED, TIMES_ALIGNED, []))
-    all_rows: list[Row] = []
+    all_rows: list[StageTime] = []
 
     def measure(preset: str, attention: str) -> None:
         found = costproof.measure(TARGET, profile=asked.times, **asked.choices(preset, attention))
@@ -150,7 +150,7 @@ def times(page: Page, asked: Asked) -> None:
         page.wrong.append(f"the rank correlation is {rank:.4f}")
 
 
-def too_far_off(found: Sequence[Row], goal: Fraction) -> list[str]:
+def too_far_off(found: Sequence[StageTime], goal: Fraction) -> list[str]:
     """The stages whose replay is farther off than the goal, at the median of their rows."""
     stages = {
         stage: median_error([r for r in found if r.stage == stage]) for stage in dict.fromkeys(r.stage for r in found)
@@ -175,7 +175,7 @@ def _ms(nanoseconds: Fraction | int | str | None) -> str:
     return "unknown" if nanoseconds is None else f"{float(Fraction(nanoseconds)) / 1e6:,.3f}"
 
 
-def rank_correlation(found: Sequence[Row]) -> float:
+def rank_correlation(found: Sequence[StageTime]) -> float:
     """Spearman's, of the replay with the median of the measured times."""
     known = [(r.replay, r.measured.median) for r in found if r.replay is not None and r.measured is not None]
     return correlation(*(ranks(values) for values in zip(*known, strict=True)))

@@ -29,20 +29,21 @@ from costproof.ledger.errors import BadInput
 from costproof.ledger.evaluate import evaluate_ledger
 from costproof.ledger.node import Ledger
 from costproof.ledger.workload import Workload
-from costproof.models.families.deepseek_ocr.config import ClipConfig, OcrConfig, SamConfig, TextConfig
-from costproof.models.families.deepseek_ocr.draws import DEEP, draw
-from costproof.models.families.deepseek_ocr.page import Page, page_workload
+from costproof.models.families.deepseek_ocr.config import ClipConfig, OcrConfig
+from costproof.models.families.deepseek_ocr.proof import DEEP, draw
 from costproof.models.families.deepseek_ocr.target import DeepseekOcr
+from costproof.models.pages.config import PageDecoderConfig, SamConfig
+from costproof.models.pages.page import Page, page_workload
 from costproof.models.proof import Piece, Provable
 from costproof.run.capture import count_sources
 from costproof.run.prepare import Prepared
 from costproof.run.proof import with_runs
-from costproof.run.proof_pieces import Counted, counted
+from costproof.run.proof_pieces import CountedPiece, count_piece
 
 TINY: Final = OcrConfig(
     sam=SamConfig(24, 3, 4, 96, 64, 4, 3, (1,), 8, (10, 20)),
     clip=ClipConfig(20, 2, 4, 80, 32, 2),
-    text=TextConfig(40, 3, 1, 5, 5, 56, 8, 2, 16, 2, 64, 4096),
+    text=PageDecoderConfig(40, 3, 1, 5, 5, 56, 8, 2, 16, 2, 64, 4096),
     image_token=1,
 )
 """As in the published model heads x head_dim = width, heads = key/value heads, heads of CLIP = SAM's patch."""
@@ -98,7 +99,7 @@ def placed(patterns: set[str], touched: frozenset[str]) -> Seen:
     return Seen(bool(modules), bool(modules) and modules <= touched)
 
 
-def proved(mistake: Mistake, drawn: Sequence[tuple[Counted, Ledger]]) -> Seen:
+def proved(mistake: Mistake, drawn: Sequence[tuple[CountedPiece, Ledger]]) -> Seen:
     """What the draws of a proof say, up to the first that says something."""
     for one, right in drawn:
         wrong, touched = mistake.planted(right, one.piece.workload)
@@ -124,7 +125,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     pieces: list[Piece[Provable]] = [
         p for p in proof.pieces if p.phase in ("draws", "runs") or p.id == "identity: text"
     ]
-    drawn = [counted(p, {}) for p in (*pieces, *(draw(1, number) for number in DEEP if number >= given.draws))]
+    drawn = [count_piece(p, {}) for p in (*pieces, *(draw(1, number) for number in DEEP if number >= given.draws))]
     with_right = [(one, one.piece.target.formulas(one.piece.workload)) for one in drawn]
     reports = [Reported.of(run) for run in (DEFAULT, *ODD)]
     if any(one.judged(right).counterexamples for one, right in with_right):

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from functools import partial
 from pathlib import Path
+from textwrap import shorten
 from typing import Final
 
 from benchmarks.zoo_count import OUTCOMES, WORKLOAD, Row, counted
@@ -32,7 +33,7 @@ total is compared with torch's `FlopCounterMode` on plain runs, extended by rule
 on the CPU, grouped products, matrix-vector products, recurrent layers, `einsum`).
 
 [zoo.csv](zoo.csv) has one row per type: outcome, class, stages, FLOPs, seconds, peak memory and the commit that counted
-it. The table below lists the types that are not exact and those with modules that the inputs leave unused."""
+it. The table below lists the types that are not exact."""
 _AGREED: Final = ("exact", "explained", "equal")
 
 
@@ -83,7 +84,7 @@ def write(file: Path, known: Mapping[str, Row]) -> None:
 
 
 def page(names: Sequence[str], known: Mapping[str, Row]) -> str:
-    """Return the page: the tally of outcomes, and a row for each type that is not exact as a whole."""
+    """Return the page: the tally of outcomes, and a row for each type that is not exact."""
     every = [known.get(name, Row(name, "not run")) for name in names]
     tally = Counter(row.outcome for row in every)
     built = sum(tally.values()) - tally["not built"] - tally["not run"]
@@ -100,23 +101,23 @@ def page(names: Sequence[str], known: Mapping[str, Row]) -> str:
         f"{versions}; {sizes}, where a model accepts them. FLOPs are the total of all stages.",
         "",
         f"Of {len(names)} types {built} were built and tried. Of these {agreed} ({agreed / max(built, 1):.1%}) have",
-        f"equal FLOPs from all three sources; in {part} of them the inputs leave modules unused, so the figure covers",
-        f"the rest. All rows together took {sum(row.seconds for row in every) / 60:.0f} minutes of one process.",
+        f"equal FLOPs from all three sources; in {part} of them the inputs leave modules unused (named in the CSV), so",
+        f"the figure covers the rest. All rows took {sum(r.seconds for r in every) / 60:.0f} minutes of one process.",
         "",
         "| outcome | types | |",
         "| --- | ---: | --- |",
         *(f"| {outcome} | {tally[outcome]} | {what} |" for outcome, what in OUTCOMES.items() if tally[outcome]),
         "",
-        "| type | model | outcome | reason; unused modules |",
+        "| type | model | outcome | reason |",
         "| --- | --- | --- | --- |",
-        *(_line(row) for row in every if row.outcome not in ("not run", "exact") or row.unused),
+        *(_line(row) for row in every if row.outcome not in ("not run", "exact")),
     ]
     return "\n".join(lines) + "\n"
 
 
 def _line(row: Row) -> str:
-    why = "; ".join(filter(None, (row.why, f"unused: {row.unused}" if row.unused else ""))).replace("|", "\\|")
-    return f"| {row.name} | {row.what} | {row.outcome} | {why.replace('<', '&lt;')} |"
+    why = shorten(row.why, 160, placeholder=" …").replace("|", "\\|").replace("<", "&lt;")
+    return f"| {row.name} | {row.what} | {row.outcome} | {why} |"
 
 
 def _commit() -> str:

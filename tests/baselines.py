@@ -13,7 +13,7 @@ from costproof.ledger.files import json_text
 from costproof.ledger.schema import to_data
 from costproof.ledger.writing import write_texts
 from costproof.models.registry import load_target
-from costproof.run.operands import read_side
+from costproof.run.operands import read_operand
 
 FOLDER: Final = Path(__file__).parents[1] / "baselines"
 
@@ -45,7 +45,7 @@ def named() -> Iterator[Named]:
 
 def made(which: Named) -> Baseline:
     """What the formulas say now."""
-    return read_side(f"{which.target}@{which.preset}").baseline
+    return read_operand(f"{which.target}@{which.preset}").baseline
 
 
 if __name__ == "__main__":

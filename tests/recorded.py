@@ -9,8 +9,8 @@ import costproof
 from costproof.ledger.files import json_text
 from costproof.ledger.run import ALL_SOURCES
 from costproof.ledger.writing import write_texts
+from costproof.models.known import RECORD, family_of
 from costproof.models.proof import WithProof
-from costproof.models.recorded import RECORD, family_of
 from costproof.models.registry import load_target
 from costproof.models.target import Target, lacking
 from costproof.patches.flash_attention import FLASH

@@ -327,7 +327,7 @@ def test_nothing_that_ends_the_program_leaves_a_command(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     """Not while an error is told, nor after the command."""
-    monkeypatch.setattr("costproof.cli.main._failed", lambda *_: sys.exit(0))
+    monkeypatch.setattr("costproof.cli.main._fail", lambda *_: sys.exit(0))
     assert costproof("capture", "there_is_none", "-o", "x", cwd=tmp_path).code == 2
     said = capfd.readouterr().err
     assert "ends the program\n  where:    test_foreign.py:" in said

@@ -170,7 +170,7 @@ def half(op): ...
 def twice(op): ...
 """
 OUTPUT = """
-from costproof.reports.output import Output
+from costproof.reports.outputs import Output
 OUTPUT = Output("raising", "x.txt", "raises", data=lambda report: 1 / 0, write=lambda: str)
 """
 

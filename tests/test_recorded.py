@@ -12,8 +12,8 @@ from costproof.ledger.metrics import METRICS
 from costproof.ledger.run import RunOptions
 from costproof.ledger.workload import Workload
 from costproof.models.families.vit import Vit
+from costproof.models.known import RECORD, family_of, recorded
 from costproof.models.proof import WithProof
-from costproof.models.recorded import RECORD, family_of, recorded
 from costproof.models.registry import load_target
 from costproof.models.target import WithFormulas
 from costproof.opgraph.tally import graph_metrics

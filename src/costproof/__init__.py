@@ -20,7 +20,6 @@ if TYPE_CHECKING:  # typing takes as long to import as Python takes to start, an
     from typing import Any
 
     from costproof.api import *  # noqa: F403
-    from costproof.api import __all__ as __all__
     from costproof.api import compare as compare
 
 

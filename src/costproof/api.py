@@ -27,128 +27,87 @@ from typing import TYPE_CHECKING, Any, Final
 
 from costproof.ledger import notebook
 from costproof.ledger.capture import Capture, read_capture
-from costproof.ledger.environment import VERSION as __version__
+from costproof.ledger.environment import VERSION
 from costproof.ledger.errors import no_such
 
 if TYPE_CHECKING:
-    from costproof.estimate.hardware import Device, machine, machines
+    from costproof.estimate.hardware import Device
+    from costproof.estimate.hardware import machine as machine
+    from costproof.estimate.hardware import machines as machines
     from costproof.models.registry import TargetFactory
     from costproof.models.target import NamedWorkload
-    from costproof.opgraph.rules.registry import RuleInfo, operator_rule
+    from costproof.opgraph.rules.registry import RuleInfo
+    from costproof.opgraph.rules.registry import operator_rule as operator_rule
     from costproof.plugins import Plugin
-    from costproof.reports.outputs import formats
-    from costproof.reports.report import Report
-    from costproof.run.capture import count
-    from costproof.run.claims import check
-    from costproof.run.counters import counters
-    from costproof.run.derive import derive
-    from costproof.run.diff import diff
-    from costproof.run.doctor import doctor
-    from costproof.run.fits import fits
-    from costproof.run.gate import gate
-    from costproof.run.graph import drawable, graph, operator_graph, operators
-    from costproof.run.measure import measure, measure_machine
-    from costproof.run.peaks import peaks
-    from costproof.run.plot import plot
-    from costproof.run.prepare import workload
-    from costproof.run.proof import prove, verify
-    from costproof.run.report import capture, explain, report
-    from costproof.run.request import RunRequest, request, settings
-    from costproof.run.request_file import read_request, request_text
-    from costproof.run.roofline import roofline
-    from costproof.run.schemas import schemas
-    from costproof.run.sweep import sweep
-    from costproof.views.frames import frame
+    from costproof.reports.outputs import formats as formats
+    from costproof.reports.report import Report as Report
+    from costproof.run.capture import count as count
+    from costproof.run.claims import check as check
+    from costproof.run.counters import counters as counters
+    from costproof.run.derive import derive as derive
+    from costproof.run.diff import diff as diff
+    from costproof.run.doctor import doctor as doctor
+    from costproof.run.fits import fits as fits
+    from costproof.run.gate import gate as gate
+    from costproof.run.graph import drawable as drawable
+    from costproof.run.graph import graph as graph
+    from costproof.run.graph import operator_graph as operator_graph
+    from costproof.run.graph import operators as operators
+    from costproof.run.measure import measure as measure
+    from costproof.run.measure import measure_machine as measure_machine
+    from costproof.run.peaks import peaks as peaks
+    from costproof.run.plot import plot as plot
+    from costproof.run.prepare import workload as workload
+    from costproof.run.proof import prove as prove
+    from costproof.run.proof import verify as verify
+    from costproof.run.report import capture as capture
+    from costproof.run.report import explain as explain
+    from costproof.run.report import report as report
+    from costproof.run.request import RunRequest as RunRequest
+    from costproof.run.request import request as request
+    from costproof.run.request import settings as settings
+    from costproof.run.request_file import read_request as read_request
+    from costproof.run.request_file import request_text as request_text
+    from costproof.run.roofline import roofline as roofline
+    from costproof.run.schemas import schemas as schemas
+    from costproof.run.sweep import sweep as sweep
+    from costproof.views.frames import frame as frame
 
-_PLACES: Final = {
-    "Report": "reports.report",
-    "RunRequest": "run.request",
-    "capture": "run.report",
-    "check": "run.claims",
-    "count": "run.capture",
-    "counters": "run.counters",
-    "derive": "run.derive",
-    "diff": "run.diff",
-    "gate": "run.gate",
-    "graph": "run.graph",
-    "doctor": "run.doctor",
-    "drawable": "run.graph",
-    "explain": "run.report",
-    "fits": "run.fits",
-    "formats": "reports.outputs",
-    "frame": "views.frames",
-    "machine": "estimate.hardware",
-    "machines": "estimate.hardware",
-    "measure": "run.measure",
-    "measure_machine": "run.measure",
-    "operator_graph": "run.graph",
-    "operator_rule": "opgraph.rules.registry",
-    "operators": "run.graph",
-    "peaks": "run.peaks",
-    "plot": "run.plot",
-    "prove": "run.proof",
-    "read_request": "run.request_file",
-    "report": "run.report",
-    "request": "run.request",
-    "request_text": "run.request_file",
-    "roofline": "run.roofline",
-    "schema_names": "run.schemas",
-    "schemas": "run.schemas",
-    "settings": "run.request",
-    "sweep": "run.sweep",
-    "verify": "run.proof",
-    "workload": "run.prepare",
+_LAZY: Final = {
+    "estimate.hardware": "machine machines",
+    "opgraph.rules.registry": "operator_rule",
+    "reports.outputs": "formats",
+    "reports.report": "Report",
+    "run.capture": "count",
+    "run.claims": "check",
+    "run.counters": "counters",
+    "run.derive": "derive",
+    "run.diff": "diff",
+    "run.doctor": "doctor",
+    "run.fits": "fits",
+    "run.gate": "gate",
+    "run.graph": "drawable graph operator_graph operators",
+    "run.measure": "measure measure_machine",
+    "run.peaks": "peaks",
+    "run.plot": "plot",
+    "run.prepare": "workload",
+    "run.proof": "prove verify",
+    "run.report": "capture explain report",
+    "run.request": "RunRequest request settings",
+    "run.request_file": "read_request request_text",
+    "run.roofline": "roofline",
+    "run.schemas": "schema_names schemas",
+    "run.sweep": "sweep",
+    "views.frames": "frame",
 }
-"""Name -> the module that has it."""
+"""Module below ``costproof`` -> the names of the API in it, which are imported when first used."""
+_MODULE_OF: Final = {name: module for module, names in _LAZY.items() for name in names.split()}
 
-__all__ = [
-    "Report",
-    "RunRequest",
-    "__version__",
-    "capture",
-    "check",
-    "compare",
-    "count",
-    "counters",
-    "derive",
-    "diff",
-    "doctor",
-    "drawable",
-    "explain",
-    "families",
-    "fits",
-    "formats",
-    "frame",
-    "gate",
-    "graph",
-    "machine",
-    "machines",
-    "measure",
-    "measure_machine",
-    "operator_graph",
-    "operator_rule",
-    "operators",
-    "ops",
-    "peaks",
-    "plot",
-    "prove",
-    "read",
-    "read_request",
-    "render",
-    "report",
-    "request",
-    "request_text",
-    "roofline",
-    "schema",
-    "schemas",
-    "settings",
-    "stages",
-    "sweep",
-    "targets",
-    "verify",
-    "workload",
-    "workloads",
-]
+__version__ = VERSION
+# Set through globals(): type checkers then export the imports above, and each lazy name occurs once in a table.
+globals()["__all__"] = sorted({*_MODULE_OF} - {"schema_names"} | {
+    "__version__", "compare", "families", "ops", "read", "render", "schema", "stages", "targets", "workloads",
+})  # fmt: skip
 
 Path_ = str | os.PathLike[str]
 
@@ -163,9 +122,9 @@ notebook.display = _display
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _PLACES:
+    if name not in _MODULE_OF:
         raise AttributeError(f"module 'costproof' has no attribute {name!r}")
-    return getattr(import_module(f"costproof.{_PLACES[name]}"), name)
+    return getattr(import_module(f"costproof.{_MODULE_OF[name]}"), name)
 
 
 def targets() -> dict[str, Plugin[TargetFactory]]:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from costproof import api
-from costproof.estimate.hardware import DEVICE, Device, Figure, Peak, Quote, Source
+from costproof.estimate.hardware import DEVICE, Device, DeviceFigure, DevicePeak, FigureQuote, FigureSource
 from costproof.estimate.measured import MEASUREMENT, Measurement
 from costproof.ledger.schema import from_data, to_data
 from costproof.reports.outputs import variants
@@ -29,9 +29,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A small model, and a device that is faster than any. No cache of the processor is emptied: it takes seconds."""
     made = tmp_path_factory.mktemp("measured")
     (made / "m.json").write_text(json.dumps(shallow_config().native_kwargs()))
-    said = (Quote("here", "by hand"),)
-    peak, width = Peak("float32", 10**15, "dense", "matrix", said), Figure(10**16, said)
-    fast = Device("fast", "fast", "measured", {"here": Source("a test", "2026-11-22")}, (peak,), width)
+    said = (FigureQuote("here", "by hand"),)
+    peak, width = DevicePeak("float32", 10**15, "dense", "matrix", said), DeviceFigure(10**16, said)
+    fast = Device("fast", "fast", "measured", {"here": FigureSource("a test", "2026-11-22")}, (peak,), width)
     (made / "fast.json").write_text(json.dumps(to_data(DEVICE, fast)))
     with pytest.MonkeyPatch.context() as small:
         small.setattr("costproof.tracers.replay._FLUSHED", 2**20)
@@ -103,17 +103,22 @@ def test_a_dtype_without_a_peak_is_told_before_anything_runs(folder: Path) -> No
 
 
 def test_a_machine_that_is_measured_counts_by_its_highest_rate(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    said, widths = (Quote("here", "by hand"),), iter((10**16, 10**14, 10**17, 10**15, 10**15))
+    said, widths = (FigureQuote("here", "by hand"),), iter((10**16, 10**14, 10**17, 10**15, 10**15))
     asked: list[tuple[str, ...]] = []
 
     def measured(run: str, name: str, dtypes: tuple[str, ...]) -> Device:
         asked.append(dtypes)
-        peak = Peak("float32", 10**15, "dense", "matrix", said)
+        peak = DevicePeak("float32", 10**15, "dense", "matrix", said)
         return Device(
-            name, "here", "measured", {"here": Source("a test", "2026-11-22")}, (peak,), Figure(next(widths), said)
+            name,
+            "here",
+            "measured",
+            {"here": FigureSource("a test", "2026-11-22")},
+            (peak,),
+            DeviceFigure(next(widths), said),
         )
 
-    monkeypatch.setattr("costproof.tracers.machine.measure_device", measured)
+    monkeypatch.setattr("costproof.tracers.device_benchmark.measure_device", measured)
     choices: dict[str, Any] = {
         "preset": "text-only",
         "text_tokens": 9,

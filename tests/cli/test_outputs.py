@@ -65,10 +65,10 @@ def test_a_read_only_file_is_refused_before_any_work(folder: Path, monkeypatch: 
 @pytest.mark.parametrize(
     ("line", "name", "work"),
     [
-        ("plot out", "shares.svg", "costproof.reports.plots.shares.draw"),
+        ("plot out", "shares.svg", "costproof.reports.plots.bars.draw_shares"),
         ("graph out -f svg,dot", "callgraph.dot", "costproof.api.drawable"),
         ("report deepseek-ocr -o out", "report.html", "costproof.run.report.count_sources"),
-        ("prove vit-l-16 -o out", "certificate.md", "costproof.run.proof.carried_out"),
+        ("prove vit-l-16 -o out", "certificate.md", "costproof.run.proof.carry_out_proof"),
         ("sweep bert --over batch=1,2 -o out/s.csv", "s.svg", "costproof.run.sweep.Sweep.write"),
     ],
 )

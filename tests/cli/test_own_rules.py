@@ -100,12 +100,12 @@ def test_a_certificate_names_its_rules_and_is_verified_with_them(folder: Path) -
 def test_answers_of_a_proof_with_other_rules_are_not_taken(folder: Path) -> None:
     from costproof.compare.proof.certificate import Settings
     from costproof.opgraph.rules.files import rules_from
-    from costproof.run.proof import Kept
+    from costproof.run.proof import ProofCheckpoint
 
     settings = Settings(0, 1, "{}")
     with rules_from(RULES):
-        ruled = Kept(folder, "described", settings).head
-    assert ruled != Kept(folder, "described", settings).head
+        ruled = ProofCheckpoint(folder, "described", settings).head
+    assert ruled != ProofCheckpoint(folder, "described", settings).head
 
 
 def test_other_rules_stop_a_gate(folder: Path) -> None:

@@ -14,7 +14,7 @@ from costproof import RunRequest
 from costproof.ledger.errors import BadInput, Incomplete, Problems
 from costproof.ledger.run import ALL_SOURCES, RunOptions
 from costproof.run.prepare import prepare
-from costproof.run.request import Settings, request
+from costproof.run.request import NamedSettings, request
 from costproof.run.request_file import request_from, request_yaml
 from tests.cli.running import costproof as command
 
@@ -42,7 +42,7 @@ REQUESTS = st.builds(
     RunRequest,
     target=st.just(NAME),
     config=st.none() | st.sampled_from(["m.json", "- x.json"]),
-    workload=st.builds(Settings, st.none() | st.sampled_from(["tiny", "gundam:3x2"]), SETTINGS)
+    workload=st.builds(NamedSettings, st.none() | st.sampled_from(["tiny", "gundam:3x2"]), SETTINGS)
     | st.just(costproof.workload(NAME, "gundam", grid="3x2", batch=4)),
     sources=st.lists(st.sampled_from(ALL_SOURCES), min_size=1, unique=True).map(tuple),
     run=OPTIONS,
@@ -84,7 +84,7 @@ def test_the_line_goes_before_the_file(tmp_path: Path) -> None:
     assert (done.code, done.stderr) == (0, "")
     (tmp_path / "again.yaml").write_text(done.stdout)
     again = costproof.read_request(tmp_path / "again.yaml")
-    assert again.workload == Settings("gundam", {"batch": 2})
+    assert again.workload == NamedSettings("gundam", {"batch": 2})
     assert (again.sources, again.run.layers) == (("analytic",), 2)
     for name in ("capture", "counters", "prove"):
         assert command(name, "--request", "again.yaml", "--dry-run", cwd=tmp_path).code == 0

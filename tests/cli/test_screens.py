@@ -15,12 +15,12 @@ from costproof.cli.group import COMMANDS
 from costproof.compare.diff.diff import diff
 from costproof.compare.patterns import patterns
 from costproof.estimate.arithmetic import Arithmetic
-from costproof.estimate.measured import Measurement, OperatorRow, Work, part_rows, rows
+from costproof.estimate.measured import Measurement, OperatorTime, OperatorWork, part_times, stage_times
 from costproof.ledger.profile import Timing
 from costproof.ledger.run import RunOptions
 from costproof.reports.outputs import OUTPUTS
 from costproof.reports.report import Report
-from costproof.reports.screen import aligned, folded
+from costproof.reports.screen import align_table, fold_line
 from tests.cli.running import costproof
 from tests.cli.test_console import on_a_terminal
 from tests.estimate.test_measured import BUSY, PLACE, ROOF, WAITING
@@ -107,13 +107,13 @@ def measurement() -> Measurement:
     """Rows of numbers that are written by hand, under a device of ours."""
     of, device = toy(), api.machine("l4")
     timing = Timing((31 * 10**9, 30 * 10**9))
-    work = {PLACE: [Work("a", "products", 3, 26 * 10**9)]}
-    made = rows({"page": (BUSY, WAITING)}, {PLACE: timing}, work, ROOF, Arithmetic("bfloat16"))
-    called = OperatorRow("page", "sam", "aten._scaled_dot_product_attention", ((1, 128, 4096, 64),) * 3, 12, timing)
+    work = {PLACE: [OperatorWork("a", "products", 3, 26 * 10**9)]}
+    made = stage_times({"page": (BUSY, WAITING)}, {PLACE: timing}, work, ROOF, Arithmetic("bfloat16"))
+    called = OperatorTime("page", "sam", "aten._scaled_dot_product_attention", ((1, 128, 4096, 64),) * 3, 12, timing)
     return Measurement(
         of.conventions, of.target, of.workload, of.environment, RunOptions("cpu"), device, "bfloat16",
         121_000_000_000_000, 300_000_000_000, "monotonic", 2, made, (called,) * 20,
-        part_rows({"page": (BUSY, WAITING)}, {}, patterns, ROOF, Arithmetic("bfloat16")),
+        part_times({"page": (BUSY, WAITING)}, {}, patterns, ROOF, Arithmetic("bfloat16")),
     )  # fmt: skip
 
 
@@ -142,10 +142,10 @@ def test_outputs_fit(output: Any) -> None:
 
 
 def test_a_line_is_broken_between_words_and_never_in_a_number() -> None:
-    assert folded("  costs 1,234,567 FLOP more", 20) == ["  costs", "    1,234,567 FLOP", "    more"]
-    assert folded("costs 1,234,567,890,123,456 FLOP", 16) == ["costs", "  1,234,567,890,123,456", "  FLOP"]
-    assert folded("x" * 50, None) == ["x" * 50]
-    parts = folded(LONG, 60)
+    assert fold_line("  costs 1,234,567 FLOP more", 20) == ["  costs", "    1,234,567 FLOP", "    more"]
+    assert fold_line("costs 1,234,567,890,123,456 FLOP", 16) == ["costs", "  1,234,567,890,123,456", "  FLOP"]
+    assert fold_line("x" * 50, None) == ["x" * 50]
+    parts = fold_line(LONG, 60)
     assert "".join(part.strip() for part in parts) == LONG
     assert len(parts) == 2
     assert parts[0].endswith(".")
@@ -155,13 +155,13 @@ def test_a_line_is_broken_between_words_and_never_in_a_number() -> None:
 def test_a_table_is_split_by_columns_or_becomes_blocks() -> None:
     """By hand: 3 + 2 + 9 columns fit 16, a third column of 9 does not; a key of 15 leaves no room for a number."""
     head, row = ("key", "first", "second"), ("abc", "1,234,567", "7,654,321")
-    assert aligned(head, [row], width=25) == ["key      first     second", "abc  1,234,567  7,654,321"]
-    assert aligned(head, [row], width=24) == [
+    assert align_table(head, [row], width=25) == ["key      first     second", "abc  1,234,567  7,654,321"]
+    assert align_table(head, [row], width=24) == [
         "key      first", "abc  1,234,567", "", "key     second", "abc  7,654,321",
     ]  # fmt: skip
-    assert aligned(head, [("a.key.of.layers", *row[1:])], width=20) == [
+    assert align_table(head, [("a.key.of.layers", *row[1:])], width=20) == [
         "key     a.key.of.", "        layers", "first   1,234,567", "second  7,654,321",
     ]  # fmt: skip
-    assert aligned(None, [("a", "some words to be read")], width=16, prose=True) == [
+    assert align_table(None, [("a", "some words to be read")], width=16, prose=True) == [
         "a", "    some words", "    to be read",
     ]  # fmt: skip

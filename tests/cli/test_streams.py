@@ -75,7 +75,7 @@ def test_devices_and_process_substitution(folder: Path) -> None:
 
 def test_capture_goes_to_a_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("costproof.run.report.count_sources", lambda *_, **__: Report(toy()))
-    monkeypatch.setattr("costproof.reports.folder.os.access", lambda *_: False)  # /dev, for who is not root
+    monkeypatch.setattr("costproof.reports.report.os.access", lambda *_: False)  # /dev, for who is not root
     assert costproof("capture", "deepseek-ocr", "-o", os.devnull, "--progress", "never", cwd=tmp_path).code == 0
     assert Path(os.devnull).is_char_device()
 

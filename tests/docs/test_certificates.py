@@ -13,7 +13,7 @@ from costproof.ledger.metrics import METRICS
 from costproof.models.registry import TARGETS
 from costproof.parametric.targets import evaluate_formulas
 from costproof.reports.outputs import variants
-from costproof.run.proof import repeatable
+from costproof.run.proof import prepare_repeat
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "certificates"
@@ -45,5 +45,5 @@ def test_a_certificate_is_of_the_formulas_of_today(name: str) -> None:
     found = read_certificate(FOLDER / f"{name}.json")
     assert (found.target.name, found.verdict) == (name, "proved")
     assert stale(found) == []
-    repeatable(found)  # by --verify
+    prepare_repeat(found)  # by --verify
     assert (FOLDER / f"{name}.md").read_text(encoding="utf-8") == variants("certificate")["md"].text(found)

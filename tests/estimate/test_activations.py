@@ -8,7 +8,7 @@ from costproof import api
 from costproof.estimate.memory import unfused_attention
 from costproof.estimate.sums import layer_of
 from costproof.parametric.run_family import SettingCurve
-from costproof.run.operands import read_side, target_with_settings
+from costproof.run.operands import read_operand, target_with_settings
 from costproof.tracers.peaks.calls import calls, peaks_of
 
 NARROW = "layers=1,hidden=8,heads=1,kv_heads=1,head_dim=8,intermediate=8,vocab=64"
@@ -62,7 +62,7 @@ def test_no_stage_holds_more(run: str) -> None:
 
 def held_by_scores(run: str, stage: str) -> int:
     """What attention of two widths adds to the bound of a stage."""
-    read = read_side(run)
+    read = read_operand(run)
     assert read.target is not None
     along = SettingCurve(read.baseline, read.target, "batch")
     return along.value(along.own, unfused_attention(read.baseline, along.sizes(along.own), stage))

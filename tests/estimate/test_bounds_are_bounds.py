@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from costproof import api
 from costproof.estimate.arithmetic import Arithmetic, arithmetic_of
-from costproof.estimate.hardware import Device, Figure, Peak
+from costproof.estimate.hardware import Device, DeviceFigure, DevicePeak
 from costproof.estimate.roofline import Roofline, bounds, roof
 from costproof.ledger.baseline import Folded, RowTree
 from costproof.opgraph.account import arithmetic_dtype
@@ -26,18 +26,18 @@ from costproof.opgraph.costed import cost_graph
 from costproof.opgraph.graph import Graph, OpCall, Value
 from costproof.opgraph.rules.attention import seen_at_end, seen_from_start
 from costproof.opgraph.skippable import skippable_flops
-from costproof.reports.roofline import floor, left_out, modules
+from costproof.reports.roofline import floor_sentence, module_bound_sentence, omission_notes
 from tests.opgraph.opcalls import call, value
 
 RATES: Final = {"float32": 10**9, "bfloat16": 4 * 10**9, "float16": 5 * 10**9}
 FREE: Final = Device(
     "free", "a published one", "published", {},
-    tuple(Peak(dtype, rate, "dense", "matrix", ()) for dtype, rate in RATES.items()), Figure(10**18, ()),
+    tuple(DevicePeak(dtype, rate, "dense", "matrix", ()) for dtype, rate in RATES.items()), DeviceFigure(10**18, ()),
 )  # fmt: skip
 """Products alone take time."""
 BUSY: Final = Device(
     "busy", "a published one", "published", {},
-    tuple(Peak(dtype, 10**25, "dense", "matrix", ()) for dtype in RATES), Figure(10**9, ()),
+    tuple(DevicePeak(dtype, 10**25, "dense", "matrix", ()) for dtype in RATES), DeviceFigure(10**9, ()),
 )  # fmt: skip
 """Bytes alone do."""
 
@@ -137,7 +137,7 @@ def test_latent_attention_takes_the_less_of_two_ways(seed: int) -> None:
             assert seconds(found, stage) <= Fraction(exact, RATES["bfloat16"])
             if nope + width >= 4 and (stage or decoding == "expanded"):
                 assert seconds(found, stage) == Fraction(exact, RATES["bfloat16"])
-        assert any("Latent attention" in line and "expan" in line for line in left_out(found))
+        assert any("Latent attention" in line and "expan" in line for line in omission_notes(found))
 
 
 class Packed(nn.Module):
@@ -264,16 +264,16 @@ def test_several_dtypes_in_one_row() -> None:
 def test_what_does_not_say_what_may_be_left_out_is_called_no_bound() -> None:
     counted = api.capture("llama", sources=["analytic"])
     found = api.roofline(counted, on=FREE)
-    assert floor(found).startswith("Floor: nothing is faster")
+    assert floor_sentence(found).startswith("Floor: nothing is faster")
     (ledger,) = counted.ledgers
     plain = ledger.without({"skippable_flops"})
     old = api.roofline(replace(counted, ledgers=(replace(plain, bounds=False),)), on=FREE)
     assert seconds(old) > seconds(found)
-    for said in (floor(old), modules(old)):
+    for said in (floor_sentence(old), module_bound_sentence(old)):
         assert "nothing is faster" not in said
         assert "full convention" in said
     measured = api.roofline(counted, on=replace(FREE, origin="measured"))
-    assert "nothing is faster" not in floor(measured) + modules(measured)
+    assert "nothing is faster" not in floor_sentence(measured) + module_bound_sentence(measured)
 
 
 MIXED: Final = """
@@ -441,7 +441,7 @@ def test_convolutions(module: nn.Module, shape: tuple[int, ...], least: int) -> 
 def test_float32_on_units_of_tf32() -> None:
     """Recurrent layers and fused attention run there by default, as convolutions do; plain products do not."""
     peaks = {"float32": 10**9, "tf32": 6 * 10**9}
-    device = replace(FREE, peaks=tuple(Peak(d, rate, "dense", "matrix", ()) for d, rate in peaks.items()))
+    device = replace(FREE, peaks=tuple(DevicePeak(d, rate, "dense", "matrix", ()) for d, rate in peaks.items()))
     one, of = Arithmetic("float32"), roof(device, "float32")
     for kind, rate in {
         "aten.lstm": 6, "aten.gru": 6, "aten.conv2d": 6, "aten.scaled_dot_product_attention": 2, "attention": 2,

@@ -14,7 +14,7 @@ from benchmarks import gpu
 from benchmarks.gpu import Page, held, here, ranks, too_far_off, too_little
 from benchmarks.requested import Requested
 
-from costproof.estimate.measured import Split
+from costproof.estimate.measured import TimeSplit
 from costproof.ledger.errors import Incomplete
 from costproof.tracers import replay
 
@@ -52,7 +52,7 @@ def test_a_preset_that_fails_ends_no_other(monkeypatch: pytest.MonkeyPatch) -> N
         return SimpleNamespace(
             run="prompt", stage=preset, invocation="", floor=seconds, roof=seconds, replay=median,
             measured=SimpleNamespace(median=median), error=Fraction(0), of_peak=None, wrong="",
-            split=Split("20000000/3", *["0"] * 8),
+            split=TimeSplit("20000000/3", *["0"] * 8),
         )  # fmt: skip
 
     monkeypatch.setattr(gpu, "costproof", SimpleNamespace(measure=measured))

@@ -11,7 +11,7 @@ import pytest
 
 import costproof
 from costproof.compare.proof.closed_form import Limit as Condition
-from costproof.estimate.memory import Limit
+from costproof.estimate.memory import MemoryLimit
 from costproof.ledger.errors import BadInput
 from costproof.ledger.metrics import Metric
 from costproof.ledger.node import CostNode, Ledger
@@ -63,7 +63,7 @@ def limit(
     conditions: tuple[Condition, ...] = (),
     form: str = "8*B*S",
     **own: int,
-) -> Limit:
+) -> MemoryLimit:
     monkeypatch.setattr(GraphRun, "_graphs", lambda self: [("prefill", frozenset(free), conditions)])
     exprs: dict[Metric, str] = {"kv_cache_bytes": form} if form else {}
     node = CostNode("prefill", "prompt", "a", "", {} if form else {"kv_cache_bytes": None}, exprs)

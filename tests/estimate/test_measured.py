@@ -9,7 +9,15 @@ import pytest
 
 from costproof.compare.patterns import patterns
 from costproof.estimate.arithmetic import Arithmetic
-from costproof.estimate.measured import Place, Row, Split, Work, median_error, part_rows, rows
+from costproof.estimate.measured import (
+    OperatorWork,
+    StageTime,
+    TimePlace,
+    TimeSplit,
+    median_error,
+    part_times,
+    stage_times,
+)
 from costproof.estimate.roofline import Roof
 from costproof.ledger.node import CostNode
 from costproof.ledger.profile import Timing
@@ -33,13 +41,15 @@ WAITING = node("b", flops=8, weight_read_bytes=10, input_bytes=4, output_bytes=2
 """1 s of products, 10 s of bytes."""
 
 
-def one(*nodes: CostNode, measured: tuple[int, ...], replay: int | None = 0) -> Row:
+def one(*nodes: CostNode, measured: tuple[int, ...], replay: int | None = 0) -> StageTime:
     time = Timing(measured) if measured else None
-    (row,) = rows({"page": nodes}, {PLACE: time}, {PLACE: [Work("a", "products", 1, replay)]}, ROOF, BFLOAT)
+    (row,) = stage_times(
+        {"page": nodes}, {PLACE: time}, {PLACE: [OperatorWork("a", "products", 1, replay)]}, ROOF, BFLOAT
+    )
     return row
 
 
-def parts(split: Split | None) -> list[Fraction]:
+def parts(split: TimeSplit | None) -> list[Fraction]:
     """In seconds."""
     assert split is not None
     return [Fraction(part or 0) / S for part in astuple(split)]
@@ -107,13 +117,13 @@ def test_one_operator_that_is_not_known_makes_the_replay_unknown() -> None:
     assert (row.split, row.error, row.of_peak) == (None, None, str(Fraction(88, 31 * 8)))
     wrong = one(BUSY, measured=(9 * S,), replay=None).wrong
     assert wrong == f"ran at 111 % of the peak in the device file: {SUSPECTS}, the FLOPs, or the clock"
-    spent: dict[Place, int | None] = {("page", "sam", "a"): 3, ("page", "sam", "b"): None}
-    found = part_rows({"page": (BUSY, WAITING)}, spent, patterns, ROOF, BFLOAT)
+    spent: dict[TimePlace, int | None] = {("page", "sam", "a"): 3, ("page", "sam", "b"): None}
+    found = part_times({"page": (BUSY, WAITING)}, spent, patterns, ROOF, BFLOAT)
     assert [(p.part, p.replay, p.of_peak is None) for p in found] == [("b", None, True), ("a", 3, False)]
 
 
 def test_a_forward_that_costs_nothing_known_is_timed_too() -> None:
-    (row,) = rows({}, {PLACE: Timing((5,))}, {}, ROOF, BFLOAT)
+    (row,) = stage_times({}, {PLACE: Timing((5,))}, {}, ROOF, BFLOAT)
     assert (row.floor.seconds, row.replay, row.split and row.split.residual) == ("0", 0, "5")
 
 
@@ -122,10 +132,10 @@ def test_parts_of_the_model_are_modules_that_differ_in_numbers() -> None:
         return node(module, flops=flops, input_bytes=2)
 
     nodes = (at("layers.0.up", 80), at("layers.1.up", 40), at("head", 8), at("norm", None))
-    spent: dict[Place, int | None] = {
+    spent: dict[TimePlace, int | None] = {
         ("page", "sam", m): t for m, t in (("layers.0.up", 7), ("layers.1.up", 5), ("", 2), ("head", 3))
     }
-    found = part_rows({"page": nodes}, spent, patterns, ROOF, BFLOAT)
+    found = part_times({"page": nodes}, spent, patterns, ROOF, BFLOAT)
     # 80 / 8 + 40 / 8 = 15 s of products; the head's 2 bytes take as long as its 8 FLOPs; the root has no node.
     assert [(p.part, p.replay, p.roof.seconds, p.roof.flops) for p in found] == [
         ("layers.[0-1].up", 12, "15", 120), ("head", 3, "1", 8), ("", 2, "0", 0), ("norm", 0, None, None),
@@ -138,11 +148,12 @@ def test_every_part_of_a_time_by_hand() -> None:
     # At the roof a 10 s, b 10 s, m (moves 8 bytes) 4 s, e (4 bytes) 2 s. Floor: 88 FLOP 11 s; 30 bytes lasting, 15 s.
     nodes = (BUSY, WAITING, node("m", input_bytes=4, output_bytes=4), node("e", weight_read_bytes=4))
     works = [
-        Work("a", "products", 2, 8 * S), Work("a", "other", 1, 2 * S), Work("b", "other", 3, 5 * S),
-        Work("m", "movement", 4, 1 * S), Work("e", "experts", 1, 5 * S),
+        OperatorWork("a", "products", 2, 8 * S), OperatorWork("a", "other", 1, 2 * S),
+        OperatorWork("b", "other", 3, 5 * S), OperatorWork("m", "movement", 4, 1 * S),
+        OperatorWork("e", "experts", 1, 5 * S),
     ]  # fmt: skip
     time = Timing((41 * S, 40 * S, 50 * S))
-    (row,) = rows({"page": nodes}, {PLACE: time}, {PLACE: works}, ROOF, BFLOAT)
+    (row,) = stage_times({"page": nodes}, {PLACE: time}, {PLACE: works}, ROOF, BFLOAT)
     assert row.replay == (16 + 2 + 15 + 4 + 5) * S
     # 11 calls, the fastest 1 s: 11 s of dispatch. Shapes 2 x 7 - 10; other 1 + 3 x 4 - 10; movement 0 - 4; experts
     # 4 - 2; the fastest run is 2 s shorter than its operators.
@@ -151,8 +162,8 @@ def test_every_part_of_a_time_by_hand() -> None:
 
 
 def test_a_part_beyond_the_peak_is_wrong() -> None:
-    spent: dict[Place, int | None] = {("page", "sam", "a"): 5 * S, ("page", "sam", "b"): 4 * S}
-    a, b = part_rows({"page": (BUSY, WAITING)}, spent, patterns, ROOF, BFLOAT)
+    spent: dict[TimePlace, int | None] = {("page", "sam", "a"): 5 * S, ("page", "sam", "b"): 4 * S}
+    a, b = part_times({"page": (BUSY, WAITING)}, spent, patterns, ROOF, BFLOAT)
     # 80 FLOP take 10 s at the peak; 10 bytes of weights 5 s. Activations and the cache may come from the caches.
     assert (
         a.wrong == f"operators alone, ran at 200 % of the peak in the device file: {SUSPECTS}, the FLOPs, or the clock"
@@ -161,37 +172,37 @@ def test_a_part_beyond_the_peak_is_wrong() -> None:
         f"operators alone, ran at 125 % of the bandwidth in the device file: {SUSPECTS}, the bytes, or the clock"
     )
     spent = {("page", "sam", "a"): 10 * S, ("page", "sam", "b"): 5 * S}
-    assert [p.wrong for p in part_rows({"page": (BUSY, WAITING)}, spent, patterns, ROOF, BFLOAT)] == ["", ""]
+    assert [p.wrong for p in part_times({"page": (BUSY, WAITING)}, spent, patterns, ROOF, BFLOAT)] == ["", ""]
 
 
 def test_a_part_is_measured_run_by_run_over_its_modules() -> None:
     nodes = tuple(node(f"layers.{i}.up", flops=40, weight_read_bytes=200) for i in (0, 1))
-    spent: dict[Place, int | None] = {("page", "sam", n.module): 100 * S for n in nodes}
+    spent: dict[TimePlace, int | None] = {("page", "sam", n.module): 100 * S for n in nodes}
     times = {("page", "sam", n.module): runs for n, runs in zip(nodes, ((5 * S, 9 * S), (6 * S, 4 * S)), strict=True)}
-    (part,) = part_rows({"page": nodes}, spent, patterns, ROOF, BFLOAT, times=times)
+    (part,) = part_times({"page": nodes}, spent, patterns, ROOF, BFLOAT, times=times)
     # 5 + 6 in the first run, 9 + 4 in the second. 80 FLOP take 10 s, so both can be; that the 400 bytes take 200 s
     # accuses nobody: weights may stay in the caches from run to run.
     assert (part.measured, part.wrong) == (Timing((11 * S, 13 * S)), "")
     fast = dict.fromkeys(times, (4 * S, 9 * S))
-    (part,) = part_rows({"page": nodes}, spent, patterns, ROOF, BFLOAT, times=fast)
+    (part,) = part_times({"page": nodes}, spent, patterns, ROOF, BFLOAT, times=fast)
     assert part.wrong == f"ran at 125 % of the peak in the device file: {SUSPECTS}, the FLOPs, or the clock"
-    (part,) = part_rows({"page": nodes}, spent, patterns, ROOF, BFLOAT)
+    (part,) = part_times({"page": nodes}, spent, patterns, ROOF, BFLOAT)
     assert part.measured is None
 
 
 def test_a_routing_may_touch_fewer_experts_than_are_counted() -> None:
     # 40 bytes of experts counted, 20 s; one token passes 10 bytes of them, so 5 s are possible, and no less.
     expert = node("x", weight_read_bytes=40, calls=1)
-    works = {PLACE: [Work("x", "experts", 1, 4 * S)]}
+    works = {PLACE: [OperatorWork("x", "experts", 1, 4 * S)]}
 
     def wrong(seconds: int) -> str:
         times = {PLACE: Timing((seconds * S,))}
-        return rows({"page": (expert,)}, times, works, ROOF, BFLOAT, {"x": 10})[0].wrong
+        return stage_times({"page": (expert,)}, times, works, ROOF, BFLOAT, {"x": 10})[0].wrong
 
     assert wrong(5) == ""
     assert (
         wrong(4)
         == f"ran at 125 % of the bandwidth in the device file, its operators alone too: {SUSPECTS}, or the bytes"
     )
-    spent: dict[Place, int | None] = {("page", "sam", "x"): 5 * S}
-    assert part_rows({"page": (expert,)}, spent, patterns, ROOF, BFLOAT, {"x": 10})[0].wrong == ""
+    spent: dict[TimePlace, int | None] = {("page", "sam", "x"): 5 * S}
+    assert part_times({"page": (expert,)}, spent, patterns, ROOF, BFLOAT, {"x": 10})[0].wrong == ""

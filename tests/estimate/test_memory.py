@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from costproof import api
-from costproof.estimate.memory import FITS, Fits, Held, Limit, size
+from costproof.estimate.memory import FITS, Fits, HeldKind, MemoryLimit, parse_size
 from costproof.ledger.capture import CAPTURE
 from costproof.ledger.errors import BadInput, Problems
 from costproof.ledger.peaks import CallPeaks, GapPart, LiveTensor, Peak
@@ -56,13 +56,13 @@ def llama() -> Fits:
     return api.fits("llama-3.1-8b", on="h100-sxm")
 
 
-CACHE: Held = "weights and cache"
-PEAK: Held = "weights and graph peak"
-BOUND: Held = "weights, cache and bound"
+CACHE: HeldKind = "weights and cache"
+PEAK: HeldKind = "weights and graph peak"
+BOUND: HeldKind = "weights, cache and bound"
 fits_text = variants("fits")["text"].text
 
 
-def limit(found: Fits, setting: str, held: Held) -> Limit:
+def limit(found: Fits, setting: str, held: HeldKind) -> MemoryLimit:
     (one,) = (x for x in found.limits if (x.setting, x.held) == (setting, held))
     return one
 
@@ -398,13 +398,13 @@ def test_what_is_not_known_is_no_yes() -> None:
     ],
 )
 def test_sizes(text: str, number: int) -> None:
-    assert size(text, "--memory") == number
+    assert parse_size(text, "--memory") == number
 
 
 @pytest.mark.parametrize("text", ["", "GB", "80G", "-1GB", "80gb", "1e-9", "0GB", "1.5B", "80GBs"])
 def test_what_is_not_a_size(text: str) -> None:
     with pytest.raises(BadInput, match=r"not a size of a memory|not a whole number of bytes") as caught:
-        size(text, "--memory")
+        parse_size(text, "--memory")
     assert caught.value.where == "--memory"
 
 

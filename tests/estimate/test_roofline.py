@@ -12,12 +12,21 @@ import pytest
 
 from costproof import api
 from costproof.estimate.arithmetic import Arithmetic
-from costproof.estimate.hardware import Device, Figure, Peak
-from costproof.estimate.roofline import ROOFLINE, Border, BorderPoint, Bound, Roof, Roofline, bounds, counted
+from costproof.estimate.hardware import Device, DeviceFigure, DevicePeak
+from costproof.estimate.roofline import (
+    ROOFLINE,
+    Roof,
+    Roofline,
+    Threshold,
+    ThresholdPoint,
+    WorkBound,
+    bounds,
+    choose_source,
+)
 from costproof.ledger.baseline import read_baseline
 from costproof.ledger.errors import BadInput, Incomplete
 from costproof.ledger.schema import from_data
-from costproof.reports.roofline import border as words
+from costproof.reports.roofline import border_sentences as words
 from costproof.views.static_compute import static_compute
 from tests.baselines import Named, named
 from tests.cli.running import costproof
@@ -27,7 +36,9 @@ from tests.written import write_capture
 
 PEAK, WIDTH = 989 * 10**12, 3350 * 10**9
 """H100 SXM, bfloat16."""
-SLOW = Device("slow", "a slow one", "measured", {}, (Peak("bfloat16", 8, "dense", "matrix", ()),), Figure(2, ()))
+SLOW = Device(
+    "slow", "a slow one", "measured", {}, (DevicePeak("bfloat16", 8, "dense", "matrix", ()),), DeviceFigure(2, ())
+)
 """8 FLOP and 2 bytes a second: they meet at 4 FLOP per byte."""
 
 
@@ -49,7 +60,7 @@ SCORES = 32 * 4 * 32 * 128
 """FLOPs of a token's scores and values for each token that it sees."""
 
 
-def decode(found: Roofline) -> tuple[Bound, Bound]:
+def decode(found: Roofline) -> tuple[WorkBound, WorkBound]:
     stage = found.stages[-1]
     assert stage.id == "decode"
     return stage.modules, stage.floor
@@ -132,7 +143,7 @@ def test_a_tied_table_is_read_once() -> None:
 @pytest.mark.parametrize("which", list(named()), ids=lambda w: w.path.stem)
 def test_a_larger_region_takes_no_longer(which: Named) -> None:
     # With a roof of one byte and one FLOP a second; of bytes alone, the roof of products out of reach.
-    _, folded = counted(read_baseline(which.path))
+    _, folded = choose_source(read_baseline(which.path))
     for of in (Roof(1, 1, math="bfloat16"), Roof(10**30, 1, math="bfloat16")):
         run, stages, _ = bounds(folded, of, Arithmetic("bfloat16", folded.bounds))
         for stage in (run, *stages):
@@ -145,7 +156,7 @@ def test_a_larger_region_takes_no_longer(which: Named) -> None:
             assert Fraction(stage.modules.seconds or "-1") <= Fraction(stage.unfused.seconds or "-1")
 
 
-def border(found: Roofline, stage: str, question: str) -> Border:
+def border(found: Roofline, stage: str, question: str) -> Threshold:
     (one,) = (b for b in found.borders if b.stage == stage and question in b.question)
     return one
 
@@ -211,10 +222,10 @@ def test_the_borders_of_a_text_that_an_encoder_reads() -> None:
 
 def test_sides_that_are_shown_alike_get_more_digits() -> None:
     points = (
-        BorderPoint(1, "2051/1000000000", "2051/1000000000"),
-        BorderPoint(2, "20514001/10000000000000", "20514/10000000000"),
+        ThresholdPoint(1, "2051/1000000000", "2051/1000000000"),
+        ThresholdPoint(2, "20514001/10000000000000", "20514/10000000000"),
     )
-    one = Border("decode", "batch", "is bound by compute", "compute", "memory", "s", "from", 2, points)
+    one = Threshold("decode", "batch", "is bound by compute", "compute", "memory", "s", "from", 2, points)
     assert words(one)[1] == (
         "compute against memory, at batch 1: 2.051 µs ≤ 2.051 µs; at batch 2: 2.0514001 µs > 2.0514000 µs"
     )
@@ -223,7 +234,7 @@ def test_sides_that_are_shown_alike_get_more_digits() -> None:
 @pytest.mark.parametrize("ridge", [1, 3])
 def test_experts_are_one_piece_after_another(ridge: int) -> None:
     # 8 experts of which a token takes 2: up to 4 tokens more of them are read with each, from there on all are.
-    device = replace(SLOW, peaks=(replace(SLOW.peaks[0], flops=ridge * 10**12),), bandwidth=Figure(10**12, ()))
+    device = replace(SLOW, peaks=(replace(SLOW.peaks[0], flops=ridge * 10**12),), bandwidth=DeviceFigure(10**12, ()))
     target = "mixtral-8x7b@chat,text_tokens=1"
     found = border(api.roofline(target, on=device), "prefill", "computes longer")
     assert found.outcome == "from"

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, DynamicCache
 
 from costproof import api
-from costproof.estimate.roofline import Bound, Roofline
+from costproof.estimate.roofline import Roofline, WorkBound
 from costproof.estimate.routing import uniform_experts
 from costproof.ledger.errors import BadInput
 from tests.cli.running import costproof
@@ -68,12 +68,12 @@ def test_uniform_routing_of_deepseek_ocr_by_hand() -> None:
             assert mine.flops == its.flops
 
 
-def floor(found: Roofline) -> Bound:
+def floor(found: Roofline) -> WorkBound:
     """Of the steps."""
     return found.stages[-1].floor
 
 
-def modules(found: Roofline) -> Bound:
+def modules(found: Roofline) -> WorkBound:
     """Of the steps."""
     return found.stages[-1].modules
 

@@ -28,10 +28,10 @@ from costproof.ledger.capture import Capture, SymbolDoc, read_capture
 from costproof.ledger.errors import BadInput, Problems
 from costproof.ledger.files import MAX_PARTS, json_text, read_json
 from costproof.ledger.schema import to_data
-from costproof.models.families.deepseek_ocr.preprocess import image_sides
-from costproof.models.families.deepseek_ocr.remote_code.snapshot import CODE, imported
-from costproof.models.loading import shards
-from costproof.models.section import Section
+from costproof.models.config_reader import Section
+from costproof.models.families.deepseek_ocr.snapshot import CODE, imported
+from costproof.models.pages.page import image_sides
+from costproof.models.weights import shards
 from costproof.run import operand_files
 from costproof.run import proof as kept_answers
 from costproof.views import manifest as manifests
@@ -342,17 +342,17 @@ def test_answers_of_a_proof_that_are_no_file_or_too_large(tmp_path: Path, monkey
         put(file)
         with (
             pytest.raises(BadInput, match="a file of this name is not ours"),
-            kept_answers.Kept(tmp_path, "llama", settings),
+            kept_answers.ProofCheckpoint(tmp_path, "llama", settings),
         ):
             pass
         file.rmdir() if file.is_dir() else file.unlink()
     answer = Answer({"prefill": 1}, (), ())
-    with kept_answers.Kept(tmp_path, "llama", settings) as kept:
+    with kept_answers.ProofCheckpoint(tmp_path, "llama", settings) as kept:
         assert kept.read() == []
         kept.add("a", answer)
     monkeypatch.setattr(kept_answers, "MAX_BYTES", file.stat().st_size)
-    with kept_answers.Kept(tmp_path, "llama", settings) as kept:
+    with kept_answers.ProofCheckpoint(tmp_path, "llama", settings) as kept:
         assert kept.read() == [("a", answer)]
     monkeypatch.setattr(kept_answers, "MAX_BYTES", file.stat().st_size - 1)
-    with kept_answers.Kept(tmp_path, "llama", settings) as kept:
+    with kept_answers.ProofCheckpoint(tmp_path, "llama", settings) as kept:
         assert kept.read() == []

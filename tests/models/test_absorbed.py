@@ -19,7 +19,7 @@ from costproof.models.families.deepseek_v3 import DeepseekV3, DeepseekV3Config
 from costproof.models.families.llama import Llama
 from costproof.models.registry import load_target
 from costproof.parametric.targets import evaluate_formulas
-from costproof.run.proof_pieces import seen
+from costproof.run.proof_pieces import count_drawn_values
 from tests.models.test_families import SOURCES, exact
 from tests.models.test_latents import GROUPS, V2, V3
 from tests.models.test_mixtures import read
@@ -149,4 +149,4 @@ def test_a_proof_ranges_over_both_ways() -> None:
     assert {piece.workload.inputs.get("decoding") for piece in drawn} == {None, "absorbed"}
     assert [p.workload.inputs for p in made.pieces if not p.sizes] == [{}, {}, {"decoding": "absorbed"}]
     # Draws that leave it out decode as the class does.
-    assert seen(made)["decoding"].values == 2
+    assert count_drawn_values(made)["decoding"].values == 2

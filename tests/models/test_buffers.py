@@ -11,7 +11,7 @@ from costproof import api
 from costproof.analytic import compose
 from costproof.analytic.costs import costs_of
 from costproof.analytic.rotary import RotaryTable
-from costproof.models.configured import Configured
+from costproof.models.config import Configured
 from costproof.models.registry import TARGETS, load_target
 from costproof.parametric.targets import evaluate_formulas
 from costproof.run.capture import count_sources
@@ -75,14 +75,14 @@ def test_a_wrong_formula_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     cut = target.with_options(replace(target.options, layers=1))
     monkeypatch.setattr(RotaryTable, "registered", 1)
     costs_of.cache_clear()
-    compose._held.cache_clear()
+    compose._held_costs.cache_clear()
     try:
         capture = count_sources(
             Prepared(cut, cut.workload(text_tokens=4, new_tokens=0), ("analytic", "static"))
         ).capture
     finally:
         costs_of.cache_clear()
-        compose._held.cache_clear()
+        compose._held_costs.cache_clear()
     found = api.compare(capture).discrepancy
     wrong = {f.id: (f.status, f.values) for f in found.findings if f.metric == "buffer_bytes"}
     assert found.verdict == "unexplained"

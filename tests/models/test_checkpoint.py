@@ -7,7 +7,7 @@ from math import prod
 
 from costproof.models.families.deepseek_ocr import checkpoint
 from costproof.models.families.deepseek_ocr.config import OcrConfig
-from costproof.run.operands import read_side
+from costproof.run.operands import read_operand
 
 CLIP_PATCH_EMBEDDING = 1024 * 3 * 14 * 14
 """602,112: the vendor's CLIP has a patch embedding, but is fed with SAM's features."""
@@ -26,7 +26,7 @@ def test_the_table_is_the_published_list() -> None:
 
 def test_our_own_weight_bytes_are_those_of_the_file() -> None:
     """All parameters in bfloat16, but for CLIP's patch embedding, which the native model has not."""
-    counted = read_side("deepseek-ocr").baseline.sources["analytic"].total("weight_bytes")
+    counted = read_operand("deepseek-ocr").baseline.sources["analytic"].total("weight_bytes")
     assert (counted or 0) + 2 * CLIP_PATCH_EMBEDDING == 6_672_212_480
 
 

@@ -18,16 +18,20 @@ from costproof.ledger.capture import Capture
 from costproof.ledger.errors import BadInput, Problems
 from costproof.ledger.progress import silent
 from costproof.ledger.run import RunOptions
-from costproof.models.families.deepseek_ocr.page import Page, with_page
 from costproof.models.families.deepseek_ocr2.config import Ocr2Config
-from costproof.models.families.deepseek_ocr2.formulas.encoder import QueriesBehindFeatures, QueryTable, WrittenMask
-from costproof.models.families.deepseek_ocr2.formulas.prompt import ViewsInPrompt
-from costproof.models.families.deepseek_ocr2.page import queries, vision_tokens
+from costproof.models.families.deepseek_ocr2.formulas import (
+    QueriesBehindFeatures,
+    QueryTable,
+    ViewsInPrompt,
+    WrittenMask,
+)
 from costproof.models.families.deepseek_ocr2.target import DeepseekOcr2
+from costproof.models.families.deepseek_ocr2.workload import queries, vision_tokens
 from costproof.models.generic.module import GenericTarget
+from costproof.models.pages.page import Page, with_page
 from costproof.models.registry import load_target
 from costproof.parametric.targets import evaluate_formulas
-from costproof.run.proof_pieces import carried_out
+from costproof.run.proof_pieces import carry_out_piece
 from tests.variants import with_variants
 
 pytestmark = pytest.mark.usefixtures("one_process")
@@ -182,7 +186,7 @@ def test_prepared_inputs_give_what_the_model_gives_with_its_own(tmp_path: Path) 
 def test_draws_hold() -> None:
     made = DeepseekOcr2.default().proof(2, 5)
     for draw in (piece for piece in made.pieces if piece.phase == "draws"):
-        found = carried_out(draw)
+        found = carry_out_piece(draw)
         assert (found.counterexamples, min(found.rows.values()) >= 10) == ((), True)
         assert isinstance(draw.target, DeepseekOcr2)
         assert draw.target.config.contradictions() == []
@@ -195,10 +199,10 @@ def test_a_draw_whose_crops_have_the_side_of_the_view() -> None:
     made = next(p for p in DeepseekOcr2.default().proof(1, 5).pieces if p.phase == "draws")
     side = 4 * made.target.config.sam.patch  # type: ignore[attr-defined]
     alike = replace(made, workload=with_page(made.workload, Page(2 * side, 2 * side, (3, 2))))
-    found = carried_out(alike)
+    found = carry_out_piece(alike)
     assert found.counterexamples == ()
     # Both are compared: more rows than those of the global view alone.
-    alone = carried_out(replace(alike, workload=with_page(alike.workload, Page(2 * side, 2 * side))))
+    alone = carry_out_piece(replace(alike, workload=with_page(alike.workload, Page(2 * side, 2 * side))))
     assert all(found.rows[stage] > alone.rows[stage] for stage in ("sam", "encoder", "projector"))
 
 

@@ -29,7 +29,7 @@ from costproof.models.families.vit import Vit, VitConfig
 from costproof.models.families.xlm_roberta import XlmRoberta
 from costproof.models.registry import load_target
 from costproof.parametric.targets import evaluate_formulas
-from costproof.run.proof_pieces import carried_out
+from costproof.run.proof_pieces import carry_out_piece
 from costproof.tracers.dynamic import dynamic_ledger
 from tests.models.test_families import SOURCES
 from tests.same_bounds import assert_same_bounds
@@ -261,7 +261,7 @@ def test_a_proof_of_a_small_model_holds(name: str, tmp_path: Path) -> None:
     assert isinstance(target, EncoderTarget)
     first, *_, draw = target.proof(1, 5).pieces
     for piece in (first, draw):
-        found = carried_out(piece)
+        found = carry_out_piece(piece)
         assert found.counterexamples == ()
         assert sum(found.rows.values()) > 50
 
@@ -442,7 +442,7 @@ def test_a_proof_of_t5_holds(tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     file.write_text(json.dumps(TWO_STACKS), encoding="utf-8")
     for piece in T5.from_file(file).proof(1, 5).pieces[::2]:
-        assert carried_out(piece).counterexamples == ()
+        assert carry_out_piece(piece).counterexamples == ()
 
 
 @pytest.mark.parametrize(

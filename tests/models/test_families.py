@@ -38,7 +38,7 @@ from costproof.parametric.targets import evaluate_formulas
 from costproof.reports.summary import summary_text
 from costproof.run.capture import count_sources
 from costproof.run.prepare import Prepared
-from costproof.run.proof_pieces import carried_out
+from costproof.run.proof_pieces import carry_out_piece
 from tests.same_bounds import assert_same_bounds
 from tests.variants import with_variants
 
@@ -305,7 +305,7 @@ def test_a_draw_holds(family: type[CausalTarget[Any]]) -> None:
     draws = [piece for piece in family.default().proof(8, 5).pieces if piece.sizes]
     targets = {piece.id: piece.target for piece in draws}
     filled = [p for p in draws if isinstance(t := targets[p.id], family) and t.decoder.fills_window(p.workload)]
-    found = carried_out((filled or draws)[0])
+    found = carry_out_piece((filled or draws)[0])
     assert found.counterexamples == ()
     assert min(found.rows.values()) > 20
 

@@ -21,7 +21,7 @@ from costproof.models.families.llava import Llava, LlavaConfig
 from costproof.models.generic.module import GenericTarget
 from costproof.models.registry import load_target
 from costproof.parametric.targets import evaluate_formulas
-from costproof.run.proof_pieces import carried_out
+from costproof.run.proof_pieces import carry_out_piece
 from tests.models.test_families import SOURCES
 from tests.variants import with_variants
 
@@ -131,7 +131,7 @@ def test_draws_hold() -> None:
     made = Llava.default().proof(3, 5)
     draws = [piece for piece in made.pieces if piece.phase == "draws"]
     for draw in draws:
-        found = carried_out(draw)
+        found = carry_out_piece(draw)
         assert (found.counterexamples, min(found.rows.values()) > 20) == ((), True)
         target = draw.target
         assert isinstance(target, Llava)

@@ -19,7 +19,7 @@ from costproof.ledger.run import RunOptions
 from costproof.models.families.qwen2_5_vl import Qwen25Vl, Qwen25VlConfig
 from costproof.models.registry import load_target
 from costproof.parametric.targets import evaluate_formulas
-from costproof.run.proof_pieces import carried_out
+from costproof.run.proof_pieces import carry_out_piece
 from tests.variants import with_variants
 
 pytestmark = pytest.mark.usefixtures("one_process")
@@ -134,7 +134,7 @@ def test_prepared_inputs_give_what_the_model_gives_with_its_own(tmp_path: Path) 
 def test_draws_hold() -> None:
     made = Qwen25Vl.default().proof(2, 5)
     for draw in [piece for piece in made.pieces if piece.phase == "draws"]:
-        found = carried_out(draw)
+        found = carry_out_piece(draw)
         assert (found.counterexamples, min(found.rows.values()) > 20) == ((), True)
         target = draw.target
         assert isinstance(target, Qwen25Vl)

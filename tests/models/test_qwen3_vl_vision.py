@@ -19,7 +19,7 @@ from costproof.models.families.qwen3_vl_vision import Qwen3VlVision, Qwen3VlVisi
 from costproof.models.registry import load_target
 from costproof.parametric.targets import evaluate_formulas
 from costproof.run import capture as running
-from costproof.run.proof_pieces import carried_out
+from costproof.run.proof_pieces import carry_out_piece
 from costproof.tracers.dynamic import dynamic_ledger
 from costproof.tracers.sources import TracedSources
 from costproof.tracers.static import static_ledger
@@ -63,7 +63,7 @@ def test_a_proof_of_a_small_tower_holds() -> None:
     assert wrong == []
     first, *_, draw = Qwen3VlVision(config).proof(1, 5).pieces
     for piece in (first, draw):
-        assert carried_out(piece).counterexamples == ()
+        assert carry_out_piece(piece).counterexamples == ()
 
 
 def test_the_flop_counter_counts_the_same() -> None:

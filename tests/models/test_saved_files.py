@@ -11,9 +11,9 @@ import pytest
 from transformers import AutoConfig
 
 from costproof.ledger.errors import BadInput, Problems
+from costproof.models.config import NativeConfig
 from costproof.models.families.qwen2 import Qwen2Config
 from costproof.models.families.t5 import T5Config
-from costproof.models.native import NativeConfig
 from costproof.models.registry import TARGETS, load_target
 
 NAMES = [p.name for p in TARGETS.ours if isinstance(getattr(load_target(p.name), "config", None), NativeConfig)]

@@ -12,7 +12,7 @@ from costproof.ledger.workload import Workload
 from costproof.models.families.llama import Llama
 from costproof.models.families.mistral import Mistral, MistralConfig
 from costproof.models.proof import Piece, WithProof
-from costproof.run.proof_pieces import assemble, carried_out
+from costproof.run.proof_pieces import assemble_certificate, carry_out_piece
 from costproof.run.request import request
 from tests.models.test_llama import PLAIN
 
@@ -81,10 +81,10 @@ def test_there_is_no_size_to_enumerate() -> None:
 def test_identities_and_draws_hold() -> None:
     made = SMALL.proof(2, 1)
     text, _, *draws = made.pieces
-    found = carried_out(text)
+    found = carry_out_piece(text)
     assert {c.method for c in found.claims} == {"identity"}
     assert found.counterexamples == ()
-    for drawn in map(carried_out, draws):
+    for drawn in map(carry_out_piece, draws):
         assert (drawn.claims, drawn.counterexamples) == ((), ())
         assert min(drawn.rows.values()) > 50
 
@@ -93,16 +93,16 @@ def test_where_a_graph_is_not_the_model_nothing_is_claimed() -> None:
     # A window of 128 takes part in a prompt of 127 or more: it keeps 127 keys beside the newest.
     windowed = Mistral(MistralConfig(64, 96, 1, 4, 2, 16, 50, 256, window=128))
     proof = windowed.proof(0, 1)
-    answers = [(p.phase, p.id, carried_out(p)) for p in proof.pieces[:1]]
+    answers = [(p.phase, p.id, carry_out_piece(p)) for p in proof.pieces[:1]]
     (condition,) = answers[0][2].conditions
     assert condition == "text: prefill at sizes where not -1 * S <= -127"
-    assert condition in assemble(answers, windowed, proof).not_claimed
+    assert condition in assemble_certificate(answers, windowed, proof).not_claimed
 
 
 @pytest.mark.slow
 def test_a_wrong_formula_is_refuted_with_its_term() -> None:
     wrong = Piece("identity: text", "identities", Wrong(PLAIN), Workload("text", 64, 4))
-    bad = [c for c in carried_out(wrong).counterexamples if c.metric == "flops"]
+    bad = [c for c in carry_out_piece(wrong).counterexamples if c.metric == "flops"]
     assert {j.stage for j in bad} == {"prefill", "decode"}
     assert all("k_proj" in j.module for j in bad)
     # 32 * 12 * (4 - 2) weights too many, 2 FLOPs each

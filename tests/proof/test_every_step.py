@@ -14,7 +14,7 @@ from costproof.models.registry import load_target
 from costproof.patches import flash_attention
 from costproof.patches.flash_attention import FLASH
 from costproof.run.proof import RUN_STEPS, with_runs
-from costproof.run.proof_pieces import carried_out
+from costproof.run.proof_pieces import carry_out_piece
 from costproof.tracers.untraced_runs import count_every_step
 from tests.planted import planted
 from tests.tracers.realistic import small_ocr
@@ -58,7 +58,7 @@ def in_runs() -> Piece[Provable]:
 
 
 def test_a_wrong_sum_over_steps_is_refuted_though_formula_and_graph_share_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert carried_out(in_runs()).counterexamples == ()
+    assert carry_out_piece(in_runs()).counterexamples == ()
     right = series._faulhaber
 
     def one_step_too_many(j: int) -> object:
@@ -68,7 +68,7 @@ def test_a_wrong_sum_over_steps_is_refuted_though_formula_and_graph_share_it(mon
     series.sum_over_steps.cache_clear()
     try:
         with planted(Attention, lambda layer: layer):  # no mistake there, but formulas that are kept begin anew
-            found = carried_out(in_runs()).counterexamples
+            found = carry_out_piece(in_runs()).counterexamples
     finally:
         series.sum_over_steps.cache_clear()
     # Four steps after 7 tokens: 8 + 9 + 10 + 11 keys; with a fifth 12 more, in each of 3 layers.

@@ -11,10 +11,10 @@ import sympy
 
 from costproof.analytic import compose, mlp
 from costproof.analytic.costs import costs_of
-from costproof.analytic.feed_forward import Mixture
+from costproof.analytic.feed_forward import ExpertMixture
 from costproof.models.decoding import formulas as dense
 from costproof.models.proof import Piece, WithProof
-from costproof.run.proof_pieces import carried_out
+from costproof.run.proof_pieces import carry_out_piece
 from tests.recorded import families
 
 FAMILIES = families()
@@ -32,21 +32,21 @@ def smallest(family: str, fits: Callable[[Any], bool]) -> Piece[Any]:
 def no_formula_is_kept() -> Iterator[None]:
     """Formulas are computed once for equal layers; a planted mistake must be seen, and no later test see it."""
     costs_of.cache_clear()
-    compose._spent.cache_clear()
+    compose._module_costs.cache_clear()
     yield
     costs_of.cache_clear()
-    compose._spent.cache_clear()
+    compose._module_costs.cache_clear()
 
 
 def test_an_inner_width_that_is_rounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rounding to 8 is right in every published mixture, and wherever experts are grouped GEMMs."""
     piece = smallest("mixtral", lambda p: p.workload.experts == "batched_mm" and p.target.config.intermediate % 8)
 
-    def rounded(**fields: Any) -> Mixture:
-        return Mixture(**{**fields, "inner": 8 * sympy.ceiling(fields["inner"] / 8)})
+    def rounded(**fields: Any) -> ExpertMixture:
+        return ExpertMixture(**{**fields, "inner": 8 * sympy.ceiling(fields["inner"] / 8)})
 
     monkeypatch.setattr(dense, "Mixture", rounded)
-    found = carried_out(replace(piece, stages=("prefill",))).counterexamples
+    found = carry_out_piece(replace(piece, stages=("prefill",))).counterexamples
     assert {"flops", "params", "weight_bytes"} <= {c.metric for c in found}
 
 
@@ -54,6 +54,6 @@ def test_an_inner_width_that_is_rounded(monkeypatch: pytest.MonkeyPatch) -> None
 def test_what_an_activation_costs(function: str, monkeypatch: pytest.MonkeyPatch) -> None:
     piece = smallest("vit", lambda p: p.target.config.activation == function)
     monkeypatch.setitem(mlp.ACTIVATION_FLOPS, function, mlp.ACTIVATION_FLOPS[function] + 1)
-    found = carried_out(piece).counterexamples
+    found = carry_out_piece(piece).counterexamples
     assert {c.metric for c in found} == {"vector_flops"}
     assert any(c.module.endswith("activation_fn") for c in found)

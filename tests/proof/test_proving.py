@@ -17,11 +17,11 @@ from costproof.compare.proof.certificate import Settings
 from costproof.compare.proof.judge import Answer
 from costproof.ledger.errors import BadInput
 from costproof.ledger.workload import Workload
-from costproof.models.families.deepseek_ocr import domain, draws
+from costproof.models.families.deepseek_ocr import proof as ocr_proof
 from costproof.models.proof import Piece, Provable
 from costproof.run import proof as proving
-from costproof.run.proof import Kept
-from costproof.run.proof_pieces import carried_out
+from costproof.run.proof import ProofCheckpoint
+from costproof.run.proof_pieces import carry_out_piece
 from tests.cli.running import Result, costproof, files
 from tests.planted import planted
 
@@ -51,7 +51,7 @@ Found = list[tuple[str, str, Answer | str]]
 
 def in_this_process(pieces: Sequence[Piece[Provable]], kept: object, processes: int, progress: object) -> Found:
     """The identities alone: enough for a verdict, and a test can plant a mistake here."""
-    return [(p.phase, p.id, carried_out(p)) for p in pieces if p.id == "identity: text"]
+    return [(p.phase, p.id, carry_out_piece(p)) for p in pieces if p.id == "identity: text"]
 
 
 CONTRADICTIONS: Final[list[tuple[tuple[str, ...], Callable[[Any], Any], str]]] = [
@@ -69,7 +69,7 @@ CONTRADICTIONS: Final[list[tuple[tuple[str, ...], Callable[[Any], Any], str]]] =
 def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Result]:
     """``costproof prove`` of a tiny model, with one identity."""
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
-    monkeypatch.setattr(domain, "variants", lambda: (Workload("text", 12, 4),))
+    monkeypatch.setattr(ocr_proof, "variants", lambda: (Workload("text", 12, 4),))
     monkeypatch.setattr(proving, "_carry_out", in_this_process)
     return lambda *arguments: costproof("prove", *arguments, cwd=tmp_path)
 
@@ -109,11 +109,11 @@ def test_a_planted_mistake_is_refuted_with_its_term(
 
 
 def test_an_interrupted_proof_goes_on(tmp_path: Path) -> None:
-    target = draws.draw(1, 0).target
+    target = ocr_proof.draw(1, 0).target
     run = Workload("text", 12, 4)
     tasks = [Piece(f"draws: {i}", "draws", target, run, stages=("none",), sizes={}) for i in range(6)]
     settings = Settings(6, 1, "{}")
-    kept = Kept(tmp_path, "t", settings)
+    kept = ProofCheckpoint(tmp_path, "t", settings)
     first: list[tuple[str, int, int]] = []
     whole = proving._carry_out(tasks, None, 1, lambda *step: first.append(step))
     assert first == [("draws", done, 6) for done in range(7)]
@@ -147,30 +147,33 @@ def test_an_interrupted_proof_goes_on(tmp_path: Path) -> None:
 )
 def test_answers_belong_to_the_whole_request(tmp_path: Path, target: str, changed: dict[str, Any]) -> None:
     settings = Settings(6, 1, "{}", {"sides": "1-2"})
-    with Kept(tmp_path, "t", settings) as kept:
+    with ProofCheckpoint(tmp_path, "t", settings) as kept:
         assert kept.read() == []
         kept.add("draws: 0-1", Answer({}, (), ()))
-    with Kept(tmp_path, "t", settings) as kept:
+    with ProofCheckpoint(tmp_path, "t", settings) as kept:
         assert kept.read() == [("draws: 0-1", Answer({}, (), ()))]
-    with Kept(tmp_path, target, replace(settings, **changed)) as kept:
+    with ProofCheckpoint(tmp_path, target, replace(settings, **changed)) as kept:
         assert kept.read() == []
 
 
 def test_a_folder_has_one_proof_at_a_time(tmp_path: Path) -> None:
     """The answers of the second would be taken for those of the first."""
-    with Kept(tmp_path, "t", Settings(6, 1, "{}")) as first:
+    with ProofCheckpoint(tmp_path, "t", Settings(6, 1, "{}")) as first:
         first.read()
-        with pytest.raises(BadInput, match="another proof is being made"), Kept(tmp_path, "t", Settings(6, 2, "{}")):
+        with (
+            pytest.raises(BadInput, match="another proof is being made"),
+            ProofCheckpoint(tmp_path, "t", Settings(6, 2, "{}")),
+        ):
             pass
         first.add("draws: 0-1", Answer({}, (), ()))
         first.remove()
-        with Kept(tmp_path, "t", Settings(6, 2, "{}")) as second:  # it is finished
+        with ProofCheckpoint(tmp_path, "t", Settings(6, 2, "{}")) as second:  # it is finished
             assert second.read() == []
 
 
 @pytest.mark.parametrize("kind", ["file", "link", "pipe"])
 def test_a_file_of_the_user_with_that_name_stays(tmp_path: Path, kind: str) -> None:
-    kept = Kept(tmp_path, "t", Settings(6, 1, "{}"))
+    kept = ProofCheckpoint(tmp_path, "t", Settings(6, 1, "{}"))
     if kind == "pipe":
         os.mkfifo(kept.path)
     elif kind == "link":
@@ -186,7 +189,7 @@ def test_a_file_of_the_user_with_that_name_stays(tmp_path: Path, kind: str) -> N
 
 
 def test_a_first_line_that_was_cut_off_is_ours(tmp_path: Path) -> None:
-    kept = Kept(tmp_path, "t", Settings(6, 1, "{}"))
+    kept = ProofCheckpoint(tmp_path, "t", Settings(6, 1, "{}"))
     kept.path.write_bytes(kept.head[:5])
     with kept:
         assert kept.read() == []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from costproof.reports.output import Output
+from costproof.reports.outputs import Output
 from costproof.reports.report import Report
 
 

@@ -9,7 +9,7 @@ import pytest
 from costproof import compare
 from costproof.ledger.capture import Capture
 from costproof.ledger.node import CostNode
-from costproof.reports.convention import convention_rows
+from costproof.reports.static import convention_rows
 from costproof.views.verdicts import stage_words
 from tests.conftest import Golden
 from tests.reports.toy import asked, toy, with_ledger

@@ -27,7 +27,7 @@ from costproof.reports.counters import section
 from costproof.reports.markdown import MarkdownPrinter
 from costproof.reports.outputs import variants
 from costproof.reports.report import Report, write_report
-from costproof.run.counters import judged
+from costproof.run.counters import judge_own_numbers
 from costproof.views.absent import Absent
 from costproof.views.counters import COUNTERS, CounterReport
 from tests.conftest import Golden
@@ -95,7 +95,7 @@ def report(*own: str, capture: Capture | None = None) -> CounterReport:
     return CounterReport(
         found.conventions, found.target, found.workload, found.environment, compared,
         {"half": CounterUsage(1234, 5 * 10**8), "twice": CounterUsage(1, 10**6), "broken": CounterUsage(0, 0)},
-        tuple(number for file in own_claims(own, places) for number in judged(file, found, compared)),
+        tuple(number for file in own_claims(own, places) for number in judge_own_numbers(file, found, compared)),
     )  # fmt: skip
 
 

@@ -19,8 +19,7 @@ from costproof.ledger.errors import BadInput
 from costproof.ledger.files import json_text
 from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.writing import write_texts
-from costproof.reports.output import Output
-from costproof.reports.outputs import OUTPUTS
+from costproof.reports.outputs import OUTPUTS, Output
 from costproof.reports.report import Report, write_report
 from costproof.run.schemas import file_kinds, kind_names, schema_names, schema_of
 from tests.cli.running import costproof

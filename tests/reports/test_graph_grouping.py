@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from costproof.ledger.callgraph import CallGraph, ConstructorValue, Event
-from costproof.reports.graph.checks import problems
 from costproof.reports.graph.grouping import group
+from costproof.reports.graph.view import contradictions
 from tests.reports.drawing import callgraph, drawn, fed
 
 SINGLE = (callgraph({}, ()), ["Net @ (root) x1"])
@@ -242,7 +242,7 @@ def test_every_module_that_ran_is_in_one_family_and_counts_add_up(case: str) -> 
     entered = [e.name for e in graph.events if e.event == "enter"]
     for family in grouped.nodes:
         assert family.calls == sum(1 for name in entered if name in family.instances)
-    assert problems(graph) == []
+    assert contradictions(graph) == []
 
 
 def test_alternating_blocks_feed_each_other() -> None:
@@ -285,16 +285,16 @@ def test_modules_that_differ_in_a_rate_are_alike() -> None:
 def test_contradictions_are_told() -> None:
     graph = TWICE[0]
     wrong = replace(graph, call_counts={**graph.call_counts, "tower": 3})
-    assert problems(wrong) == ["tower is called 3 times by the counts, 2 by the events"]
+    assert contradictions(wrong) == ["tower is called 3 times by the counts, 2 by the events"]
     lost = replace(graph, edges={**graph.edges, "(root)->tower": 1})
-    assert problems(lost) == ["(root) calls tower 1 time by the edges, 2 by the events"]
+    assert contradictions(lost) == ["(root) calls tower 1 time by the edges, 2 by the events"]
 
 
 def test_events_that_were_cut_off_are_no_contradiction() -> None:
     graph = TWICE[0]
-    assert problems(replace(graph, events=graph.events[:4])) == []
+    assert contradictions(replace(graph, events=graph.events[:4])) == []
     marked = (*graph.events[:2], Event(2, "mark", "left_out", {"events": 6}))
-    assert problems(replace(graph, events=marked)) == []
+    assert contradictions(replace(graph, events=marked)) == []
 
 
 def test_a_call_that_raised_is_closed_by_its_caller() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import costproof as cp
-from costproof.estimate.hardware import Device, Figure, Peak
+from costproof.estimate.hardware import Device, DeviceFigure, DevicePeak
 from costproof.ledger.capture import Capture
 from costproof.ledger.peaks import CallPeaks, GapPart, LiveTensor, Peaks, by_stage
 from costproof.opgraph.liveness import MemoryEvent, Timeline, peak_of
@@ -25,7 +25,7 @@ from tests.written import write_capture
 
 TERA = 10**12
 DEVICE_OF_ONE = Device(
-    "one", "one of each", "measured", {}, (Peak("bfloat16", TERA, "dense", "matrix", ()),), Figure(TERA, ())
+    "one", "one of each", "measured", {}, (DevicePeak("bfloat16", TERA, "dense", "matrix", ()),), DeviceFigure(TERA, ())
 )
 """10^12 FLOP and 10^12 bytes a second."""
 

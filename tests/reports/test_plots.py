@@ -19,7 +19,7 @@ from costproof.ledger.errors import BadInput, Problems
 from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.peaks import PEAKS
 from costproof.ledger.schema import to_data
-from costproof.reports.plots import raster, shares, table
+from costproof.reports.plots import bars, figure, strips
 from costproof.reports.plots.strips import WHOLE
 from costproof.reports.roofline import roofline_svg
 from costproof.run.plot import read
@@ -35,7 +35,7 @@ needs_matplotlib = pytest.mark.skipif(
 
 
 def by_metric(capture: Capture) -> dict[str, dict[tuple[str, ...], int | None]]:
-    return {one.metric: one.parts for one in shares.shares(capture)}
+    return {one.metric: one.parts for one in bars.shares(capture)}
 
 
 def test_shares_are_those_of_the_stages() -> None:
@@ -45,7 +45,7 @@ def test_shares_are_those_of_the_stages() -> None:
     assert found["params"] == {("sam",): 40, ("clip",): 7, ("decode",): 36}
     assert found["weight_read_bytes"] == {("sam",): 4 * 40, ("decode",): 216}
     assert "calls" not in found
-    assert [one.whole for one in shares.shares(toy()) if one.metric == "flops"] == [2656]
+    assert [one.whole for one in bars.shares(toy()) if one.metric == "flops"] == [2656]
 
 
 def test_parameters_of_modules_in_two_stages_are_shown_once() -> None:
@@ -55,14 +55,14 @@ def test_parameters_of_modules_in_two_stages_are_shown_once() -> None:
         CostNode("decode", "", "both", "", {"params": 3}),
     )
     made = Ledger("analytic", nodes, ("params",), ("sam", "clip", "decode"))
-    (one,) = shares.shares(replace(toy(), ledgers=(made,)))
+    (one,) = bars.shares(replace(toy(), ledgers=(made,)))
     assert (one.parts, one.whole) == ({("sam",): 5, ("sam", "decode"): 3}, 8)
 
 
 def test_a_share_that_is_not_known_stays_so() -> None:
     nodes = (CostNode("sam", "x", "a", "k", {"flops": 5}), CostNode("decode", "x", "b", "k", {"flops": None}))
     made = Ledger("static", nodes, ("flops",), ("sam", "clip", "decode"))
-    (one,) = shares.shares(replace(toy(), ledgers=(made,)))
+    (one,) = bars.shares(replace(toy(), ledgers=(made,)))
     assert (one.parts, one.whole) == ({("sam",): 5, ("decode",): None}, None)
 
 
@@ -81,7 +81,7 @@ def written(file: Path, text: str) -> Path:
 
 
 def test_lines_go_through_the_first_row_in_the_order_of_numbers(tmp_path: Path) -> None:
-    (strip,), heading = table.strips(table.of_csv(written(tmp_path / "made.csv", ROWS)))
+    (strip,), heading = strips.strips(strips.of_csv(written(tmp_path / "made.csv", ROWS)))
     assert heading == "made, around batch 2, heads/kv 8/4"
     batch, heads = strip.lines
     assert (batch.name, batch.at) == ("batch", [1, 2])
@@ -93,14 +93,14 @@ def test_lines_go_through_the_first_row_in_the_order_of_numbers(tmp_path: Path) 
 
 def test_a_hole_of_the_plane_stays_one(tmp_path: Path) -> None:
     rows = ROWS.replace("1,16,8,30,25,5\n", "") + "3,16,8,60,55,5\n"
-    (strip,), _ = table.strips(table.of_csv(written(tmp_path / "made.csv", rows)))
+    (strip,), _ = strips.strips(strips.of_csv(written(tmp_path / "made.csv", rows)))
     assert strip.heat is not None
     assert strip.heat.values == [[10, None], [20, 40], [None, 60]]
 
 
 def test_long_lines_are_thinned_with_both_ends() -> None:
     rows = [(n, 2 * n) for n in range(10_000, 0, -1)]
-    (strip,), _ = table.strips(table.Table("x", ("n",), ("flops",), rows))
+    (strip,), _ = strips.strips(strips.SweepTable("x", ("n",), ("flops",), rows))
     at = strip.lines[0].at
     assert (len(at), at[0], at[-1], strip.lines[0].stages[WHOLE][-1]) == (200, 1, 10_000, 20_000)
 
@@ -108,7 +108,7 @@ def test_long_lines_are_thinned_with_both_ends() -> None:
 @pytest.mark.parametrize("text", ["", "a,b\n1,2\n", "flops\n1\n", "batch,flops\n1,2,3\n", "batch,flops\n1,-2\n"])
 def test_a_table_that_is_not_a_sweep(text: str, tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="sweep"):
-        table.of_csv(written(tmp_path / "x.csv", text))
+        strips.of_csv(written(tmp_path / "x.csv", text))
 
 
 def test_a_sweep_is_the_same_as_json_and_csv(tmp_path: Path) -> None:
@@ -117,8 +117,8 @@ def test_a_sweep_is_the_same_as_json_and_csv(tmp_path: Path) -> None:
     for name in ("a.json", "a.csv"):
         made.write(tmp_path / name)
         rows = read(tmp_path / name)
-        assert isinstance(rows, table.Table)
-        found.append(table.strips(rows)[0])
+        assert isinstance(rows, strips.SweepTable)
+        found.append(strips.strips(rows)[0])
     assert found[0] == found[1]
     assert found[0][0].lines[1].at == ["1x2", "3x3"] or found[0][0].lines[0].at == ["1x2", "3x3"]
 
@@ -162,7 +162,7 @@ def pixel(picture: bytes, x: int, y: int) -> tuple[int, ...]:
 @needs_matplotlib
 def test_a_png_has_the_shapes_of_its_svg() -> None:
     pytest.importorskip("PIL")
-    made = raster.png(
+    made = figure.png(
         '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 100 80"><style>.a .b { fill: #00ff00; }</style>'
         '<rect width="100" height="80" fill="#ffffff"/>'
         '<g transform="translate(4,5)"><g class="a" transform="translate(6,15)">'
@@ -181,11 +181,11 @@ def test_a_png_has_the_text_of_its_svg_in_the_same_bytes() -> None:
         '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 60 30"><rect width="60" height="30" fill="#fff"/>{}</svg>'
     )
     said = box.format('<text x="5" y="20" font-family="no such font, sans-serif" font-size="20">HHH</text>')
-    made = raster.png(said)
+    made = figure.png(said)
     assert (0, 0, 0) in {pixel(made, x, 12) for x in range(60)}
-    assert made == raster.png(said) != raster.png(box.format(""))
+    assert made == figure.png(said) != figure.png(box.format(""))
     with pytest.raises(ValueError, match="root"):
-        raster.png("<svg")
+        figure.png("<svg")
 
 
 @needs_matplotlib

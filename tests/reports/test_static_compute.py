@@ -16,10 +16,12 @@ from costproof.ledger.capture import Capture
 from costproof.ledger.errors import Bug
 from costproof.ledger.peaks import CallPeaks, GapPart, LiveTensor, Peak
 from costproof.ledger.schema import to_data
+from costproof.reports.outputs import variants
 from costproof.reports.report import Report
-from costproof.reports.static_md import static_md
 from costproof.views.static_compute import STATIC_COMPUTE, StageCompute, StaticCompute, check_sums, static_compute
 from tests.reports.toy import incomplete, ledger, toy, with_ledger, wrong
+
+static_md = variants("static")["md"].text
 
 
 def made(capture: Capture) -> StaticCompute:
@@ -152,7 +154,6 @@ from dataclasses import replace
 from costproof import compare, frame
 from costproof.ledger.schema import json_schema
 from costproof.views.static_compute import STATIC_COMPUTE
-from costproof.reports.static_md import static_md
 from tests.reports.toy import toy
 hot = tuple(
     replace(x, metrics=(*x.metrics, "heat"),

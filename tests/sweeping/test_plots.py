@@ -8,8 +8,7 @@ import pytest
 
 from costproof.ledger.environment import installed
 from costproof.ledger.errors import BadInput
-from costproof.reports.plots.strips import WHOLE
-from costproof.reports.plots.table import strips
+from costproof.reports.plots.strips import WHOLE, strips
 from costproof.run.sweep import picture_rows, sweep
 from tests.cli.running import costproof
 

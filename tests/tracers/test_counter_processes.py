@@ -18,8 +18,8 @@ from costproof.ledger.node import CostNode
 from costproof.ledger.workload import Workload
 from costproof.models.families.deepseek_ocr.target import DeepseekOcr
 from costproof.processes import Limits
-from costproof.run.counters import checked, record_counters
-from costproof.run.prepare import counter_names
+from costproof.run.counters import check_truth, record_counters
+from costproof.run.prepare import resolve_counters
 from costproof.tracers.counters.running import GIB, TRUTH, CutKey, expected_cuts, run_counters, side_by_side
 from tests.tracers.realistic import small_ocr
 from tests.tracers.small import PAGE
@@ -193,9 +193,9 @@ def test_a_tool_that_is_not_installed_is_skipped(monkeypatch: pytest.MonkeyPatch
     assert [f.verdict for f in compared.totals] == ["exact", "skipped", "skipped"]
     assert [t.version for t in compared.tools][1:] == [None, None]
     assert compared.incomplete == ()
-    assert "thop" in counter_names(("all",))
+    assert "thop" in resolve_counters(("all",))
     with pytest.raises(Incomplete, match="not installed") as error:
-        counter_names(("FlopCounterMode", "thop"))
+        resolve_counters(("FlopCounterMode", "thop"))
     assert error.value.got == "thop"
     assert "thop" in (error.value.fix or "")
 
@@ -212,7 +212,7 @@ def test_a_truth_that_is_not_that_of_the_formulas_is_none() -> None:
         ((linear, norm), f"the reference count, 8, disagrees with the formulas, {PROJECTOR['global']}"),
         ((right, unknown), f"the reference count, null, disagrees with the formulas, {PROJECTOR['global']}"),
     ):
-        (call,), said = checked(target, PAGE, (CounterCall(*place, nodes),))
+        (call,), said = check_truth(target, PAGE, (CounterCall(*place, nodes),))
         assert call.error == why
         assert said[0] == f"The truth equals the closed formulas in {int(why is None)} of 1 invocation."
 

@@ -8,10 +8,10 @@ from typing import Any
 import click
 
 from costproof import api
-from costproof.cli.kinds import FILE, TARGET
 from costproof.cli.options import format_option, options
-from costproof.cli.output import emit, on_screen
-from costproof.cli.progress import progress as shown
+from costproof.cli.output import emit, shown_on_terminal
+from costproof.cli.params import FILE, TARGET
+from costproof.cli.progress import show_progress
 from costproof.cli.target_command import TargetCommand
 from costproof.reports.outputs import variant
 
@@ -23,7 +23,7 @@ from costproof.reports.outputs import variant
     "--capture",
     type=FILE,
     metavar="FILE",
-    help="Check against this capture, which has to be exact or explained, instead of the formulas alone.",
+    help="Check against this capture, which must be exact or explained, instead of the formulas.",
 )
 @format_option("claims", table=True)
 @options("output", "config", "preset", "trust-remote-code", "rules", "progress")
@@ -38,15 +38,14 @@ def check(
 ) -> int:
     """Check the numbers and formulas in CLAIMS, a YAML file, against TARGET.
 
-    Each claim is right, or is led to from the truth by named causes of exact size, or is refuted at every
-    length, or its rest stays unexplained. The file may name TARGET; workload options go before what it says.
-    Needs no torch, but for claims on peaks of memory without a capture that has them, and for a TARGET without
-    formulas, of which the exported graph is the truth.
+    Each claim is right, explained by named causes of exact size, refuted at every length, or left with an unexplained
+    rest. The file may name TARGET; workload options override those in the file. Torch is needed only for claims about
+    memory peaks without a capture that has them, and for a TARGET without formulas, whose exported graph is the truth.
 
     The exit code is 0 if every claim is right or explained, 3 if one is about bytes of a quantised checkpoint, else 1.
     """
-    how = None if on_screen(kind, output) else variant("claims", kind, output)
-    with shown(progress) as say:
+    how = None if shown_on_terminal(kind, output) else variant("claims", kind, output)
+    with show_progress(progress) as say:
         found = api.check(claims, target, capture=capture, progress=say, **choices)
     if how is None:
         from rich.console import Console

@@ -8,9 +8,9 @@ from typing import Final
 import click
 
 from costproof import api
-from costproof.cli.kinds import FILE, Choice
 from costproof.cli.options import options
-from costproof.cli.output import emit, on_screen, print_summary, screen
+from costproof.cli.output import emit, print_summary, shown_on_terminal, terminal_width
+from costproof.cli.params import FILE, ChoiceParam
 from costproof.ledger.errors import BadInput
 from costproof.reports.outputs import check_ending, variants
 
@@ -25,9 +25,9 @@ _FORMATS: Final = {
 @click.command()
 @click.argument("captures", nargs=-1, required=True, type=FILE, metavar="CAPTURE")
 @click.option(
-    "-f", "--format", "kind", type=Choice(*_FORMATS),
-    help="text: the table and what is open; modules: a row for each module; md, json: everything; short: for a comment."
-    " By the ending of -o unless given, else text.",
+    "-f", "--format", "kind", type=ChoiceParam(*_FORMATS),
+    help="text: the table and open findings; modules: a row per module; md, json: everything; short: for a comment."
+    "  [default: by the suffix of -o, else text]",
 )  # fmt: skip
 @options("output")
 def compare(captures: tuple[Path, ...], kind: str | None, output: Path | None) -> int:
@@ -46,9 +46,9 @@ def compare(captures: tuple[Path, ...], kind: str | None, output: Path | None) -
     if kind is None and output is not None and output.suffix:
         check_ending(output, (".txt", ".md", ".json"))
     found = api.compare(captures[0])
-    if on_screen(kind, output):
+    if shown_on_terminal(kind, output):
         print_summary(found)
     else:
         ending = output.suffix.removeprefix(".") if output is not None else ""
-        emit(found.render(_FORMATS.get(kind or ending, _FORMATS["text"]), screen(output)), output)
+        emit(found.render(_FORMATS.get(kind or ending, _FORMATS["text"]), terminal_width(output)), output)
     return found.exit_code

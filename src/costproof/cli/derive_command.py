@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, cast
 import click
 
 from costproof import api
-from costproof.cli.kinds import STAGE, TARGET, Choice, Whole
-from costproof.cli.options import of_run, options
-from costproof.cli.output import check_apart, emit, note
+from costproof.cli.options import options, run_command
+from costproof.cli.output import check_apart, emit, print_note
+from costproof.cli.params import STAGE, TARGET, ChoiceParam, IntParam
 
 if TYPE_CHECKING:
     from costproof.compare.proof.closed_form import Form
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
     "-f",
     "--format",
     "form",
-    type=Choice("text", "latex", "python", "yaml"),
+    type=ChoiceParam("text", "latex", "python", "yaml"),
     default="text",
     show_default=True,
-    help="How the formulas are written.",
+    help="Notation of the formulas.",
 )
-@click.option("--points", type=Whole(), metavar="N", help="Random sizes to check at; 5 unless given.")
+@click.option("--points", type=IntParam(), metavar="N", help="Random sizes to check at.  [default: 5]")
 @options("request", "dry-run", "config", "trust-remote-code", "rules", "no-cache", "output")
-@of_run
+@run_command
 def derive(run: api.RunRequest, form: str, output: Path | None) -> int:
-    """Read the closed form of STAGE of TARGET off its graph.
+    """Derive the closed formulas of STAGE of TARGET from its graph.
 
     TARGET is a name, or the address of a model: hf:CONFIG.json, hf:FOLDER, hf:MODEL_TYPE, FILE.py:FUNCTION or
-    package.module:FUNCTION; STAGE is needed where there are several. The form is checked against fresh counts at
+    package.module:FUNCTION. STAGE is required if there are several. The formulas are checked against new counts at
     random sizes.
     """
     check_apart(output)
@@ -47,5 +47,5 @@ def derive(run: api.RunRequest, form: str, output: Path | None) -> int:
             f"differs at {sizes}: {p.derived:,} derived, {p.counted:,} counted in {', '.join(p.differing)}", err=True
         )
     total = len(found.points)
-    note(f"checked: equal to a fresh count at {total - len(found.wrong)} of {total} points")
+    print_note(f"checked: equal to a fresh count at {total - len(found.wrong)} of {total} points")
     return found.exit_code

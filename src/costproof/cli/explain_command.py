@@ -1,19 +1,21 @@
-"""``costproof explain``: formula, derivation, numbers put in, result, matching graph nodes."""
+"""Define ``costproof explain``: a stage's cost by formula, by exported operator, or by tensors at its peak."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import click
 
 from costproof import api
-from costproof.cli.kinds import FILE, STAGE, TARGET, Choice, Name
-from costproof.cli.options import asked, options
-from costproof.cli.output import emit, note, screen
+from costproof.cli.options import options, run_request
+from costproof.cli.output import emit, print_note, terminal_width
+from costproof.cli.params import FILE, STAGE, TARGET, ChoiceParam, NameParam
 from costproof.cli.target_command import TargetCommand
 from costproof.ledger.capture import CAPTURE, Capture
-from costproof.ledger.errors import BadInput
+from costproof.ledger.errors import NOT_GIVEN, BadInput
 from costproof.ledger.files import first_bytes
 from costproof.ledger.metrics import PEAK_METRICS
 from costproof.reports.listing_text import listing_text
@@ -22,9 +24,56 @@ from costproof.views.explanation import peaks_in
 from costproof.views.quantities import EXPLAINED
 
 _HEADER: Final = 256
-"""Bytes in which a file of ours says its kind."""
+"""Bytes at the beginning of a file of ours that contain its schema name."""
 _FORMULAS: Final = tuple(variants("explain"))
 _PICTURES: Final = (*PICTURES, "html")
+
+
+@dataclass(frozen=True, slots=True)
+class _ExplainLine:
+    """The arguments and options of one line."""
+
+    target: str
+    stage: str
+    module: str | None
+    metric: str
+    capture: Path | None
+    """Capture to explain or to show graph nodes of: ``--capture``, or TARGET if :attr:`run_given`."""
+    two_captures: bool
+    """Whether both TARGET and ``--capture`` are captures."""
+    run_given: bool
+    """Whether TARGET is a capture."""
+    listed: bool
+    unrolled: bool
+    kind: str | None
+    output: Path | None
+    choices: dict[str, Any]
+
+    @property
+    def chosen(self) -> bool:
+        """Whether an option of a run is given."""
+        return any(self.choices.values())
+
+
+_PICTURE_FORMATS: Final = "-f " + " or ".join(_PICTURES)
+_EXCLUSIONS: Final[tuple[tuple[Callable[[_ExplainLine], object], str, str, object, str | None], ...]] = (
+    (lambda x: x.run_given and (x.two_captures or x.listed or x.chosen),
+     "a capture has its own run and no graph to list", "{line.target}", NOT_GIVEN,
+     "name the target in place of the capture"),
+    (lambda x: x.listed and (x.capture is not None or x.kind == "md"),
+     "a listing is of an export, as text or a picture", "--graph", NOT_GIVEN, "leave out --capture and -f md"),
+    (lambda x: x.listed and x.unrolled and x.kind not in _PICTURES,
+     "only a picture is unrolled", "--unrolled", _PICTURE_FORMATS, None),
+    (lambda x: not x.listed and x.choices["rules"],
+     "rules count the operators of a graph", "--rules", NOT_GIVEN, "add --graph"),
+    (lambda x: not x.listed and (x.unrolled or (x.kind is not None and x.kind not in _FORMULAS)),
+     "formulas are not drawn", "explain", NOT_GIVEN, "add --graph for a picture of the operators"),
+    # The capture of the last report may be of another workload, and no formula gives a peak.
+    (lambda x: not x.listed and x.metric in PEAK_METRICS and (x.capture is None or x.module is not None or x.chosen),
+     "a peak is of a whole stage of a captured run", "--metric {line.metric}", NOT_GIVEN,
+     "only --capture FILE, made with --peaks; or costproof peaks TARGET"),
+)  # fmt: skip
+"""Combinations that are refused: condition, and what, where, expected and fix of the error."""
 
 
 class _Explain(TargetCommand):
@@ -38,99 +87,87 @@ class _Explain(TargetCommand):
 @click.option("--module", metavar="GLOB", help="Only modules whose path matches, such as '*mlp*'.")
 @click.option(
     "--metric",
-    type=Name(lambda target: (*EXPLAINED, *PEAK_METRICS)),
+    type=NameParam(lambda target: (*EXPLAINED, *PEAK_METRICS)),
     default="flops",
     show_default=True,
     metavar="NAME",
-    help="The quantity to explain: flops, params, calls, output_bytes, ..., or graph_peak_bytes of a capture.",
+    help="Quantity to explain: flops, params, calls, output_bytes, ..., or graph_peak_bytes of a capture.",
 )
 @click.option(
     "--capture",
     type=FILE,
     metavar="FILE",
-    help="Show the graph nodes of this capture; out/TARGET/capture.json if it is there and fits.",
+    help="Show the graph nodes of this capture.  [default: out/TARGET/capture.json if it exists and fits]",
 )
 @click.option(
     "--graph", "listed", is_flag=True, help="List the operators of the exported stage instead, each with its cost."
 )
 @click.option(
-    "--unrolled", is_flag=True, help="With --graph as a picture: every operator of every layer, not equal layers once."
+    "--unrolled", is_flag=True, help="With --graph and an image format: draw every layer, not equal ones once."
 )
 @click.option(
     "-f",
     "--format",
     "kind",
-    type=Choice(*dict.fromkeys((*_FORMULAS, *_PICTURES))),
+    type=ChoiceParam(*dict.fromkeys((*_FORMULAS, *_PICTURES))),
     metavar="FORMAT",
-    help="text, md or html; with --graph text, "
-    + ", ".join(_PICTURES)
-    + "; png needs the extra [plot]. By the ending of -o unless given, else text.",
+    help=f"Output format: text, md or html; with --graph text, {', '.join(_PICTURES)}; png needs the extra [plot]."
+    "  [default: by the suffix of -o, else text]",
 )
-@options("output", "config", "preset", "trust-remote-code", "rules")
-def explain(
-    target: str,
-    stage: str,
-    module: str | None,
-    metric: str,
-    capture: Path | None,
-    listed: bool,
-    unrolled: bool,
-    kind: str | None,
-    output: Path | None,
-    **choices: Any,
-) -> int:
+@options("output", "config", "preset", "trust-remote-code", "rules")  # fmt: skip
+def explain(capture: Path | None, kind: str | None, output: Path | None, **given: Any) -> int:
     """Break down the cost of STAGE of TARGET by formula; STAGE may be total.
 
-    TARGET is a target, or a capture or a folder of reports, of which the run that was captured is explained.
+    TARGET is a target, or a capture or a folder of reports, whose captured run is explained.
 
-    For each formula: the modules it stands for, the expression, the numbers put in, the result, what the graph
-    sources have there, and at the end the derivation with its source. Needs no torch; with --graph it does.
+    For each formula: the modules that it covers, the expression, the values of its symbols, the result, the counts of
+    the graph sources, and the derivation with its source. Needs torch only with --graph.
     """
-    ending = output.suffix.removeprefix(".") if output is not None else ""
-    kind = kind or (ending if ending in _PICTURES else None)
-    if (held := _capture_at(target)) is not None:
-        if capture is not None or listed or any(choices.values()):
-            raise BadInput("a capture has its own run and no graph to list", where=str(held), got=target,
-                           fix="name the target in place of the capture")  # fmt: skip
-        capture = held
-    if listed:
-        if capture is not None or kind == "md":
-            raise BadInput("a listing is of an export, as text or a picture", where="--graph",
-                           fix="leave out --capture and -f md")  # fmt: skip
-        if unrolled and kind not in _PICTURES:
-            raise BadInput("only a picture is unrolled", where="--unrolled", expected="-f " + " or ".join(_PICTURES))
-        found = api.operators(asked(target, None, choices), stage, module=module)
-        drawn = (
-            api.operator_graph(found, kind, unrolled=unrolled)
-            if kind in _PICTURES
-            else listing_text(found, screen(output))
-        )
-        emit(drawn, output)
-        return 0
-    if choices["rules"]:
-        raise BadInput("rules count the operators of a graph", where="--rules", fix="add --graph")
-    if unrolled or (kind is not None and kind not in _FORMULAS):
-        raise BadInput("formulas are not drawn", where="explain", fix="add --graph for a picture of the operators")
-    graph = api.read(capture) if capture is not None else _last(target)
-    if metric in PEAK_METRICS:
-        if capture is None or module is not None or any(choices.values()):
-            # That of the last report may be of another workload, and no formula tells.
-            raise BadInput("a peak is of a whole stage of a run that was captured", where="--metric", got=metric,
-                           fix="--capture FILE alone, of one made with --peaks; or costproof peaks TARGET")  # fmt: skip
-        peaks = peaks_in(api.read(capture), stage)
-        emit(variant("peaks", kind, output).text(peaks, screen(output)), output)
-        return peaks.exit_code
-    if capture is not None and graph is not None and not any(choices.values()):
-        # A capture holds its own formulas and workload: explain the run that was captured.
-        broken = api.explain(graph, stage, module=module, metric=metric)
+    suffix = output.suffix.removeprefix(".") if output is not None else ""
+    own = {name: given.pop(name) for name in ("target", "stage", "module", "metric", "listed", "unrolled")}
+    run = _capture_at(own["target"])
+    line = _ExplainLine(
+        **own, capture=run or capture, two_captures=run is not None and capture is not None, run_given=run is not None,
+        kind=kind or (suffix if suffix in _PICTURES else None), output=output, choices=given,
+    )  # fmt: skip
+    for applies, what, where, expected, fix in _EXCLUSIONS:
+        if applies(line):
+            raise BadInput(what, where=where.format(line=line), expected=expected, fix=fix)
+    if line.listed:
+        return _list_operators(line)
+    return _explain_peak(line) if line.metric in PEAK_METRICS else _explain_formulas(line)
+
+
+def _list_operators(line: _ExplainLine) -> int:
+    found = api.operators(run_request(line.target, None, line.choices), line.stage, module=line.module)
+    if line.kind in _PICTURES:
+        emit(api.operator_graph(found, str(line.kind), unrolled=line.unrolled), line.output)
     else:
-        broken = api.explain(asked(target, None, choices), stage, module=module, metric=metric, graph=graph)
-    emit(variant("explain", kind, output).text(broken, screen(output)), output)
+        emit(listing_text(found, terminal_width(line.output)), line.output)
+    return 0
+
+
+def _explain_peak(line: _ExplainLine) -> int:
+    assert line.capture is not None
+    peaks = peaks_in(api.read(line.capture), line.stage)
+    emit(variant("peaks", line.kind, line.output).text(peaks, terminal_width(line.output)), line.output)
+    return peaks.exit_code
+
+
+def _explain_formulas(line: _ExplainLine) -> int:
+    graph = api.read(line.capture) if line.capture is not None else _last_report(line.target)
+    if line.capture is not None and graph is not None and not line.chosen:
+        # A capture has its own formulas and workload: explain the captured run.
+        found = api.explain(graph, line.stage, module=line.module, metric=line.metric)
+    else:
+        run = run_request(line.target, None, line.choices)
+        found = api.explain(run, line.stage, module=line.module, metric=line.metric, graph=graph)
+    emit(variant("explain", line.kind, line.output).text(found, terminal_width(line.output)), line.output)
     return 0
 
 
 def _capture_at(target: str) -> Path | None:
-    """Return where a capture is, if the words name one and no target: its file, or a folder of reports."""
+    """Return the capture file or folder of reports that the argument names, or ``None`` if it names a target."""
     path = Path(target)
     if target in api.targets():
         return None
@@ -139,11 +176,11 @@ def _capture_at(target: str) -> Path | None:
     return path if (path / "capture.json").is_file() else None
 
 
-def _last(target: str) -> Capture | None:
-    """Return the capture of the last report, if there is a usable one; it only adds to the answer."""
+def _last_report(target: str) -> Capture | None:
+    """Return the capture of the last report if it is usable; it only adds to the answer."""
     path = Path("out") / api.RunRequest(target).label
     try:
         return api.read(path) if (path / "capture.json").is_file() else None
     except BadInput as error:
-        note(f"{path} is not used: {error.what}")
+        print_note(f"{path} is not used: {error.what}")
         return None

@@ -9,27 +9,26 @@ from typing import Any
 import click
 
 from costproof import api
-from costproof.cli.kinds import FILE, SIDE, Choice
 from costproof.cli.options import options
-from costproof.cli.output import check_apart, emit, screen
+from costproof.cli.output import check_apart, emit, terminal_width
+from costproof.cli.params import FILE, OPERAND, ChoiceParam
 from costproof.ledger.errors import BadInput
 from costproof.reports.outputs import variant, variants
 
 
 @click.command()
-@click.argument("base", type=SIDE)
-@click.argument("head", type=SIDE)
-@click.option("--policy", type=FILE, required=True, metavar="FILE", help="The limits, as YAML; see docs/gate.md.")
-@click.option("--config", type=FILE, metavar="FILE", help="Configuration of HEAD, where it is a target.")
-@click.option("--base-config", type=FILE, metavar="FILE", help="Configuration of BASE, where it is a target.")
-@click.option("--today", metavar="YYYY-MM-DD", help="The day on which allowances must still count.")
+@click.argument("base", type=OPERAND)
+@click.argument("head", type=OPERAND)
+@click.option("--policy", type=FILE, required=True, metavar="FILE", help="Limits as YAML; see docs/gate.md.")
+@options("head-config", "base-config")
+@click.option("--today", metavar="YYYY-MM-DD", help="Date on which allowances must not have expired.  [default: today]")
 @click.option(
-    "-f", "--format", "kind", type=Choice(*variants("gate")), default="text", show_default=True,
-    help="What is printed.",
+    "-f", "--format", "kind", type=ChoiceParam(*variants("gate")), default="text", show_default=True,
+    help="Output format.",
 )  # fmt: skip
 @click.option(
     "-o", "--output", "outputs", multiple=True, type=FILE, metavar="FILE",
-    help="Write there too, in the format of its ending (.md, .json, .xml, .sarif); may be given several times.",
+    help="Also write to FILE, in the format of its suffix (.md, .json, .xml, .sarif); may be repeated.",
 )  # fmt: skip
 @options("trust-remote-code", "rules")
 def gate(
@@ -43,13 +42,12 @@ def gate(
     outputs: tuple[Path, ...],
     **trust: Any,
 ) -> int:
-    """Hold HEAD against BASE and a policy: may this change pass?
+    """Check the change from BASE to HEAD against the limits of a policy.
 
-    A side is what costproof diff takes: a committed baseline, one in git (main:baselines/model.json), a capture, or a
-    target with settings. Decides without torch.
+    BASE and HEAD are operands as in costproof diff: a committed baseline, one in git (main:baselines/model.json), a
+    capture, or a target with settings. Needs no torch.
 
-    Exit code 0 if all limits hold, 1 if one does not, 3 if a number that one is about is not known, or there is no
-    baseline.
+    Exit code 0 if all limits hold, 1 if one does not, 3 if a number in a limit is unknown or there is no baseline.
     """
     try:
         day = None if today is None else date.fromisoformat(today)
@@ -62,5 +60,5 @@ def gate(
     found = api.gate(base, head, policy=policy, config=config, base_config=base_config, today=day, **trust)
     for path, how in written.items():
         emit(how.text(found), path)
-    emit(variant("gate", kind).text(found, screen()), None)
+    emit(variant("gate", kind).text(found, terminal_width()), None)
     return found.exit_code

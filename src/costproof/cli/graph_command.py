@@ -8,42 +8,47 @@ from typing import Any
 import click
 
 from costproof import api
-from costproof.cli.kinds import FILE, SIDE, Whole, Words
 from costproof.cli.options import options
-from costproof.cli.output import check_apart, check_no_picture, emit, wrote
-from costproof.cli.progress import progress as shown
+from costproof.cli.output import check_apart, check_no_picture, emit, note_written
+from costproof.cli.params import FILE, OPERAND, IntParam, ListParam
+from costproof.cli.progress import show_progress
 from costproof.ledger.errors import BadInput
 from costproof.ledger.writing import places, write_texts
 from costproof.reports.outputs import PICTURES
 
 
 @click.command()
-@click.argument("capture", metavar="CAPTURE|TARGET", type=SIDE)
+@click.argument("capture", metavar="CAPTURE|TARGET", type=OPERAND)
 @click.option(
     "-f",
     "--format",
     "kinds",
-    type=Words(*PICTURES),
+    type=ListParam(*PICTURES),
     default="svg",
     show_default=True,
-    help="Of " + ", ".join(PICTURES) + "; png needs the extra [plot].",
+    help="Image formats: " + ", ".join(PICTURES) + "; png needs the extra [plot].",
 )
 @click.option(
     "-o",
     "--output",
     type=FILE,
     metavar="DIR",
-    help="Folder for the files. Without it one format goes to stdout, several go beside CAPTURE.",
+    help="Folder for the files.  [default: stdout for one format, the folder of CAPTURE for several]",
 )
 @click.option(
-    "--depth", type=Whole(), metavar="N", help="Calls below the outermost modules; what fits on a page if not given."
+    "--depth",
+    type=IntParam(),
+    metavar="N",
+    help="Levels of calls below the outermost modules.  [default: as many as fit on a page]",
 )
-@click.option("--stage", metavar="STAGE", help="Only modules that work in this stage, with its costs.")
-@click.option("--prefix", metavar="PATH", help="Only this module and what is inside it.")
-@click.option("--heavy", is_flag=True, help="Only modules with matmul-like work, and those that lead to them.")
-@click.option("--link", metavar="URL", help="Where a click leads (dot, svg); {path} and {class} are filled in.")
+@click.option("--stage", metavar="STAGE", help="Show only modules that work in this stage, with its costs.")
+@click.option("--prefix", metavar="PATH", help="Show only this module and its submodules.")
+@click.option("--heavy", is_flag=True, help="Show only modules with matmul-like work, and their ancestors.")
+@click.option("--link", metavar="URL", help="Target of a click (dot, svg), with {path} and {class} of the module.")
 @click.option(
-    "--slide", is_flag=True, help="For a slide of 16:9 (svg, png): what can be read there, the heaviest first."
+    "--slide",
+    is_flag=True,
+    help="Draw for a 16:9 slide (svg, png): as many modules as are legible, the heaviest first.",
 )
 @options("trust-remote-code", "rules", "progress")
 def graph(
@@ -55,12 +60,12 @@ def graph(
     progress: str,
     **choice: Any,
 ) -> int:
-    """Draw the callgraph of CAPTURE, or a callgraph.json: modules in families, and how they repeat.
+    """Draw the callgraph of CAPTURE or of a callgraph.json, with equal modules grouped.
 
-    A target with settings, as costproof diff takes it (hf:opt,seq-len=8, deepseek-ocr@tiny), is run on shapes first.
+    A target with settings, as in costproof diff (hf:opt,seq-len=8, deepseek-ocr@tiny), is run on the meta device first.
 
-    "for 12" is twelve modules in series, "parfor 64" are modules side by side, or calls of one module. Solid
-    arrows are calls, dashed ones data. An orange bar is the share of the FLOPs.
+    "for 12" marks twelve modules in series, "parfor 64" parallel modules or calls of one module. Solid arrows are
+    calls, dashed ones data. An orange bar is the share of the FLOPs.
     """
     file = Path(capture)
     if output is None and len(kinds) > 1 and not file.exists():
@@ -73,7 +78,7 @@ def graph(
     places(files.values())
     for path in files.values():
         check_apart(path)
-    with shown(progress) as say:
+    with show_progress(progress) as say:
         made = api.drawable(capture, say, rules=rules, trust_remote_code=trust_remote_code)
     texts = {kind: api.graph(made, kind, **choice) for kind in kinds}
     if alone:
@@ -81,5 +86,5 @@ def graph(
         return 0
     write_texts({path: texts[kind] for kind, path in files.items()})
     for path in files.values():
-        wrote(path)
+        note_written(path)
     return 0

@@ -14,32 +14,37 @@ from costproof.ledger.errors import BadInput, did_you_mean
 
 COMMANDS: Final[dict[str, str]] = {
     "report": "Count a target, compare the sources, write the folder of reports.",
-    "capture": "Count a target and write the capture file alone.",
+    "capture": "Count a target and write only the capture file.",
     "compare": "Compare the sources of a capture.",
-    "diff": "Compare two captures, baselines or targets, and split every difference over what changed.",
-    "gate": "Hold a change against limits: may it pass?",
+    "diff": "Compare two captures, baselines or targets, and attribute every difference to a change.",
+    "gate": "Check a change against limits.",
     "render": "Turn a capture into one of the report formats.",
     "graph": "Draw the callgraph of a capture: DOT, SVG, Mermaid.",
     "plot": "Draw a capture or a sweep: shares, curves, roofline, peaks, counters.",
     "check": "Check published numbers and formulas against a target.",
-    "explain": "Break down a stage's cost by formula.",
-    "prove": "Prove formulas equal to graphs for all sizes, and over configurations.",
-    "derive": "Read a closed formula off the graph of any model.",
+    "explain": "Break down the cost of a stage by formula.",
+    "prove": "Prove that formulas equal graphs for all sizes and over configurations.",
+    "derive": "Derive a closed formula from the graph of any model.",
     "sweep": "Evaluate formulas over ranges of configuration keys and settings.",
-    "roofline": "Say what a run takes at least on a device, and what it waits for.",
-    "fits": "Say whether a run fits into a memory, and from which size on it does not.",
-    "peaks": "Find the peak of live activations of every stage, and name what holds it.",
-    "measure": "Time a run stage by stage, beside its bounds and its operators alone.",
-    "machines": "List the devices whose roofs are known.",
-    "machine": "Show a device with its sources, or measure this one.",
+    "roofline": "Bound the time of a run on a device, and name the limiting resource.",
+    "fits": "Check whether a run fits into memory, and up to which size.",
+    "peaks": "Find the peak of live activations of every stage and the tensors in it.",
+    "measure": "Time a run stage by stage, and compare with bounds and isolated operators.",
+    "machines": "List the devices with known peak rates.",
+    "machine": "Show a device with the sources of its figures, or measure this machine.",
     "targets": "List the models that can be counted.",
     "workloads": "List the named workloads.",
     "counters": "Run third-party FLOP counters and explain the differences.",
-    "ops": "List the operator rules, and what a capture has of them.",
+    "ops": "List the operator rules, or the operators of a capture.",
     "schema": "List or print the JSON Schemas of the files.",
-    "doctor": "Show versions, extras, plug-ins, and what can be used here.",
+    "doctor": "Show versions, extras, plug-ins and available sources.",
 }
-"""Name -> short help, in the order of a session."""
+"""Name -> short help, in the order of a typical session."""
+_MODULES: Final = {
+    **dict.fromkeys(("machine", "machines"), "device"),
+    **dict.fromkeys(("targets", "workloads", "ops", "schema", "doctor"), "list"),
+}
+"""Command -> ``NAME`` of its module ``costproof.cli.NAME_command`` (default: the name of the command)."""
 
 EPILOG: Final = """\b
 Exit codes: 0 all exact or explained, 1 findings, 2 wrong usage or bad input,
@@ -60,11 +65,11 @@ def _flagged(context: click.Context, param: click.Parameter, value: bool) -> Non
 _FLAGS: Final = (
     click.Option(
         ["-q", "--quiet"], is_flag=True, expose_value=False, callback=_flagged,
-        help="Print the report and errors alone: no progress, no file names.",
+        help="Print only the report and errors: no progress, no file names.",
     ),
     click.Option(
         ["-v", "--verbose"], is_flag=True, expose_value=False, callback=_flagged,
-        help="Print each step of the progress and what libraries advise.",
+        help="Print each step of the progress and the warnings of libraries.",
     ),
 )  # fmt: skip
 """Options of the program and of every command."""
@@ -79,7 +84,7 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command = getattr(import_module(f"costproof.cli.{cmd_name}_command"), cmd_name)
+        command = getattr(import_module(f"costproof.cli.{_MODULES.get(cmd_name, cmd_name)}_command"), cmd_name)
         assert isinstance(command, click.Command)
         if _FLAGS[0] not in command.params:
             command.params += _FLAGS

@@ -14,8 +14,8 @@ import click
 
 from costproof.cli.entry import AGAIN
 from costproof.cli.group import COMMANDS, cli
-from costproof.cli.output import note
-from costproof.cli.streams import ending, held, tolerant
+from costproof.cli.output import print_note
+from costproof.cli.streams import ending_signals, held_advice, tolerant_streams
 from costproof.foreign import as_command, blamed, line_of, skipped
 from costproof.ledger.ending import ENDING
 from costproof.ledger.errors import (
@@ -49,18 +49,18 @@ def run(arguments: Sequence[str] | None = None) -> int:
     """
     given = sys.argv[1:] if arguments is None else list(arguments)
     try:
-        with offline(), tolerant(), ending() as came, held() as advice, as_command():
+        with offline(), tolerant_streams(), ending_signals() as came, held_advice() as advice, as_command():
             code = _run(given)
             if advice.line and not advice.quiet:
                 click.echo(visible(advice.line), err=True)
             for error in skipped():
-                note(f"skipped: {error.line}")
+                print_note(f"skipped: {error.line}")
             if came and code != EXIT_INCOMPLETE:  # foreign code swallowed the interrupt
-                code = _interrupted(ENDING[came[0]])
+                code = _interrupt(ENDING[came[0]])
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        code = _failed_at_last(error)
+        code = _fail_at_last(error)
     if arguments is None:
         with suppress(OSError):
             os.dup2(2, 1)  # the report is whole: what foreign code prints while the process ends is none of it
@@ -81,36 +81,36 @@ def _run(given: Sequence[str]) -> int:
         click.echo(error.ctx.get_help() if error.ctx else str(error), err=True)
         return EXIT_BAD_INPUT
     except click.ClickException as error:
-        return _failed(_usage(error, given))
+        return _fail(_usage_error(error, given))
     except (click.Abort, KeyboardInterrupt) as error:
         by = error.__context__ if isinstance(error, click.Abort) else error  # click's word for the same
-        return _interrupted(str(by) if by is not None and str(by) else "Ctrl-C")
+        return _interrupt(str(by) if by is not None and str(by) else "Ctrl-C")
     except CostproofError as error:
-        return _failed(error)
+        return _fail(error)
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and (error.name or "costproof").partition(".")[0] != "costproof":
             fix = "install it; costproof doctor says which packages each source needs"
-            return _failed(Incomplete("a package that this needs cannot be imported", got=first_line(error), fix=fix))
+            return _fail(Incomplete("a package that this needs cannot be imported", got=first_line(error), fix=fix))
         if isinstance(error, OSError) and error.errno in _OF_THE_SYSTEM:
             where = "stdout" if error.filename is None else str(error.filename)
-            return _failed(BadInput("the system refuses this file", where=where, got=error.strerror))
+            return _fail(BadInput("the system refuses this file", where=where, got=error.strerror))
         if (told := blamed(error)) is not None:
             told.__cause__ = error
-            return _failed(told)
+            return _fail(told)
         bug = Bug(
             "costproof has a bug",
             got=first_line(error),
             fix=f"please report it with the command and the traceback that {DEBUG}=1 shows",
         )
         bug.__cause__ = error
-        return _failed(bug)
+        return _fail(bug)
     except BaseException as error:  # SystemExit and the like: none of ours
         if isinstance(error, SystemExit) and COMPLETE in os.environ:  # click answers a shell, and exits
             return error.code if isinstance(error.code, int) else EXIT_BAD_INPUT
-        return _failed(_ended_by(error))
+        return _fail(_foreign_exit(error))
 
 
-def _failed_at_last(error: BaseException) -> int:
+def _fail_at_last(error: BaseException) -> int:
     """Tell what is raised while an outcome is told, with as little code as possible: some of it may be replaced."""
     ours = isinstance(error, Exception)
     what = "costproof has a bug" if ours else "code of the model or of a plug-in ends the program"
@@ -121,7 +121,7 @@ def _failed_at_last(error: BaseException) -> int:
     return EXIT_BUG if ours else EXIT_BAD_INPUT
 
 
-def _ended_by(error: BaseException) -> CostproofError:
+def _foreign_exit(error: BaseException) -> CostproofError:
     """The message for foreign code that ends the program outside all blocks that contain it."""
     place = line_of(error)
     told = BadInput("code of the model or of a plug-in ends the program", where=place, got=first_line(error))
@@ -129,7 +129,7 @@ def _ended_by(error: BaseException) -> CostproofError:
     return told
 
 
-def _usage(error: click.ClickException, arguments: Sequence[str]) -> CostproofError:
+def _usage_error(error: click.ClickException, arguments: Sequence[str]) -> CostproofError:
     context = getattr(error, "ctx", None)
     path = context.command_path if context is not None else "costproof"
     if path == "costproof" and arguments and arguments[0] in COMMANDS:
@@ -137,7 +137,7 @@ def _usage(error: click.ClickException, arguments: Sequence[str]) -> CostproofEr
     what = error.format_message().rstrip(".")
     told = BadInput(what[:1].lower() + what[1:], where=path, fix=f"see {path} --help")
     if isinstance(error, click.NoSuchOption) and context is not None:
-        from costproof.cli.kinds import TARGET_OF
+        from costproof.cli.params import TARGET_OF
 
         target, options = context.meta.get(TARGET_OF, ("", ()))
         if options:
@@ -146,17 +146,17 @@ def _usage(error: click.ClickException, arguments: Sequence[str]) -> CostproofEr
     return told
 
 
-def _interrupted(by: str) -> int:
-    return _failed(CostproofError("interrupted", got=by, fix=AGAIN), EXIT_INCOMPLETE)
+def _interrupt(by: str) -> int:
+    return _fail(CostproofError("interrupted", got=by, fix=AGAIN), EXIT_INCOMPLETE)
 
 
-def _failed(error: CostproofError, code: int | None = None) -> int:
+def _fail(error: CostproofError, code: int | None = None) -> int:
     """Print the message; with ``COSTPROOF_DEBUG`` the traceback before it."""
-    from costproof.cli.message import message
+    from costproof.cli.output import error_text
 
     if os.environ.get(DEBUG):
         import traceback
 
         traceback.print_exception(error.__cause__ or error, file=sys.stderr)
-    click.echo(message(error), err=True)
+    click.echo(error_text(error), err=True)
     return error.exit_code if code is None else code

@@ -7,10 +7,10 @@ from pathlib import Path
 import click
 
 from costproof import api
-from costproof.cli.kinds import DEVICE, TARGET
-from costproof.cli.options import format_option, of_run, options
-from costproof.cli.output import check_apart, emit, screen
-from costproof.cli.progress import progress as shown
+from costproof.cli.options import device_option, format_option, options, run_command
+from costproof.cli.output import check_apart, emit, terminal_width
+from costproof.cli.params import TARGET
+from costproof.cli.progress import show_progress
 from costproof.cli.target_command import TargetCommand
 from costproof.reports.escape import visible
 from costproof.reports.outputs import variant
@@ -18,21 +18,16 @@ from costproof.reports.outputs import variant
 
 @click.command(cls=TargetCommand)
 @click.argument("target", required=False, type=TARGET)
+@device_option("Device that it runs on; without it, this machine is measured first")
+@options("math")
 @click.option(
-    "--on",
-    "device",
-    type=DEVICE,
-    metavar="DEVICE|FILE",
-    help="The device that it runs on; this machine is measured first unless given.",
-)
-@click.option("--math", metavar="DTYPE", help="Whose peak is the roof, such as tf32; the run's dtype unless given.")
-@click.option(
-    "--predict", is_flag=True, help="Run nothing but each distinct operator, alone; no memory has to hold the model."
-)
+    "--predict", is_flag=True,
+    help="Time each distinct operator in isolation instead of running the model, which then need not fit in memory.",
+)  # fmt: skip
 @format_option("measure")
 @options("output", "request", "dry-run", "config", "preset", "run", "weights", "layers", "seed", "profile")
 @options("trust-remote-code", "rules", "progress")
-@of_run
+@run_command
 def measure(
     run: api.RunRequest,
     device: str | None,
@@ -42,21 +37,21 @@ def measure(
     output: Path | None,
     progress: str,
 ) -> int:
-    """Run TARGET, time its stages, and hold the times against the roof of a device.
+    """Run TARGET, time its stages, and compare the times with the roofline bound of a device.
 
-    Each time is split into parts that add up to it: the floor, the traffic beyond it, what each operator takes beyond
-    the roof when it is made alone, and what lies between the operators. The sum of the operators alone is a prediction
-    too: with --predict the only one, of a model that never runs. Runs on the processor unless --run cuda; --profile N
-    says how often it is timed (5).
+    Each time is split into parts that add up to it: the floor (compulsory traffic or products), further traffic, the
+    time of each isolated operator beyond its bound, and the time between operators. The sum of the isolated operators
+    is a prediction too; with --predict it is the only result, and the model never runs. Runs on the CPU unless --run
+    cuda is given, 5 times unless --profile N is given.
 
-    The exit code is 1 where something ran faster than it can: the report says what is wrong then. It is 3 where
-    something that runs has no known cost, or could not be made alone.
+    The exit code is 1 if something ran faster than its bound, which the report then explains, and 3 if the cost of an
+    operator is unknown or it cannot be run in isolation.
     """
     how = variant("measure", kind, output)
     check_apart(output)
-    with shown(progress) as say:
+    with show_progress(progress) as say:
         found = api.measure(run, on=device, math=math, predict=predict, progress=say)
-    emit(how.text(found, screen(output)), output)
+    emit(how.text(found, terminal_width(output)), output)
     for row in found.rows:
         if row.wrong:
             click.echo(f"{visible(row.run)} {visible(row.stage)}: {visible(row.wrong)}", err=True)

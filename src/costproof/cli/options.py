@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, get_args
 import click
 
 from costproof import api
-from costproof.cli.kinds import FILE, PRESET, Choice, Whole, Words
 from costproof.cli.output import emit
+from costproof.cli.params import DEVICE, FILE, PRESET, ChoiceParam, IntParam, ListParam
 from costproof.ledger.errors import EXIT_OK, BadInput
 from costproof.ledger.run import ALL_SOURCES, DEFAULT_SOURCES, Convention, RunDevice
 from costproof.reports.outputs import variants
@@ -26,70 +26,81 @@ F = TypeVar("F", bound=Callable[..., Any])
 _OPTIONS: Final[dict[str, Callable[[Any], Any]]] = {
     "request": click.option(
         "--request", "file", type=FILE, metavar="FILE",
-        help="A run as YAML; other options go before what it says. Code that it names runs only if TARGET, --rules or"
-        " --trust-remote-code name it here too.",
+        help="Read the run from a YAML file; other options override it. Code that it names runs only if TARGET,"
+        " --rules or --trust-remote-code name it here too.",
     ),
     "dry-run": click.option(
         "--dry-run", is_flag=True,
-        help="Check everything that needs no tracing and none of your code, and print the run as YAML.",
+        help="Check what can be checked without tracing or running your code, and print the run as YAML.",
     ),
     "config": click.option(
-        "--config", type=FILE, metavar="FILE", help="Configuration of the model; the published one unless given."
+        "--config", type=FILE, metavar="FILE", help="Configuration of the model.  [default: the published one]"
+    ),
+    "head-config": click.option(
+        "--config", type=FILE, metavar="FILE", help="Configuration of HEAD, if that is a target."
+    ),
+    "base-config": click.option(
+        "--base-config", type=FILE, metavar="FILE", help="Configuration of BASE, if that is a target."
+    ),
+    "math": click.option(
+        "--math", metavar="DTYPE",
+        help="Dtype whose peak rate bounds the products, such as tf32.  [default: dtype of the run]",
     ),
     "preset": click.option(
         "--preset", "--workload", "preset", type=PRESET, metavar="NAME",
-        help="A named workload; see costproof workloads.",
+        help="Named workload; see costproof workloads.",
     ),
     "run": click.option(
-        "--run", type=Choice(*get_args(RunDevice)),
-        help="Where the dynamic source runs: meta computes shapes alone; cpu and cuda really run.",
+        "--run", type=ChoiceParam(*get_args(RunDevice)),
+        help="Device of the dynamic source: meta computes only shapes; cpu and cuda run the model.",
     ),
     "weights": click.option(
         "--weights", metavar="random|DIR",
-        help="Weights of a real run: seeded random ones, or a folder of safetensors.",
+        help="Weights of a run on cpu or cuda: seeded random ones, or a folder of safetensors.",
     ),
     "layers": click.option(
-        "--layers", type=Whole(), metavar="N", help="Keep the first N layers; all sources count the smaller model."
+        "--layers", type=IntParam(), metavar="N", help="Keep the first N layers; all sources count the smaller model."
     ),
-    "seed": click.option("--seed", type=Whole(), metavar="N", help="Seed of random weights and inputs."),
+    "seed": click.option("--seed", type=IntParam(), metavar="N", help="Seed of random weights and inputs."),
     "profile": click.option(
-        "--profile", type=Whole(), metavar="N",
-        help="Measure a real run N times: profile.json, profile.md and a Chrome trace.",
+        "--profile", type=IntParam(), metavar="N",
+        help="Time N runs on cpu or cuda; writes profile.json, profile.md and a Chrome trace.",
     ),
     "sources": click.option(
-        "--sources", type=Words(offered=lambda: ALL_SOURCES), metavar="LIST",
-        help=f"Of {', '.join(ALL_SOURCES)}; isolated traces every stage alone.  [default: {','.join(DEFAULT_SOURCES)}]",
+        "--sources", type=ListParam(offered=lambda: ALL_SOURCES), metavar="LIST",
+        help=f"Sources to count with: {', '.join(ALL_SOURCES)}; isolated traces every stage separately."
+        f"  [default: {','.join(DEFAULT_SOURCES)}]",
     ),
     "convention": click.option(
-        "--convention", type=Choice(*get_args(Convention)),
-        help="Count also what fvcore calls flops and activations, for stages alone and within the whole run.",
+        "--convention", type=ChoiceParam(*get_args(Convention)),
+        help="Also count flops and activations as fvcore defines them, for isolated stages and within the whole run.",
     ),
     "all-calls": click.option(
-        "--all-calls", is_flag=True, help="Note the shapes of every call of a module, not of the first alone."
+        "--all-calls", is_flag=True, help="Record the shapes of every call of a module, not only of the first."
     ),
     "peaks": click.option(
-        "--peaks", is_flag=True, help="Find the peaks of live activations too, by an export and two runs of each stage."
+        "--peaks", is_flag=True, help="Also find peaks of live activations, by an export and two runs of each stage."
     ),
     "counters": click.option(
-        "--counters", type=Words(metavar="LIST|all", offered=lambda: ("all", *api.counter_names())),
-        help="Run third-party counters too: names separated by commas. They do not change the verdict.",
+        "--counters", type=ListParam(metavar="LIST|all", offered=lambda: ("all", *api.counter_names())),
+        help="Also run third-party counters: names separated by commas. They do not change the verdict.",
     ),
     "trust-remote-code": click.option(
         "--trust-remote-code", is_flag=True,
-        help="Run the Python code in the snapshot, or beside the configuration, that the target names.",
+        help="Run Python code from the snapshot, or from files next to the configuration, that the target names.",
     ),
     "rules": click.option(
         "--rules", multiple=True, type=FILE, metavar="FILE",
-        help="Run this Python file for the operator rules in it; may be given several times.",
+        help="Load operator rules from this Python file, which is executed; may be repeated.",
     ),
     "no-cache": click.option(
-        "--no-cache", is_flag=True, help="Export anew; without it exports are kept in the user's cache folder."
+        "--no-cache", is_flag=True, help="Export again instead of using the exports in the user's cache folder."
     ),
     "progress": click.option(
-        "--progress", type=Choice("auto", "always", "never"), default="auto", show_default=True,
-        help="Progress on stderr.",
+        "--progress", type=ChoiceParam("auto", "always", "never"), default="auto", show_default=True,
+        help="When to show progress on stderr.",
     ),
-    "output": click.option("-o", "--output", type=FILE, metavar="FILE", help="Write there instead of stdout."),
+    "output": click.option("-o", "--output", type=FILE, metavar="FILE", help="Write to FILE instead of stdout."),
 }  # fmt: skip
 
 
@@ -111,11 +122,18 @@ def format_option(about: str, *, table: bool = False) -> Callable[[F], F]:
         table: whether a terminal has a table of its own.
     """
     known = tuple(variants(about))
-    text = f"By the ending of -o unless given, else {'a table on a terminal and ' if table else ''}{known[0]}."
-    return click.option("-f", "--format", "kind", type=Choice(*known), help=text)
+    default = f"a table on a terminal and {known[0]} elsewhere" if table else known[0]
+    text = f"Output format.  [default: by the suffix of -o, else {default}]"
+    return click.option("-f", "--format", "kind", type=ChoiceParam(*known), help=text)
 
 
-def asked(target: str | None, file: Path | None, choices: dict[str, Any]) -> RunRequest:
+def device_option(text: str, *, required: bool = False) -> Callable[[F], F]:
+    """Return the option ``--on`` with a help text, as the parameter ``device``."""
+    text = f"{text} (see costproof machines)."
+    return click.option("--on", "device", type=DEVICE, metavar="DEVICE|FILE", required=required, help=text)
+
+
+def run_request(target: str | None, file: Path | None, choices: dict[str, Any]) -> RunRequest:
     """The run that a line describes: the request file's, with the line's own choices on top.
 
     Raises:
@@ -137,7 +155,7 @@ def asked(target: str | None, file: Path | None, choices: dict[str, Any]) -> Run
     return api.request(base or "", verb=str(context.command.name), **given)
 
 
-def of_run(command: Callable[..., int]) -> Callable[..., int]:
+def run_command(command: Callable[..., int]) -> Callable[..., int]:
     """A command of a run: its first argument is the request that the line makes of all that it does not take itself.
 
     With ``--dry-run`` the request is printed instead.
@@ -147,7 +165,7 @@ def of_run(command: Callable[..., int]) -> Callable[..., int]:
     @wraps(command)
     def made(target: str | None, file: Path | None, dry_run: bool, **given: Any) -> int:
         taken = {name: given.pop(name) for name in own}
-        run = asked(target, file, given)
+        run = run_request(target, file, given)
         if dry_run:
             emit(api.request_text(run, str(click.get_current_context().command.name)), None)
             return EXIT_OK

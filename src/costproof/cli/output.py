@@ -1,4 +1,4 @@
-"""Where a command's text goes: stdout, or a file that it names on stderr."""
+"""Print reports and errors: on a terminal, to a pipe, or into a file."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from costproof.ledger.errors import BadInput
+from costproof.ledger.errors import BadInput, CostproofError, Problems
+from costproof.ledger.plural import plural
 from costproof.ledger.writing import check_replaceable, resolve_named, write_error, write_named, written_in_place
 from costproof.reports.escape import visible
 from costproof.reports.outputs import PICTURES
-from costproof.reports.screen import aligned, filled
+from costproof.reports.screen import align_table, fill_lines
 from costproof.reports.summary import print_summary as typeset
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def emit(text: str | bytes, output: Path | None, *, inputs: Iterable[Path] = ())
         return
     check_apart(output, inputs)
     write_named(output, text)
-    wrote(output)
+    note_written(output)
 
 
 def check_apart(output: Path | None, inputs: Iterable[Path] = ()) -> None:
@@ -90,43 +91,43 @@ def _files(word: object) -> list[Path]:
     return [file for path in found for file in (path, *(path / name for name in _READ))]
 
 
-def flag(name: str) -> bool:
+def has_flag(name: str) -> bool:
     """Whether a flag of the whole program was given: ``quiet`` or ``verbose``."""
     context = click.get_current_context(silent=True)
     return context is not None and bool(context.meta.get(f"costproof.{name}"))
 
 
-def note(text: str) -> None:
+def print_note(text: str) -> None:
     """A line on stderr about what was done; not with ``-q``."""
-    if not flag("quiet"):
+    if not has_flag("quiet"):
         click.echo(visible(text), err=True)
 
 
-def wrote(path: Path) -> None:
+def note_written(path: Path) -> None:
     """Say which file there is now."""
-    note(f"Wrote {path}")
+    print_note(f"Wrote {path}")
 
 
-def rows(pairs: Iterable[tuple[str, str]], width: int | None) -> str:
+def two_columns(pairs: Iterable[tuple[str, str]], width: int | None) -> str:
     """Return two columns, a name and what it means."""
-    return filled(aligned(None, list(pairs), width=width, prose=True), width)
+    return fill_lines(align_table(None, list(pairs), width=width, prose=True), width)
 
 
-def terminal() -> bool:
+def is_terminal() -> bool:
     """Whether a person reads stdout on a terminal."""
     return sys.stdout.isatty()
 
 
-def screen(output: Path | None = None) -> int | None:
+def terminal_width(output: Path | None = None) -> int | None:
     """Return the columns of the terminal; ``None`` where no person reads the answer on one."""
-    if (output is not None and str(output) != "-") or not terminal():
+    if (output is not None and str(output) != "-") or not is_terminal():
         return None
     return max(get_terminal_size().columns, _NARROWEST)
 
 
-def tell(*lines: str) -> None:
+def print_lines(*lines: str) -> None:
     """Print lines of a report on stdout, broken where they are wider than the terminal."""
-    emit(filled(lines, screen()), None)
+    emit(fill_lines(lines, terminal_width()), None)
 
 
 def check_no_picture(folder: Path | None) -> None:
@@ -140,16 +141,40 @@ def check_no_picture(folder: Path | None) -> None:
         raise BadInput("this option takes a folder", where="-o", expected="DIR", got=str(folder), fix=fix)
 
 
-def on_screen(*asked: object) -> bool:
+def shown_on_terminal(*asked: object) -> bool:
     """Whether a person reads the answer on a terminal: nobody asked for a format or a file."""
-    return all(a is None for a in asked) and terminal()
+    return all(a is None for a in asked) and is_terminal()
 
 
 def print_summary(found: Report) -> None:
     """The table, as wide and as colourful as stdout allows."""
-    if not terminal():
+    if not is_terminal():
         emit(found.render("summary"), None)
         return
     from rich.console import Console
 
     typeset(Console(highlight=False, emoji=False), found)
+
+
+def error_text(error: CostproofError) -> str:
+    """What is wrong, where, expected, got and the way out; all problems of an input as a list."""
+    if not isinstance(error, Problems):
+        return "error: " + "\n".join(_block(error))
+    count = len(error.problems)
+    lines = [f"error: {visible(error.what)} ({plural(count, 'problem')})"]
+    for problem in error.problems:
+        first, *rest = _block(problem)
+        lines += [f"- {first}", *("  " + line for line in rest)]
+    return "\n".join([*lines, *_fields(("fix", error.fix))])
+
+
+def _block(error: CostproofError) -> list[str]:
+    if isinstance(error, Problems) or "\n" in error.what:
+        # An error that came as text from another process.
+        return [visible(line) for line in str(error).split("\n")]
+    fields = _fields(("where", error.where), ("expected", error.expected), ("got", error.got), ("fix", error.fix))
+    return [visible(error.what), *fields]
+
+
+def _fields(*pairs: tuple[str, str | None]) -> list[str]:
+    return [f"  {label + ':':<10}{visible(value)}" for label, value in pairs if value is not None]

@@ -7,10 +7,10 @@ from pathlib import Path
 import click
 
 from costproof import api
-from costproof.cli.kinds import TARGET
-from costproof.cli.options import format_option, of_run, options
-from costproof.cli.output import check_apart, emit, screen
-from costproof.cli.progress import progress as shown
+from costproof.cli.options import format_option, options, run_command
+from costproof.cli.output import check_apart, emit, terminal_width
+from costproof.cli.params import TARGET
+from costproof.cli.progress import show_progress
 from costproof.cli.target_command import TargetCommand
 from costproof.reports.outputs import variant
 
@@ -19,19 +19,19 @@ from costproof.reports.outputs import variant
 @click.argument("target", required=False, type=TARGET)
 @format_option("peaks")
 @options("output", "request", "dry-run", "config", "preset", "layers", "trust-remote-code", "rules", "progress")
-@of_run
+@run_command
 def peaks(run: api.RunRequest, kind: str | None, output: Path | None, progress: str) -> int:
-    """Find the peak of live activations of every stage of TARGET, by its graph and by the module as written.
+    """Find the peak of live activations of every stage of TARGET, in its graph and in the eager module.
 
-    The graph frees a tensor after its last reader; the variables of the module hold some for longer. The gap between
-    the two is told tensor by tensor, with the variables that hold it. Sizes are those of a run on a CPU, but nothing
-    is computed. Inputs and outputs count, parameters and buffers do not.
+    The graph frees a tensor after its last reader; variables of the module hold some tensors longer. The gap between
+    the two is listed tensor by tensor, with the variables that hold each. Sizes are those of a run on a CPU, but
+    nothing is computed. Inputs and outputs count, parameters and buffers do not.
 
-    Exit code 3 if a peak is not known.
+    Exit code 3 if a peak is unknown.
     """
     how = variant("peaks", kind, output)
     check_apart(output)
-    with shown(progress) as say:
+    with show_progress(progress) as say:
         found = api.peaks(run, progress=say)
-    emit(how.text(found, screen(output)), output)
+    emit(how.text(found, terminal_width(output)), output)
     return found.exit_code

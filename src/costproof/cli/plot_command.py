@@ -9,8 +9,9 @@ from typing import Final
 import click
 
 from costproof import api
-from costproof.cli.kinds import DEVICE, FILE, Words
-from costproof.cli.output import check_apart, check_no_picture, wrote
+from costproof.cli.options import device_option
+from costproof.cli.output import check_apart, check_no_picture, note_written
+from costproof.cli.params import FILE, ListParam
 from costproof.ledger.errors import EXIT_OK
 from costproof.ledger.writing import places, write_texts
 
@@ -20,22 +21,24 @@ _PICTURES: Final = ("shares", "roofline", "peaks", "counters", "sweep")
 @click.command()
 @click.argument("file", type=FILE)
 @click.option(
-    "-f", "--format", "kinds", type=Words("svg", "png", metavar="svg,png"), default="svg", show_default=True,
-    help="Of the pictures.",
+    "-f", "--format", "kinds", type=ListParam("svg", "png", metavar="svg,png"), default="svg", show_default=True,
+    help="Image formats.",
 )  # fmt: skip
-@click.option("-o", "--output", type=FILE, metavar="DIR", help="Folder for the pictures; that of FILE unless given.")
 @click.option(
-    "--only", type=Words(offered=lambda: _PICTURES), default="", metavar="LIST",
-    help=f"Of {', '.join(_PICTURES)}; all that FILE has data for unless given.",
+    "-o", "--output", type=FILE, metavar="DIR", help="Folder for the pictures.  [default: the folder of FILE]"
+)
+@click.option(
+    "--only", type=ListParam(offered=lambda: _PICTURES), default="", metavar="LIST",
+    help=f"Pictures to draw: {', '.join(_PICTURES)}.  [default: all that FILE has data for]",
 )  # fmt: skip
-@click.option("--on", type=DEVICE, metavar="DEVICE|FILE", help="Draw the roofline of a capture too, on this device.")
-def plot(file: Path, kinds: tuple[str, ...], output: Path | None, only: tuple[str, ...], on: str | None) -> int:
-    """Draw what FILE holds.
+@device_option("Also draw the roofline of a capture on this device")
+def plot(file: Path, kinds: tuple[str, ...], output: Path | None, only: tuple[str, ...], device: str | None) -> int:
+    """Draw the contents of FILE.
 
-    FILE is a capture or the folder of a report (the share of each stage; peaks and third-party counters, where they
-    were asked for), a sweep (.json or .csv: a metric over what varies), or the JSON file of roofline, peaks or
-    counters. A capture has a file for each picture, shares.svg and so on; the others
-    have one of their own name. Needs the extra [plot].
+    FILE is a capture or the folder of a report (the share of each stage; peaks and third-party counters if present), a
+    sweep (.json or .csv: a metric over the varied setting), or the JSON file of roofline, peaks or counters. A capture
+    gives a file for each picture (shares.svg and so on), another FILE one picture of the same name. Needs the extra
+    [plot].
     """
     check_no_picture(output)
     folder = output or (file if file.is_dir() else file.parent)
@@ -44,8 +47,10 @@ def plot(file: Path, kinds: tuple[str, ...], output: Path | None, only: tuple[st
         for path in places(folder / name for name in names):
             check_apart(path)
 
-    files = {folder / name: made for name, made in api.plot(file, kinds, only=only, on=on, named_first=check).items()}
+    files = {
+        folder / name: made for name, made in api.plot(file, kinds, only=only, on=device, named_first=check).items()
+    }
     write_texts(files)
     for path in files:
-        wrote(path)
+        note_written(path)
     return EXIT_OK

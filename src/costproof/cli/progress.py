@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from costproof.cli.output import flag
+from costproof.cli.output import has_flag
 from costproof.ledger.progress import Progress, silent
 from costproof.ledger.run import SOURCES
 
@@ -46,14 +46,14 @@ def interactive() -> bool:
 
 
 @contextmanager
-def progress(mode: str) -> Iterator[Progress]:
+def show_progress(mode: str) -> Iterator[Progress]:
     """The callback for a mode: ``auto``, ``always`` (in CI too) or ``never``; ``-q`` is never, ``-v`` a line a step."""
-    if mode == "never" or flag("quiet"):
+    if mode == "never" or has_flag("quiet"):
         yield silent
-    elif flag("verbose"):
+    elif has_flag("verbose"):
         yield _lines(every=True)
     elif interactive() or (mode == "always" and sys.stderr.isatty()):
-        with _live() as callback:
+        with _bars() as callback:
             yield callback
     else:
         yield _lines()
@@ -74,12 +74,12 @@ def _lines(*, every: bool = False) -> Progress:
                 return
         if every or (0 < done < total and now - said[phase] >= EVERY):
             said[phase] = now
-            click.echo(f"{phase}: {done} of {total}{_left(done, total, now - began[phase])}", err=True)
+            click.echo(f"{phase}: {done} of {total}{_time_left(done, total, now - began[phase])}", err=True)
 
     return say
 
 
-def _left(done: int, total: int, seconds: float) -> str:
+def _time_left(done: int, total: int, seconds: float) -> str:
     """An estimate of the time that is left, once there is something to judge by."""
     if not 0 < done < total or seconds < 1:
         return ""
@@ -88,7 +88,7 @@ def _left(done: int, total: int, seconds: float) -> str:
 
 
 @contextmanager
-def _live() -> Iterator[Progress]:
+def _bars() -> Iterator[Progress]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
     from rich.progress import Progress as Bars

@@ -7,39 +7,33 @@ from pathlib import Path
 import click
 
 from costproof import api
-from costproof.cli.kinds import DEVICE, FILE, Name
-from costproof.cli.options import options
-from costproof.cli.output import emit, on_screen, print_summary, rows, screen
+from costproof.cli.options import device_option, options
+from costproof.cli.output import emit, print_summary, shown_on_terminal, terminal_width, two_columns
+from costproof.cli.params import FILE, NameParam
 from costproof.ledger.errors import EXIT_OK, BadInput
 from costproof.reports.outputs import OUTPUTS, REGISTRY, formats
 
 
 @click.command(
-    help="Turn CAPTURE, a file or the folder of a report, into one of the report formats.\n\nFormats: "
+    help="Convert CAPTURE, a file or the folder of a report, to one of the report formats.\n\nFormats: "
     + ", ".join(o.name for o in OUTPUTS if o.of_capture)
-    + ", and those of installed plug-ins. Where the text states a verdict, the exit code is the verdict."
+    + ", and those of installed plug-ins. If the format states a verdict, the exit code is the verdict."
 )
 @click.argument("capture", type=FILE, required=False)
 @click.option(
     "-f",
     "--format",
     "name",
-    type=Name(lambda target: formats()),
+    type=NameParam(lambda target: formats()),
     metavar="FORMAT",
-    help="The format; --list names them.",
+    help="Output format; --list lists them.",
 )
 @options("output")
-@click.option(
-    "--on",
-    "device",
-    type=DEVICE,
-    metavar="DEVICE|FILE",
-    help="Of html: also what the run takes at least on a device; costproof machines lists them.",
-)
+@device_option("With html: add the roofline of this device")
 @click.option("--list", "listing", is_flag=True, help="List the formats.")
 def render(capture: Path | None, name: str | None, output: Path | None, device: str | None, listing: bool) -> int:
     if listing:
-        emit(rows(formats().items(), screen(output)), output)
+        emit(two_columns(formats().items(), terminal_width(output)), output)
         return EXIT_OK
     if capture is None or name is None:
         missing = "CAPTURE" if capture is None else "-f FORMAT"
@@ -56,8 +50,8 @@ def render(capture: Path | None, name: str | None, output: Path | None, device: 
             "this format shows no device", where=f"-f {name}", expected="-f html", fix="leave out --on, or use "
             "costproof roofline",
         )  # fmt: skip
-    if name == "summary" and on_screen(output):
+    if name == "summary" and shown_on_terminal(output):
         print_summary(found)
     else:
-        emit(found.render(name, screen(output)), output)
+        emit(found.render(name, terminal_width(output)), output)
     return found.exit_code if chosen.states_verdict else EXIT_OK

@@ -8,34 +8,28 @@ from typing import Any
 import click
 
 from costproof import api
-from costproof.cli.kinds import DEVICE, FILE, SIDE, Choice
-from costproof.cli.options import format_option, options
-from costproof.cli.output import emit, screen
+from costproof.cli.options import device_option, format_option, options
+from costproof.cli.output import emit, terminal_width
+from costproof.cli.params import OPERAND, ChoiceParam
 from costproof.ledger.run import ALL_SOURCES
 from costproof.reports.outputs import variant
 
 
 @click.command()
-@click.argument("target", type=SIDE)
+@click.argument("target", type=OPERAND)
+@device_option("Device", required=True)
+@options("math")
 @click.option(
-    "--on",
-    "device",
-    required=True,
-    type=DEVICE,
-    metavar="DEVICE|FILE",
-    help="The device; costproof machines lists them.",
-)
-@click.option("--math", metavar="DTYPE", help="Whose peak is the roof, such as tf32; the run's dtype unless given.")
-@click.option(
-    "--source", type=Choice(*ALL_SOURCES), help="Whose counts of a capture; the first that has them unless given."
-)
+    "--source", type=ChoiceParam(*ALL_SOURCES),
+    help="Source of the counts in a capture.  [default: the first that has them]",
+)  # fmt: skip
 @click.option(
     "--routing",
     default="bound",
     metavar="bound|uniform|FILE",
-    help="Routed experts that a call reads: at most min(E, T k), the mean of uniform routing, or a given choice.",
+    help="Routed experts that a call reads: at most min(E, T k), the mean of uniform routing, or a routing in FILE.",
 )
-@click.option("--config", type=FILE, metavar="FILE", help="Configuration of the model; the published one unless given.")
+@options("config")
 @format_option("roofline")
 @options("output", "trust-remote-code", "rules")
 def roofline(
@@ -49,16 +43,16 @@ def roofline(
     output: Path | None,
     **trust: Any,
 ) -> int:
-    """Say what TARGET takes at least on a device, and where its settings change what it waits for.
+    """Bound the time of TARGET on a device from below, and find where its settings change the limiting resource.
 
-    TARGET is a target with settings, deepseek-ocr@gundam:2x2,batch=4, or a capture, a folder of reports or a baseline.
-    Each part is under the roof of the device: the products at its peak, the bytes at its bandwidth, whichever takes
-    longer. Needs no torch. This is a bound, not a prediction.
+    TARGET is a target with settings (deepseek-ocr@gundam:2x2,batch=4), a capture, a folder of reports or a baseline.
+    The roofline bound of each part is the longer of two times: its products at the peak rate, and its bytes at the
+    memory bandwidth. This is a bound, not a prediction. Needs no torch.
 
-    The exit code is 3 where not everything that the run does is known.
+    The exit code is 3 if a cost of the run is unknown.
     """
     how = variant("roofline", kind, output)
     found = api.roofline(target, on=device, config=config, math=math, source=source, routing=routing, **trust)
     inputs = [p for p in (Path(target), Path(routing)) if p.exists()]
-    emit(how.text(found, screen(output)), output, inputs=inputs)
+    emit(how.text(found, terminal_width(output)), output, inputs=inputs)
     return found.exit_code

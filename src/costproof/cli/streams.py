@@ -25,7 +25,7 @@ _DONE: Final = b"\0"
 """What is written where numbers of signals are, when there is nothing more to watch."""
 
 
-class _Outlet(io.RawIOBase):
+class _TolerantRaw(io.RawIOBase):
     """A stream of the process. Once nobody reads it, or nothing more can be written, it leads nowhere."""
 
     def __init__(self, number: int) -> None:
@@ -53,10 +53,10 @@ class _Outlet(io.RawIOBase):
 
 
 @contextmanager
-def tolerant() -> Iterator[None]:
+def tolerant_streams() -> Iterator[None]:
     """Within, a closed stdout or stderr swallows everything, and one whose reader has gone does from then on."""
     before = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = (_tolerant(name) for name in ("stdout", "stderr"))
+    sys.stdout, sys.stderr = (_tolerant_stream(name) for name in ("stdout", "stderr"))
     try:
         yield
         sys.stdout.flush()
@@ -64,18 +64,18 @@ def tolerant() -> Iterator[None]:
         sys.stdout, sys.stderr = before
 
 
-def _tolerant(name: str) -> io.TextIOBase:
+def _tolerant_stream(name: str) -> io.TextIOBase:
     given = getattr(sys, name)
     if given is None:
         return open(os.devnull, "w", encoding="utf-8")
     if given is not getattr(sys, f"__{name}__") or os.name != "posix":
         return given  # type: ignore[no-any-return]  # somebody catches the output
     given.flush()
-    buffered = io.BufferedWriter(_Outlet(given.fileno()))
+    buffered = io.BufferedWriter(_TolerantRaw(given.fileno()))
     return io.TextIOWrapper(buffered, encoding=given.encoding, errors=given.errors, line_buffering=given.line_buffering)
 
 
-class Advice:
+class LibraryAdvice:
     """What libraries log and warn of while a command runs."""
 
     def __init__(self) -> None:
@@ -103,12 +103,12 @@ class Advice:
             return f"note: libraries gave {plural(many, 'warning')}, -v shows them; the first: {first}"
 
 
-ADVICE: Final = Advice()
+ADVICE: Final = LibraryAdvice()
 _SHOWN: Final = 120
 
 
 @contextmanager
-def held() -> Iterator[Advice]:
+def held_advice() -> Iterator[LibraryAdvice]:
     """Within, logging and warnings of libraries are held back, unless ``ADVICE.shown``. Ours is none of them.
 
     Loggers that a caller of this process listens to, such as a test's, go on.
@@ -151,7 +151,7 @@ def _is_stderr(stream: object) -> bool:
 
 
 @contextmanager
-def ending() -> Iterator[list[int]]:
+def ending_signals() -> Iterator[list[int]]:
     """Within, SIGTERM and a hang-up are what Ctrl-C is: everything that was begun is ended, nothing is left.
 
     Yields the signals that came. The first raises ``KeyboardInterrupt``, except while a module is imported, where

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from costproof import api
-from costproof.cli.kinds import FILE, STAGE, TARGET, Varied, Whole, Words
 from costproof.cli.options import options
-from costproof.cli.output import check_apart, note, tell, wrote
-from costproof.cli.progress import progress as shown
+from costproof.cli.output import check_apart, note_written, print_lines, print_note
+from costproof.cli.params import FILE, STAGE, TARGET, AxisParam, IntParam, ListParam
+from costproof.cli.progress import show_progress
 from costproof.cli.target_command import TargetCommand
 from costproof.ledger.environment import installed
 from costproof.ledger.errors import EXIT_INCOMPLETE, EXIT_OK, BadInput
@@ -34,37 +34,41 @@ _EXAMPLES = 20
 @click.option(
     "--over",
     multiple=True,
-    type=Varied(),
+    type=AxisParam(),
     metavar="NAME=VALUES",
-    help="Vary a setting or a configuration key: 1,8 or 512:1280:64. Several --over: all combinations."
-    " NAME/NAME=1/2,3/4 varies names in step.",
+    help="Vary a setting or a configuration key: 1,8 or 512:1280:64. Several --over give all combinations;"
+    " NAME/NAME=1/2,3/4 varies names together.",
 )
 @click.option(
     "--also",
     multiple=True,
     metavar="'NAME=VALUES …'",
-    help="Further points behind those of --over: another product, its parts separated by spaces.",
+    help="Another grid of points, appended after --over: 'NAME=VALUES NAME=VALUES'.",
 )
-@click.option("--table", type=FILE, metavar="CSV", help="Further points: a column for each name, a row for each point.")
+@click.option("--table", type=FILE, metavar="CSV", help="Further points: a column per name, a row per point.")
 @click.option(
     "--metric",
     "metrics",
     multiple=True,
-    type=Words(offered=lambda: EVERY_METRIC),
+    type=ListParam(offered=lambda: EVERY_METRIC),
     metavar="LIST",
-    help="Columns, for each stage and the whole run.  [default: flops,weight_bytes,kv_cache_bytes,output_bytes]",
+    help="Metrics, each a column per stage and for the run.  [default: flops,weight_bytes,kv_cache_bytes,output_bytes]",
 )
 @click.option(
-    "--stage", "stages", multiple=True, type=STAGE, metavar="NAME", help="Only this stage beside the whole run."
+    "--stage", "stages", multiple=True, type=STAGE, metavar="NAME", help="Only this stage, besides the whole run."
 )
-@click.option("--dry-run", is_flag=True, help="Say how many points there are, and which are refused and why.")
-@click.option("-o", "--output", type=FILE, metavar="FILE", help="FILE.csv, .json or .parquet instead of CSV on stdout.")
-@click.option("--no-plot", is_flag=True, help="Without FILE.svg, which is drawn too where matplotlib is installed.")
+@click.option("--dry-run", is_flag=True, help="Only count the points, and list the refused ones with reasons.")
 @click.option(
-    "--validate", "checked", type=Whole(), metavar="N", help="Count N random points by their graphs and compare."
+    "-o", "--output", type=FILE, metavar="FILE", help="Write FILE.csv, .json or .parquet.  [default: CSV on stdout]"
 )
-@click.option("--seed", type=Whole(), default=1, show_default=True, metavar="N", help="Of these points.")
-@click.option("--jobs", type=Whole(), metavar="N", help="Processes that count them; one a core unless given.")
+@click.option("--no-plot", is_flag=True, help="Do not draw FILE.svg, which needs matplotlib.")
+@click.option(
+    "--validate", "checked", type=IntParam(), metavar="N", help="Count N random points by their graphs and compare."
+)
+@click.option(
+    "--seed", type=IntParam(), default=1, show_default=True, metavar="N", help="Seed of the points of --validate."
+)
+@click.option("--jobs", type=IntParam(), metavar="N", help="Processes for --validate.  [default: one per core]")
 @click.option("--cluster", metavar="ADDRESS", help="Count them on the workers of this Dask scheduler instead.")
 @options("config", "preset", "trust-remote-code", "rules", "progress")
 def sweep(
@@ -86,8 +90,8 @@ def sweep(
     """Evaluate the formulas of TARGET at many points.
 
     Any setting of the workload and any key of the configuration can be varied. Numbers are exact at any size. Points
-    that are not a model, or not a run of it, have no row; stderr says how many, and why; where no point has one, the
-    exit code is 3. An interrupted sweep that writes to a file goes on where it stopped.
+    that are no valid model or run have no row; stderr reports their number and the reasons, and the exit code is 3 if
+    no point is valid. An interrupted sweep that writes to a file resumes where it stopped.
     """
     products = [_product(over, "--over"), *(_product(one.split(), "--also") for one in also)]
     made = api.sweep(
@@ -96,10 +100,10 @@ def sweep(
     if dry_run:
         tally = made.count()
         models = f"{tally.rows:,} of them {verb(tally.rows, 'is a model', 'are models')}"
-        tell(f"{plural(tally.points, 'point')}, {models}; each row has {plural(len(made.titles), 'cost')}")
-        _said(tally, tell)
+        print_lines(f"{plural(tally.points, 'point')}, {models}; each row has {plural(len(made.titles), 'cost')}")
+        _print_refused(tally, print_lines)
         return EXIT_OK
-    note(visible(made.counted))
+    print_note(visible(made.counted))
     code = EXIT_OK
     if output is not None:
         check_apart(output)
@@ -107,28 +111,28 @@ def sweep(
         drawn = not no_plot and not written_in_place(output) and installed("matplotlib") is not None
         for path in places([picture] if drawn else ()):
             check_apart(path)
-        with shown(progress) as say:
+        with show_progress(progress) as say:
             tally = made.write(output, say)
-        wrote(output)
+        note_written(output)
         if drawn and tally.rows:
             made.plot(picture)
-            wrote(picture)
-        code = _said(tally, note)
+            note_written(picture)
+        code = _print_refused(tally, print_note)
     elif checked is None:
-        code = _said(made.stream(lambda text: click.echo(text, nl=False)), note)
+        code = _print_refused(made.stream(lambda text: click.echo(text, nl=False)), print_note)
     code = EXIT_INCOMPLETE if made.incomplete else code
     if checked is None:
         return code
-    with shown(progress) as say:
+    with show_progress(progress) as say:
         found = made.validate(checked, seed=seed, jobs=jobs or -1, cluster=cluster, progress=say)
-    return max(code, _validated(found))
+    return max(code, _print_validated(found))
 
 
-def _validated(found: Iterable[ValidatedPoint]) -> int:
+def _print_validated(found: Iterable[ValidatedPoint]) -> int:
     """What the graphs say; the exit code is the worst."""
     codes = [EXIT_OK]
     for one in found:
-        tell(f"{one.verdict}: {_point(one.point)}", *(f"  {line}" for line in one.wrong))
+        print_lines(f"{one.verdict}: {_point_text(one.point)}", *(f"  {line}" for line in one.wrong))
         codes.append(one.exit_code)
     return EXIT_INCOMPLETE if EXIT_INCOMPLETE in codes else max(codes)
 
@@ -145,15 +149,15 @@ def _product(words: Iterable[str], option: str) -> Mapping[str, str]:
     return found
 
 
-def _said(tally: Tally, say: Any) -> int:
+def _print_refused(tally: Tally, say: Any) -> int:
     """What was refused; the exit code, which is not 0 where all was."""
     for reason, one in list(tally.refused.items())[:_EXAMPLES]:
-        say(visible(f"refused {one['count']:,}: {reason}; such as {_point(one['example'])}: {one['says']}"))
+        say(visible(f"refused {one['count']:,}: {reason}; such as {_point_text(one['example'])}: {one['says']}"))
     if len(tally.refused) > _EXAMPLES:
         say(f"and {plural(len(tally.refused) - _EXAMPLES, 'more reason')}")
     return EXIT_OK if tally.rows else EXIT_INCOMPLETE
 
 
-def _point(values: Mapping[str, Any]) -> str:
+def _point_text(values: Mapping[str, Any]) -> str:
     """A point with its values as the command line takes them: ``sam.global_layers 2+5, batch 3``."""
     return ", ".join(f"{n} {'+'.join(map(str, v)) if isinstance(v, (tuple, list)) else v}" for n, v in values.items())

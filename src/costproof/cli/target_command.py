@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from costproof import api
-from costproof.cli.kinds import FILE, TARGET_OF, Choice, Whole
+from costproof.cli.params import FILE, TARGET_OF, ChoiceParam, IntParam
 from costproof.ledger.errors import BadInput, CostproofError
 
 
@@ -105,9 +105,9 @@ def _words(args: list[str], known: dict[str, click.Parameter], values: dict[str,
 
 
 def _options(target: str, verb: str) -> Iterator[click.Option]:
-    kinds: dict[str, Any] = {"integer": Whole(), "file": FILE, "text": click.STRING, "list": click.STRING}
+    kinds: dict[str, Any] = {"integer": IntParam(), "file": FILE, "text": click.STRING, "list": click.STRING}
     for setting in api.settings(target, verb):
-        kind = Choice(*setting.choices) if setting.kind == "choice" else kinds[setting.kind]
+        kind = ChoiceParam(*setting.choices) if setting.kind == "choice" else kinds[setting.kind]
         shown = None if setting.kind == "choice" else setting.metavar
         names = ["--" + setting.name.replace("_", "-"), setting.name]
         yield click.Option(names, type=kind, metavar=shown, help=setting.what, multiple=setting.kind == "list")

@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from costproof.ledger.baseline import Folded
@@ -22,6 +23,10 @@ FUSED: Final = "three of tf32"
 _RECURRENT: Final = re.compile(r".*\b(lstm|gru|rnn_tanh|rnn_relu)(\.\w+)?")
 
 
+def _cost(costs: Mapping[Metric, int | None], metric: Metric) -> int | None:
+    return costs.get(metric, 0)
+
+
 @dataclass(frozen=True, slots=True)
 class DtypeWork:
     """FLOPs of some operators."""
@@ -34,7 +39,7 @@ class DtypeWork:
     """Those that every implementation of the same result has."""
 
 
-def summed(works: Iterable[DtypeWork]) -> DtypeWork:
+def sum_work(works: Iterable[DtypeWork]) -> DtypeWork:
     """Return the sum."""
     every = list(works)
     full, least = Counter[str](), Counter[str]()
@@ -96,15 +101,15 @@ class Arithmetic:
 
     def of_nodes(self, nodes: Iterable[CostNode]) -> DtypeWork:
         """Return the work of nodes."""
-        return summed(self.of(node.cost, node.kind) for node in nodes)
+        return sum_work(self.of(node.cost, node.kind) for node in nodes)
 
     def of_kinds(self, kinds: Mapping[str, Mapping[Metric, int | None]]) -> DtypeWork:
-        """Return the work of the rows of a part."""
-        return summed(self.of(lambda metric, costs=costs: costs.get(metric, 0), kind) for kind, costs in kinds.items())  # type: ignore[misc]
+        """Return the work of the rows of a part: kind of operator -> its costs."""
+        return sum_work(self.of(partial(_cost, costs), kind) for kind, costs in kinds.items())
 
     def of_stage(self, folded: Folded, stage: str) -> DtypeWork:
         """Return the work of a stage."""
-        return summed(self.of_kinds(kinds) for kinds in folded.rows.get(stage, {}).values())
+        return sum_work(self.of_kinds(kinds) for kinds in folded.rows.get(stage, {}).values())
 
 
 def arithmetic_of(folded: Folded, run: str, math: str | None = None) -> tuple[Arithmetic, str]:
@@ -115,7 +120,7 @@ def arithmetic_of(folded: Folded, run: str, math: str | None = None) -> tuple[Ar
         math: the dtype that takes the place of that one.
     """
     plain = Arithmetic(run, folded.bounds, {})
-    most = Counter(summed(plain.of_stage(folded, stage) for stage in folded.stages).full)
+    most = Counter(sum_work(plain.of_stage(folded, stage) for stage in folded.stages).full)
     main = max(most, key=lambda dtype: (most[dtype], dtype == run), default=run)
     main = run if main == OTHER else main
     return (

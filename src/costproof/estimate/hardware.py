@@ -20,11 +20,11 @@ from costproof.plugins import Plugin, Registry
 
 Sparsity = Literal["dense", "sparse"]
 Unit = Literal["matrix", "vector"]
-Origin = Literal["published", "measured"]
+DeviceOrigin = Literal["published", "measured"]
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class FigureSource:
     """Where figures come from."""
 
     title: str
@@ -35,7 +35,7 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
-class Quote:
+class FigureQuote:
     """What a source says, word for word; ``…`` stands for what is left out."""
 
     source: str
@@ -44,15 +44,15 @@ class Quote:
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
+class DeviceFigure:
     """A number of a device."""
 
     value: int
-    quotes: tuple[Quote, ...]
+    quotes: tuple[FigureQuote, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Peak:
+class DevicePeak:
     """What one kind of unit computes at most."""
 
     dtype: str
@@ -62,7 +62,7 @@ class Peak:
     sparsity: Sparsity
     """``sparse`` counts the products with zeros that structured sparsity leaves out. No roof is made of it."""
     unit: Unit
-    quotes: tuple[Quote, ...]
+    quotes: tuple[FigureQuote, ...]
     accumulate: str | None = None
     """Type of the sums, where the source says it."""
 
@@ -73,25 +73,25 @@ class Device:
 
     name: str
     title: str
-    origin: Origin
+    origin: DeviceOrigin
     """``measured``: what a machine reached; it may do more. ``published``: what its maker says that it can do."""
-    sources: dict[str, Source]
-    peaks: tuple[Peak, ...]
-    bandwidth: Figure | None = None
+    sources: dict[str, FigureSource]
+    peaks: tuple[DevicePeak, ...]
+    bandwidth: DeviceFigure | None = None
     """Bytes a second between the device and its memory."""
-    memory: Figure | None = None
+    memory: DeviceFigure | None = None
     """Bytes of its memory."""
-    interconnect: Figure | None = None
+    interconnect: DeviceFigure | None = None
     """Bytes a second to the other devices of a machine, in one direction."""
-    clock: Figure | None = None
+    clock: DeviceFigure | None = None
     """Hz at which the peaks are reached."""
 
-    def peak(self, dtype: str) -> Peak | None:
+    def peak(self, dtype: str) -> DevicePeak | None:
         """The largest dense peak of a dtype, whichever unit has it; ``None`` where no source gives one."""
         found = [p for p in self.peaks if p.dtype == dtype and p.sparsity == "dense"]
         return max(found, key=lambda p: p.flops, default=None)
 
-    def bounding_peak(self, dtype: str) -> Peak | None:
+    def bounding_peak(self, dtype: str) -> DevicePeak | None:
         """Return the dense peak of a dtype, or where no source gives one that of the nearest narrower dtype.
 
         That one is at least as high: units that multiply narrower factors are at least as fast. Peaks that were
@@ -109,7 +109,7 @@ class Device:
         best = max(widths, key=lambda width: width.value, default=None)
         return replace(self, peaks=tuple(peaks.values()), bandwidth=best)
 
-    def figures(self) -> dict[str, Figure]:
+    def figures(self) -> dict[str, DeviceFigure]:
         """The figures beside the peaks that are known."""
         named = {name: getattr(self, name) for name in FIGURES}
         return {name: figure for name, figure in named.items() if figure is not None}
@@ -204,7 +204,7 @@ def _problems(found: Device) -> Iterator[BadInput]:
             yield BadInput("a figure is out of range", where=f"$.{name}.value", expected=expected, got=figure.value)
 
 
-def _quoted(found: Device, quotes: tuple[Quote, ...], where: str) -> Iterator[BadInput]:
+def _quoted(found: Device, quotes: tuple[FigureQuote, ...], where: str) -> Iterator[BadInput]:
     if not quotes:
         yield BadInput("a figure without a source", where=f"{where}.quotes", expected="what a source says", got="[]")
     for number, quote in enumerate(quotes):

@@ -19,7 +19,7 @@ from typing import Final, Literal
 
 from costproof.estimate.arithmetic import Arithmetic
 from costproof.estimate.hardware import Device
-from costproof.estimate.roofline import LASTING, Bound, Rational, Roof
+from costproof.estimate.roofline import LASTING, Rational, Roof, WorkBound
 from costproof.ledger.errors import EXIT_FINDINGS, EXIT_INCOMPLETE, EXIT_OK
 from costproof.ledger.metrics import FLOOR, TRAFFIC, Conventions
 from costproof.ledger.node import CostNode, exact_sum, total
@@ -28,15 +28,15 @@ from costproof.ledger.run import RunOptions
 from costproof.ledger.schema import FileKind
 from costproof.ledger.workload import TargetInfo, Workload
 
-Kind = Literal["products", "experts", "other", "movement"]
-KINDS: Final[tuple[Kind, ...]] = ("products", "experts", "other", "movement")
+WorkKind = Literal["products", "experts", "other", "movement"]
+WORK_KINDS: Final[tuple[WorkKind, ...]] = ("products", "experts", "other", "movement")
 """In the order in which they take the time at the roof of their module."""
 _PRODUCTS: Final = frozenset({"matmul", "conv", "attention", "experts"})
 _MOVEMENT: Final = frozenset({"movement", "lookup"})
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
+class TimeSplit:
     """Nanoseconds that add up to the measured median, or, where nothing ran, to the replay."""
 
     floor: Rational
@@ -53,11 +53,11 @@ class Split:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class OperatorWork:
     """A distinct call of a module, made alone."""
 
     module: str
-    kind: Kind
+    kind: WorkKind
     calls: int
     alone: int | None
     """Nanoseconds of one call; ``None`` if it could not be made."""
@@ -68,14 +68,16 @@ class Work:
         return None if self.alone is None else self.calls * self.alone
 
 
-def kind_of(subject: str, in_experts: bool) -> Kind:
+def work_kind(subject: str, in_experts: bool) -> WorkKind:
     """What an operator is, by the subject of its rule (:func:`costproof.opgraph.rules.registry.subject_of`)."""
     if in_experts:
         return "experts"
     return "products" if subject in _PRODUCTS else "movement" if subject in _MOVEMENT else "other"
 
 
-def split(floor: Fraction, roofs: Mapping[str, Fraction], works: Iterable[Work], time: Timing | None) -> Split | None:
+def split_time(
+    floor: Fraction, roofs: Mapping[str, Fraction], works: Iterable[OperatorWork], time: Timing | None
+) -> TimeSplit | None:
     """The parts; ``None`` if a call could not be made.
 
     Args:
@@ -90,16 +92,16 @@ def split(floor: Fraction, roofs: Mapping[str, Fraction], works: Iterable[Work],
         replay += work.calls * work.alone
         least = work.alone if least is None else min(least, work.alone)
     dispatch = (least or 0) * sum(work.calls for work in done)
-    beyond: Counter[Kind] = Counter()
-    there: dict[str, set[Kind]] = {}
+    beyond: Counter[WorkKind] = Counter()
+    there: dict[str, set[WorkKind]] = {}
     for work in done:
         beyond[work.kind] += work.calls * ((work.alone or 0) - (least or 0))
         there.setdefault(work.module, set()).add(work.kind)
-    parts: dict[Kind, Fraction] = {kind: Fraction(beyond[kind]) for kind in KINDS}
+    parts: dict[WorkKind, Fraction] = {kind: Fraction(beyond[kind]) for kind in WORK_KINDS}
     for module, roof in roofs.items():
-        parts[next((kind for kind in KINDS if kind in there.get(module, ())), "other")] -= roof
+        parts[next((kind for kind in WORK_KINDS if kind in there.get(module, ())), "other")] -= roof
     fastest = None if time is None else min(time.runs)
-    return Split(
+    return TimeSplit(
         str(floor), str(sum(roofs.values()) - floor), str(parts["products"]), str(parts["other"]), str(dispatch),
         str(parts["movement"]), str(parts["experts"]),
         None if fastest is None else str(fastest - replay),
@@ -110,29 +112,29 @@ def split(floor: Fraction, roofs: Mapping[str, Fraction], works: Iterable[Work],
 _NANO: Final = 10**9
 CONVENTION: Final = "the convention of the floor"
 NO_EXPERTS: Final[Mapping[str, int]] = {}
-Place = tuple[str, str, str]
+TimePlace = tuple[str, str, str]
 """Run, stage, invocation; or run, stage, module."""
-Parts = Callable[[Iterable[str]], Iterable[tuple[str, Sequence[str]]]]
-NOT_RUN: Final[Mapping[Place, Sequence[int]]] = {}
+PartPatterns = Callable[[Iterable[str]], Iterable[tuple[str, Sequence[str]]]]
+NOT_RUN: Final[Mapping[TimePlace, Sequence[int]]] = {}
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class StageTime:
     """One stage in one forward."""
 
     run: str
     """``page``, ``prompt`` or ``step@P``."""
     stage: str
     invocation: str
-    floor: Bound
+    floor: WorkBound
     """The products that every implementation has, the weights once, and the cache read and written once."""
-    roof: Bound
+    roof: WorkBound
     """Its modules one after another."""
     replay: int | None
     """Nanoseconds of its operators, each made alone; ``None`` if one of them could not be made."""
     measured: Timing | None
     """``None`` where nothing ran."""
-    split: Split | None
+    split: TimeSplit | None
     """``None`` where FLOPs, bytes or the replay are not known."""
     of_peak: Rational | None
     """FLOPs over time over the peak: MFU."""
@@ -150,14 +152,14 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class PartRow:
+class PartTime:
     """A part of the model in one forward: modules that differ in numbers alone are one part."""
 
     run: str
     stage: str
     part: str
     """A pattern of module paths."""
-    roof: Bound
+    roof: WorkBound
     """Its modules one after another."""
     replay: int | None
     """Nanoseconds of its operators, each made alone; ``None`` if one of them could not be made."""
@@ -170,7 +172,7 @@ class PartRow:
 
 
 @dataclass(frozen=True, slots=True)
-class OperatorRow:
+class OperatorTime:
     """A distinct call."""
 
     run: str
@@ -205,10 +207,10 @@ class Measurement:
     bandwidth: int
     clock: str
     threads: int
-    rows: tuple[Row, ...]
-    operators: tuple[OperatorRow, ...]
+    rows: tuple[StageTime, ...]
+    operators: tuple[OperatorTime, ...]
     """The longest first, all their calls together."""
-    parts: tuple[PartRow, ...] = ()
+    parts: tuple[PartTime, ...] = ()
     """The longest first."""
 
     @property
@@ -241,7 +243,7 @@ class Measurement:
         return EXIT_INCOMPLETE if any(row.split is None for row in self.rows) else EXIT_OK
 
 
-def median_error(found: Iterable[Row]) -> Fraction:
+def median_error(found: Iterable[StageTime]) -> Fraction:
     """Of the replay, over some rows: of an even number the larger of the two in the middle; 0 of none."""
     errors = sorted(row.error for row in found if row.error is not None)
     return errors[len(errors) // 2] if errors else Fraction(0)
@@ -250,14 +252,14 @@ def median_error(found: Iterable[Row]) -> Fraction:
 MEASUREMENT: Final = FileKind(name="costproof/measured", version=(3, 3), type=Measurement)
 
 
-def rows(
+def stage_times(
     forwards: Mapping[str, Iterable[CostNode]],
-    times: Mapping[Place, Timing | None],
-    works: Mapping[Place, Sequence[Work]],
+    times: Mapping[TimePlace, Timing | None],
+    works: Mapping[TimePlace, Sequence[OperatorWork]],
     of: Roof,
     arithmetic: Arithmetic,
     routed: Mapping[str, int] = NO_EXPERTS,
-) -> tuple[Row, ...]:
+) -> tuple[StageTime, ...]:
     """Every stage that was timed, or whose operators were.
 
     Args:
@@ -266,7 +268,7 @@ def rows(
         works: its operators, each made alone.
         routed: module of routed experts -> bytes of the weights that one of its calls reads at least.
     """
-    nodes: dict[Place, list[CostNode]] = {}
+    nodes: dict[TimePlace, list[CostNode]] = {}
     for run, costs in forwards.items():
         for node in costs:
             nodes.setdefault((run, node.stage, node.invocation), []).append(node)
@@ -277,14 +279,14 @@ def rows(
 
 
 def _row(
-    place: Place,
+    place: TimePlace,
     nodes: list[CostNode],
     time: Timing | None,
-    works: Sequence[Work],
+    works: Sequence[OperatorWork],
     of: Roof,
     arithmetic: Arithmetic,
     routed: Mapping[str, int],
-) -> Row:
+) -> StageTime:
     roofs = _roofs(nodes, of, arithmetic)
     roof = of.one_after_another(roofs.values())
     moved = total(nodes, FLOOR) or exact_sum(total(nodes, metric) for metric in LASTING)
@@ -295,10 +297,10 @@ def _row(
     parts = None
     if floor.seconds is not None and roof.seconds is not None:
         known = {module: Fraction(b.seconds or 0) * _NANO for module, b in roofs.items()}
-        parts = split(Fraction(floor.seconds) * _NANO, known, works, time)
+        parts = split_time(Fraction(floor.seconds) * _NANO, known, works, time)
     certain = of.bound(floor.flops, exact_sum((floor.bytes, -_spared(nodes, routed))), floor.least)
     fastest = None if time is None else min(time.runs)
-    return Row(*place, floor, roof, replay, time, parts, of_peak, of_bandwidth, _wrong(certain, fastest, replay))
+    return StageTime(*place, floor, roof, replay, time, parts, of_peak, of_bandwidth, _wrong(certain, fastest, replay))
 
 
 def _spared(nodes: Iterable[CostNode], routed: Mapping[str, int]) -> int:
@@ -313,7 +315,7 @@ def _share(work: int | None, nanoseconds: int | None, best: int) -> Rational | N
     return None if work is None or nanoseconds is None else str(Fraction(work * _NANO, max(1, nanoseconds) * best))
 
 
-def _roofs(nodes: Iterable[CostNode], of: Roof, arithmetic: Arithmetic) -> dict[str, Bound]:
+def _roofs(nodes: Iterable[CostNode], of: Roof, arithmetic: Arithmetic) -> dict[str, WorkBound]:
     """Of each module."""
     modules: dict[str, list[CostNode]] = {}
     for node in nodes:
@@ -324,25 +326,25 @@ def _roofs(nodes: Iterable[CostNode], of: Roof, arithmetic: Arithmetic) -> dict[
     }
 
 
-def part_rows(
+def part_times(
     forwards: Mapping[str, Iterable[CostNode]],
-    spent: Mapping[Place, int | None],
-    parts: Parts,
+    spent: Mapping[TimePlace, int | None],
+    parts: PartPatterns,
     of: Roof,
     arithmetic: Arithmetic,
     routed: Mapping[str, int] = NO_EXPERTS,
-    times: Mapping[Place, Sequence[int]] = NOT_RUN,
-) -> tuple[PartRow, ...]:
+    times: Mapping[TimePlace, Sequence[int]] = NOT_RUN,
+) -> tuple[PartTime, ...]:
     """Every part of each stage of each forward, the longest first, before it those whose time is not known.
 
     Args:
         forwards: run -> what that forward alone costs.
         spent: (run, stage, module) -> nanoseconds of its operators, each made alone.
         parts: of module paths, those that are one part, with its name.
-        routed: as of :func:`rows`.
+        routed: as of :func:`stage_times`.
         times: (run, stage, module) -> nanoseconds of the module itself, in each of several runs.
     """
-    nodes: dict[Place, list[CostNode]] = {place: [] for place in spent}
+    nodes: dict[TimePlace, list[CostNode]] = {place: [] for place in spent}
     for run, costs in forwards.items():
         for node in costs:
             nodes.setdefault((run, node.stage, node.module), []).append(node)
@@ -364,11 +366,11 @@ def part_rows(
                 # Small weights stay in the caches from run to run: only products are certain.
                 wrong = _wrong(of.bound(roof.flops, 0, roof.least), min(measured.runs))
             of_peak = _share(roof.flops, alone, of.flops)
-            found.append(PartRow(run, stage, part, roof, alone, of_peak, wrong, measured))
+            found.append(PartTime(run, stage, part, roof, alone, of_peak, wrong, measured))
     return tuple(sorted(found, key=lambda row: (row.replay is not None, -(row.replay or 0))))
 
 
-def _wrong(floor: Bound, spent: int | None, replay: int | None = None, *, operators: bool = False) -> str:
+def _wrong(floor: WorkBound, spent: int | None, replay: int | None = None, *, operators: bool = False) -> str:
     """Why a time cannot be so short, if so.
 
     Args:

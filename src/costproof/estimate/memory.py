@@ -23,7 +23,7 @@ from functools import partial
 from typing import Final, Literal
 
 from costproof.estimate.hardware import Device
-from costproof.estimate.roofline import Outcome
+from costproof.estimate.roofline import ThresholdOutcome
 from costproof.estimate.sums import CallTerm, FormulaSum, MetricTerm, depends_on_context
 from costproof.ledger.baseline import Baseline
 from costproof.ledger.errors import EXIT_FINDINGS, EXIT_INCOMPLETE, EXIT_OK, BadInput
@@ -32,12 +32,12 @@ from costproof.ledger.node import CostNode, exact_sum
 from costproof.ledger.schema import FileKind
 from costproof.ledger.workload import TargetInfo, Workload
 
-Verdict = Literal["fits", "does not fit", "not known"]
-Held = Literal["weights and cache", "weights and graph peak", "weights, cache and bound"]
+FitVerdict = Literal["fits", "does not fit", "not known"]
+HeldKind = Literal["weights and cache", "weights and graph peak", "weights, cache and bound"]
 NEEDED: Final[tuple[Metric, ...]] = ("weight_bytes", "kv_cache_bytes")
 _SIZE: Final = re.compile(r"([0-9]{1,18})(?:\.([0-9]{1,9}))?(?:[eE]\+?([0-9]{1,2}))?\s*(B|[kMGTP]B|[KMGTP]iB)?")
 _PREFIXES: Final = "kMGTP"
-_EXIT: Final[dict[Verdict, int]] = {
+_EXIT: Final[dict[FitVerdict, int]] = {
     "fits": EXIT_OK, "does not fit": EXIT_FINDINGS, "not known": EXIT_INCOMPLETE,
 }  # fmt: skip
 
@@ -58,7 +58,7 @@ class StageMemory:
 
 
 @dataclass(frozen=True, slots=True)
-class LimitPoint:
+class MemoryPoint:
     """What is held at a value of a setting, evaluated by the formulas themselves."""
 
     at: int
@@ -66,16 +66,16 @@ class LimitPoint:
 
 
 @dataclass(frozen=True, slots=True)
-class Limit:
+class MemoryLimit:
     """The first value of a setting at which something no longer fits, all else as in the workload."""
 
     setting: str
-    held: Held
+    held: HeldKind
     """What no longer fits. The graph peak is the largest of those that a capture has in symbols, arguments apart."""
-    outcome: Outcome
+    outcome: ThresholdOutcome
     """``never``: it fits at every value. ``refused``: the model does not take a run of that size."""
     at: int | None
-    points: tuple[LimitPoint, ...]
+    points: tuple[MemoryPoint, ...]
     """The last value that fits and the first that does not; where there is none, the workload's own."""
     why: str = ""
 
@@ -100,7 +100,7 @@ class Fits:
     peak_bytes: int | None
     """The largest known of the stages' :attr:`StageMemory.peak_bytes`; ``None``: none is known."""
     stages: tuple[StageMemory, ...]
-    limits: tuple[Limit, ...]
+    limits: tuple[MemoryLimit, ...]
     buffers_bytes: int | None = None
     """All registered buffers of the model, persistent or not; ``None``: not known."""
 
@@ -144,7 +144,7 @@ class Fits:
         return exact_sum((self.weights_bytes, self.buffers_bytes, self.peaks_bytes))
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> FitVerdict:
         """``does not fit``: the least is more; ``fits``: the most is not; what a runtime takes for itself apart.
 
         Of a quantised checkpoint the bytes are not known.
@@ -164,7 +164,7 @@ class Fits:
 FITS: Final = FileKind(name="costproof/fits", version=(3, 2), type=Fits)
 
 
-def size(text: str, where: str) -> int:
+def parse_size(text: str, where: str) -> int:
     """Bytes: ``80GB`` is 80 x 10^9, ``80GiB`` 80 x 2^30, ``85899345920`` itself.
 
     Raises:

@@ -37,15 +37,15 @@ from costproof.ledger.workload import TargetInfo, Workload
 
 Rational = str
 """An exact number as ``fractions.Fraction`` writes and reads it: ``3/4``, ``12``."""
-Side = Literal["compute", "memory"]
-Outcome = Literal["from", "never", "refused", "not solved"]
+BoundSide = Literal["compute", "memory"]
+ThresholdOutcome = Literal["from", "never", "refused", "not solved"]
 LASTING: Final[tuple[Metric, ...]] = ("weight_read_bytes", "kv_read_bytes", "kv_cache_bytes")
 """What is in memory before a call or after it, and so moves however the call is carried out."""
 NEEDED: Final[tuple[Metric, ...]] = ("flops", *TRAFFIC)
 
 
 @dataclass(frozen=True, slots=True)
-class Bound:
+class WorkBound:
     """A piece of work under the roof; ``None`` is unknown."""
 
     flops: int | None
@@ -57,7 +57,7 @@ class Bound:
     """Seconds of its bytes at the bandwidth."""
     seconds: Rational | None
     """No less than both; of pieces one after another, the sum of theirs."""
-    bound: Side | None
+    bound: BoundSide | None
     """Which of the two is longer; ``compute`` where they are equal."""
     intensity: Rational | None
     """FLOP per byte; ``None`` also where no byte moves."""
@@ -77,7 +77,7 @@ class PartBound:
 
     stage: str
     part: str
-    at_roof: Bound
+    at_roof: WorkBound
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,20 +85,20 @@ class StageBound:
     """A stage, or the whole run."""
 
     id: str
-    modules: Bound
+    modules: WorkBound
     """Its modules one after another."""
     compute_bound_s: Rational | None
     """Seconds of :attr:`modules` in parts that are bound by compute; the others wait for memory."""
-    floor: Bound
+    floor: WorkBound
     """The products that every implementation has, and what crosses the border once a call."""
-    unfused: Bound | None = None
+    unfused: WorkBound | None = None
     """As :attr:`modules`, with the bytes of every operator on its own; ``None`` where the source does not say them."""
-    full: Bound | None = None
+    full: WorkBound | None = None
     """As :attr:`floor`, with all FLOPs of the headline; ``None`` where those are the same."""
 
 
 @dataclass(frozen=True, slots=True)
-class BorderPoint:
+class ThresholdPoint:
     """Both sides, evaluated by the formulas themselves."""
 
     at: int
@@ -107,7 +107,7 @@ class BorderPoint:
 
 
 @dataclass(frozen=True, slots=True)
-class Border:
+class Threshold:
     """Where a setting makes one side pass the other, all else as in the workload."""
 
     stage: str
@@ -116,11 +116,11 @@ class Border:
     left: str
     right: str
     unit: Literal["s", "FLOP", "B"]
-    outcome: Outcome
+    outcome: ThresholdOutcome
     """``refused``: the model does not take a run of that size."""
     at: int | None
     """The first value at which the left side is more."""
-    points: tuple[BorderPoint, ...]
+    points: tuple[ThresholdPoint, ...]
     """The last value before it and this one; where there is none, the workload's own."""
     why: str = ""
     """Of ``refused`` and ``not solved``."""
@@ -144,7 +144,7 @@ class Roofline:
     run: StageBound
     stages: tuple[StageBound, ...]
     parts: tuple[PartBound, ...]
-    borders: tuple[Border, ...]
+    borders: tuple[Threshold, ...]
     routing: Routing = "bound"
     """Which experts a call reads: at most min(E, T k), those of uniform routing on average, or those of a given one."""
     experts: tuple[TouchedExperts, ...] = ()
@@ -226,7 +226,7 @@ def _contradictions(found: Roofline) -> Iterator[BadInput]:
             yield from _inexact(point.right, f"$.borders[{i}].points[{j}].right")
 
 
-def _unlike(bound: Bound, of: Roof, where: str, *, summed: bool = False) -> Iterator[BadInput]:
+def _unlike(bound: WorkBound, of: Roof, where: str, *, summed: bool = False) -> Iterator[BadInput]:
     """Yield what a bound says that its work does not make; the seconds of a sum may be more than those of its work."""
     if any(n is not None and not 0 <= n < _LARGEST for n in (bound.flops, bound.bytes)):
         yield BadInput("this is out of range", where=where, expected="a cost of at most 100 digits")
@@ -239,7 +239,7 @@ def _unlike(bound: Bound, of: Roof, where: str, *, summed: bool = False) -> Iter
         yield from _inexact(bound.seconds, f"{where}.seconds")
         expected = replace(expected, seconds=bound.seconds)
     if bound != expected:
-        name = next(f.name for f in fields(Bound) if getattr(bound, f.name) != getattr(expected, f.name))
+        name = next(f.name for f in fields(WorkBound) if getattr(bound, f.name) != getattr(expected, f.name))
         right, got = (str(getattr(b, name))[:80] for b in (expected, bound))
         yield BadInput("this is not what its work makes", where=f"{where}.{name}", expected=right, got=got)
 
@@ -264,7 +264,7 @@ class Roof:
     peaks: Mapping[str, int] = field(default_factory=dict)
     """FLOP a second of products of other dtypes; those of a dtype that is not there take no time."""
 
-    def bound(self, flops: int | None, moved: int | None, least: ByDtype | None = None) -> Bound:
+    def bound(self, flops: int | None, moved: int | None, least: ByDtype | None = None) -> WorkBound:
         """Return the bound of one piece of work.
 
         Args:
@@ -283,11 +283,11 @@ class Roof:
         peaks = {**self.peaks, self.math: self.flops}
         return sum((Fraction(n, peaks[dtype]) for dtype, n in least.items() if dtype in peaks), Fraction(0))
 
-    def work(self, work: DtypeWork, moved: int | None) -> Bound:
+    def work(self, work: DtypeWork, moved: int | None) -> WorkBound:
         """Return the bound of work, and of bytes."""
         return self.bound(work.flops, moved, work.least)
 
-    def one_after_another(self, parts: Iterable[Bound]) -> Bound:
+    def one_after_another(self, parts: Iterable[WorkBound]) -> WorkBound:
         """Pieces of which none begins before the one before it has ended."""
         every = list(parts)
         least = Counter[str]()
@@ -296,7 +296,12 @@ class Roof:
         flops, moved = exact_sum(p.flops for p in every), exact_sum(p.bytes for p in every)
         whole = self.bound(flops, moved, {dtype: n for dtype, n in least.items() if n})
         return _bound(
-            flops, moved, _read(whole.compute_s), _read(whole.memory_s), added(p.seconds for p in every), whole.least
+            flops,
+            moved,
+            _read(whole.compute_s),
+            _read(whole.memory_s),
+            add_seconds(p.seconds for p in every),
+            whole.least,
         )
 
 
@@ -333,7 +338,7 @@ def roof(device: Device, dtype: str) -> Roof:
     return Roof(peak.flops, device.bandwidth.value, peak.dtype, dtype, peaks)
 
 
-def counted(side: Baseline, source: str | None = None, needed: Iterable[Metric] = NEEDED) -> tuple[str, Folded]:
+def choose_source(side: Baseline, source: str | None = None, needed: Iterable[Metric] = NEEDED) -> tuple[str, Folded]:
     """The source that is asked about some metrics: the one of that name, else the first that has them all.
 
     Raises:
@@ -360,7 +365,7 @@ def bounds(
 ) -> tuple[StageBound, tuple[StageBound, ...], tuple[PartBound, ...]]:
     """The whole run, its stages and their parts."""
 
-    def within(stage: str, moving: tuple[Metric, ...], spared: Metric = "") -> Iterator[tuple[str, Bound]]:
+    def within(stage: str, moving: tuple[Metric, ...], spared: Metric = "") -> Iterator[tuple[str, WorkBound]]:
         for part, kinds in sorted(folded.rows.get(stage, {}).items()):
             moved = exact_sum(costs[m] for m in moving for costs in kinds.values() if m in costs)
             moved = _without(moved, (costs.get(spared, 0) for costs in kinds.values()))
@@ -369,7 +374,7 @@ def bounds(
                 yield part, of.work(work, moved)
 
     parts = [PartBound(stage, part, b) for stage in folded.stages for part, b in within(stage, TRAFFIC, SPARED)]
-    unfused: dict[str, Bound] = {}
+    unfused: dict[str, WorkBound] = {}
     if UNFUSED in folded.metrics:
         unfused = {s: of.one_after_another(b for _, b in within(s, (UNFUSED,))) for s in folded.stages}
     stages, full = [], []
@@ -387,7 +392,7 @@ def bounds(
     run = StageBound(
         "",
         of.one_after_another(s.modules for s in stages),
-        _write(added(s.compute_bound_s for s in stages)),
+        _write(add_seconds(s.compute_bound_s for s in stages)),
         of.one_after_another(s.floor for s in stages),
         of.one_after_another(unfused.values()) if unfused else None,
         of.one_after_another(full) if any(s.full for s in stages) else None,
@@ -407,9 +412,9 @@ def peaks_of(of: Roof, run: StageBound) -> dict[str, int]:
     return {dtype: of.peaks[dtype] for dtype in sorted(used) if dtype in of.peaks}
 
 
-def _waiting(parts: Iterable[Bound]) -> Rational | None:
+def _waiting(parts: Iterable[WorkBound]) -> Rational | None:
     """Seconds in parts that are bound by compute."""
-    return _write(added("0" if p.bound == "memory" else p.seconds for p in parts))
+    return _write(add_seconds("0" if p.bound == "memory" else p.seconds for p in parts))
 
 
 def _bound(
@@ -419,13 +424,15 @@ def _bound(
     memory: Fraction | None,
     seconds: Fraction | None,
     least: ByDtype | None,
-) -> Bound:
-    longer: Side | None = None if compute is None or memory is None else "compute" if compute >= memory else "memory"
+) -> WorkBound:
+    longer: BoundSide | None = (
+        None if compute is None or memory is None else "compute" if compute >= memory else "memory"
+    )
     ratio = None if flops is None or not moved else Fraction(flops, moved)
-    return Bound(flops, moved, _write(compute), _write(memory), _write(seconds), longer, _write(ratio), least)
+    return WorkBound(flops, moved, _write(compute), _write(memory), _write(seconds), longer, _write(ratio), least)
 
 
-def added(values: Iterable[Rational | None]) -> Fraction | None:
+def add_seconds(values: Iterable[Rational | None]) -> Fraction | None:
     """The sum; ``None`` as soon as one is unknown."""
     whole = Fraction(0)
     for value in values:

@@ -1,16 +1,18 @@
-"""Known models: a name, the family whose formulas describe it, and its configuration, written from published files.
-
-A name stands wherever a target's name does. The table imports nothing; a family is loaded when a name of it is used.
-"""
+"""What is on record of built-in families: published models, and the metrics that each source gives."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from costproof.models.target import NamedWorkload, Setting, Target
+from costproof.ledger.metrics import UNFUSED, Metric
+from costproof.ledger.run import GRAPH_SOURCES
+from costproof.ledger.workload import Workload
+from costproof.models.target import NamedWorkload, Setting, Target, options_of
 
 if TYPE_CHECKING:
     from costproof.claims.effects import Mistakes
@@ -31,7 +33,7 @@ class Known:
 
     def default(self) -> Target:
         """The target with the published configuration."""
-        from costproof.models.changing import put
+        from costproof.models.config import put
 
         usual = self._family().default()
         config = put(usual.config, self.config)
@@ -174,3 +176,35 @@ KNOWN: Final = (
     Known("xlm-roberta-large", "xlm-roberta", 559_890_432, _LARGE),
 )  # fmt: skip
 """A name that is a family's as well stands for the family's default, and is not listed here."""
+
+
+RECORD: Final = Path(__file__).with_name("recorded.json")
+"""A list of groups: the families that are alike, and what each source gives of them."""
+
+
+def family_of(target: Target) -> str:
+    """Return the built-in family of a target, for example ``llama``; empty for any other target."""
+    package, _, rest = type(target).__module__.partition(".families.")
+    return rest.partition(".")[0] if package == __package__ else ""
+
+
+def recorded(target: Target, workload: Workload) -> dict[str, tuple[Metric, ...]]:
+    """Return the metrics that each source is on record to give of a target; empty where there is no record.
+
+    A run whose operators data or a device chooses does not tell what each of them moves.
+    """
+    found = _record().get(family_of(target), {})
+    if workload.experts != "eager" and options_of(target).device == "meta":
+        return dict(found)
+    runs = [s for s in GRAPH_SOURCES if s != "static"]
+    return {s: tuple(m for m in metrics if s not in runs or m != UNFUSED) for s, metrics in found.items()}
+
+
+@cache
+def _record() -> dict[str, dict[str, tuple[Metric, ...]]]:
+    groups = json.loads(RECORD.read_text(encoding="utf-8"))
+    return {
+        family: {source: tuple(metrics) for source, metrics in group["sources"].items()}
+        for group in groups
+        for family in group["families"]
+    }

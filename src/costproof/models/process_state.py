@@ -1,9 +1,4 @@
-"""What belongs to a whole process, or to a thread, and is as it was after work on a model. Needs torch to load.
-
-That is: the settings of :mod:`costproof.process_settings`, and the functions that tracers replace while they watch.
-Each of them takes its own off again; but an interrupt may hit that, and a fork copies the process in the middle of it.
-Then all functions are compared with those of before.
-"""
+"""Save and restore the state of a process and a thread: settings, replaced functions, modes. Needs torch to load."""
 
 from __future__ import annotations
 
@@ -11,11 +6,18 @@ import logging
 import sys
 import threading
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from itertools import chain
 from types import ModuleType
 from typing import Any, Final
+
+import torch
+from torch import _ops as ops
+from torch import overrides
+from torch._C import _functorch
+from torch.utils import _python_dispatch as dispatch
+from torch.utils._device import DeviceContext
 
 from costproof.patches import inference
 from costproof.process_settings import Namespace, SavedSettings, is_code
@@ -241,3 +243,67 @@ def _libraries() -> _Libraries:
 
 def _stands_in(value: Any) -> bool:
     return str(getattr(value, "__module__", "")).startswith(_WRITERS)
+
+
+_MODE_FLAGS: Final = (
+    "_is_in_torch_dispatch_mode",
+    "_is_in_non_infra_torch_dispatch_mode",
+    "_is_in_any_mode_without_ignore_compile_internals",
+)
+"""What ``torch.compile`` asks about the modes of a thread; a version of torch may lack some."""
+
+
+class Modes:
+    """The modes of this thread at the time of creation."""
+
+    def __init__(self) -> None:
+        self._functions = overrides._get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+        self._dispatch = dispatch._get_current_dispatch_mode_stack()
+        self._before_dispatch = _popped(ops._len_torch_dispatch_stack_pre_dispatch, ops._pop_mode_from_pre_dispatch)
+        self._transforms = _popped_transforms()
+        self._flags = {name: getattr(dispatch, name) for name in _MODE_FLAGS if hasattr(dispatch, name)}
+        self.put_back()
+
+    def lift(self, *, default_device: bool = False) -> None:
+        """Take off every mode, those too that an interrupted block left.
+
+        Args:
+            default_device: keep this one: torch implements it as a mode, and it is a setting that a model runs with.
+        """
+        _clear()
+        for name in self._flags:
+            setattr(dispatch, name, False)
+        for mode in self._functions if default_device else ():
+            if isinstance(mode, DeviceContext):
+                overrides._push_mode(mode)  # type: ignore[no-untyped-call]
+
+    def put_back(self) -> None:
+        """Enter exactly the modes of before; may be called again."""
+        _clear()
+        for transform in self._transforms:
+            _functorch.push_dynamic_layer_stack(transform)
+        for mode in (*self._dispatch, *self._before_dispatch):
+            dispatch._push_mode(mode)
+        for mode in self._functions:
+            overrides._push_mode(mode)  # type: ignore[no-untyped-call]
+        for name, flag in self._flags.items():
+            setattr(dispatch, name, flag)
+
+
+def _clear() -> None:
+    _popped(torch._C._len_torch_function_stack, overrides._pop_mode)
+    _popped(ops._len_torch_dispatch_stack_pre_dispatch, ops._pop_mode_from_pre_dispatch)
+    _popped(torch._C._len_torch_dispatch_stack, dispatch._pop_mode)
+    _popped_transforms()
+
+
+def _popped(length: Callable[[], int], pop: Callable[[], Any]) -> list[Any]:
+    """Everything on a stack, outermost first; nothing is left there."""
+    return [pop() for _ in range(length())][::-1]
+
+
+def _popped_transforms() -> list[Any]:
+    found: list[Any] = []
+    while _functorch.peek_interpreter_stack() is not None:
+        found.insert(0, _functorch.pop_dynamic_layer_stack())
+    return found

@@ -8,7 +8,7 @@ from typing import Any, Generic, Literal, Protocol, TypeVar, runtime_checkable
 
 from costproof.compare.proof.certificate import Settings
 from costproof.ledger.workload import Workload
-from costproof.models.configured import Config
+from costproof.models.config import Config
 from costproof.models.target import Exportable, Setting, WithFormulas
 
 

@@ -120,7 +120,7 @@ class WithKeys(WithFormulas, Protocol):
         """The same model with other values under keys of its configuration.
 
         Raises:
-            Problems: as :func:`~costproof.models.changing.with_keys`.
+            Problems: as :func:`~costproof.models.config.with_keys`.
         """
         ...
 

@@ -16,7 +16,7 @@ from costproof.ledger.metrics import PEAK_METRICS, STAGE_WIDE, Metric
 from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.peaks import CallPeaks
 from costproof.ledger.workload import Workload
-from costproof.models.changing import key_named, keys_of
+from costproof.models.config import key_named, keys_of
 from costproof.models.registry import load_target
 from costproof.models.target import WithKeys
 from costproof.parametric.concolic import BranchCondition, PathRecorder, PointValues, SizeExpr, expression_of
@@ -269,7 +269,7 @@ class Evaluator(Generic[T]):
         return Evaluator(target)
 
     def key(self, name: str, where: str = "") -> str:
-        """Return the configuration key that a name means; see :func:`~costproof.models.changing.key_named`."""
+        """Return the configuration key that a name means; see :func:`~costproof.models.config.key_named`."""
         return key_named(self.target.config, name, where or name)
 
     def keys(self) -> dict[str, Any]:

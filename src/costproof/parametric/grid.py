@@ -14,7 +14,7 @@ import numpy as np
 
 from costproof.ledger.errors import BadInput, CostproofError, Problems, no_such
 from costproof.ledger.files import csv_rows
-from costproof.models.changing import KEY
+from costproof.models.config import KEY
 from costproof.models.target import WithKeys
 from costproof.parametric.evaluator import Evaluator
 
@@ -32,7 +32,7 @@ tuples.
 
 
 @dataclass(frozen=True, slots=True)
-class Parameter:
+class GridParameter:
     """Something that varies: a setting of the workload, a key of the configuration, or the preset."""
 
     given: str
@@ -48,7 +48,7 @@ class Parameter:
 class GridAxis:
     """Parameters that vary in step."""
 
-    names: tuple[Parameter, ...]
+    names: tuple[GridParameter, ...]
     columns: tuple[Sequence[Any], ...]
     """For each parameter its values; all columns have the same length."""
 
@@ -60,7 +60,7 @@ class GridAxis:
 class GridBlock:
     """Points that differ only in numeric parameters."""
 
-    fixed: Mapping[Parameter, Any]
+    fixed: Mapping[GridParameter, Any]
     """Values of the parameters that are no numbers."""
     axes: tuple[GridAxis, ...]
     """Axes of numbers; the last one varies fastest."""
@@ -109,7 +109,7 @@ def split_blocks(axes: Sequence[GridAxis]) -> Iterator[GridBlock]:
         yield GridBlock(fixed, (*(axis for _, axis in runs if axis is not None), *numbers))
 
 
-def _runs(axis: GridAxis) -> Iterator[tuple[dict[Parameter, Any], GridAxis | None]]:
+def _runs(axis: GridAxis) -> Iterator[tuple[dict[GridParameter, Any], GridAxis | None]]:
     """Yield consecutive values of an axis that differ only in numbers."""
     texts = [i for i, name in enumerate(axis.names) if not name.number]
     numbers = [i for i, name in enumerate(axis.names) if name.number]
@@ -170,7 +170,7 @@ def _axis(points: Evaluator[WithKeys], names: str, values: Any, where: str) -> G
     return GridAxis(chosen, made)
 
 
-def _pairs(names: tuple[Parameter, ...], item: str, where: str) -> list[tuple[Parameter, str]]:
+def _pairs(names: tuple[GridParameter, ...], item: str, where: str) -> list[tuple[GridParameter, str]]:
     parts = item.split("/")
     if len(parts) != len(names):
         expected = "/".join(n.given for n in names)
@@ -178,7 +178,7 @@ def _pairs(names: tuple[Parameter, ...], item: str, where: str) -> list[tuple[Pa
     return list(zip(names, parts, strict=True))
 
 
-def _in_step(words: list[tuple[Parameter, str]], where: str) -> list[Sequence[Any]]:
+def _in_step(words: list[tuple[GridParameter, str]], where: str) -> list[Sequence[Any]]:
     """Return the values of one item, equally many for every name; a single value is repeated."""
     parts = [_values(name, word, where) for name, word in words]
     longest = max(map(len, parts))
@@ -202,7 +202,7 @@ def _joined(parts: list[Sequence[Any]]) -> Sequence[Any]:
     return parts[0] if len(parts) == 1 else [value for part in parts for value in part]
 
 
-def resolve_parameter(points: Evaluator[WithKeys], given: str, where: str) -> Parameter:
+def resolve_parameter(points: Evaluator[WithKeys], given: str, where: str) -> GridParameter:
     """Return the parameter with a name: a setting of the target, or a key of its configuration.
 
     Raises:
@@ -211,19 +211,19 @@ def resolve_parameter(points: Evaluator[WithKeys], given: str, where: str) -> Pa
     settings = {s.name: s for s in points.target.settings()}
     name = given.strip()
     if name == PRESET:
-        return Parameter(name, PRESET, number=False)
+        return GridParameter(name, PRESET, number=False)
     if name.replace("-", "_") in settings:
         setting = settings[name.replace("-", "_")]
-        return Parameter(name, f"setting:{setting.name}", number=setting.kind == "integer")
+        return GridParameter(name, f"setting:{setting.name}", number=setting.kind == "integer")
     keys = points.keys()
     plain = name.removeprefix(KEY)
     if plain not in keys and not any(k.endswith(f".{plain}") for k in keys):
         raise no_such("setting or key", name, [*settings, *keys, PRESET], where=where)
     key = points.key(name, where)
-    return Parameter(name, f"key:{key}", number=type(keys[key]) is int or keys[key] is None, now=keys[key])
+    return GridParameter(name, f"key:{key}", number=type(keys[key]) is int or keys[key] is None, now=keys[key])
 
 
-def _values(name: Parameter, word: str, where: str) -> Sequence[Any]:
+def _values(name: GridParameter, word: str, where: str) -> Sequence[Any]:
     """Return the values of one word of the command line."""
     text = word.strip()
     span = _RANGE.fullmatch(text) if name.number else None
@@ -235,7 +235,7 @@ def _values(name: Parameter, word: str, where: str) -> Sequence[Any]:
     return [parse_value(name, text, where)]
 
 
-def parse_value(name: Parameter, text: str, where: str) -> Any:
+def parse_value(name: GridParameter, text: str, where: str) -> Any:
     """Return the value of a parameter from its text.
 
     Raises:
@@ -266,7 +266,7 @@ def parse_value(name: Parameter, text: str, where: str) -> Any:
     return text
 
 
-def _checked(name: Parameter, values: Iterable[Any], where: str) -> Sequence[Any]:
+def _checked(name: GridParameter, values: Iterable[Any], where: str) -> Sequence[Any]:
     """Return the values of a Python iterable, after checking their type."""
     if isinstance(values, range) and name.number and values.step > 0 and values.start >= 0:
         return values

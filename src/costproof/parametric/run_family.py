@@ -15,7 +15,7 @@ from costproof.algebra.series import CONTEXT, STEPS
 from costproof.algebra.symbols import parse, sym
 from costproof.claims.runs import Run
 from costproof.compare.diff.changes import WORKLOAD, settings
-from costproof.estimate.roofline import Outcome
+from costproof.estimate.roofline import ThresholdOutcome
 from costproof.estimate.sums import CallTerm, FormulaSum, Take, distinct_layers
 from costproof.ledger.baseline import Baseline
 from costproof.ledger.errors import Bug, CostproofError, Problems
@@ -65,9 +65,9 @@ class _RunFamily:
 
 @dataclass(frozen=True, slots=True)
 class Threshold:
-    """Where a sum exceeds another one; see :class:`~costproof.estimate.roofline.Border`."""
+    """Where a sum exceeds another one; see :class:`~costproof.estimate.roofline.Threshold`."""
 
-    outcome: Outcome
+    outcome: ThresholdOutcome
     at: int | None = None
     why: str = ""
     before: int | None = None

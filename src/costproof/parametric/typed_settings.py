@@ -11,8 +11,8 @@ from costproof.ledger.errors import BadInput, CostproofError, Problems, did_you_
 from costproof.ledger.run import parse_integer
 from costproof.models.target import Setting
 
-SettingValue = int | str | tuple[int, ...]
-Origin = Callable[[str], str]
+TypedValue = int | str | tuple[int, ...]
+ChoicePlace = Callable[[str], str]
 """Returns where a choice was made, for messages: ``--batch``, ``$.workload.batch``."""
 
 
@@ -22,11 +22,11 @@ def option(name: str) -> str:
 
 
 def typed_settings(
-    known: Iterable[Setting], given: Mapping[str, Any], place: Origin, problems: list[CostproofError]
-) -> dict[str, SettingValue]:
+    known: Iterable[Setting], given: Mapping[str, Any], place: ChoicePlace, problems: list[CostproofError]
+) -> dict[str, TypedValue]:
     """Return settings converted to the types that a target declares; errors are appended to ``problems``."""
     by_name = {s.name: s for s in known}
-    found: dict[str, SettingValue] = {}
+    found: dict[str, TypedValue] = {}
     for name, value in given.items():
         if name in by_name:
             with collect_problems(problems):
@@ -39,7 +39,7 @@ def typed_settings(
     return found
 
 
-def _typed(setting: Setting, value: Any, where: str) -> SettingValue:
+def _typed(setting: Setting, value: Any, where: str) -> TypedValue:
     if setting.kind == "integer":
         return parse_integer(value, where)
     if setting.kind == "file":

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from costproof.estimate.hardware import FIGURES, Device, Figure, Peak
+from costproof.estimate.hardware import FIGURES, Device, DeviceFigure, DevicePeak
 from costproof.reports.escape import visible
-from costproof.reports.screen import aligned, filled
+from costproof.reports.screen import align_table, fill_lines
 from costproof.views.numbers import exact, human
 
 _HEAD: Final = ("name", "device", "dense bfloat16", "bandwidth", "memory", "sources")
@@ -16,7 +16,7 @@ UNKNOWN: Final = "not known"
 
 def devices_text(devices: Iterable[Device], width: int | None = None) -> str:
     """A line for each device."""
-    return filled(aligned(_HEAD, [_line(d) for d in devices], 2, width, keys=1), width)
+    return fill_lines(align_table(_HEAD, [_line(d) for d in devices], 2, width, keys=1), width)
 
 
 def _line(device: Device) -> tuple[str, ...]:
@@ -29,13 +29,13 @@ def _line(device: Device) -> tuple[str, ...]:
     return (device.name, visible(device.title), *rates, str(len(device.sources)))
 
 
-def _short(figure: Figure | None, unit: str) -> str:
+def _short(figure: DeviceFigure | None, unit: str) -> str:
     return UNKNOWN if figure is None else human(figure.value, unit, places=3)
 
 
 def device_text(device: Device, width: int | None = None) -> str:
     """One device: its figures, each with what is quoted for it, and its sources."""
-    return filled(_lines(device), width)
+    return fill_lines(_lines(device), width)
 
 
 def _lines(device: Device) -> Iterator[str]:
@@ -62,6 +62,6 @@ def _lines(device: Device) -> Iterator[str]:
             yield f"  {source.url}"
 
 
-def _peak(peak: Peak) -> str:
+def _peak(peak: DevicePeak) -> str:
     sums = "" if peak.accumulate is None else f", sums in {peak.accumulate}"
     return f"peak of {peak.dtype}, {peak.sparsity}, {peak.unit} units{sums}"

@@ -29,6 +29,12 @@ class Strong(str):
     __slots__ = ()
 
 
+class Markdown(str):
+    """Finished Markdown inside a piece of prose."""
+
+    __slots__ = ()
+
+
 Prose = str | tuple[str, ...]
 """Plain text, or pieces of it, some of them :class:`Code`, :class:`Strong` or markup of the format. Never escaped."""
 
@@ -76,7 +82,7 @@ class Items:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TableRow:
     """A row of a table with details of its own, which pages show on a click."""
 
     cells: tuple[Cell, ...]
@@ -94,7 +100,7 @@ class Table:
     head: tuple[str, ...]
     align: str
     """One letter per column, ``l`` or ``r``; the last one also applies to all columns that follow."""
-    rows: Sequence[tuple[Cell, ...] | Row]
+    rows: Sequence[tuple[Cell, ...] | TableRow]
     title: Prose = ""
     most: int | None = None
     noun: str = "row"
@@ -116,7 +122,7 @@ class Table:
     @property
     def cells(self) -> list[tuple[Cell, ...]]:
         """The rows without their details."""
-        return [row.cells if isinstance(row, Row) else row for row in self.rows]
+        return [row.cells if isinstance(row, TableRow) else row for row in self.rows]
 
     @property
     def left(self) -> int:
@@ -138,7 +144,7 @@ class Details:
 
 
 @dataclass(frozen=True, slots=True)
-class Section:
+class DocumentSection:
     """Blocks under a heading."""
 
     title: Prose
@@ -149,7 +155,7 @@ class Section:
 
 
 @dataclass(frozen=True, slots=True)
-class Formula:
+class Equation:
     """A displayed formula: LaTeX for Markdown, the expression for plain text, MathML for pages."""
 
     expression: str
@@ -164,7 +170,7 @@ class Markup:
     text: str
 
 
-Block = Prose | Note | Verdict | Items | Table | Details | Section | Formula | Markup
+Block = Prose | Note | Verdict | Items | Table | Details | DocumentSection | Equation | Markup
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,13 +202,13 @@ def pieces(prose: Prose) -> tuple[str, ...]:
     return (prose,) if isinstance(prose, str) else prose
 
 
-def listed(names: Iterable[str], between: str = ", ") -> tuple[str, ...]:
+def code_list(names: Iterable[str], between: str = ", ") -> tuple[str, ...]:
     """Return names as code with separators between them."""
     joined = [piece for name in names for piece in (between, Code(name))]
     return tuple(joined[1:])
 
 
-def subject(target: TargetInfo, workload: Workload, form: Form) -> list[Prose]:
+def subject_lines(target: TargetInfo, workload: Workload, form: Form) -> list[Prose]:
     """Return the lines that identify the counted model and workload, and that admit what the count leaves out."""
     counted = counted_line(target, workload)
     if form == "md":
@@ -217,11 +223,13 @@ def subject(target: TargetInfo, workload: Workload, form: Form) -> list[Prose]:
     return [line + counted[:1].lower() + counted[1:]]
 
 
-def conventions(answers: Conventions, environment: dict[str, str], *more: Prose) -> list[Block]:
+def conventions_foot(
+    answers: Conventions, environment: dict[str, str], *more: Prose, before: Sequence[Prose] = ()
+) -> list[Block]:
     """Return the foot of a report: its conventions and versions, without which numbers cannot be compared."""
     rows = []
     for f in fields(answers):
         answer = str(getattr(answers, f.name))
         rows.append((Code(f.name), Code(answer), MEANING.get((f.name, answer), "")))
     table = Table(("Question", "Answer", "Meaning"), "lll", rows)
-    return [Section("Conventions", [table, *more, f"Made with {versions_line(environment)}."])]
+    return [DocumentSection("Conventions", [*before, table, *more, f"Made with {versions_line(environment)}."])]

@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import fields
 from typing import Final
-
-from costproof.ledger.metrics import Conventions
-from costproof.ledger.workload import TargetInfo, Workload, counted_line
-from costproof.views.describe import MEANING, model_line, versions_line, workload_line
 
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_.,:;=@/()\[\]+*#'%…\- ]+")
 _ENTITIES: Final = {c: f"&#{ord(c)};" for c in "&<>|`*_[]()\\~#$!\"'{}"}
@@ -76,25 +71,3 @@ def table(header: tuple[str, ...], align: str, rows: Sequence[tuple[str, ...]]) 
 def details(summary: str, body: list[str]) -> list[str]:
     """A folded block. GitHub needs the blank lines around Markdown inside HTML."""
     return ["<details>", f"<summary>{summary}</summary>", "", *body, "", "</details>", ""]
-
-
-def head(title: str, sentence: str, target: TargetInfo, workload: Workload) -> list[str]:
-    """The first lines of a Markdown report: what it says, and about which model and workload."""
-    return [
-        f"# {title}",
-        "",
-        f"**{markdown(sentence)}**",
-        "",
-        f"- Model {code(target.name)}: {markdown(model_line(target))}",
-        f"- Workload {code(workload.name)}: {markdown(workload_line(workload))}",
-        f"- {markdown(counted_line(target, workload))}",
-        "",
-    ]
-
-
-def foot(conventions: Conventions, environment: dict[str, str], before: Sequence[str] = ()) -> list[str]:
-    """The last lines: conventions and versions, without which no number can be compared."""
-    answers = {f.name: str(getattr(conventions, f.name)) for f in fields(conventions)}
-    rows = [(code(q), code(a), markdown(MEANING.get((q, a), ""))) for q, a in answers.items()]
-    table_ = table(("Question", "Answer", "Meaning"), "lll", rows)
-    return ["## Conventions", "", *before, *table_, "", f"Made with {markdown(versions_line(environment))}."]

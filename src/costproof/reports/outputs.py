@@ -2,18 +2,67 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from costproof.ledger.errors import BadInput, did_you_mean
 from costproof.plugins import Plugin, Registry, at
-from costproof.reports.output import Output
 
 if TYPE_CHECKING:
+    from costproof.ledger.schema import FileKind
     from costproof.reports.document import Form
     from costproof.reports.report import Report
+
+Folder = Literal["", "report", "measured", "later"]
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """One output."""
+
+    name: str
+    """What it is about and its format: ``static-md``."""
+    file: str
+    """The usual name of the file."""
+    meaning: str
+    data: Callable[[Report], Any] | None = None
+    """The data half; ``None`` where a command of its own makes the data. May raise
+    :class:`~costproof.views.absent.Absent`."""
+    write: Callable[[], Callable[..., str]] | None = None
+    """Loads the writing half, which takes the data, and the width if it is :attr:`for_screens`; JSON of ``kind`` if
+    ``None``."""
+    kind: Callable[[], FileKind[Any]] | None = None
+    """Loads the kind of file that the data are, with its schema."""
+    states_verdict: bool = False
+    """Whether the text says how the comparison ended, so that the exit code says it too."""
+    folder: Folder = ""
+    """``report``: a part of the folder of a report. ``measured``: likewise, but no capture holds its data.
+    ``later``: written beside its capture by another command."""
+
+    for_screens: bool = False
+    """Whether it is read on a terminal, and made as narrow as one."""
+
+    @property
+    def of_capture(self) -> bool:
+        """Whether a capture can be rendered to it."""
+        return self.data is not None and self.folder != "measured"
+
+    def text(self, data: Any, width: int | None = None) -> str:
+        """Return the text of the data.
+
+        Args:
+            width: columns of the screen that it is read on; ``None`` is a file.
+        """
+        if self.write is not None:
+            return self.write()(data, width) if self.for_screens else self.write()(data)
+        from costproof.ledger.files import json_text
+        from costproof.ledger.schema import to_data
+
+        assert self.kind is not None, self.name
+        return json_text(to_data(self.kind(), data))
 
 
 def _at(place: str) -> Callable[[], Any]:
@@ -25,7 +74,7 @@ def _of(place: str, *parts: str) -> Callable[[Report], Any]:
     return lambda report: _at(place)()(*(getattr(report, part) for part in parts))
 
 
-def _printed(subject: str, form: Form, *, comment: bool = False, ruled: bool = False) -> Callable[[], Any]:
+def _printer(subject: str, form: Form, *, comment: bool = False, ruled: bool = False) -> Callable[[], Any]:
     """Return the loader of a writing half: the document of a subject, printed in a format.
 
     Args:
@@ -43,10 +92,10 @@ def _printed(subject: str, form: Form, *, comment: bool = False, ruled: bool = F
             from costproof.reports.markdown import BUDGET, MarkdownPrinter
 
             return lambda data: MarkdownPrinter(BUDGET if comment else None).document(document(data, form))
-        from costproof.reports.text import TerminalPrinter, TextPrinter, uncolored
+        from costproof.reports.text import TerminalPrinter, TextPrinter, print_plain
 
         if ruled:
-            return lambda data, width=None: uncolored(
+            return lambda data, width=None: print_plain(
                 lambda console: TerminalPrinter(console).document(document(data, form)), width
             )
         return lambda data, width=None: TextPrinter(width).document(document(data, form))
@@ -54,9 +103,66 @@ def _printed(subject: str, form: Form, *, comment: bool = False, ruled: bool = F
     return load
 
 
+_FORMS: Final = {
+    "text": ("txt", "for the console"),
+    "md": ("md", "for people"),
+    "json": ("json", "for programs"),
+    "html": ("html", "as a page for a browser"),
+}
+"""Format -> ending of the file, and its part of the meaning."""
+
+
+def _outputs(
+    name: str,
+    meaning: str,
+    forms: str,
+    kind: str = "",
+    *,
+    file: str = "",
+    document: str = "",
+    data: Callable[[Report], Any] | None = None,
+    folder: Folder = "",
+    states_verdict: bool = False,
+    comment: bool = False,
+    ruled: bool = False,
+) -> Iterator[Output]:
+    """Yield the outputs of one subject, in the order of ``forms``.
+
+    Args:
+        kind: the kind of file that the JSON is, such as ``claims:CLAIMS``.
+        document: module of :mod:`costproof.reports` that makes the document (default: ``name``).
+        data: the data half of all of them; of the JSON, if ``kind`` is a part of a report, that part.
+        folder: of the Markdown and the JSON.
+        comment: Markdown short enough for a comment on a change.
+        ruled: text as a terminal shows it, with rules.
+    """
+    for form in forms.split():
+        ending, audience = _FORMS[form]
+        audience = "short enough for a comment" if comment and form == "md" else audience
+        printed = None if form == "json" else _printer(document or name, form, comment=comment, ruled=ruled)  # type: ignore[arg-type]
+        yield Output(
+            f"{name}-{form}",
+            f"{file or name}.{ending}",
+            f"{meaning}, {audience}",
+            data,
+            printed,
+            _at(kind) if form == "json" else None,
+            states_verdict=states_verdict,
+            folder=folder if form in ("md", "json") else "",
+            for_screens=form == "text",
+        )
+
+
 _CALLGRAPH: Final = _of("views.callgraph_file:callgraph_file", "capture")
 _PICTURE: Final = _of("reports.graph.view:graph_view", "capture")
 _COUNTERS: Final = _of("views.counters:counter_report", "capture", "discrepancy", "spent")
+_PROFILE: Final = _of("reports.measure:require_profile", "profile")
+
+
+def _whole(report: Report) -> Report:
+    return report
+
+
 OUTPUTS: Final[tuple[Output, ...]] = (
     Output(
         "capture-json", "capture.json", "the capture itself, normalised",
@@ -64,31 +170,22 @@ OUTPUTS: Final[tuple[Output, ...]] = (
     ),
     Output(
         "baseline", "baseline.json", "the numbers folded by role, small enough to be committed",
-        _of("ledger.baseline:baseline_of", "capture"), kind=_at("ledger.baseline:BASELINE"),
+        _of("ledger.baseline:fold_capture", "capture"), kind=_at("ledger.baseline:BASELINE"),
     ),
     Output(
         "html", "report.html", "everything on one page, for a browser: offline, one file",
-        lambda r: r, _at("reports.html.capture_page:capture_page"), states_verdict=True, folder="report",
+        _whole, _at("reports.html.capture_page:capture_page"), states_verdict=True, folder="report",
     ),
-    Output(
-        "static-md", "static_compute.md", "what each stage costs, for people",
-        lambda r: r, _at("reports.static_md:static_md"), states_verdict=True, folder="report",
-    ),
-    Output(
-        "static-json", "static_compute.json", "what each stage costs, for programs",
-        lambda r: r.static, kind=_at("views.static_compute:STATIC_COMPUTE"), states_verdict=True, folder="report",
-    ),
-    Output(
-        "discrepancy-md", "discrepancy.md", "the comparison, for people",
-        lambda r: r, _at("reports.discrepancy_md:discrepancy_md"), states_verdict=True, folder="report",
-    ),
-    Output(
-        "discrepancy-json", "discrepancy.json", "every comparison and its causes, for programs",
-        lambda r: r.discrepancy, kind=_at("compare.findings:DISCREPANCY"), states_verdict=True, folder="report",
-    ),
+    *_outputs("static", "what each stage costs", "md", file="static_compute", data=_whole, folder="report",
+              states_verdict=True),
+    *_outputs("static", "what each stage costs", "json", "views.static_compute:STATIC_COMPUTE", file="static_compute",
+              data=lambda r: r.static, folder="report", states_verdict=True),
+    *_outputs("discrepancy", "the comparison", "md", data=_whole, folder="report", states_verdict=True),
+    *_outputs("discrepancy", "every comparison and its causes", "json", "compare.findings:DISCREPANCY",
+              data=lambda r: r.discrepancy, folder="report", states_verdict=True),
     Output(
         "discrepancy-short", "discrepancy-short.md", "the comparison, short enough for a comment",
-        lambda r: r, _at("reports.discrepancy_md:discrepancy_short"), states_verdict=True, folder="report",
+        _whole, _at("reports.discrepancy:discrepancy_short"), states_verdict=True, folder="report",
     ),
     Output(
         "callgraph-json", "callgraph.json", "what called what, how often, on which shapes",
@@ -98,202 +195,55 @@ OUTPUTS: Final[tuple[Output, ...]] = (
         "manifest-json", "manifest.json", "which files of the folder belong together",
         kind=_at("views.manifest:MANIFEST"), folder="report",
     ),
-    Output(
-        "graph-dot", "callgraph.dot", "the callgraph in families, for Graphviz",
-        _PICTURE, _at("reports.graph.dot:dot"), folder="later",
-    ),
-    Output(
-        "graph-svg", "callgraph.svg", "the callgraph in families, as a picture",
-        _PICTURE, _at("reports.graph.svg:svg"), folder="later",
-    ),
-    Output(
-        "graph-mmd", "callgraph.mmd", "the callgraph in families, for Mermaid",
-        _PICTURE, _at("reports.graph.mermaid:mermaid"), folder="later",
-    ),
+    Output("graph-dot", "callgraph.dot", "the callgraph in families, for Graphviz", _PICTURE,
+           _at("reports.graph.dot:dot"), folder="later"),
+    Output("graph-svg", "callgraph.svg", "the callgraph in families, as a picture", _PICTURE,
+           _at("reports.graph.svg:svg"), folder="later"),
+    Output("graph-mmd", "callgraph.mmd", "the callgraph in families, for Mermaid", _PICTURE,
+           _at("reports.graph.dot:mermaid"), folder="later"),
     Output(
         "summary", "summary.txt", "the table that the report command prints",
-        lambda r: r, _at("reports.summary:summary_text"), states_verdict=True, for_screens=True,
+        _whole, _at("reports.summary:summary_text"), states_verdict=True, for_screens=True,
     ),
     Output(
         "modules", "modules.txt", "what each module costs, equal layers in one row, for the console",
-        lambda r: r, _at("reports.modules_text:modules_text"), states_verdict=True, for_screens=True,
+        _whole, _at("reports.modules_text:modules_text"), states_verdict=True, for_screens=True,
     ),
-    Output(
-        "counters-text", "counters.txt", "third-party counters beside the truth, for the console",
-        _COUNTERS, _printed("counters", "text"), for_screens=True,
-    ),
-    Output(
-        "counters-md", "counters.md", "third-party counters beside the truth, for people",
-        _COUNTERS, _printed("counters", "md"), folder="report",
-    ),
-    Output(
-        "counters-json", "counters.json", "third-party counters beside the truth, for programs",
-        _COUNTERS, kind=_at("views.counters:COUNTERS"), folder="report",
-    ),
-    Output(
-        "counters-html", "counters.html", "third-party counters beside the truth, as a page for a browser",
-        _COUNTERS, _printed("counters", "html"),
-    ),
-    Output(
-        "profile-json", "profile.json", "measured times, for programs",
-        _of("reports.measure:recorded", "profile"), kind=_at("ledger.profile:PROFILE"), folder="measured",
-    ),
-    Output(
-        "profile-md", "profile.md", "measured times, for people",
-        _of("reports.measure:recorded", "profile"), _printed("measure:profile_document", "md"), folder="measured",
-    ),
+    *_outputs("counters", "third-party counters beside the truth", "text md json html", "views.counters:COUNTERS",
+              data=_COUNTERS, folder="report"),
+    *_outputs("profile", "measured times", "json md", "ledger.profile:PROFILE", document="measure:profile_document",
+              data=_PROFILE, folder="measured"),
     Output(
         "profile-trace", "profile_trace.json", "measured times, for a viewer of Chrome traces",
-        _of("reports.measure:recorded", "chrome_trace"), lambda: str, folder="measured",
+        _of("reports.measure:require_profile", "chrome_trace"), lambda: str, folder="measured",
     ),
-    Output(
-        "explain-text", "explain.txt", "the formulas of a stage with numbers put in, for the console",
-        write=_printed("explain", "text"), for_screens=True,
-    ),
-    Output(
-        "explain-md", "explain.md", "the formulas of a stage with numbers put in, for people",
-        write=_printed("explain", "md"),
-    ),
-    Output(
-        "explain-html", "explain.html", "the formulas of a stage with numbers put in, as a page for a browser",
-        write=_printed("explain", "html"),
-    ),
-    Output(
-        "claims-md", "claims.md", "verdicts on published numbers, for people",
-        write=_printed("claims", "md"),
-    ),
-    Output(
-        "claims-json", "claims.json", "verdicts on published numbers, for programs", kind=_at("claims:CLAIMS"),
-    ),
-    Output(
-        "claims-html", "claims.html", "verdicts on published numbers, as a page for a browser",
-        write=_printed("claims", "html"),
-    ),
-    Output(
-        "diff-md", "diff.md", "what a change does to the cost, short enough for a comment",
-        write=_printed("diff", "md", comment=True),
-    ),
-    Output(
-        "diff-json", "diff.json", "what a change does to the cost, for programs", kind=_at("compare.diff.types:DIFF"),
-    ),
-    Output(
-        "diff-csv", "diff.csv", "sums and rows that a change has changed, as a table",
-        write=_at("reports.diff:diff_csv"),
-    ),
-    Output(
-        "diff-html", "diff.html", "what a change does to the cost, as a page for a browser",
-        write=_printed("diff", "html"),
-    ),
-    Output(
-        "diff-text", "diff.txt", "what a change does to the cost, for the console",
-        write=_printed("diff", "text", ruled=True), for_screens=True,
-    ),
-    Output(
-        "gate-text", "gate.txt", "whether a change may pass, for the console",
-        write=_printed("gate", "text"), for_screens=True,
-    ),
-    Output(
-        "gate-md", "gate.md", "whether a change may pass, short enough for a comment",
-        write=_printed("gate", "md", comment=True),
-    ),
-    Output(
-        "gate-json", "gate.json", "whether a change may pass, for programs", kind=_at("compare.gate.types:GATE"),
-    ),
-    Output(
-        "gate-html", "gate.html", "whether a change may pass, as a page for a browser",
-        write=_printed("gate", "html"),
-    ),
-    Output(
-        "gate-junit", "gate.xml", "whether a change may pass, as JUnit XML", write=_at("reports.gate:gate_junit"),
-    ),
-    Output(
-        "gate-sarif", "gate.sarif", "limits that do not hold, for code scanning",
-        write=_at("reports.gate:gate_sarif"),
-    ),
-    Output(
-        "gate-github", "gate.github", "limits that do not hold, as annotations of a job on GitHub",
-        write=_at("reports.gate:gate_github"),
-    ),
-    Output(
-        "roofline-text", "roofline.txt", "what a run takes at least on a device, for the console",
-        write=_printed("roofline", "text"), for_screens=True,
-    ),
-    Output(
-        "roofline-md", "roofline.md", "what a run takes at least on a device, for people",
-        write=_printed("roofline", "md"),
-    ),
-    Output(
-        "roofline-json", "roofline.json", "what a run takes at least on a device, for programs",
-        kind=_at("estimate.roofline:ROOFLINE"),
-    ),
-    Output(
-        "roofline-csv", "roofline.csv", "what each part of a run takes at least on a device, as a table",
-        write=_at("reports.roofline:roofline_csv"),
-    ),
-    Output(
-        "roofline-svg", "roofline.svg", "a run under the roof of a device, as a picture",
-        write=_at("reports.roofline:roofline_svg"),
-    ),
-    Output(
-        "measure-text", "measured.txt", "measured times beside their bounds, for the console",
-        write=_printed("measure", "text"), for_screens=True,
-    ),
-    Output(
-        "measure-md", "measured.md", "measured times beside their bounds, for people",
-        write=_printed("measure", "md"),
-    ),
-    Output(
-        "measure-json", "measured.json", "measured times beside their bounds, for programs",
-        kind=_at("estimate.measured:MEASUREMENT"),
-    ),
-    Output(
-        "fits-text", "fits.txt", "whether a run fits into a memory, for the console",
-        write=_printed("fits", "text"), for_screens=True,
-    ),
-    Output(
-        "fits-md", "fits.md", "whether a run fits into a memory, for people",
-        write=_printed("fits", "md"),
-    ),
-    Output(
-        "fits-json", "fits.json", "whether a run fits into a memory, for programs", kind=_at("estimate.memory:FITS"),
-    ),
-    Output(
-        "peaks-text", "peaks.txt", "what is alive at peaks, for consoles",
-        write=_printed("peaks", "text"), for_screens=True,
-    ),
-    Output(
-        "peaks-md", "peaks.md", "what is alive at peaks, for people", write=_printed("peaks", "md"),
-    ),
-    Output(
-        "peaks-json", "peaks.json", "peaks of live activations and what holds them, for programs",
-        kind=_at("ledger.peaks:PEAKS"),
-    ),
-    Output(
-        "peaks-html", "peaks.html", "what is alive at peaks, as a page for a browser",
-        write=_printed("peaks", "html"),
-    ),
-    Output(
-        "device-text", "device.txt", "a device and its sources, for the console",
-        write=_at("reports.device_text:device_text"), for_screens=True,
-    ),
-    Output(
-        "device-json", "device.json", "a device and its sources, for programs", kind=_at("estimate.hardware:DEVICE"),
-    ),
-    Output(
-        "sweep-json", "sweep.json", "formulas at many points, for programs", kind=_at("views.sweep_file:SWEEP"),
-    ),
-    Output(
-        "certificate-md", "certificate.md", "a proof, for people",
-        write=_printed("certificate", "md"),
-    ),
-    Output(
-        "certificate-json", "certificate.json", "a proof, for programs",
-        kind=_at("compare.proof.certificate:CERTIFICATE"),
-    ),
-    Output(
-        "certificate-html", "certificate.html", "a proof, as a page for a browser",
-        write=_printed("certificate", "html"),
-    ),
+    *_outputs("explain", "the formulas of a stage with numbers put in", "text md html"),
+    *_outputs("claims", "verdicts on published numbers", "md json html", "claims:CLAIMS"),
+    *_outputs("diff", "what a change does to the cost", "md json", "compare.diff.types:DIFF", comment=True),
+    Output("diff-csv", "diff.csv", "sums and rows that a change has changed, as a table",
+           write=_at("reports.diff:diff_csv")),
+    *_outputs("diff", "what a change does to the cost", "html text", ruled=True),
+    *_outputs("gate", "whether a change may pass", "text md json html", "compare.gate.types:GATE", comment=True),
+    Output("gate-junit", "gate.xml", "whether a change may pass, as JUnit XML", write=_at("reports.gate:gate_junit")),
+    Output("gate-sarif", "gate.sarif", "limits that do not hold, for code scanning",
+           write=_at("reports.gate:gate_sarif")),
+    Output("gate-github", "gate.github", "limits that do not hold, as annotations of a job on GitHub",
+           write=_at("reports.gate:gate_github")),
+    *_outputs("roofline", "what a run takes at least on a device", "text md json", "estimate.roofline:ROOFLINE"),
+    Output("roofline-csv", "roofline.csv", "what each part of a run takes at least on a device, as a table",
+           write=_at("reports.roofline:roofline_csv")),
+    Output("roofline-svg", "roofline.svg", "a run under the roof of a device, as a picture",
+           write=_at("reports.roofline:roofline_svg")),
+    *_outputs("measure", "measured times beside their bounds", "text md json", "estimate.measured:MEASUREMENT",
+              file="measured"),
+    *_outputs("fits", "whether a run fits into a memory", "text md json", "estimate.memory:FITS"),
+    *_outputs("peaks", "peaks of live activations and what holds them", "text md json html", "ledger.peaks:PEAKS"),
+    Output("device-text", "device.txt", "a device and its sources, for the console",
+           write=_at("reports.device_text:device_text"), for_screens=True),
+    Output("device-json", "device.json", "a device and its sources, for programs",
+           kind=_at("estimate.hardware:DEVICE")),
+    Output("sweep-json", "sweep.json", "formulas at many points, for programs", kind=_at("views.sweep_file:SWEEP")),
+    *_outputs("certificate", "a proof", "md json html", "compare.proof.certificate:CERTIFICATE"),
 )  # fmt: skip
 
 

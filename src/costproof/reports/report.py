@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from costproof.ledger.files import json_text
+from costproof.ledger.errors import BadInput
+from costproof.ledger.files import first_bytes, json_text
 from costproof.ledger.progress import Progress, silent
 from costproof.ledger.schema import to_data
 from costproof.ledger.time_limits import time_limit
-from costproof.ledger.writing import write_texts
+from costproof.ledger.writing import places, write_texts
 from costproof.reports.outputs import OUTPUTS, REGISTRY
 from costproof.views.absent import Absent
 from costproof.views.manifest import MANIFEST, NAME, manifest, named_files
@@ -77,3 +81,53 @@ def write_report(found: Report, folder: Path, progress: Progress = silent, *, so
     removed = write_texts(files, gone=[p for p in old if p not in files])
     progress("write", len(OUTPUTS), len(OUTPUTS))
     return Written(tuple(files), removed)
+
+
+_HEADER_BYTES: Final = 100
+"""Bytes that hold the schema of a file of ours."""
+
+
+def check_report_folder(folder: Path) -> None:
+    """:func:`check_folder`, and that no file of somebody else would be replaced.
+
+    Raises:
+        BadInput: as it does, or a JSON file there has the name of one of ours and is another.
+    """
+    check_folder(folder, (output.file for output in OUTPUTS if output.folder in ("report", "measured")))
+    for output in OUTPUTS:
+        path = folder / output.file
+        if output.folder != "report" or output.kind is None or not path.is_file():
+            continue
+        with suppress(OSError):
+            if b'"schema": "costproof/' not in first_bytes(path, _HEADER_BYTES):
+                raise BadInput(
+                    "a file of this name is not ours",
+                    where=str(path),
+                    expected="a file that costproof wrote, or none",
+                    fix="choose another folder with -o",
+                )
+
+
+def check_folder(folder: Path, files: Iterable[str] = ()) -> None:
+    """Fail before minutes of work, not after.
+
+    Args:
+        files: names of what will be written there.
+
+    Raises:
+        BadInput: this is not a folder and cannot be made one, nothing can be written there, or a link leads out of it.
+    """
+    places(folder / file for file in files)
+    for part in (folder, *folder.parents):
+        if part.is_dir():
+            if not os.access(part, os.W_OK):
+                raise BadInput("the folder cannot be written", where=str(folder), fix="choose another folder with -o")
+            return
+        if part.exists() or part.is_symlink():
+            raise BadInput(
+                "the reports need a folder",
+                where=str(folder),
+                expected="a folder, or a path where one can be made",
+                got=f"{part} is not a folder",
+                fix="choose another folder with -o",
+            )

@@ -18,7 +18,7 @@ from costproof.ledger.profile import Profile
 from costproof.ledger.progress import Progress, silent
 from costproof.ledger.run import ALL_SOURCES
 from costproof.ledger.workload import Invocation
-from costproof.models.recorded import recorded
+from costproof.models.known import recorded
 from costproof.models.target import (
     MayBeHere,
     Runnable,
@@ -42,7 +42,7 @@ from costproof.tracers.static import WITH_GIVEN, WITH_ONES
 if TYPE_CHECKING:
     from torch import nn
 
-    from costproof.models.generic.as_it_was import Before
+    from costproof.models.generic.module_snapshot import Before
 
 T = TypeVar("T")
 
@@ -63,7 +63,7 @@ def count(module: nn.Module | Callable[..., Any], /, *args: Any, **kwargs: Any) 
         Incomplete: no source could count it.
         Changed: the module, or the process, is not as it was, and could not be put back.
     """
-    from costproof.models.generic.at_hand import at_hand
+    from costproof.models.generic.live_module import at_hand
 
     require("trace", "counting a module")
     called: Any = module
@@ -185,7 +185,7 @@ def _unfit(run: Prepared) -> Incomplete | None:
     """Where the model itself refuses its inputs, if that is why no source can count it."""
     with suppress(Exception):  # code of other packages; the reasons of the sources are there already
         if isinstance(run.target, Runnable):
-            from costproof.tracers.unfit import explain_failure
+            from costproof.tracers.input_errors import explain_failure
 
             model = run.target.build_run(run.workload, silent).model
             return next(

@@ -25,7 +25,7 @@ from costproof.run.capture import count_sources
 from costproof.run.count_lock import count_lock
 from costproof.run.operand_files import check_whole
 from costproof.run.operands import target_of
-from costproof.run.peaks import measured
+from costproof.run.peaks import measure_peaks
 from costproof.run.prepare import prepare
 from costproof.run.request import RunRequest, request
 from costproof.run.request_file import refused_code
@@ -83,7 +83,7 @@ def check(
             truth = "the exported graph of the target (static), which has no formulas; not compared with a run here"
         counted = count_sources(prepared).capture
         if any(c.metric in PEAK_METRICS for c in said.claims):
-            counted = replace(counted, peaks=measured(prepared.target, prepared.workload, progress))
+            counted = replace(counted, peaks=measure_peaks(prepared.target, prepared.workload, progress))
             truth += "; peaks by its exported graph and by its modules as written"
         runs = _runs(said, counted, prepared.target)
         return judge_claims(said, counted, mistakes_of(counted.target.name), truth=truth, runs=runs)

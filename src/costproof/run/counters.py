@@ -25,7 +25,7 @@ from costproof.parametric.targets import evaluate_formulas
 from costproof.processes import Limits
 from costproof.run.capture import count_sources
 from costproof.run.count_lock import count_lock
-from costproof.run.prepare import countable, named, prepare
+from costproof.run.prepare import check_names, prepare, require_exportable
 from costproof.run.request import RunRequest, request
 from costproof.tracers.counters.running import GIB, run_counters
 from costproof.tracers.static import stages_not_exported
@@ -64,7 +64,7 @@ def counters(
         prepared = prepare(request(asked, counters=only if only is not None else asked.counters or ("all",)))
         model, run = prepared.target, one_step(prepared.workload)
         wanted = tuple(stages)
-        named("stage", wanted, model.info().stages, "--stage")
+        check_names("stage", wanted, model.info().stages, "--stage")
         # Claims are judged by formulas or an export; without either a run says what the model is called with.
         truth = "analytic" if isinstance(model, WithFormulas) else "static" if own else "dynamic"
         capture = count_sources(replace(prepared, workload=run, sources=(truth,))).capture
@@ -81,7 +81,7 @@ def counters(
         environment=capture.environment,
         compared=compared,
         spent=spent,
-        own=tuple(number for file in files for number in judged(file, capture, compared)),
+        own=tuple(number for file in files for number in judge_own_numbers(file, capture, compared)),
     )
 
 
@@ -115,14 +115,14 @@ def record_counters(
     run = one_step(run)
     limits = Limits(seconds, memory_gib * GIB)
     progress("counters", 0, len(names) + 1)
-    found, spent = run_counters(countable(model), run, names, limits, stages=stages, progress=progress)
-    truth, said = checked(model, run, found.truth)
+    found, spent = run_counters(require_exportable(model), run, names, limits, stages=stages, progress=progress)
+    truth, said = check_truth(model, run, found.truth)
     absent = [r.info.name for r in found.runs if r.version is None and not r.calls]
     skipped = (f"Not installed, so skipped: {', '.join(absent)}. {advice('counters')}",) if absent else ()
     return CounterRecord(truth, found.runs, (*said, *skipped)), spent
 
 
-def judged(file: ClaimsFile, capture: Capture, compared: CounterComparison) -> list[OwnNumber]:
+def judge_own_numbers(file: ClaimsFile, capture: Capture, compared: CounterComparison) -> list[OwnNumber]:
     """The verdicts on the numbers of one name, and what counters print in their place."""
     truth = "our own count of the same forward"
     if "analytic" in (ledger.source for ledger in capture.ledgers):
@@ -149,7 +149,7 @@ def _place(found: CounterFinding) -> str:
     return f"{found.counter} on {where}" if found.stage != TOTAL else f"{found.counter} in all"
 
 
-def checked(
+def check_truth(
     model: Target, run: Workload, truth: tuple[CounterCall, ...]
 ) -> tuple[tuple[CounterCall, ...], tuple[str, ...]]:
     """Our own count held against the closed formulas, call by call: one that differs gets an error. What to say."""

@@ -11,7 +11,7 @@ from costproof.ledger.environment import require
 from costproof.ledger.errors import EXIT_FINDINGS, EXIT_OK, BadInput, did_you_mean
 from costproof.models.target import Exportable, lacking
 from costproof.run.count_lock import count_lock
-from costproof.run.prepare import loaded
+from costproof.run.prepare import load_run_target
 from costproof.run.request import RunRequest, request
 from costproof.tracers.cache import cache_enabled
 from costproof.tracers.derive.closed import POINTS, SizeCheck
@@ -64,13 +64,13 @@ def derive(target: str | RunRequest, stage: str | None = None, **choices: Any) -
     """
     asked = request(target, verb="derive", stage=stage, **choices)
     with count_lock(asked.rules), cache_enabled(not asked.no_cache):
-        points, made = prepared(asked)
+        points, made = prepare_derivation(asked)
         of = made()
         found = derived(of, points=points)
     return Derivation(closed_form(of.name, found.nodes, of.config, of.fixed, found.holds), found.points)
 
 
-def prepared(asked: RunRequest) -> tuple[int, Callable[[], Subject]]:
+def prepare_derivation(asked: RunRequest) -> tuple[int, Callable[[], Subject]]:
     """The number of points, and what exports the subject; nothing is traced.
 
     Raises:
@@ -81,7 +81,7 @@ def prepared(asked: RunRequest) -> tuple[int, Callable[[], Subject]]:
     if not isinstance(points, int) or not 0 <= points <= MOST_POINTS:
         raise BadInput("--points out of range", where="--points", expected=f"0 to {MOST_POINTS}", got=points)
     require("trace", "a form read off a graph")
-    model = loaded(asked)
+    model = load_run_target(asked)
     stages = model.info().stages
     stage = asked.derive.get("stage") or (stages[0] if len(stages) == 1 else None)
     if stage not in stages:

@@ -21,16 +21,16 @@ from costproof.opgraph.rules.files import Files
 from costproof.parametric.evaluator import Evaluator, PointChoices
 from costproof.parametric.exact_arrays import ExactEvaluator
 from costproof.parametric.targets import BlendedTarget
-from costproof.run.operand_files import Given, check_cut_alike, has_parts, of_stages
-from costproof.run.operands import Read, check_counted, read_side
+from costproof.run.operand_files import OperandInput, check_cut_alike, has_parts, of_stages
+from costproof.run.operands import Operand, check_counted, read_operand
 
 FAMILY: Final = "family"
 """Stands for what no common key and no part of one side says, where the two sides are of different families."""
 
 
 def diff(
-    base: Given,
-    head: Given,
+    base: OperandInput,
+    head: OperandInput,
     *,
     config: str | os.PathLike[str] | None = None,
     base_config: str | os.PathLike[str] | None = None,
@@ -55,7 +55,7 @@ def diff(
         Incomplete: the two have no source in common.
     """
     check_counted(rules, trust_remote_code, base, head)
-    read = partial(read_side, rules=rules, trust_remote_code=trust_remote_code)
+    read = partial(read_operand, rules=rules, trust_remote_code=trust_remote_code)
     sides = read(base, base_config), read(head, config)
     if (sides[0].exported is None) != (sides[1].exported is None):
         # One has no formulas: the other is held against it by what both have.
@@ -72,7 +72,7 @@ def diff(
     return found
 
 
-def levers(base: Read, head: Read) -> Levers | None:
+def levers(base: Operand, head: Operand) -> Levers | None:
     """How to evaluate what lies between two sides; ``None`` where formulas describe only one of them, or none."""
     if base.target is None or head.target is None:
         return None

@@ -17,7 +17,7 @@ from costproof.models.specs import Stretch
 from costproof.models.target import Stretched, Uncut, WithFormulas
 from costproof.parametric.targets import evaluate_formulas
 from costproof.run.prepare import Prepared
-from costproof.views.quantities import gives, value
+from costproof.views.quantities import provides, value
 
 _OF: Final = {"FLOPs": "flops", "calls of modules": "calls"}
 """What a run of all layers tells -> the metric that is the same."""
@@ -66,7 +66,7 @@ def whole_model(
     left: dict[Metric, str] = {}
     for metric in METRICS:
         for stage, costs in ((None, totals), *reversed(stages.items())):
-            said = _said([p for p in pairs if gives(p[0], metric, stage)], metric, stage)
+            said = _said([p for p in pairs if provides(p[0], metric, stage)], metric, stage)
             if isinstance(said, int):
                 costs[metric] = said
             elif said:

@@ -12,15 +12,15 @@ from costproof.estimate.hardware import Device, machine
 from costproof.estimate.memory import (
     NEEDED,
     Fits,
-    Held,
-    Limit,
-    LimitPoint,
+    HeldKind,
+    MemoryLimit,
+    MemoryPoint,
     StageMemory,
     activations,
-    size,
+    parse_size,
     unfused_attention,
 )
-from costproof.estimate.roofline import counted
+from costproof.estimate.roofline import choose_source
 from costproof.estimate.sums import CallTerm, FormulaSum, MetricTerm
 from costproof.ledger.baseline import Baseline, Folded
 from costproof.ledger.errors import BadInput
@@ -29,8 +29,8 @@ from costproof.ledger.peaks import CallPeaks
 from costproof.ledger.workload import FLOAT_BYTES
 from costproof.opgraph.rules.files import Files
 from costproof.parametric.run_family import SettingCurve, Threshold
-from costproof.run.operand_files import Given, check_whole
-from costproof.run.operands import Read, check_counted, read_side
+from costproof.run.operand_files import OperandInput, check_whole
+from costproof.run.operands import Operand, check_counted, read_operand
 
 SETTINGS: Final = ("batch", "text_tokens")
 """What is varied."""
@@ -39,7 +39,7 @@ _CACHE: Final = (MetricTerm("kv_cache_bytes", lambda node: True),)
 
 
 def fits(
-    target: Given,
+    target: OperandInput,
     *,
     on: str | os.PathLike[str] | Device | None = None,
     memory: int | str | None = None,
@@ -65,10 +65,10 @@ def fits(
     device = on if on is None or isinstance(on, Device) else machine(on)
     room = _room(device, memory)
     check_counted(rules, trust_remote_code, target)
-    read = read_side(target, config, rules=rules, trust_remote_code=trust_remote_code)
+    read = read_operand(target, config, rules=rules, trust_remote_code=trust_remote_code)
     side = read.baseline
     check_whole(side)
-    name, folded = counted(side, needed=NEEDED)
+    name, folded = choose_source(side, needed=NEEDED)
     along = {} if read.target is None else {s: SettingCurve(side, read.target, s) for s in SETTINGS}
     sizes = along["batch"].sizes(along["batch"].own) if along else {}
     element = FLOAT_BYTES[side.workload.dtype]
@@ -96,7 +96,7 @@ def fits(
     )  # fmt: skip
 
 
-def _of_graph(read: Read, held: int, room: int) -> Iterator[Limit]:
+def _of_graph(read: Operand, held: int, room: int) -> Iterator[MemoryLimit]:
     """Yield the limits of a run that its graphs counted, which makes its own cache."""
     run = read.exported
     if (
@@ -136,7 +136,7 @@ def _peaks(calls: Iterable[CallPeaks], stage: str) -> tuple[int | None, int | No
 
 def _room(device: Device | None, memory: int | str | None) -> int:
     if isinstance(memory, str):
-        return size(memory, "--memory")
+        return parse_size(memory, "--memory")
     if memory is not None:
         return memory
     if device is None:
@@ -148,10 +148,10 @@ def _room(device: Device | None, memory: int | str | None) -> int:
 
 def _limits(
     along: Mapping[str, SettingCurve], weights: int, room: int, kept: FormulaSum, peaks: Sequence[CallPeaks]
-) -> Iterator[Limit]:
+) -> Iterator[MemoryLimit]:
     """The first values that do not fit: of weights and cache, of weights and graph peaks, and with the bound."""
     for setting, of in along.items():
-        held: dict[Held, list[FormulaSum]] = {
+        held: dict[HeldKind, list[FormulaSum]] = {
             "weights and cache": [_CACHE],
             "weights and graph peak": list(_moments(of, peaks)),
             "weights, cache and bound": [(*_CACHE, *kept)],
@@ -163,8 +163,8 @@ def _limits(
                 if what == "weights and graph peak":
                     found = _where_graphs_hold(found, of, peaks)
                 places = found.places(of.own)
-                points = tuple(LimitPoint(at, weights + max(of.value(at, terms) for terms in sums)) for at in places)
-                yield Limit(setting, what, found.outcome, found.at, points, found.why)
+                points = tuple(MemoryPoint(at, weights + max(of.value(at, terms) for terms in sums)) for at in places)
+                yield MemoryLimit(setting, what, found.outcome, found.at, points, found.why)
 
 
 def _known(of: SettingCurve, peaks: Iterable[CallPeaks]) -> Iterator[CallPeaks]:

@@ -14,15 +14,15 @@ from costproof.compare.gate.types import Gate
 from costproof.ledger.baseline import Baseline
 from costproof.ledger.capture import Capture
 from costproof.ledger.errors import BadInput, Incomplete
-from costproof.run.operand_files import Given, baseline_at, check_cut_alike, has_parts, of_stages
+from costproof.run.operand_files import OperandInput, baseline_at, check_cut_alike, has_parts, of_stages
 
 if TYPE_CHECKING:
     from costproof.opgraph.rules.files import Files
 
 
 def gate(
-    base: Given,
-    head: Given,
+    base: OperandInput,
+    head: OperandInput,
     *,
     policy: str | os.PathLike[str],
     config: str | os.PathLike[str] | None = None,
@@ -76,9 +76,9 @@ def _names_a_file(given: str | os.PathLike[str]) -> bool:
     return Path(given).suffix == ".json" and not os.fspath(given).startswith("hf:")
 
 
-def _side(given: Given, config: str | os.PathLike[str] | None, **trust: Any) -> Baseline:
+def _side(given: OperandInput, config: str | os.PathLike[str] | None, **trust: Any) -> Baseline:
     if isinstance(given, Capture | Baseline) or config is not None or not _names_a_file(given):
-        from costproof.run.operands import read_side  # loads the targets, which takes longer than to decide
+        from costproof.run.operands import read_operand  # loads the targets, which takes longer than to decide
 
-        return read_side(given, config, **trust).baseline
+        return read_operand(given, config, **trust).baseline
     return baseline_at(os.fspath(given))

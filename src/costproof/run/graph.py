@@ -13,8 +13,7 @@ from costproof.ledger.environment import require
 from costproof.ledger.errors import BadInput, did_you_mean
 from costproof.ledger.progress import Progress, silent
 from costproof.reports.graph import svg
-from costproof.reports.graph.choice import Choice
-from costproof.reports.graph.view import graph_view
+from costproof.reports.graph.view import GraphChoice, graph_view
 from costproof.reports.outputs import PICTURES, variants
 from costproof.views.callgraph_file import Drawable, read_drawable
 from costproof.views.explanation import check_stage
@@ -115,10 +114,10 @@ def graph(
         if isinstance(capture, str | os.PathLike)
         else capture
     )
-    view = graph_view(found, Choice(depth, stage, prefix, heavy, link))
+    view = graph_view(found, GraphChoice(depth, stage, prefix, heavy, link))
     if kind != "png":
         return svg.slide(view) if slide else known[kind].text(view)
-    from costproof.reports.plots.raster import png
+    from costproof.reports.plots.figure import png
 
     return png(svg.slide(view) if slide else svg.svg(view))
 
@@ -185,7 +184,7 @@ def operator_graph(found: Sequence[OperatorListing], kind: str = "svg", *, unrol
         return HtmlPrinter().document(operators_page(view))
     if kind == "png":
         from costproof.reports.graph.svg import svg
-        from costproof.reports.plots.raster import png
+        from costproof.reports.plots.figure import png
 
         return png(svg(view))
     return variants("graph")[kind].text(view)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from costproof.algebra.evaluation import evaluate
 from costproof.algebra.identity import free_symbols
 from costproof.algebra.symbols import parse
-from costproof.estimate.memory import Limit, LimitPoint
+from costproof.estimate.memory import MemoryLimit, MemoryPoint
 from costproof.ledger.errors import BadInput, Incomplete, Problems
 from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.workload import Workload
@@ -41,7 +41,7 @@ class GraphRun:
     workload: Workload
     ledger: Ledger
 
-    def limits(self, setting: str, held: int, room: int) -> Iterator[Limit]:
+    def limits(self, setting: str, held: int, room: int) -> Iterator[MemoryLimit]:
         """Yield the first value of a setting at which the cache no longer fits beside what is held.
 
         Args:
@@ -54,23 +54,23 @@ class GraphRun:
                 return  # the run has no such size
         except BadInput:  # or takes no other one
             return
-        here: tuple[LimitPoint, ...] = ()
+        here: tuple[MemoryPoint, ...] = ()
         try:
-            here = (LimitPoint(own, held + self._cache(setting, own)),)
+            here = (MemoryPoint(own, held + self._cache(setting, own)),)
             at = self._first(setting, own, room - held)
             if at is None:
                 self._check_constant(setting, own)
-                yield Limit(setting, "weights and cache", "never", None, here)
+                yield MemoryLimit(setting, "weights and cache", "never", None, here)
                 return
-            points = tuple(LimitPoint(n, held + self._cache(setting, n)) for n in (at - 1, at) if n > 0)
+            points = tuple(MemoryPoint(n, held + self._cache(setting, n)) for n in (at - 1, at) if n > 0)
             if why := self._refusal(setting, at):
-                yield Limit(setting, "weights and cache", "refused", at, here, why)
+                yield MemoryLimit(setting, "weights and cache", "refused", at, here, why)
                 return
             self._check_graphs(setting, [p.at for p in points])
         except _NotKnownError as error:
-            yield Limit(setting, "weights and cache", "not solved", None, here, str(error))
+            yield MemoryLimit(setting, "weights and cache", "not solved", None, here, str(error))
             return
-        yield Limit(setting, "weights and cache", "from", at, points)
+        yield MemoryLimit(setting, "weights and cache", "from", at, points)
 
     def _sizes(self, setting: str, at: int) -> _Sizes:
         there: dict[str, Any] = {setting: at}

@@ -12,7 +12,15 @@ from typing import Any, Final, Literal
 from costproof.compare.patterns import patterns
 from costproof.estimate.arithmetic import Arithmetic
 from costproof.estimate.hardware import Device, machine
-from costproof.estimate.measured import Measurement, OperatorRow, Place, Work, kind_of, part_rows, rows
+from costproof.estimate.measured import (
+    Measurement,
+    OperatorTime,
+    OperatorWork,
+    TimePlace,
+    part_times,
+    stage_times,
+    work_kind,
+)
 from costproof.estimate.roofline import roof
 from costproof.ledger.environment import environment, require
 from costproof.ledger.errors import BadInput
@@ -90,8 +98,8 @@ def _measured(
     forwards, routed = counted.forwards, _routed(counted.ledger)
     runs = model.runs(model.build_run(workload, progress).model, workload)
     clock, threads = clock_of(where)
-    times: dict[Place, Timing | None]
-    inside: dict[Place, tuple[int, ...]] = {}
+    times: dict[TimePlace, Timing | None]
+    inside: dict[TimePlace, tuple[int, ...]] = {}
     if predict:
         alone_in = predict_operators(runs, where, count, progress)
         times = {(run, *call.stage): None for run, calls in alone_in.items() for call in calls}
@@ -105,16 +113,16 @@ def _measured(
             alone_in[one.id] = replay_operators(one, count, progress)
     device = again(device)
     of = roof(device, dtype)
-    stages: dict[Place, list[Work]] = {}
-    modules: dict[Place, int | None] = {}
-    operators = Counter[OperatorRow]()
+    stages: dict[TimePlace, list[OperatorWork]] = {}
+    modules: dict[TimePlace, int | None] = {}
+    operators = Counter[OperatorTime]()
     for run, calls in alone_in.items():
         for c in calls:
-            operators[OperatorRow(run, c.stage[0], c.operator, c.shapes, 0, c.alone, c.why)] += c.calls
+            operators[OperatorTime(run, c.stage[0], c.operator, c.shapes, 0, c.alone, c.why)] += c.calls
             alone_for = None if c.alone is None else c.alone.median
             spent = None if alone_for is None else c.calls * alone_for
-            kind = kind_of(subject_of(c.operator), any(_inside(c.module, experts) for experts in routed))
-            stages.setdefault((run, *c.stage), []).append(Work(c.module, kind, c.calls, alone_for))
+            kind = work_kind(subject_of(c.operator), any(_inside(c.module, experts) for experts in routed))
+            stages.setdefault((run, *c.stage), []).append(OperatorWork(c.module, kind, c.calls, alone_for))
             place = (run, c.stage[0], c.module)
             modules[place] = exact_sum((modules.get(place, 0), spent))
     of_operators = [replace(row, calls=calls) for row, calls in operators.items()]
@@ -123,8 +131,8 @@ def _measured(
         model.conventions(workload), model.info(), workload, environment() | versions_in_force(),
         replace(options_of(model).public(), device=where, profile=count),
         device, of.dtype, of.flops, of.bandwidth, clock, threads,
-        rows(forwards, times, stages, of, arithmetic, routed), tuple(of_operators),
-        part_rows(forwards, modules, patterns, of, arithmetic, routed, inside),
+        stage_times(forwards, times, stages, of, arithmetic, routed), tuple(of_operators),
+        part_times(forwards, modules, patterns, of, arithmetic, routed, inside),
     )  # fmt: skip
 
 
@@ -172,7 +180,7 @@ def measure_machine(
         Incomplete: torch is missing, or there is no such device.
     """
     require("trace", "measuring a machine")
-    from costproof.tracers.machine import DTYPES, measure_device
+    from costproof.tracers.device_benchmark import DTYPES, measure_device
 
     with count_lock():
         return measure_device(run, name, DTYPES if dtypes is None else tuple(dtypes))

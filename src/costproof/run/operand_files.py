@@ -20,7 +20,7 @@ from costproof.ledger.peaks import CallPeaks, StagePeaks
 from costproof.ledger.schema import FileKind, from_data
 from costproof.ledger.workload import Invocation, TargetInfo, TensorSpec, Workload, describe_calls
 
-Given = str | os.PathLike[str] | Capture | Baseline
+OperandInput = str | os.PathLike[str] | Capture | Baseline
 FORMS: Final = (
     "a capture, a folder of reports, static_compute.json, a baseline, REVISION:FILE, or TARGET@PRESET,NAME=VALUE"
 )

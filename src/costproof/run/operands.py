@@ -15,7 +15,7 @@ from costproof.ledger.environment import environment, require
 from costproof.ledger.errors import BadInput, no_such
 from costproof.ledger.peaks import CallPeaks
 from costproof.ledger.workload import Workload
-from costproof.models.changing import key_named, keys_of
+from costproof.models.config import key_named, keys_of
 from costproof.models.generic.address import CONFIGURATION, names_function
 from costproof.models.generic.described import module_kinds
 from costproof.models.registry import TARGETS, load_target
@@ -24,12 +24,12 @@ from costproof.opgraph.rules.files import Files
 from costproof.parametric.targets import evaluate_formulas
 from costproof.run.count_lock import count_lock
 from costproof.run.graph_limits import GraphRun
-from costproof.run.operand_files import Given, file_at, is_revision
-from costproof.run.request import chosen, request, settings
+from costproof.run.operand_files import OperandInput, file_at, is_revision
+from costproof.run.request import build_workload, request, settings
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
+class Operand:
     """A side, read."""
 
     baseline: Baseline
@@ -43,14 +43,14 @@ class Read:
     """Of live activations, where the side is a capture that has them."""
 
 
-def read_side(
-    given: Given,
+def read_operand(
+    given: OperandInput,
     config: str | os.PathLike[str] | None = None,
     *,
     rules: Files = (),
     trust_remote_code: bool = False,
     by_graph: bool = False,
-) -> Read:
+) -> Operand:
     """Read one side.
 
     Args:
@@ -67,7 +67,7 @@ def read_side(
     """
     if isinstance(given, Capture | Baseline):
         baseline = given if isinstance(given, Baseline) else fold_capture(given)
-        return Read(baseline, target_of(baseline), peaks=given.peaks if isinstance(given, Capture) else ())
+        return Operand(baseline, target_of(baseline), peaks=given.peaks if isinstance(given, Capture) else ())
     text = os.fspath(given)
     if names_target(text):
         with count_lock(rules):
@@ -75,7 +75,7 @@ def read_side(
     if config is not None:
         raise BadInput("only a target takes a configuration file", where=text, got=os.fspath(config))
     baseline, peaks = file_at(text)
-    return Read(baseline, target_of(baseline), peaks=peaks)
+    return Operand(baseline, target_of(baseline), peaks=peaks)
 
 
 def names_target(text: str) -> bool:
@@ -108,7 +108,7 @@ def _name_of(text: str) -> str:
     return text.partition(",")[0].partition("@")[0]
 
 
-def check_counted(rules: Files, trust_remote_code: bool, *sides: Given) -> None:
+def check_counted(rules: Files, trust_remote_code: bool, *sides: OperandInput) -> None:
     """Refuse what is for targets where no side is one.
 
     Raises:
@@ -121,7 +121,7 @@ def check_counted(rules: Files, trust_remote_code: bool, *sides: Given) -> None:
 
 
 def is_without_formulas(
-    given: Given, config: str | os.PathLike[str] | None = None, *, trust_remote_code: bool = False
+    given: OperandInput, config: str | os.PathLike[str] | None = None, *, trust_remote_code: bool = False
 ) -> bool:
     """Return whether a side is a target that no formulas describe; it is not counted, and its model is not built.
 
@@ -172,10 +172,10 @@ def target_with_settings(
     asked = request(name, place=lambda n: f"{n} of {text}", preset=preset or None, **workload)
     if isinstance(target, WithKeys):
         target = target.with_keys(keys) if keys else target
-    return target, chosen(target, asked.workload)
+    return target, build_workload(target, asked.workload)
 
 
-def _counted(text: str, config: str | os.PathLike[str] | None, trusted: bool, by_graph: bool) -> Read:
+def _counted(text: str, config: str | os.PathLike[str] | None, trusted: bool, by_graph: bool) -> Operand:
     """A target, evaluated by its formulas; one without is exported."""
     target, work = target_with_settings(text, config, trusted=trusted)
     if by_graph or not isinstance(target, WithKeys):
@@ -183,10 +183,10 @@ def _counted(text: str, config: str | os.PathLike[str] | None, trusted: bool, by
     ledgers = (evaluate_formulas(target, work),)
     calls = target.invocations(work)
     found = Capture(target.conventions(work), target.info(), work, environment(), calls, ledgers)
-    return Read(fold_capture(found), target, counted=True)
+    return Operand(fold_capture(found), target, counted=True)
 
 
-def _exported(target: Target, work: Workload) -> Read:
+def _exported(target: Target, work: Workload) -> Operand:
     from costproof.run.capture import count_sources  # loads the tracers
     from costproof.run.prepare import Prepared
 
@@ -195,7 +195,7 @@ def _exported(target: Target, work: Workload) -> Read:
     if not found.modules and isinstance(target, Exportable):  # of a family: held against a model by part
         found = replace(found, modules=module_kinds(target.build(work)))
     run = GraphRun(target, work, found.ledger("static")) if isinstance(target, Exportable) else None
-    return Read(fold_capture(found), None, exported=run)
+    return Operand(fold_capture(found), None, exported=run)
 
 
 def _value(text: str) -> Any:

@@ -34,12 +34,12 @@ def peaks(target: str | RunRequest, *, progress: Progress = silent, **choices: A
         prepared = prepare(asked)
         progress("load", 1, 1)
         model, workload = prepared.target, prepared.workload
-        calls = measured(model, workload, progress)
+        calls = measure_peaks(model, workload, progress)
         header = (model.conventions(workload), model.info(), workload, environment() | versions_in_force())
         return Peaks(*header, stages=by_stage(calls), calls=calls)
 
 
-def measured(
+def measure_peaks(
     model: Target, workload: Workload, progress: Progress = silent, *, eager: bool = True, forms: bool = True
 ) -> tuple[CallPeaks, ...]:
     """The peaks of every call of every stage; without ``eager`` those of graphs alone, without ``forms`` in numbers.

@@ -15,7 +15,7 @@ from costproof.ledger.errors import BadInput, no_such
 from costproof.ledger.files import read_json
 from costproof.ledger.peaks import PEAKS, Peaks
 from costproof.ledger.schema import from_data
-from costproof.reports.plots import counters, peaks, raster, shares, strips, table
+from costproof.reports.plots import bars, figure, strips
 from costproof.reports.plots.figure import KINDS, style
 from costproof.reports.report import Report
 from costproof.reports.roofline import roofline_svg
@@ -26,12 +26,12 @@ from costproof.views.sweep_file import SWEEP
 
 PICTURES: Final = ("shares", "roofline", "peaks", "counters", "sweep")
 """All that there are."""
-Drawable = Capture | Report | Roofline | Peaks | CounterReport | table.Table
+PlotData = Capture | Report | Roofline | Peaks | CounterReport | strips.SweepTable
 _Picture = Callable[[str], bytes]
 
 
 def plot(
-    what: Drawable | str | os.PathLike[str],
+    what: PlotData | str | os.PathLike[str],
     kinds: str | Iterable[str] = "svg",
     *,
     only: Iterable[str] = (),
@@ -87,43 +87,43 @@ _FIX: Final = {
 }
 
 
-def _pictures(what: Drawable, on: str | os.PathLike[str] | Device | None) -> dict[str, _Picture]:
-    if isinstance(what, table.Table):
+def _pictures(what: PlotData, on: str | os.PathLike[str] | Device | None) -> dict[str, _Picture]:
+    if isinstance(what, strips.SweepTable):
         return {"sweep": partial(_sweep, what)}
     if isinstance(what, Roofline):
         return {"roofline": partial(_roofline, what)}
     if isinstance(what, Peaks):
         return {"peaks": partial(_peaks, what)}
     if isinstance(what, CounterReport):
-        return {"counters": partial(counters.draw, what)}
+        return {"counters": partial(bars.draw_counters, what)}
     report = what if isinstance(what, Report) else Report(what)
     capture = report.capture
-    found: dict[str, _Picture] = {"shares": partial(shares.draw, report)}
+    found: dict[str, _Picture] = {"shares": partial(bars.draw_shares, report)}
     if on is not None:
         found["roofline"] = partial(_roofline, roofline(capture, on=on))
     if capture.peaks:
         found["peaks"] = partial(_peaks, capture)
     if capture.counters is not None:
-        found["counters"] = partial(counters.draw, counter_report(capture, report.discrepancy, report.spent))
+        found["counters"] = partial(bars.draw_counters, counter_report(capture, report.discrepancy, report.spent))
     return found
 
 
-def _sweep(rows: table.Table, kind: str) -> bytes:
-    return strips.draw(*table.strips(rows), kind)
+def _sweep(rows: strips.SweepTable, kind: str) -> bytes:
+    return strips.draw(*strips.strips(rows), kind)
 
 
 def _roofline(found: Roofline, kind: str) -> bytes:
     drawn = roofline_svg(found)
-    return drawn.encode() if kind == "svg" else raster.png(drawn)
+    return drawn.encode() if kind == "svg" else figure.png(drawn)
 
 
 def _peaks(found: Peaks | Capture, kind: str) -> bytes:
     title = f"{found.target.title} at {found.workload.name}: live activations at the peak"
-    return peaks.draw(title, found.calls if isinstance(found, Peaks) else found.peaks, kind)
+    return bars.draw_peaks(title, found.calls if isinstance(found, Peaks) else found.peaks, kind)
 
 
-_KINDS: Final[Mapping[str, Callable[[Any, str], Drawable]]] = {
-    SWEEP.name: table.of_json,
+_KINDS: Final[Mapping[str, Callable[[Any, str], PlotData]]] = {
+    SWEEP.name: strips.of_json,
     ROOFLINE.name: roofline_in,
     PEAKS.name: lambda data, where: from_data(
         data, PEAKS, where=where, make_again="costproof peaks TARGET -o peaks.json"
@@ -134,7 +134,7 @@ _KINDS: Final[Mapping[str, Callable[[Any, str], Drawable]]] = {
 }
 
 
-def read(path: str | os.PathLike[str]) -> Drawable:
+def read(path: str | os.PathLike[str]) -> PlotData:
     """Read what can be drawn.
 
     Raises:
@@ -142,7 +142,7 @@ def read(path: str | os.PathLike[str]) -> Drawable:
     """
     file = capture_file(Path(path))
     if file.suffix == ".csv":
-        return table.of_csv(file)
+        return strips.of_csv(file)
     data = read_json(file, what="file")
     name = str(data.get("schema")) if isinstance(data, dict) else ""
     return _KINDS[name](data, str(file)) if name in _KINDS else parse_capture(data, where=str(file))

@@ -11,12 +11,12 @@ from costproof.ledger.environment import advice, require
 from costproof.ledger.errors import BadInput, CostproofError, Incomplete, Problems, did_you_mean
 from costproof.ledger.run import ALL_SOURCES, DEFAULT_SOURCES, GRAPH_SOURCES, RANDOM, RunOptions
 from costproof.ledger.workload import Workload
-from costproof.models.loading import shards
 from costproof.models.registry import load_target, read_address
 from costproof.models.target import Exportable, Target, lacking, require_device, run_with
+from costproof.models.weights import shards
 from costproof.plugins import OURS
 from costproof.run.count_lock import count_lock
-from costproof.run.request import RunRequest, chosen
+from costproof.run.request import RunRequest, build_workload
 from costproof.run.request import request as made
 from costproof.tracers.counters.registry import COUNTERS, ON_REQUEST, not_installed
 
@@ -42,22 +42,22 @@ def prepare(request: RunRequest) -> Prepared:
         BadInput: target, configuration, options or workload are wrong, or a file or folder is not there.
         Incomplete: the device is not there.
     """
-    target = loaded(request)
-    work = chosen(target, request.workload)
+    target = load_run_target(request)
+    work = build_workload(target, request.workload)
     if request.counters:
-        countable(target)
+        require_exportable(target)
     return Prepared(
         target,
         work,
-        checked_unloaded(request),
+        check_without_loading(request),
         request.all_calls,
-        counter_names(request.counters),
+        resolve_counters(request.counters),
         request.no_cache,
         request.peaks,
     )
 
 
-def checked_unloaded(request: RunRequest) -> tuple[str, ...]:
+def check_without_loading(request: RunRequest) -> tuple[str, ...]:
     """Check everything about a request that needs no target; return its sources in their order.
 
     Raises:
@@ -73,7 +73,7 @@ def checked_unloaded(request: RunRequest) -> tuple[str, ...]:
     for file in request.rules:
         if not Path(file).is_file():
             raise BadInput("there is no such Python file", where=file, expected="a file that ends in .py")
-    counter_names(request.counters)
+    resolve_counters(request.counters)
     wanted = {*request.sources, *(("dynamic", "isolated") if options.convention else ())}
     if wanted & set(GRAPH_SOURCES):
         require("trace", "counting with a graph or a run", otherwise="--sources analytic counts by the formulas alone")
@@ -81,7 +81,7 @@ def checked_unloaded(request: RunRequest) -> tuple[str, ...]:
     return tuple(s for s in ALL_SOURCES if s in wanted)
 
 
-def countable(model: Target) -> Exportable:
+def require_exportable(model: Target) -> Exportable:
     """The target, as one that counters can run.
 
     Raises:
@@ -96,7 +96,7 @@ def countable(model: Target) -> Exportable:
     return model
 
 
-def counter_names(asked: tuple[str, ...]) -> tuple[str, ...]:
+def resolve_counters(asked: tuple[str, ...]) -> tuple[str, ...]:
     """The counters that are meant; ``all`` are those that do not wait to be named.
 
     Raises:
@@ -106,7 +106,7 @@ def counter_names(asked: tuple[str, ...]) -> tuple[str, ...]:
     known = tuple(COUNTERS.all() if asked != ("all",) else COUNTERS.listed())
     if asked == ("all",):
         return tuple(name for name in known if name not in ON_REQUEST)
-    named("counter", asked, known, "the list of counters")
+    check_names("counter", asked, known, "the list of counters")
     absent = [n for n in asked if n in not_installed()]
     if absent:
         raise Incomplete(
@@ -118,7 +118,7 @@ def counter_names(asked: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(asked))
 
 
-def named(what: str, asked: tuple[str, ...], known: tuple[str, ...], where: str) -> None:
+def check_names(what: str, asked: tuple[str, ...], known: tuple[str, ...], where: str) -> None:
     """Refuse a name that is none of those known."""
     for name in asked:
         if name not in known:
@@ -136,10 +136,10 @@ def workload(
     """
     asked = made(target, config=config, preset=preset, **settings)
     with count_lock():
-        return chosen(loaded(asked), asked.workload)
+        return build_workload(load_run_target(asked), asked.workload)
 
 
-def loaded(request: RunRequest) -> Target:
+def load_run_target(request: RunRequest) -> Target:
     """The target, run as the request says.
 
     Raises:

@@ -28,12 +28,12 @@ from costproof.models.target import Runnable
 from costproof.opgraph.rules.files import Files, versions_in_force, with_rules_in_force
 from costproof.patches.flash_attention import FLASH
 from costproof.processes import Pool
-from costproof.reports.folder import check_folder
 from costproof.reports.outputs import variants
+from costproof.reports.report import check_folder
 from costproof.run import proof_pieces
 from costproof.run.count_lock import count_lock
-from costproof.run.prepare import loaded
-from costproof.run.proof_pieces import assemble, domain
+from costproof.run.prepare import load_run_target
+from costproof.run.proof_pieces import assemble_certificate, proof_domain
 from costproof.run.request import RunRequest, request
 from costproof.tracers.sources import preload_modules
 
@@ -68,22 +68,22 @@ def prove(
     """
     asked = request(target, verb="prove", **choices)
     with count_lock(asked.rules):
-        model, proof = pieces_of(asked)
+        model, proof = prepare_proof(asked)
         if out is None:
-            return carried_out(model, proof, jobs=jobs, progress=progress)
+            return carry_out_proof(model, proof, jobs=jobs, progress=progress)
         folder = Path(out)
         check_folder(folder, (output.file for output in variants("certificate").values()))
-        with Kept(folder, model.name, proof.settings) as kept:
-            made = carried_out(model, proof, kept=kept, jobs=jobs, progress=progress)
+        with ProofCheckpoint(folder, model.name, proof.settings) as kept:
+            made = carry_out_proof(model, proof, kept=kept, jobs=jobs, progress=progress)
             write_texts({folder / o.file: o.text(made) for o in variants("certificate").values()})
             if made.verdict != "incomplete":
                 kept.remove()
         return made
 
 
-def pieces_of(asked: RunRequest) -> tuple[WithProof, Proof]:
+def prepare_proof(asked: RunRequest) -> tuple[WithProof, Proof]:
     """The target of a request and its proof; nothing is traced. Errors as for :func:`prove`."""
-    target = loaded(asked)
+    target = load_run_target(asked)
     if not isinstance(target, WithProof):
         raise BadInput(
             "this target does not say what a proof ranges over",
@@ -117,13 +117,18 @@ def with_runs(proof: Proof) -> Proof:
     return replace(proof, pieces=(*proof.pieces, *runs))
 
 
-def carried_out(
-    target: WithProof, proof: Proof, *, kept: Kept | None = None, jobs: int | None = None, progress: Progress = silent
+def carry_out_proof(
+    target: WithProof,
+    proof: Proof,
+    *,
+    kept: ProofCheckpoint | None = None,
+    jobs: int | None = None,
+    progress: Progress = silent,
 ) -> Certificate:
     """All pieces on ``jobs`` cores, put together into a certificate."""
     if jobs is not None and not 1 <= jobs <= 256:
         raise BadInput("--jobs out of range", where="--jobs", expected="1 to 256", got=jobs)
-    return assemble(_carry_out(proof.pieces, kept, jobs or os.cpu_count() or 1, progress), target, proof)
+    return assemble_certificate(_carry_out(proof.pieces, kept, jobs or os.cpu_count() or 1, progress), target, proof)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +170,7 @@ def verify(
     """
     old = read_certificate(Path(certificate))
     with count_lock(rules):
-        new = carried_out(*repeatable(old), jobs=jobs, progress=progress)
+        new = carry_out_proof(*prepare_repeat(old), jobs=jobs, progress=progress)
     before, now = old.environment, new.environment
     every = dict.fromkeys((*now, *({RULES} & before.keys())))
     versions = (
@@ -174,7 +179,7 @@ def verify(
     return Verification(new, tuple(versions), differences(old, new))
 
 
-def repeatable(old: Certificate) -> tuple[WithProof, Proof]:
+def prepare_repeat(old: Certificate) -> tuple[WithProof, Proof]:
     """Return the target of a certificate and its proof; nothing is traced.
 
     Raises:
@@ -195,7 +200,7 @@ def repeatable(old: Certificate) -> tuple[WithProof, Proof]:
         raise BadInput("the certificate's configuration is damaged", where="$.settings", got=error) from error
     info = target.info()
     stated = {"target.config_hash": (old.target.config_hash, info.config_hash)}
-    stated |= {f"coverage.{k}": (getattr(old.coverage, k), v) for k, v in domain(proof).items()}
+    stated |= {f"coverage.{k}": (getattr(old.coverage, k), v) for k, v in proof_domain(proof).items()}
     for place, (said, made) in stated.items():
         if said != made:
             raise BadInput(
@@ -209,7 +214,7 @@ def repeatable(old: Certificate) -> tuple[WithProof, Proof]:
 
 
 def _carry_out(
-    tasks: Sequence[Piece[Provable]], kept: Kept | None, processes: int, progress: Progress
+    tasks: Sequence[Piece[Provable]], kept: ProofCheckpoint | None, processes: int, progress: Progress
 ) -> list[tuple[str, str, Answer | str]]:
     """(phase, id, answer or why there is none) of all tasks, in their order."""
     found: dict[str, Answer | str] = dict(kept.read()) if kept is not None else {}
@@ -221,7 +226,7 @@ def _carry_out(
         if done[phase] or phase == todo[0].phase:  # the first piece takes a minute: say at once what there is to do
             progress(phase, done[phase], total)
     with Pool[Answer](processes, ready=preload_modules(tasks[0].target) if tasks else ()) as pool:
-        for ended in pool.results({t.id: with_rules_in_force(partial(proof_pieces.carried_out, t)) for t in todo}):
+        for ended in pool.results({t.id: with_rules_in_force(partial(proof_pieces.carry_out_piece, t)) for t in todo}):
             found[ended.name] = ended.result() if ended.error is None else str(ended.error)
             if kept is not None and ended.error is None:
                 kept.add(ended.name, ended.result())
@@ -236,14 +241,14 @@ _BEGINS: Final = '{"proof": "'
 _LINE: Final = tuple[str, Answer]
 
 
-class Kept:
+class ProofCheckpoint:
     """Answers of finished pieces, one per line, behind a line that says what they are answers to; a context manager."""
 
     def __init__(self, folder: Path, target: str, settings: Settings) -> None:
         self.path = folder / NAME
         self.head = json.dumps({"proof": _fingerprint(target, settings)}).encode()
 
-    def __enter__(self) -> Kept:
+    def __enter__(self) -> ProofCheckpoint:
         """Take the file.
 
         Raises:

@@ -20,7 +20,7 @@ from costproof.ledger.evaluate import evaluate_ledger
 from costproof.ledger.metrics import FLOOR, STAGE_WIDE
 from costproof.ledger.node import Ledger
 from costproof.ledger.workload import SettingValue, Workload
-from costproof.models.changing import keys_of
+from costproof.models.config import keys_of
 from costproof.models.proof import Piece, Proof, Provable
 from costproof.models.specs import ExportJob
 from costproof.models.target import Runnable, WithFormulas
@@ -36,14 +36,14 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-def carried_out(piece: Piece[Provable], say: Say | None = None) -> Answer:
+def carry_out_piece(piece: Piece[Provable], say: Say | None = None) -> Answer:
     """Export, cost and compare the run of a piece.
 
     Raises:
         Incomplete: a part cannot be exported, or an operator has no cost rule.
     """
     graphs: dict[str, Exported] = {}
-    found = counted(piece, graphs).judged(piece.target.formulas(piece.workload))
+    found = count_piece(piece, graphs).judged(piece.target.formulas(piece.workload))
     drawn = piece.sizes is not None or piece.phase == "runs"
     config = piece.target.info().symbols if drawn else {}
     return Answer(
@@ -76,7 +76,7 @@ def _call(piece: Piece[Provable], invocation: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
+class CountedPiece:
     """The graphs of a piece, costed, or its run, counted: what formulas are compared with."""
 
     piece: Piece[Provable]
@@ -99,7 +99,7 @@ class Counted:
         )  # fmt: skip
 
 
-def counted(piece: Piece[Provable], graphs: dict[str, Exported]) -> Counted:
+def count_piece(piece: Piece[Provable], graphs: dict[str, Exported]) -> CountedPiece:
     """Export and cost the run of a piece, or make every step of it; ``graphs`` gets every export by its job's name.
 
     Raises:
@@ -108,7 +108,7 @@ def counted(piece: Piece[Provable], graphs: dict[str, Exported]) -> Counted:
     target, workload, sizes = piece.target, piece.workload, piece.sizes
     values = {(i.stage, i.id): {**i.symbols, **(sizes or {})} for i in target.invocations(workload)}
     if piece.phase == "runs":
-        return Counted(piece, count_every_step(cast(Runnable, target), workload, "static"), values, frozenset())
+        return CountedPiece(piece, count_every_step(cast(Runnable, target), workload, "static"), values, frozenset())
     kernels = (workload.dtype, workload.attention, workload.experts)
     names = {s.name for s in target.settings() if s.choices}
     own = tuple((name, value) for name, value in workload.inputs.items() if name in names)
@@ -139,7 +139,7 @@ def counted(piece: Piece[Provable], graphs: dict[str, Exported]) -> Counted:
     here = {(n.stage, n.module, m) for n in shown for m in n.costs if m != "calls" and m not in STAGE_WIDE}
     if piece.phase == "workloads":  # without the other parts of a stage: what crosses its border is not all there
         here = {row for row in here if row[2] != FLOOR}
-    return Counted(piece, static, values, frozenset(here))
+    return CountedPiece(piece, static, values, frozenset(here))
 
 
 def _at(job: ExportJob, values: Mapping[tuple[str, str], Mapping[str, int]]) -> Iterator[ExportJob]:
@@ -190,7 +190,9 @@ NOT_CLAIMED = (
 )
 
 
-def assemble(answers: Sequence[tuple[str, str, Answer | str]], target: WithFormulas, proof: Proof) -> Certificate:
+def assemble_certificate(
+    answers: Sequence[tuple[str, str, Answer | str]], target: WithFormulas, proof: Proof
+) -> Certificate:
     """Put the answers together; (phase, id, answer or the reason why there is none)."""
     missing = tuple(f"{name}: {' '.join(a.split())}" for _, name, a in answers if isinstance(a, str))
     rows: Counter[str] = Counter()
@@ -222,13 +224,13 @@ def assemble(answers: Sequence[tuple[str, str, Answer | str]], target: WithFormu
         verdict=verdict_of(wrong, missing),
         settings=proof.settings,
         coverage=Coverage(
-            **domain(proof),
+            **proof_domain(proof),
             symbolic_sizes=tuple(sorted(set.intersection(*symbolic.values()) if symbolic else ())),
             runs=tuple(name.partition(": ")[2] for phase, name, _ in answers if phase == "identities"),
             drawn=dict(proof.ranges),
             choices=dict(proof.choices),
             not_varied=proof.not_varied,
-            seen=seen(proof),
+            seen=count_drawn_values(proof),
             rows=dict(rows),
             rows_by_stage=dict(by_stage),
         ),
@@ -245,7 +247,7 @@ def assemble(answers: Sequence[tuple[str, str, Answer | str]], target: WithFormu
     )
 
 
-def domain(proof: Proof) -> dict[str, Any]:
+def proof_domain(proof: Proof) -> dict[str, Any]:
     """Return what decides how many pieces a proof has, as a certificate states it."""
     return {
         "sizes": proof.sizes,
@@ -258,7 +260,7 @@ def domain(proof: Proof) -> dict[str, Any]:
 _NOT_OF_A_RUN: Final = ("name", "what", "inputs", "arguments")
 
 
-def seen(proof: Proof) -> dict[str, Seen]:
+def count_drawn_values(proof: Proof) -> dict[str, Seen]:
     """How far the draws varied what decides a cost: keys of configurations, settings and sizes of runs.
 
     A choice that some draws leave as it usually is counts as one value more.
@@ -274,10 +276,10 @@ def seen(proof: Proof) -> dict[str, Seen]:
     for key, values in found.items():
         if given[key] < len(draws) and all(isinstance(value, str) for value in values.values()):
             values[""] = None
-    return {key: _seen(list(values.values())) for key, values in sorted(found.items())}
+    return {key: _drawn_values(list(values.values())) for key, values in sorted(found.items())}
 
 
-def _seen(values: Sequence[Any]) -> Seen:
+def _drawn_values(values: Sequence[Any]) -> Seen:
     numbers = [v for v in values if isinstance(v, int) and not isinstance(v, bool)]
     return Seen(len(values), min(numbers), max(numbers)) if len(numbers) == len(values) else Seen(len(values))
 

@@ -10,13 +10,12 @@ from typing import Any
 from costproof.ledger.capture import Capture
 from costproof.ledger.progress import Progress, silent
 from costproof.models.target import lacking
-from costproof.reports.folder import check_report_folder
-from costproof.reports.report import Report, write_report
+from costproof.reports.report import Report, check_report_folder, write_report
 from costproof.run.capture import count_sources
 from costproof.run.count_lock import count_lock
 from costproof.run.counters import record_counters
 from costproof.run.extrapolate import whole_model
-from costproof.run.peaks import measured
+from costproof.run.peaks import measure_peaks
 from costproof.run.prepare import prepare
 from costproof.run.request import RunRequest, request
 from costproof.views.explanation import Explanation, check_stage, no_formulas
@@ -62,7 +61,7 @@ def _counted(asked: RunRequest, progress: Progress) -> Report:
         whole = whole_model(prepared, found.capture, lambda again: count_sources(again).capture, progress)
         found = replace(found, capture=replace(found.capture, whole=whole))
         if prepared.peaks:
-            peaks = measured(prepared.target, prepared.workload, progress)
+            peaks = measure_peaks(prepared.target, prepared.workload, progress)
             found = replace(found, capture=replace(found.capture, peaks=peaks))
         if not prepared.counters:
             return found

@@ -15,7 +15,7 @@ from costproof.models.proof import Proves
 from costproof.models.registry import read_address, target_factory
 from costproof.models.settings import known_preset
 from costproof.models.target import Setting, Target
-from costproof.parametric.typed_settings import Origin, SettingValue, collect_problems, option, typed_settings
+from costproof.parametric.typed_settings import ChoicePlace, TypedValue, collect_problems, option, typed_settings
 
 OPTIONS: Final = ("run", "weights", "seed", "layers", "profile", "convention")
 """Names of the choices that make :class:`RunOptions`; ``run`` is the device."""
@@ -32,12 +32,12 @@ VERBS: Final[Mapping[str, tuple[Setting, ...]]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class NamedSettings:
     """A workload by name, and what is changed about it."""
 
     preset: str | None = None
     """The target's default one if ``None``."""
-    values: Mapping[str, SettingValue] = field(default_factory=dict)
+    values: Mapping[str, TypedValue] = field(default_factory=dict)
     """The target's own settings, by the names that it gives them."""
 
 
@@ -49,7 +49,7 @@ class RunRequest:
     """A registered name, the folder of a snapshot, or an address: :mod:`costproof.models.generic.address`."""
     config: str | None = None
     """A configuration file; the published one if ``None``."""
-    workload: Settings | Workload = field(default_factory=Settings)
+    workload: NamedSettings | Workload = field(default_factory=NamedSettings)
     sources: tuple[str, ...] = DEFAULT_SOURCES
     run: RunOptions = field(default_factory=RunOptions)
     all_calls: bool = False
@@ -63,9 +63,9 @@ class RunRequest:
     trust_remote_code: bool = False
     no_cache: bool = False
     """Whether every export is made anew: :mod:`costproof.tracers.cache`."""
-    prove: Mapping[str, SettingValue] = field(default_factory=dict)
+    prove: Mapping[str, TypedValue] = field(default_factory=dict)
     """Settings of a proof: ``samples``, ``seed``, and the target's own."""
-    derive: Mapping[str, SettingValue] = field(default_factory=dict)
+    derive: Mapping[str, TypedValue] = field(default_factory=dict)
     """Settings of a derivation: ``stage`` and ``points``."""
 
     @property
@@ -78,7 +78,7 @@ class RunRequest:
         return read_address(self.target).seen_from(folder)
 
 
-def _within(section: str, place: Origin) -> Origin:
+def _within(section: str, place: ChoicePlace) -> ChoicePlace:
     return lambda name: place(f"{section}.{name}")
 
 
@@ -96,7 +96,9 @@ def settings(target: str, verb: str = "report") -> tuple[Setting, ...]:
     return factory.settings()
 
 
-def request(target: str | RunRequest, *, verb: str = "report", place: Origin = option, **choices: Any) -> RunRequest:
+def request(
+    target: str | RunRequest, *, verb: str = "report", place: ChoicePlace = option, **choices: Any
+) -> RunRequest:
     """A run as data, checked as far as nothing has to be loaded for it.
 
     Args:
@@ -131,7 +133,7 @@ def request(target: str | RunRequest, *, verb: str = "report", place: Origin = o
     with collect_problems(problems):
         changes["run"] = run_options(options, place)
     workload, preset = given.pop("workload", before.workload), given.pop("preset", None)
-    if not isinstance(workload, Settings):
+    if not isinstance(workload, NamedSettings):
         clash = sorted({*given, *(["preset"] if preset is not None else [])})
         if clash:
             where = ", ".join(map(place, clash))
@@ -143,7 +145,7 @@ def request(target: str | RunRequest, *, verb: str = "report", place: Origin = o
             with collect_problems(problems):  # behind a colon may be a detail, which the target reads
                 known_preset(str(preset).partition(":")[0], [w.name for w in factory.presets()], place("preset"))
         values = typed_settings(factory.settings(), given, place, problems)
-        workload = Settings(preset or workload.preset, {**workload.values, **values})
+        workload = NamedSettings(preset or workload.preset, {**workload.values, **values})
     if problems:
         raise problems[0] if len(problems) == 1 else Problems("invalid run request", problems)
     return replace(before, **changes, workload=workload)
@@ -164,13 +166,13 @@ def _wrong_sources(asked: tuple[str, ...], where: str) -> list[CostproofError]:
     ]
 
 
-def chosen(target: Target, workload: Settings | Workload) -> Workload:
+def build_workload(target: Target, workload: NamedSettings | Workload) -> Workload:
     """The workload of a request.
 
     Raises:
         Problems: everything that keeps the target from running it.
     """
-    if isinstance(workload, Settings):
+    if isinstance(workload, NamedSettings):
         workload = target.workload(workload.preset, **workload.values)
     target.check(workload)
     return workload

@@ -16,7 +16,7 @@ from costproof.ledger.workload import Workload
 from costproof.models.registry import read_address
 from costproof.parametric.typed_settings import collect_problems
 from costproof.plugins import at
-from costproof.run.request import LISTS, OPTIONS, SWITCHES, VERBS, RunRequest, Settings, request
+from costproof.run.request import LISTS, OPTIONS, SWITCHES, VERBS, NamedSettings, RunRequest, request
 
 CODE: Final = ("target", "rules", "trust_remote_code")
 """The choices of a run that name code."""
@@ -63,7 +63,10 @@ _KEYS: Final = tuple(f.name for f in fields(RunRequest))
 _RUN: Final = {"device" if name == "run" else name: name for name in OPTIONS}
 """Key under ``run`` -> name of the choice."""
 _SINGLE: Final = ("config", *LISTS, *SWITCHES)
-_PREPARED: Final = {"prove": at("costproof.run.proof:pieces_of"), "derive": at("costproof.run.derive:prepared")}
+_PREPARED: Final = {
+    "prove": at("costproof.run.proof:prepare_proof"),
+    "derive": at("costproof.run.derive:prepare_derivation"),
+}
 """Verb -> what checks that it can start; that of a count for all others."""
 
 
@@ -76,7 +79,7 @@ def request_text(asked: RunRequest, verb: str = "report") -> str:
     Raises:
         BadInput, Incomplete: it cannot run here.
     """
-    unloaded = at("costproof.run.prepare:checked_unloaded")
+    unloaded = at("costproof.run.prepare:check_without_loading")
     prepared = _PREPARED.get(verb, at("costproof.run.prepare:prepare"))
     (unloaded if loading_runs_code(asked.target, trusted=asked.trust_remote_code) else prepared)()(asked)
     return request_yaml(asked)
@@ -88,7 +91,7 @@ def request_yaml(asked: RunRequest) -> str:
 
     data = {name: getattr(asked, name) for name in _KEYS}
     workload = asked.workload
-    if isinstance(workload, Settings):
+    if isinstance(workload, NamedSettings):
         data["workload"] = {**({"preset": workload.preset} if workload.preset else {}), **workload.values}
     else:
         data["workload"] = adapter(Workload).dump_python(workload, mode="json", exclude_none=True)

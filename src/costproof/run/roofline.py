@@ -10,15 +10,15 @@ from typing import Final, Literal
 
 from costproof.estimate.arithmetic import Arithmetic, arithmetic_of
 from costproof.estimate.hardware import Device, machine
-from costproof.estimate.roofline import Border, BorderPoint, Roof, Roofline, bounds, counted, peaks_of, roof
+from costproof.estimate.roofline import Roof, Roofline, Threshold, ThresholdPoint, bounds, choose_source, peaks_of, roof
 from costproof.estimate.routing import Routing, TouchedExperts, apply_routing, no_formulas_error
 from costproof.estimate.sums import FormulaSum, MetricTerm, depends_on_context
 from costproof.ledger.metrics import IN_FLOAT32, SKIPPABLE, TRAFFIC
 from costproof.ledger.node import CostNode
 from costproof.opgraph.rules.files import Files
 from costproof.parametric.run_family import SettingCurve
-from costproof.run.operand_files import Given, check_whole
-from costproof.run.operands import check_counted, is_without_formulas, read_side
+from costproof.run.operand_files import OperandInput, check_whole
+from costproof.run.operands import check_counted, is_without_formulas, read_operand
 
 ATTENTION: Final = "attention"
 """Kind of the products of attention in formulas."""
@@ -27,7 +27,7 @@ MIXING: Final = frozenset({"mlp", "experts"})
 
 
 def roofline(
-    target: Given,
+    target: OperandInput,
     *,
     on: str | os.PathLike[str] | Device,
     config: str | os.PathLike[str] | None = None,
@@ -61,10 +61,10 @@ def roofline(
     check_counted(rules, trust_remote_code, target)
     if routing != "bound" and is_without_formulas(target, config, trust_remote_code=trust_remote_code):
         raise no_formulas_error()
-    read = read_side(target, config, rules=rules, trust_remote_code=trust_remote_code)
+    read = read_operand(target, config, rules=rules, trust_remote_code=trust_remote_code)
     side = read.baseline
     check_whole(side)
-    name, folded = counted(side, source)
+    name, folded = choose_source(side, source)
     arithmetic, dtype = arithmetic_of(folded, side.workload.dtype, math)
     of = roof(device, dtype)
     batch = None if read.target is None else SettingCurve(side, read.target, "batch")
@@ -75,7 +75,7 @@ def roofline(
             raise no_formulas_error()
         folded, kind, experts = apply_routing(folded, ledger, batch.sizes(batch.own), routing)
     run, stages, parts = bounds(folded, of, arithmetic)
-    solved: Iterable[Border] = ()
+    solved: Iterable[Threshold] = ()
     if batch is not None and read.target is not None:
         solved = _borders(batch, SettingCurve(side, read.target, "text_tokens"), of, arithmetic)
     # Formulas have the bound: where a stage reads other experts, they say nothing of its weights.
@@ -88,7 +88,7 @@ def roofline(
     )  # fmt: skip
 
 
-def _borders(batch: SettingCurve, length: SettingCurve, of: Roof, arithmetic: Arithmetic) -> Iterator[Border]:
+def _borders(batch: SettingCurve, length: SettingCurve, of: Roof, arithmetic: Arithmetic) -> Iterator[Threshold]:
     ledger = batch.regime(batch.own).ledger
     assert ledger is not None
     peaks = {**of.peaks, of.math: of.flops}
@@ -152,7 +152,7 @@ def _border(
     sides: tuple[FormulaSum, FormulaSum],
     unit: Literal["s", "FLOP", "B"],
     over: int = 1,
-) -> Iterator[Border]:
+) -> Iterator[Threshold]:
     """The border, if the setting changes what it is about.
 
     Args:
@@ -163,7 +163,7 @@ def _border(
         return
     found = along.first(left, right)
     points = [
-        BorderPoint(at, *(str(Fraction(along.value(at, terms), over)) for terms in sides))
+        ThresholdPoint(at, *(str(Fraction(along.value(at, terms), over)) for terms in sides))
         for at in found.places(along.own)
     ]
-    yield Border(stage, along.setting, question, *names, unit, found.outcome, found.at, tuple(points), found.why)
+    yield Threshold(stage, along.setting, question, *names, unit, found.outcome, found.at, tuple(points), found.why)

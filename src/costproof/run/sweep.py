@@ -34,7 +34,7 @@ from costproof.run.sweep_parts import (
 if TYPE_CHECKING:
     import pandas
 
-    from costproof.reports.plots.table import Table
+    from costproof.reports.plots.strips import SweepTable
     from costproof.run.sweep_validation import ValidatedPoint
 
 DEFAULT_METRICS: Final = ("flops", "weight_bytes", "kv_cache_bytes", "output_bytes")
@@ -86,8 +86,7 @@ class Sweep(SweepPoints):
             Incomplete: matplotlib is not installed.
         """
         from costproof.reports.plots.figure import KINDS
-        from costproof.reports.plots.strips import draw
-        from costproof.reports.plots.table import strips
+        from costproof.reports.plots.strips import draw, strips
 
         file, endings = Path(path), [f".{kind}" for kind in KINDS]
         if file.suffix not in endings:
@@ -177,7 +176,7 @@ def sweep(
     return Sweep(points, tuple(found), cells, preset, chosen, size, rules=tuple(os.path.abspath(f) for f in files))
 
 
-def picture_rows(swept: SweepPoints) -> Table:
+def picture_rows(swept: SweepPoints) -> SweepTable:
     """Return the rows that a picture of a sweep shows: along each name through the first valid point, and a plane.
 
     They are evaluated again, since the sweep may have millions of other points.
@@ -185,7 +184,7 @@ def picture_rows(swept: SweepPoints) -> Table:
     Raises:
         BadInput: no point is valid.
     """
-    from costproof.reports.plots.table import HEAT, LINES, POINTS, Table
+    from costproof.reports.plots.strips import HEAT, LINES, POINTS, SweepTable
 
     base, at = _first_valid_point(swept)
     varied = [i for i, axis in enumerate(base) if len(axis) > 1] or [0]
@@ -198,7 +197,7 @@ def picture_rows(swept: SweepPoints) -> Table:
     names = tuple(name.given for axis in base for name in axis.names)
     first = tuple(column[i] for axis, i in zip(base, at, strict=True) for column in axis.columns)
     ordered = sorted(rows, key=lambda row: row[: len(names)] != first)
-    return Table(swept.points.target.name, names, tuple(title(s, m) for s, m in cells), ordered)
+    return SweepTable(swept.points.target.name, names, tuple(title(s, m) for s, m in cells), ordered)
 
 
 def _first_valid_point(swept: SweepPoints) -> tuple[tuple[GridAxis, ...], tuple[int, ...]]:

@@ -19,7 +19,7 @@ from costproof.parametric.evaluator import CostCell, Evaluator, PointChoices, Re
 from costproof.parametric.exact_arrays import ExactColumn, Int128Array
 from costproof.parametric.grid import PRESET, GridAxis, GridBlock, split_blocks
 from costproof.run.count_lock import count_lock
-from costproof.run.peaks import measured
+from costproof.run.peaks import measure_peaks
 from costproof.views.numbers import exact
 
 PART_POINTS: Final = 65_536
@@ -35,7 +35,7 @@ _SIZES: Final = ("setting:batch", "setting:text_tokens")
 
 
 @dataclass(frozen=True, slots=True)
-class RefusedPoints:
+class RefusedGroup:
     """Points that are no valid model or workload, all for one reason."""
 
     why: CostproofError
@@ -66,7 +66,7 @@ class SweepPart:
     """Name -> an array with the value of every row; ``None`` if the name does not vary in this part."""
     costs: Mapping[str, ExactColumn]
     """Title of a column (``prefill.flops``; ``flops`` for the whole run) -> the number of every row."""
-    refused: tuple[RefusedPoints, ...]
+    refused: tuple[RefusedGroup, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +156,7 @@ class SweepPoints:
         queue = list(known)
         left: Any = True
         pieces: list[_RegimePart] = []
-        refused: list[RefusedPoints] = []
+        refused: list[RefusedGroup] = []
         while np.any(left):
             if not queue:
                 at = np.unravel_index(int(np.argmax(np.broadcast_to(left, shape))), shape)
@@ -185,7 +185,7 @@ class SweepPoints:
             if regime.ledger is None:
                 example = {k: int(v.flat[0]) for k, v in inside.items()}
                 why = self.points.refusal(choices, example)
-                refused.append(RefusedPoints(why, _by_name(block, example), count))
+                refused.append(RefusedGroup(why, _by_name(block, example), count))
             else:
                 columns = regime.columns(self.cells, inside, shape if whole else (count,))
                 self._check(regime, choices, inside, columns)
@@ -200,10 +200,10 @@ class SweepPoints:
         values: Mapping[str, Any],
         here: Any,
         shape: tuple[int, ...],
-    ) -> tuple[Any, list[RefusedPoints]]:
+    ) -> tuple[Any, list[RefusedGroup]]:
         """Export the graphs of a regime, and return the points at which they hold and errors for the others."""
         every = {k: np.broadcast_to(v, shape) for k, v in values.items()}
-        left, refused = np.array(np.broadcast_to(here, shape)), list[RefusedPoints]()
+        left, refused = np.array(np.broadcast_to(here, shape)), list[RefusedGroup]()
 
         def numbers(at: Any) -> dict[str, int]:
             return {k: int(v[tuple(at)]) for k, v in every.items()}
@@ -211,7 +211,7 @@ class SweepPoints:
         def refuse(mask: Any, why: CostproofError) -> None:
             if mask.any():
                 example = _by_name(block, numbers(np.argwhere(mask)[0]))
-                refused.append(RefusedPoints(why, example, int(np.count_nonzero(mask))))
+                refused.append(RefusedGroup(why, example, int(np.count_nonzero(mask))))
                 left[mask] = False
 
         try:
@@ -262,7 +262,7 @@ class SweepPoints:
         values: Mapping[str, Any],
         shape: tuple[int, ...],
         pieces: Sequence[_RegimePart],
-        refused: list[RefusedPoints],
+        refused: list[RefusedGroup],
     ) -> SweepPart:
         """Join the rows of all regimes, in the order of the points."""
         points = prod(shape)
@@ -358,7 +358,7 @@ def export_graphs(
     if regime.graphs:
         return
     target, workload = points.run(choices, numbers)
-    calls = measured(target, workload, eager=False)
+    calls = measure_peaks(target, workload, eager=False)
     if {(c.stage, c.invocation) for c in calls} != {(i.stage, i.id) for i in target.invocations(workload)}:
         raise Incomplete("not every call of the run has a graph", where=workload.name)
     for call in calls:
@@ -392,7 +392,7 @@ def _graph_difference(
     """
     pattern = int(_sizes_of_one(numbers, ()))
     if pattern not in regime.compared:
-        calls = measured(*points.run(choices, numbers), eager=False, forms=False)
+        calls = measure_peaks(*points.run(choices, numbers), eager=False, forms=False)
         stages = ("", *dict.fromkeys(call.stage for call in calls))
         expected = regime.at([(stage, SWEPT_PEAK) for stage in stages], numbers)
         wrong = [

@@ -19,7 +19,7 @@ from costproof.opgraph.rules.files import with_rules_in_force
 from costproof.parametric.evaluator import CostCell, PointChoices
 from costproof.parametric.grid import GridAxis, split_blocks
 from costproof.run.capture import count_sources
-from costproof.run.peaks import measured
+from costproof.run.peaks import measure_peaks
 from costproof.run.prepare import Prepared
 from costproof.run.sweep_parts import SWEPT_PEAK, SweepPoints, has_graph_peak, largest_graph_peak, title
 from costproof.views.numbers import exact
@@ -154,7 +154,9 @@ def _counted(
         return ValidatedPoint(point, "incomplete", (error.line,))
     formulas = next(ledger for ledger in report.capture.ledgers if ledger.source == "analytic")
     calls = (
-        measured(target, workload, eager=False, forms=False) if any(metric == SWEPT_PEAK for _, metric in cells) else ()
+        measure_peaks(target, workload, eager=False, forms=False)
+        if any(metric == SWEPT_PEAK for _, metric in cells)
+        else ()
     )
 
     def counted(stage: str, metric: Metric) -> int | None:

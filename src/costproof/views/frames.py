@@ -15,10 +15,10 @@ from costproof.compare.findings import Discrepancy
 from costproof.compare.gate.types import Gate
 from costproof.compare.patterns import ROOT
 from costproof.compare.proof.certificate import Certificate
-from costproof.estimate.hardware import Device, Quote
+from costproof.estimate.hardware import Device, FigureQuote
 from costproof.estimate.measured import Measurement
 from costproof.estimate.memory import Fits
-from costproof.estimate.roofline import Bound, Roofline, StageBound
+from costproof.estimate.roofline import Roofline, StageBound, WorkBound
 from costproof.ledger.callgraph import CallGraph, OperatorListing, PlainAt, ValueAt
 from costproof.ledger.capture import Capture
 from costproof.ledger.counter import SOURCE
@@ -110,7 +110,7 @@ def _rows(value: object) -> list[dict[str, Any]]:
         return [{"name": name, **_plain(item, "what" if isinstance(item, str) else "")} for name, item in value.items()]
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
         if any(isinstance(item, OperatorListing) for item in value):
-            return [_listed(listing, line) for listing in value for line in listing.lines]
+            return [_listing_row(listing, line) for listing in value for line in listing.lines]
         if all(isinstance(item, str | Mapping) or is_dataclass(item) for item in value):
             return [_plain(item) for item in value]
     expected = "a result that help(costproof.frame) lists; a schema, a picture or a request has no table"
@@ -136,7 +136,7 @@ def _plain(item: object, prefix: str = "") -> dict[str, Any]:
     return row
 
 
-def _listed(listing: OperatorListing, line: object) -> dict[str, Any]:
+def _listing_row(listing: OperatorListing, line: object) -> dict[str, Any]:
     return {"stage": listing.stage, "invocation": listing.invocation, "part": listing.part, **_plain(line)}
 
 
@@ -282,7 +282,7 @@ OTHERS: Final = ("floor_s", "full_s", "unfused_s")
 
 @_rows.register
 def _roofline(found: Roofline) -> list[dict[str, Any]]:
-    def row(level: str, stage: str, part: str, bound: Bound) -> dict[str, Any]:
+    def row(level: str, stage: str, part: str, bound: WorkBound) -> dict[str, Any]:
         return {"level": level, "stage": stage, "part": part, **_plain(bound)}
 
     stages = [("stage", s.id, s) for s in found.stages] + [("run", "", found.run)]
@@ -296,7 +296,7 @@ def _roofline(found: Roofline) -> list[dict[str, Any]]:
     ]
 
 
-def _others(stage: StageBound) -> Iterator[tuple[str, Bound | None]]:
+def _others(stage: StageBound) -> Iterator[tuple[str, WorkBound | None]]:
     return zip(OTHERS, (stage.floor, stage.full, stage.unfused), strict=True)
 
 
@@ -363,7 +363,7 @@ def _figures(device: Device) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def _quotes(quotes: Sequence[Quote]) -> str:
+def _quotes(quotes: Sequence[FigureQuote]) -> str:
     return "; ".join(f"[{q.source}] {q.text}" for q in quotes)
 
 

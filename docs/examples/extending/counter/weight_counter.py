@@ -1,7 +1,7 @@
 """A counter, and a format of a line."""
 
 from costproof.ledger.counter import CounterInfo
-from costproof.reports.output import Output
+from costproof.reports.outputs import Output
 from costproof.tracers.counters.protocol import Counted, Counter, Row, counted
 
 

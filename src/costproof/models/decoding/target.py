@@ -17,12 +17,12 @@ from costproof.ledger.node import Ledger
 from costproof.ledger.progress import Progress
 from costproof.ledger.workload import AttentionKind, ExpertKernel, Invocation, Workload
 from costproof.models import settings as common
+from costproof.models.config import Native
 from costproof.models.decoding import exports, runs
 from costproof.models.decoding.build import build, with_numbers
 from costproof.models.decoding.config import DecoderConfig
 from costproof.models.decoding.decoder import Decoder
 from costproof.models.decoding.names import STAGES, invocations
-from costproof.models.native import Native
 from costproof.models.specs import Built, ExportJob, Run, layers_cut
 from costproof.models.target import NamedWorkload, Setting
 

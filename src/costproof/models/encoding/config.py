@@ -7,8 +7,8 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Final, Self
 
 from costproof.ledger.errors import BadInput, CostproofError
-from costproof.models.native import NativeConfig, activation, check_type, yes_or_no
-from costproof.models.section import LARGEST, MOST_LAYERS, Section, renamed, shown
+from costproof.models.config import NativeConfig, activation, check_type, yes_or_no
+from costproof.models.config_reader import LARGEST, MOST_LAYERS, Section, renamed, shown
 
 NO_CLASSIFIER: Final = {"labels": "the class has no classifier"}
 ONE_CLASS: Final = {"architecture": "the formulas describe one class", **NO_CLASSIFIER}
@@ -52,6 +52,8 @@ class EncoderConfig(NativeConfig):
     """Keys -> defaults of the class in transformers, where they differ from the default of the field."""
     unused_keys: ClassVar[Mapping[str, str]] = {}
     """Keys of this family that decide no cost -> the reason."""
+    reads_head_dim: ClassVar[bool] = False
+    """Whether the class takes the width of a head from ``head_dim`` if a file has it."""
     prefix: ClassVar[str]
     """Prefix of its symbols, for example ``vision``."""
 
@@ -81,6 +83,8 @@ class EncoderConfig(NativeConfig):
         check_type(top, cls.model_type)
         read: dict[str, Any] = {f.name: cls.read_field(top, f.name, f.type) for f in fields(cls) if f.name in cls.keys}
         config = cls(**read, **cls.read_class(top), **cls.read_fields(top, read))
+        if cls.reads_head_dim:
+            top.fixed("head_dim", config.head_dim, why="the formulas describe heads that share the width")
         config = replace(config, waived=top.finish())
         problems += [] if problems else config.contradictions()
         return config

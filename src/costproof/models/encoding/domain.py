@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol
 from costproof.analytic.mlp import ACTIVATION_FLOPS
 from costproof.compare.proof.certificate import Settings
 from costproof.ledger.workload import FLOAT_BYTES, AttentionKind, Dtype, Workload
-from costproof.models.configured import Config
+from costproof.models.config import Config
 from costproof.models.decoding.domain import STEPS, layers
 from costproof.models.proof import Piece, Proof, Provable, reasons
 

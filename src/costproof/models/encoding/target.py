@@ -14,9 +14,9 @@ from costproof.ledger.node import Ledger
 from costproof.ledger.progress import Progress
 from costproof.ledger.workload import AttentionKind, Invocation, TensorSpec, Workload
 from costproof.models import settings as common
+from costproof.models.config import Native
 from costproof.models.encoding import STAGE, place
 from costproof.models.encoding.config import EncoderConfig
-from costproof.models.native import Native
 from costproof.models.specs import Built, ExportJob, Run, SymbolicSize, layers_cut
 from costproof.models.target import NamedWorkload, Setting
 
@@ -187,7 +187,7 @@ class EncoderTarget(Native[C]):
         return (self._job(model, workload, self.inputs(workload), ()),)
 
     def _job(self, model: nn.Module, workload: Workload, args: Tensors, sizes: tuple[SymbolicSize, ...]) -> ExportJob:
-        from costproof.models.generic.modules import around
+        from costproof.models.generic.export_wrappers import around
 
         module = around(model, tuple(args), self.arguments(workload))
         return ExportJob(STAGE, STAGE, (STAGE,), module, {"part": ""}, args, sizes)

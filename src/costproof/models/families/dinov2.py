@@ -11,6 +11,7 @@ from costproof.algebra.symbols import sym
 from costproof.analytic.feed_forward import Mlp
 from costproof.ledger.node import Ledger
 from costproof.ledger.workload import Workload
+from costproof.models.config_reader import Section
 from costproof.models.encoding.config import (
     ONE_CLASS,
     EncoderConfig,
@@ -27,7 +28,6 @@ from costproof.models.encoding.formulas import (
     vision_encoder,
 )
 from costproof.models.encoding.images import VisionTarget
-from costproof.models.section import Section
 
 if TYPE_CHECKING:
     from costproof.models.encoding.domain import Domain
@@ -71,6 +71,7 @@ class Dinov2Config(VisionConfig):
 
     not_drawn: ClassVar = ONE_CLASS
     model_type: ClassVar[str] = "dinov2"
+    reads_head_dim: ClassVar = True
     architectures: ClassVar = {"Dinov2Model": False}
     keys: ClassVar = {
         **{field: key for field, key in VisionConfig.keys.items() if field != "intermediate"},

@@ -8,10 +8,11 @@ from random import Random
 from typing import Any, ClassVar, Final
 
 from costproof.analytic.rotary import RotaryHalves
-from costproof.analytic.router import Routing
+from costproof.analytic.router import RoutingRule
 from costproof.ledger.workload import AttentionKind
 from costproof.models import settings
 from costproof.models.checkpoint import Stored
+from costproof.models.config_reader import Section
 from costproof.models.decoding.config import (
     UNUSED_ROUTER_KEYS,
     MixtureConfig,
@@ -20,7 +21,6 @@ from costproof.models.decoding.config import (
 )
 from costproof.models.decoding.formulas import ALL_PROJECTIONS, DecoderStyle
 from costproof.models.decoding.target import CausalTarget
-from costproof.models.section import Section
 from costproof.models.target import Setting
 
 
@@ -90,7 +90,7 @@ class GptOss(CausalTarget[GptOssConfig]):
             pairs=True,
             table=RotaryHalves,
             norm="wide_rms",
-            routing=Routing(late=True, biased=True, scaled=False, narrow=True, upcast=False),
+            routing=RoutingRule(late=True, biased=True, scaled=False, narrow=True, upcast=False),
             router_module="router",
             clamped_experts=True,
         )

@@ -9,13 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
 from costproof.algebra.symbols import sym
-from costproof.analytic.compose import Part
+from costproof.analytic.compose import ModulePart
 from costproof.analytic.linear import Linear
 from costproof.analytic.mlp import Activation
 from costproof.ledger.errors import BadInput, CostproofError
 from costproof.ledger.node import Ledger
 from costproof.ledger.workload import FLOAT_BYTES, Invocation, TensorSpec, Workload
 from costproof.models.checkpoint import unfit
+from costproof.models.config import activation, yes_or_no
+from costproof.models.config_reader import Section, shown
 from costproof.models.decoding.decoder import on_meta
 from costproof.models.decoding.formulas import decoder_parts
 from costproof.models.decoding.names import STAGES, decoder_names
@@ -27,8 +29,6 @@ from costproof.models.image_text.formulas import IMAGES, image_text_ledger
 from costproof.models.image_text.inputs import CALL
 from costproof.models.image_text.layout import ModelLayout, StagePaths
 from costproof.models.image_text.target import EXAMPLE_COUNT, ImageTextTarget, tower_job
-from costproof.models.native import activation, yes_or_no
-from costproof.models.section import Section, shown
 from costproof.models.specs import ExportJob
 
 if TYPE_CHECKING:
@@ -228,10 +228,10 @@ class Llava(ImageTextTarget[LlavaConfig]):
         tower = clip_tower(self.config.vision, resampled=False, eager=eager, images=IMAGES, read=False)
         seen = IMAGES * image_tokens(self.config.vision) * width
         projector = (
-            Part("projector"),
-            Part("projector.up", (Linear(features, width, hidden, b, self.config.projector_bias),)),
-            Part("projector.activation", (Activation(features * hidden, self.config.projector_activation, b),)),
-            Part("projector.down", (Linear(features, hidden, hidden, b, self.config.projector_bias),)),
+            ModulePart("projector"),
+            ModulePart("projector.up", (Linear(features, width, hidden, b, self.config.projector_bias),)),
+            ModulePart("projector.activation", (Activation(features * hidden, self.config.projector_activation, b),)),
+            ModulePart("projector.down", (Linear(features, hidden, hidden, b, self.config.projector_bias),)),
         )
         return image_text_ledger(
             {

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
 
-from costproof.analytic.router import Routing
+from costproof.analytic.router import RoutingRule
 from costproof.models import settings
+from costproof.models.config_reader import Section
 from costproof.models.decoding.config import (
     UNUSED_ROUTER_KEYS,
     MixtureConfig,
@@ -16,7 +17,6 @@ from costproof.models.decoding.config import (
 )
 from costproof.models.decoding.formulas import DecoderStyle
 from costproof.models.decoding.target import CausalTarget
-from costproof.models.section import Section
 from costproof.models.target import Setting
 
 
@@ -63,7 +63,7 @@ class Mixtral(CausalTarget[MixtralConfig]):
 
     def style(self) -> DecoderStyle:
         """Return how its layers differ from the default decoder."""
-        return DecoderStyle(routing=Routing(normalised=True, scaled=False, upcast=False))
+        return DecoderStyle(routing=RoutingRule(normalised=True, scaled=False, upcast=False))
 
 
 TARGET: Final = Mixtral

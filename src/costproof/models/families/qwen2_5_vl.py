@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
 from costproof.algebra.symbols import sym
 from costproof.analytic.attention_block import AttentionBlock
-from costproof.analytic.compose import Call, Part, numbered
+from costproof.analytic.compose import ModulePart, StackCall, in_layer
 from costproof.analytic.costs import Size
 from costproof.analytic.feed_forward import Mlp
 from costproof.analytic.patch_grid import (
@@ -28,6 +28,8 @@ from costproof.ledger.errors import BadInput, CostproofError
 from costproof.ledger.node import Ledger
 from costproof.ledger.workload import FLOAT_BYTES, SIZE_FROM, Invocation, TensorSpec, Workload
 from costproof.models import settings as common
+from costproof.models.config import yes_or_no
+from costproof.models.config_reader import Section, shown
 from costproof.models.decoding.config import DecoderConfig
 from costproof.models.decoding.decoder import ids_on_meta, on_meta
 from costproof.models.decoding.formulas import DecoderStyle, decoder_parts
@@ -40,8 +42,6 @@ from costproof.models.image_text.formulas import IMAGES, image_text_ledger
 from costproof.models.image_text.inputs import CALL, images_of, with_images
 from costproof.models.image_text.layout import ModelLayout, StagePaths
 from costproof.models.image_text.target import ImageTextTarget, random_input, tower_job
-from costproof.models.native import yes_or_no
-from costproof.models.section import Section, shown
 from costproof.models.specs import ExportJob
 from costproof.models.target import Setting
 
@@ -291,7 +291,7 @@ def _rotated(given: Any) -> Any:
     return found
 
 
-def _tower(config: Qwen25VlConfig, patches: Size, tokens: Size, *, eager: bool) -> tuple[Part, ...]:
+def _tower(config: Qwen25VlConfig, patches: Size, tokens: Size, *, eager: bool) -> tuple[ModulePart, ...]:
     """All modules from patches to tokens.
 
     Branches: a configuration says which layers have windows.
@@ -302,7 +302,7 @@ def _tower(config: Qwen25VlConfig, patches: Size, tokens: Size, *, eager: bool) 
     seen = {True: side**4, False: window_pairs(side, sym("vision_window"))}
     rotary = Rotary(1, patches, heads, heads, head_dim, FLOAT32, state_bytes=b)
 
-    def layer(i: int) -> tuple[Part, ...]:
+    def layer(i: int) -> tuple[ModulePart, ...]:
         attention = AttentionBlock(
             width=width,
             heads=heads,
@@ -317,17 +317,17 @@ def _tower(config: Qwen25VlConfig, patches: Size, tokens: Size, *, eager: bool) 
             beside=(rotary, JoinedImages(patches * width, b)),
         )
         mlp = Mlp(width, sym("vision_intermediate"), vision.activation, gated=True)
-        return numbered(i, TransformerLayer(width, attention, mlp, norm="rms").parts("vision.layer", call))
+        return in_layer(i, TransformerLayer(width, attention, mlp, norm="rms").parts("vision.layer", call))
 
-    call = Call(1, patches, b)
+    call = StackCall(1, patches, b)
     return (
-        Part("vision", (WindowOrder(patches, width, head_dim, tokens, out, b),)),
-        Part("vision.patches"),
-        Part("vision.patches.projection", (VolumePatches(patches, sym("vision_volume"), width, b, bias=False),)),
-        Part("vision.rotary", (AxialTable(patches, head_dim),)),
+        ModulePart("vision", (WindowOrder(patches, width, head_dim, tokens, out, b),)),
+        ModulePart("vision.patches"),
+        ModulePart("vision.patches.projection", (VolumePatches(patches, sym("vision_volume"), width, b, bias=False),)),
+        ModulePart("vision.rotary", (AxialTable(patches, head_dim),)),
         *(p for i in range(vision.layers) for p in layer(i)),
         *PatchMerger(width, unit, out, norm="rms").parts("vision.merger", patches, b),
-        Part("vision.merger.mlp"),
+        ModulePart("vision.merger.mlp"),
     )
 
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Final, Self, TypeVar
 
 from costproof.ledger.errors import BadInput, CostproofError
+from costproof.models.config import NativeConfig, check_type
+from costproof.models.config_reader import Section, shown
 from costproof.models.decoding.config import DecoderConfig
 from costproof.models.encoding.config import EncoderConfig
-from costproof.models.native import NativeConfig, check_type
-from costproof.models.section import Section, shown
 
 VISION: Final = "vision_config"
 TEXT: Final = "text_config"

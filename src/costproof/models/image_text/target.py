@@ -18,13 +18,13 @@ from costproof.ledger.node import Ledger
 from costproof.ledger.progress import Progress
 from costproof.ledger.workload import AttentionKind, Invocation, TensorSpec, Workload
 from costproof.models import settings as common
+from costproof.models.config import Native
 from costproof.models.decoding import exports, names, runs
 from costproof.models.decoding.build import build, generator, with_numbers
 from costproof.models.decoding.decoder import Decoder, ids_on_meta, on_meta
 from costproof.models.image_text.config import TEXT, VISION, ImageTextConfig, is_of
 from costproof.models.image_text.inputs import CALL, IMAGES, SYMBOLS, images_of, with_images
 from costproof.models.image_text.layout import ModelLayout
-from costproof.models.native import Native
 from costproof.models.specs import Built, ExportJob, Run, SymbolicSize, layers_cut
 from costproof.models.target import NamedWorkload, Setting
 
@@ -213,14 +213,14 @@ class ImageTextTarget(Native[C]):
 
     def invocations(self, workload: Workload) -> tuple[Invocation, ...]:
         """Return the invocations of towers, prefill and decode, with the values of their symbols."""
-        prefill, decode = names.invocations(replace(workload, text_tokens=self.length(workload)))
+        prefill, *steps = names.invocations(replace(workload, text_tokens=self.length(workload)))
         count = workload.batch * images_of(workload)
         if not count:
-            return prefill, decode
+            return prefill, *steps
         towers = self.tower_invocations(workload, count)
         features = TensorSpec((count, self.image_tokens(workload), self.config.text.hidden), workload.dtype)
         prompt = replace(prefill, symbols=towers[0].symbols | prefill.symbols, inputs=(*prefill.inputs, features))
-        return (*towers, prompt, decode)
+        return (*towers, prompt, *steps)
 
     @property
     def decoder(self) -> Decoder:

@@ -6,24 +6,70 @@ import re
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 from urllib.parse import quote
 
 from costproof.ledger.callgraph import CallGraph, TensorAt
 from costproof.ledger.capture import Capture
-from costproof.ledger.errors import BadInput
+from costproof.ledger.errors import BadInput, did_you_mean, no_such
 from costproof.ledger.plural import plural, verb
 from costproof.ledger.workload import counted_line
-from costproof.reports.graph.checks import mark_problems, problems
-from costproof.reports.graph.choice import Choice, check
-from costproof.reports.graph.costs import MOVED, ROOT, Numbers, numbers
+from costproof.reports.graph.costs import MOVED, ROOT, ModuleNumbers, module_numbers
 from costproof.reports.graph.grouping import group
 from costproof.reports.graph.picture import Edge, GraphView, Node
-from costproof.reports.graph.structure import inside
+from costproof.reports.graph.structure import arrows, inside, recorded_calls
 from costproof.views.absent import callgraph_of
 from costproof.views.callgraph_file import CallGraphFile, Drawable
 from costproof.views.describe import model_line, workload_line
+
+_LINK: Final = re.compile(r"(?:https?://|(?![A-Za-z][A-Za-z0-9+.\-]*:)[^\s\x00-\x20:])[^\s\x00-\x20\"<>]*\Z")
+"""No scheme but http: an SVG runs what a ``javascript:`` address says."""
+
+
+@dataclass(frozen=True, slots=True)
+class GraphChoice:
+    """What to show; everything unless said."""
+
+    depth: int | None = None
+    """Calls below the outermost nodes shown; ``None`` for as deep as fits on one page."""
+    stage: str | None = None
+    prefix: str | None = None
+    """Path of a module: it and what is inside it."""
+    heavy: bool = False
+    """Only modules that own matmul-like work, and those that lead to them."""
+    link: str | None = None
+    """Address that a node leads to; ``{path}`` and ``{class}`` stand for the module's."""
+
+
+def check_choice(chosen: GraphChoice, stages: Sequence[str], modules: Collection[str]) -> None:
+    """Raise :class:`BadInput` if the choice asks for what there is not.
+
+    Args:
+        stages: of the target.
+        modules: paths in the callgraph.
+    """
+    if chosen.depth is not None and chosen.depth < 0:
+        raise BadInput("a depth cannot be negative", where="--depth", expected="0 or more", got=chosen.depth)
+    if chosen.stage is not None and chosen.stage not in stages:
+        raise no_such("stage", chosen.stage, stages, where="--stage")
+    if chosen.link is not None and not _LINK.match(chosen.link):
+        raise BadInput(
+            "this address cannot be linked to",
+            where="--link",
+            expected="http://, https://, or a relative address; {path} and {class} stand for the module's",
+            got=chosen.link,
+        )
+    if chosen.prefix is not None and chosen.prefix not in modules:
+        raise BadInput(
+            "no such module",
+            where="--prefix",
+            expected="the path of a module, such as "
+            + min(modules, default="(root)", key=lambda p: (-p.count("."), p)),
+            got=chosen.prefix,
+            fix=did_you_mean(chosen.prefix, sorted(modules)),
+        )
+
 
 _TOLD: Final = (Capture, CallGraphFile)
 """What says of which model and workload it is."""
@@ -33,14 +79,14 @@ PAGE: Final = 60
 """Nodes that fit on one page: the depth that is shown unless one is asked for is the deepest with no more."""
 
 
-def graph_view(drawn: Drawable, choice: Choice | None = None) -> GraphView:
+def graph_view(drawn: Drawable, choice: GraphChoice | None = None) -> GraphView:
     """Group the callgraph of a capture, or one that was written apart, and pick what to show.
 
     Raises:
         Absent: the capture was made without the dynamic source.
         BadInput: no module is left to show, or the depth is negative.
     """
-    chosen = choice or Choice()
+    chosen = choice or GraphChoice()
     whole, ledgers = (callgraph_of(drawn), drawn.ledgers) if isinstance(drawn, Capture) else (drawn, ())
     told = drawn if isinstance(drawn, _TOLD) else None
     of_run = (
@@ -49,15 +95,15 @@ def graph_view(drawn: Drawable, choice: Choice | None = None) -> GraphView:
         else (f"{told.workload.name}: {workload_line(told.workload)}", counted_line(told.target, told.workload))
     )
     about = (model_line(told.target), *of_run) if told else ()
-    check(chosen, told.target.stages if told else (), {*whole.module_types, *whole.call_counts})
+    check_choice(chosen, told.target.stages if told else (), {*whole.module_types, *whole.call_counts})
     # Grouped anew inside a prefix: a block of a series is one block there.
     graph = whole if chosen.prefix is None else inside(whole, chosen.prefix)
     grouped = group(graph)
     symbols = drawn.target.symbols if isinstance(drawn, Capture) else None
-    costs = numbers(ledgers, whole, chosen.stage, symbols)
+    costs = module_numbers(ledgers, whole, chosen.stage, symbols)
     picked = [n for n in grouped.nodes if chosen.stage is None or not costs.modules.isdisjoint(n.instances)]
     if chosen.heavy:
-        leading = _leading(grouped.calls, [n.id for n in picked if costs.owns_work(n.instances)])
+        leading = _with_callers(grouped.calls, [n.id for n in picked if costs.owns_work(n.instances)])
         picked = [n for n in picked if n.id in leading]
     if not picked:
         raise BadInput("no module is left to show", where="costproof graph", fix="ask for less: drop an option")
@@ -69,22 +115,22 @@ def graph_view(drawn: Drawable, choice: Choice | None = None) -> GraphView:
     many = plural(len(left), "family", "families")
     lie, are = verb(len(left), "lies", "lie"), verb(len(left))
     deeper = [f"{many} of modules {lie} deeper than depth {deepest} and {are} left out"] if left else []
-    contradictions = [*problems(graph), *(mark_problems(drawn) if isinstance(drawn, Capture) else ())]
+    found = [*contradictions(graph), *(mark_contradictions(drawn) if isinstance(drawn, Capture) else ())]
     return GraphView(
         title=_title(drawn, chosen),
         nodes=tuple(
-            _numbered(replace(n, depth=depths[n.id], hidden=hidden[n.id]), whole, costs, chosen.link)
+            _add_numbers(replace(n, depth=depths[n.id], hidden=hidden[n.id]), whole, costs, chosen.link)
             for n in picked
             if n.id in shown
         ),
         calls=tuple(e for e in grouped.calls if {e.source, e.target} <= shown),
         flow=_flow(grouped, depths.keys(), shown),
         about=about,
-        notes=(*deeper, *_notes(drawn, whole), *_contradictions(contradictions)),
+        notes=(*deeper, *_notes(drawn, whole), *_contradictions(found)),
     )
 
 
-def _title(drawn: Drawable, chosen: Choice) -> str:
+def _title(drawn: Drawable, chosen: GraphChoice) -> str:
     parts = [f"{drawn.target.title} at {drawn.workload.name}" if isinstance(drawn, _TOLD) else "callgraph"]
     parts += [f"stage {chosen.stage}"] if chosen.stage else []
     parts += [f"below {chosen.prefix}"] if chosen.prefix else []
@@ -92,7 +138,7 @@ def _title(drawn: Drawable, chosen: Choice) -> str:
     return ", ".join(parts)
 
 
-def _leading(calls: Iterable[Edge], heavy: Sequence[str]) -> set[str]:
+def _with_callers(calls: Iterable[Edge], heavy: Sequence[str]) -> set[str]:
     """Nodes and all that call them, directly or not."""
     callers: dict[str, list[str]] = defaultdict(list)
     for edge in calls:
@@ -159,7 +205,7 @@ def _flow(grouped: GraphView, picked: Collection[str], shown: Collection[str]) -
     return tuple(Edge(*pair, found[pair]) for pair in ordered)
 
 
-def _numbered(node: Node, graph: CallGraph, costs: Numbers, link: str | None) -> Node:
+def _add_numbers(node: Node, graph: CallGraph, costs: ModuleNumbers, link: str | None) -> Node:
     ran = next((p for p in node.instances if p in graph.call_counts), node.instances[0])
     return replace(
         node,
@@ -169,19 +215,19 @@ def _numbered(node: Node, graph: CallGraph, costs: Numbers, link: str | None) ->
         moved=costs.inside(MOVED, node.instances),
         whole=costs.inside("flops", [ROOT]),
         experts=", ".join(dict.fromkeys(costs.experts[p] for p in node.instances if p in costs.experts)),
-        inputs=_tensors(graph.input_metadata.get(ran, ())),
-        outputs=_tensors(graph.output_metadata.get(ran, ())),
-        link=_filled(link or "", ran, node.class_name),
+        inputs=_tensor_labels(graph.input_metadata.get(ran, ())),
+        outputs=_tensor_labels(graph.output_metadata.get(ran, ())),
+        link=_fill_link(link or "", ran, node.class_name),
     )
 
 
-def _filled(link: str, path: str, class_name: str) -> str:
+def _fill_link(link: str, path: str, class_name: str) -> str:
     """The address with path and class put in, so quoted that they cannot change what it leads to."""
     names = {"{path}": path, "{class}": class_name}
     return re.sub(r"\{(path|class)\}", lambda m: quote(names[m.group()], errors="backslashreplace"), link)
 
 
-def _tensors(values: Iterable[object]) -> tuple[str, ...]:
+def _tensor_labels(values: Iterable[object]) -> tuple[str, ...]:
     return tuple(
         f"[{', '.join(map(str, v.shape))}] {v.dtype}"
         for v in values
@@ -205,3 +251,45 @@ def _notes(drawn: Drawable, graph: CallGraph) -> list[str]:
 def _contradictions(found: Sequence[str]) -> list[str]:
     more = len(found) - _MOST
     return [f"contradiction: {p}" for p in found[:_MOST]] + ([f"and {more} more contradictions"] if more > 0 else [])
+
+
+def contradictions(graph: CallGraph) -> list[str]:
+    """Contradictions inside a callgraph, one sentence each; empty for a sound one.
+
+    Calls must be as many as events that enter the module, and calls by callers as many as nested enters. Events
+    that are cut off cover a part of the run and bound the counts from below.
+    """
+    said: list[str] = []
+    calls = list(recorded_calls(graph.events))
+    entered = Counter(call.module for call in calls)
+    nested: Counter[tuple[str, str]] = Counter()
+    for call in calls:
+        nested.update({(call.module, callee): n for callee, n in call.callees.items()})
+    partly = not all(c.whole for c in calls) or any(e.name == "left_out" for e in graph.events if e.event == "mark")
+    incoming: Counter[str] = Counter()
+    for (a, b), n in arrows(graph.edges, {*graph.call_counts, *graph.module_types}).items():
+        incoming[b] += n
+        if entered and (nested[a, b] > n if partly else nested[a, b] != n):
+            said.append(f"{a} calls {b} {plural(n, 'time')} by the edges, {nested[a, b]} by the events")
+    for path, count in graph.call_counts.items():
+        if incoming[path] > count:
+            said.append(f"{path} is called {plural(count, 'time')} by the counts, {incoming[path]} by the edges")
+        if entered and (entered[path] > count if partly else entered[path] != count):
+            said.append(f"{path} is called {plural(count, 'time')} by the counts, {entered[path]} by the events")
+    return said
+
+
+def mark_contradictions(capture: Capture) -> list[str]:
+    """Where the marks of the events are not what the stages were counted for.
+
+    A mark that has the name of a call among its data tells how many inputs that call had, ``{"crops": (4, 4)}``.
+    """
+    marks = [e.data for e in capture.callgraph.events if e.event == "mark"] if capture.callgraph else []
+    said = []
+    for call in capture.invocations:
+        told = [v if isinstance(v, tuple) else (v,) for data in marks if (v := data.get(call.id)) is not None]
+        numbers = [v for values in told for v in values if isinstance(v, int)]
+        counted = sum(spec.shape[0] for spec in call.inputs[:1] if spec.shape) * call.calls
+        if numbers and sum(numbers) != counted:
+            said.append(f"{call.stage} was counted for {counted} {call.id}, the events tell of {sum(numbers)}")
+    return said

@@ -1,4 +1,4 @@
-"""Horizontal bars made of pieces, with a word in each piece that has room for it and the whole beside it."""
+"""Draw bars: where the cost sits, peaks of live activations, and third-party counters against the truth."""
 
 from __future__ import annotations
 
@@ -6,10 +6,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from costproof.reports.plots.figure import begin, ink, style, written
+from costproof.compare.findings import CounterFinding
+from costproof.ledger.capture import Capture
+from costproof.ledger.metrics import METRICS, Metric
+from costproof.ledger.node import CostNode, Ledger, total
+from costproof.ledger.peaks import CallPeaks, Peak
+from costproof.ledger.plural import plural
+from costproof.reports.escape import visible
+from costproof.reports.plots.figure import colour, ink, new_figure, render_figure, style
+from costproof.views.counters import CounterReport
+from costproof.views.numbers import human, share, truncate
+from costproof.views.quantities import ledgers, provides
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+    from costproof.reports.report import Report
 
 _WIDTH: Final = 10.0
 _ROW: Final = 0.34
@@ -19,7 +31,7 @@ _LETTER: Final = 0.0125
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class BarPiece:
     """A part of a bar."""
 
     size: float
@@ -34,7 +46,7 @@ class Bar:
     """A row."""
 
     name: str
-    pieces: tuple[Piece, ...]
+    pieces: tuple[BarPiece, ...]
     said: str
     """Beside the bar: its whole, or why there is none."""
     below: bool = False
@@ -62,7 +74,7 @@ def bars(
     from matplotlib.ticker import EngFormatter, PercentFormatter
 
     with style():
-        figure = begin(_WIDTH, 1.5 + _ROW * len(rows), title)
+        figure = new_figure(_WIDTH, 1.5 + _ROW * len(rows), title)
         panel = figure.add_subplot()
         widest = max([1.0 if percent else 0.0, *(_length(row) for row in rows)]) or 1.0
         at = 0.0
@@ -86,7 +98,7 @@ def bars(
             panel.axvline(line[0], color="#111111", linewidth=1.0, linestyle="--")
             panel.text(line[0], -0.75, line[1], ha="center", va="bottom", fontsize=8)
         _legend(figure, legend)
-        return written(figure, kind)
+        return render_figure(figure, kind)
 
 
 def _length(row: Bar) -> float:
@@ -114,3 +126,169 @@ def _legend(figure: object, legend: Sequence[tuple[str, str, bool]]) -> None:
         handles = [Patch(facecolor=c, label=n, hatch="///" if h else None, edgecolor="white") for n, c, h in legend]
         columns = min(6, len(handles))
         figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False)  # type: ignore[attr-defined]
+
+
+_LEFT_OUT: Final = ("calls", "params_active")
+"""Metrics that say nothing about where a cost sits."""
+_PIECE_UNITS: Final = {"bytes": "B", "FLOP": "FLOP", "elements": ""}
+_LONGEST_NAME: Final = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """A metric, split over the stages."""
+
+    metric: Metric
+    parts: dict[tuple[str, ...], int | None]
+    """Stages -> what they have: one stage, or several that work with the same modules. They sum to the whole."""
+    whole: int | None
+
+
+def shares(capture: Capture) -> tuple[Shares, ...]:
+    """Every metric that some stage has any of; numbers of the first source that has it in every stage."""
+    found = []
+    for metric in (m for m in METRICS if m not in _LEFT_OUT):
+        speaking = (x for x in ledgers(capture) if all(provides(x, metric, stage) for stage in capture.target.stages))
+        ledger = next(speaking, None)
+        if ledger is not None and (one := _shares(ledger, metric, capture.target.stages)).parts:
+            found.append(one)
+    return tuple(found)
+
+
+def _shares(ledger: Ledger, metric: Metric, stages: tuple[str, ...]) -> Shares:
+    modules: dict[str, dict[str, None]] = {}
+    wide = METRICS[metric].stage_wide
+    nodes = [n for n in ledger.nodes if metric in n.costs or metric in n.exprs]
+    for node in nodes:
+        modules.setdefault(node.module, {})[node.stage] = None
+
+    def where(node: CostNode) -> tuple[str, ...]:
+        return tuple(s for s in stages if s in modules[node.module]) if wide else (node.stage,)
+
+    groups: dict[tuple[str, ...], list[CostNode]] = {}
+    for node in nodes:
+        groups.setdefault(where(node), []).append(node)
+    ordered = sorted(groups, key=lambda group: (stages.index(group[0]), len(group)))
+    sums = {group: total(groups[group], metric) for group in ordered}
+    return Shares(metric, {g: v for g, v in sums.items() if v != 0}, ledger.total(metric))
+
+
+def draw_shares(report: Report, kind: str) -> bytes:
+    """The picture: a bar of 100 % for each quantity."""
+    capture = report.capture
+    found = shares(capture)
+    groups = list(dict.fromkeys(group for one in found for group in one.parts))
+    colours = {group: colour(capture.target.stages.index(group[0])) for group in groups}
+    rows = []
+    for one in found:
+        pieces = [
+            BarPiece(v / one.whole, colours[g], share(v, one.whole), hatch=len(g) > 1)
+            for g, v in one.parts.items()
+            if v is not None and one.whole
+        ]
+        info = METRICS[one.metric]
+        rows.append(
+            Bar(info.title, tuple(pieces), human(one.whole, _PIECE_UNITS[info.unit]) if one.whole else "not known")
+        )
+    legend = [(truncate(visible(" + ".join(g)), _LONGEST_NAME), colours[g], len(g) > 1) for g in groups]
+    title = f"{visible(capture.target.title)} at {visible(capture.workload.name)}: where the cost sits"
+    return bars(title, rows, legend, "share of the whole run", kind, percent=True)
+
+
+_NAMED: Final = 6
+"""Tensors of a peak that have a piece of their own."""
+_LOOKS: Final = {
+    "by the graph": ("#2b5b84", "#4477aa", "#6a94bf", "#8fb0d0", "#b3cbe1", "#d3e1ee"),
+    "as written": ("#a8434d", "#cc5966", "#ee6677", "#f28c99", "#f6b0b8", "#fad3d8"),
+}
+_REST: Final = "#e4e4e4"
+
+
+def draw_peaks(title: str, calls: Sequence[CallPeaks], kind: str) -> bytes:
+    """The picture: two bars a call, their pieces the largest tensors that are alive."""
+    rows = []
+    for call in calls:
+        part = f" {call.part}" if call.part else ""
+        name = visible(f"{call.stage}[{call.invocation}]{part}")
+        for number, (way, peak) in enumerate((("by the graph", call.graph), ("as written", call.eager))):
+            rows.append(_peak_bar(f"{name} {way}" if not number else way, way, peak, below=bool(number)))
+    legend = [(way, colours[1], False) for way, colours in _LOOKS.items()]
+    legend.append(("what is smaller", _REST, False))
+    return bars(title, rows, legend, "bytes that are alive at the peak; parameters not among them", kind, unit="B")
+
+
+def _peak_bar(name: str, way: str, peak: Peak | None, *, below: bool) -> Bar:
+    if peak is None:
+        return Bar(name, (), "not known", below)
+    largest = sorted(peak.alive, key=lambda t: -t.bytes)[:_NAMED]
+    pieces = [
+        BarPiece(float(t.bytes), _LOOKS[way][i], visible(f"{t.name} {human(t.bytes, 'B', places=1)}"))
+        for i, t in enumerate(largest)
+    ]
+    rest = len(peak.alive) - len(largest)
+    left = float(peak.bytes) - sum(p.size for p in pieces)
+    pieces += [BarPiece(left, _REST, f"{plural(rest, 'more tensor')}")] if rest else []
+    return Bar(name, tuple(pieces), human(peak.bytes, "B"), below)
+
+
+_LONGEST_ERROR: Final = 60
+"""Letters of an error."""
+
+
+def draw_counters(found: CounterReport, kind: str) -> bytes:
+    """The picture: a bar for the whole of each counter, a point for each call of a stage."""
+    from matplotlib.ticker import PercentFormatter
+
+    title = f"{visible(found.target.title)} at {visible(found.workload.name)}: third-party counters against the truth"
+    ran = [f for f in found.compared.totals if f.value is not None or f.error is not None]
+    stages = list(dict.fromkeys(f.stage for f in found.compared.findings))
+    with style():
+        figure = new_figure(10.0, 1.6 + 0.46 * len(ran), title)
+        panel = figure.add_subplot()
+        for at, total in enumerate(ran):
+            mine = [f for f in found.compared.findings if f.counter == total.counter]
+            _counter_row(panel, at, total, mine, stages)
+        for i, stage in enumerate(stages):
+            panel.scatter([], [], s=36, color=colour(i), edgecolor="white", label=visible(stage))
+        panel.set_yticks(range(len(ran)), [visible(f.counter) for f in ran])
+        panel.set_ylim(len(ran) - 0.4, -0.6)
+        panel.tick_params(axis="y", length=0)
+        shown = [_ratio(f) or 0.0 for f in (*ran, *found.compared.findings)]
+        # Beside 100 % there is room for the words of every row.
+        panel.set_xlim(0, max([1.0, *shown]) * 1.45)
+        panel.axvline(1.0, color="#111111", linewidth=1.0, linestyle="--")
+        panel.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+        panel.set_xlabel("FLOPs in percent of the truth: a bar for all calls, a point for each; 100 % is our own count")
+        panel.grid(axis="x", alpha=0.3)
+        panel.set_axisbelow(True)
+        figure.legend(loc="outside lower center", ncols=6, frameon=False)
+        return render_figure(figure, kind)
+
+
+def _counter_row(
+    panel: Axes, at: int, total: CounterFinding, mine: Sequence[CounterFinding], stages: list[str]
+) -> None:
+    whole = _ratio(total)
+    if whole is not None:
+        panel.barh(at, whole, height=0.6, color="#d5dbe3")
+    reached = [whole or 0.0]
+    for f in mine:
+        ratio = _ratio(f)
+        if ratio is not None:
+            # Each stage at a height of its own: equal ratios would lie on each other.
+            number = stages.index(f.stage)
+            height = at + 0.42 * ((number + 0.5) / len(stages) - 0.5)
+            panel.scatter([ratio], [height], s=30, color=colour(number), edgecolor="white", lw=0.6, zorder=3)
+            reached.append(ratio)
+    panel.text(max(1.0, *reached) + 0.03, at, _counter_label(total), va="center", fontsize=8)
+
+
+def _ratio(f: CounterFinding) -> float | None:
+    return None if f.normalised is None or not f.truth else f.normalised / f.truth
+
+
+def _counter_label(total: CounterFinding) -> str:
+    if total.normalised is None or total.truth is None:
+        return truncate(visible(f"no sum: {total.error or 'the truth is unknown'}"), _LONGEST_ERROR)
+    percent = share(total.normalised, total.truth)
+    return f"{percent}: {human(total.normalised, 'FLOP')} of {human(total.truth, 'FLOP')}"

@@ -1,10 +1,11 @@
-"""What all pictures by matplotlib have in common: fonts, colours, a light ground, the same bytes for the same data."""
+"""Draw figures with matplotlib: fonts, colors and byte-identical files; and rasterize SVG."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BytesIO
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from costproof.ledger.environment import require
@@ -49,7 +50,7 @@ def style() -> Iterator[None]:
         yield
 
 
-def begin(width: float, height: float, title: str) -> Figure:
+def new_figure(width: float, height: float, title: str) -> Figure:
     """An empty figure; sizes in inches."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -61,7 +62,7 @@ def begin(width: float, height: float, title: str) -> Figure:
     return figure
 
 
-def written(figure: Figure, kind: str) -> bytes:
+def render_figure(figure: Figure, kind: str) -> bytes:
     """The bytes of a picture."""
     out = BytesIO()
     figure.savefig(out, format=kind, dpi=_SCALE, metadata={"Date": None} if kind == "svg" else {"Software": None})
@@ -77,3 +78,27 @@ def ink(background: str) -> str:
     """Black or white, whichever is read better on a colour: by its luminance."""
     red, green, blue = (int(background[i : i + 2], 16) for i in (1, 3, 5))
     return "#111111" if 299 * red + 587 * green + 114 * blue > 130_000 else "#ffffff"
+
+
+def png(svg: str) -> bytes:
+    """The picture as PNG, two dots a pixel; the same bytes wherever the same versions are installed.
+
+    Raises:
+        Incomplete: resvg or matplotlib is not installed.
+        ValueError: this is not SVG.
+    """
+    require("plot", "drawing pictures", "resvg_py", "matplotlib")
+    import resvg_py
+    from matplotlib import get_data_path
+
+    return bytes(
+        resvg_py.svg_to_bytes(
+            svg_string=svg,
+            zoom=2,
+            skip_system_fonts=True,
+            font_dirs=[str(Path(get_data_path()) / "fonts" / "ttf")],
+            font_family="DejaVu Sans",
+            sans_serif_family="DejaVu Sans",
+            monospace_family="DejaVu Sans Mono",
+        )
+    )

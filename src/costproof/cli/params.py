@@ -1,0 +1,158 @@
+"""Types of values on the command line: their errors read like all our errors, and the shell completes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, Final
+
+import click
+from click.shell_completion import CompletionItem
+
+from costproof import api
+from costproof.ledger.errors import BadInput, CostproofError, invalid_choice
+from costproof.ledger.run import parse_integer
+
+TARGET_OF: Final = "costproof.target"
+"""Key of a line's target, with its options, in the meta data of the context."""
+
+
+def _option_name(param: click.Parameter | None) -> str | None:
+    return param.opts[0] if param else None
+
+
+def _completions(words: Iterable[str], typed: str) -> list[CompletionItem]:
+    return [CompletionItem(word) for word in words if word.startswith(typed)]
+
+
+class IntParam(click.ParamType[int]):
+    """An integer in decimal digits."""
+
+    name = "integer"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        return parse_integer(value, _option_name(param))
+
+
+class ChoiceParam(click.ParamType[str]):
+    """One of a few words."""
+
+    name = "choice"
+
+    def __init__(self, *words: str) -> None:
+        self.words = words
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str | None:
+        return "|".join(self.words)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if value not in self.words:
+            raise invalid_choice(_option_name(param), value, self.words)
+        return str(value)
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        return _completions(self.words, incomplete)
+
+
+class ListParam(click.ParamType[tuple[str, ...]]):
+    """Words separated by commas; without a word that is unknown, if the known ones are few."""
+
+    name = "list"
+
+    def __init__(self, *known: str, metavar: str = "LIST", offered: Callable[[], Iterable[str]] | None = None) -> None:
+        self.known = known
+        self.metavar = metavar
+        self.offered = offered or (lambda: known)
+        """What the shell completes; whether others are known too is said by the library."""
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str | None:
+        return self.metavar
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
+        words = value if isinstance(value, tuple) else tuple(w.strip() for w in str(value).split(",") if w.strip())
+        if self.known and not words:
+            raise BadInput("no format is named", where=_option_name(param), expected=" or ".join(self.known))
+        return tuple(dict.fromkeys(ChoiceParam(*self.known).convert(w, param, ctx) if self.known else w for w in words))
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        before, comma, last = incomplete.rpartition(",")
+        return [CompletionItem(before + comma + item.value) for item in _completions(self.offered(), last)]
+
+
+class NameParam(click.ParamType[str]):
+    """A name that the library knows; whether it does is said by the library."""
+
+    name = "name"
+
+    def __init__(self, known: Callable[[str | None], Iterable[str]], *, or_file: bool = False) -> None:
+        self.known = known
+        """(target of the line, if it names one yet) -> the names."""
+        self.or_file = or_file
+        """Whether the shell completes files where no name fits."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        return str(value)
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        # Click gives up on a line that ends with an option; its target is known all the same.
+        target = ctx.params.get("target") or ctx.meta.get(TARGET_OF, (None,))[0]
+        try:
+            found = _completions(self.known(_built_in_target(target)), incomplete)
+        except CostproofError:
+            found = []  # having nothing to offer is not an error while somebody types
+        return [CompletionItem(incomplete, type="file")] if self.or_file and not found else found
+
+
+def _names_a_function(target: str) -> bool:
+    """Return whether a target names a function: nobody who presses Tab wants it to run."""
+    return target not in api.targets() and ":" in target.removeprefix("hf:")
+
+
+def _built_in_target(target: str | None) -> str | None:
+    """The target if it is one of ours: nobody else's code runs while somebody types."""
+    plugin = api.targets().get(target) if target else None
+    return target if plugin is not None and plugin.owner == "costproof" else None
+
+
+class OperandParam(click.ParamType[str]):
+    """A target with settings, or a file."""
+
+    name = "side"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        return str(value)
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        target, at, _ = incomplete.partition("@")
+        try:
+            names = (
+                [f"{target}@{w.name}" for w in api.workloads(target)]
+                if at and _built_in_target(target)
+                else [*api.targets()]
+            )
+        except CostproofError:
+            names = []
+        found = _completions(names, incomplete)
+        return found or [CompletionItem(incomplete, type="file")]
+
+
+class AxisParam(click.ParamType[str]):
+    """``NAME=VALUES`` of a setting of the target."""
+
+    name = "varied"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        return str(value)
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        target = _built_in_target(ctx.params.get("target") or ctx.meta.get(TARGET_OF, (None,))[0])
+        return _completions((f"{s.name}=" for s in api.settings(target)), incomplete) if target else []
+
+
+FILE: Final = click.Path(path_type=Path, readable=False)
+"""A path; whether it can be read is said by whoever reads it, in our words."""
+TARGET: Final = NameParam(lambda target: api.targets(), or_file=True)
+PRESET: Final = NameParam(lambda target: [w.name for w in api.workloads(target)] if target else ())
+STAGE: Final = NameParam(lambda target: api.stages(target) if target and not _names_a_function(target) else ())
+DEVICE: Final = NameParam(lambda target: api.machines())
+OPERAND: Final = OperandParam()

@@ -1,0 +1,368 @@
+"""Configurations of targets: their base classes, reading them from files, and overriding single keys."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from numbers import Integral
+from pathlib import Path
+from typing import Any, ClassVar, Final, Generic, Self, TypeVar
+
+from costproof.analytic.mlp import ACTIVATION_FLOPS
+from costproof.ledger.errors import BadInput, CostproofError, Problems, did_you_mean
+from costproof.ledger.files import read_configuration
+from costproof.ledger.metrics import Conventions
+from costproof.ledger.run import RunOptions
+from costproof.ledger.workload import NO_CLASS, Dtype, TargetInfo, Workload
+from costproof.models.checkpoint import PLAIN, Stored, stored, without, without_dtype
+from costproof.models.config_keys import type_of_class
+from costproof.models.config_reader import LARGEST, MOST_LAYERS, Section, shown
+
+
+class Config(ABC):
+    """A frozen dataclass of everything that decides a cost. Its defaults are the published configuration."""
+
+    __slots__ = ()
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+    waived: tuple[tuple[str, str], ...]
+    """Keys that were read and deliberately not used, with the reason."""
+    not_drawn: ClassVar[Mapping[str, str]] = {}
+    """Fields that no draw of a proof varies, those of parts by their path, with the reason."""
+
+    @abstractmethod
+    def symbols(self) -> dict[str, int]:
+        """Values of the configuration's symbols, as the formulas name them."""
+
+    @abstractmethod
+    def contradictions(self) -> list[CostproofError]:
+        """Every number that a model cannot run with, or that cannot stand beside another."""
+
+    def normalised(self) -> dict[str, Any]:
+        """All that decides a cost, as JSON data."""
+        return {key: value for key, value in asdict(self).items() if key != "waived"}
+
+    def config_hash(self) -> str:
+        """First twelve hex digits of the SHA-256 of the normalised configuration."""
+        return hashlib.sha256(json.dumps(self.normalised(), sort_keys=True).encode()).hexdigest()[:12]
+
+
+C = TypeVar("C", bound=Config)
+
+
+@dataclass(frozen=True, slots=True)
+class Configured(ABC, Generic[C]):
+    """A target with one configuration. Instances are picklable."""
+
+    config: C
+    name: str
+    options: RunOptions = field(default_factory=RunOptions)
+    cut: tuple[tuple[str, str], ...] = ()
+    """What ``options.layers`` left out of ``config``, which is cut already."""
+    whole: C | None = None
+    """The configuration before it was cut; ``None`` if it was not."""
+    published: C | None = None
+    """What differences are told from; ``None``: the family's own."""
+    is_known: bool = True
+    """Whether differences are told: a file of a model that nobody listed may be published as it is."""
+    stored: Stored = PLAIN
+    """How the checkpoint of ``config`` stores its weights."""
+    stages: ClassVar[tuple[str, ...]]
+
+    @abstractmethod
+    def first_layers(self, layers: int) -> tuple[C, dict[str, str]]:
+        """The configuration with its first layers alone, and what is left out: ``decoder layers`` -> ``2 of 12``.
+
+        Raises:
+            BadInput: the model has no such number of layers, or cannot be cut so.
+        """
+
+    @abstractmethod
+    def problems(self, workload: Workload) -> list[CostproofError]:
+        """Everything that keeps the model from running a workload."""
+
+    def with_keys(self, changes: Mapping[str, Any]) -> Self:
+        """The same model with other values under keys of its configuration.
+
+        Raises:
+            Problems: as :func:`~costproof.models.config.with_keys`.
+        """
+        return replace(self, config=with_keys(self.config, changes))
+
+    def normalised(self) -> str:
+        """The configuration as JSON."""
+        return json.dumps(self.config.normalised(), sort_keys=True)
+
+    def info(self) -> TargetInfo:
+        """The target as data."""
+        return TargetInfo(
+            name=self.name,
+            implementation="native",
+            config_hash=self.config.config_hash(),
+            symbols=self.config.symbols(),
+            stages=self.stages,
+            waived=dict(self.config.waived),
+            cut=dict(self.cut),
+            changed=changes(self.whole or self.config, self.published or type(self.config)())
+            if self.is_known
+            else None,
+            config=keys_of(self.config),
+            quantised=dict(self.stored.quantised),
+        )
+
+    @property
+    def dtype(self) -> Dtype:
+        """The dtype of a run unless another is asked for: what the configuration names, or bfloat16."""
+        return self.stored.dtype or "bfloat16"
+
+    def with_options(self, options: RunOptions) -> Self:
+        """The same model, run in another way; with ``layers``, cut as :meth:`first_layers` says."""
+        options.check()
+        if options.layers is None or options.layers == self.options.layers:
+            return replace(self, options=options)
+        if self.cut:
+            raise BadInput("the model is cut already", where="--layers", got=options.layers)
+        small, cut = self.first_layers(options.layers)
+        return replace(self, config=small, options=options, cut=tuple(cut.items()), whole=self.config)
+
+    def uncut(self) -> Self:
+        """The model with all its layers."""
+        return replace(self, config=self.whole or self.config, options=RunOptions(), cut=(), whole=None)
+
+    def conventions(self, workload: Workload) -> Conventions:
+        """The conventions of all numbers made for this workload."""
+        return Conventions(
+            logits=workload.logits,
+            expert_kernel=workload.experts,
+            attention=workload.attention,
+            dtype=workload.dtype,
+        )
+
+    def check(self, workload: Workload) -> None:
+        """Check that the model can run the workload."""
+        problems = self.problems(workload)
+        if problems:
+            raise Problems("the workload cannot be run", problems)
+
+
+class NativeConfig(Config):
+    """A configuration as its family's files have it."""
+
+    __slots__ = ()
+    model_type: ClassVar[str]
+    """As in a file, and as transformers registers the class of the model under."""
+
+    @classmethod
+    @abstractmethod
+    def read(cls, data: object, problems: list[CostproofError]) -> Self:
+        """The configuration in the value of a file; whatever is wrong with it goes to ``problems``."""
+
+    @abstractmethod
+    def native(self) -> dict[str, Any]:
+        """Keyword arguments for the configuration class of transformers."""
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read a ``config.json`` of the family.
+
+        Raises:
+            Problems: every key that is missing, unknown, out of range, or contradicts another.
+        """
+        return cls.of(read_configuration(path), path)
+
+    @classmethod
+    def of(cls, data: object, path: Path) -> Self:
+        """:meth:`load` of a file that is already read."""
+        problems: list[CostproofError] = []
+        config = cls.read(without_dtype(without(data)), problems)
+        if problems:
+            raise Problems(f"the configuration {path} cannot be used", problems)
+        return config
+
+
+N = TypeVar("N", bound=NativeConfig)
+
+
+@dataclass(frozen=True, slots=True)
+class Native(Configured[N]):
+    """A class of transformers with one configuration."""
+
+    model_types: ClassVar[tuple[str, ...]]
+    """The types of configurations that the family reads."""
+    released: ClassVar[Stored] = Stored()
+    """How the published checkpoint of the default configuration stores its weights."""
+
+    @classmethod
+    def default(cls) -> Self:
+        """The published configuration."""
+        return cls(stored=cls.released)  # type: ignore[call-arg]
+
+    @classmethod
+    def from_file(cls, path: Path) -> Self:
+        """The configuration in a ``config.json``, told from the published one that it is, if it is one."""
+        usual = cls.default()
+        data = read_configuration(path)
+        config = type(usual.config).of(data, path)
+        published = next((p for p in usual.every_published() if p.normalised() == config.normalised()), None)
+        known = published is not None
+        return replace(usual, config=config, published=published, is_known=known, stored=stored(data, path))
+
+    def every_published(self) -> tuple[N, ...]:
+        """Return the published configuration of the family, and those of known models of it."""
+        from costproof.models.known import KNOWN
+
+        return (self.config, *(put(self.config, known.config) for known in KNOWN if known.family == self.name))
+
+    @classmethod
+    def from_normalised(cls, text: str) -> Self:
+        """The configuration that a certificate holds."""
+        usual = cls.default()
+        return replace(usual, config=type(usual.config)(**json.loads(text)))
+
+
+def activation(top: Section, key: str, usual: str) -> str:
+    """The name of an activation function; one without a formula is a problem."""
+    return str(top.fixed(key, *ACTIVATION_FLOPS, why="no formula for this activation", default=usual))
+
+
+def yes_or_no(top: Section, key: str, *, default: bool = False) -> bool:
+    """A key that is yes or no."""
+    return bool(top.fixed(key, False, True, why="this is yes or no", default=default))
+
+
+def check_type(top: Section, kind: str) -> None:
+    """Check that a configuration is of a model type, or of none of transformers' with a class of this one."""
+    if top.data.get("model_type") != kind and type_of_class(top.data) == kind:
+        top.waive({"model_type": NO_CLASS})
+    else:
+        top.fixed("model_type", kind, why="this is the configuration of another model")
+
+
+_WAIVED: Final = "waived"
+_MAY_BE_0: Final = ("dense_layers", "image_token", "q_rank", "window")
+"""Fields of which 0 says that the model has none of these, whatever they are now."""
+_TEXTS: Final = {
+    "activation": "|".join(map(re.escape, ACTIVATION_FLOPS)),
+    "pattern": "[fw]{1,200}",
+    "kinds": "[dm]{1,200}",
+}
+"""Fields that are texts -> what one looks like. The others name a class, which decides other keys too."""
+
+
+def keys_of(config: Any, within: str = "") -> dict[str, Any]:
+    """Key -> value of all that decides a cost; what is nested has its place before a dot."""
+    found: dict[str, Any] = {}
+    for one in fields(config):
+        value, name = getattr(config, one.name), within + one.name
+        if one.name != _WAIVED:
+            found |= keys_of(value, f"{name}.") if is_dataclass(value) else {name: value}
+    return found
+
+
+def changes(config: Config, published: Config) -> dict[str, str]:
+    """Where a configuration is not the published one, as JSON spells it: ``text.topk`` -> ``8, published 6``."""
+    mine, theirs = ({k: json.dumps(v) for k, v in keys_of(c).items()} for c in (config, published))
+    return {key: f"{mine[key]}, published {value}" for key, value in theirs.items() if mine[key] != value}
+
+
+KEY: Final = "config."
+"""Before a name that is the key's."""
+
+
+def key_named(config: Any, name: str, where: str) -> str:
+    """The key that a name means: itself, or the only one that ends in it, as ``topk`` means ``text.topk``.
+
+    ``config.experts`` is a key beyond doubt, where a setting of the workload has the same name.
+
+    Raises:
+        BadInput: there is none, or there are several.
+    """
+    known = keys_of(config)
+    name = name if name in known else name.removeprefix(KEY)
+    meant = [name] if name in known else [key for key in known if key.endswith(f".{name}")]
+    if len(meant) == 1:
+        return meant[0]
+    if meant:
+        raise BadInput("several keys have this name", where=where, expected="one of " + ", ".join(meant), got=name)
+    fix = did_you_mean(name, known)
+    raise BadInput("no such key", where=where, expected="one of " + ", ".join(known), got=name[:80], fix=fix)
+
+
+def with_keys(config: C, changes: Mapping[str, Any]) -> C:
+    """The configuration with other values under some keys.
+
+    Raises:
+        Problems: a value is not one that the key can have, or contradicts another.
+    """
+    problems: list[CostproofError] = []
+    known = keys_of(config)
+    for key, value in changes.items():
+        problem = _wrong(key, known[key], value)
+        if problem is not None:
+            problems.append(problem)
+    if not problems:
+        made: C = put(config, changes)
+        problems += [
+            BadInput("this key follows from others", where=f"$.{key}", expected=shown(got), got=shown(changes[key]))
+            for key, got in keys_of(made).items()
+            if key in changes and got is not changes[key] and got != _plain(changes[key])
+        ]
+        problems += [] if problems else made.contradictions()
+        if not problems:
+            return made
+    raise Problems("the configuration cannot be used", problems)
+
+
+def put(config: Any, changes: Mapping[str, Any]) -> Any:
+    """The configuration with other values under some keys, which are trusted."""
+    own: dict[str, Any] = {}
+    nested: dict[str, dict[str, Any]] = {}
+    for key, value in changes.items():
+        part, dot, rest = key.partition(".")
+        if dot:
+            nested.setdefault(part, {})[rest] = value
+        else:
+            own[part] = _plain(value)
+    return replace(config, **own, **{part: put(getattr(config, part), inner) for part, inner in nested.items()})
+
+
+def _plain(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def _wrong(key: str, now: Any, value: Any) -> BadInput | None:
+    """Why a key that is ``now`` cannot have a value."""
+    where, name = f"$.{key}", key.rpartition(".")[2]
+    if isinstance(now, bool):
+        ok, expected = isinstance(value, bool), "yes or no"
+    elif isinstance(now, tuple):
+        ok = isinstance(value, list | tuple) and all(map(_whole, value))
+        expected = "a list of integers"
+    elif isinstance(now, str):
+        pattern = _TEXTS.get(name.removeprefix("pooler_"))
+        if pattern is None:
+            fix = "give a configuration file that has it"
+            return BadInput("other keys depend on this one", where=where, got=shown(value), fix=fix)
+        ok = isinstance(value, str) and re.fullmatch(pattern, value) is not None
+        expected = pattern.replace("|", ", ").replace("\\", "")
+    elif isinstance(now, float):
+        ok, expected = isinstance(value, int | float) and not isinstance(value, bool) and value > 0, "a positive number"
+    elif now is None:
+        ok, expected = value is None or (_whole(value) and value > 0), "a positive integer, or null"
+    else:
+        absent = now == 0 and name not in _MAY_BE_0
+        if absent and value != 0:
+            fix = "give a configuration file that has it"
+            return BadInput("the model has nothing of this kind", where=where, expected=0, got=shown(value), fix=fix)
+        least = 0 if now == 0 or name in _MAY_BE_0 else 1
+        most = MOST_LAYERS if name.endswith("layers") else LARGEST
+        ok = _whole(value) and least <= value <= most
+        expected = f"an integer from {least} to {most}"
+    return None if ok else BadInput("a key cannot have this value", where=where, expected=expected, got=shown(value))

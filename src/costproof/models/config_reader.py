@@ -1,0 +1,230 @@
+"""Reading a configuration so that no key goes unnoticed.
+
+Every key of an object is consumed by a reader method, or waived with a reason: by name, as harmless, or as one that
+nothing reads, when :meth:`Section.finish` is called. Problems are collected, not raised,
+so that a person sees all of them at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from difflib import get_close_matches
+from typing import Any, Final
+
+from costproof.ledger.errors import NOT_GIVEN, BadInput, CostproofError, did_you_mean
+from costproof.ledger.workload import UNREAD
+from costproof.models import config_keys
+from costproof.models.config_keys import NOT_NULL
+
+LARGEST: Final = 2**31 - 1
+"""Sizes above this are typing errors: no tensor dimension of a real model comes near it."""
+MOST_LAYERS: Final = 1_000
+"""Several times those of any model; each layer is a few dozen lines of every ledger."""
+
+_MISSING: Final = object()
+_CLOSE: Final = 0.85
+"""A ratio of ``SequenceMatcher``: one letter in seven differs."""
+
+
+def shown(value: object) -> str:
+    """A value from a file as it stands in an error message."""
+    if isinstance(value, dict):
+        return "an object"
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+class Section:
+    """One JSON object of a configuration, at a path such as ``$.vision_config``.
+
+    Args:
+        data: the object; anything else is a problem and reads as empty.
+        path: where it stands in the file.
+        problems: the list that all sections of one file share.
+    """
+
+    def __init__(self, data: object, path: str, problems: list[CostproofError]) -> None:
+        self.path = path
+        self.problems = problems
+        self.data: dict[str, Any] = data if isinstance(data, dict) else {}
+        self.broken = not isinstance(data, dict)
+        self.known: set[str] = set()
+        self.waived: dict[str, str] = {}
+        self.children: list[Section] = []
+        self.below: list[tuple[str, Collection[str], Mapping[str, Any]]] = []
+        """Path, known keys and data of every section below, those that others read too."""
+        if self.broken:
+            self.problem("this must be an object", None, expected="a JSON object", got=shown(data))
+
+    def problem(
+        self,
+        what: str,
+        key: str | None,
+        *,
+        expected: object = NOT_GIVEN,
+        got: object = NOT_GIVEN,
+        fix: str | None = None,
+    ) -> None:
+        """Note one problem at a key of this section (``None``: the section itself)."""
+        where = self.path if key is None else f"{self.path}.{key}"
+        self.problems.append(BadInput(what, where=where, expected=expected, got=got, fix=fix))
+
+    def take(self, key: str, default: object = _MISSING) -> Any:
+        """The raw value of a key; a missing key without a default is a problem and reads as ``None``.
+
+        A key that is waived and taken is used: it is waived no longer.
+        """
+        self.known.add(key)
+        self.waived.pop(f"{self.path}.{key}", None)
+        if key in self.data:
+            return self.data[key]
+        if default is _MISSING:
+            if not self.broken:
+                self.problem("a key is missing", key)
+            return None
+        return default
+
+    def given(self, key: str, default: object) -> Any:
+        """:meth:`take` where ``null`` is as if the key were left out."""
+        value = self.take(key, default)
+        return default if value is None else value
+
+    def integer(self, key: str, default: object = _MISSING, *, least: int = 1, most: int = LARGEST) -> int:
+        """An integer within bounds; ``least`` stands in for a value that is a problem."""
+        value = self.take(key, default)
+        if key not in self.data and (default is _MISSING or value is None):
+            return least
+        return self.check_integer(value, key, least=least, most=most)
+
+    def sizes(self, named: Mapping[str, str], usual: object = None) -> dict[str, Any]:
+        """Field -> :meth:`integer` under its key; ``usual`` has the fields of which the keys may be missing."""
+        return {
+            field: self.integer(
+                key, getattr(usual, field, _MISSING), most=MOST_LAYERS if field == "layers" else LARGEST
+            )
+            for field, key in named.items()
+        }
+
+    def check_integer(self, value: object, key: str, *, least: int = 1, most: int = LARGEST) -> int:
+        """:meth:`integer` for a value that is already at hand."""
+        if isinstance(value, bool) or not isinstance(value, int):
+            self.problem("this must be an integer", key, expected=_bounds(least, most), got=shown(value))
+            return least
+        if not least <= value <= most:
+            self.problem("this is out of range", key, expected=_bounds(least, most), got=shown(value))
+            return least
+        return value
+
+    def integers(self, key: str, default: object = _MISSING, *, least: int = 1, most: int = LARGEST) -> tuple[int, ...]:
+        """A list of integers within bounds."""
+        value = self.take(key, default)
+        if value is None and key not in self.data:
+            return ()
+        if not isinstance(value, (list, tuple)):
+            self.problem("this must be a list of integers", key, expected="a list", got=shown(value))
+            return ()
+        return tuple(self.check_integer(v, f"{key}[{i}]", least=least, most=most) for i, v in enumerate(value))
+
+    def number(self, key: str, default: float) -> float:
+        """A finite number above 0; a value that is a problem reads as the default."""
+        value = self.take(key, default)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+            self.problem("this must be a finite number", key, got=shown(value))
+            return default
+        if value <= 0:
+            self.problem("this must be a positive number", key, got=shown(value))
+            return default
+        return float(value)
+
+    def fixed(self, key: str, *allowed: object, why: str, default: object = _MISSING) -> object:
+        """A value that the formulas depend on: one of ``allowed``, or a problem that says why not.
+
+        A missing key reads as ``default``, by default the first of ``allowed``.
+        """
+        value = self.take(key, allowed[0] if default is _MISSING else default)
+        if not any(type(value) is type(a) and value == a for a in allowed):
+            expected = " or ".join(shown(a) for a in allowed)
+            self.problem(why, key, expected=expected, got=shown(value))
+            return allowed[0]
+        return value
+
+    def waive(self, reasons: Mapping[str, str]) -> None:
+        """Let keys stand without using them, and remember why."""
+        self.known.update(reasons)
+        self.waived |= {f"{self.path}.{key}": reason for key, reason in reasons.items() if key in self.data}
+
+    def child(self, key: str, *, optional: bool = False) -> Section:
+        """The section under a key. A missing optional one reads as an empty object."""
+        self.known.add(key)
+        section = Section(self.data.get(key, {}), f"{self.path}.{key}", self.problems)
+        self.children.append(section)
+        self.below.append((section.path, section.known, section.data))
+        if key not in self.data and not optional and not self.broken:
+            self.problem("a key is missing", key, expected="a JSON object")
+            section.broken = True
+        return section
+
+    def finish(self, *, strict: bool = False) -> tuple[tuple[str, str], ...]:
+        """Return every key here and below that decides no cost, with the reason: those that nothing reads too.
+
+        A key that a section below reads, with another value than there, is a problem: whoever wrote it means it.
+
+        Args:
+            strict: whether a key that is neither used nor harmless is a problem.
+        """
+        waived = list(self.waived.items())
+        kind = str(self.data.get("model_type", ""))
+        parts = sorted(self.below, key=lambda part: "text" not in part[0])  # a decoder has the sizes of the whole
+        for key in sorted(set(self.data) - self.known):
+            value = self.data[key]
+            below = next((path for path, known, data in parts if key in known and data.get(key) != value), None)
+            reason = config_keys.HARMLESS.get(key) if strict else config_keys.harmless(kind, key, value)
+            if reason is not None:
+                waived.append((f"{self.path}.{key}", reason))
+            elif (wrong := config_keys.contradiction(kind, key, value, f"{self.path}.{key}")) is not None:
+                self.problems.append(wrong)
+            elif strict or config_keys.is_read(kind, key) or self._meant(kind, key):
+                self.problem(
+                    "nothing is known about this key",
+                    key,
+                    got=shown(value),
+                    fix=did_you_mean(key, sorted(self.known)) or "remove the key, or report what it does",
+                )
+            elif below is not None:
+                self.misplaced(key, below)
+            else:
+                waived.append((f"{self.path}.{key}", UNREAD))
+        told = {problem.where for problem in self.problems}
+        for key in sorted(NOT_NULL.get(kind, frozenset()) & {k for k, value in self.data.items() if value is None}):
+            if f"{self.path}.{key}" not in told:
+                self.problem("transformers refuses null here", key, expected="a value, or no such key", got="null")
+        for child in self.children:
+            waived += child.finish(strict=strict)
+        return tuple(sorted(waived))
+
+    def _meant(self, kind: str, key: str) -> bool:
+        """Whether a key is a known one with a slip of the pen; ``moe_intermediate_size`` is a key of its own."""
+        close = get_close_matches(key, self.known | config_keys.aliases(kind), n=1, cutoff=_CLOSE)
+        parts = (a.startswith(f"{b}_") or a.endswith(f"_{b}") for n in close for a, b in ((key, n), (n, key)))
+        return bool(close) and not any(parts)
+
+    def misplaced(self, key: str, path: str) -> None:
+        """Note that a key is read in the section at another path alone."""
+        what, where = "nothing reads this key here", f"{path}.{key}"
+        self.problem(what, key, expected=where, got=shown(self.data[key]), fix=f"move it to {where}")
+
+
+def renamed(config: object, keys: Mapping[str, str]) -> dict[str, Any]:
+    """The fields of a configuration under the keys that they have in a file."""
+    return {key: getattr(config, field) for field, key in keys.items()}
+
+
+def _bounds(least: int, most: int) -> str:
+    if most == LARGEST:
+        return "a positive integer" if least == 1 else f"an integer of at least {least}"
+    return f"an integer from {least} to {most}"

@@ -1,0 +1,177 @@
+"""A module as it was before it ran. Needs torch to load.
+
+Runs share the parameters of a module that somebody else owns, and memory may be for one copy of them alone. What an
+operator is about to write to is copied before; a small module is copied whole.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from importlib import import_module
+from typing import Any, Final
+from unittest import mock
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from costproof.ledger.errors import Incomplete
+from costproof.models.generic.module_state import ModuleState
+from costproof.models.process_state import Modes, ProcessState
+
+_UNTOLD = ("batch_norm",)
+"""In names of operators that write to arguments of which their schema does not say so."""
+_HANDED_OUT = ("numpy", "__dlpack__")
+"""Methods of a tensor after which others can write to its memory."""
+_OF_STORAGES = ("resize_", "copy_", "fill_", "__setitem__")
+"""Methods of a storage that write to its memory past the dispatcher."""
+
+
+class Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Tell the state of a module before something writes to memory, while it is entered; changes nothing itself."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, state: ModuleState) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._state = state
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        for value in _written(func, args, kwargs):
+            self._state.about_to_write(value)
+        return func(*args, **kwargs)
+
+
+@contextmanager
+def watching(state: ModuleState) -> Iterator[None]:
+    """Keep what is written to, for the time of the block; whoever gets the memory of a tensor may write there."""
+
+    def before(original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(owner: Any, *args: Any, **kwargs: Any) -> Any:
+            state.about_to_write(owner)
+            return original(owner, *args, **kwargs)
+
+        return call
+
+    with ExitStack() as undo:
+        for kind, names in ((torch.Tensor, _HANDED_OUT), (torch.UntypedStorage, _OF_STORAGES)):
+            for name in names:
+                undo.enter_context(mock.patch.object(kind, name, before(getattr(kind, name))))
+        undo.enter_context(Writes(state))
+        yield
+
+
+class Before:
+    """Everything that a count leaves as it was: modes, process, module. Used under the lock of one count at a time."""
+
+    def __init__(self) -> None:
+        self.modes = Modes()
+        self._process: ProcessState | None = None
+        self._module: ModuleState | None = None
+        self._outer = sys.exception()
+        self._differences: list[str] = []
+        self._done = False
+
+    def save(self, module: nn.Module, arguments: dict[str, Any]) -> ModuleState:
+        """Save the state of the process, of a module and of the arguments of its call. No mode may be on."""
+        with suppress(ImportError):  # before it is looked at what TorchLens changes
+            import_module("torchlens.backends.torch.wrappers")
+        kinds = dict.fromkeys(kind for part in module.modules() for kind in type(part).__mro__ if kind is not object)
+        places = (sys.modules.get(kind.__module__) for kind in kinds)
+        self._process = ProcessState((*kinds, *(place for place in places if place is not None)))
+        self._module = ModuleState(module, arguments, bits=True)
+        torch.clear_autocast_cache()
+        return self._module
+
+    def put_back(self) -> None:
+        """Undo what can be undone. An interrupt may hit this: it is called twice, and the second call goes on."""
+        if not self._done:
+            self.modes.lift()
+            if self._module is not None:
+                self._module.put_back()
+            if self._process is not None:
+                torch.clear_autocast_cache()  # it may hold casts of weights that a forward had changed
+                self._process.put_back(thoroughly=sys.exception() is not self._outer)
+                self._differences = [*self._module.differences(), *self._process.differences()] if self._module else []
+            self.modes.put_back()
+            self._done = True
+
+    def put_back_in_fork(self) -> None:
+        """The same in a process that another thread has forked: the modes of that thread are its own."""
+        if self._module is not None:
+            self._module.put_back()
+        if self._process is not None:
+            self._process.put_back_in_fork()
+
+    def check(self) -> None:
+        """Say what could not be undone.
+
+        Raises:
+            Changed: something; an interrupt that is on its way gets it as a note.
+        """
+        if not self._differences:
+            return
+        changed = Changed(self._differences)
+        error = sys.exception()
+        if error is self._outer or isinstance(error, Exception):
+            raise changed
+        if error is not None:
+            error.add_note(str(changed))
+
+
+class Changed(Incomplete):
+    """A module, or the process, is not as it was before a count, and could not be put back."""
+
+    def __init__(self, differences: Sequence[str]) -> None:
+        more = f"; and {len(differences) - _SHOWN} more" if len(differences) > _SHOWN else ""
+        super().__init__(
+            "the module is not as it was before it was counted",
+            where="; ".join(differences[:_SHOWN]) + more,
+            fix="load its weights again, and count a copy of it (copy.deepcopy), or a call that does not change it",
+        )
+
+
+_SHOWN: Final = 5
+"""Differences that an error names."""
+
+
+@contextmanager
+def unwritten(module: nn.Module) -> Iterator[None]:
+    """Let a module run; afterwards its tensors are as they were, as far as what was written could be seen."""
+    state = ModuleState(module, bits=False)
+    try:
+        with watching(state):
+            yield
+    finally:
+        state.put_back_tensors()
+
+
+@contextmanager
+def evaluated(module: nn.Module) -> Iterator[None]:
+    """A module and its parts in evaluation for the time of the block, without asking its ``train``."""
+    modes = {part: part.training for part in module.modules()}
+    try:
+        for part in modes:
+            part.training = False
+        yield
+    finally:
+        for part, training in modes.items():
+            part.training = training
+
+
+def _written(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
+    """The tensors that a call of an operator writes to."""
+    schema = getattr(func, "_schema", None)
+    if schema is None:
+        return []
+    everything = any(name in schema.name for name in _UNTOLD)
+    if not everything and not schema.is_mutable:
+        return []
+    given = {a.name: value for a, value in zip(schema.arguments, args, strict=False)} | kwargs
+    told = {a.name for a in schema.arguments if everything or (a.alias_info is not None and a.alias_info.is_write)}
+    found = tree_leaves([value for name, value in given.items() if name in told])
+    return [value for value in found if isinstance(value, torch.Tensor)]

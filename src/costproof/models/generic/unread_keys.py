@@ -1,0 +1,185 @@
+"""Keys of a configuration that its model does not use, for models without formulas.
+
+A class of transformers has fields, and its code reads further keys from the configuration object; nothing reads any
+other key. Some fields are read nowhere either: classes keep them for the files of older versions.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Iterator, Mapping
+from dataclasses import astuple, dataclass
+from functools import lru_cache
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+from costproof.ledger.errors import BadInput, Problems
+from costproof.ledger.workload import FURTHER_TOKENS, UNREAD
+from costproof.models.config_keys import HARMLESS, contradiction, harmless
+from costproof.models.config_reader import shown
+from costproof.models.generic import makers, structured
+
+if TYPE_CHECKING:
+    from torch import nn
+
+_ELSEWHERE: Final = frozenset(("architectures", "model_type", "quantization_config"))
+"""Keys that are read where a class is chosen, and where weights are."""
+_SHARED: Final = (
+    "transformers.cache_utils", "transformers.masking_utils", "transformers.modeling_rope_utils",
+    "transformers.modeling_utils", makers.__name__, structured.__name__,
+)  # fmt: skip
+"""Modules besides a model's own that read configurations: caches, masks, rotations, and the inputs of a run."""
+
+
+def unused(config: Any, data: Mapping[str, Any], module: nn.Module, where: str) -> dict[str, str]:
+    """Return the path of every key that decides no cost -> the reason.
+
+    Args:
+        config: what transformers made of the configuration.
+        data: the configuration as the file has it.
+        module: the model.
+        where: the file, for messages.
+
+    Raises:
+        Problems: keys are read in a part of the configuration alone, and have another value there.
+        BadInput: a key says that the class does what it does not.
+    """
+    read = _reads({*_SHARED, *(type(part).__module__ for part in module.modules())})
+    found, misplaced = dict[str, str](), list[BadInput]()
+    for path, key, value, reason, below in _unused(config, data, "$", read):
+        if below is None or reason != UNREAD:
+            found[path] = reason
+        else:
+            misplaced.append(
+                BadInput(
+                    "nothing reads this key here",
+                    where=f"{path} in {where}",
+                    expected=f"{below}.{key}",
+                    got=shown(value),
+                    fix=f"move it to {below}.{key}",
+                )
+            )
+    if misplaced:
+        raise Problems(f"the configuration {where} cannot be used", misplaced)
+    return found
+
+
+def _unused(
+    config: Any, data: Mapping[str, Any], path: str, read: _Reads
+) -> Iterator[tuple[str, str, Any, str, str | None]]:
+    """Yield path, key, value, reason, and the path of a part that has the key with another value."""
+    from transformers import PretrainedConfig
+
+    kind = str(getattr(config, "model_type", ""))
+    parts = {k: p for k, p in vars(config).items() if isinstance(p, PretrainedConfig)}
+    of_all = {base.__module__ for base in PretrainedConfig.__mro__}
+    own, by_config = _fields(config), _reads({base.__module__ for base in type(config).__mro__} - of_all)
+    live = own - _dead(config, data, read.names | by_config.loaded)
+    known = live | read.keys | by_config.names | _reads(of_all).taken
+    for key, value in data.items():
+        if isinstance(value, dict) and key in parts:
+            yield from _unused(parts[key], value, f"{path}.{key}", read)
+            continue
+        reason, below = harmless(kind, key, value), None
+        if key not in own and reason is None and type(value) is int:
+            below = _read_below(parts, key, value)
+        if key not in known and (wrong := contradiction(kind, key, value, f"{path}.{key}")) is not None:
+            raise wrong
+        if key in _ELSEWHERE or (key in known and below is None and reason != FURTHER_TOKENS and key not in HARMLESS):
+            continue
+        yield f"{path}.{key}", key, value, reason or UNREAD, below and f"{path}.{below}"
+
+
+def _read_below(parts: Mapping[str, Any], key: str, value: object) -> str | None:
+    """The first part that reads a key, where none of those that do has this value."""
+    decoder_first = sorted(parts.items(), key=lambda item: "text" not in item[0])
+    found = [(name, part) for name, part in decoder_first if key in _fields(part)]
+    values = [vars(part).get(type(part).attribute_map.get(key, key)) for _, part in found]
+    return found[0][0] if found and value not in values else None
+
+
+def _fields(config: Any) -> frozenset[str]:
+    """The keys that the class of a configuration has."""
+    kind = type(config)
+    named = getattr(kind, "__dataclass_fields__", None) or inspect.signature(kind).parameters
+    return frozenset((*named, *getattr(kind, "attribute_map", {})))
+
+
+def _dead(config: Any, data: Mapping[str, Any], read: frozenset[str]) -> frozenset[str]:
+    """Return the fields of a configuration that no code reads, under any of their names, where a file changes them.
+
+    Args:
+        read: names that the code of the model and of the configuration reads.
+    """
+    kind = type(config)
+    aliases: Mapping[str, str] = getattr(kind, "attribute_map", {})
+    used = (
+        read | {aliases[name] for name in read if name in aliases} | {a for a, name in aliases.items() if name in read}
+    )
+    usual = {f.name: f.default for f in getattr(kind, "__dataclass_fields__", {}).values()}
+    return frozenset(key for key, value in data.items() if key in usual and key not in used and value != usual[key])
+
+
+@dataclass(frozen=True, slots=True)
+class _Reads:
+    """Names in the code of some modules."""
+
+    keys: frozenset[str] = frozenset()
+    """Attributes of configuration objects: ``config.x``, ``getattr(config, "x", 0)``; those that are taken too."""
+    taken: frozenset[str] = frozenset()
+    """Entries of dictionaries: ``kwargs.pop("x")``."""
+    loaded: frozenset[str] = frozenset()
+    """All attributes that are read, of any object."""
+    names: frozenset[str] = frozenset()
+    """All attributes, arguments and texts of one word."""
+
+    def __or__(self, other: _Reads) -> _Reads:
+        mine, theirs = astuple(self), astuple(other)
+        return _Reads(*(a | b for a, b in zip(mine, theirs, strict=True)))
+
+
+def _reads(modules: set[str]) -> _Reads:
+    """Return the names in modules of transformers, and in ours."""
+    found = _Reads()
+    for module in sorted(m for m in modules if m.startswith(("transformers", "costproof"))):
+        found |= _names(module)
+    return found
+
+
+@lru_cache(maxsize=64)
+def _names(module: str) -> _Reads:
+    nodes = [*ast.walk(ast.parse(inspect.getsource(import_module(module))))]
+    attributes = [node for node in nodes if isinstance(node, ast.Attribute)]
+    calls = [node for node in nodes if isinstance(node, ast.Call)]
+    asked = [
+        n for call in calls if _is_config(call.args[0] if call.args else call) and (n := _text(call, "getattr", 1))
+    ]
+    taken = [n for call in calls for method in ("pop", "get") if (n := _text(call, method, 0))]
+    texts = (node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str))
+    arguments = (node.arg for node in nodes if isinstance(node, ast.arg | ast.keyword) and node.arg)
+    return _Reads(
+        frozenset((*asked, *taken, *(a.attr for a in attributes if _is_config(a.value)))),
+        frozenset(taken),
+        frozenset((*asked, *taken, *(a.attr for a in attributes if isinstance(a.ctx, ast.Load)))),
+        frozenset((*(a.attr for a in attributes), *texts, *arguments)),
+    )
+
+
+def _text(call: ast.Call, function: str, place: int) -> str | None:
+    """Return the text at a place of the arguments of a function, or of a method."""
+    given = call.args[place] if place < len(call.args) and _last_name(call.func) == function else None
+    return given.value if isinstance(given, ast.Constant) and isinstance(given.value, str) else None
+
+
+def _is_config(node: ast.expr) -> bool:
+    """Whether an expression is a configuration by its name: ``config``, ``self.config``, ``config.text_config``."""
+    name = _last_name(node).lower()
+    return "config" in name or "cfg" in name
+
+
+def _last_name(node: ast.expr) -> str:
+    """Return the name of a variable, an attribute, or what is called: ``c`` of ``a.b.c(d)``."""
+    while isinstance(node, ast.Call):
+        node = node.func
+    return str(getattr(node, "attr", getattr(node, "id", "")))

@@ -1,0 +1,236 @@
+"""Report what each stage costs: sums, exact numbers, calls, sources and formulas; and the whole model of a cut one."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from costproof.ledger.capture import WholeModel
+from costproof.ledger.metrics import FVCORE, METRICS, PEAK_METRICS
+from costproof.ledger.peaks import largest
+from costproof.reports.document import (
+    Block,
+    Cell,
+    Code,
+    Details,
+    Document,
+    DocumentSection,
+    Equation,
+    Form,
+    Items,
+    Markdown,
+    Prose,
+    Strong,
+    Table,
+    code_list,
+    conventions_foot,
+    subject_lines,
+)
+from costproof.views.formulas import FormulaText
+from costproof.views.numbers import exact, human, human_or_bound, share
+from costproof.views.quantities import SHOWN, UNITS
+from costproof.views.results import Results
+from costproof.views.static_compute import InvocationCompute, StaticCompute
+
+MAX_STAGES: Final = 13
+"""Rows of the first table besides the total: a person reads one screen."""
+GIVEN: Final = "The configuration's numbers are put in; the JSON file has the same formulas in symbols."
+DERIVED: Final = (
+    "Derived, not given: read off the exported graph with its sizes in symbols. ",
+    "The run agrees with them at this workload as far as the verdict says; ",
+    Code("costproof derive"),
+    " checks them at others.",
+)
+WORKED_OUT: Final = "The whole model, worked out of its first layers"
+EVALUATED: Final = "The whole model, by its formulas"
+LOUD: Final = (
+    "These are MACs in the convention of fvcore 0.1.5.post20221221, which calls them flops. They are not FLOPs: a"
+    " multiply-accumulate is 1, a norm is 5 per element, fused attention and grouped experts are 0."
+)
+_SIDES: Final = {"isolated": "isolated", "dynamic": "extracted"}
+CONVENTION: Final = ("Stage", *(f"{name} {side}" for name in ("MACs", "Activations") for side in _SIDES.values()))
+
+
+def document(found: Results, form: Form) -> Document:
+    """Return the report: an overview by stage, then everything exact, folded."""
+    static = found.static
+    body = _overview(static)
+    if static.whole is not None:
+        head, rows = whole_rows(static.whole, digits=True)
+        said = tuple(f"{line}." for line in (*stack_sentences(static.whole), *unknown_sentences(static.whole)))
+        body.append(DocumentSection(whole_title(static.whole), [Items(said), Table(head, "lr", rows)]))
+    body += [
+        Details("Exact numbers", [_exact(static)]),
+        Details("Calls, shapes and operator kinds", _calls(static)),
+        Details("Every source by itself", _sources(static)),
+    ]
+    if rows := convention_rows(static):
+        body.append(Details("The convention of fvcore", [Strong(LOUD), Table(CONVENTION, "lr", rows)]))
+    body.append(Details("Formulas", _formulas(static)))
+    body.append(Details("Not counted", [Items(tuple(f"{n.what}: {n.why}" for n in static.not_counted))]))
+    about = subject_lines(static.target, static.workload, form)
+    foot = conventions_foot(static.conventions, static.environment)
+    return Document(f"What {static.target.title} computes", body, found.verdict, found.sentence, about, foot)
+
+
+def _overview(static: StaticCompute) -> list[Block]:
+    given = _given(static)
+    columns = [(m, i.column, UNITS.get(i.unit, "")) for m, i in METRICS.items() if i.column and m in given]
+    total = static.totals.get("flops")
+    sizes = {i.column: [getattr(s, m) for s in static.stages] for m, i in PEAK_METRICS.items()}
+    peaked = any(size is not None for column in sizes.values() for size in column)
+    titles = tuple(sizes) if peaked else ()
+    rows: list[tuple[Cell, ...]] = []
+    for at, s in enumerate(static.stages[:MAX_STAGES]):
+        cells = (human_or_bound(s.costs[name], s.at_least.get(name), unit) for name, _, unit in columns)
+        peaks = (human(sizes[title][at], "B") for title in titles)
+        rows.append((s.id, share(s.costs["flops"], total), *cells, *peaks))
+    if len(static.stages) > MAX_STAGES:
+        rows.append((f"… and {len(static.stages) - MAX_STAGES} more", "", *[""] * (len(columns) + len(titles))))
+    low = static.totals_at_least
+    sums = (human_or_bound(static.totals.get(name), low.get(name), unit) for name, _, unit in columns)
+    ran = [at for at, s in enumerate(static.stages) if s.costs.get("calls") != 0]
+    most = (human(largest(sizes[title][at] for at in ran), "B") for title in titles)
+    if not static.one_stage:
+        rows.append((Strong("total"), "", *sums, *most))
+    head = ("Stage", "Share of FLOPs", *(title for _, title, _ in columns), *titles)
+    shared = " Parameters of a module that works in two stages count once in the total."
+    last = ": those are the peaks, of which the total is the largest." if peaked else "."
+    note = (
+        f"k = 1000, for bytes too.{'' if static.one_stage else shared} ", Markdown("`?`"), " is unknown or disputed, ",
+        Markdown("`≥`"), " is the part that is known. ",
+        "Activations written are a sum over the stage, not what is alive at once", last,
+    )  # fmt: skip
+    return [Table(head, "lr", rows), note]
+
+
+def _given(static: StaticCompute) -> set[str]:
+    """Quantities that some source gives; for the others an unknown would be no news."""
+    given = {metric for said in static.sources.values() for metric in said}
+    return {name for name, shown in SHOWN.items() if given.issuperset(shown.of)}
+
+
+def _exact(static: StaticCompute) -> Table:
+    total = [] if static.one_stage else [static.totals]
+    head = ("Quantity", *(s.id for s in static.stages), *("total" for _ in total))
+    given = _given(static)
+    rows = [
+        (shown.title, *(exact(s.costs[name]) for s in static.stages), *(exact(t.get(name)) for t in total))
+        for name, shown in SHOWN.items()
+        if shown.title and name in given
+    ]
+    return Table(head, "lr", rows)
+
+
+def _calls(static: StaticCompute) -> list[Block]:
+    rows = []
+    for s in static.stages:
+        for i in s.invocations:
+            inputs = code_list("x".join(map(str, t.shape)) + f" {t.dtype}" for t in i.inputs) or "—"
+            rows.append((s.id, i.id, exact(i.calls), inputs, exact(i.costs["flops"])))
+    idle = [s.id for s in static.stages if not s.invocations]
+    kinds = [
+        (s.id, Code(kind), exact(flops), share(flops, s.costs["flops"]))
+        for s in static.stages
+        for kind, flops in sorted(s.flops_by_kind.items(), key=lambda item: (-(item[1] or 0), item[0]))
+    ]
+    body: list[Block] = [Table(("Stage", "Call", "Times", "Inputs", "FLOPs"), "llrlr", rows)]
+    body += [f"Not executed in this run: {', '.join(idle)}."] if idle else []
+    return [*body, Table(("Stage", "Operator kind", "FLOPs", "Share"), "llrr", kinds)]
+
+
+def _sources(static: StaticCompute) -> list[Block]:
+    shown = ("params", "flops", "vector_flops", "output_bytes")
+    rows = [
+        (s.id, source, *(exact(said[m]) if m in said else "—" for m in shown))
+        for s in static.stages
+        for source, said in sorted(s.sources.items())
+    ]
+    head = ("Stage", "Source", "Params", "FLOPs", "Vector FLOPs", "Activation bytes")
+    return [Table(head, "llr", rows), (Markdown("`—`"), ": the source does not give this quantity.")]
+
+
+def convention_rows(static: StaticCompute) -> list[tuple[str, ...]]:
+    """Return the cells under :data:`CONVENTION`, the total last; empty if the convention was not counted."""
+    if not any(metric in said for said in static.sources.values() for metric in FVCORE):
+        return []
+    named = [(s.id, s.sources) for s in static.stages]
+    named += [] if static.one_stage else [("total", static.sources)]
+    return [
+        (name, *(exact(sources.get(side, {}).get(metric)) for metric in FVCORE for side in _SIDES))
+        for name, sources in named
+    ]
+
+
+def _formulas(static: StaticCompute) -> list[Block]:
+    body: list[Block] = [DERIVED if static.formulas_of == "derived" else GIVEN]
+    for stage in static.stages:
+        for call in stage.invocations:
+            for metric, formula in call.formulas.items():
+                if formula.at_config == "0":
+                    continue
+                name = SHOWN[metric].title
+                title = f"{stage.id}, {call.id}: {name[:1].upper()}{name[1:]} (version "
+                body += [(title, Code(formula.version), ")"), Equation(formula.at_config, formula.latex)]
+                body += [_put_in(call, formula, metric)] if formula.symbols else []
+    if static.symbols:
+        rows = [(Markdown(f"${doc.latex}$"), Code(name), doc.meaning) for name, doc in sorted(static.symbols.items())]
+        body.append(Table(("Symbol", "Name", "Meaning"), "lll", rows))
+    return body
+
+
+def _put_in(call: InvocationCompute, formula: FormulaText, metric: str) -> Prose:
+    """Return a formula's values and result in one sentence."""
+    values = [piece for s in formula.symbols for piece in (", ", Code(s), f" = {exact(call.symbols.get(s))}")]
+    result = call.costs[metric]
+    if result is None:
+        return ("With ", *values[1:], ".")
+    return ("With ", *values[1:], f": {exact(result)}" + (f" ({human(result)})." if result >= 1000 else "."))
+
+
+def whole_title(whole: WholeModel) -> str:
+    """How its numbers came about."""
+    return WORKED_OUT if whole.times else EVALUATED
+
+
+def stack_sentences(whole: WholeModel) -> list[str]:
+    """A sentence for each stack of layers: how many were counted, what they stand for, what it was checked with.
+
+    Another where all layers were not run beside.
+    """
+    stacks = [
+        f"{path}: {len(times)} of {sum(times)} layers were counted and stand for {_join_counts(times)};"
+        f" checked with {whole.checked.get(path, len(times))}"
+        for path, times in sorted(whole.times.items())
+    ]
+    return [*stacks, f"not checked with a run of all layers: {whole.not_run}"] if whole.not_run else stacks
+
+
+def _join_counts(times: tuple[int, ...]) -> str:
+    """``1, 1 and 30`` layers."""
+    *first, last = map(str, times)
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def whole_rows(whole: WholeModel, *, digits: bool) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Headings, and a row for each stage and for all: metrics with a column of their own, ``?`` where not known."""
+    shown = [(m, i) for m, i in METRICS.items() if i.column and m in whole.totals.keys() | whole.left_out.keys()]
+    rows = [
+        (
+            name,
+            *(
+                exact(costs.get(m)) if digits else human_or_bound(costs.get(m), None, UNITS.get(i.unit, ""))
+                for m, i in shown
+            ),
+        )
+        for name, costs in (*whole.stages.items(), *([("total", whole.totals)] if len(whole.stages) != 1 else []))
+    ]
+    return ("Stage", *(i.column for _, i in shown)), rows
+
+
+def unknown_sentences(whole: WholeModel) -> list[str]:
+    """Quantities of the whole model that are not known, with the reason; equal reasons in one line."""
+    reasons: dict[str, list[str]] = {}
+    for metric in METRICS:
+        if metric in whole.left_out:
+            reasons.setdefault(whole.left_out[metric], []).append(METRICS[metric].title)
+    return [f"not known: {', '.join(titles)}: {why}" for why, titles in reasons.items()]
