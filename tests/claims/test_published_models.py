@@ -100,7 +100,10 @@ def test_towers_with_windows(published: int | None, value: int, expected: set[st
 
 @pytest.mark.parametrize(
     ("model", "published", "value"),
-    [("gpt2", 163_037_184, 124_439_808 + 50_257 * 768), ("llama-3.2-1b", 1_498_482_688, 1_235_814_400 + 128_256 * 2048)],
+    [
+        ("gpt2", 163_037_184, 124_439_808 + 50_257 * 768),
+        ("llama-3.2-1b", 1_498_482_688, 1_235_814_400 + 128_256 * 2048),
+    ],
 )
 def test_a_head_that_shares_the_table_counted_again(model: str, published: int, value: int) -> None:
     assert published == value
