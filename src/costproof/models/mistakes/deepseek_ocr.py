@@ -67,7 +67,7 @@ def _floored(expr: sympy.Expr) -> sympy.Expr:
 
 
 def _padded_once(expr: sympy.Expr) -> sympy.Expr:
-    """The windows of a view are as many along one side as along the other: one of two equal factors."""
+    """Replace one of the two equal window counts of a view by the count without padding."""
     return expr.replace(
         lambda e: e.is_Pow and isinstance(e.base, sympy.ceiling) and e.exp == 2,
         lambda e: e.base * e.base.args[0],
@@ -75,7 +75,7 @@ def _padded_once(expr: sympy.Expr) -> sympy.Expr:
 
 
 def _without_class(expr: sympy.Expr) -> sympy.Expr:
-    """One token less wherever tokens are counted as features + 1."""
+    """Subtract one token wherever tokens are counted as features + 1."""
     tokens = [
         a for a in expr.atoms(sympy.Add)
         if a.has(sympy.Symbol("H", integer=True, positive=True)) and a.as_coeff_Add()[0] == 1
@@ -104,7 +104,7 @@ def _projector(terms: ClaimTerms, everywhere: Mapping[str, int]) -> Iterator[Eff
 
 
 def _features(term: ClaimTerm) -> Fraction:
-    """Features of one view."""
+    """Return the number of features of one view."""
     return Fraction(term.values["H"], term.values["sam_patch"]) ** 2 / _MERGED
 
 

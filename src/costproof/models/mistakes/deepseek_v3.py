@@ -40,20 +40,20 @@ def _effects(terms: ClaimTerms, metric: Metric, everywhere: Mapping[str, int]) -
 
 
 def _one_more(terms: ClaimTerms) -> dict[int, Fraction]:
-    """One more of the layers that have experts."""
+    """Return the scale factors for one more layer with experts."""
     dense = {id(i) for i in dense_terms(terms)}
     return scaled(terms, lambda i: i.within("layer") and id(i) not in dense, lambda i: Fraction(i.count + 1, i.count))
 
 
 def _head_and_projection(term: ClaimTerm) -> Fraction:
-    """Twice the logits, and 2 x 2 h x h FLOPs a token beside the 2 h V of an output projection."""
+    """Return the factor for twice the logits and a projection of 2 h x h, relative to 2 h V FLOPs a token."""
     v = term.values
     tokens, mapped = (v["S"], v["L"]) if "S" in v else (1, 1)
     return 2 + Fraction(2 * v["text_hidden"] * tokens, v["text_vocab"] * mapped)
 
 
 def _stored(terms: ClaimTerms, metric: Metric) -> Iterator[Effect]:
-    """Matrices of 8 bits in blocks, and what a checkpoint holds beside the parameters of the class."""
+    """Yield the effects of 8-bit matrices with block scales, and of tensors that only the checkpoint has."""
     what = "a matrix of a layer has a scale for every block of 128 x 128"
     if metric == "weight_bytes":
         in_blocks = scaled(terms, lambda i: True, lambda i: (s := _scales(i)) and (1 + _SCALE * s) / i.values["b"])
@@ -71,12 +71,12 @@ def _stored(terms: ClaimTerms, metric: Metric) -> Iterator[Effect]:
 
 
 def _size(terms: ClaimTerms) -> int:
-    """Bytes of an element of the run's type."""
+    """Return the bytes of an element in the dtype of the run."""
     return next((i.values["b"] for i in terms if "b" in i.values), 1)
 
 
 def _scales(term: ClaimTerm) -> Fraction | None:
-    """Scales for each element of a matrix of a layer; ``None`` for what has none."""
+    """Return the number of scales per element of a matrix of a layer; ``None`` without scales."""
     if not term.counted or not term.within("layer") or term.norm or term.part == "router":
         return None
     v = {name.removeprefix("text_"): value for name, value in term.values.items()}

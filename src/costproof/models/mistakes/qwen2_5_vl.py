@@ -41,7 +41,7 @@ def _effects(terms: ClaimTerms, metric: Metric, everywhere: Mapping[str, int]) -
 
 
 def _of_pixels(term: ClaimTerm) -> Fraction | None:
-    """Attention of every patch to as many as a window has pixels, over what it costs."""
+    """Return attention of each patch to as many patches as a window has pixels, relative to its real cost."""
     v = term.values
     if not term.scores:
         return None
