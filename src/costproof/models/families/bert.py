@@ -81,7 +81,7 @@ class BertConfig(TextEncoderConfig):
     activation: str = "gelu"
     architecture: str = "BertModel"
     types: int = 2
-    """Return the drawn number of segment types."""
+    """Number of segment types."""
 
     model_type: ClassVar[str] = "bert"
     architectures: ClassVar = {"BertForMaskedLM": False, "BertModel": False, "BertForSequenceClassification": True}
