@@ -63,7 +63,7 @@ class ListParam(click.ParamType[tuple[str, ...]]):
         self.known = known
         self.metavar = metavar
         self.offered = offered or (lambda: known)
-        """What the shell completes; whether others are known too is said by the library."""
+        """Items for shell completion; the library validates items if ``known`` is empty."""
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str | None:
         return self.metavar
@@ -86,9 +86,9 @@ class NameParam(click.ParamType[str]):
 
     def __init__(self, known: Callable[[str | None], Iterable[str]], *, or_file: bool = False) -> None:
         self.known = known
-        """(target of the line, if it names one yet) -> the names."""
+        """Target of the command line, if already known -> valid names."""
         self.or_file = or_file
-        """Whether the shell completes files where no name fits."""
+        """Whether the shell completes files if no name matches."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         return str(value)

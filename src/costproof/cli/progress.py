@@ -47,8 +47,10 @@ def interactive() -> bool:
 
 @contextmanager
 def show_progress(mode: str) -> Iterator[Progress]:
-    """Yield the callback of a mode: ``auto``, ``always`` (also in CI) or ``never``; ``-q`` means never, ``-v`` every
-    step."""
+    """Yield the progress callback of a mode: ``auto``, ``always`` (also in CI) or ``never``.
+
+    ``-q`` overrides the mode with ``never``; ``-v`` prints every step.
+    """
     if mode == "never" or has_flag("quiet"):
         yield silent
     elif has_flag("verbose"):

@@ -80,9 +80,9 @@ class LibraryAdvice:
 
     def __init__(self) -> None:
         self.shown = False
-        """Whether it goes to stderr as it comes."""
+        """Whether messages go to stderr immediately."""
         self.quiet = False
-        """Whether not even the one line is printed."""
+        """Whether even the summary line is omitted."""
         self._said: dict[str, int] = {}
         self._lock = threading.Lock()
 
