@@ -36,7 +36,7 @@ from costproof.tracers.paths import Paths
 if TYPE_CHECKING:
     from torch import nn
 
-SymbolValues = Mapping[tuple[str, str], Mapping[str, int]]
+InvocationValues = Mapping[tuple[str, str], Mapping[str, int]]
 """(stage, invocation) -> values of the workload's symbols."""
 WITH_ONES: Final = "with ones for numbers"
 WITH_GIVEN: Final = f"with {GIVEN}"
@@ -68,7 +68,7 @@ def exported_ledger(
     model: nn.Module,
     jobs: Sequence[ExportJob],
     stages: Sequence[str],
-    values: SymbolValues,
+    values: InvocationValues,
     progress: Progress = silent,
     export: Callable[[ExportJob], Exported] | None = None,
     *,
@@ -89,7 +89,7 @@ def exported_ledger(
     # Where the exported graph is not what runs (it holds another kernel of experts), a convention over operators
     # says nothing of the run.
     departs = {key: value for job in jobs for key, value in job.conventions.items()}
-    beside = options_of(target).convention is not None and not departs
+    with_convention = options_of(target).convention is not None and not departs
     tally, notes = LedgerBuilder(), list[str]()
     absent: dict[str, Incomplete] = {}
     for i, job in enumerate(jobs):
@@ -97,7 +97,12 @@ def exported_ledger(
         try:
             with gc_disabled():
                 one = cost_job(
-                    job, values, export or cached_export, beside=beside, fixed=not whole, dtype=workload.dtype
+                    job,
+                    values,
+                    export or cached_export,
+                    with_convention=with_convention,
+                    fixed=not whole,
+                    dtype=workload.dtype,
                 )
         except Incomplete as error:
             if whole:
@@ -116,7 +121,7 @@ def exported_ledger(
     symbolic = Ledger(
         source="static",
         nodes=merge_nodes((*nodes, *(n for n in owned if n.stage in stages))),
-        metrics=graph_metrics(options_of(target) if beside else RunOptions()),
+        metrics=graph_metrics(options_of(target) if with_convention else RunOptions()),
         stages=stages,
         unknown_ops=tally.missing(),
         notes=(
@@ -154,17 +159,17 @@ class JobCosts:
 
 def cost_job(
     job: ExportJob,
-    values: SymbolValues,
+    values: InvocationValues,
     export: Callable[[ExportJob], Exported],
     *,
-    beside: bool,
+    with_convention: bool,
     fixed: bool,
     dtype: str,
 ) -> JobCosts:
     """Return the costs of a job in symbols, or at the sizes of each invocation if it has no such export.
 
     Args:
-        beside: also count by another tool's convention.
+        with_convention: also count by another tool's convention.
         fixed: allow an export without symbols.
         dtype: dtype of the run.
 
@@ -184,7 +189,7 @@ def cost_job(
                 raise Incomplete("at these sizes the model takes another way than its graph in symbols", got=broken)
         notes.update(dict.fromkeys(f"export {job.id}: {note}" for note in exported.notes))
         found, missing = job_nodes(exported, work, dtype)
-        if beside:
+        if with_convention:
             found += convention_nodes(exported, values)
         tally.add(work, found, unknown_ops(exported, work, missing, values), context)
         tally.parameters |= exported.parameters
@@ -252,7 +257,7 @@ def job_nodes(exported: Exported, work: CostedGraph, dtype: str) -> tuple[list[C
     return repeated, found.unknown
 
 
-def convention_nodes(exported: Exported, values: SymbolValues) -> list[CostNode]:
+def convention_nodes(exported: Exported, values: InvocationValues) -> list[CostNode]:
     """Return the nodes of another tool's convention, which rounds: sizes are substituted before it is applied."""
     job, nodes = exported.job, list[CostNode]()
     for invocation in job.invocations:
@@ -272,7 +277,7 @@ def convention_nodes(exported: Exported, values: SymbolValues) -> list[CostNode]
 
 
 def unknown_ops(
-    exported: Exported, work: CostedGraph, found: Sequence[UnknownOp], values: SymbolValues
+    exported: Exported, work: CostedGraph, found: Sequence[UnknownOp], values: InvocationValues
 ) -> list[UnknownOp]:
     """Return the unknown operators of an export in all invocations, bounded at their sizes or at the last step."""
     result: list[UnknownOp] = []
