@@ -86,8 +86,7 @@ def exported_ledger(
     Raises:
         Incomplete: no stage can be exported; with ``whole``, a part cannot.
     """
-    # Where the exported graph is not what runs (it holds another kernel of experts), a convention over operators
-    # says nothing of the run.
+    # If the exported graph differs from the run (in the kernel of experts), a convention over operators does not apply.
     departs = {key: value for job in jobs for key, value in job.conventions.items()}
     with_convention = options_of(target).convention is not None and not departs
     tally, notes = LedgerBuilder(), list[str]()
@@ -317,7 +316,7 @@ def input_sizes(target: Exportable, model: nn.Module, workload: Workload) -> dic
     """
     try:
         calls = list(_calls(target, model, workload))
-    except RuntimeError:  # what goes in depends on numbers, which there are none of on meta: the run counts alone
+    except RuntimeError:  # the inputs depend on values, which meta lacks
         return {}
     found: dict[str, dict[str, int]] = {}
     contexts: dict[str, list[int]] = {}
@@ -348,7 +347,7 @@ def _calls(target: Exportable, model: nn.Module, workload: Workload) -> Iterator
     elif isinstance(target, Runnable):
         for run in target.runs(model, workload):
             yield run.locate(*_ROOT), run.kwargs, (), run.context
-            if run.context is None:  # its arguments are those of all parts that are exported
+            if run.context is None:  # its arguments are those of all exported parts
                 yield from (((job.stage, job.invocations[0]), run.kwargs, job.sizes, None) for job in exports)
 
 

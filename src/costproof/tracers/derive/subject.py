@@ -145,7 +145,7 @@ _FARTHEST_STEPS: Final = 32
 def example_sizes(job: ExportJob) -> dict[str, int]:
     """Return the sizes at which the export was made."""
     args: Any = job.args
-    plain = (s for s in job.sizes if s.symbol.isidentifier())  # and not one more than another
+    plain = (s for s in job.sizes if s.symbol.isidentifier())  # not an expression
     return {s.symbol: int(reduce(getitem, s.argument, args).shape[s.dim]) for s in plain}
 
 
