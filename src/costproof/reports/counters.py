@@ -176,12 +176,12 @@ class Figure:
 
     @property
     def name(self) -> str:
-        """Of the counter, or of a number of the user's own."""
+        """Return the name of the counter, or of the user's own number."""
         return self.cells[0]
 
 
 def figure_groups(report: CounterReport) -> list[tuple[str, list[Figure], bool]]:
-    """Title, rows, and whether they stand first, with causes on the console: sums, and places of own numbers."""
+    """Return (title, rows, whether it comes first and lists its causes): the totals, then each call of a stage."""
     compared = report.compared
     places: dict[tuple[str, str], list[Figure]] = {}
     for found in compared.findings:
@@ -253,7 +253,7 @@ def _own_figure(number: OwnNumber) -> Figure:
 
 
 def _error(normalised: int | None, truth: int | None) -> str:
-    """``+1.23 %`` of the truth."""
+    """Return the relative error: ``+1.23 %`` of the truth."""
     if normalised is None or not truth:
         return "?"
     delta = normalised - truth

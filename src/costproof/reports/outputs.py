@@ -1,4 +1,4 @@
-"""All outputs in one table: formats of commands, the folder of a report and the list of schemas are made of it."""
+"""List all outputs. The formats of commands, the folder of a report and the schemas derive from it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Output:
 
     @property
     def of_capture(self) -> bool:
-        """Whether a capture can be rendered to it."""
+        """Return whether a capture can be rendered to this output."""
         return self.data is not None and self.folder != "measured"
 
     def text(self, data: Any, width: int | None = None) -> str:
@@ -70,7 +70,7 @@ def _at(place: str) -> Callable[[], Any]:
 
 
 def _of(place: str, *parts: str) -> Callable[[Report], Any]:
-    """The data half that a function of ours makes of some parts of a report."""
+    """Return a data half that passes attributes of a report to a lazily imported function."""
     return lambda report: _at(place)()(*(getattr(report, part) for part in parts))
 
 
@@ -262,12 +262,12 @@ REGISTRY: Final[Registry[Output]] = Registry(
 
 
 def formats() -> dict[str, str]:
-    """What a capture can be rendered to, by name, with its meaning."""
+    """Return the outputs that a capture can be rendered to: name -> meaning."""
     return {name: plugin.what for name, plugin in REGISTRY.listed().items()}
 
 
 def variants(about: str) -> dict[str, Output]:
-    """Our outputs about one thing, by format: ``variants("claims")`` has ``md`` and ``json``."""
+    """Return our outputs on one subject by format: ``variants("claims")`` has ``md``, ``json`` and ``html``."""
     return {o.name.removeprefix(f"{about}-"): o for o in OUTPUTS if o.name.startswith(f"{about}-")}
 
 

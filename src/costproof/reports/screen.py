@@ -1,4 +1,4 @@
-"""Tables and sentences that fit a screen: a table that is too wide is split by columns, and no number is ever cut."""
+"""Fit tables and sentences to a screen: wide tables are split by columns, and numbers are never broken."""
 
 from __future__ import annotations
 

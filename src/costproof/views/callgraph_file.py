@@ -1,4 +1,4 @@
-"""``callgraph.json``: what the dynamic run called, how often, on which shapes."""
+"""Read and build ``callgraph.json``: the calls of the dynamic run with counts and shapes."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def read_drawable(path: Path) -> Drawable:
 
 
 def callgraph_file(capture: Capture) -> CallGraphFile:
-    """The callgraph of a capture under the common header.
+    """Return the callgraph of a capture under the common header.
 
     Raises:
         Absent: the capture was made without the dynamic source.

@@ -1,4 +1,4 @@
-"""Why a stage costs what it costs: formula, derivation, numbers put in, result, and the graph nodes that match."""
+"""Break a stage's cost down by formula, with inserted numbers and the matching graph nodes."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def explain(
 
 
 def peaks_in(capture: Capture, stage: str) -> Peaks:
-    """The peaks of the calls of a stage, or of all, as a capture has them.
+    """Return the peaks of the calls of a stage, or of all stages, from a capture.
 
     Raises:
         BadInput: no such stage.
@@ -213,7 +213,7 @@ def _call(
 def _parts(
     capture: Capture, group: list[CostNode], metric: Metric, values: dict[str, int], graph: Capture | None
 ) -> list[FormulaPart]:
-    """One part per pattern: paths of one template that are not a full grid become several."""
+    """Return one part per pattern of module paths; paths that do not form a full grid become several parts."""
     first = group[0]
     formula = nodes_formula([first], metric, capture.target.symbols, capture.symbols)
     if formula is None:

@@ -51,7 +51,7 @@ UNITS: Final = {"bytes": "B", "FLOP": "FLOP", "MAC": "MAC"}
 
 
 def with_derived(found: Mapping[Metric, KnownAmount], executed: int | None) -> dict[str, KnownAmount]:
-    """The quantities of some metrics, and those that follow from them.
+    """Return metrics together with the quantities derived from them.
 
     Args:
         executed: elements of the parameters that this run reads.
@@ -78,7 +78,7 @@ EXPLAINED: Final[dict[str, MetricInfo]] = {
 
 
 def with_quantity(ledger: Ledger, name: str) -> Ledger:
-    """A ledger of which each node carries a quantity that follows from its metrics."""
+    """Return a ledger whose nodes also carry a derived quantity."""
     of = _DERIVED[name].of
     half = _DERIVED[name].unit == "MAC"
 
@@ -115,28 +115,28 @@ class KnownAmount:
 
 
 def ledgers(capture: Capture) -> tuple[Ledger, ...]:
-    """The ledgers that may stand in the headline, in order."""
+    """Return the ledgers that may supply headline numbers, in order of precedence."""
     found = (capture.by_source.get(name) for name in ALL_SOURCES)
     return tuple(x for x in found if x is not None)
 
 
 def provides(ledger: Ledger, metric: Metric, stage: str | None = None) -> bool:
-    """Whether a source says anything about a metric (of a stage)."""
+    """Return whether a source gives a metric (for a stage)."""
     return metric in ledger.metrics and (stage is None or stage in ledger.stages)
 
 
 def whole(capture: Capture, ledger: Ledger) -> bool:
-    """Whether a source covers every stage: only then is its sum a total."""
+    """Return whether a source covers every stage; only then is its sum a total."""
     return set(capture.target.stages) <= set(ledger.stages)
 
 
 def value(ledger: Ledger, metric: Metric, stage: str | None = None, where: Where | None = None) -> int | None:
-    """A source's sum, ``None`` where it does not know: an operator without a rule leaves FLOPs and bytes open."""
+    """Return a source's sum; None if an operator without a rule leaves it unknown."""
     return ledger.total(metric, where, stage) if provides(ledger, metric, stage) else None
 
 
 def known(ledger: Ledger, metric: Metric, stage: str | None = None, where: Where | None = None) -> int:
-    """The part of a source's sum that it does know."""
+    """Return the known part of a source's sum."""
     inside = _both(stage, where)
     return known_part(filter(inside, ledger.nodes), metric)
 
@@ -144,7 +144,7 @@ def known(ledger: Ledger, metric: Metric, stage: str | None = None, where: Where
 def quantity(
     capture: Capture, metric: Metric, stage: str | None = None, where: Where | None = None, *, settled: bool
 ) -> KnownAmount:
-    """The headline number of a metric.
+    """Return the headline number of a metric.
 
     Args:
         settled: the comparison ended exact or explained, so that the first source may speak for all.
@@ -161,7 +161,7 @@ def quantity(
 
 
 def add_known(*parts: KnownAmount) -> KnownAmount:
-    """The sum of quantities: unknown as soon as one is, and then at least the sum of what is known."""
+    """Return the sum of amounts; if one is unknown, None with the sum of the known parts as a lower bound."""
     total = exact_sum(p.value for p in parts)
     if total is not None:
         return KnownAmount(total)
@@ -170,7 +170,7 @@ def add_known(*parts: KnownAmount) -> KnownAmount:
 
 
 def executed(ledger: Ledger, stage: str) -> frozenset[str]:
-    """Modules of a stage whose own parameters this run reads."""
+    """Return the modules of a stage whose own parameters this run reads."""
     metric: Metric = "weight_read_bytes" if provides(ledger, "weight_read_bytes") else "calls"
     return frozenset(n.module for n in ledger.nodes if n.stage == stage and n.invocation and n.cost(metric))
 
@@ -189,7 +189,7 @@ class Flat:
 
     @classmethod
     def quantities(cls) -> tuple[str, ...]:
-        """The keys of ``costs``."""
+        """Return the keys of ``costs``."""
         raise NotImplementedError
 
     @classmethod
