@@ -157,16 +157,16 @@ def _tool(found: CounterTool) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One line of the table, and what is said below it."""
+    """A row of the table, with its causes and remark."""
 
     cells: tuple[str, ...]
-    """Under :data:`HEAD`."""
+    """Cells under :data:`HEAD`."""
     causes: tuple[tuple[int, str, str, str], ...]
     """(amount, cause, why, for example)"""
     remark: str
-    """What went wrong, or stays open; empty if nothing."""
+    """The error, or the unexplained rest; empty if there is none."""
     values: tuple[int | None, ...]
-    """Exact numbers of the cells between the name and the verdict; ``None`` where a cell is not one."""
+    """Exact numbers behind the cells between name and verdict; None for cells that are not numbers."""
 
     def lines(self, *, causes: bool) -> list[str]:
         """Return the lines of text below the table: the remark, or the causes."""

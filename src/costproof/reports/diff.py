@@ -50,10 +50,10 @@ from costproof.views.frames import DIFF_COLUMNS, diff_rows
 from costproof.views.numbers import exact, first_names, human, share, truncate
 
 MAX_ROWS: Final = 15
-"""Rows of the first table."""
+"""Maximum number of rows of the first table."""
 MAX_CHANGES: Final = 15
 MAX_TOLD: Final = 8
-"""Changes whose effect is told in words."""
+"""Changes whose effect is described."""
 _PARTNERS: Final = 3
 _LONGEST: Final = 60
 _TOLD: Final = 400
@@ -70,7 +70,7 @@ _UNITS: Final = {"FLOP": "FLOP", "bytes": "B", "MAC": "MAC"}
 _REASONS: Final = 5
 _NAME: Final = 120
 _TERMS: Final = 40
-"""Terms of one quantity in a comment; the JSON has all."""
+"""Maximum number of terms per quantity in a comment; the JSON has all."""
 Sums = dict[Metric, Quantity]
 
 
@@ -292,7 +292,7 @@ def _side(name: str, side: Side) -> Prose:
 
 @dataclass(frozen=True, slots=True)
 class SumChange:
-    """A sum on both sides."""
+    """A sum of a metric over a stage or the whole run, in base and head."""
 
     stage: str
     metric: Metric

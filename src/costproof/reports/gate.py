@@ -41,12 +41,12 @@ _ALIGN: Final = "lllrrrrr"
 _REASON: Final = 300
 _NAME: Final = 120
 _MOST_ROWS: Final = 20
-"""Rows and reasons of the text."""
+"""Maximum number of rows and reasons in the text."""
 _MOST_COMMENTED: Final = 15
 _MOST_REASONS: Final = 5
 _MOST_FOLDED: Final = 200
 MOST: Final = 10
-"""Annotations of a kind that GitHub shows for one step."""
+"""Maximum number of annotations per kind that GitHub shows for one step."""
 _RULES: Final = {
     "over": (
         "costproof/over-the-limit",
@@ -64,7 +64,7 @@ _RULES: Final = {
         "Count both with the same sources at the same workload; inputs: any lets workloads and targets differ.",
     ),
 }
-"""Status -> rule, what it says, what to do."""
+"""Status -> (rule id, description, advice)."""
 _NOT_XML: Final = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
@@ -140,7 +140,7 @@ def _cells(x: GateLine, longest: int | None = None) -> tuple[Cell, ...]:
 
 @dataclass(frozen=True, slots=True)
 class GateLine:
-    """Checks of several sources that say the same."""
+    """A check, with all sources that give the same result."""
 
     check: Check
     sources: tuple[str, ...]

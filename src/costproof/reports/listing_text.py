@@ -17,7 +17,7 @@ from costproof.views.numbers import exact, share
 
 _LAYER: Final = re.compile(r"(.*?\.\d+)(?:\.|$)")
 _READS: Final = 60
-"""Letters of the arguments of an operator."""
+"""Maximum number of characters of an operator's arguments."""
 
 
 def listing_text(found: Sequence[OperatorListing], width: int | None = None) -> str:

@@ -21,12 +21,12 @@ Folder = Literal["", "report", "measured", "later"]
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """One output."""
+    """An output: its data half, and the half that writes it as text."""
 
     name: str
-    """What it is about and its format: ``static-md``."""
+    """Subject and format: ``static-md``."""
     file: str
-    """The usual name of the file."""
+    """The default name of the file."""
     meaning: str
     data: Callable[[Report], Any] | None = None
     """The data half; ``None`` where a command of its own makes the data. May raise
@@ -35,15 +35,15 @@ class Output:
     """Loads the writing half, which takes the data, and the width if it is :attr:`for_screens`; JSON of ``kind`` if
     ``None``."""
     kind: Callable[[], FileKind[Any]] | None = None
-    """Loads the kind of file that the data are, with its schema."""
+    """Loads the file kind of the data, with its schema."""
     states_verdict: bool = False
-    """Whether the text says how the comparison ended, so that the exit code says it too."""
+    """Whether the text states the verdict, so that the exit code reflects it."""
     folder: Folder = ""
     """``report``: a part of the folder of a report. ``measured``: likewise, but no capture holds its data.
     ``later``: written beside its capture by another command."""
 
     for_screens: bool = False
-    """Whether it is read on a terminal, and made as narrow as one."""
+    """Whether it is wrapped to the width of a terminal."""
 
     @property
     def of_capture(self) -> bool:
@@ -258,7 +258,7 @@ REGISTRY: Final[Registry[Output]] = Registry(
     instance=Output,
     command="costproof render --list",
 )
-"""What a capture can be rendered to. Another distribution offers an :class:`Output` of the same name."""
+"""Outputs that a capture can be rendered to. Plug-ins register further :class:`Output` objects."""
 
 
 def formats() -> dict[str, str]:
@@ -272,7 +272,7 @@ def variants(about: str) -> dict[str, Output]:
 
 
 PICTURES: Final = (*variants("graph"), "png")
-"""What a graph is drawn as; resvg makes the PNG of the SVG."""
+"""Formats of graphs; resvg rasterizes the SVG for PNG."""
 
 
 def variant(about: str, format_: str | None, file: Path | None = None) -> Output:

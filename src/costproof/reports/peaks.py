@@ -38,7 +38,7 @@ MEANING: Final = (
 )
 FORM: Final = "graph peak in symbols"
 MOST_ROWS: Final = 10
-"""Of what is alive at a peak, on the console; Markdown has all of it."""
+"""Maximum number of live tensors in the text; Markdown has all."""
 _WHY: Final = {
     "held": "held, and read no more",
     "eager only": "not in the graph",
@@ -46,7 +46,7 @@ _WHY: Final = {
     "elsewhere": "the graph has its peak elsewhere",
 }
 MOST: Final = 15
-"""Tensors of a peak that are named."""
+"""Maximum number of tensors of a peak on a page."""
 _WIDTH: Final = 1200
 _HEIGHT: Final = 200
 

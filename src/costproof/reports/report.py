@@ -45,11 +45,11 @@ class Report(Results):
 
 
 class Written(NamedTuple):
-    """What became of a folder."""
+    """The result of writing a folder."""
 
     files: tuple[Path, ...]
     removed: tuple[Path, ...]
-    """Files of an earlier run, which do not belong to this capture."""
+    """Removed files of an earlier run."""
 
 
 def write_report(found: Report, folder: Path, progress: Progress = silent, *, source: str = "") -> Written:
@@ -84,7 +84,7 @@ def write_report(found: Report, folder: Path, progress: Progress = silent, *, so
 
 
 _HEADER_BYTES: Final = 100
-"""Bytes that hold the schema of a file of ours."""
+"""Bytes at the start of our files that contain the schema."""
 
 
 def check_report_folder(folder: Path) -> None:

@@ -67,9 +67,9 @@ _RIGHT: Final = 30
 _TOP: Final = 70
 _BOTTOM: Final = 60
 _NAMED: Final = 8
-"""Parts whose names stand beside them."""
+"""Maximum number of labeled parts."""
 _NAME: Final = (7, 16)
-"""Width of a letter of such a name, and height of its line."""
+"""Width of a letter and height of a line of a label, in pixels."""
 Scale = Callable[[Fraction], float]
 """Maps a number to a position in pixels."""
 

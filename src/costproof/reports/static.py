@@ -32,7 +32,7 @@ from costproof.views.results import Results
 from costproof.views.static_compute import InvocationCompute, StaticCompute
 
 MAX_STAGES: Final = 13
-"""Rows of the first table besides the total: a person reads one screen."""
+"""Maximum number of stages in the first table, which fits one screen."""
 GIVEN: Final = "The configuration's numbers are put in; the JSON file has the same formulas in symbols."
 DERIVED: Final = (
     "Derived, not given: read off the exported graph with its sizes in symbols. ",

@@ -8,7 +8,7 @@ from costproof.ledger.errors import Incomplete
 
 
 class Absent(Incomplete):
-    """An output has no data in this capture. A folder of reports leaves it out; who asks for it by name is told."""
+    """Raised if a capture lacks the data for an output. A folder of reports then omits that file."""
 
 
 def sources(capture: Capture) -> str:

@@ -32,7 +32,7 @@ CALLGRAPH: Final = FileKind(name="costproof/callgraph", version=(2, 3), type=Cal
 _MAKE_AGAIN: Final = "costproof render CAPTURE -f callgraph-json"
 
 Drawable: TypeAlias = Capture | CallGraph
-"""What a picture can be drawn of: the less it knows of the run, the fewer numbers stand beside its calls."""
+"""Inputs of pictures. A callgraph without ledgers gives pictures without costs."""
 
 
 def read_drawable(path: Path) -> Drawable:

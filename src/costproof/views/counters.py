@@ -44,7 +44,7 @@ class CounterReport(NotebookRepr):
     environment: dict[str, str]
     compared: CounterComparison
     spent: dict[str, CounterUsage] = field(default_factory=dict)
-    """By counter, what it needed."""
+    """Counter -> time and memory it needed."""
     own: tuple[OwnNumber, ...] = ()
 
     def __repr__(self) -> str:

@@ -31,7 +31,7 @@ class FormulaText:
     version: str
     """Twelve hex digits of the normal form of ``expression``: another version is another formula."""
     at_config: str
-    """With the configuration's numbers put in: symbols of the workload alone."""
+    """The expression with the configuration's numbers inserted: only symbols of the workload are left."""
     symbols: tuple[str, ...]
     """Symbols that ``at_config`` still has."""
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class Tabled(Protocol):
-    """A result of a verb that says itself what the rows of its table are."""
+    """A result that supplies the rows of its table."""
 
     def table_rows(self) -> Sequence[object]:
         """Return the rows: dataclasses, mappings, or texts."""
@@ -48,7 +48,7 @@ class Tabled(Protocol):
 
 @runtime_checkable
 class Framed(Protocol):
-    """A result that makes its table itself."""
+    """A result that builds its own DataFrame."""
 
     def frame(self) -> pd.DataFrame:
         """Return the table."""

@@ -32,7 +32,7 @@ class Manifest:
 MANIFEST: Final = FileKind(name="costproof/manifest", version=(1, 1), type=Manifest)
 NAME: Final = "manifest.json"
 _MOST_BYTES: Final = 2**30
-"""Of the files whose hashes are taken, together; a report has a few million."""
+"""Maximum total size of the hashed files; a report has a few million bytes."""
 
 
 def manifest(texts: Mapping[Path, str], source: str = "") -> Manifest:

@@ -23,23 +23,23 @@ if TYPE_CHECKING:
 LABELS: Final = 3
 """Names of graph nodes that a row shows for each operator."""
 Values = dict[Metric, dict[str, int | None]]
-"""Metric -> source -> number, of the sources that give the metric in the stage."""
+"""Metric -> source -> value, for the sources that give the metric in the stage."""
 Row = dict[str, Any]
 
 
 @dataclass(slots=True)
 class _TreeNode:
-    """One module of a stage, or a container on the way to one."""
+    """A module of a stage, or a container on the path to one."""
 
     path: str
     children: dict[str, _TreeNode] = field(default_factory=dict)
     nodes: dict[str, list[CostNode]] = field(default_factory=lambda: defaultdict(list))
-    """By source."""
+    """Source -> its cost nodes of this module."""
     findings: list[int] = field(default_factory=list)
     own: Values = field(default_factory=dict)
     sums: Values = field(default_factory=dict)
     like: int = 0
-    """Places of the same number are equal in everything but their paths."""
+    """A number that is equal for modules that differ only in their paths."""
 
 
 class ModuleRows:

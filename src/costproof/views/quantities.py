@@ -12,12 +12,12 @@ from costproof.ledger.node import CostNode, Ledger, exact_sum, known_part
 from costproof.ledger.run import ALL_SOURCES
 
 Costs = dict[str, int | None]
-"""KnownAmount -> number; ``None`` is unknown or disputed."""
+"""Quantity -> value; None is unknown or disputed."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShownQuantity:
-    """How a quantity is called, its unit, and the metrics that it is made of."""
+    """A quantity's title, unit, and the metrics it is derived from."""
 
     title: str
     unit: str
@@ -25,7 +25,7 @@ class ShownQuantity:
 
 
 TOTAL: Final = "total"
-"""What stands for all stages together, where one is named."""
+"""The name for all stages together, used in place of a stage."""
 _DERIVED: Final[dict[str, ShownQuantity]] = {
     "params_executed": ShownQuantity("parameters of modules that this run reads", "elements", ("params",)),
     "macs": ShownQuantity("multiply-accumulates", "MAC", ("flops",)),
@@ -35,7 +35,7 @@ _DERIVED: Final[dict[str, ShownQuantity]] = {
 """``activation_bytes`` is another name of ``output_bytes`` in files, and has no row of its own."""
 
 METRICS_SHOWN: Final[tuple[Metric, ...]] = tuple(m for m, i in METRICS.items() if i.unit != "calls")
-"""Calls are of a module: their sum over modules says nothing."""
+"""Metrics shown in reports; calls are left out, since their sum over modules is meaningless."""
 PER_CALL: Final[tuple[Metric, ...]] = tuple(m for m in METRICS_SHOWN if not METRICS[m].stage_wide)
 SHOWN: Final[dict[str, ShownQuantity]] = {
     name: shown
@@ -45,9 +45,9 @@ SHOWN: Final[dict[str, ShownQuantity]] = {
         *((n, d) for n, d in _DERIVED.items() if d.of[-1] == metric),
     )
 }
-"""In the order of tables: what follows from metrics stands behind the last of them."""
+"""Quantities in the order of tables; derived ones follow the last metric that they need."""
 UNITS: Final = {"bytes": "B", "FLOP": "FLOP", "MAC": "MAC"}
-"""Units as they stand behind a number; elements have none."""
+"""Unit -> symbol behind a number; elements have none."""
 
 
 def with_derived(found: Mapping[Metric, KnownAmount], executed: int | None) -> dict[str, KnownAmount]:
@@ -74,7 +74,7 @@ EXPLAINED: Final[dict[str, MetricInfo]] = {
         if d.of[0] not in STAGE_WIDE
     },
 }
-"""The quantities that are made of formulas alone. Which parameters a run reads, a formula does not say."""
+"""Quantities that formulas determine. Which parameters a run reads is not among them."""
 
 
 def with_quantity(ledger: Ledger, name: str) -> Ledger:

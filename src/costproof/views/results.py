@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Results(ReportRepr):
-    """A capture and what follows from it: computed once, when it is first asked for."""
+    """A capture and everything computed from it, each part once and on first use."""
 
     capture: Capture
     """All ledgers of the run."""
@@ -29,9 +29,9 @@ class Results(ReportRepr):
     """Measured times, if the run was measured."""
     chrome_trace: str = ""
     spent: dict[str, CounterUsage] = field(default_factory=dict)
-    """What each third-party counter needed, if they ran."""
+    """Time and memory that each third-party counter needed, if they ran."""
     roofline: Roofline | None = None
-    """The run under the roof of a device, if one was named."""
+    """The roofline on a device, if one was named."""
 
     @cached_property
     def discrepancy(self) -> Discrepancy:

@@ -44,7 +44,7 @@ class InvocationCompute(Flat):
     id: str
     calls: int
     costs: Costs
-    """Of the metrics that grow with what is run."""
+    """Metrics that depend on the call."""
     inputs: tuple[TensorSpec, ...]
     symbols: dict[str, int]
     formulas: dict[str, FormulaText]
@@ -61,7 +61,7 @@ class StageCompute(Flat):
 
     id: str
     costs: Costs
-    """Of every quantity that a report shows."""
+    """All quantities that a report shows."""
     graph_peak_bytes: int | None
     """The largest sum of what is alive at once, by the graph; ``None`` also where nobody asked for it."""
     eager_peak_bytes: int | None

@@ -17,7 +17,7 @@ _SETTLED: Final = ("explained", "exact")
 _ONE_SOURCE: Final = ("analytic-only", "static-only", "dynamic-only", "isolated-only")
 _MOST_METRICS: Final = 2
 GOOD: Final = frozenset({"exact", "explained", "not-executed"})
-"""Statuses that leave nothing open."""
+"""Statuses without an open difference."""
 
 
 def worst(findings: list[Finding]) -> str:

@@ -15,25 +15,25 @@ from costproof.views.quantities import with_quantity
 
 ROOT: Final = "(root)"
 MOVED: Final = "io_bytes"
-"""Bytes read and written, which follow from the metrics of :data:`~costproof.ledger.metrics.TRAFFIC`."""
+"""Bytes read and written, derived from the metrics of :data:`~costproof.ledger.metrics.TRAFFIC`."""
 EXPERTS: Final = "experts"
 """The last word of the role of a layer's routed experts."""
 _SOURCES: Final = DEFAULT_SOURCES[::-1]
-"""Where a number is taken from: the first that gives it. The run comes first, as the callgraph is of a run."""
+"""Sources in order of precedence. The dynamic source comes first, as the callgraph records a run."""
 
 
 @dataclass(frozen=True)
 class ModuleNumbers:
-    """What is known about the modules of a callgraph, in all stages or in one. ``None`` is unknown."""
+    """Costs of the modules of a callgraph, over all stages or one. None is unknown."""
 
     modules: frozenset[str]
-    """Modules that the ledgers know there."""
+    """Modules with cost nodes in these stages."""
     own: Mapping[Metric, Mapping[str, int | None]]
-    """Of the modules themselves; a metric that no source gives is not there."""
+    """Metric -> module -> value without inner modules; metrics that no source gives are absent."""
     drawn: Mapping[str, frozenset[str]]
-    """Module that bears costs and never runs, such as a list of experts -> the modules in it that run."""
+    """Module that has costs but never runs, such as a list of experts -> the modules in it that run."""
     experts: Mapping[str, str]
-    """Module that holds routed experts, and the one around it -> ``64 experts, top 6``, where formulas say it."""
+    """Holder of routed experts, and its parent -> ``64 experts, top 6``, if formulas give it."""
 
     @cached_property
     def _inside(self) -> Mapping[Metric, Mapping[str, int | None]]:
@@ -61,7 +61,7 @@ class ModuleNumbers:
         return exact_sum([*(own.get(p, 0) for p in instances), *self._borne("flops", set(instances))]) != 0
 
     def calls(self, instances: Sequence[str], traced: int | None) -> int | None:
-        """Return the calls at the workload, or of the trace (which may run fewer decode steps) if no source has them."""
+        """Return the calls at the workload, or those of the trace (maybe fewer decode steps) if no source has any."""
         known = self.own.get("calls", {})
         return exact_sum(known.get(p, 0) for p in instances) if any(p in known for p in instances) else traced
 

@@ -135,16 +135,16 @@ FamilyKind = Literal["one", "for", "parfor"]
 
 
 Slot = tuple[str, Hashable]
-"""What the members of a family call alike: its name below the member, and its kind."""
+"""Identifies equal callees of the members of a family: (name relative to the member, kind)."""
 
 
 @dataclass(frozen=True)
 class Sibling:
-    """One callee of a caller."""
+    """A callee among the other callees of its caller."""
 
     slot: Slot
     kind: Hashable
-    """Equal for modules that may share a family."""
+    """A key that is equal for modules that may share a family."""
     ran: bool
 
     @cached_property
@@ -201,7 +201,7 @@ def split(siblings: Sequence[Sibling], flow: Mapping[Slot, Collection[Slot]]) ->
 
 
 class _FlowOrder:
-    """What the flow says about siblings: which feeds which, directly or through others, and on which level."""
+    """Reachability and levels of siblings in the data flow between them."""
 
     def __init__(self, forward: Mapping[Slot, Sequence[Slot]]) -> None:
         """Take slot -> slots that read what it made, all of them later in the mapping."""

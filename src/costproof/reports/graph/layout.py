@@ -18,14 +18,14 @@ COLUMN_GAP = 70
 """Pixels between ranks."""
 _ROW_GAP = 12
 _BEND = 4
-"""Pixels between nodes of a rank, and that a bend is high."""
+"""Pixels between the nodes of a rank, and height of a bend."""
 
 Pair = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where things are, in pixels from the top left."""
+    """Positions of nodes and bends, in pixels from the top left."""
 
     x: tuple[int, ...]
     y: tuple[int, ...]

@@ -21,7 +21,7 @@ from costproof.views.module_paths import pattern
 from costproof.views.numbers import exact, first_names, human, share
 
 MOST: Final = 2_000
-"""Boxes of a picture: beyond, neither a viewer nor a reader follows, and placing them takes minutes."""
+"""Maximum number of boxes: larger pictures are unreadable, and their layout takes minutes."""
 _SHAPES: Final = 2
 """Tensors that a box names; the tooltip has all."""
 _LEGEND: Final = (
@@ -32,14 +32,14 @@ _LEGEND: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Operator(Node):
-    """An operator, or the same one of several equal layers."""
+    """A box for an operator, or for the same operator of several equal layers."""
 
     vector: int | None = 0
     """Vector FLOPs; ``None`` is unknown."""
     labels: tuple[str, ...] = ()
     """Names in the exported graph."""
     why: str = ""
-    """Of what is unknown."""
+    """The reason why costs are unknown."""
 
     @property
     def look(self) -> str:

@@ -17,7 +17,7 @@ _ORDER: Final = 12
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A family: modules that are drawn as one box. Until a view adds them, it has no numbers of the ledgers."""
+    """A family of modules drawn as one box. A view adds the costs from the ledgers."""
 
     id: str
     """``n0``, ``n1`` …: the same for one capture and prefix, whatever else is chosen."""
@@ -35,18 +35,18 @@ class Node:
     not_executed: int
     """Instances that never ran."""
     depth: int
-    """Calls below the outermost node."""
+    """Number of calls below the outermost node."""
     params: int | None = None
     """Elements of parameters of the modules and of all inside them; ``None`` if unknown."""
     flops: int | None = None
-    """Matmul-like FLOPs likewise."""
+    """Matmul-like FLOPs of the modules and of all inside them."""
     moved: int | None = None
-    """Bytes that they read and write, likewise: the sum of the five ways; of an operator where it runs on its own."""
+    """Bytes read and written by the modules and all inside them; of an operator, as if it ran unfused."""
     inputs: tuple[str, ...] = ()
     """Tensors of the first call of the first instance that ran: ``[1, 3, 1024, 1024] bfloat16``."""
     outputs: tuple[str, ...] = ()
     whole: int | None = None
-    """Matmul-like FLOPs of all that the numbers are about, of which the box has a share."""
+    """Matmul-like FLOPs of the whole picture, the denominator of the share."""
     experts: str = ""
     """``64 experts, top 6``, of modules that route."""
     hidden: int = 0
@@ -131,12 +131,12 @@ class Edge:
     source: str
     target: str
     count: int
-    """Calls, 0 to what never ran; or pairs of calls of which the first feeds the second."""
+    """Calls (0 for a target that never ran), or pairs of calls where the first feeds the second."""
 
 
 @dataclass(frozen=True, slots=True)
 class GraphView:
-    """Nodes and arrows."""
+    """A picture to draw: nodes, arrows, title and notes."""
 
     title: str
     nodes: tuple[Node, ...]
@@ -145,7 +145,7 @@ class GraphView:
     flow: tuple[Edge, ...]
     """Data, between nodes that one node calls."""
     notes: tuple[str, ...] = ()
-    """What a reader has to know: what is left out, what the numbers lack, what contradicts itself."""
+    """Caveats: omissions, missing numbers, contradictions."""
     about: tuple[str, ...] = ()
     """The model's configuration and the workload."""
     legend: str = (

@@ -19,7 +19,7 @@ _LISTS = frozenset({"ModuleList", "ModuleDict"})
 
 @dataclass(frozen=True)
 class CallStructure:
-    """A callgraph with what follows from it. Nothing here depends on how modules are named in one architecture."""
+    """Facts derived from a callgraph, independent of the module names of any architecture."""
 
     graph: CallGraph
 
@@ -159,13 +159,13 @@ class CallStructure:
 
 
 class RecordedCall(NamedTuple):
-    """One call of a module, as the events tell it."""
+    """One call of a module, reconstructed from the events."""
 
     module: str
     callees: Counter[str]
-    """What it called itself, and how often."""
+    """Direct callees with the number of calls."""
     whole: bool
-    """Whether the events go on to its end."""
+    """Whether the events include the end of the call."""
 
 
 def recorded_calls(events: Iterable[Event]) -> Iterator[RecordedCall]:

@@ -42,11 +42,11 @@ _STYLE: Final = """
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """How much a picture says, and how wide it lies. Here: class, path and all figures."""
+    """Level of detail of a picture. This one shows class, path and all figures."""
 
     gap: int = COLUMN_GAP
     height: int = 56
-    """Of a box."""
+    """Height of a box in pixels."""
 
     def title(self, node: Node) -> str:
         """Return the first line of a box, after its repetition."""
@@ -62,7 +62,7 @@ class Look:
 
 
 class Brief(Look):
-    """Of a slide: the end of the path, and the work."""
+    """Level of detail of a slide: the end of the path, and the work."""
 
     def title(self, node: Node) -> str:
         """Return the first line of a box, after its repetition."""
@@ -127,7 +127,7 @@ _NOTE: Final = 140
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """What is inside a frame, and how large the frame must be."""
+    """Lines of SVG with the size they take, in pixels."""
 
     lines: list[str]
     width: int

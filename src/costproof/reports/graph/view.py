@@ -29,7 +29,7 @@ _LINK: Final = re.compile(r"(?:https?://|(?![A-Za-z][A-Za-z0-9+.\-]*:)[^\s\x00-\
 
 @dataclass(frozen=True, slots=True)
 class GraphChoice:
-    """What to show; everything unless said."""
+    """Which part of a callgraph to show (default: everything)."""
 
     depth: int | None = None
     """Calls below the outermost nodes shown; ``None`` for as deep as fits on one page."""
@@ -72,11 +72,11 @@ def check_choice(chosen: GraphChoice, stages: Sequence[str], modules: Collection
 
 
 _TOLD: Final = (Capture, CallGraphFile)
-"""What says of which model and workload it is."""
+"""Inputs that identify the model and the workload."""
 _MOST: Final = 5
 """Contradictions that are written out."""
 PAGE: Final = 60
-"""Nodes that fit on one page: the depth that is shown unless one is asked for is the deepest with no more."""
+"""Maximum number of nodes on one page, which limits the default depth."""
 
 
 def graph_view(drawn: Drawable, choice: GraphChoice | None = None) -> GraphView:

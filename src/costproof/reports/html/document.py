@@ -15,12 +15,12 @@ from typing import Any, Final
 from costproof.reports.escape import plain
 
 _LARGEST: Final = 2**53 - 1
-"""Of the integers that a JavaScript number holds; larger ones go as text."""
+"""The largest integer that a JavaScript number holds exactly; larger ones are passed as text."""
 _BREAKING: Final = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
 
 
 class Html(str):
-    """Text that is markup already; every other text is escaped where it enters markup."""
+    """Finished markup; every other string is escaped when it enters markup."""
 
     __slots__ = ()
 

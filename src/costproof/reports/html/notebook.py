@@ -28,7 +28,7 @@ from costproof.views.explanation import Explanation
 from costproof.views.numbers import exact
 
 _TAG: Final = re.compile(r"<[^>]*>")
-"""Of our own markup, in which every other ``<`` and ``>`` is escaped."""
+"""Matches a tag of our own markup, in which every other ``<`` and ``>`` is escaped."""
 _LINK: Final = re.compile(r'^<a( class="[^"]*")?[^>]*>$')
 _PLAIN: Final = """
 & :where(table, thead, tr, th, td) { background: none; border: 0; color: inherit; font-size: inherit; }
@@ -39,7 +39,7 @@ _PLAIN: Final = """
 & :where(h3) { font-weight: bold; }
 [data-jp-theme-light="false"] & { color-scheme: dark; }
 """
-"""What pages leave to the browser, and Jupyter does not."""
+"""Browser defaults that Jupyter overrides."""
 
 
 def display(value: object, format: Format) -> str:  # noqa: A002

@@ -44,20 +44,20 @@ if TYPE_CHECKING:
 
 _BAD: Final = "unexplained"
 GLYPHS: Final = {"exact": "✓", "explained": "≈", "unexplained": "✗", "unsupported": "✗", "incomplete": "?"}
-"""Beside the words: colour alone says nothing to many readers."""
+"""Signs next to the words, since many readers cannot rely on color."""
 LIKE: Final = {
     "right": "exact", "same": "exact", "passed": "exact", "proved": "exact",
     "allowed": "explained",
     "refuted": _BAD, "over": _BAD, "failed": _BAD,
     "undetermined": "incomplete", "unknown": "incomplete",
 }  # fmt: skip
-"""Verdicts of other comparisons, and which of a report's each is shown like. A change is neither good nor bad."""
+"""Verdict of another comparison -> the report verdict whose style it shares. Changes have a neutral style."""
 MOST: Final = 1_000
-"""Rows of a table in the file; the JSON has all."""
+"""Maximum number of table rows in the file; the JSON has all."""
 AT_ONCE: Final = 100
-"""Of them, those that are in the document when it opens."""
+"""Maximum number of rows in the document when it opens."""
 MOST_IN_A_CELL: Final = 100
-"""Likewise of a notebook, which keeps every cell in its file."""
+"""Maximum number of rows in a notebook cell, which is saved with the notebook."""
 MOST_FINDINGS: Final = 200
 _EVIDENCE: Final = 6
 

@@ -43,12 +43,12 @@ class BarPiece:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A row."""
+    """A bar with its label."""
 
     name: str
     pieces: tuple[BarPiece, ...]
     said: str
-    """Beside the bar: its whole, or why there is none."""
+    """Text next to the bar: its total, or why there is none."""
     below: bool = False
     """Whether the row belongs to the one above it."""
 
@@ -129,7 +129,7 @@ def _legend(figure: object, legend: Sequence[tuple[str, str, bool]]) -> None:
 
 
 _LEFT_OUT: Final = ("calls", "params_active")
-"""Metrics that say nothing about where a cost sits."""
+"""Metrics whose distribution over stages is meaningless."""
 _PIECE_UNITS: Final = {"bytes": "B", "FLOP": "FLOP", "elements": ""}
 _LONGEST_NAME: Final = 24
 
@@ -140,7 +140,7 @@ class Shares:
 
     metric: Metric
     parts: dict[tuple[str, ...], int | None]
-    """Stages -> what they have: one stage, or several that work with the same modules. They sum to the whole."""
+    """Stages -> value: single stages, or several that share modules. The values sum to the whole."""
     whole: int | None
 
 
@@ -232,7 +232,7 @@ def _peak_bar(name: str, way: str, peak: Peak | None, *, below: bool) -> Bar:
 
 
 _LONGEST_ERROR: Final = 60
-"""Letters of an error."""
+"""Maximum number of characters of an error."""
 
 
 def draw_counters(found: CounterReport, kind: str) -> bytes:

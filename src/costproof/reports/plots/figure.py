@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 KINDS: Final = ("svg", "png")
 COLOURS: Final = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#bb7744", "#777777")
-"""Of stages, in their order; told apart by people with any colour vision (P. Tol's bright scheme, two added)."""
+"""Colors of stages, distinguishable with any color vision (P. Tol's bright scheme, two added)."""
 _SCALE: Final = 150
 """Dots per inch of a PNG."""
 _LOOKS: Final = {

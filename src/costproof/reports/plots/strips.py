@@ -19,30 +19,30 @@ if TYPE_CHECKING:
 
 WHOLE: Final = "whole run"
 _WIDE: Final = 30
-"""Ratio of the largest to the smallest from which on a scale is logarithmic."""
+"""Ratio of largest to smallest value above which a scale is logarithmic."""
 _SIDE: Final = (4.4, 3.1)
 """Width and height of a panel, in inches."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """A metric over one name, all others as at the base point."""
+    """A metric over one setting, with all others as in the base point."""
 
     name: str
     at: Sequence[Any]
-    """Values of the name at which there is a model."""
+    """Valid values of the setting."""
     stages: Mapping[str, Sequence[int]]
     """Stage -> the metric at these values; the whole run under :data:`WHOLE`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Heat:
-    """A metric of the whole run over two names; ``None`` where there is not a model."""
+    """A metric of the whole run over two settings; None where the settings are invalid."""
 
     names: tuple[str, str]
     at: tuple[Sequence[Any], Sequence[Any]]
     values: Sequence[Sequence[int | None]]
-    """A row for each value of the first name."""
+    """A row for each value of the first setting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Strip:
     unit: str
     lines: tuple[Lines, ...]
     stacked: bool
-    """Whether the first lines are shown as areas on top of each other too."""
+    """Whether the first lines are also shown as stacked areas."""
     heat: Heat | None
 
 
@@ -158,16 +158,16 @@ def _labelled(panel: Axes, strip: Strip) -> None:
 
 
 POINTS: Final = 200
-"""Of one line, spread evenly."""
+"""Maximum number of points of a line, spread evenly."""
 HEAT: Final = 60
-"""Of each side of a heat map."""
+"""Maximum number of values on each side of a heat map."""
 LINES: Final = 4
-"""Panels of lines."""
+"""Maximum number of panels with lines."""
 _STRIPS: Final = 6
 _MAKE_AGAIN: Final = "costproof sweep TARGET --over NAME=VALUES -o FILE.json"
 
 Group = tuple[int, ...]
-"""Columns that vary in step."""
+"""Indices of columns that vary together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,12 +175,12 @@ class SweepTable:
     """The rows of a sweep, or some of them."""
 
     name: str
-    """Of the target."""
+    """Name of the target."""
     varied: tuple[str, ...]
     costs: tuple[str, ...]
     """``flops`` of the whole run, ``prefill.flops`` of a stage."""
     rows: Sequence[Sequence[Any]]
-    """Values of what varies, then costs."""
+    """Values of the settings that vary, then costs."""
 
 
 def of_json(data: object, where: str) -> SweepTable:
