@@ -207,7 +207,7 @@ OUTPUTS: Final[tuple[Output, ...]] = (
     ),
     Output(
         "modules", "modules.txt", "what each module costs, equal layers in one row, for the console",
-        _whole, _at("reports.modules_text:modules_text"), states_verdict=True, for_screens=True,
+        _whole, _at("reports.modules:modules_text"), states_verdict=True, for_screens=True,
     ),
     *_outputs("counters", "third-party counters beside the truth", "text md json html", "views.counters:COUNTERS",
               data=_COUNTERS, folder="report"),
@@ -239,7 +239,7 @@ OUTPUTS: Final[tuple[Output, ...]] = (
     *_outputs("fits", "whether a run fits into a memory", "text md json", "estimate.memory:FITS"),
     *_outputs("peaks", "peaks of live activations and what holds them", "text md json html", "ledger.peaks:PEAKS"),
     Output("device-text", "device.txt", "a device and its sources, for the console",
-           write=_at("reports.device_text:device_text"), for_screens=True),
+           write=_at("reports.devices:device_text"), for_screens=True),
     Output("device-json", "device.json", "a device and its sources, for programs",
            kind=_at("estimate.hardware:DEVICE")),
     Output("sweep-json", "sweep.json", "formulas at many points, for programs", kind=_at("views.sweep_file:SWEEP")),

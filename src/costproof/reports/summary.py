@@ -8,7 +8,7 @@ from costproof.compare.verdict import next_step
 from costproof.ledger.plural import plural
 from costproof.ledger.run import ALL_SOURCES
 from costproof.ledger.workload import counted_line
-from costproof.reports.modules_text import short_table
+from costproof.reports.modules import short_table
 from costproof.reports.screen import align_table, print_line, print_table, table_fits
 from costproof.reports.static import (
     CONVENTION,

@@ -16,7 +16,7 @@ from costproof.reports.escape import plain
 from costproof.reports.graph.picture import Edge, GraphView, Node
 from costproof.reports.graph.svg import inline
 from costproof.reports.html.document import Html, h, join_markup
-from costproof.reports.listing_text import form, layers
+from costproof.reports.listing import form, layers
 from costproof.views.module_paths import pattern
 from costproof.views.numbers import exact, first_names, human, share
 
