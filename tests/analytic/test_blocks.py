@@ -112,7 +112,7 @@ def test_a_tied_decoder_counts_its_table_once() -> None:
 
 def test_a_minimum_of_sizes_is_said_and_derived() -> None:
     """A formula is one expression for all sizes; where it is not, its docstring says so."""
-    rooms = [import_module(name) for name in ("costproof.analytic", "costproof.models.families.deepseek_ocr.formulas")]
+    rooms = [import_module(name) for name in ("costproof.analytic", "costproof.models.pages")]
     found = []
     for room in rooms:
         for module in iter_modules(room.__path__):

@@ -19,12 +19,8 @@ from costproof.analytic.norms import CentredRmsNorm, LayerNorm, RmsNorm
 from costproof.analytic.rotary import Rotary, RotaryTable
 from costproof.analytic.router import Router, RoutingRule
 from costproof.ledger.errors import BadInput
-from costproof.models.families.deepseek_ocr.formulas.image_tokens import FeatureConcat, ImageTokens, vision_tokens
-from costproof.models.families.deepseek_ocr.formulas.sam_attention import (
-    RelativePosition,
-    WindowPartition,
-    windows_per_side,
-)
+from costproof.models.families.deepseek_ocr.image_tokens import FeatureConcat, ImageTokens, vision_tokens
+from costproof.models.pages.formulas import RelativePosition, WindowPartition, windows_per_side
 
 
 @dataclass(frozen=True)

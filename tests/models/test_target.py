@@ -12,10 +12,10 @@ from costproof.algebra.evaluation import evaluate
 from costproof.algebra.symbols import parse
 from costproof.ledger.errors import Problems
 from costproof.ledger.run import RunOptions
-from costproof.models.families.deepseek_ocr.config import ClipConfig, OcrConfig, SamConfig, TextConfig
-from costproof.models.families.deepseek_ocr.geometry import structure
+from costproof.models.families.deepseek_ocr.config import ClipConfig, OcrConfig
 from costproof.models.families.deepseek_ocr.target import DeepseekOcr
-from costproof.models.families.deepseek_ocr.workloads import make_workload
+from costproof.models.families.deepseek_ocr.workload import make_workload, structure
+from costproof.models.pages.config import PageDecoderConfig, SamConfig
 from costproof.models.registry import load_target
 from costproof.parametric.targets import evaluate_formulas
 from costproof.views.describe import model_line
@@ -80,7 +80,7 @@ def test_structure_follows_the_configuration() -> None:
         OcrConfig(),
         sam=SamConfig(layers=3, global_layers=(0,)),
         clip=ClipConfig(layers=2),
-        text=TextConfig(layers=5, dense_layers=4),
+        text=PageDecoderConfig(layers=5, dense_layers=4),
     )
     found = structure(config, make_workload("text-only", attention="eager", logits="last", experts="batched_mm"))
     assert found.views == ()
@@ -114,8 +114,8 @@ def test_the_model_is_built_as_configured() -> None:
         sam=SamConfig(hidden=16, layers=2, heads=2, mlp=24, image=128, window=3, global_layers=(1,), neck=8,
                       downsample=(8, 12)),
         clip=ClipConfig(hidden=12, layers=1, heads=2, mlp=8, image=28),
-        text=TextConfig(hidden=20, layers=3, dense_layers=2, heads=2, kv_heads=1, intermediate=8, experts=4, topk=2,
-                        moe_intermediate=6, vocab=50, max_positions=256),
+        text=PageDecoderConfig(hidden=20, layers=3, dense_layers=2, heads=2, kv_heads=1, intermediate=8, experts=4,
+                               topk=2, moe_intermediate=6, vocab=50, max_positions=256),
         image_token=49,
     )  # fmt: skip
     target = DeepseekOcr(config)
