@@ -80,10 +80,13 @@ class Mistake:
     """Other causes that must not be in the set: with them it takes another form, or has no meaning."""
     if_any: Pick | None = None
     """If given, the mistake is possible only for claims with such a term."""
+    unless_any: Pick | None = None
+    """If given, the mistake is impossible for claims with such a term."""
 
     def effect(self, terms: ClaimTerms) -> Effect:
         """Return the effect on the terms of a claim; without factors and switches if there is none."""
-        if self.if_any is not None and not any(map(self.if_any, terms)):
+        possible = self.if_any is None or any(map(self.if_any, terms))
+        if not possible or (self.unless_any is not None and any(map(self.unless_any, terms))):
             return Effect(self.cause, self.family, self.what, {})
         factors: dict[int, Fraction] = {}
         for change in self.changes:

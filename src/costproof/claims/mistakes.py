@@ -193,6 +193,10 @@ DECODER: Final[MistakeTable] = (
             (Change(_of_prompt, lambda t: Fraction(1, t.values["L"])),), metrics=NOT_STAGE_WIDE),
     Mistake("lm_head all tokens", "lm_head", "the output projection maps every position",
             (Change(_of_prompt, lambda t: Fraction(t.values["S"], t.values["L"])),), metrics=NOT_STAGE_WIDE),
+    Mistake("tied head counted", "lm_head", "the output projection is counted as weights besides the embedding's, "
+            "which it shares", (times(lambda t: t.counted and t.part == "embedding", 2),),
+            metrics=frozenset({"params", "params_active", "weight_bytes"}),
+            unless_any=lambda t: _head(t) and bool(t.value)),
     _causal(TRIANGLE, "S (S + 1) / 2", lambda t: Fraction(t.values["S"] + 1, 2 * t.values["S"])),
     _causal("causal half", "S² / 2", lambda t: Fraction(1, 2)),
     _causal("causal 1.8", "S² / 1.8", lambda t: Fraction(5, 9)),
