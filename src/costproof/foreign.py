@@ -22,7 +22,7 @@ from typing import Any, Final
 from weakref import WeakSet
 
 from costproof.ledger.errors import NOT_GIVEN, BadInput, Bug, CostproofError, first_line
-from costproof.process_settings import SavedSettings
+from costproof.saved_settings import SavedSettings
 
 _exit_now: Final = os._exit
 _close: Final = os.close

@@ -20,7 +20,7 @@ from torch._C import DisableTorchFunction
 from torch.autograd import grad_mode
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from costproof.process_settings import is_code
+from costproof.saved_settings import is_code
 
 MOST_KEPT: Final = 256 * 1024**2
 """Bytes up to which all memory of a module is copied before it is counted, the smallest tensors first."""
