@@ -22,7 +22,7 @@ from torch.profiler import ProfilerActivity, profile
 
 import costproof
 from benchmarks.allocations import _allocations
-from costproof.models.generic.compiled import graphs
+from costproof.models.generic.live_module import graphs
 from costproof.reports.escape import table
 
 Case = tuple[nn.Module, dict[str, Any]]

@@ -30,7 +30,7 @@ from costproof.estimate.measured import Measurement, StageTime, TimeSplit, media
 from costproof.ledger.environment import environment
 from costproof.ledger.errors import CostproofError
 from costproof.reports.escape import table
-from costproof.tracers.machine import device_title
+from costproof.tracers.device_benchmark import device_title
 from costproof.views.numbers import exact
 
 PAGE: Final = Path("docs/gpu.md")

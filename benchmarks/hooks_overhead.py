@@ -39,13 +39,13 @@ def prepared() -> Any:
     """The run: 256 tokens of text and one page of 512 pixels, in float32 on the CPU."""
     import torch
 
-    from costproof.models.families.deepseek_ocr import build, runs
-    from costproof.models.families.deepseek_ocr.page import Page, page_workload
+    from costproof.models.families.deepseek_ocr import native
+    from costproof.models.pages.page import Page, page_workload
 
     torch.manual_seed(0)
     workload = page_workload("bench", Page(512, 512), text_tokens=256, new_tokens=0, dtype="float32")
-    model = build.build_model(CONFIG, dtype="float32")
-    run = runs.shape_runs(model, workload)[0]
+    model = native.build_model(CONFIG, dtype="float32")
+    run = native.READER.shape_runs(model, workload)[0]
     model.to_empty(device="cpu")
     for tensor in (*model.parameters(), *model.buffers()):
         if tensor.is_floating_point():

@@ -15,10 +15,11 @@ from benchmarks.allocations import Allocated, allocated
 from benchmarks.real_jobs import RealRun, as_exported, as_written, with_numbers
 from costproof.ledger.peaks import CallPeaks
 from costproof.ledger.workload import Workload
-from costproof.models.families.deepseek_ocr.config import OcrConfig, TextConfig
+from costproof.models.families.deepseek_ocr.config import OcrConfig
 from costproof.models.families.deepseek_ocr.target import DeepseekOcr
 from costproof.models.families.llama import Llama, LlamaConfig
 from costproof.models.families.qwen3_moe import Qwen3Moe, Qwen3MoeConfig
+from costproof.models.pages.config import PageDecoderConfig
 from costproof.models.target import Exportable
 from costproof.reports.escape import table
 from costproof.tracers.peaks.calls import calls, peaks_of
@@ -34,7 +35,7 @@ Case = tuple[Exportable, Callable[[str], Workload]]
 
 def _ocr(preset: str) -> Case:
     """The published configuration, of whose decoder two layers are left: the dense one, and one with experts."""
-    target = DeepseekOcr(OcrConfig(text=replace(TextConfig(), layers=2)))
+    target = DeepseekOcr(OcrConfig(text=replace(PageDecoderConfig(), layers=2)))
     return target, lambda attention: target.workload(
         preset, text_tokens=16, new_tokens=2, attention=attention, dtype="float32"
     )

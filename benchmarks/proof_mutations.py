@@ -29,10 +29,11 @@ from costproof.ledger.errors import BadInput
 from costproof.ledger.evaluate import evaluate_ledger
 from costproof.ledger.node import Ledger
 from costproof.ledger.workload import Workload
-from costproof.models.families.deepseek_ocr.config import ClipConfig, OcrConfig, SamConfig, TextConfig
-from costproof.models.families.deepseek_ocr.draws import DEEP, draw
-from costproof.models.families.deepseek_ocr.page import Page, page_workload
+from costproof.models.families.deepseek_ocr.config import ClipConfig, OcrConfig
+from costproof.models.families.deepseek_ocr.proof import DEEP, draw
 from costproof.models.families.deepseek_ocr.target import DeepseekOcr
+from costproof.models.pages.config import PageDecoderConfig, SamConfig
+from costproof.models.pages.page import Page, page_workload
 from costproof.models.proof import Piece, Provable
 from costproof.run.capture import count_sources
 from costproof.run.prepare import Prepared
@@ -42,7 +43,7 @@ from costproof.run.proof_pieces import CountedPiece, count_piece
 TINY: Final = OcrConfig(
     sam=SamConfig(24, 3, 4, 96, 64, 4, 3, (1,), 8, (10, 20)),
     clip=ClipConfig(20, 2, 4, 80, 32, 2),
-    text=TextConfig(40, 3, 1, 5, 5, 56, 8, 2, 16, 2, 64, 4096),
+    text=PageDecoderConfig(40, 3, 1, 5, 5, 56, 8, 2, 16, 2, 64, 4096),
     image_token=1,
 )
 """As in the published model heads x head_dim = width, heads = key/value heads, heads of CLIP = SAM's patch."""

@@ -13,9 +13,9 @@ from torch import nn
 from costproof.ledger.capture import Capture
 from costproof.ledger.node import Ledger
 from costproof.ledger.workload import Workload
-from costproof.models.families.deepseek_ocr.config_file import parse_config
+from costproof.models.families.deepseek_ocr.config import parse_config
 from costproof.models.families.deepseek_ocr.target import DeepseekOcr
-from costproof.models.generic.at_hand import at_hand
+from costproof.models.generic.live_module import at_hand
 from costproof.models.specs import ExportJob, Run
 from costproof.models.target import WithFormulas
 from costproof.parametric.targets import evaluate_formulas

@@ -58,17 +58,17 @@ def _forward(folder: Path, *, trace: bool) -> Callable[[], object]:
     """One prefill of the default workload, with the two patches that a run here needs."""
     import torch
 
-    from costproof.models.families.deepseek_ocr.remote_code import build, patches, runs
-    from costproof.models.families.deepseek_ocr.remote_code.target import RemoteCodeOcr
+    from costproof.models.families.deepseek_ocr import vendor, vendor_code
+    from costproof.models.families.deepseek_ocr.vendor import RemoteCodeOcr
 
     target = RemoteCodeOcr.from_folder(folder, trusted=True)
     workload = target.workload()
-    model = build.build(target.snapshot, workload.dtype, "cpu")
-    build.random_weights(model, 0)
-    kwargs = runs.page_inputs(target.config, workload, 0, torch.device("cpu"))
+    model = vendor_code.build_vendor(target.snapshot, workload.dtype, "cpu")
+    vendor_code.random_weights(model, 0)
+    kwargs = vendor.page_inputs(target.config, workload, 0, torch.device("cpu"))
 
     def run() -> object:
-        with torch.no_grad(), patches.patched(patches.patches_for(model)):
+        with torch.no_grad(), vendor_code.patched(vendor_code.patches_for(model)):
             if not trace:
                 return model(**kwargs)
             import torchlens

@@ -20,7 +20,7 @@ from benchmarks.tiny import candidates
 from costproof.ledger.errors import CostproofError, first_line
 from costproof.models.generic.huggingface import HuggingFace, default_config
 from costproof.models.generic.inputs import KINDS
-from costproof.models.generic.kept import choice_of, made_of, places_of
+from costproof.models.generic.memo import choice_of, made_of, places_of
 from costproof.models.generic.module import GenericTarget
 from costproof.processes import Say
 from costproof.reports.report import Report

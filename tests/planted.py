@@ -15,7 +15,7 @@ from costproof.analytic.costs import Layer, costs_of
 def planted(layer: type[Layer], wrong: Callable[[Any], Any]) -> Iterator[None]:
     """``wrong(layer)`` is what is costed in place of a layer of that class; formulas are kept, so these begin anew."""
     honest = layer.costs
-    kept = (costs_of, compose._held, compose._spent)
+    kept = (costs_of, compose._held_costs, compose._module_costs)
     try:
         for formulas in kept:
             formulas.cache_clear()

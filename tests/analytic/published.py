@@ -7,8 +7,8 @@ from functools import lru_cache
 
 from costproof.ledger.evaluate import evaluate_ledger
 from costproof.ledger.node import Ledger
-from costproof.models.families.deepseek_ocr.formulas.ledger import ledger
-from costproof.models.families.deepseek_ocr.formulas.structure import Structure, View
+from costproof.models.families.deepseek_ocr.formulas import ocr_ledger
+from costproof.models.pages.formulas import PageStructure, View
 
 CONFIG = {
     "in_channels": 3,
@@ -23,7 +23,7 @@ CONFIG = {
 
 
 def counted(
-    structure: Structure,
+    structure: PageStructure,
     *,
     base: int = 1024,
     crop: int = 640,
@@ -50,8 +50,8 @@ def counted(
 
 
 @lru_cache(maxsize=64)
-def _formulas(structure: Structure) -> Ledger:
-    return ledger(structure)
+def _formulas(structure: PageStructure) -> Ledger:
+    return ocr_ledger(structure)
 
 
 def view(invocation: str, side: int) -> View:
@@ -59,7 +59,7 @@ def view(invocation: str, side: int) -> View:
     return View(invocation, sam_resampled=side != 1024, clip_resampled=side != 1024)
 
 
-def page(base: int, crop: int | None = None, **changes: object) -> Structure:
+def page(base: int, crop: int | None = None, **changes: object) -> PageStructure:
     """The published structure with a page."""
     views = (view("global", base),) + ((view("crops", crop),) if crop else ())
-    return replace(Structure(views=views), **changes)  # type: ignore[arg-type]
+    return replace(PageStructure(views=views), **changes)  # type: ignore[arg-type]

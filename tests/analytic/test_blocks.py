@@ -9,22 +9,22 @@ from importlib import import_module
 from pkgutil import iter_modules
 
 from costproof.analytic.attention_block import AttentionBlock
-from costproof.analytic.compose import Call, Part
+from costproof.analytic.compose import ModulePart, StackCall
 from costproof.analytic.costs import costs_of
 from costproof.analytic.experts import Experts, LoopedExperts
-from costproof.analytic.feed_forward import Mixture, Mlp
-from costproof.analytic.transformer import Decoder, TransformerLayer
+from costproof.analytic.feed_forward import ExpertMixture, Mlp
+from costproof.analytic.transformer import DecoderStack, TransformerLayer
 
-CALL = Call(batch=2, tokens=3, item_bytes=2)
+CALL = StackCall(batch=2, tokens=3, item_bytes=2)
 
 
-def params(parts: Iterable[Part]) -> dict[str, int]:
+def params(parts: Iterable[ModulePart]) -> dict[str, int]:
     """Parameters by role, zeros left out."""
     owned = {p.role: sum(int(costs_of(x).params) for x in p.layers) for p in parts}
     return {role: count for role, count in owned.items() if count}
 
 
-def flops(parts: Iterable[Part]) -> dict[str, int]:
+def flops(parts: Iterable[ModulePart]) -> dict[str, int]:
     """Headline FLOPs of the parts that are called, by role, zeros left out."""
     done = {p.role: sum(int(v) for x in p.layers for v in costs_of(x).flops.values()) for p in parts if p.called}
     return {role: count for role, count in done.items() if count}
@@ -67,10 +67,10 @@ def test_a_part_of_every_head_is_rotated() -> None:
 
 def test_cross_attention_makes_keys_once() -> None:
     block = AttentionBlock(8, heads=2, kv_heads=2, head_dim=4, inner=8)
-    first = flops(block.cross_parts("a", Call(2, 3, 2, memory=5)))
+    first = flops(block.cross_parts("a", StackCall(2, 3, 2, memory=5)))
     # 6 rows of queries, 10 of keys; scores 2*2*3*5 = 60, of 4 MACs twice
     assert first == {"a": 2 * 2 * 60 * 4, "a.q": 768, "a.k": 1280, "a.v": 1280, "a.out": 768}
-    later = block.cross_parts("a", Call(2, 1, 2, past=3, memory_past=5))
+    later = block.cross_parts("a", StackCall(2, 1, 2, past=3, memory_past=5))
     assert flops(later) == {"a": 2 * 2 * 20 * 4, "a.q": 256, "a.out": 256}
     assert params(later) == {"a.q": 64, "a.k": 64, "a.v": 64, "a.out": 64}
 
@@ -88,12 +88,12 @@ def test_a_plain_and_a_gated_mlp() -> None:
 
 
 def test_mixtures() -> None:
-    grouped = Mixture(4, inner=6, experts=5, top_k=2, function="silu", shared=12)
+    grouped = ExpertMixture(4, inner=6, experts=5, top_k=2, function="silu", shared=12)
     # router 4*5; an expert 3*4*6 = 72; shared 3*4*12
     assert params(grouped.parts("l.mlp", 3, 2)) == {
         "l.router": 20, "l.experts": 360, "l.shared.gate": 48, "l.shared.up": 48, "l.shared.down": 48,
     }  # fmt: skip
-    looped = Mixture(4, inner=6, experts=5, top_k=2, function="silu", looped=True)
+    looped = ExpertMixture(4, inner=6, experts=5, top_k=2, function="silu", looped=True)
     assert params(looped.parts("l.mlp", 3, 2)) == {"l.router": 20, "l.experts": 360}
     # 6 pairs of 72 MACs either way
     assert flops(grouped.parts("l.mlp", 3, 2))["l.experts"] == flops(looped.parts("l.mlp", 3, 2))["l.experts"] == 864
@@ -101,8 +101,8 @@ def test_mixtures() -> None:
 
 def test_a_tied_decoder_counts_its_table_once() -> None:
     layer = TransformerLayer(8, AttentionBlock(8, 2, 1, 4, rotary=4), Mlp(8, 6, "silu", gated=True, bias=False))
-    free = Decoder(8, 10, (layer, layer), table=4).parts("t", CALL, 1)
-    tied = Decoder(8, 10, (layer, layer), table=4, tied=True).parts("t", CALL, 1)
+    free = DecoderStack(8, 10, (layer, layer), table=4).parts("t", CALL, 1)
+    tied = DecoderStack(8, 10, (layer, layer), table=4, tied=True).parts("t", CALL, 1)
     # q and out 64, k and v 32, MLP 3*48, two norms of 8: 352 a layer; the table 80, the last norm 8
     assert sum(int(costs_of(x).params) for p in tied for x in p.layers) == 2 * 352 + 80 + 8
     assert sum(int(costs_of(x).params) for p in free for x in p.layers) == 2 * 352 + 2 * 80 + 8
@@ -112,7 +112,7 @@ def test_a_tied_decoder_counts_its_table_once() -> None:
 
 def test_a_minimum_of_sizes_is_said_and_derived() -> None:
     """A formula is one expression for all sizes; where it is not, its docstring says so."""
-    rooms = [import_module(name) for name in ("costproof.analytic", "costproof.models.families.deepseek_ocr.formulas")]
+    rooms = [import_module(name) for name in ("costproof.analytic", "costproof.models.pages")]
     found = []
     for room in rooms:
         for module in iter_modules(room.__path__):

@@ -15,8 +15,8 @@ NO_FORMULAS: Final = ("__init__.py", "compose.py", "costs.py", "symbols.py")
 FILES: Final = sorted(
     path
     for pattern in ("analytic/*.py", "models/families/*.py", "models/families/*/formulas.py",
-                    "models/families/*/formulas/*.py", "models/decoding/formulas.py", "models/decoding/latent.py",
-                    "models/image_text/formulas.py")
+                    "models/families/*/image_tokens.py", "models/pages/formulas.py", "models/decoding/formulas.py",
+                    "models/decoding/latent.py", "models/image_text/formulas.py")
     for path in SOURCE.glob(pattern)
     if path.name not in NO_FORMULAS
 )  # fmt: skip

@@ -15,7 +15,7 @@ from costproof.algebra.symbols import sym
 from costproof.ledger.errors import BadInput
 from costproof.ledger.metrics import METRICS
 from costproof.ledger.workload import AttentionKind
-from costproof.models.families.deepseek_ocr.formulas.structure import Structure
+from costproof.models.pages.formulas import PageStructure
 from tests.analytic.published import counted
 
 P, N, B = sym("P"), sym("N"), sym("B")
@@ -63,7 +63,7 @@ def test_a_cost_per_step_must_not_contain_the_steps() -> None:
 
 @pytest.mark.parametrize("attention", get_args(AttentionKind))
 def test_decode_is_the_sum_of_single_steps(attention: AttentionKind) -> None:
-    structure = Structure(attention=attention, text_layers=2)
+    structure = PageStructure(attention=attention, text_layers=2)
     together = counted(structure, context=100, steps=4, batch=2)
     singly = [counted(structure, context=100 + i, steps=1, batch=2) for i in range(4)]
     for metric, info in METRICS.items():

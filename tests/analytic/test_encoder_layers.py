@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 
 from costproof.analytic.attention import Attention
-from costproof.analytic.attention_pooling import Probe, ProbeAttention
 from costproof.analytic.costs import Layer
-from costproof.analytic.embedding import Embedding
+from costproof.analytic.elementwise import LayerScale
+from costproof.analytic.embedding import ClassAndPositions, Embedding, LearnedPositions, PositionIds
 from costproof.analytic.image_features import FeaturesInPrompt
-from costproof.analytic.layer_scale import LayerScale
 from costproof.analytic.linear import Lent, LmHead
 from costproof.analytic.norms import LayerNorm
 from costproof.analytic.patch_grid import (
@@ -19,7 +18,7 @@ from costproof.analytic.patch_grid import (
     VolumePatches,
     WindowOrder,
 )
-from costproof.analytic.position_embedding import ClassAndPositions, LearnedPositions, PositionIds
+from costproof.analytic.pooling import Probe, ProbeAttention
 from costproof.analytic.relative_bias import DistanceBuckets, NoBias, Scale
 from tests.analytic.test_layers import Expected, check
 

@@ -6,8 +6,8 @@ import pytest
 
 from costproof.algebra.symbols import parse, sym
 from costproof.ledger.node import Ledger
-from costproof.models.families.deepseek_ocr.formulas.ledger import ledger
-from costproof.models.families.deepseek_ocr.formulas.structure import Structure
+from costproof.models.families.deepseek_ocr.formulas import ocr_ledger
+from costproof.models.pages.formulas import PageStructure
 from tests.analytic.published import counted, page
 
 
@@ -22,18 +22,18 @@ from tests.analytic.published import counted, page
     ],
 )
 def test_parameters_of_the_checkpoint(stage: str, params: int) -> None:
-    result = counted(Structure())
+    result = counted(PageStructure())
     assert result.stage_total(stage, "params") == params
     assert result.stage_total(stage, "weight_bytes") == 2 * params
 
 
 def test_all_parameters() -> None:
-    assert counted(Structure()).total("params") == 3_335_504_128
+    assert counted(PageStructure()).total("params") == 3_335_504_128
 
 
 def test_active_parameters() -> None:
     # 11 layers hold 64 experts of 3 * 1280 * 896, of which a token passes 6
-    assert counted(Structure()).total("params_active") == 3_335_504_128 - 11 * 58 * 3 * 1280 * 896
+    assert counted(PageStructure()).total("params_active") == 3_335_504_128 - 11 * 58 * 3 * 1280 * 896
 
 
 def giga(flops: int | None) -> str:
@@ -92,7 +92,7 @@ def test_vision_path_of_a_page_with_six_crops() -> None:
 
 
 def decoder_flops(prompt: int, *, batch: int = 1) -> int:
-    total = counted(Structure(), prompt=prompt, batch=batch).total(
+    total = counted(PageStructure(), prompt=prompt, batch=batch).total(
         "flops", lambda n: n.stage == "prefill" and n.module != "lm_head"
     )
     assert total is not None
@@ -110,7 +110,9 @@ def test_decoder_flops_are_those_of_an_exported_graph(batch: int, prompt: int) -
 
 
 def test_decode_step_at_1024() -> None:
-    total = counted(Structure(), context=1024).total("flops", lambda n: n.stage == "decode" and n.module != "lm_head")
+    total = counted(PageStructure(), context=1024).total(
+        "flops", lambda n: n.stage == "decode" and n.module != "lm_head"
+    )
     assert giga(total) == "0.8802"
 
 
@@ -123,15 +125,15 @@ def test_whole_page_of_640_with_nine_text_tokens() -> None:
 
 def test_key_value_cache() -> None:
     # 12 layers, keys and values, 10 heads of 128, bfloat16
-    result = counted(Structure(), prompt=100, batch=3, steps=7)
+    result = counted(PageStructure(), prompt=100, batch=3, steps=7)
     per_token = 12 * 2 * 10 * 128 * 2
     assert result.stage_total("prefill", "kv_cache_bytes") == 3 * 100 * per_token
     assert result.stage_total("decode", "kv_cache_bytes") == 3 * 7 * per_token
 
 
 def test_output_projection_on_the_last_position_only() -> None:
-    every = counted(Structure(), prompt=50, batch=2)
-    last = counted(Structure(logits="last"), prompt=50, batch=2)
+    every = counted(PageStructure(), prompt=50, batch=2)
+    last = counted(PageStructure(logits="last"), prompt=50, batch=2)
 
     def head(result: Ledger) -> int | None:
         return result.total("flops", lambda n: n.stage == "prefill" and n.module == "lm_head")
@@ -143,7 +145,7 @@ def test_output_projection_on_the_last_position_only() -> None:
 def test_attention_of_one_layer_in_symbols() -> None:
     (node,) = (
         n
-        for n in ledger(Structure()).nodes
+        for n in ocr_ledger(PageStructure()).nodes
         if n.module == "model.language_model.layers.3.self_attn" and n.stage == "prefill" and "flops" in n.exprs
     )
     expected = 4 * sym("B") * sym("text_heads") * sym("S") ** 2 * sym("text_head_dim")

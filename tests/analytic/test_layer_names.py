@@ -6,14 +6,14 @@ from typing import ClassVar
 
 import pytest
 
-from costproof.analytic.costs import LayerCosts, Size, formula_docs, layer, layer_named
+from costproof.analytic.costs import LayerCosts, Size, find_layer, formula_docs, layer
 from costproof.analytic.linear import Linear
 from costproof.ledger.errors import BadInput
 from costproof.ledger.node import CostNode
 
 
 def test_a_layer_is_found_by_its_name() -> None:
-    assert layer_named("linear") is Linear
+    assert find_layer("linear") is Linear
 
 
 def test_a_clash_names_both() -> None:
@@ -35,7 +35,7 @@ def test_a_clash_names_both() -> None:
 
 def test_an_unknown_layer_lists_the_known_ones() -> None:
     with pytest.raises(BadInput, match="no such layer") as caught:
-        layer_named("linaer")
+        find_layer("linaer")
     assert "linear" in str(caught.value.expected)
 
 

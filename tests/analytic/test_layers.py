@@ -10,23 +10,17 @@ from costproof.analytic.attention import Attention
 from costproof.analytic.compose import Container
 from costproof.analytic.conv2d import Conv2d, PatchEmbedding
 from costproof.analytic.costs import Layer
-from costproof.analytic.embedding import Embedding
+from costproof.analytic.elementwise import Residual, SoftCap
+from costproof.analytic.embedding import ClassAndPositions, Embedding, LearnedPositions, PositionEmbedding
 from costproof.analytic.experts import Experts
 from costproof.analytic.linear import Linear, LmHead
 from costproof.analytic.mlp import Activation, GatedProduct
 from costproof.analytic.norms import CentredRmsNorm, LayerNorm, RmsNorm
-from costproof.analytic.position_embedding import ClassAndPositions, LearnedPositions, PositionEmbedding
-from costproof.analytic.residual import Residual
 from costproof.analytic.rotary import Rotary, RotaryTable
-from costproof.analytic.router import Router, Routing
-from costproof.analytic.soft_cap import SoftCap
+from costproof.analytic.router import Router, RoutingRule
 from costproof.ledger.errors import BadInput
-from costproof.models.families.deepseek_ocr.formulas.image_tokens import FeatureConcat, ImageTokens, vision_tokens
-from costproof.models.families.deepseek_ocr.formulas.sam_attention import (
-    RelativePosition,
-    WindowPartition,
-    windows_per_side,
-)
+from costproof.models.families.deepseek_ocr.image_tokens import FeatureConcat, ImageTokens, vision_tokens
+from costproof.models.pages.formulas import RelativePosition, WindowPartition, windows_per_side
 
 
 @dataclass(frozen=True)
@@ -310,7 +304,7 @@ CASES: list[tuple[str, Layer, Expected]] = [
     ),
     (
         "router with 4 groups",
-        Router(tokens=3, hidden=4, experts=8, top_k=2, item_bytes=2, routing=Routing(groups=4)),
+        Router(tokens=3, hidden=4, experts=8, top_k=2, item_bytes=2, routing=RoutingRule(groups=4)),
         # group maxima 24, top-k of 3*4 groups 12, top-k 24: 60
         Expected(
             params=32,
@@ -323,7 +317,9 @@ CASES: list[tuple[str, Layer, Expected]] = [
     ),
     (
         "router with sigmoid, groups of two best, correction, normalised weights",
-        Router(3, 4, 8, 2, 2, Routing("sigmoid", groups=4, group_best=2, corrected=True, normalised=True, floor=True)),
+        Router(
+            3, 4, 8, 2, 2, RoutingRule("sigmoid", groups=4, group_best=2, corrected=True, normalised=True, floor=True)
+        ),
         # sigmoid 24; top-k 24, best of groups 24, top-k of groups 12: 60
         # correction 24, sums of groups 3*4*2 = 24, sums 6, floor 3, divisions 6, scale 6: 69; 8 float32 corrections in
         Expected(
@@ -338,7 +334,7 @@ CASES: list[tuple[str, Layer, Expected]] = [
     ),
     (
         "router without a scale",
-        Router(3, 4, 8, 2, 2, Routing(normalised=True, scaled=False)),
+        Router(3, 4, 8, 2, 2, RoutingRule(normalised=True, scaled=False)),
         # 6 additions and 6 divisions
         Expected(
             params=32,

@@ -23,11 +23,11 @@ from transformers.models.siglip.modeling_siglip import SiglipEncoderLayer
 
 from costproof.analytic.attention import Attention
 from costproof.analytic.attention_block import AttentionBlock
-from costproof.analytic.compose import Call, Part, invocation_nodes, stage_nodes
+from costproof.analytic.compose import ModulePart, StackCall, invocation_nodes, stage_nodes
 from costproof.analytic.conv2d import Conv2d
 from costproof.analytic.costs import costs_of
-from costproof.analytic.feed_forward import Mixture, Mlp
-from costproof.analytic.router import Routing
+from costproof.analytic.feed_forward import ExpertMixture, Mlp
+from costproof.analytic.router import RoutingRule
 from costproof.analytic.transformer import TransformerLayer
 from costproof.models.specs import ExportJob
 from costproof.opgraph.account import account
@@ -84,7 +84,7 @@ class Wrapper(nn.Module):
         return self.part(**dict(zip(self.names, args, strict=True)))
 
 
-def described(parts: Iterable[Part], names: Mapping[str, str]) -> Costs:
+def described(parts: Iterable[ModulePart], names: Mapping[str, str]) -> Costs:
     """The same by the formulas."""
     parts, costs = tuple(parts), Costs()
     for node in (*stage_nodes("s", parts, names), *invocation_nodes("s", "i", parts, names)):
@@ -118,9 +118,9 @@ def tables(width: int) -> list[torch.Tensor]:
     return [meta(1, S, width), meta(1, S, width)]
 
 
-def layer(attention: AttentionBlock, feed_forward: Mlp | Mixture, **more: Any) -> tuple[Part, ...]:
+def layer(attention: AttentionBlock, feed_forward: Mlp | ExpertMixture, **more: Any) -> tuple[ModulePart, ...]:
     """A layer of 32 channels on the example's tokens."""
-    return TransformerLayer(32, attention, feed_forward, **more).parts("x", Call(B, S, B2))
+    return TransformerLayer(32, attention, feed_forward, **more).parts("x", StackCall(B, S, B2))
 
 
 @pytest.mark.parametrize(
@@ -141,12 +141,12 @@ def layer(attention: AttentionBlock, feed_forward: Mlp | Mixture, **more: Any) -
             "mixtral",
             {"num_local_experts": 4, "num_experts_per_tok": 2},
             {},
-            Mixture(32, 24, 4, 2, "silu", routing=Routing(normalised=True, scaled=False)),
+            ExpertMixture(32, 24, 4, 2, "silu", routing=RoutingRule(normalised=True, scaled=False)),
         ),
     ],
     ids=["llama", "llama with biases", "qwen2", "qwen3", "mixtral"],
 )
-def test_decoder_layers(cls: Any, kind: str, settings: Any, attention: Any, feed_forward: Mlp | Mixture) -> None:
+def test_decoder_layers(cls: Any, kind: str, settings: Any, attention: Any, feed_forward: Mlp | ExpertMixture) -> None:
     rotated = attention.get("rotary", 8)
     found = measured(
         built(cls, config(kind, **settings), 0),
@@ -164,7 +164,7 @@ def test_norms_of_all_heads_together() -> None:
         {"hidden_states": meta(B, S, 32).float(), "position_embeddings": [t.float() for t in tables(8)]},
     )
     made = TransformerLayer(32, AttentionBlock(**HEADS, cached=False, qk_norm="whole"), GATED)
-    assert described(made.parts("x", Call(B, S, 4)), names) == found
+    assert described(made.parts("x", StackCall(B, S, 4)), names) == found
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ def test_partial_rotation_and_gelu_in_primitives() -> None:
         built(PhiAttention, settings, 0),
         {"hidden_states": meta(B, S, 32), "position_embeddings": tables(4), "attention_mask": None},
     )
-    assert described(block.parts("attention", Call(B, S, B2)), names) == found
+    assert described(block.parts("attention", StackCall(B, S, B2)), names) == found
     names = {"mlp": "", "mlp.up": "fc1", "mlp.down": "fc2", "mlp.activation": "activation_fn"}
     found = measured(built(PhiMLP, settings), {"hidden_states": meta(B, S, 32)})
     assert described(Mlp(32, 24, "gelu_new").parts("mlp", B * S, B2), names) == found
@@ -208,13 +208,13 @@ def test_sigmoid_router_with_groups_and_shared_experts() -> None:
     )  # fmt: skip
     module = built(DeepseekV3MoE, settings)
     module.gate.e_score_correction_bias = module.gate.e_score_correction_bias.float()  # type: ignore[union-attr]
-    how = Routing("sigmoid", groups=4, group_best=2, corrected=True, normalised=True, floor=True)
+    how = RoutingRule("sigmoid", groups=4, group_best=2, corrected=True, normalised=True, floor=True)
     names = {
         "mlp": "", "router": "gate", "experts": "experts", "experts.activation": "experts.act_fn",
         "shared": "shared_experts", "shared.activation": "shared_experts.act_fn",
         **{f"shared.{p}": f"shared_experts.{p}_proj" for p in ("gate", "up", "down")},
     }  # fmt: skip
-    parts = Mixture(32, 16, 8, 3, "silu", shared=32, routing=how).parts(".mlp", B * S, B2)
+    parts = ExpertMixture(32, 16, 8, 3, "silu", shared=32, routing=how).parts(".mlp", B * S, B2)
     found = measured(module, {"hidden_states": meta(B, S, 32)})
     assert described(parts, {f".{r}": p for r, p in names.items()}) == found
 
@@ -237,7 +237,7 @@ def test_cross_attention() -> None:
         {"hidden_states": meta(B, S, 32), "encoder_hidden_states": meta(B, 7, 32), "use_cache": False},
     )
     made = TransformerLayer(32, block, Mlp(32, 24, "gelu"), norm="layer", norm_last=True, cross=block)
-    assert described(made.parts("x", Call(B, S, B2, memory=7)), names) == found
+    assert described(made.parts("x", StackCall(B, S, B2, memory=7)), names) == found
 
 
 def test_values_of_another_width() -> None:
@@ -246,7 +246,7 @@ def test_values_of_another_width() -> None:
             return nn.functional.scaled_dot_product_attention(q, k, v)
 
     found = measured(Core(), {"q": meta(B, 4, S, 8), "k": meta(B, 4, S, 8), "v": meta(B, 4, S, 6)})
-    assert described([Part("x", (Attention(B, S, 4, 4, 8, B2, value_dim=6),))], {"x": ""}) == found
+    assert described([ModulePart("x", (Attention(B, S, 4, 4, 8, B2, value_dim=6),))], {"x": ""}) == found
 
 
 def test_a_rectangular_convolution() -> None:
@@ -256,7 +256,7 @@ def test_a_rectangular_convolution() -> None:
     found = measured(made, {"input": meta(B, 3, 8, 6)})
     # (8 + 2 - 3) // 2 + 1 = 4 rows, 6 - 2 + 1 = 5 columns
     formula = Conv2d(B, 3, 4, (3, 2), (8, 6), (4, 5), B2, bias=False)
-    assert described([Part("x", (formula,))], {"x": ""}) == found
+    assert described([ModulePart("x", (formula,))], {"x": ""}) == found
 
 
 def test_a_step_with_a_full_window() -> None:
@@ -271,7 +271,7 @@ def test_a_step_with_a_full_window() -> None:
     attended = Attention(1, 1, 4, 2, 8, 4, past=9, cached=True, window=4)
     # 4 keys (3 of the cache, 1 new) for 4 heads of 8: 2 * 4 * 4 * 8 twice
     assert costs_of(attended).flops["attention"] == 2 * 2 * 4 * 4 * 8
-    block = AttentionBlock(32, 4, 2, 8, rotary=8, window=4).parts("x", Call(1, 1, 4, past=9))
+    block = AttentionBlock(32, 4, 2, 8, rotary=8, window=4).parts("x", StackCall(1, 1, 4, past=9))
     whole = sum(sum(int(v) for v in costs_of(x).flops.values()) for part in block for x in part.layers)
     found = counter.get_flop_counts()["MistralForCausalLM.model.layers.0.self_attn"]
     assert whole == sum(found.values())

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from costproof.ledger.metrics import Metric
 from costproof.ledger.node import Ledger
 from costproof.ledger.workload import AttentionKind
-from costproof.models.families.deepseek_ocr.formulas.structure import Structure
+from costproof.models.pages.formulas import PageStructure
 from tests.analytic.published import counted, page
 
-SMALL = Structure(sam_layers=2, sam_global_layers=(1,), clip_layers=2, text_layers=2)
+SMALL = PageStructure(sam_layers=2, sam_global_layers=(1,), clip_layers=2, text_layers=2)
 FAST = settings(max_examples=25)
 
 
@@ -90,13 +90,15 @@ def test_the_dtype_scales_bytes_and_nothing_else(batch: int, prompt: int) -> Non
 @pytest.mark.parametrize("metric", ["flops", "params", "calls", "weight_read_bytes", "output_bytes"])
 def test_attention_implementation_does_not_matter(metric: Metric) -> None:
     views = page(1024, 640).views
-    totals = {counted(Structure(views=views, attention=a), prompt=800).total(metric) for a in get_args(AttentionKind)}
+    totals = {
+        counted(PageStructure(views=views, attention=a), prompt=800).total(metric) for a in get_args(AttentionKind)
+    }
     assert len(totals) == 1
 
 
 def test_eager_attention_reads_a_mask_in_every_decoder_layer() -> None:
-    fused = counted(Structure(attention="sdpa"), prompt=100, batch=3)
-    eager = counted(Structure(attention="eager"), prompt=100, batch=3)
+    fused = counted(PageStructure(attention="sdpa"), prompt=100, batch=3)
+    eager = counted(PageStructure(attention="eager"), prompt=100, batch=3)
     # 12 layers; one mask of 3 * 100 * 100 bfloat16, added to 10 heads of scores
     assert total(eager, "prefill", "input_bytes") - total(fused, "prefill", "input_bytes") == 12 * 3 * 100 * 100 * 2
     assert total(eager, "prefill", "vector_flops") - total(fused, "prefill", "vector_flops") == 12 * 3 * 10 * 100 * 100

@@ -8,10 +8,9 @@ from costproof.algebra.symbols import parse
 from costproof.analytic.costs import formula_docs
 from costproof.ledger.errors import BadInput
 from costproof.ledger.evaluate import evaluate_ledger
-from costproof.models.families.deepseek_ocr.formulas.ledger import ledger
-from costproof.models.families.deepseek_ocr.formulas.names import NATIVE_NAMES
-from costproof.models.families.deepseek_ocr.formulas.structure import Structure
-from costproof.models.families.deepseek_ocr.formulas.symbols import symbol_docs
+from costproof.models.families.deepseek_ocr.formulas import ocr_ledger, symbol_docs
+from costproof.models.families.deepseek_ocr.names import NATIVE_NAMES
+from costproof.models.pages.formulas import PageStructure
 from tests.analytic.published import CONFIG, counted, page
 
 
@@ -38,7 +37,7 @@ def test_calls_of_a_page_with_crops() -> None:
 
 
 def test_without_a_page_the_towers_hold_parameters_and_do_nothing() -> None:
-    result = counted(Structure())
+    result = counted(PageStructure())
     towers = [n for n in result.nodes if n.stage in ("sam", "clip", "projector")]
     assert {n.invocation for n in towers} == {""}
     assert sum(n.costs["params"] or 0 for n in towers) == 95_569_152 + 302_575_616 + 2_622_720
@@ -47,16 +46,16 @@ def test_without_a_page_the_towers_hold_parameters_and_do_nothing() -> None:
 
 
 def test_without_decode_steps_there_is_no_decode_invocation() -> None:
-    assert {n.invocation for n in ledger(Structure(decode=False)).nodes if n.stage == "decode"} == {""}
+    assert {n.invocation for n in ocr_ledger(PageStructure(decode=False)).nodes if n.stage == "decode"} == {""}
 
 
 def test_node_ids_are_unique() -> None:
-    ids = [n.id for n in ledger(page(1024, 640)).nodes]
+    ids = [n.id for n in ocr_ledger(page(1024, 640)).nodes]
     assert len(ids) == len(set(ids))
 
 
 def test_zeros_are_left_out_and_costs_are_empty() -> None:
-    for node in ledger(page(1024, 640)).nodes:
+    for node in ocr_ledger(page(1024, 640)).nodes:
         assert node.exprs, node.id
         assert not node.costs
         assert "0" not in node.exprs.values(), node.id
@@ -78,7 +77,7 @@ def test_window_and_global_layers() -> None:
 
 
 def test_every_owner_is_a_documented_layer() -> None:
-    nodes = ledger(page(1024, 640)).nodes
+    nodes = ocr_ledger(page(1024, 640)).nodes
     docs = formula_docs(nodes)
     assert set(docs) == {n.owner for n in nodes}
     for name, doc in docs.items():
@@ -88,7 +87,9 @@ def test_every_owner_is_a_documented_layer() -> None:
 
 
 def test_every_symbol_is_documented() -> None:
-    symbols = {s.name for n in ledger(page(1024, 640)).nodes for e in n.exprs.values() for s in parse(e).free_symbols}
+    symbols = {
+        s.name for n in ocr_ledger(page(1024, 640)).nodes for e in n.exprs.values() for s in parse(e).free_symbols
+    }
     assert symbols <= set(symbol_docs())
     assert symbols >= {"B", "n", "H", "S", "P", "N", "b", "H_g", "H_c", "grid_w", "grid_h"}
     assert set(CONFIG) <= set(symbol_docs())
@@ -96,23 +97,23 @@ def test_every_symbol_is_documented() -> None:
 
 def test_another_implementation_has_other_paths() -> None:
     names = {role: "vendor." + path for role, path in NATIVE_NAMES.items()}
-    assert all(n.module.startswith("vendor.") for n in ledger(page(1024), names).nodes)
+    assert all(n.module.startswith("vendor.") for n in ocr_ledger(page(1024), names).nodes)
 
 
 def test_an_implementation_must_name_every_part() -> None:
     names = {role: path for role, path in NATIVE_NAMES.items() if role != "text.norm"}
     with pytest.raises(BadInput, match="does not name a part") as caught:
-        ledger(Structure(), names)
+        ocr_ledger(PageStructure(), names)
     assert caught.value.where == "text.norm"
 
 
 def test_a_missing_value_is_an_error() -> None:
     with pytest.raises(BadInput, match="without a value"):
-        evaluate_ledger(ledger(Structure(decode=False)), {("prefill", "prompt"): {"B": 1, "b": 2}}, CONFIG)
+        evaluate_ledger(ocr_ledger(PageStructure(decode=False)), {("prefill", "prompt"): {"B": 1, "b": 2}}, CONFIG)
 
 
 def test_every_node_says_its_role_in_words_of_no_implementation() -> None:
-    roles = {n.module: n.role for n in ledger(page(1024, 640)).nodes}
+    roles = {n.module: n.role for n in ocr_ledger(page(1024, 640)).nodes}
     text = "model.language_model.layers"
     assert roles[f"{text}.0.mlp.gate_proj"] == "text.layer.mlp.gate"
     assert roles[f"{text}.7.mlp.gate"] == "text.layer.router"

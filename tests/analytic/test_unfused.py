@@ -7,8 +7,9 @@ from typing import ClassVar
 import pytest
 
 from costproof.analytic.attention import Attention
-from costproof.analytic.compose import Part, analytic_ledger, invocation_nodes, stage_nodes
+from costproof.analytic.compose import ModulePart, analytic_ledger, invocation_nodes, stage_nodes
 from costproof.analytic.costs import Layer, LayerCosts, layer
+from costproof.analytic.elementwise import Residual, SoftCap
 from costproof.analytic.experts import ExpertLoop, Experts, LoopedExperts
 from costproof.analytic.feed_forward import Mlp
 from costproof.analytic.image_features import FeaturesInPrompt
@@ -16,12 +17,10 @@ from costproof.analytic.linear import Linear
 from costproof.analytic.mlp import Activation
 from costproof.analytic.norms import CentredRmsNorm, LayerNorm, LayerNorm2d, RmsNorm, WideRmsNorm
 from costproof.analytic.relative_bias import NoBias
-from costproof.analytic.residual import Residual
 from costproof.analytic.rotary import Rotary, RotaryAxes, RotaryPairs, RotaryProduct, RotaryTable
-from costproof.analytic.router import Router, Routing
-from costproof.analytic.soft_cap import SoftCap
+from costproof.analytic.router import Router, RoutingRule
 from costproof.ledger.metrics import TRAFFIC
-from costproof.models.families.deepseek_ocr.formulas.image_tokens import PageInPlace
+from costproof.models.families.deepseek_ocr.image_tokens import PageInPlace
 from costproof.models.registry import load_target
 from costproof.models.target import WithFormulas
 from costproof.parametric.targets import evaluate_formulas as evaluated
@@ -91,7 +90,7 @@ BFLOAT16 = [
     # logits in bfloat16; the 2 best are divided by their sum
     (
         "router, divided",
-        Router(3, 4, 8, 2, 2, Routing(normalised=True, scaled=False, upcast=False)),
+        Router(3, 4, 8, 2, 2, RoutingRule(normalised=True, scaled=False, upcast=False)),
         (24 + 64 + 48) + (48 + 96) + (96 + 24) + (24 + 12) + (24 + 12 + 24),
     ),
     # 2 tokens of 4, both experts each: 4 rows, inner 3. Sorted rows, weights; up to 6; times the activation of 3; down;
@@ -146,7 +145,7 @@ def test_operators_on_their_own(layer: Layer, expected: int) -> None:
     assert layer.costs().unfused_bytes == expected
 
 
-def unfused(parts: tuple[Part, ...]) -> dict[str, str]:
+def unfused(parts: tuple[ModulePart, ...]) -> dict[str, str]:
     """Role -> bytes, of all that say them."""
     names = {part.role: part.role for part in parts}
     ledger = analytic_ledger(invocation_nodes("s", "i", parts, names), ("s",))
@@ -193,7 +192,11 @@ class _SilentOwner:
 
 
 def test_half_a_stage_does_not_pass_for_a_whole_one() -> None:
-    parts = (Part("a", (Linear(1, 2, 3, 2),)), Part("b", (_Silent(),)), Part("c", (_Silent(), Linear(1, 2, 3, 2))))
+    parts = (
+        ModulePart("a", (Linear(1, 2, 3, 2),)),
+        ModulePart("b", (_Silent(),)),
+        ModulePart("c", (_Silent(), Linear(1, 2, 3, 2))),
+    )
     nodes = tuple(invocation_nodes("s", "i", parts, {"a": "a", "b": "b", "c": "c"}))
     ledger = analytic_ledger(nodes, ("s",))
     assert "unfused_bytes" not in ledger.metrics
@@ -204,11 +207,11 @@ def test_half_a_stage_does_not_pass_for_a_whole_one() -> None:
 
 
 def test_bytes_of_parameters_that_a_layer_does_not_give_are_unknown() -> None:
-    part = Part("a", (_SilentOwner(), Linear(1, 2, 3, 2)))
+    part = ModulePart("a", (_SilentOwner(), Linear(1, 2, 3, 2)))
     ledger = analytic_ledger(tuple(stage_nodes("s", (part,), {"a": "a"})), ("s",))
     assert not {"weight_bytes", "buffer_bytes"} & set(ledger.metrics)
     assert [node.exprs["params"] for node in ledger.nodes] == ["18"]  # 9 of its own, and 2 x 3 + 3 of the linear layer
-    assert LayerCosts(between=0).unknown == frozenset()
+    assert LayerCosts(intermediate_bytes=0).unknown == frozenset()
     unsaid = {"buffer_bytes", "weight_read_bytes", "input_bytes", "output_bytes", "unfused_bytes"}
     assert LayerCosts(weight_bytes=1).unknown == unsaid
 

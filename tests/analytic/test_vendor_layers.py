@@ -8,12 +8,14 @@ from pkgutil import iter_modules
 import pytest
 
 from costproof.analytic.costs import Layer
+from costproof.analytic.embedding import ClassAndPositions
 from costproof.analytic.experts import ExpertLoop, LoopedExperts
 from costproof.analytic.norms import LayerNorm2d
-from costproof.analytic.position_embedding import ClassAndPositions
 from costproof.analytic.rotary import RotaryProduct
-from costproof.models.families.deepseek_ocr.formulas.image_tokens import PageInPlace
-from costproof.models.families.deepseek_ocr.formulas.sam_attention import RelativePosition
+from costproof.models.families.deepseek_ocr import image_tokens
+from costproof.models.families.deepseek_ocr.image_tokens import PageInPlace
+from costproof.models.pages import formulas as pages
+from costproof.models.pages.formulas import RelativePosition
 from tests.analytic.test_decoder_layers import DECODERS
 from tests.analytic.test_encoder_layers import ENCODERS
 from tests.analytic.test_layers import CASES, Expected, check
@@ -108,8 +110,9 @@ def test_costs_by_hand(layer: Layer, expected: Expected) -> None:
 
 
 def test_every_layer_has_a_case() -> None:
-    rooms = [import_module(name) for name in ("costproof.analytic", "costproof.models.families.deepseek_ocr.formulas")]
-    files = [import_module(f"{r.__name__}.{m.name}") for r in rooms for m in iter_modules(r.__path__)]
+    room = import_module("costproof.analytic")
+    files = [import_module(f"{room.__name__}.{m.name}") for m in iter_modules(room.__path__)]
+    files += [pages, image_tokens]
     layers = {
         vars(x)["name"]
         for f in files

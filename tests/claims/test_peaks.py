@@ -148,7 +148,7 @@ def test_peaks_are_found_for_claims_about_them_alone(tmp_path: Path, monkeypatch
         asked.append(1)
         return (CallPeaks("projector", "global", "p", alive(WIDE), alive(WIDE)),)
 
-    monkeypatch.setattr(run_claims, "measured", measured)
+    monkeypatch.setattr(run_claims, "measure_peaks", measured)
     head = "costproof_claims: 1\ntarget: deepseek-ocr\nworkload: {preset: base}\nclaims:\n"
     for metric, right in (("params", 2_622_720), ("eager_peak_bytes", 32_096)):
         (tmp_path / "c.yaml").write_text(f"{head}- {{stage: projector, {metric}: {right}}}\n", encoding="utf-8")

@@ -118,7 +118,7 @@ def test_a_machine_that_is_measured_counts_by_its_highest_rate(folder: Path, mon
             DeviceFigure(next(widths), said),
         )
 
-    monkeypatch.setattr("costproof.tracers.machine.measure_device", measured)
+    monkeypatch.setattr("costproof.tracers.device_benchmark.measure_device", measured)
     choices: dict[str, Any] = {
         "preset": "text-only",
         "text_tokens": 9,

@@ -20,7 +20,7 @@ from costproof.ledger.profile import Timing
 from costproof.ledger.run import RunOptions
 from costproof.reports.outputs import OUTPUTS
 from costproof.reports.report import Report
-from costproof.reports.screen import aligned, folded
+from costproof.reports.screen import align_table, fold_line
 from tests.cli.running import costproof
 from tests.cli.test_console import on_a_terminal
 from tests.estimate.test_measured import BUSY, PLACE, ROOF, WAITING
@@ -142,10 +142,10 @@ def test_outputs_fit(output: Any) -> None:
 
 
 def test_a_line_is_broken_between_words_and_never_in_a_number() -> None:
-    assert folded("  costs 1,234,567 FLOP more", 20) == ["  costs", "    1,234,567 FLOP", "    more"]
-    assert folded("costs 1,234,567,890,123,456 FLOP", 16) == ["costs", "  1,234,567,890,123,456", "  FLOP"]
-    assert folded("x" * 50, None) == ["x" * 50]
-    parts = folded(LONG, 60)
+    assert fold_line("  costs 1,234,567 FLOP more", 20) == ["  costs", "    1,234,567 FLOP", "    more"]
+    assert fold_line("costs 1,234,567,890,123,456 FLOP", 16) == ["costs", "  1,234,567,890,123,456", "  FLOP"]
+    assert fold_line("x" * 50, None) == ["x" * 50]
+    parts = fold_line(LONG, 60)
     assert "".join(part.strip() for part in parts) == LONG
     assert len(parts) == 2
     assert parts[0].endswith(".")
@@ -155,13 +155,13 @@ def test_a_line_is_broken_between_words_and_never_in_a_number() -> None:
 def test_a_table_is_split_by_columns_or_becomes_blocks() -> None:
     """By hand: 3 + 2 + 9 columns fit 16, a third column of 9 does not; a key of 15 leaves no room for a number."""
     head, row = ("key", "first", "second"), ("abc", "1,234,567", "7,654,321")
-    assert aligned(head, [row], width=25) == ["key      first     second", "abc  1,234,567  7,654,321"]
-    assert aligned(head, [row], width=24) == [
+    assert align_table(head, [row], width=25) == ["key      first     second", "abc  1,234,567  7,654,321"]
+    assert align_table(head, [row], width=24) == [
         "key      first", "abc  1,234,567", "", "key     second", "abc  7,654,321",
     ]  # fmt: skip
-    assert aligned(head, [("a.key.of.layers", *row[1:])], width=20) == [
+    assert align_table(head, [("a.key.of.layers", *row[1:])], width=20) == [
         "key     a.key.of.", "        layers", "first   1,234,567", "second  7,654,321",
     ]  # fmt: skip
-    assert aligned(None, [("a", "some words to be read")], width=16, prose=True) == [
+    assert align_table(None, [("a", "some words to be read")], width=16, prose=True) == [
         "a", "    some words", "    to be read",
     ]  # fmt: skip

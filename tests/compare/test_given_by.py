@@ -16,7 +16,7 @@ from costproof.compare.verdict import exit_code, verdict_sentence
 from costproof.ledger.baseline import fold_capture
 from costproof.ledger.capture import Capture
 from costproof.ledger.metrics import Metric
-from costproof.reports.gate import gate_github, sentence
+from costproof.reports.gate import gate_github, gate_sentence
 from costproof.reports.outputs import variants
 from costproof.views.verdicts import open_findings
 from tests.compare import builders as b
@@ -115,5 +115,5 @@ def test_a_gate_does_not_pass_a_source_that_fell_silent() -> None:
     gate = judge(base, head, policy, date(2026, 1, 1))
     text = "dynamic gives vector_flops in the base and not in the head"
     assert (gate.verdict, gate.exit_code, gate.silent) == ("over", 1, (text,))
-    assert sentence(gate) == f"A source fell silent: {text}."
+    assert gate_sentence(gate) == f"A source fell silent: {text}."
     assert text in gate_github(gate)

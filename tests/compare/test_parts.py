@@ -23,8 +23,8 @@ from costproof.compare.gate.judge import judge
 from costproof.compare.gate.policy import policy_from_text
 from costproof.ledger.baseline import Baseline, fold_capture
 from costproof.ledger.errors import BadInput
-from costproof.models.generic.at_hand import at_hand
 from costproof.models.generic.described import MOST_ARGUMENTS, arguments, fingerprint, module_kinds, shapes
+from costproof.models.generic.live_module import at_hand
 from costproof.models.registry import load_target
 from costproof.models.target import WithValues
 from costproof.run.capture import count_sources

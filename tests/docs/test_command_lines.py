@@ -26,7 +26,7 @@ from costproof.ledger.run import run_options
 from costproof.models.families.deepseek_ocr.config import OcrConfig
 from costproof.models.families.deepseek_ocr.target import DeepseekOcr
 from costproof.parametric.targets import evaluate_formulas
-from costproof.tracers.machine import _fastest, measure_device
+from costproof.tracers.device_benchmark import _fastest, measure_device
 from tests.cli.running import costproof
 from tests.models.test_config import shallow_config
 
@@ -171,11 +171,11 @@ def fast_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
     # Small products and copies: what a line prints does not depend on how large they were.
     monkeypatch.setattr("costproof.tracers.replay._FLUSHED", 2**20)
-    monkeypatch.setattr("costproof.tracers.machine._LARGEST", 512)
-    monkeypatch.setattr("costproof.tracers.machine._COPIED", {"cpu": 2**24})
-    monkeypatch.setattr("costproof.tracers.machine._IMAGES", {"cpu": 1})
-    monkeypatch.setattr("costproof.tracers.machine._fastest", partial(_fastest, spread=0))
-    monkeypatch.setattr("costproof.tracers.machine.measure_device", fast)
+    monkeypatch.setattr("costproof.tracers.device_benchmark._LARGEST", 512)
+    monkeypatch.setattr("costproof.tracers.device_benchmark._COPIED", {"cpu": 2**24})
+    monkeypatch.setattr("costproof.tracers.device_benchmark._IMAGES", {"cpu": 1})
+    monkeypatch.setattr("costproof.tracers.device_benchmark._fastest", partial(_fastest, spread=0))
+    monkeypatch.setattr("costproof.tracers.device_benchmark.measure_device", fast)
 
 
 @pytest.mark.slow

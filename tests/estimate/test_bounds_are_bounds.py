@@ -26,7 +26,7 @@ from costproof.opgraph.costed import cost_graph
 from costproof.opgraph.graph import Graph, OpCall, Value
 from costproof.opgraph.rules.attention import seen_at_end, seen_from_start
 from costproof.opgraph.skippable import skippable_flops
-from costproof.reports.roofline import floor, left_out, modules
+from costproof.reports.roofline import floor_sentence, module_bound_sentence, omission_notes
 from tests.opgraph.opcalls import call, value
 
 RATES: Final = {"float32": 10**9, "bfloat16": 4 * 10**9, "float16": 5 * 10**9}
@@ -137,7 +137,7 @@ def test_latent_attention_takes_the_less_of_two_ways(seed: int) -> None:
             assert seconds(found, stage) <= Fraction(exact, RATES["bfloat16"])
             if nope + width >= 4 and (stage or decoding == "expanded"):
                 assert seconds(found, stage) == Fraction(exact, RATES["bfloat16"])
-        assert any("Latent attention" in line and "expan" in line for line in left_out(found))
+        assert any("Latent attention" in line and "expan" in line for line in omission_notes(found))
 
 
 class Packed(nn.Module):
@@ -264,16 +264,16 @@ def test_several_dtypes_in_one_row() -> None:
 def test_what_does_not_say_what_may_be_left_out_is_called_no_bound() -> None:
     counted = api.capture("llama", sources=["analytic"])
     found = api.roofline(counted, on=FREE)
-    assert floor(found).startswith("Floor: nothing is faster")
+    assert floor_sentence(found).startswith("Floor: nothing is faster")
     (ledger,) = counted.ledgers
     plain = ledger.without({"skippable_flops"})
     old = api.roofline(replace(counted, ledgers=(replace(plain, bounds=False),)), on=FREE)
     assert seconds(old) > seconds(found)
-    for said in (floor(old), modules(old)):
+    for said in (floor_sentence(old), module_bound_sentence(old)):
         assert "nothing is faster" not in said
         assert "full convention" in said
     measured = api.roofline(counted, on=replace(FREE, origin="measured"))
-    assert "nothing is faster" not in floor(measured) + modules(measured)
+    assert "nothing is faster" not in floor_sentence(measured) + module_bound_sentence(measured)
 
 
 MIXED: Final = """

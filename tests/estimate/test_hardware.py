@@ -141,8 +141,8 @@ def test_a_sparse_peak_makes_no_roof(tmp_path: Path) -> None:
 
 
 def test_what_is_measured_is_marked_and_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("costproof.tracers.machine._fastest", lambda *_: (50_000_000, 5))
-    monkeypatch.setattr("costproof.tracers.machine._COPIED", {"cpu": 2**24})
+    monkeypatch.setattr("costproof.tracers.device_benchmark._fastest", lambda *_: (50_000_000, 5))
+    monkeypatch.setattr("costproof.tracers.device_benchmark._COPIED", {"cpu": 2**24})
     done = costproof("machine", "mine", "--measure", "-f", "json", "-o", "mine.json", cwd=tmp_path)
     assert (done.code, done.stderr) == (0, "Wrote mine.json\n")
     found = api.machine(tmp_path / "mine.json")
@@ -176,15 +176,15 @@ def test_the_list(golden: Golden, tmp_path: Path) -> None:
 
 
 def test_the_bandwidth_is_the_faster_of_copying_and_reading(monkeypatch: pytest.MonkeyPatch) -> None:
-    from costproof.tracers import machine
+    from costproof.tracers import device_benchmark
 
-    monkeypatch.setattr(machine, "_COPIED", {"cpu": 1_000})
-    monkeypatch.setattr(machine, "_ROWS", 10)
+    monkeypatch.setattr(device_benchmark, "_COPIED", {"cpu": 1_000})
+    monkeypatch.setattr(device_benchmark, "_ROWS", 10)
     # 1,000 bytes: copied in 100 ns they are 2,000 in 100 ns; read in 40 ns they are 1,000 in 40 ns.
     for copied, read, best in ((100, 40, 25 * 10**9), (100, 80, 20 * 10**9)):
         spent = iter((copied, read))
-        monkeypatch.setattr(machine, "_fastest", lambda *_, spent=spent: (next(spent), 5))
-        found = machine._bandwidth("cpu")
+        monkeypatch.setattr(device_benchmark, "_fastest", lambda *_, spent=spent: (next(spent), 5))
+        found = device_benchmark._bandwidth("cpu")
         assert found.value == best
         assert f"in {copied} ns" in found.quotes[0].text
         assert f"in {read} ns" in found.quotes[1].text
@@ -209,12 +209,12 @@ def test_of_two_measurements_the_higher_rates_count() -> None:
 
 
 def test_squares_alone_end_the_growth(monkeypatch: pytest.MonkeyPatch) -> None:
-    from costproof.tracers import machine
+    from costproof.tracers import device_benchmark
 
     # Of squares of 512, 1024 and 2048 the last takes 50 ms; the convolution, whose rate is lower, takes longer.
     spent = iter((100_000, 1_000_000, 50_000_000, 10**9))
-    monkeypatch.setattr(machine, "_fastest", lambda *_: (next(spent), 5))
-    found = machine._peak("cpu", "float32")
+    monkeypatch.setattr(device_benchmark, "_fastest", lambda *_: (next(spent), 5))
+    found = device_benchmark._peak("cpu", "float32")
     assert next(spent, None) is None
     assert found is not None
     assert found.flops == 2 * 512**3 * 10**4
@@ -222,13 +222,13 @@ def test_squares_alone_end_the_growth(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_piece_of_work_is_timed_often_enough_and_long_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    from costproof.tracers import machine
+    from costproof.tracers import device_benchmark
 
     # Starts and ends, in turns: each time takes 30 ns, but the seventh, which takes 10.
     clock = iter([0, 30] * 6 + [0, 10] + [0, 30] * 3)
-    monkeypatch.setattr("costproof.tracers.machine.time.perf_counter_ns", lambda: next(clock))
+    monkeypatch.setattr("costproof.tracers.device_benchmark.time.perf_counter_ns", lambda: next(clock))
     # Five times are 150 ns: 200 are passed with the eighth, 6 x 30 + 10 + 30.
-    assert machine._fastest("cpu", int, 200) == (10, 8)
+    assert device_benchmark._fastest("cpu", int, 200) == (10, 8)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -26,7 +26,7 @@ from costproof.estimate.roofline import (
 from costproof.ledger.baseline import read_baseline
 from costproof.ledger.errors import BadInput, Incomplete
 from costproof.ledger.schema import from_data
-from costproof.reports.roofline import border as words
+from costproof.reports.roofline import border_sentences as words
 from costproof.views.static_compute import static_compute
 from tests.baselines import Named, named
 from tests.cli.running import costproof

@@ -29,8 +29,8 @@ from costproof.ledger.errors import BadInput, Problems
 from costproof.ledger.files import MAX_PARTS, json_text, read_json
 from costproof.ledger.schema import to_data
 from costproof.models.config_reader import Section
-from costproof.models.families.deepseek_ocr.preprocess import image_sides
-from costproof.models.families.deepseek_ocr.remote_code.snapshot import CODE, imported
+from costproof.models.families.deepseek_ocr.snapshot import CODE, imported
+from costproof.models.pages.page import image_sides
 from costproof.models.weights import shards
 from costproof.run import operand_files
 from costproof.run import proof as kept_answers

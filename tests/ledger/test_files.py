@@ -18,7 +18,7 @@ from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.schema import from_data, json_schema, to_data
 from costproof.ledger.workload import TargetInfo
 from costproof.ledger.writing import write_texts
-from costproof.models.families.deepseek_ocr.page import Page, page_workload
+from costproof.models.pages.page import Page, page_workload
 from tests.written import write_capture
 
 

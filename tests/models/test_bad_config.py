@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from costproof.ledger.errors import BadInput, Problems
-from costproof.models.families.deepseek_ocr.config_file import parse_config
+from costproof.models.families.deepseek_ocr.config import parse_config
 
 VENDOR = Path(__file__).parents[1] / "data" / "vendor-config.json"
 

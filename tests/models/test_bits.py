@@ -8,8 +8,8 @@ from functools import partial
 import pytest
 import torch
 
-from costproof.models import bits
-from costproof.models.bits import Bits
+from costproof.models.generic import module_state
+from costproof.models.generic.module_state import Bits
 
 NUMBERS = 2 * 131072 + 3
 """Of float64: two pieces of 1 MiB, and a rest that is no whole row."""
@@ -45,7 +45,7 @@ CHANGES: dict[str, tuple[Callable[[torch.Tensor], object], str]] = {
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("few", [64, 0], ids=["one thread", "threads"])
 def test_a_change_is_found_by_checksums(change: str, few: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bits, "_FEW", few * 1024**2)
+    monkeypatch.setattr(module_state, "_FEW", few * 1024**2)
     tensor = torch.randn(NUMBERS, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     held = Bits(tensor.untyped_storage(), "weight")
     held.sum()

@@ -75,14 +75,14 @@ def test_a_wrong_formula_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     cut = target.with_options(replace(target.options, layers=1))
     monkeypatch.setattr(RotaryTable, "registered", 1)
     costs_of.cache_clear()
-    compose._held.cache_clear()
+    compose._held_costs.cache_clear()
     try:
         capture = count_sources(
             Prepared(cut, cut.workload(text_tokens=4, new_tokens=0), ("analytic", "static"))
         ).capture
     finally:
         costs_of.cache_clear()
-        compose._held.cache_clear()
+        compose._held_costs.cache_clear()
     found = api.compare(capture).discrepancy
     wrong = {f.id: (f.status, f.values) for f in found.findings if f.metric == "buffer_bytes"}
     assert found.verdict == "unexplained"

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from costproof.models.config import keys_of
-from costproof.models.families.deepseek_ocr.config import OcrConfig, from_normalised
-from costproof.models.families.deepseek_ocr.config_file import load_config, parse_config
+from costproof.models.families.deepseek_ocr.config import OcrConfig, from_normalised, load_config, parse_config
 
 VENDOR = Path(__file__).parents[1] / "data" / "vendor-config.json"
 

@@ -14,7 +14,7 @@ from costproof.ledger.errors import Incomplete, Problems
 from costproof.ledger.workload import Workload
 from costproof.models.decoding.decoder import config_of
 from costproof.models.decoding.runs import step_inputs
-from costproof.models.families.deepseek_ocr import build, runs
+from costproof.models.families.deepseek_ocr import native
 from costproof.models.families.deepseek_ocr.target import DeepseekOcr
 from costproof.patches import flash_attention
 from tests.tracers.realistic import quiet, small_ocr
@@ -82,14 +82,14 @@ def test_the_stand_in_computes_nothing() -> None:
 @needs_flash
 def test_the_decoder_alone_runs_it() -> None:
     before = surroundings()
-    model = build.build_model(CONFIG, attention="flash_attention_2")
+    model = native.build_model(CONFIG, attention="flash_attention_2")
     assert surroundings() == before
     config = config_of(model)
     vision = config.vision_config
     assert config.text_config._attn_implementation == "flash_attention_2"
     assert vision.sam_config._attn_implementation == vision.encoder_config._attn_implementation == "sdpa"
-    assert model(**runs.page_inputs(model, FLASH)).logits.shape == (1, 17, 96)
-    assert model(**step_inputs(model, FLASH, build.DECODER, 9)).logits.shape == (1, 1, 96)
+    assert model(**native.READER.page_inputs(model, FLASH)).logits.shape == (1, 17, 96)
+    assert model(**step_inputs(model, FLASH, native.DECODER, 9)).logits.shape == (1, 1, 96)
     assert surroundings() == before
 
 
@@ -102,7 +102,7 @@ def test_the_towers_cannot() -> None:
         ("sam_config", modeling.UnlimitedOcrSamVisionEncoder),
         ("encoder_config", modeling.UnlimitedOcrVisionEncoder),
     ):
-        config = getattr(build._modules()[1].UnlimitedOcrConfig(**CONFIG).vision_config, name)
+        config = getattr(native._modules()[1].UnlimitedOcrConfig(**CONFIG).vision_config, name)
         config._attn_implementation = "flash_attention_2"
         with (
             flash_attention.on_meta(),
@@ -117,7 +117,7 @@ def test_what_ran_is_said() -> None:
     target = small_ocr()
     model = target.build(FLASH)
     notes = [n for job in target.export_jobs(model, FLASH) for n in job.notes]
-    assert notes == list(target.build_run(FLASH, quiet).notes) == list(flash_attention.notes(build.DECODER.beside))
+    assert notes == list(target.build_run(FLASH, quiet).notes) == list(flash_attention.notes(native.DECODER.beside))
     assert "SAM and CLIP run scaled_dot_product_attention" in notes[0]
     assert flash_attention.compiled() or "stood in" in notes[1]
     assert target.build_run(PAGE, quiet).notes == ()

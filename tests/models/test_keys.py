@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 import torch
@@ -334,3 +334,48 @@ def test_heads_without_a_width_are_refused(tmp_path: Path) -> None:
     narrow = {**LLAMA, "model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "hidden_size": 2}
     with pytest.raises(Problems, match="rotation needs pairs"):
         _target(tmp_path, narrow)
+
+
+_GPT2: Final = {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 64, "n_positions": 48}
+_VISION: Final = {
+    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48, "image_size": 28,
+    "patch_size": 14,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
+def test_a_class_without_rotation_has_no_more_positions_by_its_keys(key: str, tmp_path: Path) -> None:
+    file = {**_GPT2, key: {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4}}
+    target = _target(tmp_path, file)
+    config: Any = target
+    assert config.config.max_positions == 48  # rows of the table of positions; AutoModelForCausalLM has as many
+    assert dict(config.config.waived)[f"$.{key}"] == UNREAD
+
+
+@pytest.mark.parametrize("kind", ["vit", "dinov2"])
+def test_heads_of_another_width_than_their_share_are_told(kind: str, tmp_path: Path) -> None:
+    file = {"model_type": kind, **_VISION}
+    _target(tmp_path, {**file, "head_dim": 8})
+    for wrong in (6, None):
+        with pytest.raises(Problems) as caught:
+            _target(tmp_path, {**file, "head_dim": wrong})
+        assert [str(getattr(p, "where", None)) for p in caught.value.problems] == ["$.head_dim"]
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3_moe"])
+def test_a_width_of_heads_that_is_null_is_refused(kind: str, tmp_path: Path) -> None:
+    """The classes take it from the file as it is, and raise it to a power."""
+    with pytest.raises(Problems) as caught:
+        _target(tmp_path, {**LLAMA, "model_type": kind, "architectures": None, "num_experts": 4, "head_dim": None})
+    assert [str(getattr(p, "where", None)) for p in caught.value.problems] == ["$.head_dim"]
+
+
+@pytest.mark.parametrize("file", [LLAMA, {**_GPT2, "num_hidden_layers": None}], ids=["llama", "gpt2"])
+def test_kinds_of_layers_that_are_more_than_the_layers_are_refused(file: dict[str, Any], tmp_path: Path) -> None:
+    file = {key: value for key, value in file.items() if value is not None}
+    _target(tmp_path, {**file, "layer_types": ["full_attention"] * 2})
+    with pytest.raises(Problems) as caught:
+        _target(tmp_path, {**file, "layer_types": ["full_attention"] * 3})
+    assert [str(getattr(p, "where", None)) for p in caught.value.problems] == ["$.layer_types"]
+    with pytest.raises(Exception, match="num_hidden_layers"):
+        AutoConfig.for_model(**{**file, "layer_types": ["full_attention"] * 3})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, Final
@@ -160,6 +161,20 @@ def test_what_the_formulas_do_not_cover_is_told_by_key(file: dict[str, Any], whe
     kind: Any = DeepseekV3Config if file["model_type"] == "deepseek_v3" else DeepseekV2Config
     kind.read(file, problems)
     assert where in [str(p.where) for p in problems if isinstance(p, BadInput)]
+
+
+@pytest.mark.parametrize("base", [V2, V3], ids=["v2", "v3"])
+def test_a_window_that_the_class_does_not_read_truncates_its_cache(base: dict[str, Any], tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({**base, "num_hidden_layers": 1, "sliding_window": 6}), encoding="utf-8")
+    ledger = costproof.capture(f"hf:{file}", sources=["static"], seq_len=9, new_tokens=1).ledger("static")
+    # DynamicCache keeps 5 tokens of a window of 6: 10 elements of the latent and 6 that are rotated, of two bytes.
+    assert ledger.stage_total("prefill", "kv_cache_bytes") == 5 * (10 + 6) * 2
+    assert ledger.stage_total("decode", "kv_cache_bytes") == 0
+    for key in ("layer_types", "attention_chunk_size"):
+        value: Any = ["sliding_attention"] * 2 if key == "layer_types" else 6
+        file.write_text(json.dumps({**base, key: value}), encoding="utf-8")
+        assert not isinstance(load_target(f"hf:{file}"), CausalTarget)
 
 
 def test_published_weights_without_experts() -> None:

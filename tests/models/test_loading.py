@@ -16,7 +16,7 @@ from transformers import UnlimitedOcrForConditionalGeneration
 
 from costproof.ledger.errors import BadInput, Problems
 from costproof.models.decoding.decoder import config_of
-from costproof.models.families.deepseek_ocr import build
+from costproof.models.families.deepseek_ocr import native
 from tests.tracers.realistic import quiet, small_ocr
 from tests.tracers.small import CONFIG, PAGE
 
@@ -27,7 +27,7 @@ Tensors = dict[str, torch.Tensor]
 def original() -> nn.Module:
     """A model with numbers that transformers made and initialised."""
     torch.manual_seed(7)
-    shape = build.build_model(CONFIG, dtype="float32")
+    shape = native.build_model(CONFIG, dtype="float32")
     model: nn.Module = UnlimitedOcrForConditionalGeneration._from_config(config_of(shape), dtype=torch.float32)
     for parameter in model.parameters():
         # Norms are all 1 and biases all 0 after initialisation: that would hide a mix-up.

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from costproof.ledger.errors import BadInput
-from costproof.models.families.deepseek_ocr.preprocess import choose_grid, image_sides
+from costproof.models.pages.page import choose_grid, image_sides
 
 
 def _original() -> Callable[[tuple[int, int], tuple[int, int], int, int], tuple[int, int]]:

@@ -14,8 +14,8 @@ from costproof.ledger.errors import BadInput, Incomplete, Problems
 from costproof.ledger.workload import Workload
 from costproof.models.decoding import runs as decoding
 from costproof.models.decoding.decoder import config_of
-from costproof.models.families.deepseek_ocr import build, runs
-from costproof.models.families.deepseek_ocr.page import Page, page_of, with_page
+from costproof.models.families.deepseek_ocr import native
+from costproof.models.pages.page import Page, page_of, with_page
 from tests.tracers.realistic import quiet, small_ocr
 from tests.tracers.small import PAGE
 
@@ -48,7 +48,7 @@ def test_buffers_are_those_that_transformers_computes() -> None:
 
 
 def test_the_prompt_is_image_tokens_and_then_text() -> None:
-    ids = runs.real_inputs(built(), SINGLE, 0)["input_ids"]
+    ids = native.READER.real_inputs(built(), SINGLE, 0)["input_ids"]
     # 10 vision tokens (see PAGE), token 5 is the image token.
     assert ids.shape == (1, 17)
     assert (ids[:, :10] == 5).all()
@@ -58,7 +58,7 @@ def test_the_prompt_is_image_tokens_and_then_text() -> None:
 
 def test_an_eager_mask_hides_what_comes_later() -> None:
     workload = replace(SINGLE, attention="eager")
-    mask = decoding.real_masks(built(workload), workload, build.DECODER, 3, 2)[0]
+    mask = decoding.real_masks(built(workload), workload, native.DECODER, 3, 2)[0]
     assert mask is not None
     least = torch.finfo(torch.float32).min
     # The last query sees all 5 keys, the first one the 3 that came before or with it.
@@ -72,12 +72,12 @@ def test_steps_through_the_cache_are_what_one_long_prompt_gives(attention: Any, 
     """Cache, positions and masks are right if N steps give the logits of a prompt that holds the N tokens."""
     workload = with_page(SINGLE, page, attention=attention, batch=2)
     model = built(workload)
-    found = runs.real_runs(model, workload, 0)
+    found = native.READER.real_runs(model, workload, 0)
     kwargs = dict(found[0].kwargs)
     tokens = [run.kwargs["input_ids"] for run in found[1:]]
     kwargs["input_ids"] = torch.cat([kwargs["input_ids"], *tokens], dim=1)
     length = kwargs["input_ids"].shape[1]
-    kwargs["attention_mask"] = build.DECODER.mask(decoding.real_masks(model, workload, build.DECODER, length, 0))
+    kwargs["attention_mask"] = native.DECODER.mask(decoding.real_masks(model, workload, native.DECODER, length, 0))
     whole = model(**kwargs).logits
     assert [run.context for run in found] == [None, length - 3, length - 2, length - 1]
     for i, run in enumerate(found[1:]):
@@ -92,7 +92,7 @@ def test_steps_through_the_cache_are_what_one_long_prompt_gives(attention: Any, 
 @pytest.mark.parametrize("experts", ["grouped_mm", "batched_mm", "eager"])
 def test_every_row_reaches_an_expert(experts: Any) -> None:
     workload = replace(SINGLE, experts=experts, batch=2)
-    page, step, *_ = runs.real_runs(built(workload), workload, 0)
+    page, step, *_ = native.READER.real_runs(built(workload), workload, 0)
     assert set(page.expert_tokens) == {f"model.language_model.layers.{i}.mlp.experts" for i in (1, 2)}
     # 2 x 17 tokens, 3 of 8 experts each; then one token per sequence.
     assert {sum(rows) for rows in page.expert_tokens.values()} == {2 * 17 * 3}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -11,10 +12,12 @@ from costproof.algebra.evaluation import evaluate
 from costproof.algebra.symbols import parse
 from costproof.ledger.errors import Problems
 from costproof.ledger.run import RunOptions
-from costproof.models.families.deepseek_ocr.config import ClipConfig, OcrConfig, SamConfig, TextConfig
-from costproof.models.families.deepseek_ocr.geometry import structure
+from costproof.models.families.deepseek_ocr.config import ClipConfig, OcrConfig
 from costproof.models.families.deepseek_ocr.target import DeepseekOcr
-from costproof.models.families.deepseek_ocr.workloads import make_workload
+from costproof.models.families.deepseek_ocr.workload import make_workload, structure
+from costproof.models.pages.config import PageDecoderConfig, SamConfig
+from costproof.models.registry import load_target
+from costproof.parametric.targets import evaluate_formulas
 from costproof.views.describe import model_line
 
 WORKLOADS = ("base", "gundam:3x2", "text-only")
@@ -77,7 +80,7 @@ def test_structure_follows_the_configuration() -> None:
         OcrConfig(),
         sam=SamConfig(layers=3, global_layers=(0,)),
         clip=ClipConfig(layers=2),
-        text=TextConfig(layers=5, dense_layers=4),
+        text=PageDecoderConfig(layers=5, dense_layers=4),
     )
     found = structure(config, make_workload("text-only", attention="eager", logits="last", experts="batched_mm"))
     assert found.views == ()
@@ -111,8 +114,8 @@ def test_the_model_is_built_as_configured() -> None:
         sam=SamConfig(hidden=16, layers=2, heads=2, mlp=24, image=128, window=3, global_layers=(1,), neck=8,
                       downsample=(8, 12)),
         clip=ClipConfig(hidden=12, layers=1, heads=2, mlp=8, image=28),
-        text=TextConfig(hidden=20, layers=3, dense_layers=2, heads=2, kv_heads=1, intermediate=8, experts=4, topk=2,
-                        moe_intermediate=6, vocab=50, max_positions=256),
+        text=PageDecoderConfig(hidden=20, layers=3, dense_layers=2, heads=2, kv_heads=1, intermediate=8, experts=4,
+                               topk=2, moe_intermediate=6, vocab=50, max_positions=256),
         image_token=49,
     )  # fmt: skip
     target = DeepseekOcr(config)
@@ -142,3 +145,17 @@ def test_what_is_not_published_is_said() -> None:
     start, _, cut = model_line(other.info()).partition(", cut to ")
     assert start == f"native, changed configuration {other.info().config_hash} (text.topk 8, published 6)"
     assert "decoder layers 2 of 12" in cut
+
+
+@pytest.mark.parametrize("name", ["deepseek-ocr", "deepseek-ocr2", "llava", "qwen2-5-vl"])
+@pytest.mark.parametrize("text_only", [True, False])
+def test_a_run_of_a_model_that_sees_without_steps_is_all_before_them(name: str, text_only: bool) -> None:
+    target: Any = load_target(name)
+    preset = "text-only" if text_only else None
+    alone, before = (target.workload(preset, new_tokens=steps) for steps in (0, 1))
+    with_steps = target.invocations(before)
+    assert target.invocations(alone) == with_steps[:-1]
+    found, whole = evaluate_formulas(target, alone), evaluate_formulas(target, before)
+    for metric in ("flops", "kv_cache_bytes"):
+        totals = [found.stage_total(stage, metric) or 0 for stage in target.stages]
+        assert totals == [*((whole.stage_total(s, metric) or 0) for s in target.stages[:-1]), 0]

@@ -20,10 +20,10 @@ from costproof.ledger.capture import Capture
 from costproof.ledger.errors import BadInput
 from costproof.ledger.progress import silent
 from costproof.ledger.run import run_options
-from costproof.models.families.deepseek_ocr.remote_code import build, patches, runs
-from costproof.models.families.deepseek_ocr.remote_code.snapshot import read_snapshot
-from costproof.models.families.deepseek_ocr.remote_code.target import RemoteCodeOcr
-from costproof.reports.graph.view import Choice, graph_view
+from costproof.models.families.deepseek_ocr import vendor, vendor_code
+from costproof.models.families.deepseek_ocr.snapshot import read_snapshot
+from costproof.models.families.deepseek_ocr.vendor import RemoteCodeOcr
+from costproof.reports.graph.view import GraphChoice, graph_view
 from costproof.tracers.dynamic import dynamic_ledger
 from costproof.views.verdicts import stage_words
 from tests.models.vendor import SMALL, SNAPSHOT, copied, tree
@@ -149,7 +149,7 @@ def test_calls_of_experts_are_those_that_the_router_chose(capture: Capture) -> N
 def test_the_experts_are_drawn_with_what_they_cost(capture: Capture) -> None:
     """Their costs are on the list that holds them, which nobody calls: 12 experts of 3 matrices in each layer."""
     for heavy in (False, True):
-        nodes = graph_view(capture, Choice(heavy=heavy)).nodes
+        nodes = graph_view(capture, GraphChoice(heavy=heavy)).nodes
         (family,) = (n for n in nodes if re.fullmatch(r"model\.layers\.\S+\.mlp\.experts\.\[\S+\]", n.pattern))
         layers = LAYERS - DENSE
         assert len(family.instances) == layers * EXPERTS
@@ -171,7 +171,7 @@ def test_grids_of_as_many_crops_are_told_apart() -> None:
     def grid(images_spatial_crop: list[int]) -> Any:
         images = [(torch.ones(4, 1), torch.ones(1, 1))]
         told = {"images": images, "images_spatial_crop": torch.tensor([images_spatial_crop])}
-        return runs.vision_inputs(None, (), {"input_ids": torch.ones(1, 9), **told})
+        return vendor._vision_inputs(None, (), {"input_ids": torch.ones(1, 9), **told})
 
     assert grid([2, 2]) == {"images": 1, "crops": (4,), "columns": (2,), "rows": (2,)}
     assert grid([4, 1]) == {"images": 1, "crops": (4,), "columns": (4,), "rows": (1,)}
@@ -216,11 +216,11 @@ def test_transformers_keeps_its_advice_unless_it_is_asked_for(monkeypatch: pytes
     before, usual = logging.get_verbosity(), logging.WARNING
     logging.set_verbosity(usual)  # another test of this process may have asked for less
     monkeypatch.delenv("TRANSFORMERS_VERBOSITY", raising=False)
-    with patches.patched(()):
+    with vendor_code.patched(()):
         assert logging.get_verbosity() == logging.ERROR
     assert logging.get_verbosity() == usual
     monkeypatch.setenv("TRANSFORMERS_VERBOSITY", "info")
-    with patches.patched(()):
+    with vendor_code.patched(()):
         assert logging.get_verbosity() == usual
     logging.set_verbosity(before)
 
@@ -231,8 +231,8 @@ class Boom(Exception):
 
 @pytest.mark.parametrize("error", [None, Boom, KeyboardInterrupt])
 def test_patches_are_gone_however_a_run_ends(error: type[BaseException] | None) -> None:
-    model = build.build(read_snapshot(SNAPSHOT), "float32", "cpu")
-    needed = patches.patches_for(model)
+    model = vendor_code.build_vendor(read_snapshot(SNAPSHOT), "float32", "cpu")
+    needed = vendor_code.patches_for(model)
     places = [(p.target, p.attribute) for p in needed]
     before = [getattr(*place) for place in places]
     assert len(before) == 2
@@ -240,7 +240,7 @@ def test_patches_are_gone_however_a_run_ends(error: type[BaseException] | None) 
     own = "cuda" in vars(torch.Tensor)  # inherited, unless somebody has wrapped it before
 
     def run() -> None:
-        with patches.patched(needed):
+        with vendor_code.patched(needed):
             assert all(getattr(*place) is not old for place, old in zip(places, before, strict=True))
             if error is not None:
                 raise error
@@ -272,14 +272,14 @@ def test_a_model_runs_alike_before_during_and_after(capture: Capture) -> None:
 
 @pytest.mark.thorough
 def test_a_patch_that_changes_a_bit_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = patches.patches_for
+    right = vendor_code.patches_for
 
-    def wrong(model: torch.nn.Module) -> tuple[patches.Patch, ...]:
+    def wrong(model: torch.nn.Module) -> tuple[vendor_code.VendorPatch, ...]:
         cuda, gelu = right(model)
-        return cuda, patches.Patch(gelu.name, gelu.why, gelu.target, gelu.attribute, torch.tanh, needed=False)
+        return cuda, vendor_code.VendorPatch(gelu.name, gelu.why, gelu.target, gelu.attribute, torch.tanh, needed=False)
 
-    monkeypatch.setattr(patches, "patches_for", wrong)
-    monkeypatch.setattr(runs, "patches_for", wrong)
+    monkeypatch.setattr(vendor_code, "patches_for", wrong)
+    monkeypatch.setattr(vendor, "patches_for", wrong)
     model = target()
     found = dynamic_ledger(model, model.workload(preset="base", base_size=128, text_tokens=2, dtype="float32"))
     assert "run page: traced forward 1 returned other logits than the untraced one" in found.trace_check.differences
@@ -288,7 +288,7 @@ def test_a_patch_that_changes_a_bit_is_found(monkeypatch: pytest.MonkeyPatch) ->
 def test_nothing_is_written_beside_the_code(tmp_path: Path) -> None:
     snapshot = copied(tmp_path)
     before = tree(snapshot)
-    build.build(read_snapshot(snapshot), "float32", "meta")
+    vendor_code.build_vendor(read_snapshot(snapshot), "float32", "meta")
     assert tree(snapshot) == before
 
 
@@ -302,7 +302,7 @@ def test_code_that_ends_the_program_is_bad_input(line: str, tmp_path: Path) -> N
     file.write_text(f"{text}{changes}\n{line}\n")
     before = os.getcwd(), dict(os.environ), list(sys.path)
     with pytest.raises(BadInput, match="the code of the snapshot failed") as caught:
-        build.build(named, "float32", "meta")
+        vendor_code.build_vendor(named, "float32", "meta")
     assert f"({file.name}:{len(text.splitlines()) + 2})" in str(caught.value.got)
     assert (os.getcwd(), dict(os.environ), list(sys.path)) == before
 
@@ -312,9 +312,9 @@ def test_the_native_classes_load_after_the_snapshot() -> None:
     """transformers must not believe afterwards that a stand-in of the import is an installed package."""
     code = (
         "from pathlib import Path\n"
-        "from costproof.models.families.deepseek_ocr.remote_code import build\n"
-        "from costproof.models.families.deepseek_ocr.remote_code.snapshot import read_snapshot\n"
-        f"build.build(read_snapshot(Path({str(SNAPSHOT)!r})), 'float32', 'meta')\n"
+        "from costproof.models.families.deepseek_ocr import vendor_code\n"
+        "from costproof.models.families.deepseek_ocr.snapshot import read_snapshot\n"
+        f"vendor_code.build_vendor(read_snapshot(Path({str(SNAPSHOT)!r})), 'float32', 'meta')\n"
         "from transformers.models.unlimited_ocr import modeling_unlimited_ocr\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -11,8 +11,8 @@ from costproof import api
 from costproof.ledger.errors import BadInput, Problems
 from costproof.ledger.progress import silent
 from costproof.ledger.run import run_options
-from costproof.models.families.deepseek_ocr.remote_code.snapshot import REQUIRED, read_snapshot
-from costproof.models.families.deepseek_ocr.remote_code.target import RemoteCodeOcr
+from costproof.models.families.deepseek_ocr.snapshot import REQUIRED, read_snapshot
+from costproof.models.families.deepseek_ocr.vendor import RemoteCodeOcr
 from costproof.models.registry import load_target
 from tests.cli.running import costproof, files
 from tests.models.vendor import SNAPSHOT, copied, rewritten, tree

@@ -12,7 +12,7 @@ from torch import nn
 from costproof.ledger.errors import Problems
 from costproof.ledger.progress import silent
 from costproof.ledger.run import run_options
-from costproof.models.families.deepseek_ocr.remote_code.target import RemoteCodeOcr
+from costproof.models.families.deepseek_ocr.vendor import RemoteCodeOcr
 from tests.models.vendor import SMALL, SNAPSHOT
 
 

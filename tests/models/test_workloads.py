@@ -12,11 +12,16 @@ from hypothesis import strategies as st
 
 from costproof.ledger.errors import BadInput, Problems
 from costproof.models.families.deepseek_ocr.config import OcrConfig
-from costproof.models.families.deepseek_ocr.geometry import invocations
-from costproof.models.families.deepseek_ocr.page import Page, page_of, page_workload, vision_tokens
-from costproof.models.families.deepseek_ocr.presets import PRESETS
 from costproof.models.families.deepseek_ocr.target import DeepseekOcr
-from costproof.models.families.deepseek_ocr.workloads import make_workload, parse_grid, problems_of
+from costproof.models.families.deepseek_ocr.workload import (
+    PRESETS,
+    invocations,
+    make_workload,
+    problems_of,
+    vision_tokens,
+)
+from costproof.models.pages.page import Page, page_of, page_workload
+from costproof.models.pages.workload import parse_grid
 
 
 def laid_out(page: Page) -> int:

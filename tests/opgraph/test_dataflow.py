@@ -96,10 +96,10 @@ def test_pairs_of_calls_are_counted_once_however_many_tensors_pass() -> None:
 
 
 def test_every_edge_of_a_model_runs_forward_between_calls_of_one_caller() -> None:
-    from costproof.models.families.deepseek_ocr import runs
+    from costproof.models.families.deepseek_ocr import native
     from costproof.tracers.torchlens_trace import trace_graph
 
-    work = cost_graph(trace_graph(runs.shape_runs(model(), PAGE)[0]).graph)
+    work = cost_graph(trace_graph(native.READER.shape_runs(model(), PAGE)[0]).graph)
     parents = {(c.module, c.call): c.parent for c in work.graph.calls}
     pairs = feeding_calls(work)
     assert all(parents[a] == parents[b] for a, b in pairs)

@@ -10,11 +10,12 @@ from torch import nn
 
 from costproof.algebra.symbols import parse, text
 from costproof.ledger.errors import Incomplete
-from costproof.models.families.deepseek_ocr import domain, draws
-from costproof.models.families.deepseek_ocr.any_side import AnySide
-from costproof.models.families.deepseek_ocr.config import OcrConfig, SamConfig
-from costproof.models.families.deepseek_ocr.page import page_of
-from costproof.models.families.deepseek_ocr.wrappers import symbolic_int
+from costproof.models.families.deepseek_ocr import proof as ocr_proof
+from costproof.models.families.deepseek_ocr.config import OcrConfig
+from costproof.models.families.deepseek_ocr.proof import AnySideOcr
+from costproof.models.pages.config import SamConfig
+from costproof.models.pages.modules import symbolic_int
+from costproof.models.pages.page import page_of
 from costproof.models.specs import ExportJob, SymbolicSize
 from costproof.run.proof_pieces import carry_out_piece
 from costproof.tracers.exported import Exported, export_graph
@@ -99,7 +100,7 @@ def test_what_rounds_has_one_form() -> None:
 
 def small(window: int) -> OcrConfig:
     """One layer, with windows; layers without are in the lines of README (tests/docs/test_command_lines.py)."""
-    drawn = draws.draw(1, 0).target.config
+    drawn = ocr_proof.draw(1, 0).target.config
     sam = SamConfig(8, 1, 2, 12, 64, 2, window, (), 4, (6, drawn.clip.hidden))
     return OcrConfig(sam, drawn.clip, drawn.text, drawn.image_token)
 
@@ -107,25 +108,25 @@ def small(window: int) -> OcrConfig:
 def test_the_side_that_stands_for_all() -> None:
     # Stride 8, windows of 3 patches of 2 pixels: whole windows at lcm(8, 6) = 24.
     config = small(3)
-    assert AnySide(config).whole_step == 24
-    side = page_of(AnySide(config).run())
-    whole = page_of(AnySide(config, tiled=True).run())
+    assert AnySideOcr(config).whole_step == 24
+    side = page_of(AnySideOcr(config).run())
+    whole = page_of(AnySideOcr(config, tiled=True).run())
     assert side is not None
     assert whole is not None
     assert (side.base_size % 8, side.base_size % 24 > 0, whole.base_size % 24) == (0, True, 0)
     # Windows of 4 patches are 8 pixels, the stride: every side is tiled.
-    assert AnySide(small(4)).whole_step == 8
+    assert AnySideOcr(small(4)).whole_step == 8
 
 
 @pytest.mark.thorough
 def test_every_side_is_described() -> None:
     config = small(3)
-    answer = carry_out_piece(domain._any_side(config)[0])
+    answer = carry_out_piece(ocr_proof._any_side(config)[0])
     assert {c.method for c in answer.claims} == {"identity"}
     assert answer.counterexamples == ()
     assert {c.invocation for c in answer.claims} == {"", "any"}
     # One feature has no neighbours; 24, 48, 72 … are tiled by windows; 64 is the position table's own side.
-    assert set(domain.symbolic_sides(config)) - set(answer.sizes["sam"]) == {8, 64, *range(24, 1025, 24)}
+    assert set(ocr_proof.symbolic_sides(config)) - set(answer.sizes["sam"]) == {8, 64, *range(24, 1025, 24)}
     (attention,) = (c for c in answer.claims if c.kind == "attention" and "layers.0" in c.module and "sam" in c.module)
     # 2 products of 2, 9 x 9 pairs in each of ceiling(H/6)**2 windows, 8 wide.
     assert attention.at_config == f"{2 * 2 * 81 * 8}*n*ceiling(H/6)**2"
@@ -143,10 +144,10 @@ def test_the_native_int_is_put_back() -> None:
 
 
 def test_jobs_of_whole_windows_are_sams() -> None:
-    config = draws.draw(1, 0).target.config
+    config = ocr_proof.draw(1, 0).target.config
     for target, stages in (
-        (AnySide(config), ["sam", "clip", "projector"]),
-        (AnySide(config, tiled=True), ["sam"]),
+        (AnySideOcr(config), ["sam", "clip", "projector"]),
+        (AnySideOcr(config, tiled=True), ["sam"]),
     ):
         workload = target.run()
         assert [j.stage for j in target.export_jobs(target.build(workload), workload)] == stages

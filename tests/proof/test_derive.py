@@ -14,8 +14,8 @@ from torch import nn
 from costproof.compare.proof.closed_form import closed_form
 from costproof.ledger.errors import BadInput, Incomplete
 from costproof.models.encoding import STAGE
+from costproof.models.generic.factories import Given
 from costproof.models.generic.huggingface import HuggingFace, numbers
-from costproof.models.generic.made import Given
 from costproof.models.generic.module import GenericTarget
 from costproof.models.specs import ExportJob, SymbolicSize
 from costproof.tracers.derive import fresh as fresh_module

@@ -15,7 +15,7 @@ from costproof.compare.proof.closed_form import closed_form, render
 from costproof.ledger.errors import BadInput, Incomplete
 from costproof.models.encoding import STAGE
 from costproof.models.families.gemma3 import Gemma3, Gemma3Config
-from costproof.models.generic.made import Given
+from costproof.models.generic.factories import Given
 from costproof.models.generic.module import GenericTarget
 from costproof.tracers.derive.closed import Derived, derive
 from costproof.tracers.derive.fresh import fresh_flops

@@ -17,11 +17,11 @@ from costproof.compare.proof.certificate import CERTIFICATE, Certificate, Seen, 
 from costproof.compare.proof.judge import Answer
 from costproof.ledger.errors import BadInput
 from costproof.ledger.workload import Workload
-from costproof.models.families.deepseek_ocr import domain, draws
-from costproof.models.families.deepseek_ocr.consistency import contradictions
-from costproof.models.families.deepseek_ocr.page import page_of
+from costproof.models.families.deepseek_ocr import proof as ocr_proof
 from costproof.models.families.deepseek_ocr.target import DeepseekOcr
-from costproof.models.families.deepseek_ocr.workloads import problems_of
+from costproof.models.families.deepseek_ocr.workload import problems_of
+from costproof.models.pages.config import contradictions
+from costproof.models.pages.page import page_of
 from costproof.models.proof import Piece
 from costproof.patches import flash_attention
 from costproof.reports.outputs import variants
@@ -45,7 +45,7 @@ class Anywhere(dict[str, str]):
 @example(seed=444, number=252)  # neither a page nor a text
 @given(seed=st.integers(0, 2**64), number=st.integers(0, 2**32))
 def test_any_draw_can_be_built_and_run(seed: int, number: int) -> None:
-    drawn = draws.draw(seed, number)
+    drawn = ocr_proof.draw(seed, number)
     assert contradictions(drawn.target.config, Anywhere()) == []
     assert problems_of(drawn.target.config, drawn.workload) == []
     sam, text = drawn.target.config.sam, drawn.target.config.text
@@ -57,23 +57,23 @@ def test_any_draw_can_be_built_and_run(seed: int, number: int) -> None:
 @given(seed=st.integers(0, 2**64))
 def test_a_drawn_parameter_takes_any_of_its_values(seed: int) -> None:
     # 40 draws of B from 64 values: all of them the same, if B were no longer drawn.
-    assert len({draws.draw(seed, number).workload.batch for number in range(40)}) > 1
+    assert len({ocr_proof.draw(seed, number).workload.batch for number in range(40)}) > 1
 
 
 @pytest.mark.skipif(bool(flash_attention.missing()), reason="draws take FlashAttention where its package is")
 def test_every_choice_is_drawn() -> None:
-    counts = Counter(c for number in range(500) for c in draws.choices(draws.draw(1, number)))
+    counts = Counter(c for number in range(500) for c in ocr_proof.choices(ocr_proof.draw(1, number)))
     assert len(counts) == 14
     assert min(counts.values()) >= 20
     assert max(counts.values()) < 500
 
 
 def test_steps_are_drawn_together_with_every_choice() -> None:
-    drawn = [draws.draw(1, number) for number in range(64)]
+    drawn = [ocr_proof.draw(1, number) for number in range(64)]
     several = [d for d in drawn if d.workload.new_tokens > 1]
     alone = {"several decode steps", "more layers than published"}
-    assert {c for d in several for c in draws.choices(d)} - alone == {
-        c for d in drawn for c in draws.choices(d)
+    assert {c for d in several for c in ocr_proof.choices(d)} - alone == {
+        c for d in drawn for c in ocr_proof.choices(d)
     } - alone
     assert max(d.target.config.text.dense_layers for d in several) > 1
     assert max(d.workload.new_tokens for d in drawn) == 3
@@ -81,29 +81,29 @@ def test_steps_are_drawn_together_with_every_choice() -> None:
 
 def test_all_symbols_of_formulas_are_drawn_or_named() -> None:
     # The three that are no numbers to draw: steps and grids are choices.
-    drawn = next(d for d in (draws.draw(1, number) for number in range(64)) if "grid" in d.workload.inputs)
+    drawn = next(d for d in (ocr_proof.draw(1, number) for number in range(64)) if "grid" in d.workload.inputs)
     ledger = drawn.target.formulas(drawn.workload)
-    found = degrees({e for n in ledger.nodes for e in n.exprs.values()}, draws.INDEPENDENT)
-    assert found.keys() - draws.RANGES.keys() == {"N", "grid_w", "grid_h"}
+    found = degrees({e for n in ledger.nodes for e in n.exprs.values()}, ocr_proof.INDEPENDENT)
+    assert found.keys() - ocr_proof.RANGES.keys() == {"N", "grid_w", "grid_h"}
 
 
 def test_draws_are_the_same_in_any_order() -> None:
-    assert draws.draw(3, 11) == draws.draw(3, 11)
-    assert draws.draw(3, 11).target.config != draws.draw(3, 12).target.config
+    assert ocr_proof.draw(3, 11) == ocr_proof.draw(3, 11)
+    assert ocr_proof.draw(3, 11).target.config != ocr_proof.draw(3, 12).target.config
 
 
 def test_sides_and_pages() -> None:
-    config = draws.draw(1, 1).target.config
+    config = ocr_proof.draw(1, 1).target.config
     step = config.sam.stride
-    assert all(s % step == 0 for s in domain.sides(config, 64, 2048))
-    grids = {w.inputs.get("grid") for w in domain.pages(config)} - {None}
+    assert all(s % step == 0 for s in ocr_proof.sides(config, 64, 2048))
+    grids = {w.inputs.get("grid") for w in ocr_proof.pages(config)} - {None}
     # Pairs of whole numbers with a product from 2 to 9: the numbers of divisors 2+2+3+2+4+2+4+3.
     assert len(grids) == 22
 
 
 def test_sides_one_by_one_have_a_layer_of_each_kind() -> None:
     # Published: 12 layers of SAM, of which 2, 5, 8 and 11 are global; one dense layer and one of experts need two.
-    proof = domain.proof(DeepseekOcr(), 0, 1, "64-2048")
+    proof = ocr_proof.proof(DeepseekOcr(), 0, 1, "64-2048")
     sides = [p.target.config for p in proof.pieces if p.phase == "sizes"]  # type: ignore[attr-defined]
     assert len(sides) == 2048 // 64
     assert {(c.sam.layers, c.sam.global_layers, c.clip.layers, c.text.layers) for c in sides} == {(3, (2,), 2, 2)}
@@ -112,14 +112,14 @@ def test_sides_one_by_one_have_a_layer_of_each_kind() -> None:
 
 
 def certificate(answers: list[tuple[str, str, Answer | str]], samples: int = 1) -> Certificate:
-    target = draws.draw(1, 0).target
-    return assemble_certificate(answers, target, domain.proof(target, samples, 1, "64-128"))
+    target = ocr_proof.draw(1, 0).target
+    return assemble_certificate(answers, target, ocr_proof.proof(target, samples, 1, "64-128"))
 
 
 def test_a_random_configuration_agrees_and_a_planted_mistake_does_not(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    one = draws.draw(1, 0)
+    one = ocr_proof.draw(1, 0)
     answer = carry_out_piece(one)
     assert (answer.claims, answer.counterexamples) == ((), ())
     assert min(answer.rows.values()) > 10
@@ -143,8 +143,8 @@ def test_a_random_configuration_agrees_and_a_planted_mistake_does_not(
 
 
 def test_a_certificate_says_what_was_varied_how_far() -> None:
-    target = draws.draw(1, 0).target
-    drawn = domain.proof(target, 40, 1, "64-128")
+    target = ocr_proof.draw(1, 0).target
+    drawn = ocr_proof.proof(target, 40, 1, "64-128")
     found = assemble_certificate([], target, drawn)
     batches = [p.workload.batch for p in drawn.pieces if p.phase == "draws"]
     assert found.coverage.seen["batch"] == Seen(len(set(batches)), min(batches), max(batches))
@@ -208,7 +208,7 @@ def test_bad_settings(settings: dict[str, Any], where: str) -> None:
 
 
 def test_a_target_that_does_not_say_what_a_proof_ranges_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(proof, "loaded", lambda asked: SmallTarget())
+    monkeypatch.setattr(proof, "load_run_target", lambda asked: SmallTarget())
     with pytest.raises(BadInput, match="range"):
         prove("deepseek-ocr")
 
@@ -220,7 +220,7 @@ def test_a_piece_that_fails_says_why() -> None:
 
 
 def test_pieces_have_names_of_their_own() -> None:
-    target = draws.draw(1, 0).target
+    target = ocr_proof.draw(1, 0).target
     names = [p.id for p in target.proof(23, 1, "64-512").pieces]
     assert len(set(names)) == len(names)
     assert names[-1] == "draws: 22"

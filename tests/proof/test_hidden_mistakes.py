@@ -10,7 +10,7 @@ from benchmarks.proof_mutations import DEFAULT, TINY
 
 from costproof.ledger.evaluate import evaluate_ledger
 from costproof.ledger.node import Ledger
-from costproof.models.families.deepseek_ocr.draws import draw
+from costproof.models.families.deepseek_ocr.proof import draw
 from costproof.models.families.deepseek_ocr.target import DeepseekOcr
 from costproof.patches import flash_attention
 

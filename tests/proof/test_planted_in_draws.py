@@ -11,7 +11,7 @@ import sympy
 
 from costproof.analytic import compose, mlp
 from costproof.analytic.costs import costs_of
-from costproof.analytic.feed_forward import Mixture
+from costproof.analytic.feed_forward import ExpertMixture
 from costproof.models.decoding import formulas as dense
 from costproof.models.proof import Piece, WithProof
 from costproof.run.proof_pieces import carry_out_piece
@@ -32,18 +32,18 @@ def smallest(family: str, fits: Callable[[Any], bool]) -> Piece[Any]:
 def no_formula_is_kept() -> Iterator[None]:
     """Formulas are computed once for equal layers; a planted mistake must be seen, and no later test see it."""
     costs_of.cache_clear()
-    compose._spent.cache_clear()
+    compose._module_costs.cache_clear()
     yield
     costs_of.cache_clear()
-    compose._spent.cache_clear()
+    compose._module_costs.cache_clear()
 
 
 def test_an_inner_width_that_is_rounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rounding to 8 is right in every published mixture, and wherever experts are grouped GEMMs."""
     piece = smallest("mixtral", lambda p: p.workload.experts == "batched_mm" and p.target.config.intermediate % 8)
 
-    def rounded(**fields: Any) -> Mixture:
-        return Mixture(**{**fields, "inner": 8 * sympy.ceiling(fields["inner"] / 8)})
+    def rounded(**fields: Any) -> ExpertMixture:
+        return ExpertMixture(**{**fields, "inner": 8 * sympy.ceiling(fields["inner"] / 8)})
 
     monkeypatch.setattr(dense, "Mixture", rounded)
     found = carry_out_piece(replace(piece, stages=("prefill",))).counterexamples

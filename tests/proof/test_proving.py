@@ -17,7 +17,7 @@ from costproof.compare.proof.certificate import Settings
 from costproof.compare.proof.judge import Answer
 from costproof.ledger.errors import BadInput
 from costproof.ledger.workload import Workload
-from costproof.models.families.deepseek_ocr import domain, draws
+from costproof.models.families.deepseek_ocr import proof as ocr_proof
 from costproof.models.proof import Piece, Provable
 from costproof.run import proof as proving
 from costproof.run.proof import ProofCheckpoint
@@ -69,7 +69,7 @@ CONTRADICTIONS: Final[list[tuple[tuple[str, ...], Callable[[Any], Any], str]]] =
 def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Result]:
     """``costproof prove`` of a tiny model, with one identity."""
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
-    monkeypatch.setattr(domain, "variants", lambda: (Workload("text", 12, 4),))
+    monkeypatch.setattr(ocr_proof, "variants", lambda: (Workload("text", 12, 4),))
     monkeypatch.setattr(proving, "_carry_out", in_this_process)
     return lambda *arguments: costproof("prove", *arguments, cwd=tmp_path)
 
@@ -109,7 +109,7 @@ def test_a_planted_mistake_is_refuted_with_its_term(
 
 
 def test_an_interrupted_proof_goes_on(tmp_path: Path) -> None:
-    target = draws.draw(1, 0).target
+    target = ocr_proof.draw(1, 0).target
     run = Workload("text", 12, 4)
     tasks = [Piece(f"draws: {i}", "draws", target, run, stages=("none",), sizes={}) for i in range(6)]
     settings = Settings(6, 1, "{}")

@@ -13,7 +13,7 @@ from costproof.compare.diff.diff import diff
 from costproof.compare.diff.types import Change, Changes, Diff, Quantity
 from costproof.ledger.baseline import Baseline, Folded, RowTree, fold_capture
 from costproof.ledger.workload import counted_line
-from costproof.reports.diff import diff_csv, percent, sentence, told
+from costproof.reports.diff import attribute_changes, diff_csv, diff_sentence, percent
 from costproof.reports.escape import markdown
 from costproof.reports.markdown import BUDGET
 from costproof.reports.outputs import variants
@@ -112,7 +112,7 @@ def small() -> Diff:
 def test_what_did_it_in_words() -> None:
     """310 of 2,656 are 11.67 %: 240 alone and half of 140; 130 are 4.89 %: 60 and the other half."""
     parts = "+60 FLOP alone and +70 FLOP together with"
-    assert list(told(small())) == [
+    assert list(attribute_changes(small())) == [
         (
             "text.hidden 1280 → 1536, text.heads 10 → 12",
             "add 310 FLOP (+11.7 %; all in sam), of which +240 FLOP alone and +70 FLOP together with text.topk",
@@ -130,7 +130,7 @@ def test_the_stage_that_has_half_of_it_is_named(share: int, words: str) -> None:
     one, *others = found.stages
     flops = replace(one.totals["flops"], shares={"text.topk": share})
     less = replace(found, stages=(replace(one, totals={"flops": flops}), *others))
-    assert dict(told(less))["text.topk 6 → 8"].startswith(f"adds 130 FLOP {words}, of which")
+    assert dict(attribute_changes(less))["text.topk 6 → 8"].startswith(f"adds 130 FLOP {words}, of which")
 
 
 def test_a_small_change(golden: Golden) -> None:
@@ -167,7 +167,9 @@ def test_what_is_incomplete_is_said_first() -> None:
     }
     folded = replace(head.sources["analytic"], rows=rows)
     found = diff(side(3), replace(head, sources={"analytic": folded}))
-    assert sentence(found).startswith("Incomplete: the analytic source does not know flops of sam/part.layer.block0")
+    assert diff_sentence(found).startswith(
+        "Incomplete: the analytic source does not know flops of sam/part.layer.block0"
+    )
     assert "unknown" in diff_md(found)
 
 

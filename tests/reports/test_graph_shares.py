@@ -13,7 +13,7 @@ from costproof.ledger.environment import installed
 from costproof.ledger.node import CostNode, Ledger
 from costproof.reports.graph.picture import Edge, GraphView
 from costproof.reports.graph.svg import slide, svg
-from costproof.reports.graph.view import Choice, graph_view
+from costproof.reports.graph.view import GraphChoice, graph_view
 from costproof.reports.outputs import variants
 from tests.cli.running import costproof
 from tests.cli.running import files as files_in
@@ -29,7 +29,7 @@ def test_shares_are_of_all_that_is_drawn() -> None:
     # 607 FLOPs: 2 blocks of 100 + 200, and 7 of the head. 600 / 607 = 98.8 %, 400 / 607 = 65.9 %, 7 / 607 = 1.2 %
     assert [nodes[p].share for p in ("net", "net.b.[0-1].l2", "head")] == ["98.8 %", "65.9 %", "1.2 %"]
     assert nodes["(root)"].share == ""
-    stage = {n.pattern: n for n in graph_view(_capture(), Choice(stage="sam")).nodes}
+    stage = {n.pattern: n for n in graph_view(_capture(), GraphChoice(stage="sam")).nodes}
     assert stage["net.b.[0-1].l1"].share == "33.3 %"
 
 

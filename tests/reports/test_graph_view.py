@@ -13,7 +13,7 @@ from costproof.ledger.metrics import TRAFFIC
 from costproof.ledger.node import CostNode, Ledger, UnknownOp
 from costproof.ledger.workload import Invocation, TensorSpec
 from costproof.reports.graph.picture import GraphView
-from costproof.reports.graph.view import Choice, graph_view
+from costproof.reports.graph.view import GraphChoice, graph_view
 from tests.reports.drawing import callgraph, captured
 from tests.reports.toy import toy
 
@@ -93,27 +93,27 @@ def test_bytes_moved_are_those_of_all_five_ways() -> None:
 
 
 def test_depth_cuts_and_says_so() -> None:
-    view = graph_view(_capture(), Choice(depth=2))
+    view = graph_view(_capture(), GraphChoice(depth=2))
     assert _patterns(view) == ["(root)", "net", "head", "net.b.[0-1]"]
     assert view.nodes[-1].hidden == 4
     assert view.notes == ("4 families of modules lie deeper than depth 2 and are left out",)
-    assert graph_view(_capture(), Choice(depth=3)).notes == ()
+    assert graph_view(_capture(), GraphChoice(depth=3)).notes == ()
 
 
 def test_a_stage_shows_its_modules_and_its_costs_alone() -> None:
-    view = graph_view(_capture(), Choice(stage="decode"))
+    view = graph_view(_capture(), GraphChoice(stage="decode"))
     assert [(n.pattern, n.params, n.flops) for n in view.nodes] == [("head", 5, 7)]
 
 
 def test_a_prefix_starts_anew() -> None:
-    view = graph_view(_capture(), Choice(prefix="net.b.1"))
+    view = graph_view(_capture(), GraphChoice(prefix="net.b.1"))
     assert _patterns(view) == ["net.b.1", *(f"net.b.1.{n}" for n in _INSIDE)]
     assert (view.nodes[0].depth, view.nodes[0].calls, view.nodes[0].params) == (0, 1, 31)
     assert _flow(view) == ["n1 -> l1", "l1 -> n2", "n2 -> l2"]
 
 
 def test_heavy_leaves_out_norms_and_keeps_the_way_of_the_data() -> None:
-    view = graph_view(_capture(), Choice(heavy=True))
+    view = graph_view(_capture(), GraphChoice(heavy=True))
     assert _patterns(view) == ["(root)", "net", "head", "net.b.[0-1]", "net.b.[0-1].l1", "net.b.[0-1].l2"]
     assert _flow(view) == ["net -> head", "l1 -> l2"]
     assert _flow(graph_view(_capture())) == ["net -> head", "n1 -> l1", "l1 -> n2", "n2 -> l2"]
@@ -130,7 +130,7 @@ def test_unknown_is_not_zero() -> None:
 
 def test_ids_do_not_depend_on_what_is_shown() -> None:
     whole = {n.pattern: n.id for n in graph_view(_capture()).nodes}
-    for choice in (Choice(depth=1), Choice(heavy=True), Choice(stage="decode")):
+    for choice in (GraphChoice(depth=1), GraphChoice(heavy=True), GraphChoice(stage="decode")):
         assert all(whole[n.pattern] == n.id for n in graph_view(_capture(), choice).nodes)
 
 
@@ -149,23 +149,23 @@ def test_images_and_crops_of_the_events_are_checked() -> None:
 
 
 def test_a_link_holds_the_path_of_the_module() -> None:
-    view = graph_view(_capture(), Choice(link="https://x.y/{class}#{path}"))
+    view = graph_view(_capture(), GraphChoice(link="https://x.y/{class}#{path}"))
     assert {n.pattern: n.link for n in view.nodes}["net.b.[0-1]"] == "https://x.y/Block#net.b.0"
 
 
 @pytest.mark.parametrize(
     ("choice", "what"),
     [
-        (Choice(depth=-1), "a depth cannot be negative"),
-        (Choice(stage="samm"), "no such stage"),
-        (Choice(prefix="net.c"), "no such module"),
-        (Choice(stage="clip"), "no module is left to show"),
-        (Choice(link="javascript:alert(1)"), "this address cannot be linked to"),
-        (Choice(link="https://a b"), "this address cannot be linked to"),
-        (Choice(link=" data:text/html,x"), "this address cannot be linked to"),
+        (GraphChoice(depth=-1), "a depth cannot be negative"),
+        (GraphChoice(stage="samm"), "no such stage"),
+        (GraphChoice(prefix="net.c"), "no such module"),
+        (GraphChoice(stage="clip"), "no module is left to show"),
+        (GraphChoice(link="javascript:alert(1)"), "this address cannot be linked to"),
+        (GraphChoice(link="https://a b"), "this address cannot be linked to"),
+        (GraphChoice(link=" data:text/html,x"), "this address cannot be linked to"),
     ],
 )
-def test_what_cannot_be_shown_is_refused(choice: Choice, what: str) -> None:
+def test_what_cannot_be_shown_is_refused(choice: GraphChoice, what: str) -> None:
     with pytest.raises(BadInput, match=what):
         graph_view(_capture(), choice)
 
@@ -200,14 +200,14 @@ def _experts(**changes: object) -> Capture:
 
 @pytest.mark.parametrize("heavy", [False, True])
 def test_a_list_gives_what_it_bears_to_all_that_it_holds(heavy: bool) -> None:
-    nodes = {n.pattern: n for n in graph_view(_experts(), Choice(heavy=heavy)).nodes}
+    nodes = {n.pattern: n for n in graph_view(_experts(), GraphChoice(heavy=heavy)).nodes}
     family = nodes["moe.list.[0-3]"]
     assert (family.params, family.flops, len(family.instances), family.not_executed) == (40, 300, 4, 1)
     assert (nodes["moe"].params, nodes["moe"].flops) == (40, 300)
 
 
 def test_nobody_knows_which_part_of_a_list_one_module_has() -> None:
-    alone = graph_view(_experts(), Choice(prefix="moe.list.1")).nodes
+    alone = graph_view(_experts(), GraphChoice(prefix="moe.list.1")).nodes
     assert [(n.pattern, n.params, n.flops) for n in alone] == [
         ("moe.list.1", None, None), ("moe.list.1.up", None, None),
     ]  # fmt: skip

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from costproof.reports.graph.dot import MAX_EDGES, MAX_NODES, MAX_TEXT, mermaid
 from costproof.reports.graph.picture import Edge, GraphView, Node
 from costproof.reports.graph.svg import svg
-from costproof.reports.graph.view import Choice, graph_view
+from costproof.reports.graph.view import GraphChoice, graph_view
 from costproof.reports.outputs import variants
 from tests.conftest import Golden
 from tests.reports.drawing import callgraph, captured
@@ -50,7 +50,7 @@ def _view(nodes: int, calls: int = 0, flow: int = 0) -> GraphView:
 @pytest.mark.parametrize("kind", WRITERS)
 @pytest.mark.parametrize("case", ["alternating", "skipped experts", "two parents", "recursion"])
 def test_goldens(case: str, kind: str, golden: Golden) -> None:
-    view = graph_view(captured(CASES[case][0]), Choice(link="#{path}"))
+    view = graph_view(captured(CASES[case][0]), GraphChoice(link="#{path}"))
     golden(f"reports/graph/{case.replace(' ', '-')}.{kind}", WRITERS[kind](view))
 
 
@@ -86,7 +86,7 @@ def test_tooltips_hold_parameters_and_shapes() -> None:
 
 def test_hostile_names_stay_text_everywhere() -> None:
     graph = callgraph({HOSTILE: HOSTILE, f"{HOSTILE}.x": "Y"}, ((HOSTILE, (f"{HOSTILE}.x",)),), root=HOSTILE)
-    view = graph_view(captured(graph), Choice(link="x?{path}&{class}"))
+    view = graph_view(captured(graph), GraphChoice(link="x?{path}&{class}"))
     for write in WRITERS.values():
         text = write(view)
         text.encode("utf-8")

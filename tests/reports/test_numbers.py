@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from costproof.ledger.plural import plural
-from costproof.reports.measure import seconds
-from costproof.views.numbers import bounded, exact, human, share
+from costproof.reports.measure import format_nanoseconds
+from costproof.views.numbers import exact, human, human_or_bound, share
 
 SCALE = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15, "E": 10**18}
 
@@ -51,9 +51,9 @@ def test_exact_groups_digits_and_never_calls_unknown_zero() -> None:
 
 
 def test_a_lower_bound_is_marked() -> None:
-    assert bounded(None, 864, "FLOP") == "≥ 864 FLOP"
-    assert bounded(5, 864, "FLOP") == "5 FLOP"
-    assert bounded(None, None) == "?"
+    assert human_or_bound(None, 864, "FLOP") == "≥ 864 FLOP"
+    assert human_or_bound(5, 864, "FLOP") == "5 FLOP"
+    assert human_or_bound(None, None) == "?"
 
 
 def test_share() -> None:
@@ -85,7 +85,7 @@ def test_a_share_is_the_nearest_tenth(part: int, whole: int) -> None:
 
 def test_times_are_rounded_half_up() -> None:
     nanoseconds = (1_499, 1_500, 999_499, 999_500, 12_349_999, 12_350_000, 999_949_999, 999_950_000, 1_234_500_000)
-    assert [seconds(n) for n in nanoseconds] == [
+    assert [format_nanoseconds(n) for n in nanoseconds] == [
         "1 µs", "2 µs", "999 µs", "1.0 ms", "12.3 ms", "12.4 ms", "999.9 ms", "1.000 s", "1.235 s",
     ]  # fmt: skip
     assert share(None, 3) == ""

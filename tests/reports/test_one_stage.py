@@ -11,7 +11,7 @@ from costproof.compare.diff.diff import diff
 from costproof.ledger.baseline import Baseline, Folded, fold_capture
 from costproof.ledger.capture import Capture
 from costproof.ledger.plural import plural, verb
-from costproof.reports.gate import sentence
+from costproof.reports.gate import gate_sentence
 from costproof.reports.html.capture_page import capture_page
 from costproof.reports.html.notebook import cell
 from costproof.reports.outputs import variants
@@ -85,7 +85,7 @@ def test_counts_of_one() -> None:
     assert (verb(1), verb(2), verb(0, "differs", "differ")) == ("is", "are", "differ")
     first = next(c for c in over().checks if c.status == "over")
     found = replace(over(), checks=(first,), incomplete=("a reason",), verdict="incomplete")
-    assert sentence(found).endswith(" 1 of 1 check is over the limit.")
+    assert gate_sentence(found).endswith(" 1 of 1 check is over the limit.")
 
 
 def test_there_is_one_helper() -> None:

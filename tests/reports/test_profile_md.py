@@ -10,7 +10,7 @@ from costproof.ledger.files import json_text
 from costproof.ledger.profile import PROFILE, Measured, ModuleTime, OperatorTime, Profile, StageTime, Timing
 from costproof.ledger.run import RunOptions
 from costproof.ledger.schema import from_data, to_data
-from costproof.reports.measure import seconds
+from costproof.reports.measure import format_nanoseconds
 from costproof.reports.outputs import variants
 from costproof.reports.report import Report, write_report
 from tests.reports.toy import toy
@@ -54,7 +54,7 @@ def test_a_cut_model_is_said_to_be_one() -> None:
     [(0, "0 µs"), (45_900, "46 µs"), (12_399_999, "12.4 ms"), (1_234_999_999, "1.235 s"), (61_000_000_000, "61.000 s")],
 )
 def test_seconds(nanoseconds: int, text: str) -> None:
-    assert seconds(nanoseconds) == text
+    assert format_nanoseconds(nanoseconds) == text
 
 
 def test_timing() -> None:

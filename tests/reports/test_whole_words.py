@@ -8,7 +8,7 @@ from costproof.ledger.capture import WholeModel
 from costproof.reports.escape import markdown
 from costproof.reports.outputs import variants
 from costproof.reports.report import Report
-from costproof.reports.static import how, not_known
+from costproof.reports.static import stack_sentences, unknown_sentences
 from costproof.reports.summary import summary_text
 from tests.reports.toy import toy
 
@@ -24,11 +24,11 @@ WHOLE = WholeModel(
 
 
 def test_every_stack_says_what_its_layers_stand_for() -> None:
-    assert how(WHOLE) == [
+    assert stack_sentences(WHOLE) == [
         "model.layers: 4 of 32 layers were counted and stand for 1, 1, 22 and 8; checked with 8",
         "vision|blocks: 1 of 27 layers were counted and stand for 27; checked with 2",
     ]
-    assert not_known(WHOLE) == [
+    assert unknown_sentences(WHOLE) == [
         "not known: activation bytes written, bytes, floor: two numbers", "not known: key/value cache bytes: no rule",
     ]  # fmt: skip
 

@@ -284,7 +284,7 @@ def test_where_no_graph_is_in_symbols_there_is_no_row(monkeypatch: pytest.Monkey
         ("graph peak not known in symbols: of this test",),
     )
     calls = (CallPeaks("prefill", "prompt", "", None, None, notes=why), known)
-    monkeypatch.setattr("costproof.run.sweep_parts.measured", lambda *_, **__: calls)
+    monkeypatch.setattr("costproof.run.sweep_parts.measure_peaks", lambda *_, **__: calls)
     tally = sweep("llama", {"batch": "1:3"}, metrics=["graph_peak_bytes"]).stream(lambda _: None)
     ((reason, one),) = tally.refused.items()
     assert (tally.rows, one["count"], reason) == (0, 3, "a graph peak is not known in symbols (prefill prompt)")
@@ -304,7 +304,7 @@ def test_graph_peaks_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
             made.append(CallPeaks(stage, call, "", graph, None, form=form, holds=holds))
         return tuple(made)
 
-    monkeypatch.setattr("costproof.run.sweep_parts.measured", measured)
+    monkeypatch.setattr("costproof.run.sweep_parts.measure_peaks", measured)
     over = {"batch": "1,2", "text_tokens": "7,150,201"}
     made = sweep("llama", over, metrics=["graph_peak_bytes"])
     frame = made.frame()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from costproof.ledger.run import RunOptions
-from costproof.models.families.deepseek_ocr.config_file import parse_config
+from costproof.models.families.deepseek_ocr.config import parse_config
 from costproof.models.families.deepseek_ocr.target import DeepseekOcr
 from tests.tracers.small import CONFIG
 

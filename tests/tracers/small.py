@@ -13,8 +13,8 @@ from torch import nn
 from costproof.ledger.metrics import Conventions
 from costproof.ledger.run import RunOptions
 from costproof.ledger.workload import FLOAT_BYTES, Invocation, TargetInfo, Workload
-from costproof.models.families.deepseek_ocr import build, exports, runs
-from costproof.models.families.deepseek_ocr.page import Page, page_of, page_workload
+from costproof.models.families.deepseek_ocr import native
+from costproof.models.pages.page import Page, page_of, page_workload
 from costproof.models.specs import Built, ExportJob, Run
 from costproof.models.target import NamedWorkload, Setting
 
@@ -62,7 +62,7 @@ STAGES = ("sam", "clip", "projector", "prefill", "decode")
 @cache
 def model(dtype: str = "bfloat16", attention: str = "sdpa", experts: str = "grouped_mm") -> nn.Module:
     """The small model; shared between tests, so no test may change it."""
-    return build.build_model(CONFIG, dtype=dtype, attention=attention, experts=experts)  # type: ignore[arg-type]
+    return native.build_model(CONFIG, dtype=dtype, attention=attention, experts=experts)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,19 +139,19 @@ class SmallTarget:
 
     def stages_of(self, path: str, workload: Workload) -> tuple[str, ...]:
         """Where the native model's modules work."""
-        return build.PARTS.stages(path, workload.new_tokens)
+        return native.NATIVE_STAGES.stages(path, workload.new_tokens)
 
     def export_jobs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
         """The native model's exports."""
-        return exports.export_jobs(model, workload)
+        return native.export_jobs(model, workload)
 
     def runs(self, model: nn.Module, workload: Workload) -> tuple[Run, ...]:
         """The native model's runs."""
-        return runs.shape_runs(model, workload)
+        return native.READER.shape_runs(model, workload)
 
     def stage_runs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
         """The native model's stages alone."""
-        return exports.stage_runs(model, workload)
+        return native.stage_runs(model, workload)
 
 
 PAGE = page_workload("page", Page(128, 64, (2, 1)), text_tokens=7, new_tokens=4)

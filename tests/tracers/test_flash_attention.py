@@ -12,7 +12,7 @@ from costproof.compare.compare import compare
 from costproof.compare.counters import explain_counter
 from costproof.ledger.counter import CounterCall
 from costproof.ledger.run import ALL_SOURCES
-from costproof.models.families.deepseek_ocr.page import with_page
+from costproof.models.pages.page import with_page
 from costproof.models.specs import Run
 from costproof.opgraph.rules.registry import UnknownCost, cost_of
 from costproof.patches import flash_attention

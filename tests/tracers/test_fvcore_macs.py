@@ -22,8 +22,8 @@ from costproof.ledger.metrics import FVCORE
 from costproof.ledger.node import Ledger
 from costproof.ledger.run import RunOptions
 from costproof.ledger.workload import Workload
-from costproof.models.families.deepseek_ocr import build
-from costproof.models.families.deepseek_ocr.page import Page, page_workload, with_page
+from costproof.models.families.deepseek_ocr import native
+from costproof.models.pages.page import Page, page_workload, with_page
 from costproof.models.specs import ExportJob
 from costproof.opgraph.costed import cost_graph
 from costproof.opgraph.fvcore_macs import fvcore_nodes
@@ -170,7 +170,7 @@ def fewer_layers() -> nn.Module:
     vision["sam_config"] |= {"num_hidden_layers": 2, "global_attn_indexes": [1]}
     vision["encoder_config"]["num_hidden_layers"] = 1
     config["text_config"]["num_hidden_layers"] = 2
-    return build.build_model(config, dtype="bfloat16", attention="sdpa", experts="grouped_mm")
+    return native.build_model(config, dtype="bfloat16", attention="sdpa", experts="grouped_mm")
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from costproof.ledger.callgraph import TensorAt
-from costproof.models.families.deepseek_ocr import runs
+from costproof.models.families.deepseek_ocr import native
 from costproof.models.specs import Run
 from costproof.tracers.callgraph import call_graph
 from costproof.tracers.hooks import trace_hooks
@@ -57,7 +57,7 @@ def test_no_hook_stays_when_the_run_breaks(error: type[BaseException]) -> None:
 def test_the_cache_grows_by_the_prompt_and_by_one_token() -> None:
     # Keys and values of 5 heads x 16 in 2 bytes, 17 tokens: 2 * 5 * 16 * 17 * 2 = 5,440 per layer; one step: 320.
     small = model()
-    page, *steps = runs.shape_runs(small, PAGE)
+    page, *steps = native.READER.shape_runs(small, PAGE)
     layers = [f"model.language_model.layers.{i}.self_attn" for i in range(3)]
     assert trace_hooks(page).cache_growth == dict.fromkeys(layers, 5440)
     assert [s.context for s in steps] == [17, 18, 20]
@@ -69,14 +69,14 @@ def test_the_cache_grows_by_the_prompt_and_by_one_token() -> None:
 
 
 def test_a_run_can_be_repeated() -> None:
-    step = runs.shape_runs(model(), PAGE)[1]
+    step = native.READER.shape_runs(model(), PAGE)[1]
     assert trace_hooks(step).call_counts == trace_hooks(step).call_counts
     assert set(trace_hooks(step).cache_growth.values()) == {320}
     assert step.kwargs["past_key_values"].get_seq_length() == 17
 
 
 def test_both_views_run_through_the_tower() -> None:
-    counts = trace_hooks(runs.shape_runs(model(), PAGE)[0]).call_counts
+    counts = trace_hooks(native.READER.shape_runs(model(), PAGE)[0]).call_counts
     assert counts["model.vision_tower.sam_encoder.layers.0.attn.qkv"] == 2
     assert counts["model.language_model.layers.2.mlp.experts"] == 1
     assert counts["(root)"] == counts["model"] == counts["lm_head"] == 1
@@ -111,7 +111,7 @@ def test_the_page_and_the_steps_tell_what_they_are() -> None:
     # One page of two crops, 17 tokens, three decoder layers; then steps at contexts 17, 18 and 20.
     marks = [
         [(e.name, e.data) for e in trace_hooks(run).events if e.event == "mark"]
-        for run in runs.shape_runs(model(), PAGE)
+        for run in native.READER.shape_runs(model(), PAGE)
     ]
     assert marks[0] == [
         ("page", {"run": "page"}),

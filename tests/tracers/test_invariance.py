@@ -14,7 +14,7 @@ import pytest
 
 from costproof.ledger.node import Ledger
 from costproof.ledger.workload import AttentionKind, Dtype, ExpertKernel
-from costproof.models.families.deepseek_ocr.page import Page, with_page
+from costproof.models.pages.page import Page, with_page
 from costproof.patches import flash_attention
 from costproof.tracers.dynamic import dynamic_ledger
 from costproof.tracers.static import static_ledger

@@ -11,8 +11,8 @@ from torch import nn
 
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.workload import Workload
-from costproof.models.families.deepseek_ocr import exports
-from costproof.models.families.deepseek_ocr.page import with_page
+from costproof.models.families.deepseek_ocr import native
+from costproof.models.pages.page import with_page
 from costproof.models.specs import ExportJob
 from costproof.opgraph.costed import cost_graph
 from costproof.tracers.isolated import isolated_ledger, stage_nodes, trace_stage
@@ -33,7 +33,7 @@ def test_known_numbers() -> None:
 
 
 def test_every_invocation_is_run_at_its_own_size() -> None:
-    runs = {r.id: r for r in exports.stage_runs(model(), replace(PAGE, batch=2, attention="eager"))}
+    runs = {r.id: r for r in native.stage_runs(model(), replace(PAGE, batch=2, attention="eager"))}
     assert list(runs) == [
         "sam@global", "clip@global", "projector@global", "sam@crops", "clip@crops", "projector@crops",
         "glue", "prefill", "step@17", "step@18", "step@20",
@@ -58,7 +58,7 @@ def test_one_of_many_steps_says_nothing_about_a_bent_line() -> None:
         """The last step is traced at another context than it says."""
 
         def stage_runs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
-            runs = exports.stage_runs(model, workload)
+            runs = native.stage_runs(model, workload)
             last = runs[-1]
             assert last.context is not None
             return (*runs[:-1], replace(last, context=last.context + 1))

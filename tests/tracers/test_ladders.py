@@ -15,8 +15,8 @@ from costproof.ledger.errors import Incomplete
 from costproof.ledger.node import Ledger, total
 from costproof.ledger.run import RunOptions
 from costproof.ledger.workload import TargetInfo, Workload
+from costproof.models.generic.export_wrappers import around
 from costproof.models.generic.makers import known
-from costproof.models.generic.modules import around
 from costproof.models.specs import ExportJob, Run, SymbolicSize
 from costproof.opgraph.account import account
 from costproof.opgraph.costed import cost_graph

@@ -9,8 +9,10 @@ from transformers.models.unlimited_ocr import modeling_unlimited_ocr as modeling
 from costproof.models.decoding.build import running
 from costproof.models.decoding.decoder import config_of
 from costproof.models.decoding.runs import step_inputs
-from costproof.models.families.deepseek_ocr import build, exports, runs
-from costproof.models.families.deepseek_ocr.page import Page, page_workload, vision_tokens, with_page
+from costproof.models.families.deepseek_ocr import native
+from costproof.models.families.deepseek_ocr.workload import vision_tokens
+from costproof.models.pages.jobs import stride
+from costproof.models.pages.page import Page, page_workload, with_page
 from tests.tracers.small import CONFIG, PAGE, model
 
 
@@ -24,7 +26,7 @@ def test_the_model_is_on_meta_in_the_run_s_dtype() -> None:
 
 
 def test_the_window_covers_the_context() -> None:
-    small = build.build_model(CONFIG, context=40_000)
+    small = native.build_model(CONFIG, context=40_000)
     assert config_of(small).text_config.sliding_window > 40_000
 
 
@@ -42,8 +44,8 @@ def test_the_window_covers_the_context() -> None:
     ],
 )
 def test_stages(path: str, stage: str) -> None:
-    assert build.PARTS.stage(path) == stage
-    assert build.PARTS.stage(path, "decode") == ("decode" if stage == "prefill" else stage)
+    assert native.NATIVE_STAGES.stage(path) == stage
+    assert native.NATIVE_STAGES.stage(path, "decode") == ("decode" if stage == "prefill" else stage)
 
 
 @pytest.mark.parametrize(
@@ -57,8 +59,8 @@ def test_stages(path: str, stage: str) -> None:
 )
 def test_vision_tokens(page: Page | None, tokens: int) -> None:
     workload = page_workload("w", page, text_tokens=5)
-    assert vision_tokens(page, build.stride(model())) == tokens
-    assert runs.READER.length(model(), workload) == tokens + 5
+    assert vision_tokens(page, stride(model())) == tokens
+    assert native.READER.length(model(), workload) == tokens + 5
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
@@ -68,27 +70,27 @@ def test_vision_tokens(page: Page | None, tokens: int) -> None:
 def test_every_run_runs_without_further_care(dtype: str, attention: str, experts: str, page: Page | None) -> None:
     workload = page_workload("w", page, 4, 2, 2, dtype, attention, "last", experts)
     small = model(dtype, attention, experts)
-    result = small(**runs.page_inputs(small, workload))
+    result = small(**native.READER.page_inputs(small, workload))
     assert result.logits.shape == (2, 1, 96)
-    step = small(**step_inputs(small, workload, build.DECODER, 9))
+    step = small(**step_inputs(small, workload, native.DECODER, 9))
     assert step.logits.shape == (2, 1, 96)
-    assert sum(k.shape[-2] for k, *_ in [c[::2] for c in build.DECODER.cache_tensors(step.past_key_values)]) == 3 * 9
+    assert sum(k.shape[-2] for k, *_ in [c[::2] for c in native.DECODER.cache_tensors(step.past_key_values)]) == 3 * 9
 
 
 def test_logits_of_all_positions() -> None:
     small = model()
-    assert small(**runs.page_inputs(small, PAGE)).logits.shape == (1, 17, 96)
+    assert small(**native.READER.page_inputs(small, PAGE)).logits.shape == (1, 17, 96)
 
 
 def test_no_patch_is_left_after_a_run_or_an_error() -> None:
     check = modeling.torch_compilable_check
     small = model("float32")
     workload = replace(PAGE, dtype="float32")
-    small(**runs.page_inputs(small, workload))
+    small(**native.READER.page_inputs(small, workload))
     assert modeling.torch_compilable_check is check
 
     def interrupted() -> None:
-        with build.unchecked():
+        with native.unchecked():
             assert modeling.torch_compilable_check is not check
             raise KeyboardInterrupt
 
@@ -111,7 +113,7 @@ def test_the_grouped_shape_kernel_is_that_of_the_real_one() -> None:
 
 
 def test_exports_of_a_page() -> None:
-    jobs = exports.export_jobs(model(), PAGE)
+    jobs = native.export_jobs(model(), PAGE)
     assert [(j.id, j.stage, j.invocations) for j in jobs] == [
         ("sam@128", "sam", ("global",)),
         ("clip@128", "clip", ("global",)),
@@ -126,12 +128,12 @@ def test_exports_of_a_page() -> None:
 
 
 def test_views_of_one_size_share_an_export() -> None:
-    jobs = exports.export_jobs(model(), with_page(PAGE, Page(128, 128, (1, 2))))
+    jobs = native.export_jobs(model(), with_page(PAGE, Page(128, 128, (1, 2))))
     assert [(j.id, j.invocations) for j in jobs if j.stage == "sam"] == [("sam@128", ("global", "crops"))]
 
 
 def test_a_text_only_run_has_no_vision_and_no_glue() -> None:
-    jobs = exports.export_jobs(model(), with_page(PAGE, None))
+    jobs = native.export_jobs(model(), with_page(PAGE, None))
     assert [j.id for j in jobs] == ["prefill", "step"]
 
 
@@ -139,12 +141,12 @@ def test_a_text_only_run_has_no_vision_and_no_glue() -> None:
     ("steps", "contexts"), [(1, [17]), (2, [17, 18]), (3, [17, 18, 19]), (4, [17, 18, 20]), (9, [17, 21, 25])]
 )
 def test_the_steps_that_are_traced(steps: int, contexts: list[int]) -> None:
-    found = runs.shape_runs(model(), replace(PAGE, new_tokens=steps))
+    found = native.READER.shape_runs(model(), replace(PAGE, new_tokens=steps))
     assert [r.context for r in found] == [None, *contexts]
 
 
 def test_parts_are_exchanged_in_a_copy_alone() -> None:
     small = model()
     before = dict(small.get_submodule("model")._modules)
-    exports.export_jobs(small, PAGE)
+    native.export_jobs(small, PAGE)
     assert dict(small.get_submodule("model")._modules) == before

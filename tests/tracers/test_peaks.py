@@ -27,8 +27,8 @@ from costproof.models.families.deepseek_ocr.target import DeepseekOcr
 from costproof.models.families.llama import Llama, LlamaConfig
 from costproof.models.families.mistral import Mistral, MistralConfig
 from costproof.models.families.qwen3_moe import Qwen3Moe, Qwen3MoeConfig
-from costproof.models.generic.alike import alike
-from costproof.models.generic.at_hand import at_hand
+from costproof.models.generic.copies import alike
+from costproof.models.generic.live_module import at_hand
 from costproof.models.image_text.modules import PartModule
 from costproof.models.specs import ExportJob, SymbolicSize
 from costproof.models.target import Exportable

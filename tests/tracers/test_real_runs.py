@@ -12,7 +12,7 @@ import torch
 from costproof.compare.compare import compare
 from costproof.ledger.capture import Capture
 from costproof.ledger.workload import Workload
-from costproof.models.families.deepseek_ocr.page import with_page
+from costproof.models.pages.page import with_page
 from costproof.run.capture import count_sources
 from costproof.run.prepare import Prepared
 from costproof.tracers.dynamic import dynamic_ledger, output_differences, record_output

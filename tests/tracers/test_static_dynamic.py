@@ -15,7 +15,7 @@ from costproof.compare.compare import compare
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.workload import Workload
-from costproof.models.families.deepseek_ocr.page import Page, page_workload, with_page
+from costproof.models.pages.page import Page, page_workload, with_page
 from costproof.models.specs import Built, ExportJob
 from costproof.opgraph.merge import DecodeStep, evidence, merge_nodes, sum_all_steps, sum_traced_steps
 from costproof.run.capture import count_sources

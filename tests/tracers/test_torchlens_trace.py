@@ -10,8 +10,8 @@ from torch import nn
 
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.workload import Dtype
-from costproof.models.families.deepseek_ocr import runs
-from costproof.models.families.deepseek_ocr.page import with_page
+from costproof.models.families.deepseek_ocr import native
+from costproof.models.pages.page import with_page
 from costproof.opgraph.account import account, locator
 from costproof.opgraph.costed import cost_graph
 from costproof.opgraph.graph import ModuleCall
@@ -157,7 +157,7 @@ def test_the_whole_page_has_the_flops_that_torch_counts(dtype: Dtype) -> None:
 
     workload = replace(PAGE, experts="batched_mm", batch=2, dtype=dtype)
     small = model(dtype, "sdpa", "batched_mm")
-    run = runs.shape_runs(small, workload)[0]
+    run = native.READER.shape_runs(small, workload)[0]
     traced = trace_graph(run)
     found = account(cost_graph(traced.graph), locator(run.locate, traced.graph.calls))
     assert traced.problems == ()
@@ -172,7 +172,7 @@ def test_the_whole_page_has_the_flops_that_torch_counts(dtype: Dtype) -> None:
 )
 def test_grouped_experts_are_seen_in_every_dtype(dtype: Dtype) -> None:
     # Two sparse layers, two grouped GEMMs each; 7 tokens x top 3 = 21 rows.
-    run = runs.shape_runs(model(dtype), replace(with_page(PAGE, None), dtype=dtype))[0]
+    run = native.READER.shape_runs(model(dtype), replace(with_page(PAGE, None), dtype=dtype))[0]
     grouped = [op for op in trace_graph(run).graph.ops if "grouped_mm" in op.name]
     assert [op.outputs[0].shape for op in grouped] == [(21, 48), (21, 80)] * 2
     assert {op.outputs[0].dtype for op in grouped} == {dtype}

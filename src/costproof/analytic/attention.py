@@ -1,4 +1,4 @@
-"""Attention: scores, softmax and weighted sum, with the key/value cache."""
+"""Cost attention: scores, softmax and weighted sum, with the key/value cache."""
 
 from __future__ import annotations
 
@@ -91,26 +91,27 @@ class Attention:
     capped: bool = False
     """Whether scores pass cap x tanh(score / cap): 3 operations each."""
     sinks: bool = False
-    """Whether every head has a score of its own beside those of the keys."""
+    """Whether every head has a learned score besides those of the keys."""
     scaled: Literal["scores", "queries"] = "scores"
     value_dim: Size | None = None
-    """Width of a value; ``None``: ``head_dim``."""
+    """Width of a value (default: ``head_dim``)."""
     new_keys: Size | None = None
-    """New keys per sequence; ``None``: one for every query."""
+    """New keys per sequence (default: one for every query)."""
     window: Size = 0
-    """Keys that a query sees, itself included, where the context has filled that; 0: it has not, or there is none."""
+    """Keys that a query sees, itself included, once the context has filled the window; 0 if it has not, or if there
+    is no window."""
     causal: bool = False
-    """Whether a query sees the keys up to its own alone."""
+    """Whether a query sees only the keys up to its own position."""
     hidden: Size = 0
-    """Pairs of a query and a key of one head and sequence that a mask hides, where it is not causal."""
+    """Pairs of a query and a key, per head and sequence, hidden by a mask that is not causal."""
     written_out: bool = False
-    """Whether products and softmax are operators of their own."""
+    """Whether products and softmax are separate operators."""
     seen: Size | None = None
-    """Pairs of a query and a key of one head and sequence, where blocks of a sequence attend each to itself; ``None``:
-    every query sees all keys."""
+    """Pairs of a query and a key, per head and sequence, if a sequence is cut into blocks that each attend to
+    themselves (default: every query sees all keys)."""
 
     def costs(self) -> LayerCosts:
-        """The costs of one call."""
+        """Return the costs of one call."""
         past = self.past if self.window == 0 or self.past == 0 else self.window - 1
         new = self.queries if self.new_keys is None else self.new_keys
         value_dim = self.head_dim if self.value_dim is None else self.value_dim
@@ -143,11 +144,11 @@ class Attention:
             output_bytes=self.batch * self.queries * self.heads * value_dim * self.item_bytes,
             kv_read_bytes=past_elements * self.item_bytes,
             kv_cache_bytes=self.batch * kept * self.kv_heads * both * self.item_bytes if self.cached else 0,
-            between=(joined + self._between(scores, query_elements)) * self.item_bytes,
+            intermediate_bytes=(joined + self._between(scores, query_elements)) * self.item_bytes,
         )
 
     def _hidden(self) -> Size:
-        """Pairs of a query and a key of one head and sequence that the mask hides."""
+        """Return the pairs of a query and a key, per head and sequence, that the mask hides."""
         if not self.causal:
             return self.hidden
         n, w = sympy.sympify(self.queries), sympy.sympify(self.window)
@@ -158,7 +159,7 @@ class Attention:
         return n**2 - n * w + w * (w - 1) / 2
 
     def _between(self, scores: Size, query_elements: Size) -> Size:
-        """Elements that its operators move among themselves beside those of the cache."""
+        """Return the elements that its operators write for each other, besides those of the cache."""
         if not self.written_out:
             return 0
         operators = 1 + (3 if self.capped else 0) + (0 if self.bias == "none" else 1)

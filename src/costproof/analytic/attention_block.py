@@ -1,4 +1,4 @@
-"""Attention with its projections: what stands between the two norms of a layer."""
+"""Combine attention with its projections, norms and rotation into the modules of a block."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from costproof.analytic.attention import Attention, Bias
-from costproof.analytic.compose import Call, Part
+from costproof.analytic.compose import ModulePart, StackCall
 from costproof.analytic.costs import Layer, Size
 from costproof.analytic.linear import Linear
 from costproof.analytic.norms import NORMS, NormKind
@@ -23,27 +23,27 @@ class AttentionBlock:
     """
 
     width: Size
-    """Of the hidden states."""
+    """Width of the hidden states."""
     heads: Size
     kv_heads: Size
     head_dim: Size
     value_dim: Size | None = None
-    """Width of a value head; ``None``: ``head_dim``."""
+    """Width of a value head (default: ``head_dim``)."""
     inner: Size | None = None
-    """A name for heads x head_dim, such as ``width`` where a model has them equal."""
+    """Symbol for heads x head_dim, such as ``width`` in a model where they are equal."""
     bias: tuple[Projection, ...] = ()
-    """Projections with a bias."""
+    """Which projections have a bias."""
     fused: bool = False
-    """Whether one projection makes queries, keys and values."""
+    """Whether one projection computes queries, keys and values."""
     qk_norm: Literal["none", "head", "whole"] = "none"
-    """Whether queries and keys are normalised: each head, or all heads of a token as one row."""
+    """Whether queries and keys are normalized, per head or per token over all heads."""
     qk_norm_kind: NormKind = "rms"
     rotary: Size = 0
-    """Elements of every head that are rotated: all, or a part of them; 0: none."""
+    """Elements of every head that are rotated, all or a part; 0 for none."""
     pairs: bool = False
     """Whether a cosine and a sine rotate a pair; else halves are negated and copied."""
     own_table: bool = False
-    """Whether the block makes its cosines and sines itself, by a matrix product."""
+    """Whether the block computes its cosines and sines itself, by a matrix product."""
     cached: bool = True
     causal: bool = False
     hidden: Size = 0
@@ -51,43 +51,43 @@ class AttentionBlock:
     mask: Bias = "none"
     capped: bool = False
     sinks: bool = False
-    """These six as in :class:`~costproof.analytic.attention.Attention`."""
+    """This and the next five fields are those of :class:`~costproof.analytic.attention.Attention`."""
     scaled: Literal["scores", "queries"] = "scores"
     seen: Size | None = None
-    """As in :class:`~costproof.analytic.attention.Attention`."""
+    """See :class:`~costproof.analytic.attention.Attention`."""
     written_out: bool = False
     beside: tuple[Layer, ...] = ()
-    """What else runs in the module of the attention."""
+    """Further layers in the module of the attention."""
 
-    def parts(self, role: str, call: Call) -> tuple[Part, ...]:
-        """Its modules as self attention."""
+    def parts(self, role: str, call: StackCall) -> tuple[ModulePart, ...]:
+        """Return its modules as self attention."""
         b, rows = call.item_bytes, call.rows
         q, k, v, _ = self._widths()
-        fused = (Part(f"{role}.qkv", (Linear(rows, self.width, q + k + v, b, "q" in self.bias),)),)
+        fused = (ModulePart(f"{role}.qkv", (Linear(rows, self.width, q + k + v, b, "q" in self.bias),)),)
         turned = (call.batch, call.tokens, self.heads, self.kv_heads, self.rotary)
         rotary = RotaryPairs(*turned, b) if self.pairs else Rotary(*turned, b, self.head_dim - self.rotary)
         table = RotaryProduct(call.tokens, self.rotary, b)
         return (
-            Part(role, (self._core(call), *((rotary,) if self.rotary != 0 else ()), *self.beside)),
+            ModulePart(role, (self._core(call), *((rotary,) if self.rotary != 0 else ()), *self.beside)),
             *(fused if self.fused else (self._in(role, x, rows, b) for x in ("q", "k", "v"))),
             self._out(role, rows, b),
             *self._norms(role, rows, b),
-            *((Part(f"{role}.rotary", (table,)),) if self.own_table else ()),
+            *((ModulePart(f"{role}.rotary", (table,)),) if self.own_table else ()),
         )
 
-    def cross_parts(self, role: str, call: Call) -> tuple[Part, ...]:
-        """Its modules as cross attention: keys and values of ``call.memory`` rows that are new, and of the cache."""
+    def cross_parts(self, role: str, call: StackCall) -> tuple[ModulePart, ...]:
+        """Return its modules as cross attention, with ``call.memory`` new keys and those of the cache."""
         b, rows, new = call.item_bytes, call.rows, call.batch * call.memory
         core = replace(self._core(call, new_keys=call.memory, past=call.memory_past), causal=False)
         return (
-            Part(role, (core, *self.beside)),
+            ModulePart(role, (core, *self.beside)),
             self._in(role, "q", rows, b),
             self._in(role, "k", new, b, called=call.memory != 0),
             self._in(role, "v", new, b, called=call.memory != 0),
             self._out(role, rows, b),
         )
 
-    def _core(self, call: Call, new_keys: Size | None = None, past: Size | None = None) -> Attention:
+    def _core(self, call: StackCall, new_keys: Size | None = None, past: Size | None = None) -> Attention:
         return Attention(
             batch=call.batch,
             queries=call.tokens,
@@ -111,7 +111,7 @@ class AttentionBlock:
         )
 
     def _widths(self) -> tuple[Size, Size, Size, Size]:
-        """Of all queries, all keys, all values, and of what attention returns.
+        """Return the widths of all queries, all keys, all values, and the attention's result.
 
         Branches: one symbol for both kinds of heads gives one expression, whichever of the two it is written in.
         """
@@ -121,20 +121,20 @@ class AttentionBlock:
             return q, k, k, q
         return q, k, self.kv_heads * self.value_dim, self.heads * self.value_dim
 
-    def _in(self, role: str, which: Literal["q", "k", "v"], rows: Size, b: Size, *, called: bool = True) -> Part:
+    def _in(self, role: str, which: Literal["q", "k", "v"], rows: Size, b: Size, *, called: bool = True) -> ModulePart:
         width = self._widths()["qkv".index(which)]
-        return Part(f"{role}.{which}", (Linear(rows, self.width, width, b, which in self.bias),), called)
+        return ModulePart(f"{role}.{which}", (Linear(rows, self.width, width, b, which in self.bias),), called)
 
-    def _out(self, role: str, rows: Size, b: Size) -> Part:
-        return Part(f"{role}.out", (Linear(rows, self._widths()[3], self.width, b, "out" in self.bias),))
+    def _out(self, role: str, rows: Size, b: Size) -> ModulePart:
+        return ModulePart(f"{role}.out", (Linear(rows, self._widths()[3], self.width, b, "out" in self.bias),))
 
-    def _norms(self, role: str, rows: Size, b: Size) -> tuple[Part, ...]:
+    def _norms(self, role: str, rows: Size, b: Size) -> tuple[ModulePart, ...]:
         if self.qk_norm == "none":
             return ()
         norm, (q, k, *_) = NORMS[self.qk_norm_kind], self._widths()
         if self.qk_norm == "whole":
-            return Part(f"{role}.q_norm", (norm(rows, q, b),)), Part(f"{role}.k_norm", (norm(rows, k, b),))
+            return ModulePart(f"{role}.q_norm", (norm(rows, q, b),)), ModulePart(f"{role}.k_norm", (norm(rows, k, b),))
         return (
-            Part(f"{role}.q_norm", (norm(rows * self.heads, self.head_dim, b),)),
-            Part(f"{role}.k_norm", (norm(rows * self.kv_heads, self.head_dim, b),)),
+            ModulePart(f"{role}.q_norm", (norm(rows * self.heads, self.head_dim, b),)),
+            ModulePart(f"{role}.k_norm", (norm(rows * self.kv_heads, self.head_dim, b),)),
         )

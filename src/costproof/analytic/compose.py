@@ -1,4 +1,4 @@
-"""From layers to cost nodes: which formulas stand behind which module, in which call of which stage."""
+"""Compose layers into cost nodes: assign formulas to modules, and evaluate them for each call of each stage."""
 
 from __future__ import annotations
 
@@ -27,70 +27,70 @@ class Container:
     source: ClassVar[str] = "torch.nn.Module"
 
     def costs(self) -> LayerCosts:
-        """Nothing."""
-        return LayerCosts(between=0)
+        """Return zero costs."""
+        return LayerCosts(intermediate_bytes=0)
 
 
 CONTAINER: Final = Container()
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
-    """The sizes of one call of a stack of layers."""
+class StackCall:
+    """Sizes of one call of a stack of layers."""
 
     batch: Size
-    """Sequences."""
+    """Number of sequences."""
     tokens: Size
     """New tokens per sequence."""
     item_bytes: Size
     past: Size = 0
     """Tokens per sequence in the cache before the call."""
     memory: Size = 0
-    """New keys per sequence for cross attention; 0: those of the cache alone."""
+    """New keys per sequence for cross attention; 0 if all of them are in the cache."""
     memory_past: Size = 0
-    """Keys for cross attention in the cache before the call."""
+    """Keys per sequence for cross attention in the cache before the call."""
 
     @property
     def rows(self) -> Size:
-        """Tokens of all sequences."""
+        """Return the tokens of all sequences."""
         return self.batch * self.tokens
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """One module and the formulas of its own operators; children are parts of their own."""
+class ModulePart:
+    """A module and the formulas of its own operators; child modules are separate parts."""
 
     role: str
-    """What it is in the model, in words that no implementation chooses: ``text.layer.mlp.gate``."""
+    """Name of the module's function in the model, independent of implementations: ``text.layer.mlp.gate``."""
     layers: tuple[Layer, ...] = (CONTAINER,)
-    """Several formulas where one module does several things; the first owns the module's node."""
+    """Formulas of the module's operators; the first owns the module's node."""
     called: bool = True
     """Whether its forward runs; a module that is not called may still own parameters."""
     times: int = 1
-    """How often its forward runs in one call of the model; ``layers`` say what all these runs cost."""
+    """Runs of the forward in one call of the model; ``layers`` give the costs of all these runs together."""
     group: bool = False
-    """Whether it stands for modules below it of which data decides which run: it has their costs, and no calls."""
+    """Whether the part represents submodules of which data decides which run; it has their costs and no calls."""
     i: int = 0
-    """The number of the layer that it stands in."""
+    """Number of the layer that contains the module."""
 
 
 def _one_call(expr: sympy.Expr) -> sympy.Expr:
     return expr
 
 
-def numbered(i: int, parts: Iterable[Part]) -> tuple[Part, ...]:
-    """The parts as those of layer ``i``."""
+def in_layer(i: int, parts: Iterable[ModulePart]) -> tuple[ModulePart, ...]:
+    """Return the parts with the layer number ``i``."""
     return tuple(replace(part, i=i) for part in parts)
 
 
-def module_of(part: Part, names: Mapping[str, str]) -> str:
-    """The module path of a part in an implementation.
+def module_of(part: ModulePart, names: Mapping[str, str]) -> str:
+    """Return the module path of a part in an implementation.
 
     Args:
-        names: role -> module path, in which ``{i}`` is the number of the layer.
+        names: role -> module path, with ``{i}`` for the number of the layer.
 
     Raises:
-        BadInput: the implementation does not say where the part sits.
+        BadInput: the implementation has no path for the role.
     """
     path = names.get(part.role)
     if path is None:
@@ -98,10 +98,10 @@ def module_of(part: Part, names: Mapping[str, str]) -> str:
     return path.replace("{i}", str(part.i))
 
 
-def stage_nodes(stage: str, parts: Iterable[Part], names: Mapping[str, str]) -> Iterator[CostNode]:
-    """What the modules of a stage hold whatever is run: parameters and buffers; names as in :func:`module_of`."""
+def stage_nodes(stage: str, parts: Iterable[ModulePart], names: Mapping[str, str]) -> Iterator[CostNode]:
+    """Yield the stage-wide costs of modules, parameters and buffers; names as in :func:`module_of`."""
     for part in parts:
-        owner, exprs, unknown = _held(part.layers)
+        owner, exprs, unknown = _held_costs(part.layers)
         if exprs:
             costs: dict[Metric, int | None] = dict.fromkeys(unknown)
             yield CostNode(stage, "", module_of(part, names), "", costs, dict(exprs), owner, role=part.role)
@@ -110,31 +110,32 @@ def stage_nodes(stage: str, parts: Iterable[Part], names: Mapping[str, str]) -> 
 def invocation_nodes(
     stage: str,
     invocation: str,
-    parts: Iterable[Part],
+    parts: Iterable[ModulePart],
     names: Mapping[str, str],
     *,
     border: Size | None = None,
     calls: Size = 1,
     summed: Callable[[sympy.Expr], sympy.Expr] = _one_call,
 ) -> Iterator[CostNode]:
-    """What one invocation costs, per module and per operator kind, and on the root what it moves at least.
+    """Yield the costs of one invocation by module and operator kind, with the floor on the root.
 
     Args:
         names: see :func:`module_of`.
-        border: bytes of activations, given masks among them, that pass between the stage and what is outside of it in
-            one call; ``None``: not worked out, so neither is the floor.
-        calls: how often the stage runs in the invocation.
-        summed: from the cost of one call to the cost of all of them (decode steps).
+        border: bytes of activations, given masks included, that cross the boundary of the stage in one call; ``None``
+            if not
+            derived, in which case there is no floor.
+        calls: calls of the stage in the invocation.
+        summed: maps the cost of one call to the cost of all of them (decode steps).
     """
     called = [(module_of(part, names), part) for part in parts if part.called]
-    found = _texts() if border is None else _texts((FLOOR, summed(border + _lasting(part for _, part in called))))
-    unknown = _unknown(costs_of(x) for _, part in called for x in part.layers)
+    found = _texts() if border is None else _texts((FLOOR, summed(border + _lasting_bytes(part for _, part in called))))
+    unknown = _unknown_metrics(costs_of(x) for _, part in called for x in part.layers)
     unsaid: dict[Metric, int | None] = {FLOOR: None} if border is None or "weight_read_bytes" in unknown else {}
     root = names.get("root", "")
     if all(module != root for module, _ in called):
         yield CostNode(stage, invocation, root, "", unsaid, found, CONTAINER.name, role="root")
     for module, part in called:
-        whole, kinds, unknown = _spent(part.layers, summed)
+        whole, kinds, unknown = _module_costs(part.layers, summed)
         counted = _texts(("calls", 0 if part.group else part.times * calls))
         costs: dict[Metric, int | None] = dict.fromkeys(unknown)
         if module == root:
@@ -144,8 +145,8 @@ def invocation_nodes(
             yield CostNode(stage, invocation, module, kind, {}, dict(exprs), owner, role=part.role)
 
 
-def _lasting(parts: Iterable[Part]) -> sympy.Expr:
-    """Bytes of parameters, buffers and the cache that all these modules read and write; equal ones are counted."""
+def _lasting_bytes(parts: Iterable[ModulePart]) -> sympy.Expr:
+    """Return the bytes of parameters, buffers and the cache that the modules read and write."""
     number = Counter(part.layers for part in parts)
     return sum_sizes(n * costs_of(x).lasting_bytes for layers, n in number.items() for x in layers)
 
@@ -154,9 +155,11 @@ _Texts = dict[Metric, str]
 
 
 @lru_cache(maxsize=8192)
-def _held(layers: tuple[Layer, ...]) -> tuple[str, _Texts, frozenset[Metric]]:
-    """Return the formula that owns the parameters of a module, or else its buffers, what both come to, and the metrics
-    of these that are not known; computed once for equal modules."""
+def _held_costs(layers: tuple[Layer, ...]) -> tuple[str, _Texts, frozenset[Metric]]:
+    """Return the owning formula of a module's parameters or buffers, their costs, and unknown metrics.
+
+    Memoized, so that equal modules are computed once.
+    """
     costs = [costs_of(layer) for layer in layers]
     exprs = _texts(
         ("params", sum_sizes(c.params for c in costs)),
@@ -166,20 +169,22 @@ def _held(layers: tuple[Layer, ...]) -> tuple[str, _Texts, frozenset[Metric]]:
     )
     held = [x.name for x, c in zip(layers, costs, strict=True) if c.params != 0]
     held += [x.name for x, c in zip(layers, costs, strict=True) if c.buffer_bytes != 0]
-    return held[0] if held else "", exprs, _unknown(costs) & STAGE_WIDE
+    return held[0] if held else "", exprs, _unknown_metrics(costs) & STAGE_WIDE
 
 
-def _unknown(costs: Iterable[LayerCosts]) -> frozenset[Metric]:
-    """The metrics that one of these layers does not give."""
+def _unknown_metrics(costs: Iterable[LayerCosts]) -> frozenset[Metric]:
+    """Return the metrics that one of the layers does not give."""
     return frozenset[Metric]().union(*(c.unknown for c in costs))
 
 
 @lru_cache(maxsize=8192)
-def _spent(
+def _module_costs(
     layers: tuple[Layer, ...], summed: Callable[[sympy.Expr], sympy.Expr]
 ) -> tuple[_Texts, tuple[tuple[str, str, _Texts], ...], frozenset[Metric]]:
-    """What a module moves, (kind, formula, FLOPs) of its operators, and the metrics that its formulas do not give;
-    computed once for equal modules."""
+    """Return the bytes of a module, (kind, formula, FLOPs) of its operators, and unknown metrics.
+
+    Memoized, so that equal modules are computed once.
+    """
     costs = [costs_of(layer) for layer in layers]
     kinds = []
     for kind in {k: None for c in costs for k in (*c.flops, *c.vector_flops)}:
@@ -199,29 +204,29 @@ def _spent(
     moved = [(m, summed(sum_sizes(getattr(c, m) for c in costs))) for m in TRAFFIC]
     known = [size for c in costs if (size := c.unfused_bytes) is not None]
     whole = _texts(*moved, (UNFUSED, summed(sum_sizes(known))))
-    return whole, tuple(kinds), _unknown(costs) - STAGE_WIDE
+    return whole, tuple(kinds), _unknown_metrics(costs) - STAGE_WIDE
 
 
 def prefill_and_decode(
-    parts: Callable[[Call], tuple[Part, ...]],
+    parts: Callable[[StackCall], tuple[ModulePart, ...]],
     names: Mapping[str, str],
     *,
-    border: Callable[[Call], Size | None] = lambda call: None,
+    border: Callable[[StackCall], Size | None] = lambda call: None,
     decode: bool = True,
 ) -> Iterator[CostNode]:
-    """The stages ``prefill``, a prompt of S tokens, and ``decode``, N steps at contexts P, P + 1, …, P + N - 1.
+    """Yield the nodes of ``prefill``, a prompt of S tokens, and ``decode``, N steps at contexts P to P + N - 1.
 
     Args:
-        parts: the modules of one call of the decoder.
+        parts: returns the modules of one call of the decoder.
         names: see :func:`module_of`.
-        border: of such a call, as of :func:`invocation_nodes`.
-        decode: whether there are steps; their stage owns its parameters in any case.
+        border: bytes across the boundary of a call; see :func:`invocation_nodes`.
+        decode: whether there are decode steps; their stage owns its parameters in any case.
     """
-    first = Call(sym("B"), sym("S"), sym("b"))
+    first = StackCall(sym("B"), sym("S"), sym("b"))
     prompt = parts(first)
     yield from stage_nodes("prefill", prompt, names)
     yield from invocation_nodes("prefill", "prompt", prompt, names, border=border(first))
-    one = Call(sym("B"), 1, sym("b"), past=CONTEXT)
+    one = StackCall(sym("B"), 1, sym("b"), past=CONTEXT)
     step = parts(one)
     yield from stage_nodes("decode", step, names)
     if decode:
@@ -233,7 +238,7 @@ def prefill_and_decode(
 def analytic_ledger(
     nodes: Iterable[CostNode], stages: tuple[str, ...], conventions: Mapping[str, str] | None = None
 ) -> Ledger:
-    """The ledger of some formulas. A metric that one of their layers does not say is not among its own."""
+    """Return the ledger of formulas; a metric that one of their layers does not give is left out."""
     found = tuple(nodes)
     left = {metric for node in found for metric, cost in node.costs.items() if cost is None}
     return Ledger("analytic", found, tuple(METRICS), stages, conventions=dict(conventions or {}), bounds=True).without(
@@ -242,10 +247,10 @@ def analytic_ledger(
 
 
 def sum_sizes(sizes: Iterable[Size]) -> sympy.Expr:
-    """The sum as an expression."""
+    """Return the sum as an expression."""
     return sympy.Add(*(sympy.sympify(size) for size in sizes))
 
 
 def _texts(*metrics: tuple[Metric, Size]) -> dict[Metric, str]:
-    """The metrics that are not zero, as canonical text."""
+    """Return the metrics that are not zero as canonical text."""
     return {metric: text(sympy.sympify(size)) for metric, size in metrics if size != 0}

@@ -1,4 +1,4 @@
-"""Two-dimensional convolution, and the one that makes patches of a view."""
+"""Cost two-dimensional convolutions and patch embeddings."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Sides: TypeAlias = Size | tuple[Size, Size]
 
 
 def area(sides: Sides) -> Size:
-    """Height times width."""
+    """Return height times width."""
     return sides[0] * sides[1] if isinstance(sides, tuple) else sides**2
 
 
@@ -50,7 +50,7 @@ class Conv2d:
     """Whether windows share elements: the stride is less than the kernel, or there is padding."""
 
     def costs(self) -> LayerCosts:
-        """The costs of one call."""
+        """Return the costs of one call."""
         per_output = area(self.kernel) * _divide(self.channels_in, self.groups)
         weights = self.channels_out * per_output + (self.channels_out if self.bias else 0)
         results = self.batch * self.channels_out * area(self.side_out)
@@ -64,7 +64,7 @@ class Conv2d:
             skippable_flops={"conv2d": flops - least if self.overlapping else 0},
             input_bytes=self.batch * self.channels_in * area(self.side_in) * self.item_bytes,
             output_bytes=results * self.item_bytes,
-            between=0,
+            intermediate_bytes=0,
         )
 
 
@@ -103,7 +103,7 @@ class PatchEmbedding:
     bias: bool = True
 
     def costs(self) -> LayerCosts:
-        """The costs of one call."""
+        """Return the costs of one call."""
         return Conv2d(
             batch=self.views,
             channels_in=self.channels,

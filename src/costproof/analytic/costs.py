@@ -1,4 +1,4 @@
-"""A formula and what it returns: the costs of one call of one module's own operators."""
+"""Define the interface of layers: a formula, and the costs of one call of a module's own operators that it returns."""
 
 from __future__ import annotations
 
@@ -19,97 +19,102 @@ Size: TypeAlias = int | sympy.Expr
 """A dimension or a count: an exact integer or an expression in symbols."""
 
 _NONE: Mapping[str, Size] = {}
-_SAID: Final[tuple[Metric, ...]] = (
+_REQUIRED: Final[tuple[Metric, ...]] = (
     "weight_bytes", "buffer_bytes", "weight_read_bytes", "input_bytes", "output_bytes",
 )  # fmt: skip
-"""What a layer must say, or it is unknown."""
+"""Metrics that are unknown unless a layer gives them."""
 
 
-_UNSAID: Final = sympy.Dummy("unsaid")
+_MISSING: Final = sympy.Dummy("missing")
 
 
 @dataclass(frozen=True, slots=True)
 class LayerCosts:
-    """Costs of one call of a layer, children excluded; the metrics are those of ``ledger.metrics``.
+    """Costs of one call of a layer without its children; metrics as in :mod:`costproof.ledger.metrics`.
 
-    A layer that gives ``between`` has worked out all its bytes: those that it does not give are 0. Of one that does
-    not, the bytes that it does not give are unknown, and so are their sums.
+    If ``intermediate_bytes`` is given, the bytes of the layer are complete, and those that are not given are 0.
+    Otherwise
+    bytes that are not given are unknown, and so are their sums.
     """
 
     params: Size = 0
     """Elements of the layer's own parameters."""
     params_active: Size | None = None
-    """Elements that one token passes; ``None``: all of them."""
-    weight_bytes: Size = _UNSAID
-    buffer_bytes: Size = _UNSAID
+    """Elements that one token passes (default: all of them)."""
+    weight_bytes: Size = _MISSING
+    buffer_bytes: Size = _MISSING
     """Bytes of the buffers that the layer's module registers, read or not, in their own dtype."""
-    weight_read_bytes: Size = _UNSAID
+    weight_read_bytes: Size = _MISSING
     flops: Mapping[str, Size] = field(default_factory=lambda: _NONE)
     """Headline FLOPs by operator kind, 2 per multiply-accumulate."""
     vector_flops: Mapping[str, Size] = field(default_factory=lambda: _NONE)
     """Elementwise and reduction FLOPs by operator kind."""
     skippable_flops: Mapping[str, Size] = field(default_factory=lambda: _NONE)
-    """Of :attr:`flops`, those that another implementation of the same result leaves out."""
+    """Part of :attr:`flops` that another implementation of the same result skips."""
     float32_flops: Mapping[str, Size] = field(default_factory=lambda: _NONE)
-    """Of :attr:`flops`, those of products in float32 whatever the dtype of the run."""
-    input_bytes: Size = _UNSAID
+    """Part of :attr:`flops` in float32 products, whatever the dtype of the run."""
+    input_bytes: Size = _MISSING
     buffer_read_bytes: Size = 0
-    """Of those, bytes of the model's buffers, which no other layer makes."""
-    output_bytes: Size = _UNSAID
+    """Part of the input bytes from buffers of the model, which no layer computes."""
+    output_bytes: Size = _MISSING
     kv_read_bytes: Size = 0
     kv_cache_bytes: Size = 0
-    between: Size | None = None
-    """Bytes that move besides all these where each of its operators runs on its own: what one of them writes and
-    another reads, and what is read again. 0 for a single operator; ``None``: not worked out."""
+    intermediate_bytes: Size | None = None
+    """Further bytes that move if every operator runs separately: results that the layer's operators write for each
+    other, and repeated reads. 0 for a single operator; ``None`` if not derived."""
 
-    again_bytes: Size = 0
-    """Of the parameters that are read, bytes that another layer of the stage reads too, and counts."""
+    shared_weight_bytes: Size = 0
+    """Part of the weight bytes read that another layer of the stage reads and counts too."""
     unknown: frozenset[Metric] = frozenset()
-    """The metrics that it does not give; computed."""
+    """Metrics that the layer does not give (computed)."""
 
     def __post_init__(self) -> None:
-        unsaid = {metric for metric in _SAID if getattr(self, metric) is _UNSAID}
-        for metric in unsaid:
+        missing = {metric for metric in _REQUIRED if getattr(self, metric) is _MISSING}
+        for metric in missing:
             object.__setattr__(self, metric, 0)
-        unknown = self.unknown | unsaid | {UNFUSED} if self.between is None else frozenset[Metric]()
+        unknown = self.unknown | missing | {UNFUSED} if self.intermediate_bytes is None else frozenset[Metric]()
         object.__setattr__(self, "unknown", unknown)
 
     @property
     def lasting_bytes(self) -> Size:
-        """Bytes that move however a stage is carried out: parameters, buffers, and the cache before it and after it."""
-        read = self.weight_read_bytes - self.again_bytes + self.buffer_read_bytes
+        """Return the bytes that every execution moves: parameters, buffers, and the cache before and after."""
+        read = self.weight_read_bytes - self.shared_weight_bytes + self.buffer_read_bytes
         return read + self.kv_read_bytes + self.kv_cache_bytes
 
     @property
     def active(self) -> Size:
-        """``params_active``, filled in."""
+        """Return ``params_active``, or ``params`` if that is not given."""
         return self.params if self.params_active is None else self.params_active
 
     @property
     def unfused_bytes(self) -> Size | None:
-        """Bytes that its operators move where each runs on its own; ``None``: not worked out."""
-        return None if self.between is None else sum((getattr(self, metric) for metric in TRAFFIC), self.between)
+        """Return the bytes that move if every operator runs separately; ``None`` if not derived."""
+        return (
+            None
+            if self.intermediate_bytes is None
+            else sum((getattr(self, metric) for metric in TRAFFIC), self.intermediate_bytes)
+        )
 
 
 @runtime_checkable
 class Layer(Protocol):
     """A formula: a frozen dataclass of sizes whose docstring derives its costs.
 
-    The docstring is what a reader of a report gets as the derivation.
+    Reports print the docstring as the derivation.
     """
 
     name: ClassVar[str]
-    """The registered name; cost nodes carry it as their owner."""
+    """Registered name; cost nodes have it as their owner."""
     title: ClassVar[str]
     source: ClassVar[str]
-    """Where the formula comes from: a paper, or code by name."""
+    """Origin of the formula: a paper, or code by name."""
 
     def __hash__(self) -> int:
-        """Equal layers are computed once."""
+        """Hash by value, so that equal layers are computed once."""
         ...
 
     def costs(self) -> LayerCosts:
-        """The costs of one call."""
+        """Return the costs of one call."""
         ...
 
 
@@ -120,7 +125,7 @@ _BY_NAME: dict[str, type[Layer]] = {}
 
 @dataclass_transform(frozen_default=True)
 def layer(cls: type[L]) -> type[L]:
-    """Make a class of sizes a :class:`Layer`: a frozen dataclass that is found by its ``name``.
+    """Turn a class of sizes into a :class:`Layer`, a frozen dataclass that is found by its ``name``.
 
     Raises:
         BadInput: another class has the name.
@@ -142,11 +147,11 @@ def _address(cls: type) -> str:
     return f"{cls.__module__}:{cls.__qualname__}"
 
 
-def layer_named(name: str) -> type[Layer]:
-    """The layer of that name; a node says by name which formula it comes from.
+def find_layer(name: str) -> type[Layer]:
+    """Return the layer of a name, which nodes have as their owner.
 
     Raises:
-        BadInput: no such layer is loaded.
+        BadInput: no layer of that name is loaded.
     """
     if name not in _BY_NAME:
         raise BadInput("no such layer", where=name, expected="one of " + ", ".join(sorted(_BY_NAME)))
@@ -155,18 +160,18 @@ def layer_named(name: str) -> type[Layer]:
 
 @lru_cache(maxsize=8192)
 def costs_of(layer: Layer) -> LayerCosts:
-    """``layer.costs()``, once for equal layers, so that they share their expressions."""
+    """Return ``layer.costs()``, memoized, so that equal layers share their expressions."""
     return layer.costs()
 
 
 def formula_docs(nodes: Iterable[CostNode]) -> dict[str, FormulaDoc]:
-    """Title, derivation and source of the layers that nodes come from, by name.
+    """Return title, derivation and source, by name, of the layers that nodes come from.
 
     Raises:
         BadInput: a node names a layer that is not loaded.
     """
     docs = {}
     for name in sorted({n.owner for n in nodes} - {""}):
-        layer = layer_named(name)
+        layer = find_layer(name)
         docs[name] = FormulaDoc(title=layer.title, derivation=inspect.getdoc(layer) or "", source=layer.source)
     return docs

@@ -1,8 +1,8 @@
-"""Look-up of rows in a table."""
+"""Cost look-ups of rows in tables: token embeddings and learned positions."""
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Final
 
 import sympy
 
@@ -37,7 +37,7 @@ class Embedding:
     """Whether another module of the stage reads all of the table, as a tied output projection does."""
 
     def costs(self) -> LayerCosts:
-        """The costs of one call."""
+        """Return the costs of one call."""
         row = self.width * self.item_bytes
         looked_up = self.rows * row
         owned = 0 if self.lent else self.entries * self.width
@@ -50,6 +50,186 @@ class Embedding:
             buffer_bytes=self.item_bytes if self.scaled else 0,
             buffer_read_bytes=self.item_bytes if self.scaled else 0,
             output_bytes=looked_up,
-            again_bytes=looked_up if self.read_whole else looked_up - sympy.Min(self.rows, self.entries) * row,
-            between=2 * looked_up if self.scaled else 0,
+            shared_weight_bytes=looked_up if self.read_whole else looked_up - sympy.Min(self.rows, self.entries) * row,
+            intermediate_bytes=2 * looked_up if self.scaled else 0,
+        )
+
+
+INT64: Final = 8
+"""Bytes of an index."""
+BICUBIC_FLOPS: Final = 31
+"""Per element: 4 x 4 taps are 16 multiplications and 15 additions."""
+
+
+@layer
+class PositionEmbedding:
+    """Adds a learned position to every token of [views, grid, grid, width].
+
+    One addition per element. Where the view's grid differs from the table's, the table is first
+    resampled bicubically: 16 taps per element, so 16 multiplications and 15 additions:
+
+        vector_flops = views grid² width  (+ 31 grid² width when resampled)
+
+    The table has table_side² x width parameters and is read whole. The tokens come in, the sums go out. Unfused, what
+    is resampled is written and read once, grid² x width elements.
+    """
+
+    name: ClassVar[str] = "position_embedding"
+    title: ClassVar[str] = "Absolute positions on a grid"
+    source: ClassVar[str] = (
+        "Kirillov et al. 2023, Segment Anything; UnlimitedOcrSamVisionEncoder.interpolate_pos_encoding"
+    )
+
+    views: Size
+    grid: Size
+    width: Size
+    table_side: Size
+    item_bytes: Size
+    resampled: bool
+
+    def costs(self) -> LayerCosts:
+        """Return the costs of one call."""
+        elements = self.views * self.grid**2 * self.width
+        table = self.table_side**2 * self.width
+        return LayerCosts(
+            params=table,
+            weight_bytes=table * self.item_bytes,
+            weight_read_bytes=table * self.item_bytes,
+            vector_flops={
+                "elementwise": elements,
+                "resample": BICUBIC_FLOPS * self.grid**2 * self.width if self.resampled else 0,
+            },
+            input_bytes=elements * self.item_bytes,
+            output_bytes=elements * self.item_bytes,
+            intermediate_bytes=2 * self.grid**2 * self.width * self.item_bytes if self.resampled else 0,
+        )
+
+
+@layer
+class PositionIds:
+    """Indices of all positions that there are, registered as int64 and never in the run's dtype.
+
+    What looks rows up takes the first of them, and reads of integers are not counted. BERT has as many ids of segments,
+    so ``buffers`` of them:
+
+        buffer_bytes = 8 buffers entries
+    """
+
+    name: ClassVar[str] = "position_ids"
+    title: ClassVar[str] = "Indices of positions, registered"
+    source: ClassVar[str] = (
+        "transformers BertEmbeddings, RobertaEmbeddings, CLIPVisionEmbeddings, SiglipVisionEmbeddings, Embeddings "
+        "(DistilBERT), UnlimitedOcrVisionEmbeddings: position_ids, token_type_ids"
+    )
+
+    entries: Size
+    buffers: int = 1
+
+    def costs(self) -> LayerCosts:
+        """Return the costs of one call."""
+        return LayerCosts(buffer_bytes=INT64 * self.buffers * self.entries, intermediate_bytes=0)
+
+
+@layer
+class LearnedPositions:
+    """Adds to every token the row of a table that its position looks up.
+
+    One addition per element:
+
+        vector_flops = batch positions width
+
+    The rows come from another module, equal for all sequences, or looked up for ``each`` of them; tokens come in, sums
+    go out. Where each token also gets a row of another table (segments), that is one more addition and one more element
+    in; unfused, the sum before it is written and read.
+    """
+
+    name: ClassVar[str] = "learned_positions"
+    title: ClassVar[str] = "Absolute positions, looked up"
+    source: ClassVar[str] = (
+        "Radford et al. 2018, GPT; Devlin et al. 2018, BERT, figure 2; GPT2Model.forward, BertEmbeddings.forward, "
+        "RobertaEmbeddings.forward (transformers)"
+    )
+
+    batch: Size
+    positions: Size
+    width: Size
+    item_bytes: Size
+    others: int = 0
+    """Further tables with a row for every token."""
+    each: bool = False
+    """Whether every sequence has its own positions."""
+
+    def costs(self) -> LayerCosts:
+        """Return the costs of one call."""
+        rows, summands = self.positions * self.width, 1 + self.others
+        looked_up = self.batch if self.each else 1
+        return LayerCosts(
+            vector_flops={"elementwise": summands * self.batch * rows},
+            input_bytes=(summands * self.batch + looked_up) * rows * self.item_bytes,
+            output_bytes=self.batch * rows * self.item_bytes,
+            intermediate_bytes=2 * self.others * self.batch * rows * self.item_bytes,
+        )
+
+
+@layer
+class ClassAndPositions:
+    """Puts a class token, if there is one, before the grid² image tokens of each view and adds positions.
+
+    The sequence has tokens = grid² + 1 (grid² without a class token); one addition per element:
+
+        vector_flops = views tokens width  (+ 31 grid² width when resampled)
+
+    The table of ``entries`` positions belongs to another module or to this one. If the grid is the table's, another
+    module looks the positions up, and tokens x width elements come in from there. If not, its
+    table is read here, whole, and all but the class position resampled bicubically (31 operations
+    per element); an implementation that looks all positions up first gets the whole table, entries x
+    width elements, from that module in both cases. A table of this layer's own is read whole. The class token, width
+    parameters, belongs to this layer, and so does a mask token, which only training reads. In come the image tokens,
+    out go the sums.
+
+    Unfused, the sequence with its class token is written and read once, views tokens width elements. Of resampled
+    positions grid² width are written and read, and with a class position before them once more tokens width.
+    """
+
+    name: ClassVar[str] = "class_and_positions"
+    title: ClassVar[str] = "Class token and absolute positions"
+    source: ClassVar[str] = (
+        "Dosovitskiy et al. 2020, An Image is Worth 16x16 Words, equation 1; Radford et al. 2021, CLIP; "
+        "UnlimitedOcrVisionEmbeddings.forward"
+    )
+
+    views: Size
+    grid: Size
+    width: Size
+    entries: Size
+    item_bytes: Size
+    resampled: bool
+    looked_up: bool = False
+    """Whether the module looks up all ``entries`` positions, whatever the grid."""
+    own_table: bool = False
+    """Whether the table is a parameter of this layer."""
+    class_token: bool = True
+    mask_token: bool = False
+
+    def costs(self) -> LayerCosts:
+        """Return the costs of one call."""
+        tokens = self.grid**2 + (1 if self.class_token else 0)
+        table, held = self.entries * self.width, (1 if self.class_token else 0) * self.width
+        own_read = self.own_table or (self.resampled and not self.looked_up)
+        positions = table if self.looked_up else 0 if own_read else tokens * self.width
+        joined = self.views * tokens * self.width if self.class_token else 0
+        if self.resampled:
+            joined += (self.grid**2 + (tokens if self.class_token else 0)) * self.width
+        params = held + (table if self.own_table else 0) + (self.width if self.mask_token else 0)
+        return LayerCosts(
+            params=params,
+            weight_bytes=params * self.item_bytes,
+            weight_read_bytes=(held + (table if own_read else 0)) * self.item_bytes,
+            vector_flops={
+                "elementwise": self.views * tokens * self.width,
+                "resample": BICUBIC_FLOPS * self.grid**2 * self.width if self.resampled else 0,
+            },
+            input_bytes=(self.views * self.grid**2 * self.width + positions) * self.item_bytes,
+            output_bytes=self.views * tokens * self.width * self.item_bytes,
+            intermediate_bytes=2 * joined * self.item_bytes,
         )

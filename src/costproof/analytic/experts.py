@@ -1,4 +1,4 @@
-"""The routed experts of a mixture of experts: one kernel for all of them, or a module each, run in a loop."""
+"""Cost the routed experts of a mixture: one kernel for all of them, or a loop over modules."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from costproof.analytic.mlp import Activation
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
-    """The weights of all experts, three matrices each, of which a call reads those of at most min(experts, rows)."""
+class _ExpertWeights:
+    """Weights of all experts, three matrices each; a call reads those of at most min(experts, rows) experts."""
 
     tokens: Size
     hidden: Size
@@ -28,7 +28,7 @@ class _Held:
         return self.tokens * self.top_k
 
     def held(self) -> LayerCosts:
-        """What one call holds and reads of them.
+        """Return the weights that one call holds and reads.
 
         Branches: no call reads more experts than there are, and none without a row for it.
         """
@@ -41,12 +41,14 @@ class _Held:
         )
 
 
-def _copies(held: _Held, weight_item: Size, *, batched: bool) -> Size:
-    """Bytes that a kernel of experts moves of its own, unfused.
+def _kernel_copies(held: _ExpertWeights, weight_item: Size, *, batched: bool) -> Size:
+    """Return the bytes that an expert kernel moves for copies, unfused.
 
     grouped_mm sorts the weights of the rows, which are written and read, and puts the weighted rows back in the order
-    of the tokens, which writes and reads them once more; both in the dtype of these weights. batched_mm gathers the
-    three matrices of an expert for every row, which are written and read.
+    of the
+    tokens, which writes and reads them once more; both in the dtype of these weights. batched_mm gathers the three
+    matrices of
+    an expert for every row, which are written and read.
     """
     if batched:
         return 6 * held.rows * held.hidden * held.intermediate * held.item_bytes
@@ -54,7 +56,7 @@ def _copies(held: _Held, weight_item: Size, *, batched: bool) -> Size:
 
 
 @layer
-class Experts(_Held):
+class Experts(_ExpertWeights):
     """Each token passes ``top_k`` of ``experts`` gated MLPs hidden -> intermediate -> hidden.
 
     There are rows = tokens top_k pairs of token and expert. Each passes the fused gate and up
@@ -78,7 +80,7 @@ class Experts(_Held):
     Unfused, beside these: the sorted copies of the hidden states are written and read, the up half of the projection is
     read and its product with the activation written and read, the result of the second projection written and read:
     4 rows hidden + 3 rows intermediate elements. Weighted rows are written and read by the sum, in the dtype of the
-    weights; what the kernel copies is in :func:`_copies`.
+    weights; what the kernel copies is in :func:`_kernel_copies`.
     """
 
     name: ClassVar[str] = "experts"
@@ -89,12 +91,12 @@ class Experts(_Held):
     )
 
     weight_item: Size = 4
-    """Bytes of one of the router's weights."""
+    """Bytes of one router weight."""
     batched: bool = False
     """Whether weights are gathered for every row; else rows are sorted by expert."""
 
     def costs(self) -> LayerCosts:
-        """The costs of one call."""
+        """Return the costs of one call."""
         rows = self.rows
         return replace(
             self.held(),
@@ -103,14 +105,14 @@ class Experts(_Held):
             input_bytes=(self.tokens * self.hidden + rows * self.intermediate) * self.item_bytes
             + self.weight_item * rows,
             output_bytes=(2 * rows * self.intermediate + self.tokens * self.hidden) * self.item_bytes,
-            between=(4 * rows * self.hidden + 3 * rows * self.intermediate) * self.item_bytes
+            intermediate_bytes=(4 * rows * self.hidden + 3 * rows * self.intermediate) * self.item_bytes
             + 2 * self.weight_item * rows * self.hidden
-            + _copies(self, self.weight_item, batched=self.batched),
+            + _kernel_copies(self, self.weight_item, batched=self.batched),
         )
 
 
 @layer
-class ClampedExperts(_Held):
+class ClampedExperts(_ExpertWeights):
     """:class:`Experts` with biases and a gate of their own, (up + 1) gate sigmoid(alpha gate), both clamped before.
 
     Biases are added to what the grouped products return: 2 intermediate + hidden additions per row. Of every element
@@ -129,7 +131,7 @@ class ClampedExperts(_Held):
     Unfused, per row and element of its hidden states: the copy, the looked-up bias, the product, the sum with the bias
     and the weighted row are written and read, 10. Per element of the intermediate state: the looked-up biases, the
     products and their sums, two each, both clamps and five operators of the gate are written and read, 2 (6 + 2 + 5),
-    and the gate is read once more, 27. What the kernel copies is in :func:`_copies`.
+    and the gate is read once more, 27. What the kernel copies is in :func:`_kernel_copies`.
     """
 
     name: ClassVar[str] = "clamped_experts"
@@ -139,10 +141,10 @@ class ClampedExperts(_Held):
     )
 
     batched: bool = False
-    """As of :class:`Experts`."""
+    """See :class:`Experts`."""
 
     def costs(self) -> LayerCosts:
-        """The costs of one call."""
+        """Return the costs of one call."""
         rows, biases = self.rows, 2 * self.intermediate + self.hidden
         held = self.held()
         return replace(
@@ -151,7 +153,7 @@ class ClampedExperts(_Held):
             params_active=held.active + self.top_k * biases,
             weight_bytes=held.weight_bytes + self.experts * biases * self.item_bytes,
             weight_read_bytes=held.weight_read_bytes + rows * biases * self.item_bytes,
-            again_bytes=(rows - sympy.Min(self.experts, rows)) * biases * self.item_bytes,
+            shared_weight_bytes=(rows - sympy.Min(self.experts, rows)) * biases * self.item_bytes,
             flops={"expert_gemm": 6 * rows * self.hidden * self.intermediate},
             vector_flops={
                 "elementwise": rows * biases + 6 * rows * self.intermediate + 2 * rows * self.hidden,
@@ -159,13 +161,13 @@ class ClampedExperts(_Held):
             },
             input_bytes=(self.tokens * self.hidden + rows) * self.item_bytes,
             output_bytes=self.tokens * self.hidden * self.item_bytes,
-            between=(10 * rows * self.hidden + 27 * rows * self.intermediate) * self.item_bytes
-            + _copies(self, self.item_bytes, batched=self.batched),
+            intermediate_bytes=(10 * rows * self.hidden + 27 * rows * self.intermediate) * self.item_bytes
+            + _kernel_copies(self, self.item_bytes, batched=self.batched),
         )
 
 
 @layer
-class LoopedExperts(_Held):
+class LoopedExperts(_ExpertWeights):
     """All experts of a layer together: each row passes one gated MLP hidden -> intermediate -> hidden.
 
     Which expert gets how many rows is data; every cost is a multiple of the rows, and all experts
@@ -188,7 +190,7 @@ class LoopedExperts(_Held):
     function: str = "silu"
 
     def costs(self) -> LayerCosts:
-        """The costs of one call."""
+        """Return the costs of one call."""
         rows, inner = self.rows, self.rows * self.intermediate
         activation = Activation(inner, self.function, self.item_bytes).costs().vector_flops
         return replace(
@@ -197,7 +199,7 @@ class LoopedExperts(_Held):
             vector_flops={**activation, "elementwise": inner},
             input_bytes=(2 * rows * self.hidden + 4 * rows * self.intermediate) * self.item_bytes,
             output_bytes=(rows * self.hidden + 4 * rows * self.intermediate) * self.item_bytes,
-            between=0,
+            intermediate_bytes=0,
         )
 
 
@@ -230,11 +232,11 @@ class ExpertLoop:
     shared: bool = True
 
     def costs(self) -> LayerCosts:
-        """The costs of one call."""
+        """Return the costs of one call."""
         rows, added = self.tokens * self.top_k, self.tokens if self.shared else 0
         return LayerCosts(
             vector_flops={"elementwise": 2 * rows * self.hidden + added * self.hidden},
             input_bytes=(self.tokens + added + rows) * self.hidden * self.item_bytes + 4 * rows,
             output_bytes=(rows + self.tokens) * self.hidden * self.item_bytes,
-            between=(6 * rows + 2 * added) * self.hidden * self.item_bytes + 8 * rows * self.hidden,
+            intermediate_bytes=(6 * rows + 2 * added) * self.hidden * self.item_bytes + 8 * rows * self.hidden,
         )

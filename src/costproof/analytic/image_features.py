@@ -1,4 +1,4 @@
-"""What joins images to text: features of images, written over their places in an embedded prompt."""
+"""Cost writing the features of images over their places in an embedded prompt."""
 
 from __future__ import annotations
 
@@ -25,16 +25,18 @@ class FeaturesInPrompt:
     rows: Size
     """Features of all images."""
     prompt: Size
-    """Tokens of all prompts, places of images among them."""
+    """Tokens of all prompts, including the places of images."""
     width: Size
     item_bytes: Size
     returned: bool = True
     """Whether the model returns the joined features."""
 
     def costs(self) -> LayerCosts:
-        """The costs of one call."""
+        """Return the costs of one call."""
         features, prompt = (rows * self.width * self.item_bytes for rows in (self.rows, self.prompt))
         out = prompt + (features if self.returned else 0)
         return LayerCosts(
-            input_bytes=features + prompt, output_bytes=out, between=features if self.returned else 2 * features
+            input_bytes=features + prompt,
+            output_bytes=out,
+            intermediate_bytes=features if self.returned else 2 * features,
         )

@@ -1,4 +1,4 @@
-"""Multi-head latent attention: keys and values of all heads are made of one short vector per token."""
+"""Cost multi-head latent attention, which derives keys and values of all heads from one short vector per token."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import ClassVar
 import sympy
 
 from costproof.analytic.attention import Attention, Bias
-from costproof.analytic.compose import Call, Part
+from costproof.analytic.compose import ModulePart, StackCall
 from costproof.analytic.costs import LayerCosts, Size, layer
 from costproof.analytic.linear import Linear
 from costproof.analytic.norms import RmsNorm
@@ -63,7 +63,7 @@ class LatentAttention:
     """Whether keys and values of a head, nope + value_dim, are wider than two latents."""
 
     def costs(self) -> LayerCosts:
-        """The costs of one call."""
+        """Return the costs of one call."""
         b, width, keys = self.item_bytes, self.nope + self.rope, self.past + self.queries
         core = Attention(
             self.batch, self.queries, self.heads, self.heads, width, b,
@@ -85,7 +85,7 @@ class LatentAttention:
             output_bytes=core.output_bytes + joined * b,
             kv_read_bytes=self.batch * self.past * (self.rank + self.rope) * b,
             kv_cache_bytes=new * (self.rank + self.rope) * b,
-            between=None if core.between is None else core.between + 2 * copied * b,
+            intermediate_bytes=None if core.intermediate_bytes is None else core.intermediate_bytes + 2 * copied * b,
         )
 
 
@@ -133,10 +133,10 @@ class AbsorbedAttention:
     bias: Bias = "none"
     written_out: bool = False
     narrow: bool = False
-    """Whether keys and values of a head are so narrow, nope + value_dim < 4, that expanding may be less work."""
+    """Whether nope + value_dim < 4, so narrow that expanding keys and values may be less work."""
 
     def costs(self) -> LayerCosts:
-        """The costs of one call."""
+        """Return the costs of one call."""
         b, width, keys = self.item_bytes, self.rank + self.rope, self.past + self.queries
         core = Attention(
             self.batch, self.queries, self.heads, 1, width, b,
@@ -159,7 +159,7 @@ class AbsorbedAttention:
             output_bytes=rows * self.value_dim * b,
             kv_read_bytes=self.batch * self.past * width * b,
             kv_cache_bytes=new * width * b,
-            between=None if core.between is None else core.between + moved * b,
+            intermediate_bytes=None if core.intermediate_bytes is None else core.intermediate_bytes + moved * b,
         )
 
 
@@ -172,30 +172,30 @@ class LatentBlock:
     """
 
     width: Size
-    """Of the hidden states."""
+    """Width of the hidden states."""
     heads: Size
     nope: Size
     rope: Size
     value_dim: Size
     rank: Size
-    """Of the latents of keys and values."""
+    """Width of the latents of keys and values."""
     as_complex: bool = False
-    """Whether a complex number rotates a pair; else a cosine and a sine."""
+    """Whether a complex number rotates a pair; otherwise a cosine and a sine."""
     q_rank: Size = 0
-    """Of the latents of queries; 0: they have none."""
+    """Width of the latents of queries; 0 if they have none."""
     bias: bool = False
-    """Of the projections from and to the hidden states, but not of ``.q``."""
+    """Whether the projections from and to the hidden states have biases, except ``.q``."""
     mask: Bias = "none"
     written_out: bool = False
     absorbed: bool = False
-    """Whether queries and sums absorb ``.kv_up``, which is not called then."""
+    """Whether queries and sums absorb ``.kv_up``, which is then not called."""
     wide: bool = False
-    """As of :class:`LatentAttention`."""
+    """See :class:`LatentAttention`."""
     narrow: bool = False
     """Whether nope + value_dim is less than 4."""
 
-    def parts(self, role: str, call: Call) -> tuple[Part, ...]:
-        """Its modules."""
+    def parts(self, role: str, call: StackCall) -> tuple[ModulePart, ...]:
+        """Return its modules."""
         b, rows = call.item_bytes, call.rows
         context = call.batch * (call.past + call.tokens)
         widths = (self.nope, self.rope, self.value_dim, self.rank)
@@ -212,20 +212,16 @@ class LatentBlock:
             context, self.rank, self.heads * (self.nope + self.value_dim), b, bias=False, skippable=self._saved(call)
         )
         return (
-            Part(role, (core, rotation)),
+            ModulePart(role, (core, rotation)),
             *self._queries(role, rows, b),
-            Part(f"{role}.kv_down", (down,)),
-            Part(f"{role}.kv_norm", (RmsNorm(rows, self.rank, b),)),
-            Part(f"{role}.kv_up", (up,), called=not self.absorbed),
-            Part(f"{role}.out", (Linear(rows, self.heads * self.value_dim, self.width, b, self.bias),)),
+            ModulePart(f"{role}.kv_down", (down,)),
+            ModulePart(f"{role}.kv_norm", (RmsNorm(rows, self.rank, b),)),
+            ModulePart(f"{role}.kv_up", (up,), called=not self.absorbed),
+            ModulePart(f"{role}.out", (Linear(rows, self.heads * self.value_dim, self.width, b, self.bias),)),
         )
 
-    def _saved(self, call: Call) -> Size:
-        """Return what absorbing the expansion saves: that of the past, less what wider scores and sums cost.
-
-        Of a step with t keys that is more than 0 for nope + value_dim >= 4 and t >= 2; narrower heads save the former
-        at most, which is what a floor leaves out then.
-        """
+    def _saved(self, call: StackCall) -> Size:
+        """Return the work that absorbing saves: the expansion of the past, less the wider scores and sums."""
         if call.past == 0:
             return 0
         both = self.nope + self.value_dim
@@ -235,12 +231,12 @@ class LatentBlock:
         seen = call.batch * self.heads * call.tokens * (call.past + (call.tokens + 1) / sympy.Integer(2))
         return expanded - 2 * seen * (2 * self.rank - both)
 
-    def _queries(self, role: str, rows: Size, b: Size) -> tuple[Part, ...]:
+    def _queries(self, role: str, rows: Size, b: Size) -> tuple[ModulePart, ...]:
         inner = self.heads * (self.nope + self.rope)
         if self.q_rank == 0:
-            return (Part(f"{role}.q", (Linear(rows, self.width, inner, b, bias=False),)),)
+            return (ModulePart(f"{role}.q", (Linear(rows, self.width, inner, b, bias=False),)),)
         return (
-            Part(f"{role}.q_down", (Linear(rows, self.width, self.q_rank, b, self.bias),)),
-            Part(f"{role}.q_norm", (RmsNorm(rows, self.q_rank, b),)),
-            Part(f"{role}.q_up", (Linear(rows, self.q_rank, inner, b, bias=False),)),
+            ModulePart(f"{role}.q_down", (Linear(rows, self.width, self.q_rank, b, self.bias),)),
+            ModulePart(f"{role}.q_norm", (RmsNorm(rows, self.q_rank, b),)),
+            ModulePart(f"{role}.q_up", (Linear(rows, self.q_rank, inner, b, bias=False),)),
         )

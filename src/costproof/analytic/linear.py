@@ -1,4 +1,4 @@
-"""Linear layers, and the one from hidden states to logits."""
+"""Cost linear layers, the projection to logits, and parameters that another module reads."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class Linear:
     item_bytes: Size
     bias: bool = True
     skippable: Size = 0
-    """Of its FLOPs, those that another implementation of the same result leaves out."""
+    """Part of its FLOPs that another implementation of the same result skips."""
 
     def costs(self) -> LayerCosts:
-        """The costs of one call."""
+        """Return the costs of one call."""
         weights = self.features_in * self.features_out + (self.features_out if self.bias else 0)
         return LayerCosts(
             params=weights,
@@ -43,7 +43,7 @@ class Linear:
             flops={"linear": 2 * self.rows * self.features_in * self.features_out},
             input_bytes=self.rows * self.features_in * self.item_bytes,
             output_bytes=self.rows * self.features_out * self.item_bytes,
-            between=0,
+            intermediate_bytes=0,
             skippable_flops={"linear": self.skippable},
         )
 
@@ -78,7 +78,7 @@ class LmHead:
     lent_bias: bool = False
 
     def costs(self) -> LayerCosts:
-        """The costs of one call."""
+        """Return the costs of one call."""
         rows = self.batch * self.positions
         costs = Linear(rows, self.hidden, self.vocabulary, self.item_bytes, bias=False).costs()
         if self.lent_bias:
@@ -101,5 +101,5 @@ class Lent:
     item_bytes: Size
 
     def costs(self) -> LayerCosts:
-        """The costs of one call."""
-        return LayerCosts(params=self.elements, weight_bytes=self.elements * self.item_bytes, between=0)
+        """Return the costs of one call."""
+        return LayerCosts(params=self.elements, weight_bytes=self.elements * self.item_bytes, intermediate_bytes=0)

@@ -1,4 +1,4 @@
-"""What an MLP does between its linear layers: the activation, and the product with the gate."""
+"""Cost the activation of an MLP and the product with its gate."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ACTIVATION_FLOPS: Final[dict[str, int]] = {
 """Primitive operations per element of each activation function."""
 
 WRITTEN_OUT: Final[dict[str, int]] = {"quick_gelu": 7, "gelu_new": 18}
-"""Elements that the operators of an activation function read and write per element, where it is not one operator."""
+"""Elements read and written per element by activation functions that are several operators."""
 
 
 @layer
@@ -50,7 +50,7 @@ class Activation:
     item_bytes: Size
 
     def costs(self) -> LayerCosts:
-        """The costs of one call.
+        """Return the costs of one call.
 
         Raises:
             BadInput: no formula for this function.
@@ -66,7 +66,7 @@ class Activation:
             vector_flops={"activation": operations * self.elements},
             input_bytes=self.elements * self.item_bytes,
             output_bytes=self.elements * self.item_bytes,
-            between=(WRITTEN_OUT.get(self.function, 2) - 2) * self.elements * self.item_bytes,
+            intermediate_bytes=(WRITTEN_OUT.get(self.function, 2) - 2) * self.elements * self.item_bytes,
         )
 
 
@@ -89,10 +89,10 @@ class GatedProduct:
     item_bytes: Size
 
     def costs(self) -> LayerCosts:
-        """The costs of one call."""
+        """Return the costs of one call."""
         return LayerCosts(
             vector_flops={"elementwise": self.elements},
             input_bytes=2 * self.elements * self.item_bytes,
             output_bytes=self.elements * self.item_bytes,
-            between=0,
+            intermediate_bytes=0,
         )

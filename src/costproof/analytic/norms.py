@@ -1,4 +1,4 @@
-"""Normalisations: of layers, of channels in primitives, by the root mean square."""
+"""Cost normalizations: layer norm, channel norm in primitives, and RMS norm."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ class _Norm:
 
     operations: ClassVar[int]
     vectors: ClassVar[int]
-    """Parameters per element of a row: a scale, a shift."""
+    """Parameters per element of a row: scale and shift."""
 
     rows: Size
     width: Size
     item_bytes: Size
 
     def costs(self) -> LayerCosts:
-        """The costs of one call."""
+        """Return the costs of one call."""
         elements, owned = self.rows * self.width, self.vectors * self.width
         return LayerCosts(
             params=owned,
@@ -30,11 +30,11 @@ class _Norm:
             vector_flops={"norm": self.operations * elements + 2 * self.rows},
             input_bytes=elements * self.item_bytes,
             output_bytes=elements * self.item_bytes,
-            between=self.between(elements),
+            intermediate_bytes=self.intermediate_bytes(elements),
         )
 
-    def between(self, elements: Size) -> Size:
-        """What its operators move among themselves; nothing where it is one operator."""
+    def intermediate_bytes(self, elements: Size) -> Size:
+        """Return the bytes that its operators write for each other; 0 for a single operator."""
         return 0
 
 
@@ -59,10 +59,10 @@ class LayerNorm(_Norm):
     vectors: ClassVar[int] = 2
 
     read: bool = True
-    """Whether anything takes its result."""
+    """Whether its result is read."""
 
     def costs(self) -> LayerCosts:
-        """The costs of one call."""
+        """Return the costs of one call."""
         found = _Norm.costs(self)
         return found if self.read else replace(found, output_bytes=0)
 
@@ -88,8 +88,8 @@ class LayerNorm2d(_Norm):
     operations: ClassVar[int] = 8
     vectors: ClassVar[int] = 2
 
-    def between(self, elements: Size) -> Size:
-        """What its operators move among themselves."""
+    def intermediate_bytes(self, elements: Size) -> Size:
+        """Return the bytes that its operators write for each other."""
         return (12 * elements + 9 * self.rows) * self.item_bytes
 
 
@@ -116,8 +116,8 @@ class RmsNorm(_Norm):
     operations: ClassVar[int] = 4
     vectors: ClassVar[int] = 1
 
-    def between(self, elements: Size) -> Size:
-        """What its operators move among themselves."""
+    def intermediate_bytes(self, elements: Size) -> Size:
+        """Return the bytes that its operators write for each other."""
         return (3 * self.item_bytes + 8) * elements + 24 * self.rows
 
 
@@ -141,12 +141,12 @@ class CentredRmsNorm(_Norm):
     vectors: ClassVar[int] = 1
 
     def costs(self) -> LayerCosts:
-        """The costs of one call."""
+        """Return the costs of one call."""
         plain = _Norm.costs(self)
         return replace(plain, vector_flops={**plain.vector_flops, "elementwise": self.width})
 
-    def between(self, elements: Size) -> Size:
-        """What its operators move among themselves."""
+    def intermediate_bytes(self, elements: Size) -> Size:
+        """Return the bytes that its operators write for each other."""
         return (self.item_bytes + 16) * elements + 24 * self.rows + 8 * self.width
 
 
@@ -166,8 +166,8 @@ class WideRmsNorm(_Norm):
     operations: ClassVar[int] = 4
     vectors: ClassVar[int] = 1
 
-    def between(self, elements: Size) -> Size:
-        """What its operators move among themselves."""
+    def intermediate_bytes(self, elements: Size) -> Size:
+        """Return the bytes that its operators write for each other."""
         return (self.item_bytes + 16) * elements + 24 * self.rows
 
 

@@ -1,4 +1,4 @@
-"""What encoders of images of any size do with patches: volumes, interpolated positions, rotation by row and column."""
+"""Cost image encoders of variable resolution: patch volumes, interpolated positions, and rotation by row and column."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import ClassVar, Final
 
 import sympy
 
-from costproof.analytic.compose import Part
+from costproof.analytic.compose import ModulePart
 from costproof.analytic.costs import LayerCosts, Size, layer
 from costproof.analytic.linear import Linear
 from costproof.analytic.mlp import Activation
@@ -16,7 +16,7 @@ from costproof.analytic.norms import NORMS, NormKind
 FLOAT32: Final = 4
 """Bytes of an element of what is computed in float32 whatever the dtype of the run."""
 _TAPS: Final = 4
-"""Neighbours of a point on a grid that a bilinear interpolation weighs."""
+"""Neighbors of a grid point in a bilinear interpolation."""
 
 
 @layer
@@ -41,7 +41,7 @@ class VolumePatches:
     bias: bool = True
 
     def costs(self) -> LayerCosts:
-        """The costs of one call."""
+        """Return the costs of one call."""
         weights = self.volume * self.hidden + (self.hidden if self.bias else 0)
         return LayerCosts(
             params=weights,
@@ -50,7 +50,7 @@ class VolumePatches:
             flops={"conv3d": 2 * self.patches * self.volume * self.hidden},
             input_bytes=self.patches * self.volume * self.item_bytes,
             output_bytes=self.patches * self.hidden * self.item_bytes,
-            between=0,
+            intermediate_bytes=0,
         )
 
 
@@ -78,13 +78,13 @@ class InterpolatedPositions:
     item_bytes: Size
 
     def costs(self) -> LayerCosts:
-        """The costs of one call."""
+        """Return the costs of one call."""
         elements = self.patches * self.width
         return LayerCosts(
             vector_flops={"elementwise": (2 * _TAPS + 1) * elements},
             input_bytes=(_TAPS + 1) * elements * self.item_bytes + _TAPS * self.patches * FLOAT32,
             output_bytes=elements * self.item_bytes,
-            between=(4 * 2 * FLOAT32 + 2 * self.item_bytes) * elements,
+            intermediate_bytes=(4 * 2 * FLOAT32 + 2 * self.item_bytes) * elements,
         )
 
 
@@ -114,7 +114,7 @@ class AxialTable:
     head_dim: Size
 
     def costs(self) -> LayerCosts:
-        """The costs of one call."""
+        """Return the costs of one call."""
         elements = self.patches * self.head_dim
         return LayerCosts(
             vector_flops={"elementwise": 5 * elements / 2},
@@ -122,7 +122,7 @@ class AxialTable:
             buffer_bytes=2 * self.head_dim * FLOAT32 / 4,
             buffer_read_bytes=self.head_dim * FLOAT32 / 4,
             output_bytes=2 * elements * FLOAT32,
-            between=15 * FLOAT32 * elements / 2,
+            intermediate_bytes=15 * FLOAT32 * elements / 2,
         )
 
 
@@ -138,8 +138,8 @@ class JoinedImages:
     item_bytes: Size
 
     def costs(self) -> LayerCosts:
-        """The costs of one call."""
-        return LayerCosts(between=2 * self.elements * self.item_bytes)
+        """Return the costs of one call."""
+        return LayerCosts(intermediate_bytes=2 * self.elements * self.item_bytes)
 
 
 @layer
@@ -162,21 +162,14 @@ class WindowOrder:
     item_bytes: Size
 
     def costs(self) -> LayerCosts:
-        """The costs of one call."""
+        """Return the costs of one call."""
         states = (self.patches * self.width + self.tokens * self.out) * self.item_bytes
         moved = states + 2 * self.patches * self.head_dim * FLOAT32
-        return LayerCosts(input_bytes=moved, output_bytes=moved, between=0)
+        return LayerCosts(input_bytes=moved, output_bytes=moved, intermediate_bytes=0)
 
 
 def window_pairs(side: Size, window: Size) -> Size:
-    """Pairs of units in one window, over all windows of an image of side x side units.
-
-    Windows are cut from the first corner on; those at the far sides are as large as what is left. A row of the image
-    falls into floor(side / window) pieces of ``window`` units and a rest r, so over its pieces the squares sum to
-    window² floor(side / window) + r²; a window is a piece of a row times a piece of a column, and so is the sum.
-
-    Source: Bai et al. 2025, Qwen2.5-VL, section 2.1.1; get_vision_window_index (transformers).
-    """
+    """Return the pairs of units within windows, over all windows of an image of side x side units."""
     whole = sympy.floor(sympy.sympify(side) / window)
     return (window**2 * whole + (side - window * whole) ** 2) ** 2
 
@@ -192,21 +185,21 @@ class PatchMerger:
 
     width: Size
     merged: Size
-    """Patches that make one token."""
+    """Patches that are merged to one token."""
     out: Size
     norm_last: bool = False
-    """Whether the neighbours are normalised together."""
+    """Whether the neighbors are normalized together."""
     norm: NormKind = "layer"
 
-    def parts(self, role: str, patches: Size, b: Size) -> tuple[Part, ...]:
-        """Its modules, ``b`` bytes an element."""
+    def parts(self, role: str, patches: Size, b: Size) -> tuple[ModulePart, ...]:
+        """Return its modules, with ``b`` bytes per element."""
         rows, inner = patches / self.merged, self.width * self.merged
         kind = NORMS[self.norm]
         norm = kind(rows, inner, b) if self.norm_last else kind(patches, self.width, b)
         return (
-            Part(role),
-            Part(f"{role}.norm", (norm,)),
-            Part(f"{role}.up", (Linear(rows, inner, inner, b),)),
-            Part(f"{role}.activation", (Activation(rows * inner, "gelu", b),)),
-            Part(f"{role}.down", (Linear(rows, inner, self.out, b),)),
+            ModulePart(role),
+            ModulePart(f"{role}.norm", (norm,)),
+            ModulePart(f"{role}.up", (Linear(rows, inner, inner, b),)),
+            ModulePart(f"{role}.activation", (Activation(rows * inner, "gelu", b),)),
+            ModulePart(f"{role}.down", (Linear(rows, inner, self.out, b),)),
         )

@@ -1,4 +1,4 @@
-"""Biases of scores by the distance of two tokens, in buckets."""
+"""Cost score biases that depend on the bucketed distance of two tokens."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class DistanceBuckets:
     keys: Size
 
     def costs(self) -> LayerCosts:
-        """The costs of one call."""
+        """Return the costs of one call."""
         pairs = self.queries * self.keys
-        return LayerCosts(vector_flops={"elementwise": 4 * pairs}, between=32 * pairs)
+        return LayerCosts(vector_flops={"elementwise": 4 * pairs}, intermediate_bytes=32 * pairs)
 
 
 @layer
@@ -54,9 +54,13 @@ class NoBias:
     passed_on: bool = True
 
     def costs(self) -> LayerCosts:
-        """The costs of one call."""
+        """Return the costs of one call."""
         moved = self.heads * self.queries * self.keys * self.item_bytes
-        return LayerCosts(output_bytes=moved, between=moved) if self.passed_on else LayerCosts(between=2 * moved)
+        return (
+            LayerCosts(output_bytes=moved, intermediate_bytes=moved)
+            if self.passed_on
+            else LayerCosts(intermediate_bytes=2 * moved)
+        )
 
 
 @layer
@@ -74,6 +78,8 @@ class Scale:
     item_bytes: Size
 
     def costs(self) -> LayerCosts:
-        """The costs of one call."""
+        """Return the costs of one call."""
         moved = self.elements * self.item_bytes
-        return LayerCosts(vector_flops={"elementwise": self.elements}, input_bytes=moved, output_bytes=moved, between=0)
+        return LayerCosts(
+            vector_flops={"elementwise": self.elements}, input_bytes=moved, output_bytes=moved, intermediate_bytes=0
+        )

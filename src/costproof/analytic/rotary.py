@@ -1,4 +1,4 @@
-"""Rotary positions: the table of cosines and sines, and the rotation of queries and keys."""
+"""Cost rotary positions: the table of cosines and sines, and the rotation of queries and keys."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class RotaryTable:
         return self.registered * sympy.sympify(self.head_dim) / 2 * self.frequency_bytes
 
     def costs(self) -> LayerCosts:
-        """The costs of one call."""
+        """Return the costs of one call."""
         half = sympy.sympify(self.head_dim) / 2
         return LayerCosts(
             vector_flops={"elementwise": 9 * self.positions * half},
@@ -57,7 +57,7 @@ class RotaryTable:
             buffer_bytes=self.held_bytes,
             buffer_read_bytes=half * self.frequency_bytes,
             output_bytes=2 * self.positions * self.head_dim * self.item_bytes,
-            between=32 * self.positions * self.head_dim,
+            intermediate_bytes=32 * self.positions * self.head_dim,
         )
 
 
@@ -84,7 +84,7 @@ class RotaryProduct(RotaryTable):
     registered: ClassVar[int] = 1
 
     def costs(self) -> LayerCosts:
-        """The costs of one call."""
+        """Return the costs of one call."""
         return LayerCosts(
             flops={"matmul": self.positions * self.head_dim},
             vector_flops={"elementwise": 4 * self.positions * self.head_dim},
@@ -92,7 +92,7 @@ class RotaryProduct(RotaryTable):
             buffer_bytes=self.held_bytes,
             buffer_read_bytes=sympy.sympify(self.head_dim) / 2 * self.frequency_bytes,
             output_bytes=2 * self.positions * self.head_dim * self.item_bytes,
-            between=32 * self.positions * self.head_dim,
+            intermediate_bytes=32 * self.positions * self.head_dim,
         )
 
 
@@ -118,7 +118,7 @@ class RotaryAxes(RotaryTable):
     source: ClassVar[str] = "Wang et al. 2024, Qwen2-VL, section 2.1; transformers Qwen2_5_VLRotaryEmbedding.forward"
 
     def costs(self) -> LayerCosts:
-        """The costs of one call."""
+        """Return the costs of one call."""
         half = sympy.sympify(self.head_dim) / 2
         return LayerCosts(
             vector_flops={"elementwise": 15 * self.positions * half},
@@ -126,7 +126,7 @@ class RotaryAxes(RotaryTable):
             buffer_bytes=self.held_bytes,
             buffer_read_bytes=half * self.frequency_bytes,
             output_bytes=2 * self.positions * self.head_dim * self.item_bytes,
-            between=33 * 4 * self.positions * half,
+            intermediate_bytes=33 * 4 * self.positions * half,
         )
 
 
@@ -148,7 +148,7 @@ class RotaryHalves(RotaryTable):
     source: ClassVar[str] = "Su et al. 2021, RoFormer, equation 34; transformers GptOssRotaryEmbedding.forward"
 
     def costs(self) -> LayerCosts:
-        """The costs of one call."""
+        """Return the costs of one call."""
         half = sympy.sympify(self.head_dim) / 2
         return LayerCosts(
             vector_flops={"elementwise": 5 * self.positions * half},
@@ -156,7 +156,7 @@ class RotaryHalves(RotaryTable):
             buffer_bytes=self.held_bytes,
             buffer_read_bytes=half * self.frequency_bytes,
             output_bytes=2 * self.positions * half * self.item_bytes,
-            between=28 * self.positions * half,
+            intermediate_bytes=28 * self.positions * half,
         )
 
 
@@ -179,7 +179,7 @@ class RotaryComplex(RotaryTable):
     source: ClassVar[str] = "Su et al. 2021, RoFormer, section 3.2; transformers DeepseekV2RotaryEmbedding.forward"
 
     def costs(self) -> LayerCosts:
-        """The costs of one call."""
+        """Return the costs of one call."""
         half = sympy.sympify(self.head_dim) / 2
         return LayerCosts(
             vector_flops={"elementwise": 7 * self.positions * half},
@@ -187,7 +187,7 @@ class RotaryComplex(RotaryTable):
             buffer_bytes=self.held_bytes,
             buffer_read_bytes=half * self.frequency_bytes,
             output_bytes=8 * self.positions * half,
-            between=32 * self.positions * half,
+            intermediate_bytes=32 * self.positions * half,
         )
 
 
@@ -225,7 +225,7 @@ class RotaryPairs:
     """Whether a pair is one complex number, which one product rotates."""
 
     def costs(self) -> LayerCosts:
-        """The costs of one call."""
+        """Return the costs of one call."""
         half = sympy.sympify(self.head_dim) / 2
         pairs = self.batch * self.positions * half * (self.heads + self.kv_heads)
         table = self.positions * half * (8 if self.as_complex else 2 * self.item_bytes)
@@ -233,7 +233,7 @@ class RotaryPairs:
         return LayerCosts(
             vector_flops={"elementwise": 6 * pairs},
             input_bytes=table,
-            between=moved * pairs * self.item_bytes + (reads - 1) * table,
+            intermediate_bytes=moved * pairs * self.item_bytes + (reads - 1) * table,
         )
 
 
@@ -271,10 +271,10 @@ class Rotary:
     copied: Size = 0
     """Elements of every head that are not rotated."""
     state_bytes: Size | None = None
-    """Of an element of queries and keys, where the tables and what is computed weigh more; ``None``: item_bytes."""
+    """Bytes per element of queries and keys if the tables and results are wider (default: item_bytes)."""
 
     def costs(self) -> LayerCosts:
-        """The costs of one call."""
+        """Return the costs of one call."""
         half = sympy.sympify(self.head_dim) / 2
         rotated = self.batch * self.positions * half * (self.heads + self.kv_heads)
         tables = 2 * self.positions * self.head_dim
@@ -284,5 +284,5 @@ class Rotary:
         return LayerCosts(
             vector_flops={"elementwise": 7 * rotated},
             input_bytes=tables * self.item_bytes,
-            between=(14 * rotated + joined + tables) * self.item_bytes + 6 * rotated * state,
+            intermediate_bytes=(14 * rotated + joined + tables) * self.item_bytes + 6 * rotated * state,
         )

@@ -1,4 +1,4 @@
-"""The gate of a mixture of experts."""
+"""Cost the router of a mixture of experts."""
 
 from __future__ import annotations
 
@@ -9,33 +9,33 @@ from costproof.analytic.costs import LayerCosts, Size, layer
 
 
 @dataclass(frozen=True, slots=True)
-class Routing:
+class RoutingRule:
     """How experts are chosen and weighted."""
 
     scoring: Literal["softmax", "sigmoid"] = "softmax"
     groups: Size = 0
-    """Expert groups of group-limited routing; 0: plain top-k over all experts."""
+    """Expert groups of group-limited routing; 0 for top-k over all experts."""
     group_best: int = 1
-    """Scores whose sum judges a group."""
+    """Number of scores whose sum ranks a group."""
     corrected: bool = False
-    """Whether a bias is added to the scores that choose."""
+    """Whether a bias is added to the scores for the choice."""
     normalised: bool = False
     """Whether the k weights are divided by their sum."""
     floor: bool = False
-    """Whether a small number is added to that sum."""
+    """Whether a small constant is added to that sum."""
     scaled: bool = True
-    """Whether the k weights are multiplied by a number."""
+    """Whether the k weights are multiplied by a constant."""
     late: bool = False
-    """Whether the softmax is over the logits of the k that were chosen, and not over all."""
+    """Whether the softmax is over the logits of the chosen k instead of all."""
     biased: bool = False
     """Whether the linear layer has a bias."""
     narrow: bool = False
-    """Whether the k weights go out in the run's dtype; else in float32."""
+    """Whether the k weights are returned in the run's dtype; otherwise in float32."""
     upcast: bool = True
-    """Whether the linear layer computes in float32; else in the run's dtype."""
+    """Whether the linear layer computes in float32; otherwise in the run's dtype."""
 
 
-PLAIN: Final = Routing()
+PLAIN: Final = RoutingRule()
 
 
 @layer
@@ -73,10 +73,10 @@ class Router:
     experts: Size
     top_k: Size
     item_bytes: Size
-    routing: Routing = PLAIN
+    routing: RoutingRule = PLAIN
 
     def costs(self) -> LayerCosts:
-        """The costs of one call.
+        """Return the costs of one call.
 
         Branches: groups that are judged by their best expert alone add nothing, the maximum is the judgement.
         """
@@ -103,21 +103,11 @@ class Router:
             buffer_bytes=4 * self.experts if how.corrected else 0,
             buffer_read_bytes=4 * self.experts if how.corrected else 0,
             output_bytes=(self.item_bytes if how.narrow else 4) * chosen,
-            between=self._between(scores, chosen),
+            intermediate_bytes=self._between(scores, chosen),
         )
 
     def _between(self, scores: Size, chosen: Size) -> Size:
-        """Bytes that its operators move among themselves.
-
-        The linear layer writes the scores and what makes shares of them reads them; the shares are written, and read
-        by the choice. A correction is one operator more, and the k weights alone are gathered from the shares.
-        Groups: their judges read the shares; so does a mask, which writes them for the choice; the judgement is
-        written and read, and zeros become a mask of one byte per group, 4 + 4 + 4 + 4 + 1 + 1; the best of several,
-        which are summed before, are written and read. The k weights are written and read before each further step on
-        them: by the sum and by the division by it (one number per token, which a floor changes), and by the scale.
-
-        Branches: groups that are judged by their best expert alone have nothing to sum.
-        """
+        """Return the bytes that its operators write for each other."""
         how = self.routing
         logit = 4 if how.upcast else self.item_bytes
         if how.late:

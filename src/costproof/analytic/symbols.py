@@ -1,4 +1,4 @@
-"""The symbols that formulas of many models share: what they mean and how they are typeset."""
+"""Define the symbols that formulas of many models share: their meaning and typesetting."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ RUN_SYMBOLS: Final[dict[str, SymbolDoc]] = {
     "N": SymbolDoc("N", "decode steps"),
     "b": SymbolDoc("b", "bytes per element of the run's dtype"),
 }
-"""Of a run of a decoder."""
+"""Symbols of a run of a decoder."""
 
 DECODER_SYMBOLS: Final[dict[str, SymbolDoc]] = {
     "text_hidden": SymbolDoc("h", "width of the decoder"),
@@ -38,7 +38,7 @@ DECODER_SYMBOLS: Final[dict[str, SymbolDoc]] = {
     "text_rope": SymbolDoc("d_r", "width of the part of a head that is rotated"),
     "text_value": SymbolDoc("d_v", "width of a head's value"),
 }
-"""Of a decoder's configuration."""
+"""Symbols of a decoder's configuration."""
 
 VISION_SYMBOLS: Final[dict[str, SymbolDoc]] = {
     "B": SymbolDoc("B", "images in the batch"),
@@ -56,7 +56,7 @@ VISION_SYMBOLS: Final[dict[str, SymbolDoc]] = {
     "vision_labels": SymbolDoc("y", "classes that the classifier tells apart"),
     "vision_pooled": SymbolDoc("o", "width of the vector that stands for an image"),
 }
-"""Of a run of an encoder of images and of its configuration."""
+"""Symbols of a run of an image encoder and of its configuration."""
 
 TEXT_SYMBOLS: Final[dict[str, SymbolDoc]] = {
     "B": RUN_SYMBOLS["B"],
@@ -67,7 +67,7 @@ TEXT_SYMBOLS: Final[dict[str, SymbolDoc]] = {
     **{f"text_{name}": DECODER_SYMBOLS[f"text_{name}"] for name in ("vocab", "positions")},
     "text_types": SymbolDoc("t", "kinds of segments"),
 }
-"""Of a run of an encoder of text and of its configuration."""
+"""Symbols of a run of a text encoder and of its configuration."""
 
 TWO_STACK_SYMBOLS: Final[dict[str, SymbolDoc]] = {
     **{name: RUN_SYMBOLS[name] for name in ("B", "P", "N", "b")},
@@ -81,4 +81,4 @@ TWO_STACK_SYMBOLS: Final[dict[str, SymbolDoc]] = {
     "text_vocab": DECODER_SYMBOLS["text_vocab"],
     "text_buckets": SymbolDoc("k", "buckets of distances"),
 }
-"""Of a run of an encoder with a decoder and of its configuration."""
+"""Symbols of a run of an encoder-decoder and of its configuration."""

@@ -1,19 +1,18 @@
-"""Layers of transformers, dense, mixtures and encoders, and a whole decoder of them."""
+"""Combine blocks into transformer layers, dense or with experts, and into whole decoders."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from costproof.analytic.attention_block import AttentionBlock
-from costproof.analytic.compose import CONTAINER, Call, Part, numbered
+from costproof.analytic.compose import CONTAINER, ModulePart, StackCall, in_layer
 from costproof.analytic.costs import Layer, Size
+from costproof.analytic.elementwise import LayerScale, Residual
 from costproof.analytic.embedding import Embedding
-from costproof.analytic.feed_forward import Mixture, Mlp
+from costproof.analytic.feed_forward import ExpertMixture, Mlp
 from costproof.analytic.latent_attention import LatentBlock
-from costproof.analytic.layer_scale import LayerScale
 from costproof.analytic.linear import LmHead
 from costproof.analytic.norms import NORMS, NormKind
-from costproof.analytic.residual import Residual
 from costproof.analytic.rotary import RotaryTable
 
 
@@ -32,51 +31,47 @@ class TransformerLayer:
 
     width: Size
     attention: AttentionBlock | LatentBlock
-    feed_forward: Mlp | Mixture
+    feed_forward: Mlp | ExpertMixture
     norm: NormKind = "rms"
     norm_last: bool = False
-    """Whether each norm follows its addition."""
+    """Whether each norm follows its residual addition."""
     norm_after: bool = False
-    """Whether attention and MLP have a norm behind them as well, before the addition."""
+    """Whether attention and MLP are also followed by a norm, before the addition."""
     cross: AttentionBlock | None = None
     layer_scale: bool = False
-    """Whether a learned number for every channel scales what attention and MLP add: ``.scale1``, ``.scale2``."""
+    """Whether learned scales per channel multiply the results of attention and MLP: ``.scale1``, ``.scale2``."""
     added_apart: bool = False
-    """Whether each addition runs in a module of its own: ``.attention_sum``, ``.cross_sum``, ``.mlp_sum``."""
+    """Whether each addition runs in a separate module: ``.attention_sum``, ``.cross_sum``, ``.mlp_sum``."""
     beside: tuple[Layer, ...] = ()
-    """What else runs in the module of the layer."""
+    """Further layers in the module of the layer."""
 
-    def parts(self, role: str, call: Call, attended: Call | None = None) -> tuple[Part, ...]:
-        """Its modules.
-
-        Args:
-            attended: the call that attention sees, where it cuts the tokens up otherwise (windows).
-        """
+    def parts(self, role: str, call: StackCall, attended: StackCall | None = None) -> tuple[ModulePart, ...]:
+        """Return its modules."""
         b, rows = call.item_bytes, call.rows
         norm, scale = NORMS[self.norm](rows, self.width, b), LayerScale(rows, self.width, b)
-        cross: tuple[Part, ...] = ()
+        cross: tuple[ModulePart, ...] = ()
         if self.cross is not None:
-            cross = (Part(f"{role}.cross_norm", (norm,)), *self.cross.cross_parts(f"{role}.cross", call))
+            cross = (ModulePart(f"{role}.cross_norm", (norm,)), *self.cross.cross_parts(f"{role}.cross", call))
         residual = Residual(rows * self.width, 3 if cross else 2, b, chained=not self.norm_last)
         one = (Residual(rows * self.width, 1, b),)
         apart = ("attention", *(("cross",) if cross else ()), "mlp") if self.added_apart else ()
         return (
-            Part(role, (self.beside or (CONTAINER,)) if self.added_apart else (residual, *self.beside)),
-            *(Part(f"{role}.{which}_sum", one) for which in apart),
-            Part(f"{role}.norm1", (norm,)),
+            ModulePart(role, (self.beside or (CONTAINER,)) if self.added_apart else (residual, *self.beside)),
+            *(ModulePart(f"{role}.{which}_sum", one) for which in apart),
+            ModulePart(f"{role}.norm1", (norm,)),
             *self.attention.parts(f"{role}.attention", attended or call),
-            *((Part(f"{role}.norm1_after", (norm,)),) if self.norm_after else ()),
-            *((Part(f"{role}.scale1", (scale,)),) if self.layer_scale else ()),
+            *((ModulePart(f"{role}.norm1_after", (norm,)),) if self.norm_after else ()),
+            *((ModulePart(f"{role}.scale1", (scale,)),) if self.layer_scale else ()),
             *cross,
-            Part(f"{role}.norm2", (norm,)),
+            ModulePart(f"{role}.norm2", (norm,)),
             *self.feed_forward.parts(f"{role}.mlp", rows, b),
-            *((Part(f"{role}.norm2_after", (norm,)),) if self.norm_after else ()),
-            *((Part(f"{role}.scale2", (scale,)),) if self.layer_scale else ()),
+            *((ModulePart(f"{role}.norm2_after", (norm,)),) if self.norm_after else ()),
+            *((ModulePart(f"{role}.scale2", (scale,)),) if self.layer_scale else ()),
         )
 
 
 @dataclass(frozen=True, slots=True)
-class Decoder:
+class DecoderStack:
     """From token ids to logits: embedding, layers, last norm, output projection.
 
     Roles: ``.embedding``, ``.rotary``, ``.layer``, ``.norm`` below its own, and ``lm_head``.
@@ -86,31 +81,27 @@ class Decoder:
     vocabulary: Size
     layers: tuple[TransformerLayer, ...]
     table: Size = 0
-    """Rotated elements of a head, where one module makes cosines and sines for all layers; 0: none does."""
+    """Rotated elements of a head if one module computes cosines and sines for all layers; otherwise 0."""
     table_kind: type[RotaryTable] = RotaryTable
     own_positions: bool = False
-    """Whether every sequence has positions of its own."""
+    """Whether every sequence has its own positions."""
     tables: int = 1
-    """How often it does: once for every kind of layer with frequencies of its own."""
+    """Number of such tables: one for every kind of layer with its own frequencies."""
     norm: NormKind = "rms"
     tied: bool = False
     """Whether the output projection reads the embedding's table."""
     scaled: bool = False
     """Whether a constant scales the embeddings."""
 
-    def parts(self, role: str, call: Call, positions: Size) -> tuple[Part, ...]:
-        """Its modules.
-
-        Args:
-            positions: positions per sequence that get logits.
-        """
+    def parts(self, role: str, call: StackCall, positions: Size) -> tuple[ModulePart, ...]:
+        """Return its modules."""
         b, rows = call.item_bytes, call.rows
         table = self.table_kind(rows if self.own_positions else call.tokens, self.table, b)
         embedding = Embedding(rows, self.vocabulary, self.width, b, self.scaled, read_whole=self.tied)
         return (
-            Part(f"{role}.embedding", (embedding,)),
-            *((Part(f"{role}.rotary", (table,) * self.tables, times=self.tables),) if self.table != 0 else ()),
-            *(p for i, x in enumerate(self.layers) for p in numbered(i, x.parts(f"{role}.layer", call))),
-            Part(f"{role}.norm", (NORMS[self.norm](rows, self.width, b),)),
-            Part("lm_head", (LmHead(call.batch, positions, self.width, self.vocabulary, b, self.tied),)),
+            ModulePart(f"{role}.embedding", (embedding,)),
+            *((ModulePart(f"{role}.rotary", (table,) * self.tables, times=self.tables),) if self.table != 0 else ()),
+            *(p for i, x in enumerate(self.layers) for p in in_layer(i, x.parts(f"{role}.layer", call))),
+            ModulePart(f"{role}.norm", (NORMS[self.norm](rows, self.width, b),)),
+            ModulePart("lm_head", (LmHead(call.batch, positions, self.width, self.vocabulary, b, self.tied),)),
         )

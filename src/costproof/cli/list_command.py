@@ -16,7 +16,7 @@ from costproof.ledger.errors import EXIT_INCOMPLETE, EXIT_OK, BadInput
 from costproof.ledger.files import json_text
 from costproof.ledger.plural import plural
 from costproof.reports.coverage import coverage_text
-from costproof.reports.screen import aligned
+from costproof.reports.screen import align_table
 
 
 @click.command()
@@ -50,7 +50,7 @@ def workloads(target: str | None) -> int:
         ]
         changed = ", ".join("--" + s.name.replace("_", "-") for s in settings)
         width = None if (columns := terminal_width()) is None else columns - _INDENT
-        lines = aligned(("name", *kinds, "meaning"), table, width=width, prose=True)
+        lines = align_table(("name", *kinds, "meaning"), table, width=width, prose=True)
         lines.append(f"Every setting can be changed: {changed}")
         print_lines(f"{name}, tokens:", *(" " * _INDENT + line for line in lines))
     return 0
@@ -103,19 +103,19 @@ def doctor() -> int:
     """
     found = api.doctor()
     width = terminal_width()
-    lines = aligned(None, found.packages, 2, width, prose=True)
+    lines = align_table(None, found.packages, 2, width, prose=True)
     for group in (found.sources, found.others):
-        lines += ["", *aligned(None, [(f"{name}:", said) for name, said in group.items()], width=width, prose=True)]
+        lines += ["", *align_table(None, [(f"{name}:", said) for name, said in group.items()], width=width, prose=True)]
     extras = []
     for extra in found.extras:
         extras.append((f"  {extra.name}", ", ".join(f"{n} {v or 'missing'}" for n, v in extra.packages.items())))
         extras += [("", f"to add: {extra.add}")] if extra.add else []
-    lines += ["", "extras:", *aligned(None, extras, width=width, prose=True)] if extras else []
+    lines += ["", "extras:", *align_table(None, extras, width=width, prose=True)] if extras else []
     lines += ["", "plug-ins:" + ("" if found.plugins else " none")]
     for plugin in found.plugins:
         state = f"cannot be loaded: {plugin.problem}" if plugin.problem else "loads"
         lines.append(f"  {plugin.group}: {plugin.name} = {plugin.place} ({plugin.owner}): {state}")
     patches = [(f"  {package}", ", ".join(names)) for package, names in found.patches.items()]
-    lines += ["", "patches while a model is traced:", *aligned(None, patches, width=width, prose=True)]
+    lines += ["", "patches while a model is traced:", *align_table(None, patches, width=width, prose=True)]
     print_lines(*lines)
     return found.exit_code

@@ -16,7 +16,7 @@ from costproof.ledger.plural import plural
 from costproof.ledger.writing import check_replaceable, resolve_named, write_error, write_named, written_in_place
 from costproof.reports.escape import visible
 from costproof.reports.outputs import PICTURES
-from costproof.reports.screen import aligned, filled
+from costproof.reports.screen import align_table, fill_lines
 from costproof.reports.summary import print_summary as typeset
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def note_written(path: Path) -> None:
 
 def two_columns(pairs: Iterable[tuple[str, str]], width: int | None) -> str:
     """Return two columns, a name and what it means."""
-    return filled(aligned(None, list(pairs), width=width, prose=True), width)
+    return fill_lines(align_table(None, list(pairs), width=width, prose=True), width)
 
 
 def is_terminal() -> bool:
@@ -127,7 +127,7 @@ def terminal_width(output: Path | None = None) -> int | None:
 
 def print_lines(*lines: str) -> None:
     """Print lines of a report on stdout, broken where they are wider than the terminal."""
-    emit(filled(lines, terminal_width()), None)
+    emit(fill_lines(lines, terminal_width()), None)
 
 
 def check_no_picture(folder: Path | None) -> None:

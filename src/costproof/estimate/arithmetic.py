@@ -1,4 +1,4 @@
-"""FLOPs as a bound of time takes them: by the dtype that they are multiplied in, without those that may be left out."""
+"""Split FLOPs by the dtype that they are multiplied in, and leave out those that another implementation can skip."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ByDtype = dict[str, int]
 """dtype -> FLOPs."""
 OTHER: Final = ARITHMETIC[-1]
 CONVOLUTION: Final = "tf32"
-"""What torch multiplies convolutions and recurrent layers of float32 in, unless it is told otherwise."""
+"""The dtype in which torch multiplies float32 convolutions and recurrent layers by default."""
 FUSED: Final = "three of tf32"
 """How torch's fused attention multiplies float32 (``OpMultiplyAddFastF32`` of CUTLASS)."""
 _RECURRENT: Final = re.compile(r".*\b(lstm|gru|rnn_tanh|rnn_relu)(\.\w+)?")
@@ -29,18 +29,18 @@ def _cost(costs: Mapping[Metric, int | None], metric: Metric) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class DtypeWork:
-    """FLOPs of some operators."""
+    """FLOPs of some operators, by dtype."""
 
     flops: int | None
     """Headline FLOPs; ``None``: unknown."""
     full: ByDtype
-    """These, by dtype; of unknown ones those that are known."""
+    """All headline FLOPs by dtype; if some are unknown, those that are known."""
     least: ByDtype
-    """Those that every implementation of the same result has."""
+    """FLOPs that every implementation of the same result has, by dtype."""
 
 
 def sum_work(works: Iterable[DtypeWork]) -> DtypeWork:
-    """Return the sum."""
+    """Return the sum of several works."""
     every = list(works)
     full, least = Counter[str](), Counter[str]()
     for one in every:
@@ -51,17 +51,17 @@ def sum_work(works: Iterable[DtypeWork]) -> DtypeWork:
 
 @dataclass(frozen=True, slots=True)
 class Arithmetic:
-    """Which dtype operators multiply in."""
+    """The dtypes in which operators multiply."""
 
     run: str
-    """That of FLOPs of which nothing else is said: the dtype of the run."""
+    """The dtype of the run, which is that of all FLOPs without a dtype of their own."""
     bounds: bool = True
-    """Whether the counts say which FLOPs may be left out, and which are in another dtype."""
+    """Whether the counts contain FLOPs that can be skipped, and FLOPs of other dtypes."""
     instead: Mapping[str, str] | None = None
-    """dtype -> the one whose peak is taken in its place, for all operators; ``None``: by default."""
+    """dtype -> the dtype whose peak is used in its place, for all operators; ``None``: torch's defaults."""
 
     def named(self, dtype: str, kind: str) -> str:
-        """Return the dtype whose peak an operator of a kind has."""
+        """Return the dtype whose peak bounds an operator of a kind."""
         if self.instead is not None:
             return self.instead.get(dtype, dtype)
         if dtype != "float32":
@@ -116,8 +116,9 @@ def arithmetic_of(folded: Folded, run: str, math: str | None = None) -> tuple[Ar
     """Return the arithmetic of some counts, and the dtype in which most of their FLOPs are multiplied.
 
     Args:
+        folded: the counts.
         run: the dtype of the run.
-        math: the dtype that takes the place of that one.
+        math: replaces the dtype of most FLOPs.
     """
     plain = Arithmetic(run, folded.bounds, {})
     most = Counter(sum_work(plain.of_stage(folded, stage) for stage in folded.stages).full)

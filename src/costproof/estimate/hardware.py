@@ -1,6 +1,6 @@
-"""Devices as data: a file for each exact one, every figure with the source that it is quoted from.
+"""Devices as data: one file for each exact device, with the source of every figure.
 
-What a source does not say is absent; nothing is filled in. A data sheet's GB are 10^9 bytes, its TB/s 10^12 bytes a
+A figure that no source gives is absent; nothing is estimated. GB of data sheets are 10^9 bytes, TB/s 10^12 bytes per
 second. Names are exact: ``h100-sxm`` and ``h100-pcie`` are two devices, and ``h100`` is none.
 """
 
@@ -25,21 +25,21 @@ DeviceOrigin = Literal["published", "measured"]
 
 @dataclass(frozen=True, slots=True)
 class FigureSource:
-    """Where figures come from."""
+    """A source of figures."""
 
     title: str
     read: str
-    """The day on which it was read, or measured: ``2026-11-22``."""
+    """The day on which it was read or measured: ``2026-11-22``."""
     url: str = ""
-    """Empty where the figures were measured."""
+    """Empty if the figures were measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class FigureQuote:
-    """What a source says, word for word; ``…`` stands for what is left out."""
+    """A verbatim quote from a source; ``…`` marks omissions."""
 
     source: str
-    """Its name in :attr:`Device.sources`."""
+    """Name of the source in :attr:`Device.sources`."""
     text: str
 
 
@@ -53,18 +53,18 @@ class DeviceFigure:
 
 @dataclass(frozen=True, slots=True)
 class DevicePeak:
-    """What one kind of unit computes at most."""
+    """The peak rate of one kind of unit."""
 
     dtype: str
-    """Of the factors: ``bfloat16``, ``float16``, ``float8``, ``tf32``, ``float32``, ``float64``."""
+    """dtype of the factors: ``bfloat16``, ``float16``, ``float8``, ``tf32``, ``float32``, ``float64``."""
     flops: int
-    """FLOP a second; a multiply-accumulate is 2."""
+    """FLOP per second; a multiply-accumulate is 2."""
     sparsity: Sparsity
-    """``sparse`` counts the products with zeros that structured sparsity leaves out. No roof is made of it."""
+    """``sparse`` includes products with zeros that structured sparsity skips. Such peaks are not used as bounds."""
     unit: Unit
     quotes: tuple[FigureQuote, ...]
     accumulate: str | None = None
-    """Type of the sums, where the source says it."""
+    """dtype of the sums, if the source states it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,34 +74,34 @@ class Device:
     name: str
     title: str
     origin: DeviceOrigin
-    """``measured``: what a machine reached; it may do more. ``published``: what its maker says that it can do."""
+    """``measured``: rates that a machine reached, and may exceed. ``published``: rates that its maker states."""
     sources: dict[str, FigureSource]
     peaks: tuple[DevicePeak, ...]
     bandwidth: DeviceFigure | None = None
-    """Bytes a second between the device and its memory."""
+    """Bytes per second between the device and its memory."""
     memory: DeviceFigure | None = None
     """Bytes of its memory."""
     interconnect: DeviceFigure | None = None
-    """Bytes a second to the other devices of a machine, in one direction."""
+    """Bytes per second to the other devices of a machine, in one direction."""
     clock: DeviceFigure | None = None
     """Hz at which the peaks are reached."""
 
     def peak(self, dtype: str) -> DevicePeak | None:
-        """The largest dense peak of a dtype, whichever unit has it; ``None`` where no source gives one."""
+        """Return the largest dense peak of a dtype on any unit, or ``None`` if no source gives one."""
         found = [p for p in self.peaks if p.dtype == dtype and p.sparsity == "dense"]
         return max(found, key=lambda p: p.flops, default=None)
 
     def bounding_peak(self, dtype: str) -> DevicePeak | None:
-        """Return the dense peak of a dtype, or where no source gives one that of the nearest narrower dtype.
+        """Return the dense peak of a dtype, or else that of the nearest narrower dtype.
 
-        That one is at least as high: units that multiply narrower factors are at least as fast. Peaks that were
-        measured need not obey this: a processor may emulate a narrow dtype.
+        That peak is an upper bound: units that multiply narrower factors are at least as fast. Measured peaks need not
+        obey this, since a processor may emulate a narrow dtype; for them ``None`` is returned.
         """
         narrower = NARROWER.get(dtype, ()) if self.origin == "published" else ()
         return next((peak for peak in map(self.peak, (dtype, *narrower)) if peak is not None), None)
 
     def or_faster(self, other: Device) -> Device:
-        """The same machine, measured twice: of each rate the higher one, as other work took from the lower one."""
+        """Return the device with the higher of two measurements for each rate: other work slowed the lower one."""
         rates = {p.dtype: p.flops for p in self.peaks}
         higher = {p.dtype: p for p in other.peaks if p.flops > rates.get(p.dtype, 0)}
         peaks = {p.dtype: p for p in self.peaks} | higher
@@ -110,7 +110,7 @@ class Device:
         return replace(self, peaks=tuple(peaks.values()), bandwidth=best)
 
     def figures(self) -> dict[str, DeviceFigure]:
-        """The figures beside the peaks that are known."""
+        """Return the known figures besides the peaks."""
         named = {name: getattr(self, name) for name in FIGURES}
         return {name: figure for name, figure in named.items() if figure is not None}
 
@@ -124,20 +124,20 @@ NARROWER: Final[dict[str, tuple[str, ...]]] = {
 }
 """dtype -> dtypes whose peak is at least as high, nearest first.
 
-Not float32 for float64: its peak may be that of vector units, and a float64 peak that of faster matrix units.
+Not float32 for float64: the float32 peak may be that of vector units, and the float64 peak that of faster matrix units.
 """
 
 LARGEST_FIGURE: Final = 10**30
-"""Of a peak or a figure, beyond what any device or machine room has."""
+"""Limit of a peak or a figure, beyond any device or data center."""
 FIGURES: Final[dict[str, tuple[str, str, int]]] = {
     "bandwidth": ("bandwidth of the memory", "B/s", 10**8),
     "memory": ("memory", "B", 10**7),
     "interconnect": ("to the other devices, one direction", "B/s", 10**7),
     "clock": ("clock", "Hz", 10**7),
 }
-"""Name -> title, unit, and the least that it can be: below, it was given in another unit."""
+"""Name -> title, unit, and lower limit: a smaller value was given in another unit."""
 _LEAST_PEAK: Final = 10**7
-"""Slow types of a busy processor reach 10^9; what was given in GFLOP/s stays below."""
+"""Lower limit of a peak: slow dtypes on a busy processor reach 10^9, values given in GFLOP/s are below the limit."""
 
 DEVICE: Final = FileKind(name="costproof/device", version=(1, 0), type=Device)
 _FOLDER: Final = Path(__file__).parent / "devices"
@@ -145,7 +145,7 @@ _AGAIN: Final = "costproof machine --measure -o FILE writes one; costproof machi
 
 
 def registry() -> Registry[Device]:
-    """The devices that come with costproof, and those of other distributions; no file is read."""
+    """Return the registry of devices, of costproof and of other distributions; no file is read."""
     files = sorted(_FOLDER.glob("*.json"))
     ours = (Plugin(f.stem, "", partial(read_device, f)) for f in files)
     return Registry("hardware", "device", tuple(ours), instance=Device, command="costproof machines")
@@ -173,7 +173,7 @@ def read_device(path: Path) -> Device:
     """Read the file of a device.
 
     Raises:
-        BadInput: it cannot be read or is not one.
+        BadInput: it cannot be read, or does not describe a device.
         Problems: everything that is wrong with its figures.
     """
     found = load(path, DEVICE, make_again=_AGAIN)

@@ -1,12 +1,28 @@
-"""A measured time beside its bounds: every stage of every forward that ran, split into parts that add up to it
-(:mod:`costproof.estimate.measured`).
+"""Compare measured times with their bounds: each stage of each forward, split into parts that add up to its time.
 
-A count and a device file that are right allow no time below the floor, neither of a stage nor of a part of the model:
-that is a finding, and what may be wrong is named, the convention of the floor first: an implementation may leave out
-products that no count here knows of. Of routed experts the floor that is held against a time has the weights
-of as many as one token passes: a call may touch no more.
+With correct counts and device figures no time is below its lower bound, for a stage or a part of the model. If one is,
+that is a finding, and the possible causes are named, first the convention of the bound: an implementation may skip
+products that no count here knows of. For routed experts the bound that is compared with a time has the weights of as
+many experts as one token passes, since a call may touch no more.
 
-Of a forward that never ran nothing is measured. Its parts then add up to the replay, which predicts it.
+If a forward never ran, nothing is measured; its parts then add up to the replay, which predicts it.
+
+A time in nanoseconds is split as
+
+    measured = floor + traffic + shapes + other + dispatch + movement + experts + residual + jitter
+
+*Floor*: the products at their peak, or the compulsory traffic of the stage at the bandwidth, whichever takes longer.
+*Traffic*: what the roofline bounds of the modules, one after another, take beyond it. The next five are the time of the
+operators beyond these bounds, each operator timed in isolation (:mod:`costproof.tracers.replay`). *Dispatch*: every
+call takes at least as long as the fastest operator of the stage, which is the dispatcher on a processor and the minimal
+kernel on a GPU. Of the rest, *shapes* is the time of products (whose shapes do not reach the peak), *movement* that of
+copies, casts, views and look-ups, *experts* that of all operators in modules of routed experts, and *other* the
+remainder. The bound of a module is subtracted from the first of products, experts, other and movement that it has.
+
+*Residual*: the fastest run minus the operators: launches and Python between them, less what caches and overlap save.
+*Jitter*: the median minus the fastest run.
+
+All but the floor, dispatch and jitter may be negative.
 """
 
 from __future__ import annotations
@@ -30,14 +46,14 @@ from costproof.ledger.workload import TargetInfo, Workload
 
 WorkKind = Literal["products", "experts", "other", "movement"]
 WORK_KINDS: Final[tuple[WorkKind, ...]] = ("products", "experts", "other", "movement")
-"""In the order in which they take the time at the roof of their module."""
+"""Kinds in the order in which the bound of a module is subtracted from them."""
 _PRODUCTS: Final = frozenset({"matmul", "conv", "attention", "experts"})
 _MOVEMENT: Final = frozenset({"movement", "lookup"})
 
 
 @dataclass(frozen=True, slots=True)
 class TimeSplit:
-    """Nanoseconds that add up to the measured median, or, where nothing ran, to the replay."""
+    """Nanoseconds that add up to the measured median, or to the replay if nothing ran."""
 
     floor: Rational
     traffic: Rational
@@ -47,20 +63,20 @@ class TimeSplit:
     movement: Rational
     experts: Rational
     residual: Rational | None
-    """``None`` where nothing ran."""
+    """``None`` if nothing ran."""
     jitter: Rational | None
-    """``None`` where nothing ran."""
+    """``None`` if nothing ran."""
 
 
 @dataclass(frozen=True, slots=True)
 class OperatorWork:
-    """A distinct call of a module, made alone."""
+    """A distinct call in a module, timed in isolation."""
 
     module: str
     kind: WorkKind
     calls: int
     alone: int | None
-    """Nanoseconds of one call; ``None`` if it could not be made."""
+    """Nanoseconds of one call; ``None`` if it could not be timed."""
 
     @property
     def spent(self) -> int | None:
@@ -69,7 +85,9 @@ class OperatorWork:
 
 
 def work_kind(subject: str, in_experts: bool) -> WorkKind:
-    """What an operator is, by the subject of its rule (:func:`costproof.opgraph.rules.registry.subject_of`)."""
+    """Return the kind of an operator, by the subject of its rule
+    (:func:`~costproof.opgraph.rules.registry.subject_of`).
+    """
     if in_experts:
         return "experts"
     return "products" if subject in _PRODUCTS else "movement" if subject in _MOVEMENT else "other"
@@ -78,11 +96,13 @@ def work_kind(subject: str, in_experts: bool) -> WorkKind:
 def split_time(
     floor: Fraction, roofs: Mapping[str, Fraction], works: Iterable[OperatorWork], time: Timing | None
 ) -> TimeSplit | None:
-    """The parts; ``None`` if a call could not be made.
+    """Split a time into parts, or return ``None`` if a call could not be timed.
 
     Args:
-        roofs: nanoseconds at the roof of each module.
-        time: ``None`` where nothing ran.
+        floor: nanoseconds of the lower bound of the stage.
+        roofs: nanoseconds of the roofline bound of each module.
+        works: its operators.
+        time: ``None`` if nothing ran.
     """
     least, replay = None, 0
     done = list(works)
@@ -120,32 +140,32 @@ NOT_RUN: Final[Mapping[TimePlace, Sequence[int]]] = {}
 
 @dataclass(frozen=True, slots=True)
 class StageTime:
-    """One stage in one forward."""
+    """The time of one stage in one forward."""
 
     run: str
     """``page``, ``prompt`` or ``step@P``."""
     stage: str
     invocation: str
     floor: WorkBound
-    """The products that every implementation has, the weights once, and the cache read and written once."""
+    """Bound by the products that every implementation has, the weights once, and the cache read and written once."""
     roof: WorkBound
-    """Its modules one after another."""
+    """Bound of its modules, one after another."""
     replay: int | None
-    """Nanoseconds of its operators, each made alone; ``None`` if one of them could not be made."""
+    """Nanoseconds of its operators, each timed in isolation; ``None`` if one of them could not be timed."""
     measured: Timing | None
-    """``None`` where nothing ran."""
+    """``None`` if nothing ran."""
     split: TimeSplit | None
-    """``None`` where FLOPs, bytes or the replay are not known."""
+    """``None`` if FLOPs, bytes or the replay are not known."""
     of_peak: Rational | None
-    """FLOPs over time over the peak: MFU."""
+    """FLOPs over time over the peak: model FLOPs utilization (MFU)."""
     of_bandwidth: Rational | None
-    """Bytes at the module boundary over time over the bandwidth; more than 1 where caches serve them."""
+    """Bytes at module boundaries over time over the bandwidth; more than 1 if caches serve them."""
     wrong: str = ""
-    """What cannot be, and which of device file, counts and clock it accuses."""
+    """Why the time is impossible, and whether device file, counts or clock may be wrong; empty if it is possible."""
 
     @property
     def error(self) -> Fraction | None:
-        """Of the replay, as a prediction of the median: relative to it, without its sign; ``None`` without either."""
+        """Relative error of the replay as a prediction of the median, without sign; ``None`` if either is missing."""
         if self.replay is None or self.measured is None:
             return None
         return abs(Fraction(self.replay - self.measured.median, max(1, self.measured.median)))
@@ -153,27 +173,27 @@ class StageTime:
 
 @dataclass(frozen=True, slots=True)
 class PartTime:
-    """A part of the model in one forward: modules that differ in numbers alone are one part."""
+    """The time of a part of the model in one forward; modules that differ only in numbers are one part."""
 
     run: str
     stage: str
     part: str
-    """A pattern of module paths."""
+    """Pattern of module paths."""
     roof: WorkBound
-    """Its modules one after another."""
+    """Bound of its modules, one after another."""
     replay: int | None
-    """Nanoseconds of its operators, each made alone; ``None`` if one of them could not be made."""
+    """Nanoseconds of its operators, each timed in isolation; ``None`` if one of them could not be timed."""
     of_peak: Rational | None
     """FLOPs over that time over the peak."""
     wrong: str = ""
-    """What cannot be, and what it accuses."""
+    """Why the time is impossible, and what may be wrong; empty if it is possible."""
     measured: Timing | None = None
-    """Of its modules themselves, in runs in which every module has a hook; ``None`` where nothing ran."""
+    """Time of its modules, from runs in which every module has a hook; ``None`` if nothing ran."""
 
 
 @dataclass(frozen=True, slots=True)
 class OperatorTime:
-    """A distinct call."""
+    """The time of a distinct call."""
 
     run: str
     stage: str
@@ -181,9 +201,9 @@ class OperatorTime:
     shapes: tuple[tuple[int, ...], ...]
     calls: int
     alone: Timing | None
-    """Nanoseconds of one call; ``None`` if it could not be made."""
+    """Nanoseconds of one call; ``None`` if it could not be timed."""
     why: str = ""
-    """It could not."""
+    """Why it could not be timed."""
 
     @property
     def spent(self) -> int | None:
@@ -193,7 +213,7 @@ class OperatorTime:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """Times of a run beside what bounds them, or of its operators alone where it never ran."""
+    """Times of a run with their bounds, or of its operators if the run was only predicted."""
 
     conventions: Conventions
     target: TargetInfo
@@ -202,16 +222,16 @@ class Measurement:
     options: RunOptions
     device: Device
     dtype: str
-    """Whose peak the roof is."""
+    """The dtype of the peak."""
     peak_flops: int
     bandwidth: int
     clock: str
     threads: int
     rows: tuple[StageTime, ...]
     operators: tuple[OperatorTime, ...]
-    """The longest first, all their calls together."""
+    """Distinct calls, those with the longest total time first."""
     parts: tuple[PartTime, ...] = ()
-    """The longest first."""
+    """Parts, the longest first."""
 
     @property
     def name(self) -> str:
@@ -220,31 +240,31 @@ class Measurement:
 
     @property
     def predicted(self) -> bool:
-        """Whether nothing ran but operators alone."""
+        """Whether only operators in isolation ran."""
         return all(row.measured is None for row in self.rows)
 
     @property
     def median_error(self) -> Fraction:
-        """Of the replay, over the rows."""
+        """Median error of the replay over the rows."""
         return median_error(self.rows)
 
     @property
     def wrong(self) -> tuple[str, ...]:
-        """What cannot be, of stages and of parts of the model: ``page sam: ran at ...``."""
+        """Impossible times of stages and parts: ``page sam: ran at ...``."""
         places = [(f"{row.run} {row.stage}", row.wrong) for row in self.rows]
         places += [(f"{part.run} {part.stage} {part.part}", part.wrong) for part in self.parts]
         return tuple(f"{place} {wrong}" for place, wrong in places if wrong)
 
     @property
     def exit_code(self) -> int:
-        """1 if a time cannot be, 3 if something that runs has no known cost, or could not be made alone."""
+        """1 if a time is impossible, 3 if something that runs has no known cost or could not be timed."""
         if self.wrong:
             return EXIT_FINDINGS
         return EXIT_INCOMPLETE if any(row.split is None for row in self.rows) else EXIT_OK
 
 
 def median_error(found: Iterable[StageTime]) -> Fraction:
-    """Of the replay, over some rows: of an even number the larger of the two in the middle; 0 of none."""
+    """Return the median error of the replay over some rows, the larger middle one of an even number; 0 without rows."""
     errors = sorted(row.error for row in found if row.error is not None)
     return errors[len(errors) // 2] if errors else Fraction(0)
 
@@ -260,12 +280,14 @@ def stage_times(
     arithmetic: Arithmetic,
     routed: Mapping[str, int] = NO_EXPERTS,
 ) -> tuple[StageTime, ...]:
-    """Every stage that was timed, or whose operators were.
+    """Return the times of every stage that was timed, or whose operators were.
 
     Args:
-        forwards: run -> what that forward alone costs.
+        forwards: run -> the costs of that forward.
         times: ``None`` for a stage that did not run.
-        works: its operators, each made alone.
+        works: its operators, each timed in isolation.
+        of: the roofline of the device.
+        arithmetic: the dtypes of the operators.
         routed: module of routed experts -> bytes of the weights that one of its calls reads at least.
     """
     nodes: dict[TimePlace, list[CostNode]] = {}
@@ -304,19 +326,19 @@ def _row(
 
 
 def _spared(nodes: Iterable[CostNode], routed: Mapping[str, int]) -> int:
-    """Bytes of experts that are counted, and that a routing need not touch."""
+    """Return the counted bytes of experts that a routing need not touch."""
     here = [node for node in nodes if node.module in routed]
     counted = sum(node.cost("weight_read_bytes") or 0 for node in here)
     return max(0, counted - sum((node.cost("calls") or 0) * routed[node.module] for node in here))
 
 
 def _share(work: int | None, nanoseconds: int | None, best: int) -> Rational | None:
-    """Of the best rate per second."""
+    """Return a rate as a share of the best rate."""
     return None if work is None or nanoseconds is None else str(Fraction(work * _NANO, max(1, nanoseconds) * best))
 
 
 def _roofs(nodes: Iterable[CostNode], of: Roof, arithmetic: Arithmetic) -> dict[str, WorkBound]:
-    """Of each module."""
+    """Return the bound of each module."""
     modules: dict[str, list[CostNode]] = {}
     for node in nodes:
         modules.setdefault(node.module, []).append(node)
@@ -335,14 +357,16 @@ def part_times(
     routed: Mapping[str, int] = NO_EXPERTS,
     times: Mapping[TimePlace, Sequence[int]] = NOT_RUN,
 ) -> tuple[PartTime, ...]:
-    """Every part of each stage of each forward, the longest first, before it those whose time is not known.
+    """Return the times of every part of each stage of each forward, unknown times first, then the longest.
 
     Args:
-        forwards: run -> what that forward alone costs.
-        spent: (run, stage, module) -> nanoseconds of its operators, each made alone.
-        parts: of module paths, those that are one part, with its name.
-        routed: as of :func:`stage_times`.
-        times: (run, stage, module) -> nanoseconds of the module itself, in each of several runs.
+        forwards: run -> the costs of that forward.
+        spent: (run, stage, module) -> nanoseconds of its operators, each timed in isolation.
+        parts: groups module paths into parts, with their names.
+        of: the roofline of the device.
+        arithmetic: the dtypes of the operators.
+        routed: as for :func:`stage_times`.
+        times: (run, stage, module) -> nanoseconds of the module, in each of several runs.
     """
     nodes: dict[TimePlace, list[CostNode]] = {place: [] for place in spent}
     for run, costs in forwards.items():
@@ -371,11 +395,13 @@ def part_times(
 
 
 def _wrong(floor: WorkBound, spent: int | None, replay: int | None = None, *, operators: bool = False) -> str:
-    """Why a time cannot be so short, if so.
+    """Return why a time is impossible, or an empty text.
 
     Args:
-        replay: of the same work, which tells the clock of the stages from the other suspects.
-        operators: whether the time is that of operators alone.
+        floor: the bound.
+        spent: the time.
+        replay: time of the same work in isolation, which separates errors of the stage clock from other causes.
+        operators: whether the time is that of operators in isolation.
     """
     if spent is None or floor.seconds is None or spent >= (least := Fraction(floor.seconds) * _NANO):
         return ""

@@ -1,16 +1,30 @@
-"""Whether a run fits into a memory: what it holds for certain, and a stated upper bound of the rest, in integers.
+"""Estimate whether a run fits into a memory: bytes that it certainly holds, and an upper bound of the rest.
 
-Held for certain are the weights, the registered buffers, and the cache of keys, values and states as it is when the run
-ends, what a run was given of it included. Of activations
-formulas give a bound: every tensor that crosses the border of a module is kept, from the first stage to the last, for
-one call of each stage, and all that the operators of one layer take and make beside it
-(:mod:`costproof.estimate.memory`). What a runtime takes for itself is in neither.
+Weights, registered buffers, and the cache (keys, values and states) at the end of the run, including a cache given as
+input, are certain. For activations the formulas give an upper bound (:func:`activations`): every tensor that crosses a
+module boundary is held, from the first stage to the last, for one call of each stage, and everything that the operators
+of one layer read and write. Memory of the runtime itself is not included.
 
-A capture with peaks (``--peaks``) says more: what each stage as written really holds at once, temporaries and its cache
-among it. A run holds weights, buffers and the largest of these peaks at least, but for what was a stage's argument and
-has another owner, or none, in the run. At most it holds weights, buffers and all peaks at once: while one call runs,
-each call before it has left its results, which were alive when it ended, so its own peak holds them; of steps the last
-has the largest, and takes over the cache of the one before.
+A capture with peaks (``--peaks``) contains the eager peak of each stage, with temporaries and its cache. A run holds at
+least weights, buffers and the largest of these peaks, without arguments of the stage, which belong to somebody else in
+the run. It holds at most weights, buffers and the sum of all peaks: while one call runs, each earlier call has left its
+results, which its own peak includes; for decode, the last step has the largest peak and replaces the cache of the
+previous one.
+
+*Activations.* A model runs one layer at a time. The tensors that are alive are then at most
+
+* the results of modules that have returned: at most everything that crosses a module boundary, ``output_bytes``;
+* the operands and results of the operators in the running layer and in modules outside of layers. Each such tensor is
+  read or written by an operator, so that they are at most the ``unfused_bytes`` minus the weights. Materialized
+  attention scores of one layer are included;
+* copies, which move no bytes in these counts: casts and contiguous tensors, each as large as an argument or a result of
+  a module (``input_bytes`` and ``output_bytes`` once more), and cached keys and values repeated for every query head,
+  which have as many elements as the attention of a step has multiply-accumulates;
+* masks over every query and key of a prompt. Boolean masks are no activations in the counts, so that the bound includes
+  two masks as numbers, one copy of a mask, and the four boolean masks that they are made of.
+
+Latent attention under sdpa is added by :func:`unfused_attention`. ``tests/estimate/test_activations.py`` compares the
+bound with the peaks of eager modules.
 """
 
 from __future__ import annotations
@@ -44,22 +58,22 @@ _EXIT: Final[dict[FitVerdict, int]] = {
 
 @dataclass(frozen=True, slots=True)
 class StageMemory:
-    """What a stage adds; ``None`` is unknown."""
+    """The memory that a stage adds; ``None`` is unknown."""
 
     id: str
     cache_bytes: int | None
-    """By how much its calls make the cache larger."""
+    """Bytes that its calls add to the cache."""
     activations_bytes: int | None
-    """What one call holds at most, the cache apart; of steps the last. ``None`` where no formulas bound it."""
+    """Upper bound of one call without the cache; for decode, the last step. ``None``: no formulas bound it."""
     peak_bytes: int | None = None
-    """The largest eager peak that is known of its calls, their arguments apart; ``None``: none is known."""
+    """The largest known eager peak of its calls, without their arguments; ``None``: none is known."""
     peaks_bytes: int | None = None
-    """Of all its calls and parts together, arguments included; ``None``: one is not known."""
+    """Sum of the eager peaks of all calls and parts, with arguments; ``None``: one is not known."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryPoint:
-    """What is held at a value of a setting, evaluated by the formulas themselves."""
+    """Bytes held at a value of a setting, evaluated with the formulas of that run."""
 
     at: int
     bytes: int
@@ -71,18 +85,19 @@ class MemoryLimit:
 
     setting: str
     held: HeldKind
-    """What no longer fits. The graph peak is the largest of those that a capture has in symbols, arguments apart."""
+    """What no longer fits. The graph peak is the largest of those that a capture has as expressions, without arguments.
+    """
     outcome: ThresholdOutcome
-    """``never``: it fits at every value. ``refused``: the model does not take a run of that size."""
+    """``never``: it fits at every value. ``refused``: the model does not accept a run of that size."""
     at: int | None
     points: tuple[MemoryPoint, ...]
-    """The last value that fits and the first that does not; where there is none, the workload's own."""
+    """The last value that fits and the first that does not; without a limit, the workload's own value."""
     why: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Fits:
-    """A run and a memory."""
+    """The memory of a run, compared with a limit."""
 
     conventions: Conventions
     target: TargetInfo
@@ -94,11 +109,11 @@ class Fits:
     weights_bytes: int | None
     """Parameters of the stages that the run has, in its dtype."""
     cache_bytes: int | None
-    """When the run ends."""
+    """The cache at the end of the run."""
     activations_bytes: int | None
-    """The upper bound that the top of this module states."""
+    """The upper bound of activations, as the module's docstring states it."""
     peak_bytes: int | None
-    """The largest known of the stages' :attr:`StageMemory.peak_bytes`; ``None``: none is known."""
+    """The largest known :attr:`StageMemory.peak_bytes` of the stages; ``None``: none is known."""
     stages: tuple[StageMemory, ...]
     limits: tuple[MemoryLimit, ...]
     buffers_bytes: int | None = None
@@ -111,43 +126,43 @@ class Fits:
 
     @property
     def certain_bytes(self) -> int | None:
-        """Weights, cache, and buffers as far as they are known."""
+        """Weights, cache, and buffers if they are known."""
         return None if self.lasting_bytes is None or self.cache_bytes is None else self.lasting_bytes + self.cache_bytes
 
     @property
     def lasting_bytes(self) -> int | None:
-        """Weights, and buffers as far as they are known: what is there before a run and after it."""
+        """Weights, and buffers if they are known: allocated before and after the run."""
         return None if self.weights_bytes is None else self.weights_bytes + (self.buffers_bytes or 0)
 
     @property
     def bound_bytes(self) -> int | None:
-        """Weights, buffers, cache and the bound of activations."""
+        """Weights, buffers, cache and the upper bound of activations."""
         return exact_sum((self.weights_bytes, self.buffers_bytes, self.cache_bytes, self.activations_bytes))
 
     @property
     def least_bytes(self) -> int | None:
-        """What the run holds at some moment: weights, buffers, and the cache or the largest known peak."""
+        """Lower bound of the peak: weights, buffers, and the cache or the largest known peak."""
         if self.certain_bytes is None or self.lasting_bytes is None:
             return None
         return max(self.certain_bytes, self.lasting_bytes + (self.peak_bytes or 0))
 
     @property
     def peaks_bytes(self) -> int | None:
-        """The peaks of all stages together; ``None``: one is not known."""
+        """Sum of the peaks of all stages; ``None``: one is not known."""
         return exact_sum(s.peaks_bytes for s in self.stages)
 
     @property
     def most_bytes(self) -> int | None:
-        """Weights, buffers and the peaks of all stages at once; where one is not known, :attr:`bound_bytes`."""
+        """Upper bound: weights, buffers and the sum of all peaks; if a peak is not known, :attr:`bound_bytes`."""
         if self.peaks_bytes is None or self.weights_bytes is None:
             return self.bound_bytes
         return exact_sum((self.weights_bytes, self.buffers_bytes, self.peaks_bytes))
 
     @property
     def verdict(self) -> FitVerdict:
-        """``does not fit``: the least is more; ``fits``: the most is not; what a runtime takes for itself apart.
+        """``does not fit`` if the lower bound is too large, ``fits`` if the upper bound is not, else ``not known``.
 
-        Of a quantised checkpoint the bytes are not known.
+        Memory of the runtime itself is not included. The bytes of a quantised checkpoint are not known.
         """
         if self.target.quantised:
             return "not known"
@@ -165,7 +180,7 @@ FITS: Final = FileKind(name="costproof/fits", version=(3, 2), type=Fits)
 
 
 def parse_size(text: str, where: str) -> int:
-    """Bytes: ``80GB`` is 80 x 10^9, ``80GiB`` 80 x 2^30, ``85899345920`` itself.
+    """Return the bytes of a size: ``80GB`` is 80 x 10^9, ``80GiB`` is 80 x 2^30, ``85899345920`` is itself.
 
     Raises:
         BadInput: it is not a size, or not a whole number of bytes.

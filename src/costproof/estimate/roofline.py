@@ -1,18 +1,18 @@
-"""Time at the roof: what a run takes at least on a device, by its own figures. A bound, never a prediction.
+"""Bound the time of a run on a device from below, by the figures of the device. This is no prediction.
 
-A piece of work cannot end before its products are computed and its bytes have moved:
+A piece of work takes at least as long as its products and its memory traffic:
 
     time >= max(FLOP / peak, bytes / bandwidth)
 
-Three models of reuse. *Unfused*: every operator on its own, where the source says what that moves. *Modules*: every
-module on its own, its traffic as ``docs/conventions.md`` counts it at the module boundary, one module after another.
-*Floor*: the products of a stage that every implementation of the same result has, each at the peak of the dtype that
-it is multiplied in, and what crosses the border of the stage, each input, weight and result once a call, and its cache
-read and written once, whatever is fused. Scores that a causal mask or a window hides are in no bound; they are in the
-FLOPs, which are those of the convention. Where a source does not say what crosses it, activations are left out, and a
-table that two modules read counts in both. Vector work is in none: other units do it meanwhile.
+There are three models of reuse. *Unfused*: every operator by itself, if the source counts its bytes. *Modules*: every
+module by itself, one after another, with its traffic at the module boundary as ``docs/conventions.md`` counts it.
+*Floor*: the products of a stage that every implementation of the same result has, each at the peak of the dtype that it
+is multiplied in, and its compulsory traffic, whatever is fused: each input, weight and result once a call, and the
+cache read and written once. Scores that a causal mask or a window hides are in no bound; they are in the FLOPs, by
+convention. If a source does not count the compulsory traffic, activations are left out, and a table that two modules
+read counts twice. Vector work is in no bound: other units compute it concurrently.
 
-Everything is a rational number; S. Williams, A. Waterman, D. Patterson, "Roofline", CACM 52 (2009).
+All numbers are rational; S. Williams, A. Waterman, D. Patterson, "Roofline", CACM 52 (2009).
 """
 
 from __future__ import annotations
@@ -40,40 +40,41 @@ Rational = str
 BoundSide = Literal["compute", "memory"]
 ThresholdOutcome = Literal["from", "never", "refused", "not solved"]
 LASTING: Final[tuple[Metric, ...]] = ("weight_read_bytes", "kv_read_bytes", "kv_cache_bytes")
-"""What is in memory before a call or after it, and so moves however the call is carried out."""
+"""Bytes that are in memory before or after a call, and so move in every implementation."""
 NEEDED: Final[tuple[Metric, ...]] = ("flops", *TRAFFIC)
 
 
 @dataclass(frozen=True, slots=True)
 class WorkBound:
-    """A piece of work under the roof; ``None`` is unknown."""
+    """Bounds of a piece of work; ``None`` is unknown."""
 
     flops: int | None
-    """Of the headline."""
+    """Headline FLOPs."""
     bytes: int | None
     compute_s: Rational | None
     """Seconds of its products at their peaks."""
     memory_s: Rational | None
     """Seconds of its bytes at the bandwidth."""
     seconds: Rational | None
-    """No less than both; of pieces one after another, the sum of theirs."""
+    """The larger of the two; for pieces one after another, the sum of theirs."""
     bound: BoundSide | None
-    """Which of the two is longer; ``compute`` where they are equal."""
+    """Which of the two is larger; ``compute`` if they are equal."""
     intensity: Rational | None
-    """FLOP per byte; ``None`` also where no byte moves."""
+    """Operational intensity in FLOP per byte; ``None`` also if no byte moves."""
     least: ByDtype | None = None
-    """dtype -> FLOPs that every implementation has, which :attr:`compute_s` is made of; ``None``: all of
-    :attr:`flops`, in the dtype of the roof."""
+    """dtype -> FLOPs that every implementation has, which :attr:`compute_s` is based on; ``None``: all of
+    :attr:`flops`, in the dtype of the roofline.
+    """
 
     @property
     def taken(self) -> int | None:
-        """FLOPs that :attr:`compute_s` is made of."""
+        """FLOPs that :attr:`compute_s` is based on."""
         return self.flops if self.least is None else sum(self.least.values())
 
 
 @dataclass(frozen=True, slots=True)
 class PartBound:
-    """A part of the model in a stage: equal layers are one part."""
+    """Bounds of a part of the model in a stage; equal layers are one part."""
 
     stage: str
     part: str
@@ -82,24 +83,24 @@ class PartBound:
 
 @dataclass(frozen=True, slots=True)
 class StageBound:
-    """A stage, or the whole run."""
+    """Bounds of a stage, or of the whole run."""
 
     id: str
     modules: WorkBound
-    """Its modules one after another."""
+    """Its modules, one after another."""
     compute_bound_s: Rational | None
-    """Seconds of :attr:`modules` in parts that are bound by compute; the others wait for memory."""
+    """Seconds of :attr:`modules` in parts that are bound by compute; the others are bound by memory."""
     floor: WorkBound
-    """The products that every implementation has, and what crosses the border once a call."""
+    """The products that every implementation has, and the compulsory traffic."""
     unfused: WorkBound | None = None
-    """As :attr:`modules`, with the bytes of every operator on its own; ``None`` where the source does not say them."""
+    """As :attr:`modules`, with the bytes of every operator; ``None`` if the source does not count them."""
     full: WorkBound | None = None
-    """As :attr:`floor`, with all FLOPs of the headline; ``None`` where those are the same."""
+    """As :attr:`floor`, with all headline FLOPs; ``None`` if the bound is the same."""
 
 
 @dataclass(frozen=True, slots=True)
 class ThresholdPoint:
-    """Both sides, evaluated by the formulas themselves."""
+    """Both sides at a value of a setting, evaluated with the formulas of that run."""
 
     at: int
     left: Rational
@@ -108,7 +109,7 @@ class ThresholdPoint:
 
 @dataclass(frozen=True, slots=True)
 class Threshold:
-    """Where a setting makes one side pass the other, all else as in the workload."""
+    """Where a setting makes one side exceed the other, all else as in the workload."""
 
     stage: str
     setting: str
@@ -117,18 +118,18 @@ class Threshold:
     right: str
     unit: Literal["s", "FLOP", "B"]
     outcome: ThresholdOutcome
-    """``refused``: the model does not take a run of that size."""
+    """``refused``: the model does not accept a run of that size."""
     at: int | None
-    """The first value at which the left side is more."""
+    """The first value at which the left side is larger."""
     points: tuple[ThresholdPoint, ...]
-    """The last value before it and this one; where there is none, the workload's own."""
+    """The last value before it and this one; without one, the workload's own."""
     why: str = ""
-    """Of ``refused`` and ``not solved``."""
+    """Reason of ``refused`` and ``not solved``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Roofline:
-    """A run under the roof of a device."""
+    """The bounds of a run on a device."""
 
     conventions: Conventions
     target: TargetInfo
@@ -136,25 +137,26 @@ class Roofline:
     environment: dict[str, str]
     device: Device
     dtype: str
-    """Whose peak the roof is."""
+    """The dtype of the peak."""
     peak_flops: int
     bandwidth: int
     source: str
-    """Which source's counts these are."""
+    """Name of the source whose counts these are."""
     run: StageBound
     stages: tuple[StageBound, ...]
     parts: tuple[PartBound, ...]
     borders: tuple[Threshold, ...]
     routing: Routing = "bound"
-    """Which experts a call reads: at most min(E, T k), those of uniform routing on average, or those of a given one."""
+    """Experts that a call reads: at most min(E, T k), the mean of uniform routing, or those of a given routing."""
     experts: tuple[TouchedExperts, ...] = ()
-    """Of each layer, where :attr:`routing` is not the bound."""
+    """Experts that each layer touches, unless :attr:`routing` is the bound."""
     math: str = ""
-    """The dtype that was asked for, or that of most products; :attr:`dtype` is another where its peak bounds it."""
+    """The requested dtype, or that of most products; :attr:`dtype` differs if the peak of another dtype bounds it."""
     peaks: dict[str, int] = field(default_factory=dict)
-    """FLOP a second of the other dtypes that products are multiplied in; one that is not there takes no time."""
+    """FLOP per second of the other dtypes in which products are multiplied; products of missing dtypes take no time."""
     kept: bool = True
-    """Whether the counts say which products another implementation leaves out; else all are in the floor."""
+    """Whether the counts contain the products that other implementations skip; if not, the floor includes all products.
+    """
 
     @property
     def name(self) -> str:
@@ -163,7 +165,7 @@ class Roofline:
 
     @property
     def exit_code(self) -> int:
-        """3 if something that the run does is not known, or its checkpoint is quantised."""
+        """3 if a cost is not known or the checkpoint is quantised, else 0."""
         return EXIT_INCOMPLETE if self.run.modules.seconds is None or self.target.quantised else EXIT_OK
 
 
@@ -175,10 +177,10 @@ _LARGEST: Final = 10**100
 
 
 def roofline_in(data: object, where: str) -> Roofline:
-    """Return the roofline in the data of a file, after working out its bounds again.
+    """Return the roofline in the data of a file, after recomputing its bounds.
 
     Raises:
-        BadInput, Problems: it is none, is damaged, or contradicts itself.
+        BadInput, Problems: it is no roofline, is damaged, or contradicts itself.
     """
     found = from_data(data, ROOFLINE, where=where, make_again=_AGAIN)
     problems = list(_contradictions(found))[:20]
@@ -227,7 +229,10 @@ def _contradictions(found: Roofline) -> Iterator[BadInput]:
 
 
 def _unlike(bound: WorkBound, of: Roof, where: str, *, summed: bool = False) -> Iterator[BadInput]:
-    """Yield what a bound says that its work does not make; the seconds of a sum may be more than those of its work."""
+    """Yield differences between a bound and its recomputation.
+
+    The seconds of a sum may be larger than those of its work.
+    """
     if any(n is not None and not 0 <= n < _LARGEST for n in (bound.flops, bound.bytes)):
         yield BadInput("this is out of range", where=where, expected="a cost of at most 100 digits")
         return
@@ -251,24 +256,26 @@ def _inexact(value: Rational | None, where: str) -> Iterator[BadInput]:
 
 @dataclass(frozen=True, slots=True)
 class Roof:
-    """The figures of a device that make its roof."""
+    """The figures of a device that define its roofline."""
 
     flops: int
-    """FLOP a second."""
+    """FLOP per second."""
     bandwidth: int
-    """Bytes a second."""
+    """Bytes per second."""
     dtype: str = ""
-    """Whose peak :attr:`flops` is."""
+    """The dtype of :attr:`flops`."""
     math: str = ""
     """The dtype of the products that have this peak."""
     peaks: Mapping[str, int] = field(default_factory=dict)
-    """FLOP a second of products of other dtypes; those of a dtype that is not there take no time."""
+    """FLOP per second of products of other dtypes; those of missing dtypes take no time."""
 
     def bound(self, flops: int | None, moved: int | None, least: ByDtype | None = None) -> WorkBound:
         """Return the bound of one piece of work.
 
         Args:
-            least: the FLOPs that every implementation has, by dtype; ``None``: all, in that of the roof.
+            flops: headline FLOPs.
+            moved: bytes.
+            least: FLOPs that every implementation has, by dtype; ``None``: all, in the dtype of the roofline.
         """
         if least == ({} if flops == 0 else {self.math: flops}):
             least = None
@@ -284,11 +291,11 @@ class Roof:
         return sum((Fraction(n, peaks[dtype]) for dtype, n in least.items() if dtype in peaks), Fraction(0))
 
     def work(self, work: DtypeWork, moved: int | None) -> WorkBound:
-        """Return the bound of work, and of bytes."""
+        """Return the bound of some work and bytes."""
         return self.bound(work.flops, moved, work.least)
 
     def one_after_another(self, parts: Iterable[WorkBound]) -> WorkBound:
-        """Pieces of which none begins before the one before it has ended."""
+        """Return the bound of pieces that run strictly one after another."""
         every = list(parts)
         least = Counter[str]()
         for p in every:
@@ -306,17 +313,18 @@ class Roof:
 
 
 def roof(device: Device, dtype: str) -> Roof:
-    """Return the roof of a device: the dense peaks of each dtype, or of a narrower one where that is not known.
+    """Return the roofline of a device: the dense peak of each dtype, or of a narrower one if that is not known.
 
-    torch runs convolutions and recurrent layers of float32 in TF32 unless it is told otherwise
-    (``torch.backends.cudnn.allow_tf32``), and its fused attention makes a product of float32 of three of TF32, so the
-    faster of the two ways bounds them.
+    torch runs float32 convolutions and recurrent layers in TF32 by default (``torch.backends.cudnn.allow_tf32``), and
+    its fused attention computes a float32 product as three TF32 products, so that the faster of the two ways bounds
+    them.
 
     Args:
-        dtype: of most products.
+        device: the device.
+        dtype: the dtype of most products.
 
     Raises:
-        BadInput: its file has no dense peak that bounds that one, or no bandwidth.
+        BadInput: the device has no dense peak that bounds the dtype, or no bandwidth.
     """
     peak = device.bounding_peak(dtype)
     if peak is None:
@@ -339,11 +347,11 @@ def roof(device: Device, dtype: str) -> Roof:
 
 
 def choose_source(side: Baseline, source: str | None = None, needed: Iterable[Metric] = NEEDED) -> tuple[str, Folded]:
-    """The source that is asked about some metrics: the one of that name, else the first that has them all.
+    """Return the source with a name, or the first that has all needed metrics, and its counts.
 
     Raises:
         BadInput: there is no such source.
-        Incomplete: none has them.
+        Incomplete: no source has them.
     """
     wanted = tuple(needed)
     if source is not None and source not in side.sources:
@@ -363,7 +371,7 @@ def choose_source(side: Baseline, source: str | None = None, needed: Iterable[Me
 def bounds(
     folded: Folded, of: Roof, arithmetic: Arithmetic
 ) -> tuple[StageBound, tuple[StageBound, ...], tuple[PartBound, ...]]:
-    """The whole run, its stages and their parts."""
+    """Return the bounds of the whole run, of its stages and of their parts."""
 
     def within(stage: str, moving: tuple[Metric, ...], spared: Metric = "") -> Iterator[tuple[str, WorkBound]]:
         for part, kinds in sorted(folded.rows.get(stage, {}).items()):
@@ -401,19 +409,19 @@ def bounds(
 
 
 def _without(moved: int | None, spared: Iterable[int | None]) -> int | None:
-    """Return the bytes that are certain to move: none where it is unknown how many need not."""
+    """Return the bytes that certainly move: 0 if the number of spared bytes is unknown."""
     gone = exact_sum(spared)
     return None if moved is None else 0 if gone is None else max(0, moved - gone)
 
 
 def peaks_of(of: Roof, run: StageBound) -> dict[str, int]:
-    """Return the peaks of a roof that some work of a run has, besides that of the roof itself."""
+    """Return the peaks of a roofline that some work of a run uses, besides the main one."""
     used = dtypes((run.modules.least, run.floor.least, None if run.full is None else run.full.least))
     return {dtype: of.peaks[dtype] for dtype in sorted(used) if dtype in of.peaks}
 
 
 def _waiting(parts: Iterable[WorkBound]) -> Rational | None:
-    """Seconds in parts that are bound by compute."""
+    """Return the seconds in parts that are bound by compute."""
     return _write(add_seconds("0" if p.bound == "memory" else p.seconds for p in parts))
 
 
@@ -433,7 +441,7 @@ def _bound(
 
 
 def add_seconds(values: Iterable[Rational | None]) -> Fraction | None:
-    """The sum; ``None`` as soon as one is unknown."""
+    """Return the sum, or ``None`` if one value is unknown."""
     whole = Fraction(0)
     for value in values:
         if value is None:

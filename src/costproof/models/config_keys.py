@@ -219,12 +219,14 @@ _NOT_NULL: Final = {
         "attention_dropout initializer_range num_key_value_heads rms_norm_eps router_aux_loss_coef "
         "router_jitter_noise use_cache"
     ),
-    "qwen2": "attention_dropout initializer_range rms_norm_eps use_cache",
+    "qwen2": "attention_dropout head_dim initializer_range rms_norm_eps use_cache",
     "qwen2_5_vl": "video_token_id vision_end_token_id vision_start_token_id",
     "qwen2_5_vl_text": "initializer_range rms_norm_eps use_cache",
     "qwen2_5_vl_vision": "initializer_range tokens_per_second",
     "qwen3": "attention_dropout head_dim initializer_range rms_norm_eps use_cache",
-    "qwen3_moe": "attention_dropout initializer_range num_key_value_heads rms_norm_eps router_aux_loss_coef use_cache",
+    "qwen3_moe": (
+        "attention_dropout head_dim initializer_range num_key_value_heads rms_norm_eps router_aux_loss_coef use_cache"
+    ),
     "qwen3_vl_vision": "initializer_range",
     "roberta": "attention_probs_dropout_prob hidden_dropout_prob initializer_range layer_norm_eps use_cache",
     "siglip_vision_model": "attention_dropout layer_norm_eps",

@@ -314,7 +314,7 @@ _GENERIC: Final = at("costproof.models.generic.module:GenericTarget")
 
 
 def _generic(named: Address, trusted: bool) -> Target:
-    from costproof.models.generic.factory import Factory
+    from costproof.models.generic.address import Factory
     from costproof.models.generic.module import GenericTarget
 
     require("trace", "a model without formulas")

@@ -31,9 +31,7 @@ class SizeAtom:
 
 @dataclass(frozen=True, slots=True)
 class FunctionAtom:
-    """An atom that a formula computes, an integer function of integers: ``floor`` of a quotient, ``Min``, ``Max``,
-    ``sum``.
-    """
+    """An atom that a formula computes, an integer function of integers: ``floor``, ``Min``, ``Max``, or ``sum``."""
 
     name: str
     parts: tuple[tuple[tuple[Monomial, int], ...], ...]

@@ -14,20 +14,20 @@ from costproof.reports.document import (
     Block,
     Code,
     Document,
+    DocumentSection,
+    Equation,
     Form,
-    Formula,
     Items,
     Prose,
-    Row,
-    Section,
     Table,
-    conventions,
-    listed,
+    TableRow,
+    code_list,
+    conventions_foot,
 )
 from costproof.reports.html.document import Html
 from costproof.reports.html.mathml import mathml
 from costproof.views.describe import model_line, versions_line
-from costproof.views.numbers import cut, exact, some
+from costproof.views.numbers import exact, first_names, truncate
 
 SENTENCE: Final = {
     "proved": "Proved: every formula equals the graph, over the domain below.",
@@ -70,17 +70,20 @@ def document(c: Certificate, form: Form) -> Document:
     title, again = "Certificate: ", "costproof prove --verify certificate.json"
     if form == "md":
         body: list[Block] = [("Model ", Code(c.target.name), f": {model_line(c.target)}.")]
-        body += [Section(name, blocks) for name, blocks in sections(c)]
-        body.append(Section("Made with", [f"{versions_line(c.environment)}."]))
+        body += [DocumentSection(name, blocks) for name, blocks in sections(c)]
+        body.append(DocumentSection("Made with", [f"{versions_line(c.environment)}."]))
         body.append(("Repeat it with ", Code(again), "."))
         return Document((title, Code(c.target.name)), body, c.verdict, SENTENCE[c.verdict])
     body = []
     for name, blocks in sections(c):
         if name == "FLOPs of this configuration":
-            body += [Section("Claims", [_every_claim(c)], id="claims"), Section(name, [_sums(c), *blocks[1:]])]
+            body += [
+                DocumentSection("Claims", [_every_claim(c)], id="claims"),
+                DocumentSection(name, [_sums(c), *blocks[1:]]),
+            ]
         else:
-            body.append(Section(name, blocks, flagged=name in ("Counterexamples", "Not carried out")))
-    foot = conventions(c.conventions, c.environment, f"Repeat it with {again}.")
+            body.append(DocumentSection(name, blocks, flagged=name in ("Counterexamples", "Not carried out")))
+    foot = conventions_foot(c.conventions, c.environment, f"Repeat it with {again}.")
     return Document(title + c.target.name, body, c.verdict, SENTENCE[c.verdict], [model_line(c.target)], foot)
 
 
@@ -92,12 +95,12 @@ def _every_claim(c: Certificate) -> Table:
         cells = (x.stage, x.invocation, Code(x.module), exact(x.modules), x.kind, x.metric, x.method)
         free = tuple((Code(s), f": {c.symbols[s].meaning}" if s in c.symbols else "") for s in x.free)
         more: tuple[Block, ...] = (
-            Formula(x.at_config, mathml=mathml(x.at_config, c.symbols)),
+            Equation(x.at_config, mathml=mathml(x.at_config, c.symbols)),
             ("Shown for ", "; ".join(x.runs), ", version ", Code(x.version), "."),
             *(("For all values of", Items(free)) if free else ()),
         )
-        formula, title = Code(cut(x.formula, _LONGEST)), "At this configuration, and for which values"
-        rows.append(Row((*cells, formula), x.method, more, title))
+        formula, title = Code(truncate(x.formula, _LONGEST)), "At this configuration, and for which values"
+        rows.append(TableRow((*cells, formula), x.method, more, title))
     return Table(head, "lllrllll", rows, noun="claim", rest="certificate.json", searchable=True)
 
 
@@ -197,7 +200,7 @@ def _domain(c: Certificate) -> Iterator[Prose]:
 
 
 def _few(sizes: Sequence[int]) -> str:
-    return some([*map(str, sizes)], 12) or "none"
+    return first_names([*map(str, sizes)], 12) or "none"
 
 
 def _sizes(sizes: Sequence[int]) -> str:
@@ -216,7 +219,7 @@ def _configurations(c: Certificate) -> Iterator[Block]:
     head = ("Stage", "Parameters (degree / values)", "One draw shows a mistake", "All draws miss it")
     yield Table(head, "llrr", tuple(rows))
     if fixed := sorted({name for b in c.bounds for name in b.fixed}):
-        yield ("Symbols of formulas that are not drawn numbers: ", *listed(fixed), ".")
+        yield ("Symbols of formulas that are not drawn numbers: ", *code_list(fixed), ".")
     # A file has them by name, and a proof as it met them: the same text is made of both.
     ordered = sorted(c.coverage.choices.items(), key=lambda choice: (-choice[1], choice[0]))
     choices = ", ".join(f"{name} {count}" for name, count in ordered)
@@ -236,7 +239,7 @@ def _seen(c: Certificate) -> Iterator[Prose]:
     if others:
         yield ("Of other kinds: ", *_meanings(others, " ", ""), ".")
     if never := [k for k, s in seen.items() if s.values == 1]:
-        yield ("Never varied: ", *listed(never), ".")
+        yield ("Never varied: ", *code_list(never), ".")
 
 
 def place(e: Counterexample) -> str:
@@ -269,4 +272,8 @@ def _example(e: Counterexample) -> Iterable[Prose]:
 def _elsewhere(others: Sequence[Counterexample]) -> Iterator[Prose]:
     if others:
         places = sorted({e.found_in for e in others})
-        yield (f"found {plural(len(others), 'time')} more, in ", *listed(places[:4]), " …" if len(places) > 4 else "")
+        yield (
+            f"found {plural(len(others), 'time')} more, in ",
+            *code_list(places[:4]),
+            " …" if len(places) > 4 else "",
+        )

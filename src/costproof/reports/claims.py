@@ -17,20 +17,20 @@ from costproof.reports.document import (
     Cell,
     Code,
     Document,
+    DocumentSection,
     Form,
     Note,
     Prose,
-    Row,
-    Section,
     Status,
     Table,
+    TableRow,
     Verdict,
-    listed,
+    code_list,
     pieces,
-    subject,
+    subject_lines,
 )
 from costproof.views.describe import versions_line
-from costproof.views.numbers import cut, exact
+from costproof.views.numbers import exact, truncate
 
 HEAD: Final = ("claim", "metric", "claimed", "truth", "claim − truth", "verdict")
 _MOST_CAUSES: Final = 4
@@ -48,7 +48,7 @@ def sentence(report: ClaimsReport) -> str:
 def document(report: ClaimsReport, form: Form) -> Document:
     """Return the report: a row for each claim, then how each claim comes about."""
     title = f"Claims on {report.target.title}"
-    about = subject(report.target, report.workload, form)
+    about = subject_lines(report.target, report.workload, form)
     source = f" ({report.source})" if report.source else ""
     named = [f"{report.title}{source}."] if report.title else []
     truth = f"Truth: {report.truth}."
@@ -63,26 +63,26 @@ def document(report: ClaimsReport, form: Form) -> Document:
         return Document(report.title or title, [table, verdict, last, "-f md tells how each claim comes about."],
                         about=about[-1:])  # fmt: skip
     if form in ("html", "cell"):
-        shown = [Row(_cells(j), j.status, tuple(story(j)), "How it comes about") for j in report.judgements]
+        shown = [TableRow(_cells(j), j.status, tuple(claim_story(j)), "How it comes about") for j in report.judgements]
         head = ("claim", "verdict", "metric", "claimed", "truth", "claim − truth", "because")  # fits narrow screens
-        claims = Section("Claims", [Table(head, "llllrrl", shown, noun="claim", searchable=True)], id="claims")
+        claims = DocumentSection("Claims", [Table(head, "llllrrl", shown, noun="claim", searchable=True)], id="claims")
         foot = [f"Made with {versions_line(report.environment)}."]
         return Document(title, [*named, Note(truth), claims], report.verdict, sentence(report), about, foot)
     cells = [
-        (Code(j.id), j.metric, claimed(j), f"{j.truth:,}", _delta(j), (j.status, *because(j)))
+        (Code(j.id), j.metric, claimed_text(j), f"{j.truth:,}", _delta(j), (j.status, *cause_pieces(j)))
         for j in report.judgements
     ]
     stories = [
-        Section((Code(j.id), f", {j.metric}: {WORDS[j.status]}"), told)
-        for j in report.judgements if (told := story(j))
+        DocumentSection((Code(j.id), f", {j.metric}: {WORDS[j.status]}"), told)
+        for j in report.judgements if (told := claim_story(j))
     ]  # fmt: skip
     body: list[Block] = [*named, truth, Table(HEAD, "lllrrl", cells), *stories]
     return Document(title, body, report.verdict, sentence(report), about)
 
 
 def _cells(j: Judgement) -> tuple[Cell, ...]:
-    why = "".join(because(j)).removeprefix(": ")
-    return Code(j.id), Status(j.status), j.metric, claimed(j), exact(j.truth), _delta(j), why
+    why = "".join(cause_pieces(j)).removeprefix(": ")
+    return Code(j.id), Status(j.status), j.metric, claimed_text(j), exact(j.truth), _delta(j), why
 
 
 def _delta(j: Judgement) -> str:
@@ -97,19 +97,19 @@ def _word(j: Judgement) -> str:
 def _because(j: Judgement) -> str:
     """Return what leads from the truth to a claim, in plain text."""
     if j.explanations:
-        led = " + ".join(" or ".join((step.cause, *step.or_else)) for step in j.explanations[0].steps) + others(j)
+        led = " + ".join(" or ".join((step.cause, *step.or_else)) for step in j.explanations[0].steps) + other_causes(j)
         return f"{led} fits, not evidence" if j.status == "undetermined" else led
     if j.status == "undetermined":
         return j.note
     return f"unexplained rest {j.residual:+,}" if j.residual else j.note
 
 
-def claimed(j: Judgement) -> Code:
+def claimed_text(j: Judgement) -> Code:
     """The claim as printed, as long as a table has room for."""
-    return Code(cut(j.claimed, _MOST_CLAIMED))
+    return Code(truncate(j.claimed, _MOST_CLAIMED))
 
 
-def because(j: Judgement) -> tuple[str, ...]:
+def cause_pieces(j: Judgement) -> tuple[str, ...]:
     """The causes that lead to a claim: ``: `mac`, `causal triangle`; residual 0``; nothing where there are none.
 
     Causes that do the same here are all named; that other sets of as many causes lead there as well is said.
@@ -118,17 +118,17 @@ def because(j: Judgement) -> tuple[str, ...]:
     if j.status not in ("explained", "undetermined") or not causes:
         return (": residual 0",) if j.status == "explained" else ()
     more = len(causes) - _MOST_CAUSES
-    each = [piece for names in causes[:_MOST_CAUSES] for piece in (", ", *listed(names, " or "))]
-    named = (*each[1:], f" and {more} more" if more > 0 else "", others(j))
+    each = [piece for names in causes[:_MOST_CAUSES] for piece in (", ", *code_list(names, " or "))]
+    named = (*each[1:], f" and {more} more" if more > 0 else "", other_causes(j))
     return (": ", *named, " fits, not evidence" if j.status == "undetermined" else "; residual 0")
 
 
-def others(j: Judgement) -> str:
+def other_causes(j: Judgement) -> str:
     """Say that more sets of causes lead to a claim than the first, which is named."""
     return " or other causes, each set by itself" if len(j.explanations) > 1 else ""
 
 
-def story(j: Judgement) -> list[Block]:
+def claim_story(j: Judgement) -> list[Block]:
     """How a claim comes about; nothing where it is plainly right."""
     return list(_story(j)) if j.status != "right" or j.explanations or j.note else []
 
@@ -144,7 +144,7 @@ def _story(j: Judgement) -> Iterator[Block]:
         for step in explanation.steps:
             what = step.what + (" (stated by the claim)" if step.stated else "")
             what += f"; the same here: {', '.join(step.or_else)}" if step.or_else else ""
-            rows.append((Code(step.cause), what, f"{step.amount:+,}", listed(step.evidence[:2])))
+            rows.append((Code(step.cause), what, f"{step.amount:+,}", code_list(step.evidence[:2])))
         rows.append(("reaches", "", f"{explanation.reaches:,}", ""))
         yield Table(("cause", "what", "amount", "evidence"), "llrl", rows)
     for lengths in j.lengths:
@@ -159,7 +159,7 @@ def _last(j: Judgement) -> Iterator[Prose]:
         agree = not j.residual and (j.residual_expression or j.counterexample)
         yield "The numbers agree at this workload." if agree else f"Unexplained rest: {j.residual:+,}."
         if j.residual_expression:
-            yield ("Claim − truth = ", Code(cut(j.residual_expression, 600)), ".")
+            yield ("Claim − truth = ", Code(truncate(j.residual_expression, 600)), ".")
     if j.counterexample:
         at = (
             piece for i, (k, v) in enumerate(j.counterexample.values.items())
@@ -179,7 +179,7 @@ def _lengths(lengths: Lengths) -> Iterator[Block]:
     what = (f"{_LENGTH[lengths.symbol]} ", Code(lengths.symbol), f" from {lengths.start} {end}")
     fits = [r for r in lengths.readings if r.fits]
     if lengths.model:
-        head = ("With the model that the row's parameters describe (", *listed(lengths.model), "), at every ", *what)
+        head = ("With the model that the row's parameters describe (", *code_list(lengths.model), "), at every ", *what)
         nothing = f"nothing that would be printed as claimed, in {_ways(lengths)}"
         yield (*head, ": ", *(_fitting(lengths, fits) if fits else (nothing,)), ".")
     elif fits:
@@ -190,14 +190,16 @@ def _lengths(lengths: Lengths) -> Iterator[Block]:
         yield Table(
             ("counted with", "below the claim", "above the claim"),
             "lrr",
-            tuple((_counted(r), *(_place(lengths.symbol, p) for p in (r.below, r.above))) for r in lengths.readings),
+            tuple(
+                (_conventions(r), *(_place(lengths.symbol, p) for p in (r.below, r.above))) for r in lengths.readings
+            ),
         )
 
 
 def _fitting(lengths: Lengths, fits: list[Reading]) -> tuple[str, ...]:
     found = (
         piece for i, r in enumerate(fits)
-        for piece in (", " if i else "", *_counted(r), f" at {_span(lengths.symbol, r)}")
+        for piece in (", " if i else "", *_conventions(r), f" at {_span(lengths.symbol, r)}")
     )  # fmt: skip
     chance = f"{lengths.coincidences} would be expected to by chance"
     settles = ", which settles nothing" if Fraction(lengths.coincidences) > CHANCE else ""
@@ -209,8 +211,8 @@ def _ways(lengths: Lengths) -> str:
     return f"{number} ways to count" if number > 1 else "the one way to count"
 
 
-def _counted(reading: Reading) -> tuple[str, ...]:
-    return listed(reading.causes) or ("our conventions",)
+def _conventions(reading: Reading) -> tuple[str, ...]:
+    return code_list(reading.causes) or ("our conventions",)
 
 
 def _span(symbol: str, reading: Reading) -> str:

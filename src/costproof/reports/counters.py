@@ -14,17 +14,17 @@ from costproof.reports.document import (
     Code,
     Details,
     Document,
+    DocumentSection,
     Form,
     Items,
     Note,
     Number,
-    Row,
-    Section,
     Status,
     Strong,
     Table,
-    conventions,
-    subject,
+    TableRow,
+    conventions_foot,
+    subject_lines,
 )
 from costproof.views.counters import CounterReport, OwnNumber
 from costproof.views.numbers import exact, human, share
@@ -48,45 +48,48 @@ _MOST_CAUSES: Final = 3
 
 def document(report: CounterReport, form: Form) -> Document:
     """Return the report: what each tool prints next to the truth, with causes."""
-    about = subject(report.target, report.workload, form)
+    about = subject_lines(report.target, report.workload, form)
     tools = Table(TOOLS, "llll", [(Code(name), Code(package), *rest) for name, package, *rest in
                                   map(_tool, report.compared.tools)])  # fmt: skip
-    spent = Table(SPENT, "lrr", [(Code(name), *rest) for name, *rest in _spent(report)], title="", keys=1)
-    remarks = Items((*report.compared.remarks, *_printed(report)))
+    spent = Table(SPENT, "lrr", [(Code(name), *rest) for name, *rest in _spent_rows(report)], title="", keys=1)
+    remarks = Items((*report.compared.remarks, *_printed_by(report)))
     used = sorted({c.kind for f in report.compared.findings for c in f.causes})
     kinds = Items(tuple((Code(kind), f": {CAUSES[kind]}") for kind in used))
     if form == "text":
         body: list[Block] = []
-        for name, figures, first in groups(report):
+        for name, figures, first in figure_groups(report):
             body.append(Table(HEAD, _ALIGN, [f.cells for f in figures], title=name))
             lines = [line for f in figures for line in f.lines(causes=False)]
             lines += [line for f in figures if first for line in f.lines(causes=True)]
             body += [Items(tuple(lines))] if lines else []
-        body += [Section("Time and memory", [spent])] if report.spent else []
+        body += [DocumentSection("Time and memory", [spent])] if report.spent else []
         title = f"{report.target.title} at {report.workload.name}: third-party counters next to the truth"
         return Document(title, [*body, *remarks.items], about=about)
     title = f"Third-party counters on {report.target.title}"
     if form == "md":
         body = [_METHOD]
-        for name, figures, first in groups(report):
-            table = Table(HEAD, _ALIGN, [_coded(f) for f in figures])
+        for name, figures, first in figure_groups(report):
+            table = Table(HEAD, _ALIGN, [_code_cells(f) for f in figures])
             notes = [(Code(f.name), f": {f.remark}") for f in figures if f.remark]
             parts: list[Block] = [table, *([Items(tuple(notes))] if notes else []), *_causes(figures)]
-            body.append(Section(name, parts) if first else Details(name, parts))
-        body += [Section("The tools", [tools, *([spent] if report.spent else [])])]
+            body.append(DocumentSection(name, parts) if first else Details(name, parts))
+        body += [DocumentSection("The tools", [tools, *([spent] if report.spent else [])])]
         body += [remarks] if remarks.items else []
         return Document(title, [*body, *([kinds] if used else [])], "", counts(report.compared), about)
     *others, verdict = HEAD
     place = ("place", others[0], verdict, *others[1:])  # the verdict where a narrow screen shows it
-    rows = [_row(name, f) for name, figures, _ in groups(report) for f in figures]
+    rows = [_row(name, f) for name, figures, _ in figure_groups(report) for f in figures]
     table = Table(place, "lllllrrrrrr", rows, noun="figure", searchable=True)
     why = report.compared.incomplete
-    body = [Section("Incomplete", [Items(why)], flagged=True)] if why else []
+    body = [DocumentSection("Incomplete", [Items(why)], flagged=True)] if why else []
     body.append(Note(_METHOD))
-    body += [Section("Figures", [table], id="figures"), Section("Tools", [tools, *([spent] if report.spent else [])])]
-    body += [Section("What causes mean", [kinds])] if used else []
+    body += [
+        DocumentSection("Figures", [table], id="figures"),
+        DocumentSection("Tools", [tools, *([spent] if report.spent else [])]),
+    ]
+    body += [DocumentSection("What causes mean", [kinds])] if used else []
     body += [remarks] if remarks.items else []
-    foot = conventions(report.conventions, report.environment)
+    foot = conventions_foot(report.conventions, report.environment)
     return Document(title, body, VERDICTS[report.exit_code], f"{counts(report.compared)}.", about, foot)
 
 
@@ -114,7 +117,7 @@ def section(compared: CounterComparison) -> Details:
     return Details(f"Third-party counters: {counts(compared)}", [*body, *([remarks] if compared.remarks else [])])
 
 
-def _coded(figure: Figure) -> tuple[str | tuple[str, ...], ...]:
+def _code_cells(figure: Figure) -> tuple[str | tuple[str, ...], ...]:
     named = ("counter", "version")
     return tuple(Code(c) if h in named and c != NONE else c for h, c in zip(HEAD, figure.cells, strict=True))
 
@@ -128,14 +131,14 @@ def _causes(figures: Sequence[Figure]) -> list[Block]:
     return [Details(plural(len(rows), "cause"), [table])] if rows else []
 
 
-def _row(place: str, figure: Figure) -> Row:
+def _row(place: str, figure: Figure) -> TableRow:
     name, *middle, verdict = figure.cells
     numbers = (Number(v, shown) for v, shown in zip(figure.values, middle, strict=True))
     causes = [(exact(amount), Code(cause), why, Code(where)) for amount, cause, why, where in figure.causes]
     more: list[Block] = [figure.remark] if figure.remark else []
     more += [Table(("amount", "cause", "why", "for example"), "rlll", causes)] if causes else []
     title = plural(len(causes), "cause") if causes else "What happened"
-    return Row((place, Strong(name), Status(verdict), *numbers), verdict, tuple(more), title)
+    return TableRow((place, Strong(name), Status(verdict), *numbers), verdict, tuple(more), title)
 
 
 def counts(compared: CounterComparison) -> str:
@@ -177,7 +180,7 @@ class Figure:
         return self.cells[0]
 
 
-def groups(report: CounterReport) -> list[tuple[str, list[Figure], bool]]:
+def figure_groups(report: CounterReport) -> list[tuple[str, list[Figure], bool]]:
     """Title, rows, and whether they stand first, with causes on the console: sums, and places of own numbers."""
     compared = report.compared
     places: dict[tuple[str, str], list[Figure]] = {}
@@ -263,14 +266,14 @@ def _error(normalised: int | None, truth: int | None) -> str:
     return f"{sign}{hundredths // 100}.{hundredths % 100:02d} %"
 
 
-def _spent(report: CounterReport) -> list[tuple[str, ...]]:
+def _spent_rows(report: CounterReport) -> list[tuple[str, ...]]:
     return [
         (name, f"{s.milliseconds / 1000:.1f} s", human(s.peak_bytes, "B", places=1) if s.peak_bytes else "?")
         for name, s in report.spent.items()
     ]
 
 
-def _printed(report: CounterReport) -> Iterable[str]:
+def _printed_by(report: CounterReport) -> Iterable[str]:
     return (
         f"{o.name} = {o.judgement.claimed}: printed by {', '.join(o.printed_by)}" for o in report.own if o.printed_by
     )

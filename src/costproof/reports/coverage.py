@@ -9,7 +9,7 @@ from costproof.ledger.capture import Capture
 from costproof.ledger.node import CostNode, Ledger, at_most, exact_sum, total
 from costproof.ledger.plural import plural
 from costproof.reports.escape import visible
-from costproof.reports.screen import aligned, filled
+from costproof.reports.screen import align_table, fill_lines
 from costproof.views.numbers import exact, share
 
 
@@ -26,7 +26,7 @@ def coverage_text(capture: Capture, glob: str = "*", width: int | None = None) -
             f"{at_most(op.bound_flops)} ({visible(op.why)})"
         )
     lines += [] if unknown else ["Every operator that computes has a rule."]
-    return filled(lines, width)
+    return fill_lines(lines, width)
 
 
 def _table(ledger: Ledger, glob: str, width: int | None) -> list[str]:
@@ -42,4 +42,4 @@ def _table(ledger: Ledger, glob: str, width: int | None) -> list[str]:
         (visible(k), exact(len({n.module for n in kinds[k]})), exact(flops), share(flops, whole), exact(vector))
         for k, (flops, vector) in ordered
     ]
-    return aligned((ledger.source, "modules", "FLOPs", "share", "vector FLOPs"), rows, width=width)
+    return align_table((ledger.source, "modules", "FLOPs", "share", "vector FLOPs"), rows, width=width)

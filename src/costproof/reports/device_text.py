@@ -7,7 +7,7 @@ from typing import Final
 
 from costproof.estimate.hardware import FIGURES, Device, DeviceFigure, DevicePeak
 from costproof.reports.escape import visible
-from costproof.reports.screen import aligned, filled
+from costproof.reports.screen import align_table, fill_lines
 from costproof.views.numbers import exact, human
 
 _HEAD: Final = ("name", "device", "dense bfloat16", "bandwidth", "memory", "sources")
@@ -16,7 +16,7 @@ UNKNOWN: Final = "not known"
 
 def devices_text(devices: Iterable[Device], width: int | None = None) -> str:
     """A line for each device."""
-    return filled(aligned(_HEAD, [_line(d) for d in devices], 2, width, keys=1), width)
+    return fill_lines(align_table(_HEAD, [_line(d) for d in devices], 2, width, keys=1), width)
 
 
 def _line(device: Device) -> tuple[str, ...]:
@@ -35,7 +35,7 @@ def _short(figure: DeviceFigure | None, unit: str) -> str:
 
 def device_text(device: Device, width: int | None = None) -> str:
     """One device: its figures, each with what is quoted for it, and its sources."""
-    return filled(_lines(device), width)
+    return fill_lines(_lines(device), width)
 
 
 def _lines(device: Device) -> Iterator[str]:

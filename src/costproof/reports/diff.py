@@ -31,23 +31,23 @@ from costproof.reports.document import (
     Code,
     Details,
     Document,
+    DocumentSection,
     Form,
     Items,
     Markup,
     Note,
     Prose,
-    Row,
-    Section,
     Strong,
     Table,
+    TableRow,
     Verdict,
-    listed,
+    code_list,
 )
-from costproof.reports.html.document import h, joined
+from costproof.reports.html.document import h, join_markup
 from costproof.reports.html.printer import HtmlPrinter, chips, shares, swatch
 from costproof.views.describe import counted_lines, versions_line
 from costproof.views.frames import DIFF_COLUMNS, diff_rows
-from costproof.views.numbers import cut, exact, human, share, some
+from costproof.views.numbers import exact, first_names, human, share, truncate
 
 MAX_ROWS: Final = 15
 """Rows of the first table."""
@@ -80,27 +80,27 @@ def document(found: Diff, form: Form) -> Document:
         return _page(found, cell=form == "cell")
     about = counted_lines(found.base, found.head)
     if form == "md" and found.verdict == "same":
-        return Document("", (), found.verdict, sentence(found), about, sign="✅")
+        return Document("", (), found.verdict, diff_sentence(found), about, sign="✅")
     names = tuple(dict.fromkeys((found.base.name, found.head.name)))
-    why, every, effects = gaps(found), list(lines(found)), list(told(found))
+    why, every, effects = comparison_gaps(found), list(changed_sums(found)), list(attribute_changes(found))
     body: list[Block] = []
     if form == "text":
         head = ("Stage", "Metric", "Base", "Head", "Δ", "Δ %")
         rows = [
-            (x.stage, EVERY_METRIC[x.metric].title, amount(q.base, x.metric), amount(q.head, x.metric),
-             signed(q.delta, x.metric), percent(q.delta, q.base))
+            (x.stage, EVERY_METRIC[x.metric].title, format_amount(q.base, x.metric), format_amount(q.head, x.metric),
+             format_delta(q.delta, x.metric), percent(q.delta, q.base))
             for x in every for q in [x.quantity]
         ]  # fmt: skip
         body += [Table(head, "llrrrr", rows, most=MAX_ROWS, noun="sum")] if rows else []
         named = {c.key for p in found.players for c in found.changes if c.key in p.keys}
-        others = [f"{c.key} {change(c)}" for c in found.changes if c.key not in named]
-        body += [Verdict(found.verdict, sentence(found)), *(Note(f"  {reason}") for reason in why[1:])]
-        body += [Items((*(f"{what} {does}" for what, does in effects), *apart(found), *others))]
+        others = [f"{c.key} {format_change(c)}" for c in found.changes if c.key not in named]
+        body += [Verdict(found.verdict, diff_sentence(found)), *(Note(f"  {reason}") for reason in why[1:])]
+        body += [Items((*(f"{what} {does}" for what, does in effects), *uncompared_peaks(found), *others))]
         return Document(" → ".join(names), body, about=about)
-    body += [Items(tuple(cut(w, 300) for w in why[:_REASONS]))] if why else []
+    body += [Items(tuple(truncate(w, 300) for w in why[:_REASONS]))] if why else []
     cells = [
-        (cut(x.stage, _NAME), EVERY_METRIC[x.metric].title, percent(q.delta, q.base), Strong(signed(q.delta, x.metric)),
-         amount(q.base, x.metric), amount(q.head, x.metric))
+        (truncate(x.stage, _NAME), EVERY_METRIC[x.metric].title, percent(q.delta, q.base),
+         Strong(format_delta(q.delta, x.metric)), format_amount(q.base, x.metric), format_amount(q.head, x.metric))
         for x in every for q in [x.quantity]
     ]  # fmt: skip
     head = ("Stage", "Metric", "Δ %", "Δ", "Base", "Head")  # a phone shows the first columns
@@ -114,15 +114,15 @@ def document(found: Diff, form: Form) -> Document:
         "formulas": found.formulas,
     }  # fmt: skip
     changed = [
-        (Code(cut(c.key, _NAME)), *(Code("" if v is None else value(v)) for v in (c.base, c.head)), kind)
+        (Code(truncate(c.key, _NAME)), *(Code("" if v is None else format_value(v)) for v in (c.base, c.head)), kind)
         for kind, changes in kinds.items() for c in changes.changed
     ]  # fmt: skip
     if changed:
         body.append(Table(("Changed", "Base", "Head", "Of the"), "llll", changed, most=MAX_CHANGES, noun="change"))
-    body += [f"{x[:1].upper()}{x[1:]}." for x in apart(found)]
-    coded = [piece for name in names for piece in (" → ", Code(cut(name, _NAME)))]
+    body += [f"{x[:1].upper()}{x[1:]}." for x in uncompared_peaks(found)]
+    coded = [piece for name in names for piece in (" → ", Code(truncate(name, _NAME)))]
     title = ("What a change costs: ", *coded[1:])
-    return Document(title, [*body, *_details(found)], found.verdict, sentence(found), about)
+    return Document(title, [*body, *_details(found)], found.verdict, diff_sentence(found), about)
 
 
 def _page(found: Diff, *, cell: bool) -> Document:
@@ -132,27 +132,31 @@ def _page(found: Diff, *, cell: bool) -> Document:
     about = [f"{n}: {s.target} ({s.implementation}, configuration {s.config_hash}), workload {s.workload}"
              + (f": {s.what}" if s.what else "") for n, s in sides]  # fmt: skip
     body: list[Block] = []
-    if why := gaps(found):
-        body.append(Section("Not compared", [Items(why)], flagged=True))
-    if effects := [(Strong(what), f" {does}.") for what, does in told(found)]:
+    if why := comparison_gaps(found):
+        body.append(DocumentSection("Not compared", [Items(why)], flagged=True))
+    if effects := [(Strong(what), f" {does}.") for what, does in attribute_changes(found)]:
         note = Note(f"In {EVERY_METRIC[first].title}; what changes do together is split evenly.")
-        body.append(Section("What did it", [note, Items(tuple(effects))]))
+        body.append(DocumentSection("What did it", [note, Items(tuple(effects))]))
     if found.changes:
-        table = Table(("Changed", "Base → head"), "ll", [(Code(c.key), change(c)) for c in found.changes], most=1_000)
+        table = Table(
+            ("Changed", "Base → head"), "ll", [(Code(c.key), format_change(c)) for c in found.changes], most=1_000
+        )
         body.append(Details(plural(len(found.changes), "change"), [table]))
     if cell:
         body += [_metric(found, first)] if first in found.totals else []
         body += [Details(EVERY_METRIC[m].title, [_metric(found, m)]) for m in metrics if m != first]
         body += _rows(found)
     else:
-        choice = chips([(m, EVERY_METRIC[m].title, signed(found.totals[m].delta, m)) for m in metrics], first)
-        body.append(Section("Base and head", [Markup(choice), *(_metric(found, m) for m in metrics)], id="cost"))
-        body.append(Section("Rows that changed", list(_rows(found)), id="rows"))
+        choice = chips([(m, EVERY_METRIC[m].title, format_delta(found.totals[m].delta, m)) for m in metrics], first)
+        body.append(
+            DocumentSection("Base and head", [Markup(choice), *(_metric(found, m) for m in metrics)], id="cost")
+        )
+        body.append(DocumentSection("Rows that changed", list(_rows(found)), id="rows"))
     names = " → ".join(dict.fromkeys((found.base.name, found.head.name)))
     foot = [f"{n} made with {versions_line(s.environment)}." for n, s in sides]
     counted = counted_lines(found.base, found.head)
     about = counted if cell else [*about, *counted]
-    return Document(names, body, found.verdict, sentence(found), about, foot, data={"first": first})
+    return Document(names, body, found.verdict, diff_sentence(found), about, foot, data={"first": first})
 
 
 def _metric(found: Diff, metric: Metric) -> Markup:
@@ -164,7 +168,7 @@ def _metric(found: Diff, metric: Metric) -> Markup:
     }  # fmt: skip
     longest = max(sum(v or 0 for _, v in side) for _, side in bars.values())
     drawn = [
-        h("div", h("p", f"{name} {amount(all_, metric)}", class_="note"), shares(side, longest))
+        h("div", h("p", f"{name} {format_amount(all_, metric)}", class_="note"), shares(side, longest))
         for name, (all_, side) in bars.items()
     ]
     total = [("total", whole)] if len(stages) != 1 else []
@@ -173,7 +177,10 @@ def _metric(found: Diff, metric: Metric) -> Markup:
     terms = [(stage, f"{t.amount:+,}", " with ".join(t.keys)) for stage, q in (*stages, *total) for t in q.terms]
     blocks: list[Block] = [Note(f"{info.unit}: {info.meaning}.")]
     blocks += [f"Not comparable: {found.not_comparable[metric]}"] if metric in found.not_comparable else []
-    blocks += [Markup(joined(drawn)), Table(("Stage", "Base", "Head", "Δ", "Δ", "Δ %"), "lr", rows, style="cost diff")]
+    blocks += [
+        Markup(join_markup(drawn)),
+        Table(("Stage", "Base", "Head", "Δ", "Δ", "Δ %"), "lr", rows, style="cost diff"),
+    ]
     if terms:
         table = Table(("Stage", "Amount", "Change"), "lr", terms, most=1_000)
         blocks.append(Details(f"{plural(len(terms), 'term')}, which add up exactly", [table]))
@@ -188,7 +195,9 @@ def _rows(found: Diff) -> Iterator[Block]:
             yield f"{source}: all {plural(part.same_rows, 'row')} are the same."
             continue
         rows = [
-            Row((r.stage, Code(_part(r)), f"{r.change} {r.moved}".rstrip(), r.metric, *_numbers(r, r.metric)), r.change)
+            TableRow(
+                (r.stage, Code(_part(r)), f"{r.change} {r.moved}".rstrip(), r.metric, *_numbers(r, r.metric)), r.change
+            )
             for r in part.rows
         ]
         title = f"{plural(len(rows), 'row')} ({source}), {plural(part.same_rows, 'other')} are the same"
@@ -197,12 +206,12 @@ def _rows(found: Diff) -> Iterator[Block]:
 
 def _numbers(q: Quantity | RowDiff, metric: Metric) -> tuple[str, ...]:
     delta = "?" if q.delta is None else f"{q.delta:+,}" if q.delta else "0"
-    return exact(q.base), exact(q.head), delta, signed(q.delta, metric), percent(q.delta, q.base)
+    return exact(q.base), exact(q.head), delta, format_delta(q.delta, metric), percent(q.delta, q.base)
 
 
 def _details(found: Diff) -> Iterator[Details]:
     """Yield what a comment folds, most valuable first."""
-    apart_ = [(Code(cut(p.name, 4 * _NAME)), f": {p.why}") for p in found.players if p.why]
+    apart_ = [(Code(truncate(p.name, 4 * _NAME)), f": {p.why}") for p in found.players if p.why]
     if apart_:
         title = "Keys that are not told apart, because a model with only some of them is refused"
         yield Details(title, [Items(tuple(apart_[:MAX_CHANGES]))])
@@ -227,7 +236,7 @@ def _details(found: Diff) -> Iterator[Details]:
             yield Details(title, [Table(("Stage", "Amount", "Change"), "lrl", terms)])
     ours = _proven(found.by_source[found.source])
     if agreeing := [s for s, part in found.others.items() if part.rows and _proven(part) == ours]:
-        said = f"{some(agreeing, 9)}: the totals of FLOPs, parameters and calls change by the same."
+        said = f"{first_names(agreeing, 9)}: the totals of FLOPs, parameters and calls change by the same."
         yield Details("Other sources", [said])
     yield Details("The two sides", [Items((_side("Base", found.base), _side("Head", found.head)))])
     for source, part in found.by_source.items():
@@ -235,7 +244,7 @@ def _details(found: Diff) -> Iterator[Details]:
         for stage in dict.fromkeys(r.stage for r in part.rows):
             mine = [r for r in part.rows if r.stage == stage]
             cells = [((Code(_part(r)), *_fate(r)), r.metric, *_exact(r)) for r in mine]
-            title = f"{cut(stage, _NAME)}: {plural(len(mine), 'row')} changed{named}"
+            title = f"{truncate(stage, _NAME)}: {plural(len(mine), 'row')} changed{named}"
             yield Details(title, [Table(("Part", *head[1:]), "llrrr", cells)])
 
 
@@ -246,7 +255,7 @@ def _with_total(found: Diff | SourceDiff, stages: list[tuple[str, Sums]]) -> lis
 
 def _terms(stage: str, q: Quantity) -> list[tuple[Cell, ...]]:
     rows: list[tuple[Cell, ...]] = [
-        (stage, f"{t.amount:+,}", listed([cut(k, _NAME) for k in t.keys], " with ")) for t in q.terms[:_TERMS]
+        (stage, f"{t.amount:+,}", code_list([truncate(k, _NAME) for k in t.keys], " with ")) for t in q.terms[:_TERMS]
     ]
     if len(q.terms) > _TERMS:
         rest = sum(t.amount for t in q.terms[_TERMS:])
@@ -274,10 +283,10 @@ def _fate(row: RowDiff) -> tuple[str, ...]:
 
 
 def _side(name: str, side: Side) -> Prose:
-    what = f": {cut(side.what, _NAME)}" if side.what else ""
-    model, workload = Code(cut(side.target, _NAME)), Code(cut(side.workload, _NAME))
+    what = f": {truncate(side.what, _NAME)}" if side.what else ""
+    model, workload = Code(truncate(side.target, _NAME)), Code(truncate(side.workload, _NAME))
     how = f" ({side.implementation}, configuration {side.config_hash}), workload "
-    made = f"{what}, counted by {some(side.sources, 6)}. Made with {versions_line(side.environment)}."
+    made = f"{what}, counted by {first_names(side.sources, 6)}. Made with {versions_line(side.environment)}."
     return f"{name}: ", model, how, workload, made
 
 
@@ -298,23 +307,23 @@ def headline(found: Diff) -> Metric:
     return next(changed, there[0] if there else "flops")
 
 
-def sentence(found: Diff) -> str:
+def diff_sentence(found: Diff) -> str:
     """The verdict in one sentence, or two."""
     rows = sum(len(part.rows) for part in found.by_source.values())
     every = rows + sum(part.same_rows for part in found.by_source.values())
-    sources = some([cut(s, _LONGEST) for s in found.by_source], 4)
+    sources = first_names([truncate(s, _LONGEST) for s in found.by_source], 4)
     if found.verdict == "same":
-        name, inert = cut(found.head.name, 2 * _LONGEST), [cut(c.key, _LONGEST) for c in found.changes]
-        also = f" Changed without effect: {some(inert, 4)}." if inert else ""
+        name, inert = truncate(found.head.name, 2 * _LONGEST), [truncate(c.key, _LONGEST) for c in found.changes]
+        also = f" Changed without effect: {first_names(inert, 4)}." if inert else ""
         return f"No cost changed: all {plural(every, 'row')} of {name} are the same ({sources}).{also}"
     metric = headline(found)
     size = f"{_size(found.totals[metric], metric)} " if metric in found.totals else ""
     why = {"incomplete": "Incomplete", "silent": "A source fell silent"}.get(found.verdict)
-    reason = f"{why}: {cut(gaps(found)[0], 200)}. " if why else ""
+    reason = f"{why}: {truncate(comparison_gaps(found)[0], 200)}. " if why else ""
     return f"{reason}{size}{rows:,} of {plural(every, 'row')} changed ({sources})."
 
 
-def gaps(found: Diff) -> tuple[str, ...]:
+def comparison_gaps(found: Diff) -> tuple[str, ...]:
     """Return what keeps the comparison from being whole, and what a source gives on one side only."""
     return (*found.incomplete, *found.silent)
 
@@ -323,26 +332,27 @@ def _size(q: Quantity, metric: Metric) -> str:
     title = EVERY_METRIC[metric].title
     title = title[:1].upper() + title[1:]
     if q.delta is None:
-        return f"{title}: {amount(q.base, metric)} → {amount(q.head, metric)}."
+        return f"{title}: {format_amount(q.base, metric)} → {format_amount(q.head, metric)}."
     if q.delta == 0:
-        return f"{title} in all stay at {amount(q.head, metric)}."
-    return f"{title} {_change(q.delta, q.base, metric)}: {amount(q.base, metric)} → {amount(q.head, metric)}."
+        return f"{title} in all stay at {format_amount(q.head, metric)}."
+    sides = f"{format_amount(q.base, metric)} → {format_amount(q.head, metric)}"
+    return f"{title} {_change(q.delta, q.base, metric)}: {sides}."
 
 
 def _change(delta: int, base: int | None, metric: Metric) -> str:
     """``+440 FLOP (+16.6 %)``."""
     part = percent(delta, base)
-    return signed(delta, metric) + (f" ({part})" if part else "")
+    return format_delta(delta, metric) + (f" ({part})" if part else "")
 
 
-def amount(value: int | None, metric: Metric) -> str:
+def format_amount(value: int | None, metric: Metric) -> str:
     """A number with its unit: ``1.47 TFLOP``; ``unknown``."""
     return "unknown" if value is None else human(value, _UNITS.get(EVERY_METRIC[metric].unit, ""))
 
 
-def signed(value: int | None, metric: Metric) -> str:
+def format_delta(value: int | None, metric: Metric) -> str:
     """:func:`amount` of a difference: ``+1.47 TFLOP``."""
-    return f"+{amount(value, metric)}" if value and value > 0 else amount(value, metric)
+    return f"+{format_amount(value, metric)}" if value and value > 0 else format_amount(value, metric)
 
 
 def percent(part: int | None, whole: int | None) -> str:
@@ -353,21 +363,21 @@ def percent(part: int | None, whole: int | None) -> str:
     return size if size.startswith("below") or not part else f"{'+' if part > 0 else '-'}{size}"
 
 
-def value(plain: ConfigValue) -> str:
+def format_value(plain: ConfigValue) -> str:
     """A value of a key as text: lists with commas, ``—`` for nothing."""
     if plain is None:
         return "—"
     if isinstance(plain, bool):
         return "yes" if plain else "no"
-    return cut(", ".join(map(str, plain)) if isinstance(plain, tuple) else str(plain), _LONGEST)
+    return truncate(", ".join(map(str, plain)) if isinstance(plain, tuple) else str(plain), _LONGEST)
 
 
-def change(one: Change) -> str:
+def format_change(one: Change) -> str:
     """``6 → 8``."""
-    return f"{value(one.base)} → {value(one.head)}"
+    return f"{format_value(one.base)} → {format_value(one.head)}"
 
 
-def lines(found: Diff) -> Iterator[SumChange]:
+def changed_sums(found: Diff) -> Iterator[SumChange]:
     """What stands in the first table: sums that changed; the headline by stage, then the others in all, then those.
 
     Peaks, which nothing adds up to, stand after what does.
@@ -389,7 +399,7 @@ def lines(found: Diff) -> Iterator[SumChange]:
             yield SumChange(name, metric, q)
 
 
-def apart(found: Diff) -> list[str]:
+def uncompared_peaks(found: Diff) -> list[str]:
     """What is not compared and leaves no gap in the cost."""
     left = [(EVERY_METRIC[m].title, why) for m, why in found.not_comparable.items() if m in PEAK_METRICS]
     return [f"not compared: {title} ({why})" for title, why in left]
@@ -400,13 +410,13 @@ def _named(name: str) -> str:
     return " with ".join(_APART.get(part, part) for part in name.split(" + "))
 
 
-def told(found: Diff) -> Iterator[tuple[str, str]]:
+def attribute_changes(found: Diff) -> Iterator[tuple[str, str]]:
     """What did it, largest first: a change, and its part of the headline in words."""
     metric = headline(found)
     q = found.totals.get(metric)
     if q is None:
         return
-    values = {c.key: change(c) for c in found.changes}
+    values = {c.key: format_change(c) for c in found.changes}
     players = {p.name: p.keys for p in found.players}
     alone = {t.keys[0]: t.amount for t in q.terms if len(t.keys) == 1}
     for name, amount_of in sorted(q.shares.items(), key=lambda item: (-abs(item[1]), item[0]))[:MAX_TOLD]:
@@ -415,7 +425,7 @@ def told(found: Diff) -> Iterator[tuple[str, str]]:
         does = verb(max(len(keys), 1), *(("adds", "add") if amount_of > 0 else ("takes", "take")))
         part = percent(amount_of, q.base)
         told_of = "; ".join(filter(None, (part, _mostly(found, metric, name, amount_of))))
-        said = f"{does} {amount(abs(amount_of), metric)}" + (f" ({told_of})" if told_of else "")
+        said = f"{does} {format_amount(abs(amount_of), metric)}" + (f" ({told_of})" if told_of else "")
         joint = amount_of - alone.get(name, 0)
         meets = [t for t in q.terms if name in t.keys and len(t.keys) > 1]
         if joint and meets:
@@ -424,23 +434,23 @@ def told(found: Diff) -> Iterator[tuple[str, str]]:
                 for other in term.keys:
                     partners[other] = partners.get(other, 0) + abs(term.amount)
             partners.pop(name, None)
-            names = [cut(n, _LONGEST) for n in sorted(partners, key=lambda n: (-partners[n], n))]
-            own, shared = signed(alone.get(name, 0), metric), signed(joint, metric)
-            said += f", of which {own} alone and {shared} together with {some(names, _PARTNERS)}"
-        yield cut(what, _TOLD), "; ".join(filter(None, (said, beside(found, metric, name))))
+            names = [truncate(n, _LONGEST) for n in sorted(partners, key=lambda n: (-partners[n], n))]
+            own, shared = format_delta(alone.get(name, 0), metric), format_delta(joint, metric)
+            said += f", of which {own} alone and {shared} together with {first_names(names, _PARTNERS)}"
+        yield truncate(what, _TOLD), "; ".join(filter(None, (said, _other_effects(found, metric, name))))
     for one in found.modules.changed:
         if one.key not in q.shares:
             nothing = f"changes no {EVERY_METRIC[metric].title} by itself"
-            does = "; ".join(filter(None, (nothing, beside(found, metric, one.key))))
-            yield cut(f"{one.key} {change(one)}", _TOLD), does
+            does = "; ".join(filter(None, (nothing, _other_effects(found, metric, one.key))))
+            yield truncate(f"{one.key} {format_change(one)}", _TOLD), does
 
 
-def beside(found: Diff, metric: Metric, name: str) -> str:
+def _other_effects(found: Diff, metric: Metric, name: str) -> str:
     """What a change of a part does to parameters and bytes beside the headline; empty for all other changes."""
     if name not in {c.key for c in found.modules.changed}:
         return ""
     shares = {m: found.totals[m].shares.get(name) for m in _BESIDE if m in found.totals and m != metric}
-    return ", ".join(f"{EVERY_METRIC[m].title} {signed(share, m)}" for m, share in shares.items() if share)
+    return ", ".join(f"{EVERY_METRIC[m].title} {format_delta(share, m)}" for m, share in shares.items() if share)
 
 
 def _mostly(found: Diff, metric: Metric, name: str, share: int) -> str:
@@ -449,8 +459,8 @@ def _mostly(found: Diff, metric: Metric, name: str, share: int) -> str:
     stage = max(shares, key=lambda s: abs(shares[s]), default="")
     if len(shares) < 2 or metric in STAGE_WIDE or 2 * abs(shares[stage]) < abs(share):
         return ""
-    much = "all" if shares[stage] == share else signed(shares[stage], metric)
-    return f"{much} in {cut(stage, _LONGEST)}"
+    much = "all" if shares[stage] == share else format_delta(shares[stage], metric)
+    return f"{much} in {truncate(stage, _LONGEST)}"
 
 
 def diff_csv(found: Diff) -> str:

@@ -20,19 +20,19 @@ from costproof.reports.document import (
     Code,
     Details,
     Document,
+    DocumentSection,
     Form,
     Items,
     Prose,
-    Section,
     Status,
     Table,
-    conventions,
-    listed,
-    subject,
+    code_list,
+    conventions_foot,
+    subject_lines,
 )
 from costproof.reports.markdown import MarkdownPrinter
 from costproof.views.describe import run_line
-from costproof.views.numbers import cut, exact
+from costproof.views.numbers import exact, truncate
 from costproof.views.results import Results
 from costproof.views.verdicts import open_findings, tally
 
@@ -58,7 +58,7 @@ def document(report: Results, form: Form) -> Document:
     body = _overview(found)
     if found.incomplete:
         reasons = (*found.incomplete, *filter(None, [next_step(found)]))
-        body.append(Section("Why the result is incomplete", [Items(reasons)]))
+        body.append(DocumentSection("Why the result is incomplete", [Items(reasons)]))
     body += [
         *_open(found),
         *_explained(found),
@@ -68,10 +68,12 @@ def document(report: Results, form: Form) -> Document:
         *_judges(found),
     ]
     body += [counters_section(found.counters)] if found.counters is not None else []
-    foot = conventions(found.conventions, found.environment, before=[_MEANING])
+    foot = conventions_foot(found.conventions, found.environment, before=[_MEANING])
     foot += [ran] if (ran := run_line(capture.run)) else []
     title = f"How the counts of {found.target.title} compare"
-    return Document(title, body, found.verdict, report.sentence, subject(found.target, found.workload, form), foot)
+    return Document(
+        title, body, found.verdict, report.sentence, subject_lines(found.target, found.workload, form), foot
+    )
 
 
 def _overview(found: Discrepancy) -> list[Block]:
@@ -111,7 +113,7 @@ def _open(found: Discrepancy) -> list[Block]:
     bad = open_findings(found)
     body = _findings(bad)
     title = plural(len(bad), "open finding")
-    return [] if not bad else [Details(title, body) if len(bad) > 5 else Section(title, body)]
+    return [] if not bad else [Details(title, body) if len(bad) > 5 else DocumentSection(title, body)]
 
 
 def _findings(found: Sequence[Finding]) -> list[Block]:
@@ -143,7 +145,7 @@ def _cause(cause: Cause) -> tuple[str, ...]:
 
 def _evidence(names: Sequence[str], indent: str) -> list[Prose]:
     more = len(names) - MAX_EVIDENCE
-    shown = listed(names[:MAX_EVIDENCE])
+    shown = code_list(names[:MAX_EVIDENCE])
     return [(indent, "seen in ", *shown, f" and {more} more" if more > 0 else "")] if names else []
 
 
@@ -153,7 +155,7 @@ def _explained(found: Discrepancy) -> list[Block]:
     same = [f for f in named if not f.delta]
     body = _findings(with_amount) if with_amount else []
     if same:
-        kinds = listed(sorted({c.kind for f in same for c in f.causes}))
+        kinds = code_list(sorted({c.kind for f in same for c in f.causes}))
         body.append((f"{plural(len(same), 'comparison')} with the same number under other names: ", *kinds, "."))
     return [Details(plural(len(with_amount), "explained difference"), body)] if body else []
 
@@ -231,21 +233,23 @@ def discrepancy_short(report: Results) -> str:
 
 def _short(report: Results, most: int) -> Document:
     found, sources = report.discrepancy, _sources(report.discrepancy)
-    target = replace(found.target, name=cut(found.target.name, _LONGEST))
-    workload = replace(found.workload, name=cut(found.workload.name, _LONGEST))
+    target = replace(found.target, name=truncate(found.target.name, _LONGEST))
+    workload = replace(found.workload, name=truncate(found.workload.name, _LONGEST))
     reasons = [*found.incomplete[1 : _MAX_REASONS + 1], *filter(None, [next_step(found)])]
-    body: list[Block] = [Items(tuple(cut(r, _LONGEST) for r in reasons))] if reasons else []
+    body: list[Block] = [Items(tuple(truncate(r, _LONGEST) for r in reasons))] if reasons else []
     rows: list[tuple[Cell, ...]] = []
     for f in _picked(found)[:most]:
         causes = ", ".join(dict.fromkeys(c.kind for c in f.causes))
         status = Status(f.status, f" ({causes})" if causes else "")
-        rows.append((Code(cut(f.id, _LONGEST)), *_values(f, sources), exact(f.delta), exact(f.residual), status))
+        rows.append((Code(truncate(f.id, _LONGEST)), *_values(f, sources), exact(f.delta), exact(f.residual), status))
     head = ("Comparison", *sources, "Delta", "Residual", "Status")
     body += [Table(head, "l" + "r" * len(sources) + "rrl", rows)] if rows else []
     left = plural(len(found.findings) - len(rows), "comparison")
     body.append(f"{tally(found)}. Left out here: {left}, evidence, coverage and conventions; discrepancy.md has them.")
-    sentence = cut(report.sentence, 4 * _LONGEST)
-    return Document(f"{target.title}: {found.verdict}", body, found.verdict, sentence, subject(target, workload, "md"))
+    sentence = truncate(report.sentence, 4 * _LONGEST)
+    return Document(
+        f"{target.title}: {found.verdict}", body, found.verdict, sentence, subject_lines(target, workload, "md")
+    )
 
 
 def _picked(found: Discrepancy) -> list[Finding]:

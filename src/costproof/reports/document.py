@@ -82,7 +82,7 @@ class Items:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TableRow:
     """A row of a table with details of its own, which pages show on a click."""
 
     cells: tuple[Cell, ...]
@@ -100,7 +100,7 @@ class Table:
     head: tuple[str, ...]
     align: str
     """One letter per column, ``l`` or ``r``; the last one also applies to all columns that follow."""
-    rows: Sequence[tuple[Cell, ...] | Row]
+    rows: Sequence[tuple[Cell, ...] | TableRow]
     title: Prose = ""
     most: int | None = None
     noun: str = "row"
@@ -122,7 +122,7 @@ class Table:
     @property
     def cells(self) -> list[tuple[Cell, ...]]:
         """The rows without their details."""
-        return [row.cells if isinstance(row, Row) else row for row in self.rows]
+        return [row.cells if isinstance(row, TableRow) else row for row in self.rows]
 
     @property
     def left(self) -> int:
@@ -144,7 +144,7 @@ class Details:
 
 
 @dataclass(frozen=True, slots=True)
-class Section:
+class DocumentSection:
     """Blocks under a heading."""
 
     title: Prose
@@ -155,7 +155,7 @@ class Section:
 
 
 @dataclass(frozen=True, slots=True)
-class Formula:
+class Equation:
     """A displayed formula: LaTeX for Markdown, the expression for plain text, MathML for pages."""
 
     expression: str
@@ -170,7 +170,7 @@ class Markup:
     text: str
 
 
-Block = Prose | Note | Verdict | Items | Table | Details | Section | Formula | Markup
+Block = Prose | Note | Verdict | Items | Table | Details | DocumentSection | Equation | Markup
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,13 +202,13 @@ def pieces(prose: Prose) -> tuple[str, ...]:
     return (prose,) if isinstance(prose, str) else prose
 
 
-def listed(names: Iterable[str], between: str = ", ") -> tuple[str, ...]:
+def code_list(names: Iterable[str], between: str = ", ") -> tuple[str, ...]:
     """Return names as code with separators between them."""
     joined = [piece for name in names for piece in (between, Code(name))]
     return tuple(joined[1:])
 
 
-def subject(target: TargetInfo, workload: Workload, form: Form) -> list[Prose]:
+def subject_lines(target: TargetInfo, workload: Workload, form: Form) -> list[Prose]:
     """Return the lines that identify the counted model and workload, and that admit what the count leaves out."""
     counted = counted_line(target, workload)
     if form == "md":
@@ -223,7 +223,7 @@ def subject(target: TargetInfo, workload: Workload, form: Form) -> list[Prose]:
     return [line + counted[:1].lower() + counted[1:]]
 
 
-def conventions(
+def conventions_foot(
     answers: Conventions, environment: dict[str, str], *more: Prose, before: Sequence[Prose] = ()
 ) -> list[Block]:
     """Return the foot of a report: its conventions and versions, without which numbers cannot be compared."""
@@ -232,4 +232,4 @@ def conventions(
         answer = str(getattr(answers, f.name))
         rows.append((Code(f.name), Code(answer), MEANING.get((f.name, answer), "")))
     table = Table(("Question", "Answer", "Meaning"), "lll", rows)
-    return [Section("Conventions", [*before, table, *more, f"Made with {versions_line(environment)}."])]
+    return [DocumentSection("Conventions", [*before, table, *more, f"Made with {versions_line(environment)}."])]

@@ -12,19 +12,19 @@ from costproof.reports.document import (
     Code,
     Details,
     Document,
+    DocumentSection,
+    Equation,
     Form,
-    Formula,
     Markup,
     Note,
-    Row,
-    Section,
     Table,
-    subject,
+    TableRow,
+    subject_lines,
 )
 from costproof.reports.escape import markdown, visible
-from costproof.reports.html.document import Html, h, joined
+from costproof.reports.html.document import Html, h, join_markup
 from costproof.reports.html.mathml import mathml
-from costproof.views.explanation import ExplainedCall, Explanation, Match, Part
+from costproof.views.explanation import ExplainedCall, Explanation, FormulaPart, GraphMatch
 from costproof.views.numbers import exact, human
 from costproof.views.quantities import EXPLAINED
 
@@ -35,7 +35,7 @@ _LABELS: Final = 3
 def document(found: Explanation, form: Form) -> Document:
     """Return the report: the formulas of each call, then symbols and derivations. Every number is exact."""
     info = EXPLAINED[found.metric]
-    about = subject(found.target, found.workload, form)
+    about = subject_lines(found.target, found.workload, form)
     idle = [] if found.calls else ["This stage does not run at this workload."]
     sentence = f"{found.metric}, in {info.unit}: {info.meaning}."
     attention = found.attention[:1].upper() + found.attention[1:] + "."
@@ -43,7 +43,7 @@ def document(found: Explanation, form: Form) -> Document:
         title = f"{found.target.title}: {found.metric} of {found.stage} ({info.unit})"
         about += [f"{found.metric}: {info.meaning}"]
         about += [f"modules: {found.module}"] if found.module is not None else []
-        about += _wrapped("attention: ", found.attention) if found.attention else []
+        about += _wrap_lines("attention: ", found.attention) if found.attention else []
         lines = [line for one in idle for line in ("", one)]
         lines += [line for call in found.calls for line in ("", *_call_lines(call, info.unit))]
         if found.symbols:
@@ -64,11 +64,11 @@ def document(found: Explanation, form: Form) -> Document:
         body += [Details(plural(len(found.symbols), "symbol"), [symbols])] if found.symbols else []
         body += [Details(f"Derivation: {doc.title}", [*doc.derivation.splitlines(), *map(Note, source)])
                  for _, doc, source in docs]  # fmt: skip
-        return Document(title, [Section("Formulas", body, id="formulas")], "", sentence, about)
+        return Document(title, [DocumentSection("Formulas", body, id="formulas")], "", sentence, about)
     body = [("Modules that match ", Code(found.module), ".")] if found.module is not None else []
     body += [attention] if found.attention else []
     body += [*idle, *(_call_section(call, info.unit) for call in found.calls)]
-    body += [Section("Symbols", [symbols])] if found.symbols else []
+    body += [DocumentSection("Symbols", [symbols])] if found.symbols else []
     body += [Details((Code(name), f": {doc.title}"), [_derivation(doc), *source])
              for name, doc, source in docs]  # fmt: skip
     return Document(title, body, "", sentence, about)
@@ -84,7 +84,7 @@ def _call_lines(call: ExplainedCall, unit: str) -> list[str]:
     many = f": {plural(call.calls, 'call')}" if call.id else ""
     lines = [call.place + many + (f", {sizes}" if sizes else "")]
     if call.formula is not None:
-        lines += _wrapped("  sum      ", f"{call.formula.at_config}")
+        lines += _wrap_lines("  sum      ", f"{call.formula.at_config}")
         lines.append(f"           = {exact(call.total)} {unit} ({human(call.total)}), version {call.formula.version}")
     elif not call.parts:
         lines.append(f"  sum      = {exact(call.total)} {unit} ({human(call.total)})")
@@ -93,21 +93,21 @@ def _call_lines(call: ExplainedCall, unit: str) -> list[str]:
     return lines
 
 
-def _part_lines(part: Part, unit: str) -> list[str]:
+def _part_lines(part: FormulaPart, unit: str) -> list[str]:
     many = f" ({part.count} modules)" if part.count != 1 else ""
     kind = f", {part.kind}" if part.kind else ""
     lines = [f"  {part.modules}{many}: formula {part.owner or '(unnamed)'}{kind}"]
-    lines += _wrapped("    formula  ", part.formula.expression)
+    lines += _wrap_lines("    formula  ", part.formula.expression)
     if part.numbers:
-        lines += _wrapped("    with     ", ", ".join(f"{s} = {v}" for s, v in part.numbers.items()))
+        lines += _wrap_lines("    with     ", ", ".join(f"{s} = {v}" for s, v in part.numbers.items()))
     times = f" x {part.count} modules = {exact(part.total)}" if part.count != 1 else ""
     lines.append(f"    result   {exact(part.each)}{times} {unit}")
     for match in part.matches:
-        lines += _wrapped("    graph    ", match_words(part, match))
+        lines += _wrap_lines("    graph    ", match_words(part, match))
     return lines
 
 
-def match_words(part: Part, match: Match) -> str:
+def match_words(part: FormulaPart, match: GraphMatch) -> str:
     """What a graph source has there: ``static: equal, aten.linear (aten.linear_1, aten.linear_6)``; not escaped."""
     if match.value is None:
         same = "unknown"
@@ -122,12 +122,12 @@ def match_words(part: Part, match: Match) -> str:
     return f"{match.source}: {same}{ops}" + (f" ({shown}{more})" if shown else "")
 
 
-def _wrapped(label: str, text: str) -> list[str]:
+def _wrap_lines(label: str, text: str) -> list[str]:
     rows = wrap(visible(text), _WIDTH - len(label), break_long_words=False, break_on_hyphens=False) or [""]
     return [label + rows[0], *(" " * len(label) + row for row in rows[1:])]
 
 
-def _call_section(call: ExplainedCall, unit: str) -> Section:
+def _call_section(call: ExplainedCall, unit: str) -> DocumentSection:
     """Return the Markdown section of a call: its sizes, its formula, and a table of the formulas it is made of."""
     body: list[Block] = []
     if call.symbols:
@@ -135,7 +135,7 @@ def _call_section(call: ExplainedCall, unit: str) -> Section:
         body.append((*sizes[1:], "."))
     if call.formula is not None:
         version = Code(call.formula.version)
-        body.append(Formula(call.formula.at_config, call.formula.latex))
+        body.append(Equation(call.formula.at_config, call.formula.latex))
         body.append((f"= {exact(call.total)} {unit} (version ", version, ")."))
     elif not call.parts:
         body.append(f"= {exact(call.total)} {unit}.")
@@ -149,12 +149,14 @@ def _call_section(call: ExplainedCall, unit: str) -> Section:
             Code(part.formula.expression), tuple(numbers[1:]), exact(part.each), exact(part.total), _matches(part),
         ))  # fmt: skip
     body += [Table(head, "lrlllrrl", rows)] if rows else []
-    return Section((call.place, f": {plural(call.calls, 'call')}" if call.id else ""), body)
+    return DocumentSection((call.place, f": {plural(call.calls, 'call')}" if call.id else ""), body)
 
 
 def _call_blocks(call: ExplainedCall, unit: str) -> list[Block]:
     """Return the blocks of a page on a call, its formulas typeset."""
-    sizes = joined(*(piece for s, v in sorted(call.symbols.items()) for piece in (" ", h("code", s), f" = {exact(v)}")))
+    sizes = join_markup(
+        *(piece for s, v in sorted(call.symbols.items()) for piece in (" ", h("code", s), f" = {exact(v)}"))
+    )
     title = h("h3", call.place + (f": {plural(call.calls, 'call')}" if call.id else ""), h("small", sizes))
     whole = None
     if call.formula is not None:
@@ -165,14 +167,14 @@ def _call_blocks(call: ExplainedCall, unit: str) -> list[Block]:
         # The script copies the text of a formula, in which a power is still a power.
         typeset = h("data", Html(mathml(part.formula.expression, {})), value=part.formula.expression)
         numbers = ", ".join(f"{s} = {exact(v)}" for s, v in part.numbers.items())
-        formula = joined(typeset, h("p", numbers, class_="note") if numbers else None)
+        formula = join_markup(typeset, h("p", numbers, class_="note") if numbers else None)
         owner = ", ".join(filter(None, (part.owner, part.kind))) or "—"
         cells = (exact(part.each), exact(part.total), _matches(part))
-        rows.append(Row((Code(part.modules), exact(part.count), owner, formula, *cells)))
+        rows.append(TableRow((Code(part.modules), exact(part.count), owner, formula, *cells)))
     head = ("Modules", "×", "Formula of", "Formula", "Each", "Together", "Graph")
     table = Table(head, "lrllrrl", rows, noun="formula", rest="the text", searchable=True)
-    return [Markup(joined(title, whole, said)), *([table] if rows else [])]
+    return [Markup(join_markup(title, whole, said)), *([table] if rows else [])]
 
 
-def _matches(part: Part) -> str:
+def _matches(part: FormulaPart) -> str:
     return "; ".join(match_words(part, m) for m in part.matches) or "—"

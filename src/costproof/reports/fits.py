@@ -6,7 +6,7 @@ from typing import Final
 
 from costproof.estimate.memory import Fits, HeldKind, MemoryLimit
 from costproof.ledger.workload import counted_line, quantised_clause
-from costproof.reports.document import Block, Code, Document, Form, Items, Prose, Section, Table, plain_text
+from costproof.reports.document import Block, Code, Document, DocumentSection, Form, Items, Prose, Table, plain_text
 from costproof.views.numbers import exact, human
 
 HEAD: Final = ("Held", "Bytes", "")
@@ -38,22 +38,22 @@ SHEET: Final = (
 def document(found: Fits, form: Form) -> Document:
     """Return the report: the verdict, what is held by kind and by stage, what bounds it, and solved limits."""
     head, stages = _head(found), _stages(found)
-    says: list[Prose] = list(_says(found))
-    body: list[Block] = [Table(HEAD, "lrr", _held(found))]
+    says: list[Prose] = list(_scope_sentences(found))
+    body: list[Block] = [Table(HEAD, "lrr", _held_rows(found))]
     if stages:
         body.append(Table(head, "lr", [(Code(s), *cells) for s, *cells in stages]))
-    solved = [limit(x, found.memory_bytes) for x in found.limits]
+    solved = [limit_sentences(x, found.memory_bytes) for x in found.limits]
     if form == "text":
         lines = tuple(line for both in solved for line in (both[0], f"    {both[1]}"))
-        limits = Section("Limits, solved and evaluated on both sides:", [Items(lines)])
+        limits = DocumentSection("Limits, solved and evaluated on both sides:", [Items(lines)])
     else:
         says = [" ".join(map(plain_text, says))]
-        limits = Section("Limits", [Items(tuple(map("; ".join, solved)))])
+        limits = DocumentSection("Limits", [Items(tuple(map("; ".join, solved)))])
     body += [*says, *([limits] if solved else [])]
-    return Document(found.name, body, "", verdict(found), [counted_line(found.target, found.workload)])
+    return Document(found.name, body, "", fit_sentence(found), [counted_line(found.target, found.workload)])
 
 
-def verdict(found: Fits) -> str:
+def fit_sentence(found: Fits) -> str:
     """What can be said, and why."""
     room = f"{exact(found.memory_bytes)} B"
     peaked = found.peaks_bytes is not None
@@ -74,7 +74,7 @@ def verdict(found: Fits) -> str:
     return f"Not known whether it fits into {room}: weights and cache do, and not {more}."
 
 
-def _held(found: Fits) -> list[tuple[str, ...]]:
+def _held_rows(found: Fits) -> list[tuple[str, ...]]:
     peaks = (
         ("largest peak of a stage, arguments apart", found.peak_bytes),
         ("weights, buffers and largest peak", found.least_bytes),
@@ -97,7 +97,7 @@ def _head(found: Fits) -> tuple[str, ...]:
     return STAGES if found.peak_bytes is None else (*STAGES, *PEAKS)
 
 
-def _says(found: Fits) -> list[str]:
+def _scope_sentences(found: Fits) -> list[str]:
     bounded = ACTIVATIONS if found.activations_bytes is not None else UNBOUNDED
     if found.peak_bytes is not None:
         bounded = WITH_PEAKS if found.peaks_bytes is not None else f"{SOME_PEAKS} {bounded}"
@@ -119,7 +119,7 @@ def _stages(found: Fits) -> list[tuple[str, ...]]:
     )
 
 
-def limit(x: MemoryLimit, room: int) -> tuple[str, str]:
+def limit_sentences(x: MemoryLimit, room: int) -> tuple[str, str]:
     """One limit: a sentence, and what is held on both sides of it."""
     name = x.setting.replace("_", "-")
     held = _HELD[x.held]

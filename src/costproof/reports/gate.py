@@ -16,24 +16,24 @@ from costproof.compare.gate.types import Status as CheckStatus
 from costproof.ledger.environment import VERSION
 from costproof.ledger.metrics import EVERY_METRIC
 from costproof.ledger.plural import plural, verb
-from costproof.reports.diff import amount, change, percent, signed
+from costproof.reports.diff import format_amount, format_change, format_delta, percent
 from costproof.reports.document import (
     Block,
     Cell,
     Code,
     Details,
     Document,
+    DocumentSection,
     Form,
     Items,
     Number,
-    Row,
-    Section,
     Status,
     Table,
+    TableRow,
 )
 from costproof.reports.escape import visible
 from costproof.views.describe import counted_lines, versions_line
-from costproof.views.numbers import cut, some
+from costproof.views.numbers import first_names, truncate
 
 HEAD: Final = ("Result", "Place", "Metric", "Δ %", "Δ", "Limit", "Base", "Head")
 """A phone shows the first columns."""
@@ -70,46 +70,48 @@ _NOT_XML: Final = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010f
 
 def document(found: Gate, form: Form) -> Document:
     """Return the report: the verdict, the checks that did not simply pass, allowances to remove, changed inputs."""
-    shown, passed = lines(found, "unknown", "over", "allowed"), lines(found, "passed")
-    notes, why = idle(found), reasons(found)
+    shown, passed = merged_checks(found, "unknown", "over", "allowed"), merged_checks(found, "passed")
+    notes, why = unused_allowances(found), reasons(found)
     names: tuple[str, ...] = tuple(dict.fromkeys((found.base.name, found.head.name)))
     about = counted_lines(found.base, found.head)
     changed = (*found.config.changed, *found.workload.changed)
     sign = "✅" if found.verdict == "passed" else "❌"
     if form == "md" and found.verdict == "passed" and not (notes or len(shown)):
-        return Document("", (), found.verdict, sentence(found), about, sign=sign)
+        return Document("", (), found.verdict, gate_sentence(found), about, sign=sign)
     body: list[Block] = []
     if form in ("html", "cell"):
-        rows = [Row((*_cells(x), ", ".join(x.sources)), x.check.status, (x.check.why,) if x.check.why else (), "Why")
-                for x in (*shown, *passed)]  # fmt: skip
+        rows = []
+        for x in (*shown, *passed):
+            why_ = (x.check.why,) if x.check.why else ()
+            rows.append(TableRow((*_cells(x), ", ".join(x.sources)), x.check.status, why_, "Why"))
         body += [_reasons(found, why)] if why else []
         table = Table((*HEAD, "Source"), "lllrrlrrl", rows, noun="check", searchable=True)
-        body.append(Section("Checks", [table], id="checks"))
-        body += [Section("Allowances to remove", [Items(tuple(notes))])] if notes else []
+        body.append(DocumentSection("Checks", [table], id="checks"))
+        body += [DocumentSection("Allowances to remove", [Items(tuple(notes))])] if notes else []
         if changed:
-            changes = Table(("Changed", "Base → head"), "l", [(c.key, change(c)) for c in changed])
+            changes = Table(("Changed", "Base → head"), "l", [(c.key, format_change(c)) for c in changed])
             body.append(Details(plural(len(changed), "change"), [changes]))
         made = [f"{side.name} made with {versions_line(side.environment)}." for side in (found.base, found.head)]
         title = f"Cost gate: {' → '.join(names)}"
-        return Document(title, body, found.verdict, sentence(found), [*about, f"Policy: {found.policy}"], made)
+        return Document(title, body, found.verdict, gate_sentence(found), [*about, f"Policy: {found.policy}"], made)
     most, told = (_MOST_ROWS, why[1:_MOST_ROWS]) if form == "text" else (_MOST_COMMENTED, why[:_MOST_REASONS])
     if len(why) > 1:
         left = len(why) - _MOST_REASONS if form == "md" else 0
         more_reasons = [plural(left, "more reason")] if left > 0 else []
-        body.append(Items((*(cut(x, _REASON) for x in told), *more_reasons)))
+        body.append(Items((*(truncate(x, _REASON) for x in told), *more_reasons)))
     longest = _NAME if form == "md" else None
     body += [Table(HEAD, _ALIGN, [_cells(x, longest) for x in shown[:most]], keys=2)] if shown else []
-    because = [f"{places}: {why}" for places, why in whys(shown[:most])]
-    keys = [cut(f"{c.key} {change(c)}", _NAME) for c in changed]
+    because = [f"{places}: {why}" for places, why in shared_reasons(shown[:most])]
+    keys = [truncate(f"{c.key} {format_change(c)}", _NAME) for c in changed]
     if form == "text":
         more = len(shown) - most
         body += because
         body += [f"{plural(more, 'more check')} did not simply pass; -f json has them."] if more > 0 else []
-        body += [f"Changed: {some([c.key for c in changed], 8)}."] if changed else []
-        return Document(sentence(found), [*body, *(f"Note: {note}." for note in notes)], about=about)
+        body += [f"Changed: {first_names([c.key for c in changed], 8)}."] if changed else []
+        return Document(gate_sentence(found), [*body, *(f"Note: {note}." for note in notes)], about=about)
     body += [Items(tuple(f"{line}." for line in because))] if because else []
     body += [Items(tuple(f"{note[:1].upper()}{note[1:]}." for note in notes[:_MOST_REASONS]))] if notes else []
-    body += [f"Changed: {some(keys, 8)}."] if changed else []
+    body += [f"Changed: {first_names(keys, 8)}."] if changed else []
     later = (
         (f"{plural(len(shown) - most, 'more check')} that did not simply pass", shown[most:]),
         (f"{plural(len(passed), 'check')} passed", passed),
@@ -118,21 +120,21 @@ def document(found: Gate, form: Form) -> Document:
         more_ = "" if len(rest) <= _MOST_FOLDED else f"; the first {_MOST_FOLDED}"
         table = Table(HEAD, _ALIGN, [_cells(x, _NAME) for x in rest[:_MOST_FOLDED]])
         body += [Details(title + more_, [table])] if rest else []
-    coded = [piece for name in names for piece in (" → ", Code(cut(name, _NAME)))]
-    return Document(("Cost gate: ", *coded[1:]), body, found.verdict, sentence(found), about, sign=sign)
+    coded = [piece for name in names for piece in (" → ", Code(truncate(name, _NAME)))]
+    return Document(("Cost gate: ", *coded[1:]), body, found.verdict, gate_sentence(found), about, sign=sign)
 
 
-def _reasons(found: Gate, why: list[str]) -> Section:
+def _reasons(found: Gate, why: list[str]) -> DocumentSection:
     title = "Incomplete" if found.verdict == "incomplete" else "Findings"
-    return Section(title, [Items(tuple(why))], flagged=True)
+    return DocumentSection(title, [Items(tuple(why))], flagged=True)
 
 
 def _cells(x: GateLine, longest: int | None = None) -> tuple[Cell, ...]:
     """Return the cells under :data:`HEAD`."""
     c = x.check
-    change_ = (percent(c.delta, c.base), Number(c.delta, signed(c.delta, c.metric)))
-    sides = (Number(c.base, amount(c.base, c.metric)), Number(c.head, amount(c.head, c.metric)))
-    place = Code(c.place if longest is None else cut(c.place, longest))
+    change_ = (percent(c.delta, c.base), Number(c.delta, format_delta(c.delta, c.metric)))
+    sides = (Number(c.base, format_amount(c.base, c.metric)), Number(c.head, format_amount(c.head, c.metric)))
+    place = Code(c.place if longest is None else truncate(c.place, longest))
     return (Status(c.status), place, EVERY_METRIC[c.metric].title, *change_, c.limit, *sides)
 
 
@@ -152,13 +154,14 @@ class GateLine:
         if c.status == "unknown":
             return f"{name} unknown ({who}): {c.why}"
         share = percent(c.delta, c.base)
-        size = f"{signed(c.delta, c.metric)}{f' ({share})' if share else ''}, " if c.delta is not None else ""
-        over = f", {amount(c.over, c.metric)} over" if c.over else ""
-        why = f"; {cut(c.why, _REASON)}" if c.why else ""
-        return f"{name} {size}{amount(c.base, c.metric)} → {amount(c.head, c.metric)}; {c.limit}{over} ({who}){why}"
+        size = f"{format_delta(c.delta, c.metric)}{f' ({share})' if share else ''}, " if c.delta is not None else ""
+        over = f", {format_amount(c.over, c.metric)} over" if c.over else ""
+        why = f"; {truncate(c.why, _REASON)}" if c.why else ""
+        sides = f"{format_amount(c.base, c.metric)} → {format_amount(c.head, c.metric)}"
+        return f"{name} {size}{sides}; {c.limit}{over} ({who}){why}"
 
 
-def lines(found: Gate, *statuses: CheckStatus) -> list[GateLine]:
+def merged_checks(found: Gate, *statuses: CheckStatus) -> list[GateLine]:
     """The checks that ended so, furthest above their limit first, sources that say the same together."""
     merged: dict[tuple[object, ...], list[Check]] = {}
     for c in found.of(*statuses):
@@ -167,19 +170,19 @@ def lines(found: Gate, *statuses: CheckStatus) -> list[GateLine]:
     return [GateLine(same[0], tuple(c.source for c in same)) for same in merged.values()]
 
 
-def whys(found: Sequence[GateLine]) -> list[tuple[str, str]]:
+def shared_reasons(found: Sequence[GateLine]) -> list[tuple[str, str]]:
     """What there is to say of the rows of a table: places, and what is the same of all of them."""
     said: dict[str, dict[str, None]] = {}
     for x in found:
         if x.check.why:
-            said.setdefault(cut(x.check.why, _REASON), {})[cut(x.check.place, _NAME)] = None
-    return [(some([*places], 3), why) for why, places in said.items()]
+            said.setdefault(truncate(x.check.why, _REASON), {})[truncate(x.check.place, _NAME)] = None
+    return [(first_names([*places], 3), why) for why, places in said.items()]
 
 
-def sentence(found: Gate) -> str:
+def gate_sentence(found: Gate) -> str:
     """The verdict in one sentence."""
-    over, allowed = lines(found, "over"), lines(found, "allowed")
-    every = lines(found, "passed", "allowed", "over", "unknown")
+    over, allowed = merged_checks(found, "over"), merged_checks(found, "allowed")
+    every = merged_checks(found, "passed", "allowed", "over", "unknown")
     by = f", {len(allowed):,} of them by an allowance" if allowed else ""
     if found.verdict == "passed":
         return f"Passed: {plural(len(every), 'check')}{by} ({found.head.name})."
@@ -191,15 +194,15 @@ def sentence(found: Gate) -> str:
     why = reasons(found)
     more = f" and {plural(len(why) - 1, 'more reason')}" if len(why) > 1 else ""
     also = f" {len(over):,} of {plural(len(every), 'check')} {verb(len(over))} over the limit." if over else ""
-    return f"Incomplete, so it does not pass: {cut(why[0], _REASON)}{more}.{also}"
+    return f"Incomplete, so it does not pass: {truncate(why[0], _REASON)}{more}.{also}"
 
 
 def reasons(found: Gate) -> list[str]:
     """Why nothing may be claimed."""
-    return [*found.incomplete, *found.silent, *(x.sentence for x in lines(found, "unknown"))]
+    return [*found.incomplete, *found.silent, *(x.sentence for x in merged_checks(found, "unknown"))]
 
 
-def idle(found: Gate) -> list[str]:
+def unused_allowances(found: Gate) -> list[str]:
     """Allowances to take out of the policy."""
     return [idle_text(a) for a in found.allowances if a.state != "used"]
 
@@ -207,7 +210,7 @@ def idle(found: Gate) -> list[str]:
 def idle_text(a: AllowanceUse) -> str:
     """One of them."""
     state = "has run out" if a.state == "expired" else "is not needed"
-    return f"the allowance for {a.place} ({cut(a.reason, 80)}, until {a.until}) {state}"
+    return f"the allowance for {a.place} ({truncate(a.reason, 80)}, until {a.until}) {state}"
 
 
 def _name(line: GateLine) -> str:
@@ -216,7 +219,7 @@ def _name(line: GateLine) -> str:
 
 def gate_junit(found: Gate) -> str:
     """One test case a check; what keeps the gate as a whole from a verdict is an error of its own."""
-    every = lines(found, "unknown", "over", "allowed", "passed")
+    every = merged_checks(found, "unknown", "over", "allowed", "passed")
     unknown = sum(x.check.status == "unknown" for x in every)
     reasons = (*found.incomplete, *found.silent)
     counts = {
@@ -251,7 +254,7 @@ def gate_sarif(found: Gate) -> str:
     results = [_result(found, "incomplete", 1, why, why) for why in (*found.incomplete, *found.silent)]
     results += [
         _result(found, x.check.status, x.check.line, x.sentence, f"{_name(x)}, {', '.join(x.sources)}")
-        for x in lines(found, "unknown", "over")
+        for x in merged_checks(found, "unknown", "over")
     ]
     rules = [
         {"id": rule, "shortDescription": {"text": text}, "fullDescription": {"text": text}, "help": {"text": advice}}
@@ -293,24 +296,24 @@ def gate_github(found: Gate) -> str:
     GitHub shows ten of a kind; where there are more, the first one says how many.
     """
     errors = [(1, why) for why in (*found.incomplete, *found.silent)]
-    errors += [(x.check.line, x.sentence) for x in lines(found, "unknown", "over")]
+    errors += [(x.check.line, x.sentence) for x in merged_checks(found, "unknown", "over")]
     waiting = [(a.line, idle_text(a)) for a in found.allowances if a.state != "used"]
     kinds = (
         ("error", errors),
         ("warning", waiting),
-        ("notice", [(x.check.line, x.sentence) for x in lines(found, "allowed")]),
+        ("notice", [(x.check.line, x.sentence) for x in merged_checks(found, "allowed")]),
     )
     text = []
     for kind, items in kinds:
         shown = items
         if len(items) > MOST:
-            first = f"{plural(len(items), kind)}, of which {MOST - 1} are shown. {sentence(found)}"
+            first = f"{plural(len(items), kind)}, of which {MOST - 1} are shown. {gate_sentence(found)}"
             shown = [(1, first), *items[: MOST - 1]]
         text += [
             f"::{kind} file={_property(found.policy)},line={line},title=costproof gate::{_data(said)}"
             for line, said in shown
         ]
-    return "\n".join([*text, visible(sentence(found))]) + "\n"
+    return "\n".join([*text, visible(gate_sentence(found))]) + "\n"
 
 
 def _data(text: str) -> str:

@@ -11,7 +11,7 @@ from costproof.ledger.callgraph import OperatorLine, OperatorListing
 from costproof.ledger.node import exact_sum
 from costproof.ledger.plural import plural
 from costproof.reports.escape import visible
-from costproof.reports.screen import filled
+from costproof.reports.screen import fill_lines
 from costproof.views.module_paths import pattern
 from costproof.views.numbers import exact, share
 
@@ -22,7 +22,7 @@ _READS: Final = 60
 
 def listing_text(found: Sequence[OperatorListing], width: int | None = None) -> str:
     """Lines of ``%node = operator(arguments) -> shapes``, with exact FLOPs, their share of all, and bytes."""
-    return "\n".join(filled(_listing(one), width) for one in found)
+    return "\n".join(fill_lines(_listing(one), width) for one in found)
 
 
 def _listing(found: OperatorListing) -> Iterator[str]:

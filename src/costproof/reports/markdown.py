@@ -12,14 +12,14 @@ from costproof.reports.document import (
     Code,
     Details,
     Document,
-    Formula,
+    DocumentSection,
+    Equation,
     Items,
     Markdown,
     Markup,
     Note,
     Number,
     Prose,
-    Section,
     Status,
     Strong,
     Table,
@@ -27,7 +27,7 @@ from costproof.reports.document import (
     pieces,
 )
 from costproof.reports.escape import code, details, markdown, table, unbroken
-from costproof.views.numbers import some
+from costproof.views.numbers import first_names
 
 BUDGET: Final = 60_000
 """Bytes of a comment. GitHub takes 65,536 characters and 262,144 bytes; no character is shorter than a byte."""
@@ -70,7 +70,10 @@ class MarkdownPrinter:
             lines += ["", *made] if made else []
             size += more
         if left:
-            lines += ["", f"Left out, to stay below {self.budget:,} bytes: {some(left, 20)}. The JSON has everything."]
+            lines += [
+                "",
+                f"Left out, to stay below {self.budget:,} bytes: {first_names(left, 20)}. The JSON has everything.",
+            ]
         return "\n".join(lines).rstrip() + "\n"
 
     def blocks(self, blocks: Iterable[Block], level: int = 2) -> list[str]:
@@ -94,10 +97,10 @@ class MarkdownPrinter:
                 return self.table(block)
             case Details(title, body):
                 return details(self.prose(title), self.blocks(body, level + 1))[:-1]
-            case Section(title, body):
+            case DocumentSection(title, body):
                 inside = self.blocks(body, level + 1)
                 return [f"{'#' * level} {self.prose(title)}", *(["", *inside] if inside else [])]
-            case Formula(latex=latex):
+            case Equation(latex=latex):
                 return ["$$", latex, "$$"]
             case Markup(text):
                 return text.split("\n")

@@ -16,13 +16,13 @@ from costproof.reports.document import (
     Code,
     Details,
     Document,
+    DocumentSection,
     Form,
     Items,
     Prose,
-    Section,
     Strong,
     Table,
-    subject,
+    subject_lines,
 )
 from costproof.reports.roofline import decimal, duration
 from costproof.views.absent import Absent
@@ -74,13 +74,13 @@ def document(found: Measurement, form: Form) -> Document:
     heads, splits = (STAGES, PARTS) if ran else (UNRUN, UNRUN_PARTS)
     parted = MODEL if ran else MODEL[:-2]
     failed = [o for o in found.operators if o.why]
-    stages = Table(heads, "llr", [_coded(_stage(r), 2) for r in found.rows])
-    split = Table(splits, "llr", [_coded(_parts(r), 2) for r in found.rows])
+    stages = Table(heads, "llr", [_code_cells(_stage(r), 2) for r in found.rows])
+    split = Table(splits, "llr", [_code_cells(_parts(r), 2) for r in found.rows])
     whole_parts = sum(p.replay or 0 for p in found.parts)
-    parts = Table(parted, "lllr", [_coded(_part(p, whole_parts)[: len(parted)], 3) for p in found.parts],
+    parts = Table(parted, "lllr", [_code_cells(_part(p, whole_parts)[: len(parted)], 3) for p in found.parts],
                   most=MAX_PARTS, noun="part")  # fmt: skip
     whole = sum(o.spent or 0 for o in found.operators)
-    operators = Table(OPERATORS, "llllr", [_coded(_operator(o, whole), 4) for o in found.operators],
+    operators = Table(OPERATORS, "llllr", [_code_cells(_operator(o, whole), 4) for o in found.operators],
                       most=MAX_OPERATORS, noun="operator")  # fmt: skip
     if not md:
         says = [SAYS, "", _replay(found), HOOKED] if ran else [PREDICTS]
@@ -93,9 +93,9 @@ def document(found: Measurement, form: Form) -> Document:
         named = (Code(o.run), " ", Code(o.stage), " ", Code(f"{o.operator} {_shapes(o)}"))
         marked.append((*named, Strong(f" could not be made: {o.why}")))
     body += [Items(tuple(marked))] if marked else []
-    body += [stages, Section("Where the time goes", [SAYS if ran else PREDICTS, split])]
-    body += [Section("Parts of the model", [*([HOOKED] if ran else []), parts])]
-    body += [Section("Operators", [*([_replay(found)] if ran else []), operators])]
+    body += [stages, DocumentSection("Where the time goes", [SAYS if ran else PREDICTS, split])]
+    body += [DocumentSection("Parts of the model", [*([HOOKED] if ran else []), parts])]
+    body += [DocumentSection("Operators", [*([_replay(found)] if ran else []), operators])]
     return Document(f"{'Measured' if ran else 'Predicted'}: {found.name}", body, about=[counted])
 
 
@@ -107,7 +107,7 @@ def _wrong(found: Measurement) -> list[str]:
     return [*found.wrong, *([floor] if found.wrong else []), *([again] if found.wrong and measured else [])]
 
 
-def _coded(row: tuple[str, ...], words: int) -> tuple[str, ...]:
+def _code_cells(row: tuple[str, ...], words: int) -> tuple[str, ...]:
     """Return a row whose first cells are code."""
     return (*(Code(cell) if cell else "" for cell in row[:words]), *row[words:])
 
@@ -141,14 +141,14 @@ def _stage(row: StageTime) -> tuple[str, ...]:
     if row.measured is None:
         return (*begin, "did not run", _times(row.replay, roof))
     spent, runs = row.measured.median, row.measured.runs
-    span = f"{seconds(min(runs))} to {seconds(max(runs))}"
+    span = f"{format_nanoseconds(min(runs))} to {format_nanoseconds(max(runs))}"
     return (
-        *begin, seconds(spent), span, _times(spent, roof), _percent(row.of_peak), _percent(row.of_bandwidth)
+        *begin, format_nanoseconds(spent), span, _times(spent, roof), _percent(row.of_peak), _percent(row.of_bandwidth)
     )  # fmt: skip
 
 
 def _time(nanoseconds: int | None) -> str:
-    return "?" if nanoseconds is None else seconds(nanoseconds)
+    return "?" if nanoseconds is None else format_nanoseconds(nanoseconds)
 
 
 def _times(spent: int | None, roof: Fraction | None) -> str:
@@ -203,14 +203,17 @@ def profile_document(profile: Profile, form: Form) -> Document:
     ]
     if measured.peak_bytes is not None:
         body.append(f"Most memory that the GPU's allocator held: {human(measured.peak_bytes, 'B')}.")
-    body += [Section("Stages", [_profile_stages(profile)]), Section("Modules", [_profile_modules(measured)])]
-    body += [Section("Operators", [_profile_operators(measured)])]
+    body += [
+        DocumentSection("Stages", [_profile_stages(profile)]),
+        DocumentSection("Modules", [_profile_modules(measured)]),
+    ]
+    body += [DocumentSection("Operators", [_profile_operators(measured)])]
     body += [Details("Versions", [versions_line(profile.environment)])]
-    about = subject(profile.target, profile.workload, form)
+    about = subject_lines(profile.target, profile.workload, form)
     return Document(f"Time: {profile.target.title}", body, "", measured_on, about)
 
 
-def recorded(found: T | None) -> T:
+def require_profile(found: T | None) -> T:
     """What was measured of a run.
 
     Raises:
@@ -225,7 +228,7 @@ def recorded(found: T | None) -> T:
     return found
 
 
-def seconds(nanoseconds: int) -> str:
+def format_nanoseconds(nanoseconds: int) -> str:
     """``1.234 s``, ``12.3 ms``, ``45 µs``, rounded half up in integers."""
     if nanoseconds >= 999_950_000:
         milliseconds = (nanoseconds + 500_000) // 10**6
@@ -237,7 +240,7 @@ def seconds(nanoseconds: int) -> str:
 
 
 def _span(time: Timing) -> str:
-    return f"{seconds(min(time.runs))} to {seconds(max(time.runs))}"
+    return f"{format_nanoseconds(min(time.runs))} to {format_nanoseconds(max(time.runs))}"
 
 
 def _profile_stages(profile: Profile) -> Table:
@@ -248,7 +251,7 @@ def _profile_stages(profile: Profile) -> Table:
         rate = human(flops * 10**9 // spent, "FLOP/s") if flops and spent else ""
         name = f"{stage.stage}[{stage.invocation}]" if stage.invocation else stage.stage
         work = human(flops, "FLOP") if flops is not None else ""
-        rows.append((Code(stage.run), Code(name), seconds(spent), _span(stage.time), work, rate))
+        rows.append((Code(stage.run), Code(name), format_nanoseconds(spent), _span(stage.time), work, rate))
     return Table(("forward", "stage", "median", "runs", "work", "rate"), "llrrrr", rows)
 
 
@@ -258,8 +261,10 @@ def _profile_modules(measured: Measured) -> Table:
     rows = []
     for m in heavy:
         spent = m.cpu_self.median
-        device = seconds(m.device.median) if m.device else "—"
-        rows.append((Code(m.module), f"{m.calls:,}", seconds(spent), _span(m.cpu_self), share(spent, whole), device))
+        device = format_nanoseconds(m.device.median) if m.device else "—"
+        rows.append(
+            (Code(m.module), f"{m.calls:,}", format_nanoseconds(spent), _span(m.cpu_self), share(spent, whole), device)
+        )
     head = ("module", "calls", "own CPU time", "runs", "share", "GPU, with children")
     return Table(head, "lrrrrr", rows, most=_PROFILE_ROWS, noun="module", rest="profile.json")
 
@@ -276,7 +281,7 @@ def _profile_operators(measured: Measured) -> Table:
     heavy = sorted(cpu, key=lambda name: (-device[name], -cpu[name], name))
     rows = []
     for name in heavy:
-        on_device = seconds(device[name]) if device[name] else "—"
-        rows.append((Code(name), f"{calls[name]:,}", seconds(cpu[name]), share(cpu[name], whole), on_device))
+        on_device = format_nanoseconds(device[name]) if device[name] else "—"
+        rows.append((Code(name), f"{calls[name]:,}", format_nanoseconds(cpu[name]), share(cpu[name], whole), on_device))
     head = ("operator", "calls", "own CPU time", "share", "own GPU time")
     return Table(head, "lrrrr", rows, most=_PROFILE_ROWS, noun="operator", rest="profile.json")

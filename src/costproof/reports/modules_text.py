@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from costproof.ledger.metrics import METRICS, Metric
 from costproof.ledger.workload import counted_line
-from costproof.reports.screen import aligned, filled
+from costproof.reports.screen import align_table, fill_lines
 from costproof.views.describe import model_line, workload_line
-from costproof.views.module_tree import Formulas, Rows
+from costproof.views.module_tree import FormulaTable, ModuleRows
 from costproof.views.numbers import exact, human, share
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ LEGEND: Final = "Each row has everything inside the module; x says how many equa
 
 def modules_text(found: Report, width: int | None = None) -> str:
     """Every module, stage by stage."""
-    rows = Rows(found, Formulas(), {}).rows
+    rows = ModuleRows(found, FormulaTable(), {}).rows
     static = found.figures
     head = [
         f"{static.target.title}, {static.workload.name}: {workload_line(static.workload)}",
@@ -30,14 +30,14 @@ def modules_text(found: Report, width: int | None = None) -> str:
         counted_line(static.target, static.workload),
     ]
     lines = [*head, "", *_table(rows, rows, width), "", LEGEND, found.sentence]
-    return filled(lines, width)
+    return fill_lines(lines, width)
 
 
 def short_table(found: Report, width: int) -> list[str]:
     """The outermost modules of a model of one stage, and those in them as far as they are few; empty for others."""
     if len(found.capture.target.stages) != 1:
         return []
-    rows = Rows(found, Formulas(), {}).rows
+    rows = ModuleRows(found, FormulaTable(), {}).rows
     levels: list[int] = []
     for row in rows:
         levels.append(0 if row["parent"] is None else levels[row["parent"]] + 1)
@@ -58,10 +58,10 @@ def _table(rows: list[dict[str, Any]], some: list[dict[str, Any]], width: int | 
         indent = "  " * (_level(rows, row) - least)
         cells.append((
             indent + row["name"], row["class"], exact(row["n"]) if row["n"] > 1 else "",
-            _shown(row, "params"), _shown(row, "flops"),
+            _format_sum(row, "params"), _format_sum(row, "flops"),
             share(_first(flops), wholes[row["stage"]]) if flops != 0 else "", row["status"],
         ))  # fmt: skip
-    return aligned(HEAD, cells, 2, width)
+    return align_table(HEAD, cells, 2, width)
 
 
 def _level(rows: list[dict[str, Any]], row: dict[str, Any]) -> int:
@@ -76,7 +76,7 @@ def _first(value: Any) -> int | None:
     return next(iter(value.values())) if isinstance(value, dict) else value  # type: ignore[no-any-return]
 
 
-def _shown(row: dict[str, Any], metric: Metric) -> str:
+def _format_sum(row: dict[str, Any], metric: Metric) -> str:
     """The number that all sources give; all digits of each where they differ."""
     value = row["sum"].get(metric, 0)
     if isinstance(value, dict):

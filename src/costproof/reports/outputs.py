@@ -74,7 +74,7 @@ def _of(place: str, *parts: str) -> Callable[[Report], Any]:
     return lambda report: _at(place)()(*(getattr(report, part) for part in parts))
 
 
-def _printed(subject: str, form: Form, *, comment: bool = False, ruled: bool = False) -> Callable[[], Any]:
+def _printer(subject: str, form: Form, *, comment: bool = False, ruled: bool = False) -> Callable[[], Any]:
     """Return the loader of a writing half: the document of a subject, printed in a format.
 
     Args:
@@ -92,10 +92,10 @@ def _printed(subject: str, form: Form, *, comment: bool = False, ruled: bool = F
             from costproof.reports.markdown import BUDGET, MarkdownPrinter
 
             return lambda data: MarkdownPrinter(BUDGET if comment else None).document(document(data, form))
-        from costproof.reports.text import TerminalPrinter, TextPrinter, uncolored
+        from costproof.reports.text import TerminalPrinter, TextPrinter, print_plain
 
         if ruled:
-            return lambda data, width=None: uncolored(
+            return lambda data, width=None: print_plain(
                 lambda console: TerminalPrinter(console).document(document(data, form)), width
             )
         return lambda data, width=None: TextPrinter(width).document(document(data, form))
@@ -139,7 +139,7 @@ def _outputs(
     for form in forms.split():
         ending, audience = _FORMS[form]
         audience = "short enough for a comment" if comment and form == "md" else audience
-        printed = None if form == "json" else _printed(document or name, form, comment=comment, ruled=ruled)  # type: ignore[arg-type]
+        printed = None if form == "json" else _printer(document or name, form, comment=comment, ruled=ruled)  # type: ignore[arg-type]
         yield Output(
             f"{name}-{form}",
             f"{file or name}.{ending}",
@@ -156,7 +156,7 @@ def _outputs(
 _CALLGRAPH: Final = _of("views.callgraph_file:callgraph_file", "capture")
 _PICTURE: Final = _of("reports.graph.view:graph_view", "capture")
 _COUNTERS: Final = _of("views.counters:counter_report", "capture", "discrepancy", "spent")
-_PROFILE: Final = _of("reports.measure:recorded", "profile")
+_PROFILE: Final = _of("reports.measure:require_profile", "profile")
 
 
 def _whole(report: Report) -> Report:
@@ -215,7 +215,7 @@ OUTPUTS: Final[tuple[Output, ...]] = (
               data=_PROFILE, folder="measured"),
     Output(
         "profile-trace", "profile_trace.json", "measured times, for a viewer of Chrome traces",
-        _of("reports.measure:recorded", "chrome_trace"), lambda: str, folder="measured",
+        _of("reports.measure:require_profile", "chrome_trace"), lambda: str, folder="measured",
     ),
     *_outputs("explain", "the formulas of a stage with numbers put in", "text md html"),
     *_outputs("claims", "verdicts on published numbers", "md json html", "claims:CLAIMS"),

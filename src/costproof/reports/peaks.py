@@ -14,20 +14,20 @@ from costproof.reports.document import (
     Code,
     Details,
     Document,
+    DocumentSection,
     Form,
     Items,
     Markup,
     Note,
     Number,
-    Section,
     Strong,
     Table,
-    conventions,
-    subject,
+    conventions_foot,
+    subject_lines,
 )
-from costproof.reports.html.document import Html, h, joined
+from costproof.reports.html.document import Html, h, join_markup
 from costproof.reports.html.printer import HtmlPrinter, swatch
-from costproof.views.numbers import exact, human, some
+from costproof.views.numbers import exact, first_names, human
 
 HEAD: Final = ("Stage", "Call", "Part", "Graph peak", "Eager peak", "Gap", "Residual")
 GAP: Final = ("Why", "Tensor", "Held by", "Bytes")
@@ -56,61 +56,65 @@ def document(found: Peaks, form: Form) -> Document:
     title = f"Peaks of {found.target.title} at {found.workload.name}"
     if form in ("html", "cell"):
         body = list(filter(None, [section(found.calls)]))
-        foot = conventions(found.conventions, found.environment)
-        verdict, about = "incomplete" if found.exit_code else "", subject(found.target, found.workload, form)
+        foot = conventions_foot(found.conventions, found.environment)
+        verdict, about = "incomplete" if found.exit_code else "", subject_lines(found.target, found.workload, form)
         return Document(title, body, verdict, _sentence(found), about, foot)
     about = [counted_line(found.target, found.workload)]
     overview = Table(HEAD, "lllrrrr", [_row(c) for c in found.calls])
     if form == "text":
         parts = [block for call in found.calls for block in _call_text(call)]
         return Document(title, [overview, *parts], about=[*about, *MEANING])
-    sections = [Section(name(call), list(_call_md(call))) for call in found.calls]
+    sections = [DocumentSection(call_name(call), list(_call_md(call))) for call in found.calls]
     return Document(title, [" ".join(MEANING), overview, *sections], about=about)
 
 
 def _call_text(call: CallPeaks) -> Iterator[Block]:
     if call.gap:
-        yield Table(GAP, "lllr", gap(call), title=f"{name(call)}: eager less graph")
+        yield Table(GAP, "lllr", gap_rows(call), title=f"{call_name(call)}: eager less graph")
     for which, peak in _peaks(call):
         largest = [cells for cells, _ in _by_size(peak)]
-        title = f"{name(call)}: alive at {which}, {at(peak)}"
+        title = f"{call_name(call)}: alive at {which}, {peak_place(peak)}"
         yield Table(ALIVE, "llllr", largest, title=title, most=MOST_ROWS, noun="smaller tensor", rest="-f json")
     if call.form:
-        yield f"{name(call)}: {FORM}: {call.form}{where(call)}"
-    yield from (f"{name(call)}: {note}" for note in call.notes)
+        yield f"{call_name(call)}: {FORM}: {call.form}{condition_text(call)}"
+    yield from (f"{call_name(call)}: {note}" for note in call.notes)
 
 
 def _call_md(call: CallPeaks) -> Iterator[Block]:
-    form = [(f"{FORM}: ", Code(call.form), where(call))] if call.form else []
+    form = [(f"{FORM}: ", Code(call.form), condition_text(call))] if call.form else []
     if call.notes or form:
         yield Items((*call.notes, *form))
     if call.gap:
-        yield Table(GAP, "lllr", gap(call), title="The eager peak less the graph peak:")
+        yield Table(GAP, "lllr", gap_rows(call), title="The eager peak less the graph peak:")
     for which, peak in (("graph", call.graph), ("eager", call.eager)):
         if peak is not None:
-            yield Details(f"Alive at the {which} peak, {at(peak)}", [Table(ALIVE, "llllr", alive(peak))])
+            yield Details(f"Alive at the {which} peak, {peak_place(peak)}", [Table(ALIVE, "llllr", alive_rows(peak))])
 
 
 def _by_size(peak: Peak) -> list[tuple[tuple[str, ...], int]]:
     """Return the rows of :data:`ALIVE` with their bytes, largest first."""
     sizes = [t.bytes for t in peak.alive]
-    return sorted(zip(alive(peak), sizes, strict=True), key=lambda pair: -pair[1])
+    return sorted(zip(alive_rows(peak), sizes, strict=True), key=lambda pair: -pair[1])
 
 
 def _peaks(call: CallPeaks) -> list[tuple[str, Peak]]:
     """Those that are known; one where both hold the same at the same place."""
     graph, eager = call.graph, call.eager
-    if graph is not None and eager is not None and (alive(graph), at(graph)) == (alive(eager), at(eager)):
+    if (
+        graph is not None
+        and eager is not None
+        and (alive_rows(graph), peak_place(graph)) == (alive_rows(eager), peak_place(eager))
+    ):
         return [("both peaks", eager)]
     return [(f"the {name} peak", p) for name, p in (("graph", graph), ("eager", eager)) if p is not None]
 
 
-def where(call: CallPeaks) -> str:
+def condition_text(call: CallPeaks) -> str:
     """For which sizes the form of a call holds; empty where it holds for all."""
     return f", where {' and '.join(f'{margin} >= 0' for margin in call.holds)}" if call.holds else ""
 
 
-def name(call: CallPeaks) -> str:
+def call_name(call: CallPeaks) -> str:
     """Stage, call and part."""
     return ", ".join(filter(None, (call.stage, call.invocation, call.part)))
 
@@ -120,16 +124,20 @@ def _row(call: CallPeaks) -> tuple[str, ...]:
     return (call.stage, call.invocation, call.part, *map(exact, (*sizes, call.gap_bytes, call.residual)))
 
 
-def gap(call: CallPeaks) -> list[tuple[str, ...]]:
+def gap_rows(call: CallPeaks) -> list[tuple[str, ...]]:
     """Rows of :data:`GAP`."""
-    return [(_WHY[p.kind], _named(p), some(p.holders, 1), exact(p.bytes)) for p in call.gap]
+    return [(_WHY[p.kind], _gap_label(p), first_names(p.holders, 1), exact(p.bytes)) for p in call.gap]
 
 
-def _named(part: GapPart) -> str:
-    return f"in {part.where or '(root)'}" if part.tensor is None else f"{_made(part.tensor)}, {_shape(part.tensor)}"
+def _gap_label(part: GapPart) -> str:
+    return (
+        f"in {part.where or '(root)'}"
+        if part.tensor is None
+        else f"{_tensor_label(part.tensor)}, {_shape(part.tensor)}"
+    )
 
 
-def _made(tensor: LiveTensor) -> str:
+def _tensor_label(tensor: LiveTensor) -> str:
     return f"{tensor.name} of {tensor.module or '(root)'}" if tensor.operator else f"input {tensor.name}"
 
 
@@ -137,12 +145,12 @@ def _shape(tensor: LiveTensor) -> str:
     return "x".join(map(str, tensor.shape)) or "one number"
 
 
-def at(peak: Peak) -> str:
+def peak_place(peak: Peak) -> str:
     """What runs at a peak, and where."""
     return f"at {peak.operator} in {peak.module or '(root)'}" if peak.operator else "at its inputs"
 
 
-def alive(peak: Peak) -> list[tuple[str, ...]]:
+def alive_rows(peak: Peak) -> list[tuple[str, ...]]:
     """Rows of :data:`ALIVE`, in the order in which tensors were made."""
     return [
         (t.name, _shape(t), t.dtype, t.module or "(root)" if t.operator else "(input)", exact(t.bytes))
@@ -153,27 +161,29 @@ def alive(peak: Peak) -> list[tuple[str, ...]]:
 def _sentence(found: Peaks) -> str:
     known = {p.bytes: call for call in found.calls for p in (call.graph, call.eager) if p is not None}
     lacking = sum(call.graph is None or call.eager is None for call in found.calls)
-    told = [f"The largest peak is {exact(max(known))} bytes ({human(max(known), 'B')}), of {name(known[max(known)])}."
-            ] if known else []  # fmt: skip
+    told = []
+    if known:
+        most = max(known)
+        told.append(f"The largest peak is {exact(most)} bytes ({human(most, 'B')}), of {call_name(known[most])}.")
     told += [f"Peaks of {lacking} of {plural(len(found.calls), 'call')} are not known."] if lacking else []
     return " ".join(told) or "Nothing is called at this workload."
 
 
-def section(calls: Sequence[CallPeaks]) -> Section | None:
+def section(calls: Sequence[CallPeaks]) -> DocumentSection | None:
     """Return the part of a page on peaks, or None if there are none. The call with the highest peak is unfolded."""
     if not calls:
         return None
     largest = max(calls, key=lambda c: max((p.bytes for p in (c.graph, c.eager) if p is not None), default=-1))
     rows = [(s.stage, _bytes(s.graph_peak_bytes), _bytes(s.eager_peak_bytes)) for s in by_stage(calls)]
     others = [c for c in calls if c is not largest]
-    return Section(
+    return DocumentSection(
         "Peak memory",
         [
             *map(Note, MEANING),
             Table(("Stage", "Graph peak", "Eager peak"), "lr", rows),
-            Markup(h("h3", name(largest))),
+            Markup(h("h3", call_name(largest))),
             _call(largest),
-            *(Details(name(call), [_call(call)]) for call in others),
+            *(Details(call_name(call), [_call(call)]) for call in others),
         ],
         id="memory",
     )
@@ -185,12 +195,12 @@ def _bytes(size: int | None) -> Cell:
 
 def _call(call: CallPeaks) -> Markup:
     blocks: list[Block] = [*map(Note, call.notes)]
-    blocks += [(f"{FORM}: ", Code(call.form), where(call))] if call.form else []
+    blocks += [(f"{FORM}: ", Code(call.form), condition_text(call))] if call.form else []
     blocks += [Markup(_curves(call) or "")]
     blocks += [_alive("as the module is written", call.eager)] if call.eager is not None else []
     if call.graph is not None:
         blocks.append(Details("Alive at the graph peak", [_alive("by the graph", call.graph)]))
-    blocks += [Details("Eager peak less graph peak", [Table(GAP, "lllr", gap(call))])] if call.gap else []
+    blocks += [Details("Eager peak less graph peak", [Table(GAP, "lllr", gap_rows(call))])] if call.gap else []
     return Markup(h("div", HtmlPrinter().blocks(blocks), class_="peaks"))
 
 
@@ -200,7 +210,7 @@ def _curves(call: CallPeaks) -> Html | None:
     if not ways:
         return None
     top = max(p.bytes for _, p in ways) or 1
-    said = "; ".join(f"{way}: {exact(p.bytes)} bytes, {at(p)}" for way, p in ways)
+    said = "; ".join(f"{way}: {exact(p.bytes)} bytes, {peak_place(p)}" for way, p in ways)
     drawn = h(
         "svg",
         (h("g", _bars(peak, top), class_=f"s{1 - i}") for i, (_, peak) in enumerate(ways)),
@@ -209,7 +219,7 @@ def _curves(call: CallPeaks) -> Html | None:
         role="img",
         aria_label=f"Bytes alive over the execution. Peaks, {said}",
     )
-    legend = joined(*(piece for i, (way, p) in enumerate(ways) for piece in
+    legend = join_markup(*(piece for i, (way, p) in enumerate(ways) for piece in
                       ("; " if i else "", swatch(1 - i), f"{way}, {exact(p.events)} events")))  # fmt: skip
     about = h("p", f"0 to {human(top, 'B')}, from the inputs to the results: ", legend, class_="note")
     return h("div", drawn, about, class_="alive")
@@ -221,12 +231,12 @@ def _bars(peak: Peak, top: int) -> Iterator[Html]:
     for i, moment in enumerate(peak.curve):
         left, right = (_WIDTH * n // many for n in (i, i + 1))
         height = _HEIGHT * moment.bytes // top
-        hint = h("title", f"event {exact(moment.event + 1)}: {_said(moment)}")
+        hint = h("title", f"event {exact(moment.event + 1)}: {_moment_text(moment)}")
         place = {"x": left, "y": _HEIGHT - height, "width": right - left, "height": height}
         yield h("rect", hint, **place)
 
 
-def _said(moment: Moment) -> str:
+def _moment_text(moment: Moment) -> str:
     return f"{exact(moment.bytes)} bytes" + (f", in {moment.module}" if moment.module else "")
 
 
@@ -237,4 +247,4 @@ def _alive(way: str, peak: Peak) -> Table:
     if rest := [size for _, size in rows[MOST:]]:
         shown.append((plural(len(rest), "smaller tensor"), "", "", "", exact(sum(rest))))
     shown.append((Strong("together"), "", "", "", Strong(exact(peak.bytes))))
-    return Table(ALIVE, "llllr", shown, title=f"Alive at the peak {way}, {at(peak)}:")
+    return Table(ALIVE, "llllr", shown, title=f"Alive at the peak {way}, {peak_place(peak)}:")

@@ -17,7 +17,7 @@ from costproof.estimate.roofline import PartBound, Rational, Roofline, StageBoun
 from costproof.estimate.routing import TouchedExperts
 from costproof.ledger.plural import plural
 from costproof.ledger.workload import counted_line
-from costproof.reports.document import Block, Code, Details, Document, Form, Items, Markup, Note, Section, Table
+from costproof.reports.document import Block, Code, Details, Document, DocumentSection, Form, Items, Markup, Note, Table
 from costproof.reports.escape import visible
 from costproof.reports.html.document import Html, h, table
 from costproof.reports.html.printer import shares, swatch
@@ -78,41 +78,48 @@ def document(found: Roofline, form: Form) -> Document:
     """Return the report: bounds of the time by stage and part, what they leave out, and where a bound changes."""
     text = form == "text"
     about = [counted_line(found.target, found.workload)]
-    by_stage = Table(STAGES, "lrrrrrrlrrr", [(Code(s), *rest) for s, *rest in stages(found)], keys=1)
+    by_stage = Table(STAGES, "lrrrrrrlrrr", [(Code(s), *rest) for s, *rest in stage_rows(found)], keys=1)
     by_part = Table(
-        PARTS, "llrrrrrl", [(Code(s), Code(p), *rest) for s, p, *rest in parts(found)],
+        PARTS, "llrrrrrl", [(Code(s), Code(p), *rest) for s, p, *rest in part_rows(found)],
         most=MAX_PARTS, noun="part", rest="the CSV and the JSON",
     )  # fmt: skip
-    solved = [border(b) for b in found.borders]
+    solved = [border_sentences(b) for b in found.borders]
     if text:
         lines = tuple(line for both in solved for line in (both[0], f"    {both[1]}"))
-        body: list[Block] = [*instead(found), BOUND, by_stage, modules(found), floor(found)]
-        body += [*left_out(found), *experts(found), by_part, waiting(found)]
-        body += [Section("Borders, solved and evaluated on both sides:", [Items(lines)])] if solved else []
-        return Document(found.name, body, "", roof(found), about)
-    body = [roof(found), " ".join((*instead(found), BOUND)), by_stage, " ".join((modules(found), floor(found)))]
-    body += [" ".join(left_out(found))] if left_out(found) else []
-    body += [Items(tuple(experts(found)))] if found.experts else []
-    body += [Section("Parts that take longest", [by_part, waiting(found)])]
-    body += [Section("Borders", [Items(tuple(map("; ".join, solved)))])] if solved else []
+        body: list[Block] = [*peak_notes(found), BOUND, by_stage, module_bound_sentence(found), floor_sentence(found)]
+        body += [*omission_notes(found), *expert_sentences(found), by_part, memory_share_sentence(found)]
+        body += [DocumentSection("Borders, solved and evaluated on both sides:", [Items(lines)])] if solved else []
+        return Document(found.name, body, "", device_line(found), about)
+    body = [
+        device_line(found),
+        " ".join((*peak_notes(found), BOUND)),
+        by_stage,
+        " ".join((module_bound_sentence(found), floor_sentence(found))),
+    ]
+    body += [" ".join(omission_notes(found))] if omission_notes(found) else []
+    body += [Items(tuple(expert_sentences(found)))] if found.experts else []
+    body += [DocumentSection("Parts that take longest", [by_part, memory_share_sentence(found)])]
+    body += [DocumentSection("Borders", [Items(tuple(map("; ".join, solved)))])] if solved else []
     return Document(f"Roofline: {found.name}", body, about=about)
 
 
-def section(found: Roofline | None) -> Section | None:
+def section(found: Roofline | None) -> DocumentSection | None:
     """Return the part of a page on the roofline, or None if no device was named."""
     if found is None:
         return None
-    label = f"Roofline. {waiting(found)}"
+    label = f"Roofline. {memory_share_sentence(found)}"
     drawn = h("div", Html(roofline_svg(found)), class_="roof", role="img", aria_label=label)
-    longest = Table(PARTS, "llrrrrrl", parts(found)[:MAX_PARTS])
-    notes = (*instead(found), BOUND, modules(found), floor(found), *left_out(found))
+    longest = Table(PARTS, "llrrrrrl", part_rows(found)[:MAX_PARTS])
+    notes = (*peak_notes(found), BOUND, module_bound_sentence(found), floor_sentence(found), *omission_notes(found))
     body: list[Block] = [
-        f"{roof(found)}. {waiting(found)}",
+        f"{device_line(found)}. {memory_share_sentence(found)}",
         *map(Note, notes),
         Markup(drawn),
-        Table(STAGES, "lr", stages(found)),
+        Table(STAGES, "lr", stage_rows(found)),
     ]
-    return Section(f"Time at the roof: {found.device.title}", [*body, Details("Largest parts", [longest])], id="roof")
+    return DocumentSection(
+        f"Time at the roof: {found.device.title}", [*body, Details("Largest parts", [longest])], id="roof"
+    )
 
 
 def decimal(value: Fraction, places: int) -> str:
@@ -141,7 +148,7 @@ def percent(part: str | None, whole: str | None) -> str:
     return "" if part is None or whole is None else share(Fraction(part), Fraction(whole))
 
 
-def roof(found: Roofline) -> str:
+def device_line(found: Roofline) -> str:
     """The figures that everything here is made of."""
     ridge = decimal(Fraction(found.peak_flops, found.bandwidth), 1)
     peak, width = human(found.peak_flops, "FLOP/s", places=3), human(found.bandwidth, "B/s", places=3)
@@ -149,7 +156,7 @@ def roof(found: Roofline) -> str:
     return f"{found.device.title}{seen}: {peak} ({found.dtype}, dense), {width}; they meet at {ridge} FLOP/B"
 
 
-def instead(found: Roofline) -> list[str]:
+def peak_notes(found: Roofline) -> list[str]:
     """Say which other peaks there are, and why that of another dtype is taken; empty where there is nothing to say."""
     said = []
     if found.dtype != found.math:
@@ -173,38 +180,38 @@ def instead(found: Roofline) -> list[str]:
     return said
 
 
-def modules(found: Roofline) -> str:
+def module_bound_sentence(found: Roofline) -> str:
     """What the time at the roof holds, and whether it is a bound."""
     return (
         f"At the roof: nothing is faster that runs {MODULES}"
-        if _earned(found)
-        else f"At the roof{_by(found)} {MODULES}"
+        if _is_bound(found)
+        else f"At the roof{_not_bound_clause(found)} {MODULES}"
     )
 
 
-def floor(found: Roofline) -> str:
+def floor_sentence(found: Roofline) -> str:
     """What the floor holds, and whether it is a bound."""
     what = FLOOR.format(experts=ROUTING.get(found.routing, BOUND_ROUTING))
     if found.target.quantised:
         return f"No bound of the quantised checkpoint, whose bytes are not known. Floor: {what}"
-    if _earned(found):
+    if _is_bound(found):
         return f"Floor: nothing is faster that computes the same result, whatever it fuses: {what}"
-    return f"Floor{_by(found)} {what}"
+    return f"Floor{_not_bound_clause(found)} {what}"
 
 
-def left_out(found: Roofline) -> list[str]:
+def omission_notes(found: Roofline) -> list[str]:
     """What of the headline is not in the times, and which way of latent attention."""
     said = [LEFT_OUT] if found.run.full is not None else []
     return [*said, LATENTS[found.conventions.mla]] if found.conventions.mla in LATENTS else said
 
 
-def _earned(found: Roofline) -> bool:
+def _is_bound(found: Roofline) -> bool:
     """Whether the times are bounds: the counts say what may be left out, and rates are not those reached once."""
     return found.kept and found.device.origin == "published"
 
 
-def _by(found: Roofline) -> str:
-    if _earned(found):
+def _not_bound_clause(found: Roofline) -> str:
+    if _is_bound(found):
         return ""
     if not found.kept:
         return (
@@ -214,7 +221,7 @@ def _by(found: Roofline) -> str:
     return ", at rates that were measured, and may be higher:"
 
 
-def experts(found: Roofline) -> list[str]:
+def expert_sentences(found: Roofline) -> list[str]:
     """Experts that the layers of each part touch in a call."""
     groups: dict[tuple[str, str], list[TouchedExperts]] = {}
     for one in found.experts:
@@ -230,7 +237,7 @@ def _experts(stage: str, part: str, layers: list[TouchedExperts]) -> str:
     return f"{stage} {part}, {many}: {shown} {of}; {human(sum(x.bytes for x in layers), 'B')} read."
 
 
-def stages(found: Roofline) -> list[tuple[str, ...]]:
+def stage_rows(found: Roofline) -> list[tuple[str, ...]]:
     """Rows of :data:`STAGES`; the whole run is the last, unless it is one stage."""
     return [_stage(s) for s in (*found.stages, *([found.run] if len(found.stages) != 1 else []))]
 
@@ -248,7 +255,7 @@ def _work(b: WorkBound) -> tuple[str, str, str]:
     return human(b.flops, "FLOP"), human(b.bytes, "B"), ratio(b.intensity)
 
 
-def largest(found: Roofline) -> list[PartBound]:
+def longest_parts(found: Roofline) -> list[PartBound]:
     """The parts that take longest; unknown ones first."""
 
     def size(part: PartBound) -> tuple[bool, Fraction]:
@@ -257,18 +264,18 @@ def largest(found: Roofline) -> list[PartBound]:
     return sorted(found.parts, key=size)
 
 
-def parts(found: Roofline) -> list[tuple[str, ...]]:
+def part_rows(found: Roofline) -> list[tuple[str, ...]]:
     """Rows of :data:`PARTS`."""
     return [
         (
             p.stage, p.part, *_work(p.at_roof), duration(p.at_roof.seconds),
             percent(p.at_roof.seconds, found.run.modules.seconds), p.at_roof.bound or "?",
         )
-        for p in largest(found)
+        for p in longest_parts(found)
     ]  # fmt: skip
 
 
-def waiting(found: Roofline) -> str:
+def memory_share_sentence(found: Roofline) -> str:
     """How much of the time waits for memory."""
     whole, compute = found.run.modules.seconds, found.run.compute_bound_s
     if whole is None or compute is None:
@@ -278,7 +285,7 @@ def waiting(found: Roofline) -> str:
     return f"Of {duration(whole)} at the roof, {percent(memory, whole)} are spent in parts that wait for memory."
 
 
-def border(b: Threshold) -> tuple[str, str]:
+def border_sentences(b: Threshold) -> tuple[str, str]:
     """One border: a sentence, and both sides as they were evaluated."""
     name = b.setting.replace("_", "-")
     sides = f"{b.left} against {b.right}, " + "; ".join(_point(b, p, name) for p in b.points)
@@ -386,7 +393,7 @@ def roofline_svg(found: Roofline) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" font-family="sans-serif">',
         f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="#fff"/>',
         _text(_LEFT, 24, found.name, size=15),
-        _text(_LEFT, 44, roof(found)),
+        _text(_LEFT, 44, device_line(found)),
         _text(_LEFT, 60, "The area of a point is its share of the time at the roof. A bound, not a prediction."),
     ]
     for n in range(low, high + 1):
@@ -413,7 +420,7 @@ def roofline_svg(found: Roofline) -> str:
 def _points(found: Roofline, placed: list[PartBound], x: Scale, y: Scale) -> Iterator[str]:
     colours = {s.id: colour(i) for i, s in enumerate(found.stages)}
     whole = Fraction(found.run.modules.seconds or 1) or Fraction(1)
-    named = [p for p in largest(found)[:MAX_PARTS] if p in placed][:_NAMED]
+    named = [p for p in longest_parts(found)[:MAX_PARTS] if p in placed][:_NAMED]
     used: list[tuple[float, float, float]] = []
     lines: list[str] = []
     names: list[str] = []

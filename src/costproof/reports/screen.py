@@ -26,7 +26,7 @@ _NUMBER: Final = re.compile(r"[-+]?\d(?:[\d,._]*\d)?")
 _SOFT: Final = frozenset("./_,:;=-|)]}>*")
 
 
-def folded(line: str, width: int | None) -> list[str]:
+def fold_line(line: str, width: int | None) -> list[str]:
     """Break a line that is longer than the screen, never inside a number.
 
     At spaces, but not between a number and its unit; where there are none, behind punctuation, or anywhere else.
@@ -68,12 +68,12 @@ def _break(line: str, width: int, first: int) -> int | None:
     return next((i for i in range(max(width, first) + 1, len(line)) if outside(i)), None)
 
 
-def filled(lines: Iterable[str], width: int | None) -> str:
+def fill_lines(lines: Iterable[str], width: int | None) -> str:
     """Return the text of some lines, harmless on a terminal."""
-    return "".join(f"{part.rstrip()}\n" for line in lines for part in folded(visible(line), width))
+    return "".join(f"{part.rstrip()}\n" for line in lines for part in fold_line(visible(line), width))
 
 
-def aligned(
+def align_table(
     head: tuple[str, ...] | None,
     rows: Sequence[tuple[str, ...]],
     left: int = 1,
@@ -135,11 +135,11 @@ def _with_prose(lines: Sequence[str], said: Sequence[str], width: int | None) ->
         return [
             part
             for line, text in zip(lines, said, strict=True)
-            for part in (line.rstrip(), *(f"{' ' * below}{x.strip()}" for x in folded(text, width - below) if x))
+            for part in (line.rstrip(), *(f"{' ' * below}{x.strip()}" for x in fold_line(text, width - below) if x))
         ]
     made = []
     for line, text in zip(lines, said, strict=True):
-        first, *others = folded(text, None if width is None else width - indent)
+        first, *others = fold_line(text, None if width is None else width - indent)
         made += [f"{line}{' ' * _GAP}{first}".rstrip(), *(" " * indent + x.strip() for x in others)]
     return made
 
@@ -151,26 +151,26 @@ def _blocks(head: Sequence[str], rows: Sequence[Sequence[str]], width: int | Non
         lines += [""] if lines else []
         for name, cell in zip(head, row, strict=True):
             if cell:
-                first, *others = folded(cell, None if width is None else width - indent)
+                first, *others = fold_line(cell, None if width is None else width - indent)
                 lines += [f"{name:<{indent}}{first}".rstrip(), *(" " * indent + x.strip() for x in others)]
     return lines
 
 
-def say(console: Console, text: str, style: str = "") -> None:
+def print_line(console: Console, text: str, style: str = "") -> None:
     """Print a sentence, broken by the rules of :func:`folded`."""
     from rich.text import Text
 
-    for line in folded(visible(text), console.width):
+    for line in fold_line(visible(text), console.width):
         console.print(Text(line, style=style), soft_wrap=True)
 
 
-def fits(console: Console, rows: Sequence[Sequence[Cell]]) -> bool:
+def table_fits(console: Console, rows: Sequence[Sequence[Cell]]) -> bool:
     """Return whether a typeset table, headings among its rows, is as narrow as the console."""
     panels = _panels([[str(cell) for cell in row] for row in rows], 1, console.width - _EDGES, _GAP_TYPESET)
     return panels is not None and len(panels) == 1
 
 
-def typeset(
+def print_table(
     console: Console,
     head: Sequence[str],
     align: str,
@@ -202,7 +202,7 @@ def typeset(
             room = width - sum(taken[:keys])
             panels = [[*range(len(head) - 1)], [*range(keys), len(head) - 1]]
         for row in shown:
-            parts = folded(row[-1].plain, room)
+            parts = fold_line(row[-1].plain, room)
             row[-1] = Text("\n".join(part.strip() for part in parts), style=row[-1].style)
         panels = panels if room >= _PROSE_TYPESET else None
     elif prose:
@@ -240,7 +240,7 @@ def _print_blocks(console: Console, head: Sequence[str], rows: Sequence[Sequence
     for row in rows:
         for name, cell in zip(head, row, strict=True):
             label = f"{name:<{indent}}"
-            for part in folded(cell.plain, console.width - indent) if cell.plain else ():
+            for part in fold_line(cell.plain, console.width - indent) if cell.plain else ():
                 console.print(Text.assemble(label, Text(part.strip(), style=cell.style)), soft_wrap=True)
                 label = " " * indent
         console.print()

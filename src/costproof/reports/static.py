@@ -13,20 +13,20 @@ from costproof.reports.document import (
     Code,
     Details,
     Document,
+    DocumentSection,
+    Equation,
     Form,
-    Formula,
     Items,
     Markdown,
     Prose,
-    Section,
     Strong,
     Table,
-    conventions,
-    listed,
-    subject,
+    code_list,
+    conventions_foot,
+    subject_lines,
 )
 from costproof.views.formulas import FormulaText
-from costproof.views.numbers import bounded, exact, human, share
+from costproof.views.numbers import exact, human, human_or_bound, share
 from costproof.views.quantities import SHOWN, UNITS
 from costproof.views.results import Results
 from costproof.views.static_compute import InvocationCompute, StaticCompute
@@ -56,8 +56,8 @@ def document(found: Results, form: Form) -> Document:
     body = _overview(static)
     if static.whole is not None:
         head, rows = whole_rows(static.whole, digits=True)
-        said = tuple(f"{line}." for line in (*how(static.whole), *not_known(static.whole)))
-        body.append(Section(whole_title(static.whole), [Items(said), Table(head, "lr", rows)]))
+        said = tuple(f"{line}." for line in (*stack_sentences(static.whole), *unknown_sentences(static.whole)))
+        body.append(DocumentSection(whole_title(static.whole), [Items(said), Table(head, "lr", rows)]))
     body += [
         Details("Exact numbers", [_exact(static)]),
         Details("Calls, shapes and operator kinds", _calls(static)),
@@ -67,8 +67,8 @@ def document(found: Results, form: Form) -> Document:
         body.append(Details("The convention of fvcore", [Strong(LOUD), Table(CONVENTION, "lr", rows)]))
     body.append(Details("Formulas", _formulas(static)))
     body.append(Details("Not counted", [Items(tuple(f"{n.what}: {n.why}" for n in static.not_counted))]))
-    about = subject(static.target, static.workload, form)
-    foot = conventions(static.conventions, static.environment)
+    about = subject_lines(static.target, static.workload, form)
+    foot = conventions_foot(static.conventions, static.environment)
     return Document(f"What {static.target.title} computes", body, found.verdict, found.sentence, about, foot)
 
 
@@ -81,13 +81,13 @@ def _overview(static: StaticCompute) -> list[Block]:
     titles = tuple(sizes) if peaked else ()
     rows: list[tuple[Cell, ...]] = []
     for at, s in enumerate(static.stages[:MAX_STAGES]):
-        cells = (bounded(s.costs[name], s.at_least.get(name), unit) for name, _, unit in columns)
+        cells = (human_or_bound(s.costs[name], s.at_least.get(name), unit) for name, _, unit in columns)
         peaks = (human(sizes[title][at], "B") for title in titles)
         rows.append((s.id, share(s.costs["flops"], total), *cells, *peaks))
     if len(static.stages) > MAX_STAGES:
         rows.append((f"… and {len(static.stages) - MAX_STAGES} more", "", *[""] * (len(columns) + len(titles))))
     low = static.totals_at_least
-    sums = (bounded(static.totals.get(name), low.get(name), unit) for name, _, unit in columns)
+    sums = (human_or_bound(static.totals.get(name), low.get(name), unit) for name, _, unit in columns)
     ran = [at for at, s in enumerate(static.stages) if s.costs.get("calls") != 0]
     most = (human(largest(sizes[title][at] for at in ran), "B") for title in titles)
     if not static.one_stage:
@@ -125,7 +125,7 @@ def _calls(static: StaticCompute) -> list[Block]:
     rows = []
     for s in static.stages:
         for i in s.invocations:
-            inputs = listed("x".join(map(str, t.shape)) + f" {t.dtype}" for t in i.inputs) or "—"
+            inputs = code_list("x".join(map(str, t.shape)) + f" {t.dtype}" for t in i.inputs) or "—"
             rows.append((s.id, i.id, exact(i.calls), inputs, exact(i.costs["flops"])))
     idle = [s.id for s in static.stages if not s.invocations]
     kinds = [
@@ -170,7 +170,7 @@ def _formulas(static: StaticCompute) -> list[Block]:
                     continue
                 name = SHOWN[metric].title
                 title = f"{stage.id}, {call.id}: {name[:1].upper()}{name[1:]} (version "
-                body += [(title, Code(formula.version), ")"), Formula(formula.at_config, formula.latex)]
+                body += [(title, Code(formula.version), ")"), Equation(formula.at_config, formula.latex)]
                 body += [_put_in(call, formula, metric)] if formula.symbols else []
     if static.symbols:
         rows = [(Markdown(f"${doc.latex}$"), Code(name), doc.meaning) for name, doc in sorted(static.symbols.items())]
@@ -192,20 +192,20 @@ def whole_title(whole: WholeModel) -> str:
     return WORKED_OUT if whole.times else EVALUATED
 
 
-def how(whole: WholeModel) -> list[str]:
+def stack_sentences(whole: WholeModel) -> list[str]:
     """A sentence for each stack of layers: how many were counted, what they stand for, what it was checked with.
 
     Another where all layers were not run beside.
     """
     stacks = [
-        f"{path}: {len(times)} of {sum(times)} layers were counted and stand for {_listed(times)};"
+        f"{path}: {len(times)} of {sum(times)} layers were counted and stand for {_join_counts(times)};"
         f" checked with {whole.checked.get(path, len(times))}"
         for path, times in sorted(whole.times.items())
     ]
     return [*stacks, f"not checked with a run of all layers: {whole.not_run}"] if whole.not_run else stacks
 
 
-def _listed(times: tuple[int, ...]) -> str:
+def _join_counts(times: tuple[int, ...]) -> str:
     """``1, 1 and 30`` layers."""
     *first, last = map(str, times)
     return f"{', '.join(first)} and {last}" if first else last
@@ -217,14 +217,17 @@ def whole_rows(whole: WholeModel, *, digits: bool) -> tuple[tuple[str, ...], lis
     rows = [
         (
             name,
-            *(exact(costs.get(m)) if digits else bounded(costs.get(m), None, UNITS.get(i.unit, "")) for m, i in shown),
+            *(
+                exact(costs.get(m)) if digits else human_or_bound(costs.get(m), None, UNITS.get(i.unit, ""))
+                for m, i in shown
+            ),
         )
         for name, costs in (*whole.stages.items(), *([("total", whole.totals)] if len(whole.stages) != 1 else []))
     ]
     return ("Stage", *(i.column for _, i in shown)), rows
 
 
-def not_known(whole: WholeModel) -> list[str]:
+def unknown_sentences(whole: WholeModel) -> list[str]:
     """Quantities of the whole model that are not known, with the reason; equal reasons in one line."""
     reasons: dict[str, list[str]] = {}
     for metric in METRICS:

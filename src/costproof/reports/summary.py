@@ -9,11 +9,19 @@ from costproof.ledger.plural import plural
 from costproof.ledger.run import ALL_SOURCES
 from costproof.ledger.workload import counted_line
 from costproof.reports.modules_text import short_table
-from costproof.reports.screen import aligned, fits, say, typeset
-from costproof.reports.static import CONVENTION, LOUD, convention_rows, how, not_known, whole_rows, whole_title
-from costproof.reports.text import uncolored
+from costproof.reports.screen import align_table, print_line, print_table, table_fits
+from costproof.reports.static import (
+    CONVENTION,
+    LOUD,
+    convention_rows,
+    stack_sentences,
+    unknown_sentences,
+    whole_rows,
+    whole_title,
+)
+from costproof.reports.text import print_plain
 from costproof.views.describe import model_line, workload_line
-from costproof.views.numbers import bounded, exact, human
+from costproof.views.numbers import exact, human, human_or_bound
 from costproof.views.verdicts import GOOD, open_findings, stage_words
 
 if TYPE_CHECKING:
@@ -33,16 +41,16 @@ def print_summary(console: Console, report: Report) -> None:
     """Typeset the summary: exact integers where the terminal is wide enough, rounded ones otherwise."""
 
     def tell(text: str, style: str = "") -> None:
-        say(console, text, style)
+        print_line(console, text, style)
 
     static, compared = report.figures, report.discrepancy
     tell(f"{static.target.title}, {static.workload.name}: {workload_line(static.workload)}", "bold")
     tell(model_line(static.target))
     tell(counted_line(static.target, static.workload))
     head, rows = _rows(report, digits=True)
-    if not fits(console, [head, *rows]):
+    if not table_fits(console, [head, *rows]):
         head, rows = _rows(report, digits=False)
-    typeset(console, head, "l" + "r" * (len(head) - 2) + "l", rows, total=rows[-1][0] == "total")
+    print_table(console, head, "l" + "r" * (len(head) - 2) + "l", rows, total=rows[-1][0] == "total")
     if lines := short_table(report, console.width):
         for line in lines:
             tell(line)
@@ -58,15 +66,15 @@ def print_summary(console: Console, report: Report) -> None:
         console.print()
         tell(f"{whole_title(whole)}:", "bold")
         for text in (
-            *aligned(*whole_rows(whole, digits=False), width=console.width - 2),
-            *how(whole),
-            *not_known(whole),
+            *align_table(*whole_rows(whole, digits=False), width=console.width - 2),
+            *stack_sentences(whole),
+            *unknown_sentences(whole),
         ):
             tell("  " + text)
     if counted := convention_rows(static):
         console.print()
         tell(f"Convention fvcore-macs: {LOUD}", "bold yellow")
-        for line in aligned(CONVENTION, counted, width=console.width - 2):
+        for line in align_table(CONVENTION, counted, width=console.width - 2):
             tell("  " + line)
 
 
@@ -103,8 +111,8 @@ def _rows(report: Report, *, digits: bool) -> tuple[tuple[str, ...], list[tuple[
     rows: list[tuple[str | Text, ...]] = []
     for stage, costs, low, said, status in sums:
         params = costs["params"]
-        numbers = [exact(params) if digits and params is not None else bounded(params, low.get("params"))]
-        numbers += [bounded(costs["flops"], low.get("flops"), "FLOP")] if digits else []
+        numbers = [exact(params) if digits and params is not None else human_or_bound(params, low.get("params"))]
+        numbers += [human_or_bound(costs["flops"], low.get("flops"), "FLOP")] if digits else []
         numbers += [shown(said[s]["flops"]) if "flops" in said.get(s, {}) else "—" for s in sources]
         word = _word(status)
         style = _STYLES.get(word, "" if word in GOOD else "yellow")
@@ -125,4 +133,4 @@ def _word(status: str) -> str:
 
 def summary_text(report: Report, width: int | None = None) -> str:
     """The summary without colour, as a file holds it."""
-    return uncolored(lambda console: print_summary(console, report), width)
+    return print_plain(lambda console: print_summary(console, report), width)

@@ -12,18 +12,18 @@ from costproof.reports.document import (
     Cell,
     Details,
     Document,
-    Formula,
+    DocumentSection,
+    Equation,
     Items,
     Markup,
     Note,
     Number,
-    Section,
     Status,
     Table,
     Verdict,
     plain_text,
 )
-from costproof.reports.screen import aligned, filled, say, typeset
+from costproof.reports.screen import align_table, fill_lines, print_line, print_table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -56,7 +56,7 @@ class TextPrinter:
     def document(self, d: Document) -> str:
         """Return the text."""
         head = [plain_text(line) for line in (d.title, *d.about, d.sentence) if line]
-        return filled(self.blocks([*d.body, *d.foot], head), self.width)
+        return fill_lines(self.blocks([*d.body, *d.foot], head), self.width)
 
     def blocks(self, blocks: Iterable[Block], before: Iterable[str] = ()) -> list[str]:
         """Return the lines of some blocks; tables and sections have blank lines around them."""
@@ -64,7 +64,7 @@ class TextPrinter:
         apart = False
         for block in blocks:
             made = self.block(block)
-            heads = isinstance(block, Table | Section)
+            heads = isinstance(block, Table | DocumentSection)
             if made:
                 apart = apart and not isinstance(block, Items)  # a list belongs to the table above it
                 lines += [*([""] if lines and (heads or apart) else []), *made]
@@ -84,11 +84,11 @@ class TextPrinter:
                 return self.table(block)
             case Details():
                 return []
-            case Section(title, body):
+            case DocumentSection(title, body):
                 first, *rest = body or [""]
                 # A table or a list begins right below its heading.
                 return self.blocks(rest, [plain_text(title), *self.block(first)])
-            case Formula(expression=expression):
+            case Equation(expression=expression):
                 return [f"  {expression}"]
             case Markup(text):
                 return text.split("\n")
@@ -97,12 +97,12 @@ class TextPrinter:
 
     def table(self, t: Table) -> list[str]:
         """Return the lines of a table with its title, and of how many rows it leaves out."""
-        rows = [tuple(map(shown, row)) for row in t.cells[: t.most]]
+        rows = [tuple(map(cell_text, row)) for row in t.cells[: t.most]]
         title = [plain_text(t.title)] if t.title else []
-        return [*title, *aligned(t.head, rows, t.left, self.width, keys=t.keys, prose=t.prose), *left_out(t)]
+        return [*title, *align_table(t.head, rows, t.left, self.width, keys=t.keys, prose=t.prose), *rows_left_out(t)]
 
 
-def shown(cell: Cell) -> str:
+def cell_text(cell: Cell) -> str:
     """Return the text of a cell."""
     match cell:
         case Number(shown=text):
@@ -113,7 +113,7 @@ def shown(cell: Cell) -> str:
             return plain_text(cell)
 
 
-def left_out(t: Table) -> list[str]:
+def rows_left_out(t: Table) -> list[str]:
     """Return the line that says how many rows of a table are left out, and where they are."""
     return [f"and {plural(t.left_out, f'more {t.noun}')} in {t.rest}"] if t.left_out else []
 
@@ -127,11 +127,11 @@ class TerminalPrinter:
 
     def document(self, d: Document) -> None:
         """Print all of it."""
-        say(self.console, plain_text(d.title), "bold")
+        print_line(self.console, plain_text(d.title), "bold")
         for line in d.about:
-            say(self.console, plain_text(line))
+            print_line(self.console, plain_text(line))
         if d.sentence:
-            say(self.console, d.sentence, style(d.verdict))
+            print_line(self.console, d.sentence, status_style(d.verdict))
         for block in (*d.body, *d.foot):
             self.block(block)
 
@@ -139,38 +139,38 @@ class TerminalPrinter:
         """Print one block; the tables of a section are plain."""
         match block:
             case Table():
-                rows = [[_styled(cell) for cell in row] for row in block.cells[: block.most]]
+                rows = [[_styled_cell(cell) for cell in row] for row in block.cells[: block.most]]
                 align = block.align.ljust(len(block.head), block.align[-1])
                 keys = block.left if block.keys is None else block.keys
-                typeset(self.console, block.head, align, rows, keys=keys, total=block.total, prose=block.prose)
-                for line in left_out(block):
-                    say(self.console, line)
+                print_table(self.console, block.head, align, rows, keys=keys, total=block.total, prose=block.prose)
+                for line in rows_left_out(block):
+                    print_line(self.console, line)
             case Verdict(word, sentence):
-                say(self.console, sentence, style(word))
+                print_line(self.console, sentence, status_style(word))
             case Note(said):
-                say(self.console, plain_text(said), "yellow")
-            case Section(title, body):
+                print_line(self.console, plain_text(said), "yellow")
+            case DocumentSection(title, body):
                 self.console.print()
-                say(self.console, plain_text(title), "bold")
+                print_line(self.console, plain_text(title), "bold")
                 for line in TextPrinter(self.console.width - 2).blocks(body):
-                    say(self.console, line if line.startswith("  ") else f"  {line}")
+                    print_line(self.console, line if line.startswith("  ") else f"  {line}")
             case _:
                 for line in TextPrinter(self.console.width).block(block):
-                    say(self.console, line)
+                    print_line(self.console, line)
 
 
-def style(word: str) -> str:
+def status_style(word: str) -> str:
     """Return how a terminal shows a status or a verdict."""
     return _STYLES.get(word.partition(" ")[0], "yellow")
 
 
-def _styled(cell: Cell) -> Text | str:
+def _styled_cell(cell: Cell) -> Text | str:
     from rich.text import Text
 
-    return Text(shown(cell), style(cell.word)) if isinstance(cell, Status) else shown(cell)
+    return Text(cell_text(cell), status_style(cell.word)) if isinstance(cell, Status) else cell_text(cell)
 
 
-def uncolored(write: Callable[[Console], None], width: int | None) -> str:
+def print_plain(write: Callable[[Console], None], width: int | None) -> str:
     """Return what ``write`` prints on a terminal, without color and trailing spaces.
 
     Args:

@@ -1,4 +1,4 @@
-"""One run over the sources that were asked for: from what was prepared to a capture."""
+"""Count a target with each requested source, and collect the ledgers in a capture."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from costproof.tracers.static import WITH_GIVEN, WITH_ONES
 if TYPE_CHECKING:
     from torch import nn
 
-    from costproof.models.generic.as_it_was import Before
+    from costproof.models.generic.module_snapshot import Before
 
 T = TypeVar("T")
 
@@ -50,20 +50,20 @@ T = TypeVar("T")
 def count(module: nn.Module | Callable[..., Any], /, *args: Any, **kwargs: Any) -> Report:
     """Count one call of a module: FLOPs, vector FLOPs, bytes and parameters, by a trace and by an export, compared.
 
-    The call runs where the module and its arguments are: on shapes alone if any is on meta. It is made on a copy
-    that shares the parameters, in evaluation and without gradients, outside of every mode of torch; the module stays as
-    it is.
+    The call runs on the device of the module and its arguments, or on the meta device if any of them is there. It runs
+    on a copy that shares the parameters, in evaluation mode, without gradients and outside of every torch mode; the
+    module itself is not changed.
 
     Args:
         module: a module, or a ``functools.partial`` of one.
-        args, kwargs: as the module is called.
+        args, kwargs: the arguments of the call.
 
     Raises:
-        BadInput: it is not a module, or forward does not take these arguments.
+        BadInput: it is not a module, or forward does not accept these arguments.
         Incomplete: no source could count it.
-        Changed: the module, or the process, is not as it was, and could not be put back.
+        Changed: the state of the module or the process has changed, and could not be restored.
     """
-    from costproof.models.generic.at_hand import at_hand
+    from costproof.models.generic.live_module import at_hand
 
     require("trace", "counting a module")
     called: Any = module
@@ -78,9 +78,10 @@ def count(module: nn.Module | Callable[..., Any], /, *args: Any, **kwargs: Any) 
 
 
 def count_sources(run: Prepared, progress: Progress = silent) -> Report:
-    """Count a target with each source and put the ledgers into a capture. A source that it lacks is named there.
+    """Count a prepared target with each source, and return a report of the capture.
 
-    So is one that failed, and then the verdict is incomplete.
+    The capture lists sources that the target lacks and sources that failed, with the reason; a failed source makes the
+    verdict incomplete.
 
     Raises:
         BadInput: the target has none of the sources.
@@ -167,7 +168,7 @@ def _counted(run: Prepared, progress: Progress) -> Report:
 
 
 def _called(stages: tuple[str, ...], calls: Iterable[Invocation], ledgers: Iterable[Ledger]) -> tuple[str, ...]:
-    """Return the stages without those that are not called and have no module of their own: decode of no steps."""
+    """Return the stages that are called or have modules of their own, which leaves out decode of no steps."""
     called = {call.stage for call in calls}
     modules: dict[str, set[str]] = {}
     for node in chain.from_iterable(ledger.nodes for ledger in ledgers):
@@ -182,10 +183,10 @@ def _of_stages(ledger: Ledger, stages: tuple[str, ...]) -> Ledger:
 
 
 def _unfit(run: Prepared) -> Incomplete | None:
-    """Where the model itself refuses its inputs, if that is why no source can count it."""
+    """Return the error with which the model refuses its inputs, if that is why no source can count it."""
     with suppress(Exception):  # code of other packages; the reasons of the sources are there already
         if isinstance(run.target, Runnable):
-            from costproof.tracers.unfit import explain_failure
+            from costproof.tracers.input_errors import explain_failure
 
             model = run.target.build_run(run.workload, silent).model
             return next(
@@ -195,7 +196,7 @@ def _unfit(run: Prepared) -> Incomplete | None:
 
 
 def _all_failed(failed: Mapping[str, Incomplete]) -> Incomplete:
-    """One error of all sources: each may be the one whose reason helps."""
+    """Return one error for all sources, since each of them may have the helpful reason."""
     first, *others = failed.values()
     if not others:
         return first
@@ -204,7 +205,7 @@ def _all_failed(failed: Mapping[str, Incomplete]) -> Incomplete:
 
 
 def _stage_flops(forwards: Mapping[str, Iterable[CostNode]]) -> dict[str, int | None]:
-    """``run/stage/invocation`` -> headline FLOPs of that forward alone."""
+    """Return ``run/stage/invocation`` -> headline FLOPs of that forward."""
     places: dict[str, list[CostNode]] = {}
     for run, nodes in forwards.items():
         for node in bearing(nodes, "flops"):
@@ -213,20 +214,20 @@ def _stage_flops(forwards: Mapping[str, Iterable[CostNode]]) -> dict[str, int | 
 
 
 def _one(run: Prepared, source: str, progress: Progress) -> Any:
-    """Count with one source; :func:`lacking` has said before that the target offers what it asks for."""
+    """Count with one source. The target supports it: :func:`lacking` was asked before."""
     if source == "analytic":
         return evaluate_formulas(cast(WithFormulas, run.target), run.workload)
     return trace_source(source, run.target, run.workload, progress, all_calls=run.all_calls)
 
 
 def _static_and_dynamic(run: Prepared, progress: Progress) -> dict[str, Any]:
-    """Both at once, on two cores."""
+    """Count with both sources at once, on two cores."""
     traced = trace_sources(cast("Any", run.target), run.workload, progress, all_calls=run.all_calls)
     return {"static": traced.static, "dynamic": traced.dynamic}
 
 
 def _tried(name: str, run: Callable[[], T]) -> T | Incomplete:
-    """What a source counted, or why it did not."""
+    """Run a source, and return its result, or the error if it is incomplete."""
     try:
         return _source(name, run)
     except Incomplete as error:
@@ -234,17 +235,17 @@ def _tried(name: str, run: Callable[[], T]) -> T | Incomplete:
 
 
 def _within(phase: str, progress: Progress) -> Progress:
-    """The steps of a source, under the source's name."""
+    """Return a progress callback that reports steps under the name of a source."""
     return lambda step, done, total: progress(phase, done, total)
 
 
 def _phases(progress: Progress) -> Progress:
-    """``static: export sam`` is a step of the phase ``static``."""
+    """Return a progress callback that reports ``static: export sam`` as a step of the phase ``static``."""
     return lambda step, done, total: progress(step.partition(":")[0], done, total)
 
 
 def _source(name: str, run: Callable[[], T]) -> T:
-    """Run a tracer. It executes code of other packages, whatever it raises is a source that failed."""
+    """Run a tracer, and turn any exception of foreign code into the error of a failed source."""
     try:
         return run()
     except CostproofError:

@@ -1,4 +1,4 @@
-"""Claims checked against a target: which truth, at which workload."""
+"""The verb ``check``: check published numbers and formulas against a target."""
 
 from __future__ import annotations
 
@@ -42,15 +42,17 @@ def check(
     """Check the published numbers and formulas in a claims file against a target.
 
     Args:
-        target: the file names it if ``None``.
-        capture: a capture to hold the claims against, which has to be exact or explained; if ``None``, the formulas
-            alone, or the exported graph of a target that has none.
-        choices: they go before those that the file names.
+        claims: the claims file.
+        target: ``None``: the file names it.
+        capture: a capture to compare the claims with, whose sources must agree; ``None``: the formulas, or the exported
+            graph of a target without formulas.
+        progress: called with the steps.
+        choices: choices of a run, which override those of the file.
 
     Raises:
-        BadInput: the file, the target, the workload or a claim is wrong.
-        Incomplete: the capture cannot be the truth, or torch is not installed and a claim is about a peak, or the
-            target has no formulas.
+        BadInput: the file, the target, the workload or a claim is invalid.
+        Incomplete: the capture cannot be the truth, or torch is not installed and a claim is about a peak or the target
+            has no formulas.
     """
     path = Path(claims)
     _in_order(path, target)
@@ -90,13 +92,13 @@ def check(
 
 
 def _runs(claims: ClaimsFile, counted: Capture, target: Target | None) -> WorkloadFamily | None:
-    """The other runs of a target, where a formula asks for them and formulas describe it."""
+    """Return the other runs of a target, if a claim has a formula and the target has formulas."""
     asked = any(isinstance(c.value, Formula) for c in claims.claims)
     return WorkloadFamily(fold_capture(counted), target) if asked and isinstance(target, WithKeys) else None
 
 
 def _named(claims: ClaimsFile, target: str) -> RunRequest:
-    """The workload that a claims file names."""
+    """Return the run that a claims file names."""
     workload = {key.replace("-", "_"): value for key, value in claims.workload.items()}
     return request(target, place=lambda name: f"$.workload.{name}", **workload)
 

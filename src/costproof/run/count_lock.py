@@ -14,7 +14,7 @@ from costproof.ledger.offline import offline
 from costproof.opgraph.rules.files import Files, rules_from
 
 if TYPE_CHECKING:
-    from costproof.models.generic.as_it_was import Before
+    from costproof.models.generic.module_snapshot import Before
 
 T = TypeVar("T")
 
@@ -69,7 +69,7 @@ def count_then_restore(work: Callable[[Before], T]) -> T:
         Changed: something could not be restored.
     """
     with _lock, offline(), running(_ENDED):
-        from costproof.models.generic.as_it_was import Before
+        from costproof.models.generic.module_snapshot import Before
 
         before = Before()
         # Restored twice: an interrupt may hit the end of the work, or the first restore itself.

@@ -1,4 +1,4 @@
-"""Third-party counters and numbers of the user's own: processes, truth, comparison."""
+"""The verb ``counters``: run third-party FLOP counters, and compare them and the user's own numbers with our count."""
 
 from __future__ import annotations
 
@@ -46,17 +46,20 @@ def counters(
     progress: Progress = silent,
     **choices: Any,
 ) -> CounterReport:
-    """Run third-party FLOP counters on a target and explain each by our own count of the same forward.
+    """Run third-party FLOP counters on a target, and explain each by our own count of the same forward.
 
     Args:
-        stages: of the target; all if empty.
-        only: names of counters; all if ``None``.
+        target: the target.
+        stages: stages of the target (default: all).
+        only: names of counters (default: all).
         own: numbers of your own, ``"mine@sam=571.92G"``, or CSV files of them.
-        seconds, memory_gib: what one counter may use.
+        seconds, memory_gib: limits of one counter.
+        progress: called with the steps.
+        choices: choices of a run.
 
     Raises:
-        BadInput: target, stage, counter, number or workload are wrong.
-        Incomplete: a counter that was asked for by name is not installed.
+        BadInput: target, stage, counter, number or workload are invalid.
+        Incomplete: a counter that was requested by name is not installed.
     """
     asked = request(target, **{**choices, "sources": ("analytic",)})
     own = tuple(own)
@@ -86,7 +89,7 @@ def counters(
 
 
 def one_step(run: Workload) -> Workload:
-    """The workload as counters see it: every counter sees one forward, so one step stands for decode."""
+    """Return the workload with at most one decode step: a counter sees one forward."""
     return replace(run, new_tokens=min(run.new_tokens, 1))
 
 
@@ -100,13 +103,13 @@ def record_counters(
     memory_gib: int = MEMORY_GIB,
     progress: Progress = silent,
 ) -> tuple[CounterRecord, dict[str, CounterUsage]]:
-    """Run counters, and our own count of the same forwards, and compare that with the closed formulas.
+    """Run counters and our own count of the same forwards, and compare our count with the closed formulas.
 
     Returns:
-        What the counters said, and what each needed for it.
+        The results of the counters, and the resources that each needed.
 
     Raises:
-        BadInput: a limit is none, or the target has nothing that a counter could run.
+        BadInput: a limit is invalid, or the target has nothing that a counter could run.
         Incomplete: torch or a tracer is not installed.
     """
     if seconds < 1 or memory_gib < 1:
@@ -123,7 +126,7 @@ def record_counters(
 
 
 def judge_own_numbers(file: ClaimsFile, capture: Capture, compared: CounterComparison) -> list[OwnNumber]:
-    """The verdicts on the numbers of one name, and what counters print in their place."""
+    """Judge the user's numbers of one name, and list the counters that print the same."""
     truth = "our own count of the same forward"
     if "analytic" in (ledger.source for ledger in capture.ledgers):
         truth = f"the formulas of the target, which {truth} equals"
@@ -152,7 +155,11 @@ def _place(found: CounterFinding) -> str:
 def check_truth(
     model: Target, run: Workload, truth: tuple[CounterCall, ...]
 ) -> tuple[tuple[CounterCall, ...], tuple[str, ...]]:
-    """Our own count held against the closed formulas, call by call: one that differs gets an error. What to say."""
+    """Compare our count with the closed formulas call by call; a call that differs gets an error.
+
+    Returns:
+        The calls, and notes on the comparison.
+    """
     if not isinstance(model, WithFormulas):
         return truth, ("The target has no formulas that the truth could be checked with.",)
     formulas = evaluate_formulas(model, run)

@@ -1,4 +1,4 @@
-"""The closed form that the graph of a model holds, checked against fresh counts."""
+"""The verb ``derive``: read a closed form off the graph of a model, and check it against counts at random sizes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MOST_POINTS: Final = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Derivation:
-    """A closed form, and where it was compared with a count."""
+    """A closed form, and the points at which it was compared with counts."""
 
     form: ClosedForm
     points: tuple[SizeCheck, ...]
@@ -39,11 +39,11 @@ class Derivation:
         return EXIT_FINDINGS if self.wrong else EXIT_OK
 
     def text(self, how: Form = "text") -> str:
-        """The formulas as ``text``, ``latex``, ``python`` or ``yaml`` (a claims file)."""
+        """Return the formulas as ``text``, ``latex``, ``python`` or ``yaml`` (a claims file)."""
         return render(self.form, how)
 
     def table_rows(self) -> Sequence[object]:
-        """The formulas: a row for each pattern of modules and kind of operator."""
+        """Return the formulas, one row for each pattern of modules and kind of operator."""
         return self.form.lines
 
     def __repr__(self) -> str:
@@ -51,12 +51,12 @@ class Derivation:
 
 
 def derive(target: str | RunRequest, stage: str | None = None, **choices: Any) -> Derivation:
-    """Read the closed form of a model off its graph, and check it against fresh counts at random sizes.
+    """Read the closed form of a model off its graph, and check it against counts at random sizes.
 
     Args:
         target: a target or an address.
-        stage: needed where there are several.
-        choices: ``points``, how many sizes to check at; and those of a run.
+        stage: required if there are several stages.
+        choices: ``points``, the number of sizes to check; and choices of a run.
 
     Raises:
         BadInput: there is no such target, stage, file or factory.
@@ -71,7 +71,7 @@ def derive(target: str | RunRequest, stage: str | None = None, **choices: Any) -
 
 
 def prepare_derivation(asked: RunRequest) -> tuple[int, Callable[[], Subject]]:
-    """The number of points, and what exports the subject; nothing is traced.
+    """Return the number of points, and a function that exports the subject; nothing is traced yet.
 
     Raises:
         BadInput: there is no such target, stage or file, or too many points.

@@ -1,4 +1,4 @@
-"""The verb: two sides read, and the points between them evaluated by the formulas."""
+"""The verb ``diff``: compare the cost of two operands, and attribute the difference to the settings that changed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from costproof.run.operand_files import OperandInput, check_cut_alike, has_parts
 from costproof.run.operands import Operand, check_counted, read_operand
 
 FAMILY: Final = "family"
-"""Stands for what no common key and no part of one side says, where the two sides are of different families."""
+"""Stands for everything that no common key and no part of one side covers, if the sides are of different families."""
 
 
 def diff(
@@ -37,21 +37,21 @@ def diff(
     rules: Files = (),
     trust_remote_code: bool = False,
 ) -> Diff:
-    """What a change does to the cost, and which part of the change does it; needs no torch where formulas count.
+    """Compare the costs of two operands, and attribute the difference to changed parts; formulas need no torch.
 
     Args:
-        base: a capture, a folder of reports, a ``static_compute.json`` or a baseline (the value or the file; also
+        base: a capture, a folder of reports, a ``static_compute.json`` or a baseline (the object or its file; also
             ``REVISION:FILE`` of git), or a target with settings and configuration keys:
-            ``"deepseek-ocr@gundam:2x2,batch=4,text.topk=8"``, which its formulas count; where one side has none
-            (``"hf:opt,seq-len=8"``, ``"model.py:make"``), the exported graphs of both.
+            ``"deepseek-ocr@gundam:2x2,batch=4,text.topk=8"``, which its formulas count. If one side has no formulas
+            (``"hf:opt,seq-len=8"``, ``"model.py:make"``), the exported graphs of both count.
         head: likewise.
-        config: configuration file of the head, which is a target.
+        config: configuration file of the head, if that is a target.
         base_config: likewise, of the base.
-        rules: Python files with operator rules, which are run, where a graph is counted.
+        rules: Python files with operator rules, which are executed, if a graph is counted.
         trust_remote_code: whether the code of a snapshot that is a target may run.
 
     Raises:
-        BadInput: a side is none of these.
+        BadInput: an operand is none of these.
         Incomplete: the two have no source in common.
     """
     check_counted(rules, trust_remote_code, base, head)
@@ -73,7 +73,7 @@ def diff(
 
 
 def levers(base: Operand, head: Operand) -> Levers | None:
-    """How to evaluate what lies between two sides; ``None`` where formulas describe only one of them, or none."""
+    """Return how to evaluate points between two sides, or ``None`` if formulas do not describe both."""
     if base.target is None or head.target is None:
         return None
     old, new = base.baseline, head.baseline
@@ -105,7 +105,7 @@ def levers(base: Operand, head: Operand) -> Levers | None:
 
 
 def _totals(side: Baseline) -> Mapping[Place, int | None]:
-    """The sums of the formulas, by stage; of the whole under an empty name."""
+    """Return the sums of the formulas by stage, and of the whole run under an empty stage."""
     folded = side.sources[FORMULA_SOURCE]
     return {(s, m): folded.total(m, s or None) for s in ("", *folded.stages) for m in folded.metrics}
 
@@ -117,11 +117,12 @@ def _point(
     keys: frozenset[str],
     without: frozenset[str],
 ) -> Point[Place]:
-    """The totals of the formulas where some keys and settings are the head's.
+    """Return a function that evaluates the formulas where some keys and settings are those of the head.
 
     Args:
         models: the base's, and the head's if that is another family.
-        keys: of both families.
+        base, head: the two sides.
+        keys: configuration keys that both families have.
         without: roles that are left out.
     """
     usual, other = models

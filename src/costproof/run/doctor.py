@@ -1,4 +1,4 @@
-"""What this machine has, without importing what has it."""
+"""The verb ``doctor``: versions, extras, plug-ins and capabilities of this installation, without heavy imports."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ NEEDED_FOR = {
     "pillow": "--image",
 }
 EXTRA = {"torch": "trace", "transformers": "trace", "torchlens": "trace", "pillow": "image"}
-"""What the core runs without, and the extra that brings it."""
+"""Optional packages -> the extra that installs them."""
 NATIVE: Final = (5,)
-"""The first transformers whose own classes are counted; snapshots with remote code run under older ones too."""
+"""First version of transformers whose own classes can be counted; snapshots with remote code run on older ones too."""
 _VENDOR_ALONE: Final = "for vendor snapshots alone: native classes need transformers 5"
 OLDEST = {"torch": (2, 6), "transformers": (4, 46, 3), "torchlens": (2, 36)}
 
@@ -57,23 +57,23 @@ REGISTRIES: Final[Mapping[str, Callable[[], Registry[Any]]]] = {
     "outputs": lambda: REGISTRY,
     "hardware": registry,
 }
-"""What other distributions can add to, by the last word of the entry points' group."""
+"""Last part of an entry point group -> the registry that other distributions can extend."""
 _NOT_TOLD: Final = ("all", "dev", "vendor")
-"""Extras that repeat others, or belong into an environment of their own."""
+"""Extras that repeat others, or need an environment of their own."""
 _PATIENCE: Final = 60
-"""Seconds that a plug-in may take to load."""
+"""Time limit for loading a plug-in, in seconds."""
 _LOADS: Final = "costproof: it loads"
 
 
 @dataclass(frozen=True, slots=True)
 class Extra:
-    """An optional part of costproof, and what of it is installed."""
+    """An optional part of costproof, and which of its packages are installed."""
 
     name: str
     packages: dict[str, str | None]
     """Package -> version; ``None``: missing."""
     add: str
-    """The command that installs what is missing; empty where nothing is."""
+    """Command that installs what is missing; empty if nothing is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,19 +85,19 @@ class PluginState:
     name: str
     place: str
     owner: str
-    """The distribution and its version."""
+    """Distribution and version."""
     problem: str
-    """Why it cannot be loaded; empty where it can."""
+    """Why it cannot be loaded; empty if it can."""
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What can be used here."""
+    """The capabilities of this installation."""
 
     packages: tuple[tuple[str, str, str], ...]
-    """Name, version or ``missing``, what it is for."""
+    """Name, version or ``missing``, purpose."""
     sources: dict[str, str]
-    """Source -> ``ready``, or what it lacks."""
+    """Source -> ``ready``, or what is missing."""
     others: dict[str, str]
     """FlashAttention, CUDA, third-party counters, the cache of exports, the network."""
     extras: tuple[Extra, ...]
@@ -108,7 +108,7 @@ class Machine:
     """3 if a package that the core needs is missing, or one is too old."""
 
     def table_rows(self) -> Sequence[object]:
-        """Everything, a row each."""
+        """Return everything as rows."""
         return [
             *({"what": "package", "name": n, "state": v, "note": use} for n, v, use in self.packages),
             *({"what": "source", "name": n, "state": said, "note": ""} for n, said in self.sources.items()),
@@ -128,7 +128,7 @@ class Machine:
 
 
 def doctor() -> Machine:
-    """Report versions, extras, plug-ins, and what can be used here; nothing heavy is imported.
+    """Report versions, extras, plug-ins and available sources; nothing heavy is imported.
 
     Each plug-in of another distribution is loaded in a process of its own.
     """
@@ -202,7 +202,7 @@ def _problem(kind: str, name: str) -> str:
 
 
 def load_alone(kind: str, name: str) -> None:
-    """Load a plug-in and end the process: the last line of stdout says that it loads, of stderr why it does not."""
+    """Load a plug-in, write to stdout that it loads or to stderr why it does not, and end the process."""
     try:
         REGISTRIES[kind]().load(name)
         for error in skipped():
@@ -218,7 +218,7 @@ def load_alone(kind: str, name: str) -> None:
 
 
 def cache_line() -> str:
-    """Say where exports are kept, and how much they take."""
+    """Return where exports are cached, and how much space they take."""
     where = folder()
     if where is None:
         return "nothing is kept"
@@ -229,7 +229,7 @@ def cache_line() -> str:
 
 
 def offline_line() -> str:
-    """Say what keeps libraries from the network."""
+    """Return what keeps libraries from accessing the network."""
     switches = ", ".join(f"{name}={value}" for name, value in OFFLINE.items())
     return f"always: costproof sets {switches} for itself and the processes that it starts"
 
@@ -239,7 +239,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def counters_line() -> str:
-    """Which third-party counters can run."""
+    """Return which third-party counters can run."""
     if installed("torch") is None:
         return "none: missing torch"
     absent = not_installed()
@@ -248,7 +248,7 @@ def counters_line() -> str:
 
 
 def flash_line() -> str:
-    """Whether ``--attention flash_attention_2`` can be counted, and whether its kernels are there."""
+    """Return whether ``--attention flash_attention_2`` can be counted, and whether its kernels are installed."""
     why = flash_attention.missing()
     if why:
         return f"no {FLASH}: {why}; {WITHOUT_CUDA}"
@@ -257,7 +257,7 @@ def flash_line() -> str:
 
 
 def cuda_line(devices: Path = Path("/dev")) -> str:
-    """Whether ``--run cuda`` can work, as far as files tell: torch is not asked before it runs."""
+    """Return whether ``--run cuda`` may work, judging by files: torch is not imported."""
     torch = find_spec("torch")
     if torch is None or not torch.submodule_search_locations:
         return "no: missing torch"

@@ -1,4 +1,4 @@
-"""A whole model from its first layers: counted at two numbers of layers, and only what both agree on is said."""
+"""Extrapolate the cost of a whole model from counts at two numbers of layers."""
 
 from __future__ import annotations
 
@@ -17,27 +17,29 @@ from costproof.models.specs import Stretch
 from costproof.models.target import Stretched, Uncut, WithFormulas
 from costproof.parametric.targets import evaluate_formulas
 from costproof.run.prepare import Prepared
-from costproof.views.quantities import gives, value
+from costproof.views.quantities import provides, value
 
 _OF: Final = {"FLOPs": "flops", "calls of modules": "calls"}
-"""What a run of all layers tells -> the metric that is the same."""
+"""Quantity of a run of all layers -> the metric that equals it."""
 _ALONE: Final = ("params", "weight_bytes", "flops", "calls")
-"""Metrics that are right though another quantity of that run is not: the first two a model has before it runs."""
+"""Metrics that hold even if other quantities of that run differ; the model has the first two before it runs."""
 
 
 def whole_model(
     run: Prepared, capture: Capture, count: Callable[[Prepared], Capture], progress: Progress = silent
 ) -> WholeModel | None:
-    """What the whole of a model costs whose first layers were counted; ``None`` if nothing was cut.
+    """Return the cost of the whole model whose first layers were counted, or ``None`` if no layer was cut.
 
-    Work inside of a kept layer counts once for every layer that it stands for, work outside of the layers once.
-    The model with more layers is counted too: what comes out otherwise for the whole is left out, and peaks are,
-    which no sum over layers gives. And all layers are run on shapes, uncounted but for what torch itself tells: where
-    that is other work, nothing is said of what runs.
+    Work inside a remaining layer counts once for every layer that it represents, other work once. The model is counted
+    again with more layers. Metrics for which both counts predict different totals are left out, as are peaks, which are
+    no sums over layers. Finally the whole model runs once on the meta device, and only FLOPs and calls are counted with
+    torch's own tools: where they differ from the prediction, metrics of that run are left out.
 
     Args:
-        capture: of the first layers.
+        run: the run that was counted.
+        capture: its capture.
         count: counts another target in the same way.
+        progress: called with the steps.
     """
     if isinstance(run.target, Uncut):
         return _by_formulas(run.target.uncut(), run.workload) if run.target.info().cut else None
@@ -66,7 +68,7 @@ def whole_model(
     left: dict[Metric, str] = {}
     for metric in METRICS:
         for stage, costs in ((None, totals), *reversed(stages.items())):
-            said = _said([p for p in pairs if gives(p[0], metric, stage)], metric, stage)
+            said = _said([p for p in pairs if provides(p[0], metric, stage)], metric, stage)
             if isinstance(said, int):
                 costs[metric] = said
             elif said:
@@ -91,7 +93,7 @@ def whole_model(
 
 
 def _by_formulas(target: WithFormulas, workload: Workload) -> WholeModel:
-    """Return what the formulas of a model say of all its layers."""
+    """Return the costs of all layers by the formulas of a model."""
     ledger = evaluate_formulas(target, workload)
     given = [metric for metric in METRICS if metric in ledger.metrics]
     stages = {s: {m: v for m in given if (v := ledger.stage_total(s, m)) is not None} for s in ledger.stages}
@@ -103,7 +105,7 @@ def _by_formulas(target: WithFormulas, workload: Workload) -> WholeModel:
 
 
 def _all_layers(target: Stretched, workload: Workload, stretch: Stretch) -> tuple[dict[str, str], str]:
-    """What a run of all layers has against the first ones, by quantity, and why there is no such run."""
+    """Run all layers, and return what differs from the prediction, by quantity, and why no run succeeded."""
     from costproof.tracers.untraced_runs import PLACES, module_work
 
     refused: list[str] = []
@@ -129,7 +131,7 @@ def _unknown(times: dict[str, tuple[int, ...]], checked: dict[str, int], why: st
 
 
 def _scaled(ledger: Ledger, stretch: Stretch) -> Ledger:
-    """Every node as often as the whole model has what it stands for."""
+    """Multiply each node by the number of layers that it represents."""
 
     def scaled(node: CostNode) -> CostNode:
         times = stretch.of(node.module)
@@ -140,7 +142,7 @@ def _scaled(ledger: Ledger, stretch: Stretch) -> Ledger:
 
 
 def _said(pairs: Sequence[tuple[Ledger, Ledger]], metric: Metric, stage: str | None) -> int | str:
-    """What all say, or why there is no such number; an empty text where nobody says anything."""
+    """Return the total on which both counts of every source agree, or why there is none; empty without counts."""
     said = [tuple(value(ledger, metric, stage) for ledger in pair) for pair in pairs]
     known = {number for pair in said for number in pair}
     if None in known:

@@ -1,4 +1,4 @@
-"""The verb: whether a run fits into a memory, and from which batch and length on it does not."""
+"""The verb ``fits``: whether a run fits into a memory, and the batch and length at which it stops fitting."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from costproof.run.operand_files import OperandInput, check_whole
 from costproof.run.operands import Operand, check_counted, read_operand
 
 SETTINGS: Final = ("batch", "text_tokens")
-"""What is varied."""
+"""Settings that are varied."""
 _CACHES: Final = ("kv_read_bytes", "kv_cache_bytes")
 _CACHE: Final = (MetricTerm("kv_cache_bytes", lambda node: True),)
 
@@ -47,15 +47,15 @@ def fits(
     rules: Files = (),
     trust_remote_code: bool = False,
 ) -> Fits:
-    """Whether a run fits into a memory; needs no torch.
+    """Return whether a run fits into a memory; torch is not needed.
 
     Args:
-        target: a target with settings, ``"llama-3.1-8b@chat,batch=4"``, or what
-            :func:`~costproof.run.diff.diff` takes for a side; of a capture with peaks these are taken too.
-        on: a device, whose memory it is unless ``memory`` says how much there is.
+        target: a target with settings, ``"llama-3.1-8b@chat,batch=4"``, or any operand of
+            :func:`~costproof.run.diff.diff`. Peaks of a capture are used too.
+        on: a device, whose memory is the limit unless ``memory`` is given.
         memory: bytes, or a text such as ``"80GB"`` (10^9) and ``"80GiB"`` (2^30).
-        config: a configuration file, of a target.
-        rules: Python files with operator rules, which are run, where a graph is counted.
+        config: a configuration file, for a target.
+        rules: Python files with operator rules, which are executed, if a graph is counted.
         trust_remote_code: whether the code of a snapshot that is a target may run.
 
     Raises:
@@ -97,7 +97,7 @@ def fits(
 
 
 def _of_graph(read: Operand, held: int, room: int) -> Iterator[MemoryLimit]:
-    """Yield the limits of a run that its graphs counted, which makes its own cache."""
+    """Yield the limits of a run without formulas that starts without a cache."""
     run = read.exported
     if (
         run is None
@@ -111,9 +111,9 @@ def _of_graph(read: Operand, held: int, room: int) -> Iterator[MemoryLimit]:
 
 
 def given_cache(side: Baseline, folded: Folded) -> int | None:
-    """Return the bytes of the cache that a run was given, of which it appends to the end: 0 where it makes its own.
+    """Return the bytes of the cache that a run is given as input, or 0 if it builds its own.
 
-    Where only one stage has to do with a cache and runs once, all that it reads of it was there before.
+    If only one stage uses a cache and runs once, everything that it reads of it was there before.
     """
     cached = [s for s in folded.stages for m in _CACHES if folded.total(m, s) != 0]
     once = [call for call in side.calls if call.partition("/")[0] in cached]
@@ -123,10 +123,10 @@ def given_cache(side: Baseline, folded: Folded) -> int | None:
 
 
 def _peaks(calls: Iterable[CallPeaks], stage: str) -> tuple[int | None, int | None]:
-    """The largest known peak of the calls of a stage, arguments apart; all peaks together, where all are known.
+    """Return the largest known peak of a stage's calls without arguments, and the sum of all peaks if all are known.
 
-    A step that is run alone has the cache from before as an argument, beside the one that it makes; in a run a layer
-    gives its old one back.
+    A decode step that runs by itself has the previous cache as an argument in addition to the one that it makes; in a
+    run each layer frees its old cache.
     """
     here = [call.eager for call in calls if call.stage == stage]
     made = [e.bytes - sum(t.bytes for t in e.alive if not t.operator) for e in here if e is not None]
@@ -149,7 +149,7 @@ def _room(device: Device | None, memory: int | str | None) -> int:
 def _limits(
     along: Mapping[str, SettingCurve], weights: int, room: int, kept: FormulaSum, peaks: Sequence[CallPeaks]
 ) -> Iterator[MemoryLimit]:
-    """The first values that do not fit: of weights and cache, of weights and graph peaks, and with the bound."""
+    """Yield the first values that do not fit: of weights and cache, of weights and graph peaks, and with the bound."""
     for setting, of in along.items():
         held: dict[HeldKind, list[FormulaSum]] = {
             "weights and cache": [_CACHE],
@@ -168,7 +168,7 @@ def _limits(
 
 
 def _known(of: SettingCurve, peaks: Iterable[CallPeaks]) -> Iterator[CallPeaks]:
-    """The calls whose graph peak is known in symbols of the run."""
+    """Yield the calls whose graph peak is an expression of symbols of the run."""
     sizes = of.sizes(of.own)
     for call in peaks:
         every = (symbol for source in (call.form, *call.holds) if call.form for symbol in parse(source).free_symbols)
@@ -177,7 +177,7 @@ def _known(of: SettingCurve, peaks: Iterable[CallPeaks]) -> Iterator[CallPeaks]:
 
 
 def _moments(of: SettingCurve, peaks: Iterable[CallPeaks]) -> Iterator[FormulaSum]:
-    """What is alive at the moments of all graph peaks that are known in symbols, what a call was given taken off."""
+    """Yield the live bytes at each moment of the graph peaks that are known as expressions, arguments subtracted."""
     for call in _known(of, peaks):
         peak, given = parse(call.form), parse(call.given or "0")
         for moment in peak.args if peak.func == FUNCTIONS["Max"] else (peak,):
@@ -185,9 +185,9 @@ def _moments(of: SettingCurve, peaks: Iterable[CallPeaks]) -> Iterator[FormulaSu
 
 
 def _where_graphs_hold(found: Threshold, of: SettingCurve, peaks: Iterable[CallPeaks]) -> Threshold:
-    """What was found, if the graphs hold there: on both sides of a limit, else at the largest value that is a run.
+    """Return the threshold if the graphs hold around it, or at the largest accepted value if there is none.
 
-    Where other formulas hold, another graph may.
+    If other formulas hold there, another graph may be exported.
     """
     if found.outcome == "not solved":
         return found
@@ -205,5 +205,5 @@ def _where_graphs_hold(found: Threshold, of: SettingCurve, peaks: Iterable[CallP
 
 
 def _first(found: Threshold) -> tuple[int, int]:
-    """What is told of several: one that is not solved, since it may come first; then the least value."""
+    """Return the sort key of a threshold, to report the first of several: unsolved ones, then the smallest value."""
     return ({"not solved": 0, "from": 1, "refused": 1, "never": 2}[found.outcome], found.at or 0)

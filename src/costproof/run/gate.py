@@ -1,4 +1,4 @@
-"""The verb: two sides and a policy read, and judged."""
+"""The verb ``gate``: judge the difference of two operands by a policy."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ def gate(
     rules: Files = (),
     trust_remote_code: bool = False,
 ) -> Gate:
-    """Whether a change may pass; needs no torch.
+    """Judge whether a change may pass; torch is not needed.
 
     Args:
-        base: what is compared with, usually a committed baseline; as for :func:`costproof.diff`.
+        base: what to compare with, usually a committed baseline; as for :func:`costproof.diff`.
         head: what changed; likewise.
         policy: the file with the limits.
-        config: configuration file of the head, which is a target.
+        config: configuration file of the head, if that is a target.
         base_config: likewise, of the base.
-        rules: Python files with operator rules, which are run, where a graph is counted.
+        today: decides which allowances of the policy are still valid (default: the current day).
+        rules: Python files with operator rules, which are executed, if a graph is counted.
         trust_remote_code: whether the code of a snapshot that is a target may run.
-        today: decides which allowances of the policy still count; the current day unless given.
 
     Raises:
-        BadInput: a side or the policy is wrong.
+        BadInput: an operand or the policy is invalid.
         Incomplete: there is no baseline.
     """
     limits = read_policy(Path(policy))
@@ -72,7 +72,7 @@ def gate(
 
 
 def _names_a_file(given: str | os.PathLike[str]) -> bool:
-    """Whether it is a file beyond doubt: no target is called so."""
+    """Return whether the text can only be a file, since no target has such a name."""
     return Path(given).suffix == ".json" and not os.fspath(given).startswith("hf:")
 
 

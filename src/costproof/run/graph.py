@@ -1,4 +1,4 @@
-"""The verb: the callgraph of a capture, or of a target that is run for it, as a picture."""
+"""The verbs ``graph`` and ``operators``: callgraphs and operator graphs as lists and pictures."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from costproof.ledger.environment import require
 from costproof.ledger.errors import BadInput, did_you_mean
 from costproof.ledger.progress import Progress, silent
 from costproof.reports.graph import svg
-from costproof.reports.graph.view import Choice, graph_view
+from costproof.reports.graph.view import GraphChoice, graph_view
 from costproof.reports.outputs import PICTURES, variants
 from costproof.views.callgraph_file import Drawable, read_drawable
 from costproof.views.explanation import check_stage
@@ -31,19 +31,19 @@ def drawable(
     rules: Files = (),
     trust_remote_code: bool = False,
 ) -> Drawable:
-    """What :func:`graph` draws: a capture or a folder of reports, a ``callgraph.json``, old ones too, or a target.
+    """Return what :func:`graph` draws: the callgraph of a capture, of a ``callgraph.json``, or of a target.
 
-    A target (``"hf:opt,seq-len=8"``, ``"deepseek-ocr@gundam:2x2"``) is run, on shapes without numbers.
+    A target (``"hf:opt,seq-len=8"``, ``"deepseek-ocr@gundam:2x2"``) runs on the meta device.
 
     Args:
-        given: one of these.
-        progress: called while a target is run.
-        rules: Python files with operator rules, which are run, for a target.
-        trust_remote_code: whether the code of a snapshot may run, which is a target.
+        given: a capture or a folder of reports, a ``callgraph.json`` of any version, or a target.
+        progress: called while a target runs.
+        rules: for a target: Python files with operator rules, which are executed.
+        trust_remote_code: for a target: whether the code of a snapshot may run.
 
     Raises:
         BadInput: it is none of these, or a file of a version that this costproof does not read.
-        Incomplete: the target cannot be run.
+        Incomplete: the target cannot run.
     """
     text = os.fspath(given)
     if rules != () or trust_remote_code:
@@ -87,18 +87,18 @@ def graph(
     rules: Files = (),
     trust_remote_code: bool = False,
 ) -> str | bytes:
-    """The callgraph of a capture as a picture: modules in families, and how they repeat.
+    """Draw the callgraph of a capture: modules grouped into families, and how they repeat.
 
     Args:
-        capture: or a callgraph that was written apart, which has no numbers beside its calls; or a target.
-        kind: ``"svg"``, ``"dot"`` or ``"mmd"``; or ``"png"``, which is bytes.
-        depth: calls below the outermost modules; what fits on a page if ``None``.
+        capture: a capture, or a separate callgraph without costs, or a target.
+        kind: ``"svg"``, ``"dot"`` or ``"mmd"``; or ``"png"``, which returns bytes.
+        depth: calls below the outermost modules; ``None``: as many as fit on a page.
         stage: only modules that work in this stage, with its costs.
-        prefix: only this module and what is inside it.
-        heavy: only modules with matmul-like work, and those that lead to them.
-        link: where a click leads; ``{path}`` and ``{class}`` are filled in.
-        slide: as an SVG or PNG of 16:9 with what can be read on a slide, the heaviest modules first.
-        rules, trust_remote_code: of a target, as for :func:`drawable`.
+        prefix: only this module and its submodules.
+        heavy: only modules with matmul-like work, and the modules that contain them.
+        link: target of a click; ``{path}`` and ``{class}`` are filled in.
+        slide: for SVG and PNG: 16:9 with as many modules as are readable on a slide, the heaviest first.
+        rules, trust_remote_code: for a target, as for :func:`drawable`.
 
     Raises:
         BadInput: no such kind, stage or module, or a slide of another kind.
@@ -114,7 +114,7 @@ def graph(
         if isinstance(capture, str | os.PathLike)
         else capture
     )
-    view = graph_view(found, Choice(depth, stage, prefix, heavy, link))
+    view = graph_view(found, GraphChoice(depth, stage, prefix, heavy, link))
     if kind != "png":
         return svg.slide(view) if slide else known[kind].text(view)
     from costproof.reports.plots.figure import png
@@ -125,14 +125,16 @@ def graph(
 def operators(
     target: str | RunRequest, stage: str, *, module: str | None = None, **choices: Any
 ) -> tuple[OperatorListing, ...]:
-    """The operators of a stage as it is exported, in order, each with its cost.
+    """Return the operators of a stage as it is exported, in order, each with its cost.
 
     Args:
-        module: glob on module paths; all unless given.
-        choices: those of a run.
+        target: the target.
+        stage: the stage.
+        module: glob pattern of module paths (default: all).
+        choices: choices of a run.
 
     Raises:
-        BadInput: no such target or stage, it cannot be exported, or no operator runs in such a module.
+        BadInput: no such target or stage, it cannot be exported, or no operator runs in a matching module.
         Incomplete: torch is not installed, or a part cannot be exported.
     """
     from costproof.models.target import Exportable, lacking
@@ -160,12 +162,13 @@ def operators(
 
 
 def operator_graph(found: Sequence[OperatorListing], kind: str = "svg", *, unrolled: bool = False) -> str | bytes:
-    """Operators as a picture: boxes with shapes and shares of the FLOPs, arrows of data; equal layers are drawn once.
+    """Draw operators as boxes with shapes and shares of the FLOPs, connected by data flow; equal layers are drawn once.
 
     Args:
-        found: what :func:`operators` returns.
-        kind: ``"svg"``, ``"dot"`` or ``"mmd"``; ``"html"``, a page with a table of them; or ``"png"``, which is bytes.
-        unrolled: every operator of every layer, also those that do no work, such as views.
+        found: the result of :func:`operators`.
+        kind: ``"svg"``, ``"dot"`` or ``"mmd"``; ``"html"``, a page with a table of them; or ``"png"``, which returns
+            bytes.
+        unrolled: draw every operator of every layer, including those without work, such as views.
 
     Raises:
         BadInput: no such kind, or more operators than can be drawn.

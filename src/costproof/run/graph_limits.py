@@ -1,7 +1,7 @@
-"""From which batch and length on weights and cache do not fit, read off the graphs of a model without formulas.
+"""Find the batch and length at which weights and cache stop fitting, from exported graphs of a model without formulas.
 
-A count has the bytes of the cache in the symbols of its exports. These are evaluated at the sizes of other runs, for as
-long as the conditions of the exports are met: beyond, another graph may run.
+The graphs give the bytes of the cache as expressions of their symbols. They are evaluated at the sizes of other runs,
+as long as the conditions of the exports hold; beyond them another graph may run.
 """
 
 from __future__ import annotations
@@ -24,29 +24,30 @@ if TYPE_CHECKING:
     from costproof.compare.proof.closed_form import Limit as Condition
 
 _FAR: Final = 2**40
-"""The search for a limit ends here."""
+"""Upper end of the search."""
 _Sizes = Mapping[tuple[str, str], Mapping[str, int]]
 """(stage, invocation) -> the values of its symbols."""
 
 
 class _NotKnownError(Exception):
-    """Why a limit is not found."""
+    """The limit cannot be found, for the reason in the message."""
 
 
 @dataclass(frozen=True, slots=True)
 class GraphRun:
-    """A run that was counted by its graphs alone."""
+    """A run that only its exported graphs counted."""
 
     target: Exportable
     workload: Workload
     ledger: Ledger
 
     def limits(self, setting: str, held: int, room: int) -> Iterator[MemoryLimit]:
-        """Yield the first value of a setting at which the cache no longer fits beside what is held.
+        """Yield the first value of a setting at which the cache no longer fits next to the other bytes.
 
         Args:
             setting: ``batch`` or ``text_tokens``.
-            held: bytes that do not depend on it.
+            held: bytes that do not depend on the setting.
+            room: bytes of the memory.
         """
         own: int = getattr(self.workload, setting)
         try:
@@ -77,7 +78,7 @@ class GraphRun:
         return {(c.stage, c.id): c.symbols for c in self.target.invocations(replace(self.workload, **there))}
 
     def _refusal(self, setting: str, at: int) -> str:
-        """Return what the model says against a run of this size."""
+        """Return the error with which the model refuses a run of this size, or an empty text."""
         there: dict[str, Any] = {setting: at}
         try:
             self.target.check(replace(self.workload, **there))
@@ -86,14 +87,14 @@ class GraphRun:
         return ""
 
     def _cached(self) -> list[CostNode]:
-        """Return the nodes with a cache; that of an unknown size is one."""
+        """Return the nodes with a cache, including those whose cache has an unknown size."""
         return [n for n in self.ledger.nodes if n.cost("kv_cache_bytes") != 0]
 
     def _cache(self, setting: str, at: int) -> int:
-        """Return the bytes of the cache by the formulas of the graphs.
+        """Return the bytes of the cache at a value of the setting, by the expressions of the graphs.
 
         Raises:
-            _NotKnownError: they do not say how large it is.
+            _NotKnownError: a size is not known.
         """
         sizes = self._sizes(setting, at)
         found = 0
@@ -107,10 +108,10 @@ class GraphRun:
         return found
 
     def _check_constant(self, setting: str, own: int) -> None:
-        """Check that neither the cache nor a condition of its graphs has a symbol that varies with the setting.
+        """Check that neither the cache nor a condition of its graphs depends on the setting.
 
         Raises:
-            _NotKnownError: one has: the cache was evaluated at some values only.
+            _NotKnownError: one of them does, so that the values that were tried are no proof.
         """
         before, after = self._sizes(setting, own), self._sizes(setting, own + 1)
         varied = {k for call, values in before.items() for k, v in values.items() if after[call].get(k) != v}
@@ -121,9 +122,9 @@ class GraphRun:
             raise _NotKnownError(f"it fits at every value tried, up to {_FAR:,}; larger ones were not looked at")
 
     def _first(self, setting: str, own: int, room: int) -> int | None:
-        """Return the first value at which the cache exceeds the room; ``None``: none of those tried, up to 2**40.
+        """Return the first value at which the cache exceeds the room, or ``None`` if no value up to 2**40 does.
 
-        Doubling, then bisection: a cache does not shrink as a run grows.
+        The search doubles, then bisects: a cache does not shrink as a run grows.
         """
         below, above = 0, own
         while self._cache(setting, above) <= room:
@@ -136,10 +137,10 @@ class GraphRun:
         return above
 
     def _check_graphs(self, setting: str, places: list[int]) -> None:
-        """Check that the graphs that were counted are those of other values.
+        """Check that the exported graphs are also those of other values of the setting.
 
         Raises:
-            _NotKnownError: an export has a number where the setting is, or a condition that is not met.
+            _NotKnownError: an export has a constant in place of the setting, or one of its conditions fails.
         """
         own: int = getattr(self.workload, setting)
         before, after = self._sizes(setting, own), self._sizes(setting, own + 1)
@@ -161,7 +162,7 @@ class GraphRun:
                         raise _NotKnownError(f"the graph of {stage} holds only where {unmet}")
 
     def _graphs(self) -> list[tuple[str, frozenset[str], tuple[Condition, ...]]]:
-        """Return (stage, symbols, conditions) of the exports that say something of the cache."""
+        """Return (stage, symbols, conditions) of the exports with a cache."""
         from costproof.tracers.cache import cache_enabled, cached_export
         from costproof.tracers.derive.subject import size_limits
 

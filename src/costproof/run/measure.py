@@ -1,4 +1,4 @@
-"""The verb: a run timed stage by stage, beside what bounds it and what its operators take alone; or these alone."""
+"""The verbs ``measure`` and ``machine --measure``: time stages and operators of a run, and the rates of a machine."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from costproof.run.prepare import prepare
 from costproof.run.request import RunRequest, request
 
 TIMES: Final = 5
-"""Timed runs unless the request says how many."""
+"""Default number of timed runs."""
 
 
 def measure(
@@ -48,21 +48,24 @@ def measure(
     progress: Progress = silent,
     **choices: Any,
 ) -> Measurement:
-    """Run a target, time its stages and its operators, and hold the times against the roof of a device.
+    """Run a target, time its stages and operators, and compare the times with the roofline bound of a device.
 
     Args:
-        on: the device that it runs on, as for :func:`~costproof.run.roofline.roofline`; unless given this machine is
-            measured, before the runs, after each kind of them and after the operators of each, and the highest rates
-            count.
-        math: the dtype whose peak is the roof; the run's unless given.
-        predict: nothing runs but the distinct operators, each alone, on tensors made for it: no stage is measured, and
-            no memory has to hold the model.
-        choices: as :func:`~costproof.run.report.report` takes them; ``run`` is ``cpu`` unless given, ``profile``
-            the timed runs.
+        target: the target.
+        on: the device that it runs on, as for :func:`~costproof.run.roofline.roofline`. By default this machine is
+            measured before the runs, after each kind of run and after each run's operators, and the highest rates are
+            used.
+        math: the dtype whose peak bounds the products (default: that of the run).
+        predict: run nothing but the distinct operators, each by itself on tensors made for it; no stage is measured,
+            and the model need not fit in memory.
+        progress: called with the steps.
+        choices: as for :func:`~costproof.run.report.report`; ``run`` defaults to ``cpu``, ``profile`` is the number of
+            timed runs.
 
     Raises:
-        BadInput: the target cannot be run, or the device has no peak of the dtype; there are weights, and no run.
-        Incomplete: torch is missing, the device is not there, a source failed, or what never runs needs numbers.
+        BadInput: the target cannot run, or the device has no peak of the dtype; or weights are given with ``predict``.
+        Incomplete: torch is missing, the device is not available, a source failed, or an operator that does not run
+            needs concrete values.
     """
     asked = request(target, **{**choices, "sources": ("dynamic",)})
     if asked.run.device == "meta":
@@ -137,7 +140,7 @@ def _measured(
 
 
 def _routed(ledger: Ledger) -> dict[str, int]:
-    """Module of routed experts -> bytes of the weights that one token passes: no call reads fewer."""
+    """Return module of routed experts -> bytes of the weights that one token passes, the least that a call reads."""
     found = {}
     for node in ledger.nodes:
         whole, active, held = (node.cost(m) for m in ("params", "params_active", "weight_bytes"))
@@ -157,7 +160,7 @@ def _device(
     progress: Progress,
     before: Device | None,
 ) -> Device:
-    """The device that was given; else this machine, measured once more: its clock is another from minute to minute."""
+    """Return the given device, or measure this machine again, since its clock varies, and merge the results."""
     if on is not None:
         return on if isinstance(on, Device) else machine(on)
     progress("measure the machine", 0, 1)
@@ -169,18 +172,20 @@ def _device(
 def measure_machine(
     run: Literal["cpu", "cuda"] = "cpu", *, name: str = "here", dtypes: Iterable[str] | None = None
 ) -> Device:
-    """What this machine reaches: the best of some products per dtype, a large copy or read; how much memory it has.
+    """Measure the peaks of this machine per dtype, its bandwidth by a large copy or read, and its memory.
 
-    A roof of it is what was seen, not what the maker promises.
+    A roofline bound on such a device is based on observed rates, not on those that the maker promises.
 
     Args:
-        dtypes: whose peak is sought, as torch calls them; float32, bfloat16, float16 and float64 unless given.
+        run: the kind of device.
+        name: name of the result.
+        dtypes: torch dtypes to measure (default: float32, bfloat16, float16 and float64).
 
     Raises:
-        Incomplete: torch is missing, or there is no such device.
+        Incomplete: torch is missing, or the device is not available.
     """
     require("trace", "measuring a machine")
-    from costproof.tracers.machine import DTYPES, measure_device
+    from costproof.tracers.device_benchmark import DTYPES, measure_device
 
     with count_lock():
         return measure_device(run, name, DTYPES if dtypes is None else tuple(dtypes))

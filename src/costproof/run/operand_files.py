@@ -1,4 +1,4 @@
-"""Files that are a side of a diff or a gate: read without what counts, so that a gate decides at once."""
+"""Read operands from files and from git without loading targets, so that a gate starts quickly."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _STATIC: Final = "costproof/static_compute"
 
 
 def baseline_at(text: str) -> Baseline:
-    """The baseline in a file, in the folder of a report, or at a revision of git.
+    """Return the baseline in a file, in a folder of reports, or at a revision of git.
 
     Raises:
         BadInput: there is none, or it cannot be read.
@@ -37,7 +37,7 @@ def baseline_at(text: str) -> Baseline:
 
 
 def file_at(text: str) -> tuple[Baseline, tuple[CallPeaks, ...]]:
-    """:func:`baseline_at`, and the peaks of live activations that a capture has beside its counts.
+    """Return the baseline as :func:`baseline_at`, and the peaks of live activations if the file is a capture.
 
     Raises:
         BadInput: there is none, or it cannot be read.
@@ -56,7 +56,7 @@ def file_at(text: str) -> tuple[Baseline, tuple[CallPeaks, ...]]:
 
 
 def _in_git(text: str) -> bytes:
-    """A file at a revision: ``main:baselines/deepseek-ocr.json``."""
+    """Return a file at a revision: ``main:baselines/deepseek-ocr.json``."""
     revision, colon, path = text.partition(":")
     if not (revision and colon and path) or revision.startswith("-"):
         from costproof.models.registry import TARGETS
@@ -76,11 +76,11 @@ def _in_git(text: str) -> bytes:
 
 
 _NONE: Final = (b"not a git repository", b"Not a valid object name")
-"""What git says where it has no such object. For a folder of somebody else it may say that it does not look."""
+"""Messages of git for a missing object. It may refuse to look into a folder of another user."""
 
 
 def is_revision(name: str) -> bool:
-    """Return whether git has an object of this name in the current folder, or does not tell.
+    """Return whether git has an object of this name in the current folder, or refuses to look.
 
     Raises:
         BadInput: git does not answer.
@@ -92,7 +92,7 @@ def is_revision(name: str) -> bool:
 
 
 def _git(what: str, name: str) -> bytes:
-    """Return what ``git cat-file`` says of an object; one that is not in the clone is not downloaded."""
+    """Return the output of ``git cat-file`` for an object; objects that are not in the clone are not downloaded."""
     done = _asked(what, name)
     if done.returncode:
         said = done.stderr.decode("utf-8", "replace").strip().splitlines()
@@ -129,10 +129,10 @@ def check_whole(side: Baseline) -> None:
 
 
 def check_cut_alike(base: Baseline, head: Baseline) -> None:
-    """Refuse to compare the first layers of a model with more or fewer of them.
+    """Refuse to compare models that were cut to different numbers of layers.
 
     Raises:
-        BadInput: the two were cut differently.
+        BadInput: they were.
     """
     sides = [", ".join(f"{part} {of}" for part, of in sorted(side.target.cut.items())) for side in (base, head)]
     if sides[0] != sides[1]:
@@ -147,7 +147,7 @@ def check_cut_alike(base: Baseline, head: Baseline) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Header:
-    """What all files begin with."""
+    """The fields that all files begin with."""
 
     conventions: Conventions
     target: TargetInfo
@@ -156,7 +156,7 @@ class _Header:
 
 
 def _of_static(data: Mapping[str, Any], where: str) -> Baseline:
-    """A side of the numbers of whole stages, which is all that ``static_compute.json`` has of a source."""
+    """Return the baseline of a ``static_compute.json``, which has numbers of whole stages only."""
     from costproof.views.static_compute import STATIC_COMPUTE
 
     kind = FileKind(STATIC_COMPUTE.name, STATIC_COMPUTE.version, _Header)
@@ -199,7 +199,7 @@ def _minus(whole: int | None, part: int | None) -> int | None:
 
 
 def of_stages(side: Baseline) -> Baseline:
-    """The side without its parts, to compare with one that has none."""
+    """Return a baseline without its parts, to compare it with one that has none."""
     sources = {}
     for name, folded in side.sources.items():
         rows = {s: {WHOLE_STAGE: {"": {m: folded.total(m, s) for m in folded.metrics}}} for s in folded.stages}
@@ -210,5 +210,5 @@ def of_stages(side: Baseline) -> Baseline:
 
 
 def has_parts(side: Baseline) -> bool:
-    """Whether the side tells more than whole stages."""
+    """Return whether a baseline has parts of stages."""
     return any(part != WHOLE_STAGE for f in side.sources.values() for parts in f.rows.values() for part in parts)

@@ -1,4 +1,4 @@
-"""What a side of a diff may be: a file of ours, one in git, or a target with settings."""
+"""Read the operands of a diff, a gate or an estimate: a file, a file in git, or a target with settings."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ from costproof.run.request import build_workload, request, settings
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """A side, read."""
+    """An operand: its baseline, and what can evaluate it elsewhere."""
 
     baseline: Baseline
     target: WithKeys | None
-    """The target of its configuration, for other points than its own; ``None``: no formulas describe it."""
+    """The target of its configuration, to evaluate other points; ``None``: no formulas describe it."""
     counted: bool = False
-    """Whether the formulas at hand made the numbers."""
+    """Whether the formulas of this costproof made the numbers."""
     exported: GraphRun | None = None
-    """The run that exports counted, for want of formulas."""
+    """The run that exported graphs counted, if there are no formulas."""
     peaks: tuple[CallPeaks, ...] = ()
-    """Of live activations, where the side is a capture that has them."""
+    """Peaks of live activations, if the operand is a capture that has them."""
 
 
 def read_operand(
@@ -51,15 +51,15 @@ def read_operand(
     trust_remote_code: bool = False,
     by_graph: bool = False,
 ) -> Operand:
-    """Read one side.
+    """Read one operand.
 
     Args:
-        given: see :data:`~costproof.run.operand_files.FORMS`; a registered target's name is one even where a file has
-            that name.
-        config: a configuration file, of a target.
-        rules: Python files with operator rules, which are run, for a target.
-        trust_remote_code: whether the code of a snapshot may run, which is a target.
-        by_graph: count a target by its exported graph though it has formulas.
+        given: see :data:`~costproof.run.operand_files.FORMS`; the name of a registered target takes precedence over a
+            file of that name.
+        config: a configuration file, for a target.
+        rules: Python files with operator rules, which are executed, for a target.
+        trust_remote_code: whether the code of a snapshot that is a target may run.
+        by_graph: count a target by its exported graph even if it has formulas.
 
     Raises:
         BadInput: it is none of these, or several of them, or cannot be read or counted.
@@ -79,10 +79,10 @@ def read_operand(
 
 
 def names_target(text: str) -> bool:
-    """Whether a text is a target with settings, and neither a file nor one in git.
+    """Return whether a text is a target with settings, rather than a file, also one in git.
 
     Raises:
-        BadInput: it names a function, whose code would run, and a file too.
+        BadInput: it names both a function, whose code would run, and a file.
     """
     name = _name_of(text)
     if name in TARGETS.all() or name.startswith(CONFIGURATION):
@@ -109,10 +109,10 @@ def _name_of(text: str) -> str:
 
 
 def check_counted(rules: Files, trust_remote_code: bool, *sides: OperandInput) -> None:
-    """Refuse what is for targets where no side is one.
+    """Refuse options for targets if no operand is one.
 
     Raises:
-        BadInput: nothing is counted, and there are rules or trust for it.
+        BadInput: nothing is counted, and there are rules or trust.
     """
     given = {"--rules": rules != (), "--trust-remote-code": trust_remote_code}
     if any(given.values()) and not any(isinstance(s, str | os.PathLike) and names_target(os.fspath(s)) for s in sides):
@@ -123,7 +123,7 @@ def check_counted(rules: Files, trust_remote_code: bool, *sides: OperandInput) -
 def is_without_formulas(
     given: OperandInput, config: str | os.PathLike[str] | None = None, *, trust_remote_code: bool = False
 ) -> bool:
-    """Return whether a side is a target that no formulas describe; it is not counted, and its model is not built.
+    """Return whether an operand is a target without formulas; it is neither counted nor built.
 
     Raises:
         BadInput: there is no such target.
@@ -137,12 +137,12 @@ def is_without_formulas(
 def target_with_settings(
     text: str, config: str | os.PathLike[str] | None = None, *, trusted: bool = False
 ) -> tuple[Target, Workload]:
-    """A target and its run: ``TARGET@PRESET,NAME=VALUE,…`` with settings of a workload and keys of the configuration.
+    """Return the target and the workload of ``TARGET@PRESET,NAME=VALUE,…``, with settings and configuration keys.
 
     A target without formulas has no keys.
 
     Raises:
-        BadInput: there is no such target, setting or key, or it cannot run so.
+        BadInput: there is no such target, setting or key, or the workload is invalid.
     """
     name = _name_of(text)
     rest = text.removeprefix(name)
@@ -176,7 +176,7 @@ def target_with_settings(
 
 
 def _counted(text: str, config: str | os.PathLike[str] | None, trusted: bool, by_graph: bool) -> Operand:
-    """A target, evaluated by its formulas; one without is exported."""
+    """Evaluate a target by its formulas, or export it if it has none."""
     target, work = target_with_settings(text, config, trusted=trusted)
     if by_graph or not isinstance(target, WithKeys):
         return _exported(target, work)
@@ -199,7 +199,7 @@ def _exported(target: Target, work: Workload) -> Operand:
 
 
 def _value(text: str) -> Any:
-    """A value of a key as JSON has it; ``2+5+8`` is a list, other text is itself."""
+    """Return a value of a key: JSON, ``2+5+8`` for a list, or else the text itself."""
     if "+" in text and all(part.isdecimal() for part in text.split("+")):
         return tuple(int(part) for part in text.split("+"))
     try:
@@ -210,7 +210,7 @@ def _value(text: str) -> Any:
 
 
 def target_of(side: Baseline) -> WithKeys | None:
-    """The target that a file is about, with its configuration."""
+    """Return the target of a baseline, with its configuration; ``None`` if it has no formulas here."""
     if side.target.name not in TARGETS.all() or side.target.implementation != "native" or side.target.config is None:
         return None
     usual = load_target(side.target.name)

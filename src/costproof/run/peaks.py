@@ -1,4 +1,4 @@
-"""The verb: the peak of live activations of every stage, by its graph and by the module as written."""
+"""The verb ``peaks``: the peak of live activations of every stage, by its graph and by its eager modules."""
 
 from __future__ import annotations
 
@@ -17,15 +17,17 @@ from costproof.run.request import RunRequest, request
 
 
 def peaks(target: str | RunRequest, *, progress: Progress = silent, **choices: Any) -> Peaks:
-    """The peak of live activations of every stage: by liveness over its graph, and as the module holds them.
+    """Return the peak of live activations of every stage, by liveness over its graph and in eager mode.
 
-    Nothing is computed, and no memory is taken for tensors: sizes are those of a run on the CPU.
+    Nothing is computed and no tensor is allocated; sizes are those of a run on the CPU.
 
     Args:
-        choices: those of a run.
+        target: the target.
+        progress: called with the steps.
+        choices: choices of a run.
 
     Raises:
-        BadInput: target, configuration or workload are wrong, or the target cannot be exported.
+        BadInput: target, configuration or workload are invalid, or the target cannot be exported.
         Incomplete: torch is not installed.
     """
     asked = request(target, **{**choices, "sources": ("static",)})
@@ -42,7 +44,14 @@ def peaks(target: str | RunRequest, *, progress: Progress = silent, **choices: A
 def measure_peaks(
     model: Target, workload: Workload, progress: Progress = silent, *, eager: bool = True, forms: bool = True
 ) -> tuple[CallPeaks, ...]:
-    """The peaks of every call of every stage; without ``eager`` those of graphs alone, without ``forms`` in numbers.
+    """Return the peaks of every call of every stage.
+
+    Args:
+        model: the target.
+        workload: the workload.
+        progress: called with the steps.
+        eager: whether to find eager peaks besides those of graphs.
+        forms: whether to give peaks of graphs as expressions too.
 
     Raises:
         BadInput: the target cannot be exported.

@@ -1,4 +1,4 @@
-"""The verb: pictures of what a file holds."""
+"""The verb ``plot``: draw the content of a file."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from costproof.views.manifest import capture_file
 from costproof.views.sweep_file import SWEEP
 
 PICTURES: Final = ("shares", "roofline", "peaks", "counters", "sweep")
-"""All that there are."""
+"""All pictures."""
 PlotData = Capture | Report | Roofline | Peaks | CounterReport | strips.SweepTable
 _Picture = Callable[[str], bytes]
 
@@ -38,19 +38,19 @@ def plot(
     on: str | os.PathLike[str] | Device | None = None,
     named_first: Callable[[Iterable[str]], object] = list,
 ) -> dict[str, bytes]:
-    """Draw what a file holds: name of a picture's file -> its bytes, the same for the same data.
+    """Draw the content of a file: name of the picture's file -> its bytes, deterministically.
 
     Args:
-        what: a capture or a folder of reports (``shares.svg``; ``peaks.svg`` and ``counters.svg`` where they were asked
-            for), a sweep as JSON or CSV, or ``roofline.json``, ``peaks.json``, ``counters.json`` (a picture by the name
-            of the file); or the object that such a file holds.
+        what: a capture or a folder of reports (``shares.svg``; ``peaks.svg`` and ``counters.svg`` if they were
+            requested), a sweep as JSON or CSV, or ``roofline.json``, ``peaks.json``, ``counters.json`` (one picture
+            with the name of the file); or the object that such a file contains.
         kinds: ``"svg"``, ``"png"``, or both.
-        only: these pictures; all that there are data for unless given.
-        on: draw the ``roofline`` of a capture too, on this device.
+        only: pictures to draw (default: all that there are data for).
+        on: a device: draw the ``roofline`` of a capture on it too.
         named_first: called with the names of the files before anything is drawn.
 
     Raises:
-        BadInput: no such kind or picture, the file is none of these, or it has no data for a picture that is named.
+        BadInput: no such kind or picture, the file is none of these, or it has no data for a requested picture.
         Incomplete: matplotlib is not installed.
     """
     wanted = (kinds,) if isinstance(kinds, str) else tuple(dict.fromkeys(kinds))
@@ -135,7 +135,7 @@ _KINDS: Final[Mapping[str, Callable[[Any, str], PlotData]]] = {
 
 
 def read(path: str | os.PathLike[str]) -> PlotData:
-    """Read what can be drawn.
+    """Read a file whose content can be drawn.
 
     Raises:
         BadInput, Problems: the file is none of these, or damaged.

@@ -1,4 +1,4 @@
-"""From a request to a run that can start: everything that needs no tracing is checked first."""
+"""Load the target of a request, and check everything that needs no tracing."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from costproof.tracers.counters.registry import COUNTERS, ON_REQUEST, not_instal
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What a run needs, loaded and checked."""
+    """A run whose target is loaded and whose choices are checked."""
 
     target: Target
     workload: Workload
     sources: tuple[str, ...] = DEFAULT_SOURCES
-    """In the order of the sources, whatever was asked."""
+    """Sources in their canonical order."""
     all_calls: bool = False
     counters: tuple[str, ...] = ()
     no_cache: bool = False
@@ -36,11 +36,11 @@ class Prepared:
 
 
 def prepare(request: RunRequest) -> Prepared:
-    """Load what a request names and check that it can run here; nothing is traced.
+    """Load everything that a request names, and check that it can run here; nothing is traced.
 
     Raises:
-        BadInput: target, configuration, options or workload are wrong, or a file or folder is not there.
-        Incomplete: the device is not there.
+        BadInput: target, configuration, options or workload are invalid, or a file or folder does not exist.
+        Incomplete: the device is not available.
     """
     target = load_run_target(request)
     work = build_workload(target, request.workload)
@@ -58,11 +58,11 @@ def prepare(request: RunRequest) -> Prepared:
 
 
 def check_without_loading(request: RunRequest) -> tuple[str, ...]:
-    """Check everything about a request that needs no target; return its sources in their order.
+    """Check everything about a request that needs no target, and return its sources in canonical order.
 
     Raises:
-        BadInput: options are wrong, or a file or folder is not there.
-        Incomplete: the device or a counter is not there.
+        BadInput: options are invalid, or a file or folder does not exist.
+        Incomplete: the device or a counter is not available.
     """
     options = request.run
     if options.profile and "dynamic" not in request.sources:
@@ -82,10 +82,10 @@ def check_without_loading(request: RunRequest) -> tuple[str, ...]:
 
 
 def require_exportable(model: Target) -> Exportable:
-    """The target, as one that counters can run.
+    """Return the target, typed as one that counters can run.
 
     Raises:
-        BadInput: it is none.
+        BadInput: it cannot be exported.
     """
     if not isinstance(model, Exportable):
         raise BadInput(
@@ -97,11 +97,11 @@ def require_exportable(model: Target) -> Exportable:
 
 
 def resolve_counters(asked: tuple[str, ...]) -> tuple[str, ...]:
-    """The counters that are meant; ``all`` are those that do not wait to be named.
+    """Return the names of the requested counters; ``all`` leaves out those that run only on request.
 
     Raises:
         BadInput: there is no such counter.
-        Incomplete: one is not installed.
+        Incomplete: a counter is not installed.
     """
     known = tuple(COUNTERS.all() if asked != ("all",) else COUNTERS.listed())
     if asked == ("all",):
@@ -119,7 +119,7 @@ def resolve_counters(asked: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def check_names(what: str, asked: tuple[str, ...], known: tuple[str, ...], where: str) -> None:
-    """Refuse a name that is none of those known."""
+    """Raise an error for a name that is not among the known ones."""
     for name in asked:
         if name not in known:
             expected, fix = "of " + ", ".join(known), did_you_mean(name, known)
@@ -129,10 +129,10 @@ def check_names(what: str, asked: tuple[str, ...], known: tuple[str, ...], where
 def workload(
     target: str, preset: str | None = None, *, config: str | os.PathLike[str] | None = None, **settings: Any
 ) -> Workload:
-    """A preset with changes: ``workload("deepseek-ocr", "gundam", grid="3x2", batch=4)``.
+    """Return a preset with overrides: ``workload("deepseek-ocr", "gundam", grid="3x2", batch=4)``.
 
     Raises:
-        BadInput: everything that is wrong with the settings, at once.
+        BadInput: all problems of the settings.
     """
     asked = made(target, config=config, preset=preset, **settings)
     with count_lock():
@@ -140,21 +140,21 @@ def workload(
 
 
 def load_run_target(request: RunRequest) -> Target:
-    """The target, run as the request says.
+    """Load the target of a request, with the request's run options.
 
     Raises:
-        BadInput: it cannot be loaded, or cannot be run so.
+        BadInput: it cannot be loaded, or does not support the options.
     """
     config = None if request.config is None else Path(request.config)
     return run_with(load_target(request.target, config, trusted=request.trust_remote_code), request.run)
 
 
 def check_run(options: RunOptions) -> None:
-    """Check that numbers can be had: the device is there, and the folder of a checkpoint holds one.
+    """Check that the device is available, and that the folder of a checkpoint contains one.
 
     Raises:
         BadInput: there is no checkpoint.
-        Incomplete: the device is not there.
+        Incomplete: the device is not available.
     """
     require_device(options.device)
     if options.weights != RANDOM:

@@ -1,4 +1,4 @@
-"""One proof: the pieces, carried out on all cores, kept as they finish, put together into a certificate."""
+"""The verbs ``prove`` and ``verify``: carry out the pieces of a proof on all cores, and write a certificate."""
 
 from __future__ import annotations
 
@@ -40,11 +40,12 @@ from costproof.tracers.sources import preload_modules
 SAMPLES: Final = 64
 SEED: Final = 1
 MOST_SAMPLES: Final = 10_000
-"""Of a certificate that is repeated: who wrote it may want the reader's machine to be busy."""
+"""Limit for a certificate that is repeated, whose author may want to keep the reader's machine busy."""
 _SHOWN: Final = 120
 RUN_STEPS: Final = (3, 2, 5, 12, 4, 7, 2, 9)
-"""Decode steps of the runs of a proof. A cost that is a straight line in the past is in N a polynomial of degree 2,
-which three values settle; one step is in every draw."""
+"""Decode steps of the runs of a proof. A cost that is linear in the context is a polynomial of degree 2 in N, which
+three values determine; one step is in every draw.
+"""
 
 
 def prove(
@@ -58,13 +59,15 @@ def prove(
     """Prove that the formulas of a target equal its graphs.
 
     Args:
-        out: the folder of the certificate; finished pieces are kept there, so that an interrupted proof goes on.
-        jobs: processes; one per core unless given.
-        choices: ``samples`` (random configurations to draw), ``seed`` (of these), and what
-            ``costproof.settings(target, "prove")`` lists; ``config`` and the other choices of a run.
+        target: the target.
+        out: folder of the certificate; finished pieces are saved there, so that an interrupted proof resumes.
+        jobs: number of processes (default: one per core).
+        progress: called with the steps.
+        choices: ``samples`` (random configurations to draw), ``seed``, the settings that ``costproof.settings(target,
+            "prove")`` lists, ``config``, and other choices of a run.
 
     Raises:
-        BadInput: settings that make no proof, or a target that does not say what one ranges over.
+        BadInput: invalid settings, or a target that does not define the domain of a proof.
     """
     asked = request(target, verb="prove", **choices)
     with count_lock(asked.rules):
@@ -82,7 +85,7 @@ def prove(
 
 
 def prepare_proof(asked: RunRequest) -> tuple[WithProof, Proof]:
-    """The target of a request and its proof; nothing is traced. Errors as for :func:`prove`."""
+    """Return the target of a request and its proof; nothing is traced. Raises as :func:`prove`."""
     target = load_run_target(asked)
     if not isinstance(target, WithProof):
         raise BadInput(
@@ -99,10 +102,10 @@ def prepare_proof(asked: RunRequest) -> tuple[WithProof, Proof]:
 
 
 def with_runs(proof: Proof) -> Proof:
-    """The proof with runs of the first drawn configurations, of which every decode step is made and counted.
+    """Return the proof with runs of the first drawn configurations, in which every decode step runs and is counted.
 
-    A graph of a step and its formula are summed over N steps by the same code; these sums are not. Torch has no
-    formula for FlashAttention's operators.
+    The graph of one step and its formula are summed over N steps by the same code; these runs are an independent check.
+    Torch has no FLOP formula for FlashAttention's operators, so such draws are left out.
     """
     drawn = (
         p
@@ -125,7 +128,7 @@ def carry_out_proof(
     jobs: int | None = None,
     progress: Progress = silent,
 ) -> Certificate:
-    """All pieces on ``jobs`` cores, put together into a certificate."""
+    """Carry out all pieces on ``jobs`` cores, and assemble the certificate."""
     if jobs is not None and not 1 <= jobs <= 256:
         raise BadInput("--jobs out of range", where="--jobs", expected="1 to 256", got=jobs)
     return assemble_certificate(_carry_out(proof.pieces, kept, jobs or os.cpu_count() or 1, progress), target, proof)
@@ -133,22 +136,22 @@ def carry_out_proof(
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """What became of a certificate."""
+    """The result of repeating the proof of a certificate."""
 
     certificate: Certificate
     """The new one."""
     versions: tuple[str, ...]
-    """Packages that have another version now; named, not judged."""
+    """Packages whose version differs now; they are listed but do not affect the result."""
     differences: tuple[str, ...]
-    """In what the new proof departs from the certificate."""
+    """Differences between the new proof and the certificate."""
 
     def table_rows(self) -> Sequence[object]:
-        """The claims of the new proof."""
+        """Return the claims of the new proof."""
         return self.certificate.claims
 
     @property
     def exit_code(self) -> int:
-        """That of the new proof; 1 if it is proved and still another one."""
+        """Exit code of the new proof; 1 if it succeeded but differs."""
         return self.certificate.exit_code or (EXIT_FINDINGS if self.differences else 0)
 
 
@@ -159,14 +162,16 @@ def verify(
     jobs: int | None = None,
     progress: Progress = silent,
 ) -> Verification:
-    """Repeat the proof of a certificate from its own settings, and compare.
+    """Repeat the proof of a certificate with its own settings, and compare.
 
     Args:
-        rules: Python files with operator rules, which are run: those that the certificate was made with.
-        jobs: processes; one per core unless given.
+        certificate: the file.
+        rules: Python files with operator rules, which are executed: those that the certificate was made with.
+        jobs: number of processes (default: one per core).
+        progress: called with the steps.
 
     Raises:
-        BadInput: the file is not a certificate, or about a target that is not known here.
+        BadInput: the file is not a certificate, or is about an unknown target.
     """
     old = read_certificate(Path(certificate))
     with count_lock(rules):
@@ -183,8 +188,7 @@ def prepare_repeat(old: Certificate) -> tuple[WithProof, Proof]:
     """Return the target of a certificate and its proof; nothing is traced.
 
     Raises:
-        BadInput: the target is not known here, or the settings are damaged, or those of another proof than the one that
-            the certificate is about.
+        BadInput: the target is unknown here, or the settings are damaged or do not match the rest of the certificate.
     """
     name, settings = old.target.name, old.settings
     if not 0 <= settings.samples <= MOST_SAMPLES:
@@ -216,7 +220,7 @@ def prepare_repeat(old: Certificate) -> tuple[WithProof, Proof]:
 def _carry_out(
     tasks: Sequence[Piece[Provable]], kept: ProofCheckpoint | None, processes: int, progress: Progress
 ) -> list[tuple[str, str, Answer | str]]:
-    """(phase, id, answer or why there is none) of all tasks, in their order."""
+    """Carry out all pieces that have no saved answer, and return (phase, id, answer or error) of all, in order."""
     found: dict[str, Answer | str] = dict(kept.read()) if kept is not None else {}
     todo = [t for t in tasks if t.id not in found]
     phases = {t.id: t.phase for t in tasks}
@@ -242,14 +246,18 @@ _LINE: Final = tuple[str, Answer]
 
 
 class ProofCheckpoint:
-    """Answers of finished pieces, one per line, behind a line that says what they are answers to; a context manager."""
+    """A file with the answers of finished pieces, so that an interrupted proof resumes; a context manager.
+
+    The first line identifies the proof. The file is locked by one proof at a time, and answers of a proof with other
+    settings or other code are discarded.
+    """
 
     def __init__(self, folder: Path, target: str, settings: Settings) -> None:
         self.path = folder / NAME
         self.head = json.dumps({"proof": _fingerprint(target, settings)}).encode()
 
     def __enter__(self) -> ProofCheckpoint:
-        """Take the file.
+        """Lock the file.
 
         Raises:
             BadInput: another proof has it, it belongs to another program, or it cannot be written.
@@ -275,14 +283,14 @@ class ProofCheckpoint:
         self._file.close()
 
     def _ours(self) -> bool:
-        """Whether the file begins as one of ours, as far as that was written."""
+        """Return whether the file begins like a checkpoint, which may have been cut off."""
         begins = self.head[: len(_BEGINS)]
         return self.path.is_file() and begins.startswith(first_bytes(self.path, len(begins)))
 
     def read(self) -> list[tuple[str, Answer]]:
-        """Return what an interrupted proof of the same thing left; a line cut off in the middle is done again.
+        """Return the answers of an interrupted proof with the same settings and code; a truncated last line is dropped.
 
-        A file of more than :data:`MAX_BYTES` is begun again.
+        A file of more than :data:`MAX_BYTES` is started again.
         """
         self._file.seek(0)
         content = self._file.read(MAX_BYTES + 1)
@@ -306,12 +314,12 @@ class ProofCheckpoint:
         self._file.flush()
 
     def remove(self) -> None:
-        """The proof is finished."""
+        """Delete the file after the proof has finished."""
         self.path.unlink(missing_ok=True)
 
 
 def _fingerprint(target: str, settings: Settings) -> str:
-    """What an answer depends on: everything that was asked for, versions, and our own code."""
+    """Return a hash of everything that an answer depends on: settings, versions, and the code of costproof."""
     root = Path(__file__).parents[1]
     asked = [target, asdict(settings), environment() | versions_in_force()]
     digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode())

@@ -1,4 +1,4 @@
-"""A piece of a proof carried out: exports costed and compared with formulas. It answers with plain data."""
+"""Carry out pieces of a proof (export, cost, compare with formulas), and assemble their answers into a certificate."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 def carry_out_piece(piece: Piece[Provable], say: Say | None = None) -> Answer:
-    """Export, cost and compare the run of a piece.
+    """Export, cost and compare the run of a piece, and return its answer as plain data.
 
     Raises:
         Incomplete: a part cannot be exported, or an operator has no cost rule.
@@ -62,14 +62,14 @@ def carry_out_piece(piece: Piece[Provable], say: Say | None = None) -> Answer:
 
 
 def _conditions(piece: Piece[Provable], graphs: Iterable[Exported]) -> Iterator[str]:
-    """Where the graphs of an identity are not the model: claims about all sizes leave these out."""
+    """Yield the conditions under which the graphs of an identity are not the model, which claims exclude."""
     for graph in graphs if piece.phase == "identities" and not piece.asked else ():
         for condition in conditions(graph):
             yield f"{piece.id.partition(': ')[2]}: {graph.job.stage} at sizes where not {condition}"
 
 
 def _call(piece: Piece[Provable], invocation: str) -> str:
-    """What a call is named in an answer: one of any size, or of a draw."""
+    """Return the name of a call in an answer: any size, or a particular draw."""
     if piece.sizes is not None:
         return f"{invocation} of {piece.workload.name}"
     return ANY if piece.asked and invocation else invocation
@@ -77,16 +77,16 @@ def _call(piece: Piece[Provable], invocation: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class CountedPiece:
-    """The graphs of a piece, costed, or its run, counted: what formulas are compared with."""
+    """The counted graphs or run of a piece, to be compared with formulas."""
 
     piece: Piece[Provable]
     static: Ledger
     values: Mapping[tuple[str, str], Mapping[str, int]]
     fixed: frozenset[tuple[str, str, str]]
-    """(stage, module, metric) of what exports without symbols show: it holds for the inputs of this run alone."""
+    """(stage, module, metric) that come from exports without symbols, and hold for the inputs of this run only."""
 
     def judged(self, formulas: Ledger) -> Answer:
-        """Formulas of the piece's run, in symbols, against the graphs."""
+        """Compare formulas of the piece's run, in symbols, with its graphs."""
         piece, static, ran = self.piece, self.static, self.piece.phase == "runs"
         config = piece.target.info().symbols
         full = evaluate_ledger(formulas, self.values, config)
@@ -100,7 +100,11 @@ class CountedPiece:
 
 
 def count_piece(piece: Piece[Provable], graphs: dict[str, Exported]) -> CountedPiece:
-    """Export and cost the run of a piece, or make every step of it; ``graphs`` gets every export by its job's name.
+    """Export and cost the run of a piece, or run and count every decode step of it.
+
+    Args:
+        piece: the piece.
+        graphs: receives every export by the name of its job.
 
     Raises:
         Incomplete: a part cannot be exported, or an operator has no cost rule.
@@ -143,9 +147,9 @@ def count_piece(piece: Piece[Provable], graphs: dict[str, Exported]) -> CountedP
 
 
 def _at(job: ExportJob, values: Mapping[tuple[str, str], Mapping[str, int]]) -> Iterator[ExportJob]:
-    """The job at the sizes of its calls; of decode steps every one by itself, so that no formula sums them.
+    """Yield the job at the concrete sizes of its calls, one for each decode step, so that no formula sums steps.
 
-    One graph in symbols may stand for calls of several sizes: for each of these there is one.
+    A symbolic graph may stand for calls of several sizes; there is one job for each of them.
     """
     calls: dict[tuple[int, ...], list[str]] = {}
     for call in job.invocations:
@@ -160,7 +164,7 @@ def _at(job: ExportJob, values: Mapping[tuple[str, str], Mapping[str, int]]) -> 
 
 
 def _held(piece: Piece[Provable], exported: Exported) -> tuple[int, ...]:
-    """The sizes at all of whose points an export describes the model."""
+    """Return the sizes at all of whose points an export describes the model."""
     points = [(size, point) for size, asked in piece.asked.items() for point in asked]
     holds = holds_at(exported, [dict(point) for _, point in points])
     fails = {size for (size, _), held in zip(points, holds, strict=True) if not held}
@@ -171,17 +175,19 @@ def _held(piece: Piece[Provable], exported: Exported) -> tuple[int, ...]:
 def _built(
     target: Hashable, dtype: str, attention: str, experts: str, own: tuple[tuple[str, SettingValue], ...]
 ) -> nn.Module:
-    """One process makes dozens of exports of the same model; building it takes as long as one of them.
+    """Build a model, memoized: one process makes dozens of exports of it, and building takes as long as one export.
 
     Args:
-        own: what is chosen among settings of the target's own; their sizes build nothing.
+        target: the target.
+        dtype, attention, experts: settings that decide the modules.
+        own: the target's own choices; its own sizes do not affect the modules.
     """
     workload = Workload("build", 1, 1, 1, dtype, attention, "all", experts, dict(own))  # type: ignore[arg-type]
     return cast(Provable, target).build(workload)
 
 
 ANY = "any"
-"""The call of claims about any of the enumerated sizes."""
+"""Name of the call in claims about any of the enumerated sizes."""
 
 NOT_CLAIMED = (
     "that the graph is the model: the dynamic source traces runs, and costproof report compares it with both",
@@ -193,7 +199,7 @@ NOT_CLAIMED = (
 def assemble_certificate(
     answers: Sequence[tuple[str, str, Answer | str]], target: WithFormulas, proof: Proof
 ) -> Certificate:
-    """Put the answers together; (phase, id, answer or the reason why there is none)."""
+    """Assemble answers, as (phase, id, answer or error), into a certificate."""
     missing = tuple(f"{name}: {' '.join(a.split())}" for _, name, a in answers if isinstance(a, str))
     rows: Counter[str] = Counter()
     by_stage: Counter[str] = Counter()
@@ -248,7 +254,7 @@ def assemble_certificate(
 
 
 def proof_domain(proof: Proof) -> dict[str, Any]:
-    """Return what decides how many pieces a proof has, as a certificate states it."""
+    """Return what determines the number of pieces of a proof, as a certificate states it."""
     return {
         "sizes": proof.sizes,
         "tried_sizes": proof.tried_sizes,
@@ -261,9 +267,9 @@ _NOT_OF_A_RUN: Final = ("name", "what", "inputs", "arguments")
 
 
 def count_drawn_values(proof: Proof) -> dict[str, Seen]:
-    """How far the draws varied what decides a cost: keys of configurations, settings and sizes of runs.
+    """Return how far the draws vary everything that decides a cost: configuration keys, settings and sizes.
 
-    A choice that some draws leave as it usually is counts as one value more.
+    If some draws leave a choice at its default, that counts as one more value.
     """
     found: dict[str, dict[str, Any]] = {}
     given, draws = Counter[str](), [piece for piece in proof.pieces if piece.phase == "draws"]
@@ -285,7 +291,7 @@ def _drawn_values(values: Sequence[Any]) -> Seen:
 
 
 def _claim(found: Sequence[tuple[str, Claim]], sized: Sequence[str]) -> Claim:
-    """One claim for all runs that it was shown for."""
+    """Merge equal claims of several runs into one."""
     claim = found[0][1]
     method = claim.method
     if method == "identity" and claim.stage in sized and claim.invocation not in ("", ANY):
@@ -294,6 +300,6 @@ def _claim(found: Sequence[tuple[str, Claim]], sized: Sequence[str]) -> Claim:
 
 
 def _size(c: Counterexample) -> tuple[int, int, int, int, str, str]:
-    """Expressions before numbers, general before special, small before large."""
+    """Return a sort key: expressions before numbers, general before special, small before large."""
     numbers, general = sum(c.config.values()), len(c.smallest)
     return (numbers, -general, sum(c.smallest.values()), len(c.difference), c.stage, c.module)

@@ -1,4 +1,4 @@
-"""The verbs that count: a capture, a report, an explanation by formulas."""
+"""The verbs ``capture``, ``report`` and ``explain``."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from costproof.views.explanation import explain as explained
 
 
 def capture(target: str | RunRequest, *, progress: Progress = silent, **choices: Any) -> Capture:
-    """Count a target at a workload.
+    """Count a target at a workload, and return the capture.
 
     Raises:
-        BadInput: target, configuration, workload or sources are wrong.
+        BadInput: target, configuration, workload or sources are invalid.
         Incomplete: a source failed.
     """
     return _counted(request(target, **choices), progress).capture
@@ -35,10 +35,10 @@ def capture(target: str | RunRequest, *, progress: Progress = silent, **choices:
 def report(
     target: str | RunRequest, *, out: str | os.PathLike[str] | None = None, progress: Progress = silent, **choices: Any
 ) -> Report:
-    """Count, compare, and if ``out`` is given write the folder of reports.
+    """Count a target, compare the sources, and write a folder of reports if ``out`` is given.
 
     Raises:
-        BadInput, Incomplete: as :func:`capture`; and ``out`` cannot be written.
+        BadInput, Incomplete: as :func:`capture`; also if ``out`` cannot be written.
     """
     if out is not None:
         check_report_folder(Path(out))
@@ -78,16 +78,19 @@ def explain(
     graph: Capture | None = None,
     **choices: Any,
 ) -> Explanation:
-    """Break down one metric of a stage by formula; needs no torch.
+    """Break down one metric of a stage by formula; torch is not needed.
 
     Args:
-        target: what to run; or a capture, which has its own formulas and graphs.
-        module: glob on module paths.
-        graph: a capture whose graph nodes are shown beside the formulas; ignored where it is of
-            another configuration or workload.
+        target: a target to count, or a capture, which has its own formulas and graphs.
+        stage: the stage.
+        module: glob pattern of module paths.
+        metric: the metric.
+        graph: a capture whose graph nodes are listed next to the formulas; ignored if its configuration or workload
+            differs.
+        choices: choices of a run.
 
     Raises:
-        BadInput: no such target, stage, metric or module.
+        BadInput: there is no such target, stage, metric or module.
     """
     if isinstance(target, Capture):
         return explained(target, stage, module=module, metric=metric, graph=target)

@@ -1,4 +1,4 @@
-"""One run as data: what is counted, at which workload, by which sources, and how."""
+"""A run as data: target, workload, sources and options, checked without loading the target."""
 
 from __future__ import annotations
 
@@ -28,41 +28,41 @@ VERBS: Final[Mapping[str, tuple[Setting, ...]]] = {
         Setting("points", "Random sizes to check at."),
     ),
 }
-"""Command with settings of its own -> those that do not depend on the target."""
+"""Command -> its settings that do not depend on the target."""
 
 
 @dataclass(frozen=True, slots=True)
 class NamedSettings:
-    """A workload by name, and what is changed about it."""
+    """A workload by name, with overrides."""
 
     preset: str | None = None
-    """The target's default one if ``None``."""
+    """``None``: the target's default workload."""
     values: Mapping[str, TypedValue] = field(default_factory=dict)
     """The target's own settings, by the names that it gives them."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunRequest:
-    """Everything that a run needs to be made again. :func:`request` checks it while it is put together."""
+    """Everything that is needed to repeat a run. :func:`request` builds it and checks it."""
 
     target: str
     """A registered name, the folder of a snapshot, or an address: :mod:`costproof.models.generic.address`."""
     config: str | None = None
-    """A configuration file; the published one if ``None``."""
+    """A configuration file; ``None``: the published configuration."""
     workload: NamedSettings | Workload = field(default_factory=NamedSettings)
     sources: tuple[str, ...] = DEFAULT_SOURCES
     run: RunOptions = field(default_factory=RunOptions)
     all_calls: bool = False
-    """Whether the callgraph tells what went in and out of every call of a module, not of the first alone."""
+    """Whether the callgraph records inputs and outputs of every call of a module, not only of the first one."""
     peaks: bool = False
-    """Whether the peaks of live activations are found too: :mod:`costproof.ledger.peaks`."""
+    """Whether to find the peaks of live activations too: :mod:`costproof.ledger.peaks`."""
     counters: tuple[str, ...] = ()
-    """Third-party counters to run beside the sources; ``all`` stands for every one that there is."""
+    """Third-party counters to run in addition to the sources; ``all`` means all of them."""
     rules: tuple[str, ...] = ()
-    """Python files with operator rules, which are run."""
+    """Python files with operator rules, which are executed."""
     trust_remote_code: bool = False
     no_cache: bool = False
-    """Whether every export is made anew: :mod:`costproof.tracers.cache`."""
+    """Whether to ignore the cache of exports: :mod:`costproof.tracers.cache`."""
     prove: Mapping[str, TypedValue] = field(default_factory=dict)
     """Settings of a proof: ``samples``, ``seed``, and the target's own."""
     derive: Mapping[str, TypedValue] = field(default_factory=dict)
@@ -70,11 +70,11 @@ class RunRequest:
 
     @property
     def label(self) -> str:
-        """A short word for the target, such as a folder can have."""
+        """A short name of the target that is valid as the name of a folder."""
         return read_address(self.target).label
 
     def source(self, folder: Path) -> str:
-        """Return what is counted, with files and folders as paths from a folder of reports."""
+        """Return the target, with files and folders as paths relative to a folder of reports."""
         return read_address(self.target).seen_from(folder)
 
 
@@ -83,7 +83,7 @@ def _within(section: str, place: ChoicePlace) -> ChoicePlace:
 
 
 def settings(target: str, verb: str = "report") -> tuple[Setting, ...]:
-    """What a target lets be chosen: about a workload beside the preset; for ``"prove"``, about a proof.
+    """Return the settings that a target declares for a workload or, for ``"prove"``, for a proof.
 
     Raises:
         BadInput: there is no such target.
@@ -99,17 +99,17 @@ def settings(target: str, verb: str = "report") -> tuple[Setting, ...]:
 def request(
     target: str | RunRequest, *, verb: str = "report", place: ChoicePlace = option, **choices: Any
 ) -> RunRequest:
-    """A run as data, checked as far as nothing has to be loaded for it.
+    """Return a run as data, checked as far as possible without loading the target.
 
     Args:
         target: its name, or a request to change.
-        verb: ``"prove"`` or ``"derive"`` where the choices may be settings of these.
-        place: where a choice was made, for messages.
-        choices: as :mod:`costproof.api` lists them; ``None`` leaves what the request has.
+        verb: ``"prove"`` or ``"derive"`` if the choices may be settings of these.
+        place: returns where a choice was made, for messages.
+        choices: as :mod:`costproof.api` lists them; ``None`` keeps the value of the request.
 
     Raises:
         BadInput: there is no such target.
-        Problems: choices that do not exist or have the wrong type, all of them.
+        Problems: all choices that do not exist or have the wrong type.
     """
     before = target if isinstance(target, RunRequest) else RunRequest(target)
     given = {name: value for name, value in choices.items() if value is not None}
@@ -167,10 +167,10 @@ def _wrong_sources(asked: tuple[str, ...], where: str) -> list[CostproofError]:
 
 
 def build_workload(target: Target, workload: NamedSettings | Workload) -> Workload:
-    """The workload of a request.
+    """Return the workload of a request.
 
     Raises:
-        Problems: everything that keeps the target from running it.
+        Problems: everything that makes it invalid for the target.
     """
     if isinstance(workload, NamedSettings):
         workload = target.workload(workload.preset, **workload.values)

@@ -1,4 +1,4 @@
-"""A request as YAML: what ``--request`` reads and ``--dry-run`` prints."""
+"""Read and write run requests as YAML, and refuse code that only the file names."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from costproof.plugins import at
 from costproof.run.request import LISTS, OPTIONS, SWITCHES, VERBS, NamedSettings, RunRequest, request
 
 CODE: Final = ("target", "rules", "trust_remote_code")
-"""The choices of a run that name code."""
+"""Choices of a run that may execute code."""
 
 
 def makes_module(target: str) -> bool:
-    """Return whether a target is a function of the user's, which runs to make the module."""
+    """Return whether a target is a function of the user, which is called to build the module."""
     return read_address(target).kind in ("file", "module")
 
 
 def loading_runs_code(target: str, *, trusted: bool) -> bool:
-    """Return whether to load a target is to run code that is neither installed nor ours."""
+    """Return whether loading a target executes code that is neither installed nor part of costproof."""
     return makes_module(target) or (trusted and read_address(target).kind != "name")
 
 
 def code_named(choices: Mapping[str, Any]) -> dict[str, str]:
-    """Return the choices that let code run, each as the command line spells it."""
+    """Return the choices that execute code, each as on the command line."""
     target, rules = choices.get("target"), choices.get("rules") or ()
     found = {"target": shlex.quote(target)} if isinstance(target, str) and makes_module(target) else {}
     if rules:
@@ -42,11 +42,11 @@ def code_named(choices: Mapping[str, Any]) -> dict[str, str]:
 
 
 def refused_code(in_file: Mapping[str, Any], given: Mapping[str, Any], where: str) -> Iterator[BadInput]:
-    """Yield an error for each choice of a file that lets code run and that the user did not make.
+    """Yield an error for each choice of a file that executes code and that the user did not make.
 
     Args:
         in_file: the choices of the file.
-        given: those of the command line, or of a call, which replace the file's.
+        given: the choices of the command line or call, which override the file.
         where: the file.
     """
     for name, spelled in code_named({k: v for k, v in in_file.items() if not given.get(k)}).items():
@@ -67,17 +67,16 @@ _PREPARED: Final = {
     "prove": at("costproof.run.proof:prepare_proof"),
     "derive": at("costproof.run.derive:prepare_derivation"),
 }
-"""Verb -> what checks that it can start; that of a count for all others."""
+"""Verb -> what checks that it can start; all other verbs use that of a count."""
 
 
 def request_text(asked: RunRequest, verb: str = "report") -> str:
-    """Return a run as YAML, for :func:`read_request`, after checking that it can start.
+    """Return a run as YAML for :func:`read_request`, after checking that it can start.
 
-    A target that is made by code of others is not loaded, since that would run the code; what can be checked without it
-    is.
+    A target that is built by foreign code is not loaded, since that would execute the code; everything else is checked.
 
     Raises:
-        BadInput, Incomplete: it cannot run here.
+        BadInput, Incomplete: the run cannot start here.
     """
     unloaded = at("costproof.run.prepare:check_without_loading")
     prepared = _PREPARED.get(verb, at("costproof.run.prepare:prepare"))
@@ -86,7 +85,7 @@ def request_text(asked: RunRequest, verb: str = "report") -> str:
 
 
 def request_yaml(asked: RunRequest) -> str:
-    """The request as a file; what is not chosen is left out. A comment says which code the command line has to name."""
+    """Return a request as YAML without defaults. A comment lists the code that the command line must name."""
     import yaml
 
     data = {name: getattr(asked, name) for name in _KEYS}
@@ -109,14 +108,15 @@ def read_request(
     rules: str | os.PathLike[str] | Iterable[str | os.PathLike[str]] = (),
     trust_remote_code: bool = False,
 ) -> RunRequest:
-    """A run from a YAML file, such as ``costproof report --dry-run`` prints.
+    """Read a run from a YAML file, as ``costproof report --dry-run`` prints it.
 
-    Paths in it are meant from the working folder, as on the command line. A file that names code (a function as its
-    target, rules, the code of a snapshot) is read only where the same choice is made here.
+    Paths in it are relative to the working folder, as on the command line. A file that names code (a function as its
+    target, rules, the code of a snapshot) is accepted only if the same choice is made here.
 
     Args:
-        target: in place of the file's.
-        rules: in place of the file's.
+        path: the file.
+        target: overrides the target of the file.
+        rules: overrides the rules of the file.
         trust_remote_code: whether the code of a snapshot may run.
 
     Raises:
@@ -134,7 +134,7 @@ def request_from(
     rules: str | os.PathLike[str] | Iterable[str | os.PathLike[str]] = (),
     trust_remote_code: bool = False,
 ) -> RunRequest:
-    """:func:`read_request` for a document that is already read."""
+    """Return the request of a document that is already parsed; as :func:`read_request`."""
     if not isinstance(data, dict):
         raise BadInput("not a request file", where=f"$ in {where}", expected="a map with target, workload, …")
     problems: list[CostproofError] = [_unknown(f"$.{key[:60]}", key, _KEYS) for key in data if key not in _KEYS]
@@ -179,7 +179,7 @@ def request_from(
 
 
 def _map(given: YamlValue, where: str, problems: list[CostproofError]) -> dict[str, YamlValue]:
-    """The keys of a section that say something."""
+    """Return the keys of a section that have a value."""
     if isinstance(given, dict):
         return {key: value for key, value in given.items() if not _nothing(value)}
     problems.append(BadInput("this is a map", where=where))
@@ -206,7 +206,7 @@ def _typed(name: str, value: Any, where: str) -> Any:
 
 
 def _workload(data: dict[str, YamlValue], problems: list[CostproofError]) -> Workload | None:
-    """A whole workload, as a capture holds it."""
+    """Return a complete workload, in the form in which a capture stores it."""
     from pydantic import ValidationError
 
     plain = _with_none(data)
@@ -228,7 +228,7 @@ def _unknown(where: str, key: str, known: Iterable[str]) -> BadInput:
 
 
 def _nothing(value: YamlValue) -> bool:
-    """Whether YAML's ways to say nothing stand there; every scalar is read as a text."""
+    """Return whether a scalar, which is always read as a text, is one of YAML's spellings of null."""
     return value in ("", "null", "~")
 
 

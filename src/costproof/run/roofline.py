@@ -1,4 +1,4 @@
-"""The verb: a run under the roof of a device, and where its settings make one side pass the other."""
+"""The verb ``roofline``: bound the time of a run on a device, and find where settings change the bottleneck."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from costproof.run.operands import check_counted, is_without_formulas, read_oper
 ATTENTION: Final = "attention"
 """Kind of the products of attention in formulas."""
 MIXING: Final = frozenset({"mlp", "experts"})
-"""Words of a role that is a part of the MLPs, be they dense or routed."""
+"""Words of a role that mark a part of the MLPs, dense or routed."""
 
 
 def roofline(
@@ -37,24 +37,24 @@ def roofline(
     rules: Files = (),
     trust_remote_code: bool = False,
 ) -> Roofline:
-    """What a run takes at least on a device; needs no torch.
+    """Return the least time that a run takes on a device; torch is not needed.
 
     Args:
-        target: a target with settings, ``"llama-3.1-8b@chat,batch=4"``, or what
-            :func:`~costproof.run.diff.diff` takes for a side.
+        target: a target with settings, ``"llama-3.1-8b@chat,batch=4"``, or any operand of
+            :func:`~costproof.run.diff.diff`.
         on: a device: its exact name, a file that describes one, or a :class:`~costproof.estimate.hardware.Device`.
-        config: a configuration file, of a target.
-        math: the dtype whose peak most products have; the one that they are multiplied in unless given.
-        source: whose counts; the first of ``analytic``, ``static``, ``dynamic`` that has them unless given.
+        config: a configuration file, for a target.
+        math: the dtype whose peak bounds most products (default: the dtype that they are multiplied in).
+        source: whose counts to use (default: the first of ``analytic``, ``static``, ``dynamic`` that has them).
         routing: how many routed experts a call reads: ``"bound"``, min(E, T k); ``"uniform"``, the mean of uniform
-            routing; or a JSON file with the choice of every token, as
-            :func:`~costproof.estimate.routing.given_experts` reads it.
-        rules: Python files with operator rules, which are run, where a graph is counted.
+            routing; or a JSON file with the choice of every token, as :func:`~costproof.estimate.routing.given_experts`
+            reads it.
+        rules: Python files with operator rules, which are executed, if a graph is counted.
         trust_remote_code: whether the code of a snapshot that is a target may run.
 
     Raises:
         BadInput: there is no such target, device or source, the device has no peak that bounds the dtype, or the
-            routing is not one of this run.
+            routing does not match the run.
         Incomplete: no source counts FLOPs and bytes.
     """
     device = on if isinstance(on, Device) else machine(on)
@@ -131,12 +131,12 @@ def _sum(metric: str, stage: str, *, factor: int = 1) -> FormulaSum:
 
 
 def _of_kind(stage: str, kind: str) -> Callable[[CostNode], bool]:
-    """Nodes of a kind of operator in a stage."""
+    """Return a predicate for nodes of a kind of operator in a stage."""
     return lambda node: node.stage == stage and node.kind == kind
 
 
 def _where(stage: str, also: Callable[[CostNode], bool] = lambda node: True) -> Callable[[CostNode], bool]:
-    """Nodes of a stage."""
+    """Return a predicate for nodes of a stage."""
     return lambda node: node.stage == stage and also(node)
 
 
@@ -153,10 +153,13 @@ def _border(
     unit: Literal["s", "FLOP", "B"],
     over: int = 1,
 ) -> Iterator[Threshold]:
-    """The border, if the setting changes what it is about.
+    """Yield the threshold of a setting, if it changes either side.
 
     Args:
-        over: what both sides are divided by where they are shown.
+        along: the formulas along the setting.
+        stage, question, names, unit: as the threshold describes them.
+        sides: the two sums.
+        over: divisor of both sides where they are shown.
     """
     left, right = sides
     if not along.depends(left) and not along.depends(right):

@@ -1,4 +1,4 @@
-"""The schemas of files: of those that programs read, and of those that people write."""
+"""JSON Schemas of all files that programs read and that users write."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ WRITTEN: Final[Mapping[str, Callable[[], Callable[[], dict[str, Any]]]]] = {
     "policy.yaml": at("costproof.compare.gate.schema:policy_schema"),
     "request.yaml": at("costproof.run.schemas:request_schema"),
 }
-"""Name of a file that people write -> loads what makes its schema."""
+"""File that users write -> loads the function that makes its schema."""
 
 
 def kind_names() -> tuple[str, ...]:
-    """Short names of the kinds of files that programs read; nothing is loaded."""
+    """Return the short names of the kinds of files that programs read; nothing is loaded."""
     return tuple(o.file.removesuffix(".json") for o in OUTPUTS if o.kind is not None)
 
 
 def file_kinds() -> dict[str, FileKind[Any]]:
-    """All kinds of files that programs read, by short name."""
+    """Return all kinds of files that programs read, by short name."""
     return {o.file.removesuffix(".json"): o.kind() for o in OUTPUTS if o.kind is not None}
 
 
 def schema_names() -> tuple[str, ...]:
-    """What :func:`schema_of` takes."""
+    """Return the names that :func:`schema_of` accepts."""
     return (*kind_names(), *WRITTEN)
 
 
@@ -46,7 +46,7 @@ def schemas() -> dict[str, str]:
 
 
 def schema_of(name: str) -> dict[str, Any]:
-    """The JSON Schema of one of :func:`schema_names`."""
+    """Return the JSON Schema of one of :func:`schema_names`."""
     from costproof.ledger.schema import json_schema
 
     return WRITTEN[name]()() if name in WRITTEN else json_schema(file_kinds()[name])
@@ -78,7 +78,10 @@ _NOTHING: Final = {"type": "null"}
 
 
 def request_schema() -> dict[str, Any]:
-    """JSON Schema 2020-12 of a request file, as :func:`costproof.run.request_file.read_request` takes it."""
+    """Return the JSON Schema (2020-12) of request files, for editors.
+
+    :func:`~costproof.run.request_file.read_request` checks more.
+    """
     from costproof.run.request import LISTS, OPTIONS, SWITCHES, VERBS, RunRequest
 
     names = {f.name for f in fields(RunRequest)}
@@ -114,7 +117,7 @@ def request_schema() -> dict[str, Any]:
 
 
 def _described(properties: dict[str, Any]) -> dict[str, Any]:
-    """Add what each key means, and that an empty value leaves the default."""
+    """Add the description of each key, and accept null as its default."""
     return {
         name: ({"anyOf": [schema, _NOTHING]} if schema.get("type") != "object" else schema)
         | ({"description": MEANINGS[name]} if name in MEANINGS else {})
@@ -131,5 +134,5 @@ def _whole(least: int) -> dict[str, Any]:
 
 
 def _texts(one: dict[str, Any]) -> dict[str, Any]:
-    """One text, or a list of them."""
+    """Return the schema of one text or a list of texts."""
     return {"anyOf": [one, {"type": "array", "items": one}]}

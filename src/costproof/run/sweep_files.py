@@ -45,21 +45,21 @@ _LONGEST: Final = 255
 
 @dataclass(slots=True)
 class Tally:
-    """What was written, and what was refused for which reasons."""
+    """Numbers of points and rows that were written, and of refused points by reason."""
 
     points: int = 0
     rows: int = 0
     refused: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Reason -> an example, what the target says of it, and how many points."""
+    """Reason -> an example, the error of the target at it, and the number of points."""
 
     def take(self, part: SweepPart) -> dict[str, Any]:
-        """Count a part; returns what it adds, as data."""
+        """Add a part, and return what it adds as data."""
         said: dict[str, Any] = {"points": part.points, "rows": part.rows, "refused": refusals(part)}
         self.add(**said)
         return said
 
     def add(self, points: int, rows: int, refused: Mapping[str, Mapping[str, Any]]) -> None:
-        """Count a part."""
+        """Add the numbers of a part."""
         self.points += points
         self.rows += rows
         for reason, one in refused.items():
@@ -68,7 +68,7 @@ class Tally:
 
 
 def refusals(part: SweepPart) -> dict[str, dict[str, Any]]:
-    """Why points of a part are refused, as data: reason -> an example, what the target says of it, and how many."""
+    """Return the refused points of a part as data: reason -> an example, the error at it, and their number."""
     found: dict[str, dict[str, Any]] = {}
     for one in part.refused:
         entry = found.setdefault(
@@ -79,32 +79,32 @@ def refusals(part: SweepPart) -> dict[str, dict[str, Any]]:
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON has it."""
+    """Return a value as JSON represents it."""
     if isinstance(value, np.generic):
         return value.item()
     return list(value) if isinstance(value, tuple) else value
 
 
 def numbers(column: ExactColumn) -> list[int]:
-    """A column as Python's integers."""
+    """Return a column as Python's integers."""
     found: list[int] = (column.python() if isinstance(column, Int128Array) else column).tolist()
     return found
 
 
 def rows_of(part: SweepPart, names: Iterable[str]) -> Iterator[tuple[Any, ...]]:
-    """The rows of a part: what varies, then the costs."""
+    """Return the rows of a part: what varies, then the costs."""
     varied = [part.varied[n].tolist() if part.varied[n] is not None else [None] * part.rows for n in names]
     return zip(*varied, *(numbers(c) for c in part.costs.values()), strict=True)
 
 
 def write(sweep: SweepPoints, path: Path, progress: Progress = silent) -> Tally:
-    """Write a sweep: CSV, JSON or Parquet by the ending of the path.
+    """Write a sweep as CSV, JSON or Parquet, by the suffix of the path.
 
-    Pipes and devices are written to as the rows come (CSV, which is also what they get without an ending) or at the
-    end, without a folder for parts.
+    Pipes and devices need no suffix: CSV rows are written to them as they are computed, other formats at the end,
+    without a folder for parts.
 
     Raises:
-        BadInput: another ending, or a place that cannot be written to.
+        BadInput: another suffix, or a place that cannot be written to.
         Incomplete: Parquet without pyarrow.
     """
     kind = path.suffix
@@ -145,7 +145,7 @@ def _parts_folder(file: Path) -> Path:
 
 
 def _joined(sweep: SweepPoints, kind: str, folder: Path, progress: Progress) -> tuple[Tally, Path]:
-    """Make the parts that are not there yet, and join all to one file in their folder."""
+    """Compute the missing parts, and join all parts to one file in their folder."""
     writer = _WRITERS[kind]
     known = sha256(f"{kind} {identity(sweep)}".encode()).hexdigest()
     tally, done = Tally(), _begun(folder, known)
@@ -169,12 +169,12 @@ def _joined(sweep: SweepPoints, kind: str, folder: Path, progress: Progress) -> 
 
 
 def _part(folder: Path, known: str, number: int) -> Path:
-    """The file of a part; its name tells the sweep."""
+    """Return the file of a part; its name identifies the sweep."""
     return folder / f"{known[:12]}-{number:08d}.part"
 
 
 def _kept(part: Path, known: str) -> dict[str, Any] | None:
-    """What a part adds; ``None`` where it is not there, or not as it was written."""
+    """Return the saved tally of a part, or ``None`` if the part is missing or damaged."""
     try:
         found = json.loads(part.with_suffix(".json").read_bytes())
         digest = found.pop("sha256")
@@ -192,7 +192,7 @@ def _digest(part: Path, said: Mapping[str, Any]) -> str:
 
 
 def _begun(folder: Path, known: str) -> list[Path]:
-    """The parts of this very sweep that are there already, and whole; all others are removed."""
+    """Return the intact parts of this sweep, and remove all other files."""
     done: list[Path] = []
     while _kept(part := _part(folder, known, len(done)), known) is not None:
         done.append(part)
@@ -202,7 +202,7 @@ def _begun(folder: Path, known: str) -> list[Path]:
 
 
 def identity(sweep: SweepPoints) -> str:
-    """What decides every number of a sweep, as JSON: parts are of the same one if this is the same."""
+    """Return everything that determines the numbers of a sweep as JSON; parts are reused if it is equal."""
     values = sha256()
     for axes in sweep.products:
         for axis in axes:
@@ -214,7 +214,7 @@ def identity(sweep: SweepPoints) -> str:
 
 
 def header(sweep: SweepPoints) -> dict[str, Any]:
-    """What a file of a sweep begins with."""
+    """Return the header of a sweep's file."""
     target = sweep.points.target
     return {
         "schema": SWEEP.name,
@@ -244,12 +244,12 @@ class _Writer:
 
 
 def csv_head(sweep: SweepPoints) -> str:
-    """The first line of a CSV."""
+    """Return the first line of a CSV file."""
     return ",".join([*sweep.names, *sweep.titles]) + "\n"
 
 
 def csv_text(part: SweepPart, names: Iterable[str]) -> str:
-    """The rows of a part as CSV."""
+    """Return the rows of a part as CSV."""
     out = io.StringIO(newline="")
     csv.writer(out, lineterminator="\n").writerows([_cell(v) for v in row] for row in rows_of(part, names))
     return out.getvalue()
@@ -260,7 +260,7 @@ def _csv_part(part: SweepPart, sweep: SweepPoints, file: Path) -> None:
 
 
 def _cell(value: Any) -> Any:
-    """A value as the command line has it."""
+    """Return a value as the command line spells it."""
     if isinstance(value, bool):
         return "true" if value else "false"
     return "+".join(map(str, value)) if isinstance(value, tuple) else value
@@ -310,7 +310,7 @@ def _parquet_part(part: SweepPart, sweep: SweepPoints, file: Path) -> None:
 
 
 def _arrow(column: ExactColumn) -> Any:
-    """int64 as it is; what may be longer as decimal128 of 38 digits."""
+    """Return a column for Arrow: int64 unchanged, larger numbers as decimal128 of 38 digits."""
     import pyarrow
 
     if isinstance(column, np.ndarray) and column.dtype == np.int64:
@@ -350,4 +350,4 @@ _WRITERS: Final = {
     ".json": _Writer(_json_part, _json_whole),
     ".parquet": _Writer(_parquet_part, _parquet_whole),
 }
-"""Ending -> how its parts are written, and how they become the file."""
+"""Suffix -> functions that write a part, and that join the parts."""

@@ -1,4 +1,4 @@
-"""Random points of a sweep counted by their exported graphs: on the cores of this machine, or on a cluster."""
+"""Validate a sweep: count random points by their exported graphs, on the cores of this machine or on a Dask cluster."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ from costproof.views.numbers import exact
 
 SOURCES: Final = ("analytic", "static")
 _PATIENCE: Final = 5
-"""Seconds that a scheduler has to answer."""
+"""Time limit for a scheduler to answer, in seconds."""
 _TRIES: Final = 50
-"""Draws for every point that is wanted: most points of a sweep may be refused."""
+"""Draws per requested point, since most points of a sweep may be refused."""
 
 
 @dataclass(frozen=True, slots=True)
 class ValidatedPoint:
-    """One point, as its graphs count it."""
+    """The result of counting one point by its graphs."""
 
     point: Mapping[str, Any]
     verdict: str
     """``exact``, ``explained``, ``unexplained`` or ``incomplete``."""
     wrong: tuple[str, ...] = ()
-    """What differs from the sweep, or why the point could not be counted."""
+    """Differences from the sweep, or why the point could not be counted."""
 
     @property
     def exit_code(self) -> int:
-        """As of a report."""
+        """Exit code, as of a report."""
         codes = {"exact": EXIT_OK, "explained": EXIT_OK, "incomplete": EXIT_INCOMPLETE}
         return codes.get(self.verdict, EXIT_FINDINGS)
 
@@ -51,15 +51,18 @@ class ValidatedPoint:
 def validate(
     sweep: SweepPoints, points: int, *, seed: int, jobs: int, cluster: str | None = None, progress: Progress = silent
 ) -> tuple[ValidatedPoint, ...]:
-    """Count random points statically.
+    """Count random points by their exported graphs.
 
     Args:
-        points: how many; fewer where a sweep has fewer that are models.
-        jobs: processes of this machine; -1 for one a core.
+        sweep: the sweep.
+        points: number of points; fewer if the sweep has fewer valid ones.
+        seed: seed of the draws.
+        jobs: processes of this machine; -1 for one per core.
         cluster: address of a Dask scheduler, whose workers count instead.
+        progress: called with the steps.
 
     Raises:
-        BadInput: the target has no graphs, or nobody answers at the address.
+        BadInput: the target has no graphs, or no scheduler answers at the address.
         Incomplete: joblib, Dask or torch is not installed.
     """
     missing = lacking(sweep.points.target, SOURCES)
@@ -87,7 +90,7 @@ def validate(
 
 
 def _on(cluster: str | None) -> AbstractContextManager[Any]:
-    """Where joblib's work is done."""
+    """Return a context in which joblib uses the cluster, if any."""
     if cluster is None:
         return nullcontext()
     import joblib
@@ -110,7 +113,7 @@ def _on(cluster: str | None) -> AbstractContextManager[Any]:
 def _drawn(
     sweep: SweepPoints, points: int, rng: random.Random
 ) -> Iterator[tuple[PointChoices, dict[str, int], dict[str, Any], dict[CostCell, int]]]:
-    """Points that are models, no point twice, with the numbers that the sweep has there."""
+    """Yield distinct random points that are valid, with the numbers of the sweep."""
     sizes = [prod(map(len, axes)) for axes in sweep.products]
     seen: set[tuple[int, ...]] = set()
     taken = 0
@@ -147,7 +150,7 @@ def _drawn(
 def _counted(
     target: WithKeys, workload: Workload, point: dict[str, Any], cells: tuple[CostCell, ...], sure: dict[CostCell, int]
 ) -> ValidatedPoint:
-    """A point, counted in the process that this runs in."""
+    """Count a point in the current process, and compare it with the sweep."""
     try:
         report = count_sources(Prepared(target, workload, SOURCES))
     except CostproofError as error:

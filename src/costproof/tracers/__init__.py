@@ -1,1 +1,1 @@
-"""Graphs of the model, exported and traced, and what their operators cost."""
+"""Sources of graphs and counts that need torch: exports, traces, dispatcher modes, profilers and other counters."""

@@ -43,23 +43,23 @@ from costproof.tracers.exported import Exported, export_graph
 from costproof.tracers.fingerprint import INSTALLED, OWN, digest, fingerprint, surroundings
 
 FOLDER: Final = "COSTPROOF_CACHE"
-"""The variable of the environment that names the folder; empty: nothing is kept."""
+"""The environment variable with the folder; empty disables the cache."""
 MOST_FILES: Final = 500
-"""Of some 100 kB; beyond that the ones go that were not read for longest."""
+"""Files of some 100 kB each; beyond this number the least recently read are deleted."""
 
 _SUFFIX: Final = ".json.gz"
 _NAME: Final = re.compile(r"[0-9a-f]{64}\.json\.gz")
 _GZIP: Final = 31
-"""``wbits`` of zlib for one member of gzip with its checksum."""
+"""``wbits`` of zlib for one gzip member with its checksum."""
 DAMAGED: Final = (OSError, zlib.error, ValueError, LookupError, CostproofError)
-"""What is raised where a file is not there, not whole or not ours."""
+"""Exceptions of reading a file that is missing, incomplete or not ours."""
 
 _enabled: ContextVar[bool] = ContextVar("used", default=True)
 
 
 @contextmanager
 def cache_enabled(used: bool) -> Iterator[None]:
-    """Whether exports are looked up and kept while this lasts."""
+    """Enable or disable the cache for the time of the block."""
     before = _enabled.set(used)
     try:
         yield
@@ -68,7 +68,7 @@ def cache_enabled(used: bool) -> Iterator[None]:
 
 
 def folder() -> Path | None:
-    """Where exports are kept; ``None``: nowhere."""
+    """Return the folder of the cache, or ``None`` if it is disabled."""
     named = os.environ.get(FOLDER)
     if named is not None:
         return Path(named) if named else None
@@ -78,10 +78,10 @@ def folder() -> Path | None:
 
 
 def cache_file(name: Callable[[], str | None]) -> Path | None:
-    """Where the file of a name stands, or would stand; ``None``: nothing is kept, or it has no name.
+    """Return the path of a cached file, which need not exist, or ``None`` if it cannot be cached.
 
     Args:
-        name: makes the name, if anything is kept.
+        name: returns the fingerprint; called only if the cache is enabled.
     """
     where = folder() if _enabled.get() else None
     found = name() if where is not None else None
@@ -89,10 +89,10 @@ def cache_file(name: Callable[[], str | None]) -> Path | None:
 
 
 def cached_export(job: ExportJob) -> Exported:
-    """:func:`.export_graph`, or what it gave before for the same module, arguments, code and versions.
+    """Return the export of a job, from the cache if module, arguments, code and versions are the same.
 
     Raises:
-        Incomplete: as :func:`.export_graph`; a failure is not kept.
+        Incomplete: as :func:`.export_graph`; failures are not cached.
     """
     file = cache_file(partial(fingerprint, job))
     if file is None:
@@ -114,7 +114,7 @@ def _load_export(file: Path, name: str, job: ExportJob) -> Exported | None:
 
 
 def _save_export(file: Path, name: str, found: Exported) -> None:
-    """Keep an export, if what will be read is what was written; a folder that cannot be written keeps nothing."""
+    """Cache an export if it is equal when read back. A folder that cannot be written caches nothing."""
     try:
         data = json.dumps({"name": name, **_export_data(found)})
         same = _read_export(adapter(_StoredExport).validate_json(data, strict=True), found.job) == found
@@ -129,10 +129,10 @@ def _save_export(file: Path, name: str, found: Exported) -> None:
 
 
 def load(file: Path) -> bytes:
-    """Return what is in a kept file, which counts as read now.
+    """Return the content of a cached file and mark it as recently read.
 
     Raises:
-        one of :data:`DAMAGED`: it is not there, not a regular file, not whole, or too large.
+        one of :data:`DAMAGED`: it is missing, not a regular file, incomplete, or too large.
     """
     unpacking = zlib.decompressobj(_GZIP)
     found = unpacking.decompress(first_bytes(file, MAX_BYTES, regular=True), MAX_BYTES + 1)
@@ -144,7 +144,7 @@ def load(file: Path) -> bytes:
 
 
 def save(file: Path, data: bytes) -> None:
-    """Write a file whole or not at all; a folder that cannot be written keeps nothing."""
+    """Write a file completely or not at all. A folder that cannot be written caches nothing."""
     with suppress(OSError, BadInput):
         if file.is_symlink() or written_in_place(file):
             file.unlink()  # a pipe or a device, which nobody waits at; nobody links files here either
@@ -175,7 +175,7 @@ def _export_data(found: Exported) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class _StoredExport:
-    """An export as JSON holds it; pydantic checks the types."""
+    """An export as JSON; pydantic checks the types."""
 
     name: str
     graph: StoredGraph
@@ -201,16 +201,16 @@ def _read_export(stored: _StoredExport, job: ExportJob) -> Exported:
 
 
 _COMMAND: Final = "costproof"
-"""The name of the script that is the command."""
+"""Name of the script of the command."""
 _MAIN: Final = ("__main__", "__mp_main__")
 _PYTHON: Final = Path(os.__file__).resolve().parent
 
 
 def cached_static_ledger(target: Exportable, workload: Workload, progress: Progress = silent) -> Ledger:
-    """:func:`.static.static_ledger`, or what it gave before for the same target, workload, code and versions.
+    """Return the static ledger, from the cache if target, workload, code and versions are the same.
 
     Raises:
-        Incomplete: as it does; a failure is not stored.
+        Incomplete: as :func:`.static.static_ledger`; failures are not cached.
     """
     from costproof.tracers.static import static_ledger
 
@@ -226,7 +226,7 @@ def cached_static_ledger(target: Exportable, workload: Workload, progress: Progr
 
 
 def _ledger_file(target: Exportable, workload: Workload) -> Path | None:
-    """Where the ledger stands or would stand; ``None``: it is not stored."""
+    """Return the path of a ledger in the cache, or ``None`` if it cannot be cached."""
     own = "torch" not in sys.modules and _is_command() and not in_force()
     if not own or not isinstance(target, Configured):
         return None
@@ -235,19 +235,19 @@ def _ledger_file(target: Exportable, workload: Workload) -> Path | None:
 
 
 def _is_command() -> bool:
-    """Whether this process is a command of costproof, which runs no code of anybody else."""
+    """Return whether this process is a command of costproof, which runs no other code."""
     place = getattr(sys.modules.get(_MAIN[0]), "__file__", None)
     return place is not None and (Path(place).stem == _COMMAND or OWN in Path(place).resolve().parents)
 
 
 def _package_folders() -> list[list[Any]]:
-    """The folders that code is loaded from; of those of installed packages, when one came or went."""
+    """Return the folders of ``sys.path``, with the modification time of those of installed packages."""
     installed = {p for p in sys.path if INSTALLED & set(Path(p).parts) and Path(p).is_dir()}
     return [[p, os.stat(p).st_mtime_ns if p in installed else None] for p in sys.path]
 
 
 def _loaded_files() -> dict[str, list[int]] | None:
-    """The files that Python has loaded, with time and size; ``None`` if one is of no installed package."""
+    """Return the files that Python has loaded, with time and size; ``None`` if one is in no installed package."""
     found: dict[str, list[int]] = {}
     for name, module in tuple(sys.modules.items()):
         place = getattr(module, "__file__", None)
@@ -266,11 +266,11 @@ def _stamp(place: str) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class _StoredLedger:
-    """A ledger as JSON holds it; pydantic checks the types."""
+    """A ledger as JSON; pydantic checks the types."""
 
     name: str
     files: dict[str, list[int]]
-    """As :func:`_loaded_files` returns them."""
+    """The result of :func:`_loaded_files`."""
     ledger: Ledger
 
 
@@ -285,7 +285,7 @@ def _load_ledger(file: Path) -> Ledger | None:
 
 
 def _save_ledger(file: Path, found: Ledger) -> None:
-    """Keep a ledger, if what will be read is what was counted."""
+    """Cache a ledger if it is equal when read back."""
     files = _loaded_files()
     if files is None:
         return

@@ -1,4 +1,12 @@
-"""The callgraph of a whole capture, from the runs that were traced."""
+"""Build the callgraph of a capture from its traced runs, with the settings that decided the shapes of each module.
+
+Of torch's own layers a table lists every size. For all other classes three rules apply to the class and its
+constructor:
+
+1. attributes named like a constructor argument or like a size (``hidden_size``, ``num_heads``);
+2. sizes of the module's configuration that the constructor mentions;
+3. shapes of the parameters that the module owns (``gate_up_proj.shape``).
+"""
 
 from __future__ import annotations
 
@@ -26,12 +34,12 @@ def call_graph(
     *,
     all_calls: bool = False,
 ) -> CallGraph:
-    """The callgraph of several runs of one model, in order; calls are counted through.
+    """Return the callgraph of several runs of one model, in order; calls are numbered across runs.
 
     Args:
         operators: innermost module -> operator -> calls, from the operator trace.
-        feeds: (a, b) -> how often a fed b, from the operator trace.
-        all_calls: keep what went in and out of every call, if the runs noted it.
+        feeds: (a, b) -> how often a result of a entered b, from the operator trace.
+        all_calls: include inputs and outputs of every call, if the runs recorded them.
     """
     model = hooked[0].run.model
     counts: Counter[str] = Counter()
@@ -87,7 +95,7 @@ _MAX_ITEMS: Final = 64
 
 
 def constructor_params(module: nn.Module) -> dict[str, ConstructorValue]:
-    """Name -> value of what decided the module's shapes, by name. Tuples of integers stay tuples."""
+    """Return the settings that decided the module's shapes, by name. Tuples of integers stay tuples."""
     names = next((_told()[kind] for kind in type(module).__mro__ if kind in _told()), ())
     found = _given(module, names)
     own = type(module).__module__.partition(".")[0] == "torch"
@@ -97,7 +105,7 @@ def constructor_params(module: nn.Module) -> dict[str, ConstructorValue]:
 
 
 def setting(value: object) -> Any:
-    """The value, if it is plain or a few integers; else a mark that it is neither."""
+    """Return the value if it is plain or a few integers, else a marker."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, int | str):
@@ -135,7 +143,7 @@ def _is_size(name: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def _constructor(kind: Any) -> tuple[frozenset[str], frozenset[str]]:
-    """Arguments of a class's constructor, and the attributes that its code, base classes included, mentions."""
+    """Return a constructor's arguments and the attributes that its code and that of base classes mentions."""
     try:
         arguments = frozenset(inspect.signature(kind.__init__).parameters)
     except (TypeError, ValueError):
@@ -146,7 +154,7 @@ def _constructor(kind: Any) -> tuple[frozenset[str], frozenset[str]]:
 
 @lru_cache(maxsize=1)
 def _told() -> Mapping[type, tuple[str, ...]]:
-    """What the constructors of torch's own layers were given, under the names they use."""
+    """Return the constructor arguments of torch's own layers, by class."""
     from torch import nn
     from torch.nn.modules import batchnorm, conv, pooling, rnn
 
@@ -184,7 +192,7 @@ def _told() -> Mapping[type, tuple[str, ...]]:
 
 
 def _given(module: Any, names: tuple[str, ...]) -> dict[str, Any]:
-    """Those of the names that the module has; of a bias, whether there is one."""
+    """Return the named attributes that the module has; for a bias, whether there is one."""
     found = {name: setting(getattr(module, name)) for name in names if has_attribute(module, name)}
     if "bias" in names:
         bias = attribute(module, "bias", attribute(module, "in_proj_bias", None))

@@ -1,4 +1,4 @@
-"""Where a run is traced: on shapes alone, or, where the model looks at numbers, on the CPU with some."""
+"""Trace on the meta device; fall back to the CPU if the model needs concrete values."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from costproof.ledger.errors import CostproofError, Incomplete, first_line
-from costproof.models.generic.alike import alike
-from costproof.models.generic.copies import TooLarge, unchecked, with_ones
+from costproof.models.generic.copies import TooLarge, alike, unchecked, with_ones
 from costproof.models.specs import GIVEN, Run
 from costproof.tracers.hooks import Hooked, trace_hooks
 from costproof.tracers.paths import repeat_if_modules_replaced
@@ -22,23 +21,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class FallbackTrace:
-    """A run as both tracers saw it."""
+    """A run as TorchLens and hooks saw it."""
 
     run: Run
-    """The one that was traced: another than was asked for where that could not be."""
+    """The run that was traced, which is another one after a fallback."""
     forward: TracedForward
     hooks: Hooked
     notes: tuple[str, ...] = ()
 
 
 def trace_run(run: Run, *, all_calls: bool = False) -> FallbackTrace:
-    """Trace a run; one that may run elsewhere does so with numbers when meta refuses: its own, ones where it has none.
+    """Trace a run; if meta fails and the run allows it, with its own values on the CPU, or with ones if it has none.
 
-    Tensors without numbers that claim to be on the CPU would be a step between; TorchLens refuses them.
+    Fake tensors on the CPU would be an intermediate step, but TorchLens refuses them.
 
     Raises:
-        TooLarge: it needs numbers, and is too large to be given some.
-        Incomplete: it cannot be traced anywhere; the error is that of the run as it was given.
+        TooLarge: it needs values and is too large to be given some.
+        Incomplete: it cannot be traced at all; the error is that of the original run.
     """
     try:
         return _traced(run, all_calls=all_calls)
@@ -71,7 +70,7 @@ def _line(error: Exception) -> str:
 
 
 def with_numbers(run: Run) -> Run:
-    """The run on the CPU with the numbers that its parameters and inputs have, and ones where they have none.
+    """Return the run on the CPU with the values of its parameters and inputs, and ones where they have none.
 
     Raises:
         Incomplete: the copy would be too large.
@@ -91,7 +90,7 @@ def _numbered(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _each(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Nested values with every tensor changed; a cache is copied, and so are its tensors."""
+    """Return nested values with every tensor changed; a cache and its tensors are copied."""
     import torch
 
     if isinstance(value, torch.Tensor):

@@ -1,8 +1,8 @@
-"""``torch.export`` graphs in the common form, with shapes in symbols of ours.
+"""Read graphs of ``torch.export`` into the common form, with shapes in our symbols.
 
-An :class:`~costproof.models.specs.ExportJob` names the dimensions that stay symbolic; the
-exporter's own symbols are replaced by those names, and an export that fixed one of them to a number
-is refused, because its costs would hold at one size only.
+An :class:`~costproof.models.specs.ExportJob` names the dimensions that stay symbolic. The exporter's own symbols are
+replaced by those names. An export that specialized one of them to a number is refused, because its costs would hold at
+one size only.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from costproof.ledger.errors import Incomplete
-from costproof.models.caches import caches_of, states
-from costproof.models.generic.alike import held_bytes
+from costproof.models.generic.cache_state import caches_of, states
+from costproof.models.generic.copies import held_bytes
 from costproof.models.specs import ExportJob
 from costproof.opgraph.graph import AUTOCAST, Graph, ModuleCall, OpCall, Value, path_renamer
 from costproof.opgraph.rules.matmul import NONZERO
@@ -28,45 +28,45 @@ if TYPE_CHECKING:
     from torch import fx
 
 _PAST = ("keys", "values", "states")
-"""The arguments of a wrapper that fill a cache which the call makes longer."""
+"""Arguments of a wrapper that fill a cache which the call extends."""
 _CACHED = (*_PAST, "cross_keys", "cross_values")
-"""Those that fill any cache."""
+"""Arguments that fill any cache."""
 _MADE = "lifted_tensor"
-"""How the exporter names what the model makes of numbers in its code, ``torch.tensor(0.5)``."""
+"""The exporter's name for a tensor that the model makes of literals, ``torch.tensor(0.5)``."""
 _MAKES = "aten.lift_fresh_copy.default"
-"""The operator that makes it. On meta the exporter has none, and a ``detach_`` stands first."""
+"""The operator that makes it. On meta the exporter has no such operator and begins with ``detach_``."""
 _NOWHERE = "_empty_nn_module_stack"
-"""How the exporter begins the place of what it adds itself."""
+"""Prefix of the module path of nodes that the exporter adds itself."""
 
 _SCAFFOLDING = frozenset({
     "empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided", "zeros", "zeros_like",
     "tensor", "scalar_tensor", "lift_fresh", "lift_fresh_copy", "detach",
 })  # fmt: skip
-"""What a wrapper may do around the model: make empty tensors for a cache. Nothing of it computes."""
+"""Operators that a wrapper may use around the model: they make empty tensors for a cache and compute nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """One export in the common form."""
+    """An exported graph in the common form, with its guards."""
 
     job: ExportJob
     graph: Graph
     parameters: Mapping[str, tuple[tuple[int, ...], str]]
-    """Full name -> shape and dtype of the parameters that the program holds, read or not."""
+    """Full name -> shape and dtype of the program's parameters, read or not."""
     buffers: Mapping[str, int | None]
-    """Full name -> bytes of the buffers that the program holds, as of :func:`~.alike.held_bytes`."""
+    """Full name -> bytes of the program's buffers."""
     cache_inputs: tuple[Value, ...]
-    """The past keys and values among the inputs: those whose argument is called so."""
+    """The past keys and values among the inputs, found by the names of their arguments."""
     guards: tuple[str, ...]
     notes: tuple[str, ...] = ()
-    """What was taken for granted."""
+    """Assumptions of the export."""
 
 
 def export_graph(job: ExportJob) -> Exported:
     """Export one part of a model on meta and bring it into the common form.
 
     Raises:
-        Incomplete: the export fails, fixes a size that must stay symbolic, or has an operator that
+        Incomplete: the export fails, specializes a size that must stay symbolic, or has an operator that
             computes outside the model's own modules.
     """
     # A cache that is given with the module, not as an argument of the export: it is another one after it.
@@ -78,7 +78,7 @@ def export_graph(job: ExportJob) -> Exported:
 
 
 class _ExportReader:
-    """One pass over an exported program."""
+    """Reads an exported program once."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class _ExportReader:
     ) -> None:
         self.job, self.program, self.size = job, program, sizes
         self.before = {id(tensor) for tensor in before}
-        """What a cache held that the program has as constants."""
+        """Tensors of a cache that the program holds as constants, by id."""
         self.past: list[fx.Node] = []
         self.rename = path_renamer({unwrapped(inner): outer for inner, outer in job.prefix.items()})
         self.paths = Paths(job.module)
@@ -97,7 +97,7 @@ class _ExportReader:
         self.values: dict[fx.Node, Value | tuple[Value | None, ...]] = {}
         self.mapped = Mapped()
         self.region = self.autocast = ""
-        """What labels begin with inside the graph of a higher-order operator: its nodes are named anew."""
+        """Prefix of labels inside the graph of a higher-order operator, whose nodes have names of their own."""
         self.ops: list[OpCall] = []
         self.calls: dict[str, list[str]] = {}
         self.seen: dict[tuple[str, int], ModuleCall] = {}
@@ -144,7 +144,7 @@ class _ExportReader:
         self.values[node] = self._value(node.name, value, origin, name)
 
     def _named(self, name: str) -> str | None:
-        """The model's name of a parameter; a tied one belongs to the module that names it first, as everywhere."""
+        """Return the model's name of a parameter; a tied one has the name in the first module that has it."""
         return self.rename(self.paths.parameter(name))
 
     def _value(self, label: str, tensor: Any, origin: str = "op", name: str = "") -> Value:
@@ -183,7 +183,7 @@ class _ExportReader:
         self.ops.append(OpCall(self.region + node.name, name, place[0], place[1], tensors, outputs, attrs, names))
 
     def _enter_region(self, node: fx.Node, graph: fx.Graph, arguments: tuple[Any, ...]) -> None:
-        """Read the graph of a higher-order operator as if it stood in its place."""
+        """Read the graph of a higher-order operator in place of the operator."""
         outside, self.region = (self.region, self.autocast), f"{self.region}{node.name}/"
         self.autocast = autocast_dtype(node, self.autocast)
         placeholders = [n for n in graph.nodes if n.op == "placeholder"]
@@ -231,7 +231,7 @@ class _ExportReader:
         return plain_value(argument)
 
     def _place(self, node: fx.Node) -> tuple[str, int] | None:
-        """Innermost module of the model that runs the node, and which call of it; ``None``: scaffolding."""
+        """Return the innermost module of the model that runs the node and its call number; ``None`` for scaffolding."""
         frames = (node.meta.get("nn_module_stack") or {}).items()
         stack = tuple((str(key), str(path), _class_name(cls)) for key, (path, cls) in frames)
         if stack not in self.stacks:
@@ -258,7 +258,7 @@ class _ExportReader:
         return parent
 
     def _known(self, path: str) -> None:
-        """Refuse a name that no module has: what runs there would stand on a module around it."""
+        """Refuse the path of no module: the work there would be attributed to an enclosing module."""
         if path not in self.known and not path.startswith(_NOWHERE):
             raise Incomplete(
                 "the export names a module that the model does not have",
@@ -278,7 +278,7 @@ class _ExportReader:
             self.values[node] = Value(value.id, value.shape, value.dtype, "const")
 
     def _outputs(self) -> tuple[tuple[Value, ...], tuple[Value, ...]]:
-        """Outputs in order; a job that returns a cache returns its result, then the cache."""
+        """Return the outputs in order: the result, then the cache if the job returns one."""
         node = next(n for n in self.program.graph.nodes if n.op == "output")
         spec = self.program.call_spec.out_spec
         # What the program writes into its inputs comes first; it is not a result.
@@ -295,7 +295,7 @@ def _class_name(cls: Any) -> str:
 
 
 def _children(spec: Any) -> Sequence[Any]:
-    """What a tree is made of; torch 2.6 has no method for it."""
+    """Return the children of a tree spec; torch 2.6 has no method for it."""
     return spec.children() if hasattr(spec, "children") else spec.children_specs  # type: ignore[no-any-return]
 
 
@@ -307,7 +307,7 @@ _REGIONS: Final = (
 
 
 def inner_graph(node: fx.Node) -> tuple[fx.Graph, tuple[Any, ...]] | None:
-    """The graph that a higher-order operator runs once, and what it runs it on; ``None`` for any other call."""
+    """Return the graph that a higher-order operator runs once, with its arguments; ``None`` for any other call."""
     arguments: tuple[Any, ...] = node.args
     graphs = [i for i, a in enumerate(arguments) if getattr(a, "op", None) == "get_attr"]
     if getattr(node.target, "__name__", "") not in _REGIONS or len(graphs) != 1 or node.kwargs:
@@ -318,12 +318,12 @@ def inner_graph(node: fx.Node) -> tuple[fx.Graph, tuple[Any, ...]] | None:
 
 
 def autocast_dtype(node: fx.Node, outside: str) -> str:
-    """Return the dtype that autocast has inside of a region; empty: none.
+    """Return the dtype of autocast inside a region, or an empty text.
 
-    An export on meta does not cast there, as meta is none of the devices that autocast is for.
+    An export on meta does not cast there, because autocast does not support meta.
 
     Args:
-        outside: that of the region around it.
+        outside: the dtype in the enclosing region.
     """
     if getattr(node.target, "__name__", "") != "wrap_with_autocast":
         return outside
@@ -332,14 +332,14 @@ def autocast_dtype(node: fx.Node, outside: str) -> str:
 
 
 class Mapped:
-    """What runs inside ``torch.vmap``: an export shows it at the shapes of one item, so it may not be counted so."""
+    """Tracks values inside ``torch.vmap``, whose shapes in an export lack the batch, so they cannot be counted."""
 
     def __init__(self) -> None:
         self.levels: dict[str, frozenset[int]] = {}
-        """Values inside, by id: in which calls of ``torch.vmap``."""
+        """Id of a value inside -> the calls of ``torch.vmap`` that it is in."""
 
     def name(self, name: str, tensors: Iterable[Value], outputs: Iterable[Value], attrs: Mapping[str, Any]) -> str:
-        """The name of an operator: ``vmap`` for one on values without their batch."""
+        """Return the name of an operator, or ``vmap`` if it takes values without their batch dimension."""
         inside = frozenset[int]().union(*(self.levels.get(t.id, ()) for t in tensors))
         if name == "_add_batch_dim":
             inside |= {attrs["2"]}
@@ -355,7 +355,7 @@ _PRODUCT: Final = "sparse.mm"
 
 
 def is_sparse(node: fx.Node) -> bool:
-    """Whether it is a tensor of another layout than a full one."""
+    """Return whether a node's tensor has a layout other than strided."""
     import torch
 
     return getattr(node.meta.get("val"), "layout", torch.strided) is not torch.strided
@@ -364,7 +364,10 @@ def is_sparse(node: fx.Node) -> bool:
 def sparse_call(
     name: str, attrs: dict[str, Any], node: fx.Node, program: torch.export.ExportedProgram
 ) -> tuple[str, dict[str, Any]]:
-    """Name and options of a call that takes sparse tensors: of a product of them, or of an operator without a rule."""
+    """Return name and options of a call with sparse tensors: a sparse product, or an operator without a rule.
+
+    Rules count dense tensors, so a call with a sparse one is another operator here.
+    """
     parts = name.split(".")
     short = parts[1] if len(parts) > 1 else name
     if short not in _PRODUCTS:
@@ -375,7 +378,7 @@ def sparse_call(
 
 
 def _tensor(node: fx.Node, program: torch.export.ExportedProgram) -> Any:
-    """The tensor with its numbers that a placeholder stands for, if the program holds it."""
+    """Return the sparse tensor with values that a placeholder refers to, if the program holds it."""
     names = {spec.arg.name: spec.target for spec in program.graph_signature.input_specs if spec.target}
     target = names.get(node.name)
     found = program.state_dict.get(target, program.constants.get(target)) if target is not None else None

@@ -1,4 +1,4 @@
-"""The call of ``torch.export``: a part of a model, with its symbolic sizes, as it runs."""
+"""Call ``torch.export`` on a part of a model, and translate its symbolic sizes into our symbols."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 
 
 def export_program(job: ExportJob) -> tuple[torch.export.ExportedProgram, tuple[str, ...]]:
-    """The program, and what was taken for granted on the way."""
+    """Return the exported program of a job and the assumptions that were made."""
     return repeat_if_modules_replaced(job.module, lambda: _exported(job), lambda: _run(job))
 
 
 def _run(job: ExportJob) -> None:
-    """The forward as it is: the exporter takes back what one sets, but for the parts that it replaces."""
-    from costproof.models.generic.as_it_was import unwritten
+    """Run the forward once. The exporter restores attributes that a forward sets, except replaced modules."""
+    from costproof.models.generic.module_snapshot import unwritten
 
     with (
         suppress(Exception),
@@ -66,7 +66,7 @@ def _exported(job: ExportJob) -> tuple[torch.export.ExportedProgram, tuple[str, 
 
 
 def _reason(error: Exception) -> str:
-    """What the exporter says, in a line; of sizes that the code fixed, which ones."""
+    """Return the exporter's message in one line, or the sizes that the code made constant."""
     said = message_of(error)
     fixed = re.findall(r"L\['(\w+)'\]\.size\(\)\[(\d+)\] .*specialized it to be a constant \((\d+)\)", said)
     if fixed:
@@ -76,7 +76,7 @@ def _reason(error: Exception) -> str:
 
 
 def dynamic_shapes(job: ExportJob) -> dict[str, Any]:
-    """Which dimensions of the arguments stay symbolic, as ``torch.export`` wants to be told."""
+    """Return the symbolic dimensions of the arguments as ``dynamic_shapes`` of ``torch.export``."""
     import torch
 
     # Dimensions that are multiples of a step share one Dim per symbol; the exporter finds out the others.
@@ -89,11 +89,11 @@ def dynamic_shapes(job: ExportJob) -> dict[str, Any]:
 
 
 Argument = tuple[str | int, ...]
-"""Path of a tensor into the arguments of a job."""
+"""Path of a tensor in the arguments of a job."""
 
 
 class SizeTranslator:
-    """From the exporter's symbols to ours."""
+    """Translates sizes in the exporter's symbols into ints or expressions in our symbols."""
 
     def __init__(self, job: ExportJob, program: torch.export.ExportedProgram) -> None:
         self.job = job
@@ -128,7 +128,7 @@ class SizeTranslator:
         self.table[free[0]] = (ours - offset) / factor
 
     def __call__(self, size: Any) -> Size:
-        """An int, or an expression in our symbols."""
+        """Return an int or an expression in our symbols."""
         if isinstance(size, int):
             return size
         theirs = size.node.expr
@@ -146,7 +146,7 @@ class SizeTranslator:
 
 
 def _linear(expr: sympy.Expr, symbol: sympy.Symbol) -> tuple[sympy.Integer | None, sympy.Integer]:
-    """Factor and offset of ``factor * symbol + offset``, in integers; no factor where it is something else."""
+    """Return integer factor and offset of ``factor * symbol + offset``; no factor for other expressions."""
     factor = expr.coeff(symbol)
     offset = sympy.expand(expr - factor * symbol)
     return (factor, offset) if factor.is_Integer and offset.is_Integer else (None, offset)
@@ -156,12 +156,12 @@ _HALVES: Final = tuple(2**i for i in range(9))
 
 
 def plain_sympy(expr: sympy.Expr) -> sympy.Expr:
-    """The expression in sympy's own functions: the exporter's divisions and remainders resolved.
+    """Rewrite the exporter's division and remainder functions in sympy's own functions.
 
-    A floor division without remainder becomes a quotient; another one becomes ``floor``.
+    A floor division without remainder becomes a quotient, any other becomes ``floor``.
 
     Raises:
-        Incomplete: it has a function that is none of ours, or rounds a product that is not exact.
+        Incomplete: the expression has a function that formulas do not have, or rounds a product that is not exact.
     """
 
     def is_whole(x: sympy.Expr) -> bool:
@@ -208,12 +208,12 @@ def plain_sympy(expr: sympy.Expr) -> sympy.Expr:
 
 
 def _floor(x: sympy.Expr) -> sympy.Expr:
-    """One form for what rounds: floor(-x) is written -ceiling(x), as formulas do."""
+    """Write floor(-x) as -ceiling(x), as formulas do."""
     return -sympy.ceiling(-x) if x.could_extract_minus_sign() else sympy.floor(x)
 
 
 def map_arguments(job: ExportJob, change: Callable[[Argument, Any], Any]) -> dict[str, Any]:
-    """The arguments of a job, nested as they are, with what ``change`` makes of each tensor and its path."""
+    """Return the arguments of a job, nested as they are, with ``change(path, tensor)`` in place of each tensor."""
 
     def changed(path: Argument, value: Any) -> Any:
         if isinstance(value, list | tuple):
@@ -226,7 +226,7 @@ def map_arguments(job: ExportJob, change: Callable[[Argument, Any], Any]) -> dic
 
 
 def inputs_by_path(job: ExportJob, program: torch.export.ExportedProgram) -> dict[Argument, fx.Node]:
-    """Placeholders of the user's inputs, by path into ``job.args`` (flattened in order)."""
+    """Return the placeholders of user inputs by their path in ``job.args``, flattened in order."""
     paths: list[Argument] = []
     map_arguments(job, lambda path, value: paths.append(path))
     nodes = {n.name: n for n in program.graph.nodes if n.op == "placeholder"}
@@ -237,17 +237,14 @@ def inputs_by_path(job: ExportJob, program: torch.export.ExportedProgram) -> dic
 
 
 def with_numbers(job: ExportJob) -> ExportJob:
-    """The job with the numbers of parameters and arguments, as a run has that looks at them; sizes are constants.
-
-    What has no numbers is ones.
+    """Return the job with concrete values of parameters and arguments, ones where there are none, and constant sizes.
 
     Raises:
-        Incomplete: the module is too large for that.
+        Incomplete: the module is too large to be given values.
     """
     import torch
 
-    from costproof.models.generic.alike import alike
-    from costproof.models.generic.copies import with_ones, with_values
+    from costproof.models.generic.copies import alike, with_ones, with_values
 
     given = job if job.real is None else job.real()
 
@@ -263,7 +260,7 @@ def with_numbers(job: ExportJob) -> ExportJob:
 
 
 def with_sizes(job: ExportJob, values: Mapping[str, int]) -> ExportJob:
-    """The job with example inputs of the given sizes, all of them constants of the export: of one decode step, one."""
+    """Return the job with these concrete sizes and nothing symbolic. A repeated job becomes one decode step."""
     wanted: dict[Argument, dict[int, int]] = {}
     for size in job.sizes:
         wanted.setdefault(tuple(size.argument), {})[size.dim] = evaluate(parse(size.symbol), values)

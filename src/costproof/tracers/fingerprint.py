@@ -1,8 +1,9 @@
-"""All that decides what an export of a module is, as one name; or that it cannot be said.
+"""Compute a fingerprint of everything that decides the export of a module, if that is possible.
 
-Two exports with one name are equal: the name tells every attribute of every module and configuration, shapes, dtypes
-and places of tensors, the code of their classes, and the versions of what carries them out. What cannot be told in
-full (numbers of large tensors, code outside installed packages, objects of C extensions) has no name.
+Two exports with equal fingerprints are equal. It covers every attribute of every module and configuration, shapes,
+dtypes and memory of tensors, the code of their classes, and the versions of the packages that run them. A module has no
+fingerprint if something cannot be covered: values of large tensors, code outside installed packages, or objects of C
+extensions.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ from costproof.models.specs import ExportJob
 
 _PLAIN: Final = (type(None), bool, int, float, str, bytes)
 _SWITCHES: Final = ("TORCH", "PYTORCH", "TRANSFORMERS")
-"""How variables of the environment begin that the code of a model may ask for."""
+"""Prefixes of environment variables that the code of a model may read."""
 _MOST_NUMBERS: Final = 65_536
-"""Of a tensor that holds numbers: a table of frequencies, not weights."""
+"""Elements of a tensor with values that are covered: enough for a table of frequencies, not for weights."""
 INSTALLED: Final = frozenset({"site-packages", "dist-packages"})
 _SAY_NOTHING: Final = frozenset({"__dict__", "__weakref__", "_original_object_hash"})
-"""Of an object: its places, and the hash that transformers notes of a configuration, another in every process."""
+"""Ignored attributes: slots, and a hash that transformers stores in configurations, which differs by process."""
 _HEAP_TYPE: Final = 1 << 9
-"""The flag of a class that is made at run time, as those written in Python are."""
+"""The flag of classes that are created at run time, as those written in Python are."""
 OWN: Final = Path(__file__).resolve().parents[1]
 """The folder of costproof's own code."""
 _DECIDING: Final = ("algebra", "opgraph", "ledger", "models", "patches", "tracers")
@@ -39,11 +40,11 @@ _DECIDING: Final = ("algebra", "opgraph", "ledger", "models", "patches", "tracer
 
 
 class NotFingerprintable(Exception):
-    """Something that an export may depend on cannot be told in full."""
+    """Raised if something that an export may depend on cannot be covered."""
 
 
 def fingerprint(job: ExportJob) -> str | None:
-    """The name of the export of a job, 64 hex digits; ``None`` if something about it cannot be told."""
+    """Return the fingerprint of a job's export, 64 hex digits, or ``None`` if something cannot be covered."""
     import torch
     from torch.backends import opt_einsum
 
@@ -64,33 +65,33 @@ def fingerprint(job: ExportJob) -> str | None:
 
 
 def surroundings() -> list[Any]:
-    """What decides every export: versions, the machine, costproof's own code, switches of the environment."""
+    """Return what every export depends on: versions, the platform, our own code, and environment variables."""
     # Folders of caches decide nothing, and torch sets one of them on its first export.
     switches = sorted((k, v) for k, v in os.environ.items() if k.startswith(_SWITCHES) and "CACHE" not in k)
     return [environment(), platform.platform(), own_code_digest(), switches]
 
 
 def digest(told: Any) -> str:
-    """JSON data as 64 hex digits."""
+    """Return a SHA-256 digest of JSON data as 64 hex digits."""
     return hashlib.sha256(json.dumps(told).encode()).hexdigest()
 
 
 class _Serializer:
-    """Python objects as JSON; one that comes again is named by its number, so that sharing is told too."""
+    """Serializes Python objects as JSON; an object that occurs again becomes a reference, which covers aliasing."""
 
     def __init__(self) -> None:
         self._numbers: dict[int, int] = {}
         self._kept: list[Any] = []
-        """So that no other object gets the address of one that was told."""
+        """Keeps serialized objects alive, so that no other object gets the address of one."""
         self._classes: dict[type, None] = {}
         self._memories: dict[int, int] = {}
-        """Address of a piece of memory -> its number."""
+        """Address of a storage -> its number."""
 
     def __call__(self, value: Any) -> Any:
-        """Everything about a value.
+        """Serialize a value.
 
         Raises:
-            Untold: it cannot be told.
+            NotFingerprintable: it cannot be covered.
         """
         if type(value) in _PLAIN:
             return [type(value).__name__, repr(value)]
@@ -103,7 +104,7 @@ class _Serializer:
         return [self._named(type(value)), self._inside(value)]
 
     def sources(self) -> list[Any]:
-        """The code of every class that came up, and the version of what it came with."""
+        """Return the code of every class that occurred, with the version of its package."""
         return [_source(kind) for kind in self._classes]
 
     def _inside(self, value: Any) -> Any:
@@ -167,7 +168,7 @@ class _Serializer:
 
 
 def _fields(value: Any) -> list[str]:
-    """Names of the attributes that an object itself holds."""
+    """Return the names of the attributes that an object itself has."""
     slots = (vars(kind).get("__slots__", ()) for kind in type(value).__mro__)
     names = (name for found in slots for name in ([found] if isinstance(found, str) else found))
     try:
@@ -178,10 +179,10 @@ def _fields(value: Any) -> list[str]:
 
 
 def _source(kind: type) -> Any:
-    """A class by its code, as it stands in memory, and what its file came with.
+    """Serialize a class: its code as it is in memory, and the version of its package.
 
     Raises:
-        Untold: its code stands outside installed packages.
+        NotFingerprintable: its code is outside installed packages.
     """
     code = [
         [name, _code(held.__code__), _reached(held)]
@@ -193,8 +194,10 @@ def _source(kind: type) -> Any:
 
 
 def _reached(function: FunctionType) -> list[Any]:
-    """The functions of its own file, or of modules that it names there, which a function calls: they may have been put
-    in place of others, as packages do that bring a faster attention."""
+    """Serialize the functions of its module, or of modules that it names, which a function calls.
+
+    Packages with a faster attention replace such functions.
+    """
     names = function.__code__.co_names
     held = [function.__globals__.get(name) for name in names]
     held += [vars(m).get(name) for m in held if isinstance(m, ModuleType) for name in names]
@@ -203,7 +206,7 @@ def _reached(function: FunctionType) -> list[Any]:
 
 @cache
 def _code(code: CodeType) -> str:
-    """A digest of what a function does."""
+    """Return a digest of the code of a function."""
     consts = [
         _code(c) if isinstance(c, CodeType) else sorted(map(repr, c)) if isinstance(c, frozenset) else repr(c)
         for c in code.co_consts
@@ -214,10 +217,10 @@ def _code(code: CodeType) -> str:
 
 @cache
 def _carrier(module: str | None) -> str | None:
-    """Package and version that a module of Python came with; ``None`` for Python itself and for costproof.
+    """Return the package and version of a Python module; ``None`` for the standard library and for costproof.
 
     Raises:
-        Untold: it came with none, so nobody says when its helpers change.
+        NotFingerprintable: it belongs to no installed package, so a change of its helpers would go unnoticed.
     """
     if module is None:
         raise NotFingerprintable("a function that was made while it ran")

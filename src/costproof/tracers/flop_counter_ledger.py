@@ -1,4 +1,4 @@
-"""What the second judge counted, placed and summed over the steps; nothing here is shared with the first one."""
+"""Place and sum the FLOPs that torch's own formulas counted, without code that the operator rules use."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from costproof.models.specs import Run
 from costproof.opgraph.merge import merge_unknown
 
 CallStack = tuple[tuple[str, int], ...]
-"""The calls that are running, outermost first: (path of the module, number of its call)."""
+"""The active calls, outermost first: (path of the module, number of its call)."""
 FlopKey = tuple[str, str, str, str]
 """Stage, invocation, module, operator."""
 Flops = Mapping[FlopKey, int]
@@ -24,21 +24,21 @@ ALONE: Final = "torch has no formula for this operator"
 
 @dataclass(slots=True)
 class DispatchedFlops:
-    """One run as the dispatcher saw it."""
+    """FLOPs of one run as counted at the dispatcher."""
 
     flops: Counter[tuple[CallStack, str]] = field(default_factory=Counter)
-    """Of each operator by the calls that it ran in."""
+    """(active calls, operator) -> FLOPs."""
     unjudged: Counter[tuple[CallStack, str]] = field(default_factory=Counter)
-    """Calls of operators that no formula is known for."""
+    """(active calls, operator) -> calls of an operator without a formula."""
     left: Counter[CallStack] = field(default_factory=Counter)
-    """How often the numbers of a tensor went to NumPy."""
+    """Active calls -> conversions of a tensor to NumPy."""
     by_values: bool = False
     """Whether values of tensors decided a size or a branch."""
 
     def placed(self, run: Run) -> dict[FlopKey, int]:
-        """FLOPs by stage, invocation, module and operator.
+        """Return the FLOPs by stage, invocation, module and operator.
 
-        What stands inside a group of modules of which the data decides which run, stands on the group.
+        Work inside a group of modules of which data selects some belongs to the group.
         """
         again, found = self._again(), Counter[FlopKey]()
         for (where, operator), flops in self.flops.items():
@@ -46,13 +46,13 @@ class DispatchedFlops:
         return dict(found)
 
     def without_formula(self, run: Run) -> tuple[UnknownOp, ...]:
-        """Calls of operators that no formula is known for."""
+        """Return the calls of operators without a formula."""
         again = self._again()
         places = ((_place(run, where, again), name, calls) for (where, name), calls in self.unjudged.items())
         return tuple(UnknownOp(name, stage, module, calls, None, ALONE) for (stage, _, module), name, calls in places)
 
     def gone(self, run: Run) -> Counter[tuple[str, str]]:
-        """(stage, module) -> how often the numbers of a tensor went to NumPy there."""
+        """Return (stage, module) -> conversions of a tensor to NumPy."""
         again, found = self._again(), Counter[tuple[str, str]]()
         for where, times in self.left.items():
             stage, _, module = _place(run, where, again)
@@ -60,7 +60,7 @@ class DispatchedFlops:
         return found
 
     def of_experts(self, run: Run) -> dict[str, tuple[int, ...]]:
-        """Module of routed experts -> FLOPs of each expert in this run, where experts are modules."""
+        """Return module of routed experts -> FLOPs of each expert in this run, if experts are modules."""
         totals: dict[str, list[int]] = {}
         for (where, _), flops in self.flops.items():
             module = where[-1][0] if where else ""
@@ -71,12 +71,12 @@ class DispatchedFlops:
         return {group: tuple(each) for group, each in totals.items()}
 
     def _again(self) -> set[str]:
-        """Modules that were called more than once."""
+        """Return the modules that were called more than once."""
         return {path for calls in (self.flops, self.unjudged) for each, _ in calls for path, n in each if n > 1}
 
 
 def _place(run: Run, where: CallStack, again: Collection[str]) -> tuple[str, str, str]:
-    """Stage, invocation and module; of a call in a module that is called again, the outermost such call decides."""
+    """Return stage, invocation and module; the outermost repeated module decides the number of the call."""
     module = where[-1][0] if where else ""
     number = next((call for path, call in where if path in again), 1)
     group = next((g for g in run.groups if module.startswith(g + ".")), module)
@@ -86,12 +86,12 @@ def _place(run: Run, where: CallStack, again: Collection[str]) -> tuple[str, str
 def flop_counter_ledger(
     runs: Sequence[tuple[int | None, Flops]], steps: int, stages: tuple[str, ...], alone: Iterable[UnknownOp]
 ) -> Ledger:
-    """The ledger of the judge: what ran once, and all decode steps.
+    """Return the ledger of what ran once and of all decode steps.
 
     Args:
-        runs: (tokens in the cache before it if it is a decode step, FLOPs) of all that was traced. If those are not all
-            steps, the others must lie on the straight line through the first and the last, or the sum is unknown.
-        steps: how many steps there are.
+        runs: (tokens in the cache before a decode step or ``None``, FLOPs) of all traced runs. If not all steps were
+            traced, they must lie on the straight line through the first and the last, or the sum is unknown.
+        steps: number of decode steps.
         alone: operators without a formula.
     """
     parts: dict[FlopKey, list[int | None]] = {}
@@ -111,10 +111,10 @@ def flop_counter_ledger(
 
 
 def sum_steps(costs: Mapping[int, int], count: int) -> int | None:
-    """What all steps cost, by adding them up one by one; ``None`` where that is not known.
+    """Return the cost of all steps by adding them one by one, or ``None`` if that is unknown.
 
     Args:
-        costs: tokens in the cache -> cost of the step, of the first, the last and some between.
+        costs: tokens in the cache -> cost of the step, of the first, the last and some in between.
     """
     if len(costs) == count:
         return sum(costs.values())

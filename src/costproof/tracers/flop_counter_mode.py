@@ -1,9 +1,9 @@
-"""A second judge of what ran: the FLOPs of every operator by torch's own formulas, at the dispatcher.
+"""Count the FLOPs of a run by torch's own formulas at the dispatcher, as a check of our operator rules.
 
-Export and trace are costed by the same rules of ours, so an error in a rule leaves the two equal. This count shares
-nothing with the rules but the shapes: the formulas are those of ``torch.utils.flop_counter``, and where torch has
-none, others that were written for this module from the definition of the operator. It sees what the dispatcher does:
-composites are the operators that they are made of, and products in a TorchScript function have the module that runs it.
+Export and trace are costed by the same rules, so an error in a rule shows in no difference between them. This count
+shares only the shapes with the rules. Its formulas are those of ``torch.utils.flop_counter``, and for operators without
+one, others written here from the definition of the operator. It sees what the dispatcher sees: composite operators as
+the operators that they consist of, and products in a TorchScript function in the module that runs it.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ from costproof.tracers.flop_counter_ledger import CallStack, DispatchedFlops
 _ATTENTION: Final = ("_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_fused_attention_overrideable")
 _ROWS: Final = ("_addmm_activation", "_int_mm", "_weight_int8pack_mm", "_weight_int4pack_mm")
 _NO_FORMULA: Final = ("_trilinear", "mkldnn_rnn_layer", "_cudnn_rnn", "miopen_rnn", "_sparse_addmm", "_cdist_forward")
-"""Operators of torch that multiply matrices inside, of which nobody but our rules says how much."""
+"""Operators of torch that multiply matrices inside and for which only our rules have a formula."""
 _VECTORS: Final = ("linalg_vector_norm", "linalg_cross")
-"""Of torch.linalg, those that multiply no matrices."""
+"""Operators of torch.linalg that multiply no matrices."""
 _MASKS: Final = (torch.bool, torch.uint8)
 _BRANCHES: Final = (
     "equal", "is_nonzero", "_nested_tensor_from_mask", "_nested_tensor_from_mask_left_aligned", "_pack_padded_sequence",
 )  # fmt: skip
-"""Operators that torch does not tag, of which values decide the result's sizes or a branch."""
+"""Operators without a tag of torch whose result has a size, or decides a branch, that depends on values."""
 _VALUE_DEPENDENT: Final = value_dependent_tags()
 _OWN: Final = ("aten", "prims", "prim", "profiler", "_c10d_functional")
 """Namespaces in which an operator without a formula multiplies no matrices."""
 
 
 class FlopCounterJudge(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts while a model runs under it; changes nothing.
+    """Counts the FLOPs of a model that runs under it; changes nothing.
 
     Args:
-        calls: the calls that are running, kept by whoever hooks the modules: (path, number, anything).
-        root: what stands there for the path of the root.
+        calls: the active calls, maintained by whoever hooks the modules: (path, number, anything).
+        root: the name of the root in these calls.
     """
 
     supports_higher_order_operators = True
@@ -56,7 +56,7 @@ class FlopCounterJudge(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._in_einsum = False
 
     def where(self) -> CallStack:
-        """The calls that are running now."""
+        """Return the active calls."""
         return tuple(("" if path == self.root else path, number) for path, number, _ in self.calls)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -129,7 +129,7 @@ def _reads_values(func: Any, name: str, args: Any) -> bool:
 
 
 def _multiplied(*args: Any, out_val: Any, **more: Any) -> int:
-    """Every number of the result is one product, which an einsum adds to nothing."""
+    """Return the FLOPs of an elementwise product of an einsum: every number of the result is one product."""
     return 2 * int(out_val.numel())
 
 
@@ -138,7 +138,7 @@ def _name(func: Any) -> str:
 
 
 def _formula(func: Any) -> Callable[..., int] | bool | None:
-    """What counts an operator; ``None``: no product; ``False``: no formula; ``True``: a composite."""
+    """Return an operator's formula; ``None`` without products, ``False`` if it lacks one, ``True`` for a composite."""
     packet = getattr(func, "_overloadpacket", func)
     space, _, name = _name(func).partition(".")
     if space == "aten" and name.endswith("_"):  # in place: the same work
@@ -156,7 +156,7 @@ def _formula(func: Any) -> Callable[..., int] | bool | None:
 
 
 def _rows(first: Any, second: Any, *rest: Any, out_val: Any, **more: Any) -> int:
-    """Every number of the result is a sum of as many products as the first matrix is wide."""
+    """Return the FLOPs of a product: each result sums as many products as the first matrix has columns."""
     return 2 * int(out_val.numel()) * int(first.shape[-1])
 
 
@@ -165,7 +165,7 @@ def _added_rows(added: Any, first: Any, *rest: Any, out_val: Any, **more: Any) -
 
 
 def _every_number(matrix: Any, *rest: Any, **more: Any) -> int:
-    """Each number of the matrix is multiplied once and added once."""
+    """Return the FLOPs of a product with a vector: each number of the matrix is multiplied once and added once."""
     return 2 * int(matrix.numel())
 
 
@@ -174,15 +174,18 @@ def _batches_added(added: Any, first: Any, second: Any, **more: Any) -> int:
 
 
 def _grouped(first: Any, second: Any, *rest: Any, out_val: Any, **more: Any) -> int:
-    """Rows or columns in groups: a number of the result is one inner product; the inner dimension in groups: a number
-    of the first matrix meets every column of the second."""
+    """Return the FLOPs of a grouped product.
+
+    With rows or columns in groups, a number of the result is one inner product; with the inner dimension in groups, a
+    number of the first matrix is multiplied with every column of the second.
+    """
     if first.dim() == second.dim() == 2:
         return 2 * int(first.numel()) * int(second.shape[1])
     return _rows(first, second, out_val=out_val)
 
 
 def _attention(query: Any, key: Any, value: Any, *rest: Any, **more: Any) -> int:
-    """A number of a query meets that number of each key; a score meets every number of its value."""
+    """Return the FLOPs of QKᵀ and PV over all queries and keys."""
     keys = int(key.shape[-2])
     scores = int(query.numel()) // int(query.shape[-1]) * keys
     return 2 * int(query.numel()) * keys + 2 * scores * int(value.shape[-1])

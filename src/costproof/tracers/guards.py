@@ -1,4 +1,4 @@
-"""The conditions under which an export holds: torch's own guards, evaluated at given sizes, or in symbols."""
+"""Evaluate the guards under which an export holds, at given sizes or as expressions."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from costproof.tracers.exporting import Argument
 
 T = TypeVar("T")
 SizeValues = Mapping[str, int]
-"""What the symbols of an export stand for."""
+"""Symbol of a size -> its value."""
 Guard = Callable[[SizeValues], Any]
-"""A condition on them, or a number in one."""
+"""A condition on sizes, or a number in one, as a function."""
 
 _SOME_SIZES: Final = (2, 3, 7, 64, 1_000, 4_097, 131_072, 1_000_003)
 
 
 @dataclass(frozen=True, slots=True)
 class _GuardAlgebra(Generic[T]):
-    """What a guard's text becomes: its grammar is one, its values are not."""
+    """The operations to which the text of a guard is translated: the grammar is the same, the values differ."""
 
     number: Callable[[Any], T]
     truth: Callable[[bool], T]
@@ -41,14 +41,14 @@ class _GuardAlgebra(Generic[T]):
     negative: Callable[[T], T]
     untrue: Callable[[T], T]
     every: Callable[..., T]
-    """``and``, and a chain of comparisons."""
+    """``and``, and chained comparisons."""
     some: Callable[..., T]
     least: Callable[..., T]
     most: Callable[..., T]
 
 
 def _deferred(of: Callable[..., Any]) -> Callable[..., Guard]:
-    """An operation on values as one on functions of the sizes."""
+    """Return an operation on functions of the sizes, given one on values."""
     return lambda *parts: lambda sizes: of(*(part(sizes) for part in parts))
 
 
@@ -69,7 +69,7 @@ _AT_SIZES: Final[_GuardAlgebra[Guard]] = _GuardAlgebra(
     least=_deferred(min),
     most=_deferred(max),
 )  # fmt: skip
-"""Read once and asked at hundreds of points, each guard becomes a function of the sizes."""
+"""Translates a guard into a function of the sizes, since it is read once and evaluated at hundreds of points."""
 _IN_SYMBOLS: Final[_GuardAlgebra[sympy.Expr]] = _GuardAlgebra(
     number=lambda value: sympy.Integer(operator.index(value)),
     truth=lambda value: sympy.Integer(value - 1),
@@ -88,20 +88,20 @@ _IN_SYMBOLS: Final[_GuardAlgebra[sympy.Expr]] = _GuardAlgebra(
     least=sympy.Min,
     most=sympy.Max,
 )  # fmt: skip
-"""Of integers; what is true is not negative."""
+"""Translates a guard into an integer expression that is not negative where the guard holds."""
 
 
 def holds_at(exported: Exported, points: Sequence[SizeValues]) -> tuple[bool, ...]:
-    """Whether the graph of an export describes the model at each point.
+    """Return whether the graph of an export describes the model at each point.
 
-    A graph with symbols stands for all sizes that pass the exporter's guards; at others the model may take another
-    way. Guards are Python text that torch writes; it is read by the grammar below, and never run.
+    A symbolic graph is valid at all sizes that satisfy the exporter's guards; at others the model may take a different
+    branch. Guards are Python text written by torch; they are read by the grammar below and never executed.
 
     Args:
         points: values of the symbols of the export's sizes.
 
     Raises:
-        Incomplete: a guard asks for something other than sizes of inputs.
+        Incomplete: a guard depends on something other than sizes of inputs.
     """
     guards = _guards(exported)
     # The exporter takes a symbol to be 2 or more.
@@ -114,13 +114,13 @@ def holds_at(exported: Exported, points: Sequence[SizeValues]) -> tuple[bool, ..
 
 
 def first_broken_guard(exported: Exported, points: Sequence[SizeValues]) -> str | None:
-    """The first guard that is not met at one of the points; ``None`` where all are.
+    """Return the first guard that does not hold at one of the points, or ``None``.
 
-    Here a size of 1 counts as 2, the least that the exporter takes a symbol to be: its graphs are used for one page
-    or one sequence too, where another source judges them.
+    A size of 1 counts as 2 here, the least value that the exporter assumes for a symbol: its graphs are also used for
+    one page or one sequence, where another source checks them.
 
     Raises:
-        Incomplete: a guard asks for something other than sizes of inputs.
+        Incomplete: a guard depends on something other than sizes of inputs.
     """
     guards = _guards(exported)
     least = {size.symbol: 2 * size.step for size in exported.job.sizes}
@@ -133,13 +133,13 @@ def first_broken_guard(exported: Exported, points: Sequence[SizeValues]) -> str 
 
 
 def conditions(exported: Exported) -> tuple[str, ...]:
-    """The guards that are not met at every combination of some sizes up to a million; of each the text.
+    """Return the texts of guards that fail at some combination of a few sizes up to a million.
 
-    A guard that is broken in between two of these sizes alone is not seen; those that torch writes compare sums and
-    products of sizes, which meet once or twice.
+    A guard that fails only between these sizes is missed. The guards that torch writes compare sums and products of
+    sizes, which intersect once or twice.
 
     Raises:
-        Incomplete: a guard asks for something other than sizes of inputs.
+        Incomplete: a guard depends on something other than sizes of inputs.
     """
     symbols = {size.symbol for size in exported.job.sizes}
     names = sorted({str(s) for symbol in symbols for s in parse(symbol).free_symbols})
@@ -150,22 +150,22 @@ def conditions(exported: Exported) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class GuardCondition:
-    """One guard, read."""
+    """A guard that was read."""
 
     text: str
     names: frozenset[str]
-    """The symbols of sizes that it is about."""
+    """Symbols of the sizes that it depends on."""
     met: Callable[[SizeValues], bool]
-    """Whether it is, at values of all symbols; where it divides by zero it is not."""
+    """Return whether it holds at values of all symbols; a division by zero counts as no."""
     margin: Callable[[], sympy.Expr]
-    """An expression that is not negative where it is met; it raises Incomplete where there is none in integers."""
+    """Return an expression that is not negative where it holds. Raises Incomplete if there is none in integers."""
 
 
 def guard_conditions(exported: Exported) -> list[GuardCondition]:
-    """Every guard of an export.
+    """Return every guard of an export.
 
     Raises:
-        Incomplete: a guard asks for something other than sizes of inputs.
+        Incomplete: a guard depends on something other than sizes of inputs.
     """
 
     def read(node: ast.expr) -> GuardCondition:
@@ -187,12 +187,13 @@ def guard_conditions(exported: Exported) -> list[GuardCondition]:
 
 
 def margins(job: ExportJob, guards: Sequence[str]) -> tuple[sympy.Expr, ...]:
-    """Expressions of the symbols of an export's sizes; where the export holds, none of them is negative.
+    """Return expressions of the symbols of an export's sizes that are not negative where the export holds.
 
-    Those that never are negative are left out. That the exporter takes a symbol to be 2 or more is not among them.
+    Expressions that are never negative are left out. That the exporter assumes symbols to be at least 2 is not among
+    them.
 
     Raises:
-        Incomplete: a guard asks for something other than integer sizes of inputs.
+        Incomplete: a guard depends on something other than integer sizes of inputs.
     """
     whole = [-_IN_SYMBOLS.two[ast.Mod](parse(size.symbol), size.step) for size in job.sizes if size.step > 1]
     found = map(sympy.expand, [*_each(job, guards, lambda node: _read(node, _IN_SYMBOLS)), *whole])
@@ -200,7 +201,7 @@ def margins(job: ExportJob, guards: Sequence[str]) -> tuple[sympy.Expr, ...]:
 
 
 def _values(exported: Exported, point: SizeValues) -> dict[str, int]:
-    """The value of every symbolic size, which may be an expression, by its text."""
+    """Return the value of every symbolic size, which may be an expression, by its text."""
     symbols = dict.fromkeys(size.symbol for size in exported.job.sizes)
     return {s: point[s] if s in point else evaluate(parse(s), point) for s in symbols}
 
@@ -214,7 +215,7 @@ def _first_broken(exported: Exported, guards: Sequence[tuple[str, Guard]], value
 
 
 def _holds(holds: Guard, values: SizeValues) -> bool:
-    """Whether a guard is; one that divides by zero is about a size that is not there."""
+    """Return whether a guard holds; one that divides by zero is about a size that does not exist."""
     try:
         return bool(holds(values))
     except ZeroDivisionError:
@@ -222,7 +223,7 @@ def _holds(holds: Guard, values: SizeValues) -> bool:
 
 
 def _guards(exported: Exported) -> list[tuple[str, Guard]]:
-    """The guards with their texts in symbols: what every layer asks of its own cache is one."""
+    """Return the distinct guards in symbols with their texts; equal guards of several layers are one."""
     return _each(exported.job, exported.guards, lambda node: (ast.unparse(node), _read(node, _AT_SIZES)))
 
 
@@ -246,7 +247,7 @@ def _about_sizes(job: ExportJob) -> Iterator[None]:
 
 
 class _SizeSubstitution(ast.NodeTransformer):
-    """Puts the symbol, or the constant, of an input's size for ``L['keys'][0].size()[2]``."""
+    """Replaces the size of an input, ``L['keys'][0].size()[2]``, by its symbol or constant."""
 
     def __init__(self, job: ExportJob) -> None:
         self.args: Any = job.args
@@ -277,7 +278,7 @@ def _path(node: ast.expr) -> Argument:
 
 
 def _read(node: ast.expr, into: _GuardAlgebra[T]) -> T:
-    """Arithmetic, comparisons, ``and``, ``or``, ``not``, ``min`` and ``max`` over integers and symbols."""
+    """Translate arithmetic, comparisons, ``and``, ``or``, ``not``, ``min`` and ``max`` over integers and symbols."""
 
     def read(*nodes: ast.expr) -> list[T]:
         return [_read(one, into) for one in nodes]

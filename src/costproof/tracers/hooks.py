@@ -1,8 +1,7 @@
-"""The second dynamic tracer: plain forward hooks on every module, independent of TorchLens.
+"""Trace a run by forward hooks on every module: the second dynamic tracer, independent of TorchLens.
 
-It counts calls and caller-callee edges, notes the shapes and dtypes of what goes in and out, and
-measures how far the cache grows, and in which module; the second judge counts beside it. Hooks are
-gone when the run is, however it ends.
+Hooks count calls and caller-callee edges, record the shapes and dtypes of inputs and outputs, and measure how much the
+cache grows in each module, while the formulas of ``FlopCounterMode`` count operators. All hooks are removed at the end.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from costproof.ledger.attributes import attribute
 from costproof.ledger.callgraph import Event, JsonScalar, PlainAt, TensorAt, ValueAt
-from costproof.models.caches import by_layer, caches_of, held, is_cache
+from costproof.models.generic.cache_state import by_layer, caches_of, held, is_cache
 from costproof.models.specs import Run
 from costproof.patches.inference import inference_context
 from costproof.patches.modules import forward_redirected, hooked
@@ -36,18 +35,18 @@ MAX_EVENTS: Final = 20_000
 
 @dataclass(slots=True)
 class _CacheFill:
-    """The caches that one call was handed, if any, the bytes that they held then, and what calls inside it added."""
+    """The caches that one call received, the bytes that they held then, and what nested calls added."""
 
     caches: tuple[Any, ...]
     before: int
     grown: int
-    """Bytes that all caches had grown by when the call began."""
+    """Bytes by which all caches had grown when the call began."""
     inside: int = 0
 
 
 @dataclass(slots=True)
 class Hooked:
-    """What the hooks saw of one run. A hook changes nothing and returns nothing."""
+    """The records of the hooks of one run. A hook changes nothing and returns nothing."""
 
     run: Run
     all_calls: bool
@@ -56,19 +55,19 @@ class Hooked:
     call_counts: Counter[str] = field(default_factory=Counter)
     edges: Counter[tuple[str, str]] = field(default_factory=Counter)
     inputs: dict[str, tuple[ValueAt, ...]] = field(default_factory=dict)
-    """Of the first call, or of all."""
+    """Path -> inputs of the first call, or of all calls."""
     outputs: dict[str, tuple[ValueAt, ...]] = field(default_factory=dict)
     events: list[Event] = field(default_factory=list)
     left_out: int = 0
-    """Events that were too many."""
+    """Events beyond the maximum."""
     cache_growth: Counter[str] = field(default_factory=Counter)
-    """Bytes that a cache holds more after the run, by the module that wrote them."""
+    """Bytes by which the caches grew, by the module that wrote them."""
     stack: list[tuple[str, int, BaseException | None]] = field(default_factory=list)
     filling: list[_CacheFill] = field(default_factory=list)
-    """Beside the stack: the caches that a call was handed."""
+    """Parallel to the stack: the caches that each call received."""
     marked: set[str] = field(default_factory=set)
     judged: DispatchedFlops = field(default_factory=DispatchedFlops)
-    """What torch's own formulas say of the operators that ran."""
+    """FLOPs of the operators that ran, by torch's own formulas."""
 
     def enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         path = self.paths[id(module)]
@@ -110,7 +109,7 @@ class Hooked:
         self.note("exit", path, {"call": call})
 
     def returns_tensors(self, path: str) -> bool:
-        """Return whether a tensor came out of the calls of a module that were noted."""
+        """Return whether a recorded call of a module returned a tensor."""
         return any(isinstance(v, TensorAt) for v in self.outputs.get(path, ()))
 
     def note(self, event: str, name: str, data: dict[str, Any]) -> None:
@@ -121,10 +120,10 @@ class Hooked:
 
 
 def trace_hooks(run: Run, *, all_calls: bool = False) -> Hooked:
-    """Run the model once with hooks on every module; the model is left without any.
+    """Run the model once with hooks on every module, and remove them.
 
     Args:
-        all_calls: note what goes in and out of every call, not of each module's first alone.
+        all_calls: record inputs and outputs of every call, not only of each module's first.
     """
     from costproof.tracers.flop_counter_mode import FlopCounterJudge
 
@@ -162,7 +161,7 @@ def trace_hooks(run: Run, *, all_calls: bool = False) -> Hooked:
 
 
 MAX_VALUES: Final = 1_000
-"""Values that are kept of one call."""
+"""Most values that are recorded of one call."""
 MAX_PLAIN: Final = 16
 """Longest list of plain values that is written out."""
 MAX_TEXT: Final = 80
@@ -170,7 +169,7 @@ MAX_DEPTH: Final = 12
 
 
 def describe_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any], call: int = 1) -> tuple[ValueAt, ...]:
-    """Everything in the arguments of a call: ``args[0]``, ``kwargs.mask``, …"""
+    """Describe everything in the arguments of a call: ``args[0]``, ``kwargs.mask``, …"""
     walk = _Walk(call)
     walk.items(args, "args")
     walk.mapping(kwargs, "kwargs")
@@ -178,14 +177,14 @@ def describe_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any], call: i
 
 
 def describe_output(output: Any, call: int = 1) -> tuple[ValueAt, ...]:
-    """Everything in the result of a call: ``output``, ``output[0]``, ``output.logits``, …"""
+    """Describe everything in the result of a call: ``output``, ``output[0]``, ``output.logits``, …"""
     walk = _Walk(call)
     walk.value(output, "output")
     return walk.result("output")
 
 
 class _Walk:
-    """One pass over nested values. A tensor that comes again is named by its first place."""
+    """Visits nested values once. A tensor that occurs again refers to its first place."""
 
     def __init__(self, call: int) -> None:
         import torch
@@ -199,13 +198,13 @@ class _Walk:
         self.left_out = 0
 
     def result(self, root: str) -> tuple[ValueAt, ...]:
-        """What was found."""
+        """Return the descriptions, and how many values were left out."""
         if self.left_out:
             self.found.append(PlainAt("left out", self.left_out, root, self.call))
         return tuple(self.found)
 
     def value(self, value: Any, place: str) -> None:
-        """Note a value and what is inside it."""
+        """Describe a value and everything inside it."""
         if isinstance(value, self.tensor):
             self._tensor(value, place)
         elif value is None or isinstance(value, bool | int | float | str):
@@ -220,12 +219,12 @@ class _Walk:
             self.open.pop()
 
     def items(self, values: Iterable[Any], place: str) -> None:
-        """Note the items of a sequence."""
+        """Describe the items of a sequence."""
         for i, item in enumerate(values):
             self.value(item, f"{place}[{i}]")
 
     def mapping(self, values: Mapping[Any, Any], place: str) -> None:
-        """Note the values of a mapping."""
+        """Describe the values of a mapping."""
         for key, item in values.items():
             shown = str(key)
             self.value(item, f"{place}.{shown}" if shown.isidentifier() else f"{place}[{shown[:MAX_TEXT]!r}]")
@@ -246,13 +245,13 @@ class _Walk:
             self._object(value, place)
 
     def _object(self, value: Any, place: str) -> None:
-        """A cache shows its tensors; any other object is its type's name."""
+        """Describe an object by the name of its type, and a cache also by its tensors."""
         self._plain(type(value).__name__, None, place)
         for where, tensor in self._held(value, place):
             self._tensor(tensor, where, "cache")
 
     def _held(self, cache: Any, place: str) -> Iterator[tuple[str, Any]]:
-        """Tensors of a cache of layers, and of one that keeps two lists (transformers before 4.54)."""
+        """Yield the tensors of a cache of layers, or of one with two lists (transformers before 4.54)."""
         layers = getattr(cache, "layers", None)
         if isinstance(layers, list | tuple):
             for i, layer in enumerate(layers):
@@ -286,7 +285,7 @@ class _Walk:
 
 
 def _small(value: JsonScalar) -> JsonScalar:
-    """The value, if JSON can hold it and a reader would want to see it."""
+    """Return the value if JSON can represent it and it is short enough to read."""
     if isinstance(value, str):
         return str(value) if len(value) <= MAX_TEXT else None
     if isinstance(value, float) and not math.isfinite(value):

@@ -1,7 +1,7 @@
-"""The isolated source: every stage traced alone, at the sizes that it has in the whole run.
+"""Trace every stage in isolation, at the sizes that it has in the whole run: the isolated source.
 
-The dynamic source extracts a stage from a trace of the whole model. Here the stage is all that runs,
-so the two can be compared: what a stage costs must not depend on what runs around it.
+The dynamic source extracts a stage from a trace of the whole model. Here only the stage runs, so the two can be
+compared: the costs of a stage must not depend on what runs around it.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from costproof.tracers.resident_bytes import resident_bytes
 from costproof.tracers.torchlens_trace import TracedForward, lost_tensors, trace_forward
 
 SCAFFOLDING: Final = "(wrapper)"
-"""Stands before paths inside a wrapper that are not paths of the model; no module can be called so."""
+"""Prefix of paths inside a wrapper that are not paths of the model; no module can have this name."""
 
 _CACHE_ROLES: Final = ("output.1.",)
-"""The second of the results of a wrapper that returns its cache, in TorchLens's words."""
+"""TorchLens's name of the second result of a wrapper, which is its cache."""
 
 _INPUT: Final = "input."
-"""What the names of inputs begin with there."""
+"""Prefix of TorchLens's names of inputs."""
 
 _CACHE_INPUTS: Final = (f"{_INPUT}keys.", f"{_INPUT}values.")
 
 
 def isolated_ledger(target: Staged, workload: Workload, progress: Progress = silent) -> Ledger:
-    """Trace every invocation of every stage by itself on meta and cost what ran.
+    """Trace every invocation of every stage separately on meta and cost what ran.
 
-    Sums over the decode steps come from the first, a middle and the last one, as in the dynamic source.
+    Sums over decode steps come from the first, a middle and the last one, as in the dynamic source.
 
     Raises:
         Incomplete: a stage cannot be traced, or its wrapper computes.
@@ -78,7 +78,7 @@ def isolated_ledger(target: Staged, workload: Workload, progress: Progress = sil
 
 
 def trace_stage(run: ExportJob) -> TracedForward:
-    """Trace one stage alone, in paths from the root of the model; of the inputs past keys and values are left.
+    """Trace one stage with paths from the root of the model; only past keys and values remain as inputs.
 
     Raises:
         Incomplete: torchlens is missing or cannot trace the stage.
@@ -93,7 +93,7 @@ def trace_stage(run: ExportJob) -> TracedForward:
 def stage_nodes(
     run: ExportJob, traced: TracedForward, work: CostedGraph, convention: Convention | None = None
 ) -> tuple[tuple[CostNode, ...], tuple[UnknownOp, ...]]:
-    """Nodes of one stage run.
+    """Return the nodes of one stage run, and its unknown operators.
 
     Raises:
         Incomplete: the wrapper computes something itself.
@@ -111,13 +111,13 @@ def stage_nodes(
 
 
 def _buffers(run: ExportJob) -> dict[str, int | None]:
-    """Full name -> bytes of the buffers inside a wrapper that are the model's."""
+    """Return full name -> bytes of the model's buffers inside a wrapper."""
     rename, named = path_renamer(run.prefix), Paths(run.module).buffers.items()
     return resident_bytes({outer: buffer for name, buffer in named if (outer := rename(name)) is not None})
 
 
 def _parameters(run: ExportJob) -> dict[str, tuple[tuple[int, ...], str]]:
-    """Full name -> shape and dtype of the parameters inside a wrapper that are the model's."""
+    """Return full name -> shape and dtype of the model's parameters inside a wrapper."""
     rename = path_renamer(run.prefix)
     return {
         outer: (tuple(p.shape), dtype_name(p.dtype))

@@ -1,8 +1,8 @@
-"""The operators of a forward by stage and module, noted at the dispatcher with the forms of the tensors they take.
+"""Record the operators of a forward by stage and module at the dispatcher, with the forms of their tensors.
 
-The forward has numbers, or it has none: then its tensors only claim to be on the device, and operators take the ways
-that they take there. (On meta some take others: attention that one operator does on a processor is made of matrix
-products there.) Nothing is computed or held then, so a model that no memory takes can be noted too.
+The forward may run with values or without. Without values its tensors are fake ones on the target device, so operators
+take the branches of that device; on meta some differ, such as fused attention, which becomes matrix products. Nothing
+is computed or allocated then, so a model that does not fit in memory can be recorded too.
 """
 
 from __future__ import annotations
@@ -25,65 +25,65 @@ from costproof.tracers.cpu_fallback import with_numbers
 from costproof.tracers.timing import NOWHERE, Stage, watch_modules
 
 _WEIGHTS_KEPT: Final = 8
-"""Of a distinct call: so many sets of weights take turns."""
+"""Sets of weights of a distinct call that are used in turn."""
 _NO_WORK: Final = "prim"
-"""Namespace of questions about a tensor, which only tensors without numbers put to the dispatcher."""
+"""Namespace of queries about a tensor that only fake tensors send to the dispatcher."""
 _STANDS_FOR: Final = {"transformers.grouped_mm_fallback.default": "_grouped_mm"}
-"""Operator -> the one of torch that runs where there are numbers: see :mod:`costproof.patches.inference`."""
+"""Operator -> the operator of torch that runs with values: see :mod:`costproof.patches.inference`."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorForm:
-    """A tensor without its numbers."""
+    """Shape, strides and dtype of a tensor."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     dtype: torch.dtype
     weight: bool
-    """Whether it lies in a parameter of the model."""
+    """Whether it is in the memory of a parameter of the model."""
 
     @property
     def size(self) -> int:
-        """Elements of the memory that it spans; those that lie there several times count once."""
+        """Return the elements of the memory that it spans; overlapping ones count once."""
         if not all(self.shape):
             return 0
         return 1 + sum((n - 1) * abs(s) for n, s in zip(self.shape, self.stride, strict=True))
 
     @property
     def bytes(self) -> int:
-        """Of that memory."""
+        """Return the bytes of the memory that it spans."""
         return self.size * self.dtype.itemsize
 
 
 @dataclass(slots=True)
 class LoggedCall:
-    """A distinct call."""
+    """A distinct call of an operator."""
 
     function: Any
     spec: Any
     leaves: list[Any]
-    """Forms, tensors of indices, and all that is not a tensor."""
+    """Forms, tensors of indices, and everything that is not a tensor."""
     results: int | None = None
-    """Bytes of what it returns beside what it was given, once it has."""
+    """Bytes of results outside the memory of its arguments, once known."""
     weights: list[list[torch.Tensor]] = field(default_factory=list)
 
     @property
     def views(self) -> bool:
-        """Whether it only says how memory is to be read, and reads none."""
+        """Return whether it only returns a view and reads no memory."""
         return bool(getattr(self.function, "is_view", False))
 
     @property
     def tensors(self) -> list[TensorForm | torch.Tensor]:
-        """What stands for tensors, in order."""
+        """Return forms and tensors in order."""
         return [leaf for leaf in self.leaves if isinstance(leaf, TensorForm | torch.Tensor)]
 
 
 class OperatorLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """What a forward calls, by stage and module.
+    """Records the operators that a forward calls, by stage and module.
 
     Args:
-        model: whose parameters are weights.
-        numbers: whether tensors have numbers, of which indices, masks and weights are kept.
+        model: the model whose parameters are weights.
+        numbers: whether tensors have values; then indices, masks and weights are kept.
     """
 
     def __init__(self, model: torch.nn.Module, *, numbers: bool) -> None:
@@ -95,7 +95,7 @@ class OperatorLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._numbers = numbers
 
     def passed(self, stage: Stage, module: str) -> None:
-        """The work goes on here."""
+        """Set stage and module of the following calls."""
         self.place = (stage, module)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -131,24 +131,24 @@ class OperatorLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _memory_of(tensor: torch.Tensor) -> int:
-    """The same for all tensors that lie in one piece of memory, with numbers or without."""
+    """Return a key that all tensors in one storage share, with values or without."""
     return int(tensor.untyped_storage()._cdata)
 
 
 def _kept(leaf: Any, form: Any) -> Any:
-    """The form; of integers, which are indices and masks, the tensor as it is now."""
+    """Return the form; for integers, which are indices and masks, a copy of the tensor."""
     indices = isinstance(leaf, torch.Tensor) and not (leaf.is_floating_point() or leaf.is_complex())
     return leaf.detach().clone() if indices else form
 
 
 def _real_operator(func: Any) -> Any:
-    """The operator that runs where there are numbers."""
+    """Return the operator that runs with values."""
     packet = getattr(torch.ops.aten, _STANDS_FOR.get(str(func), ""), None)
     return func if packet is None else packet.default
 
 
 def log_operators(run: Run) -> OperatorLog:
-    """The operators of a forward with numbers, which runs once."""
+    """Run a forward with values once and return its operators."""
     notes, kwargs = OperatorLog(run.model, numbers=True), run.inputs()
     with watch_modules(run, _everywhere(run), notes.passed), torch.no_grad(), run.around(), notes:
         run.model(**kwargs)
@@ -156,12 +156,12 @@ def log_operators(run: Run) -> OperatorLog:
 
 
 def log_operators_without_values(run: Run, device: str) -> OperatorLog:
-    """The operators of a forward on meta, as they would run on a device; nothing is computed.
+    """Return the operators of a forward on meta as they would run on a device, without computing anything.
 
-    A forward that looks at numbers, and may run elsewhere, runs with some on the processor where that is the device.
+    A forward that needs values, and may run elsewhere, runs with values on the CPU if that is the device.
 
     Raises:
-        Incomplete: the forward needs numbers, or the model cannot be copied.
+        Incomplete: the forward needs values, or the model cannot be copied.
     """
     mode = FakeTensorMode()
     claims = _FakeCopies(mode, device)
@@ -193,14 +193,14 @@ def _everywhere(run: Run) -> list[str]:
 
 
 class _FakeCopies(TorchFunctionMode):
-    """Copies of tensors claim to be on a device, and have no numbers: ``deepcopy`` makes such within."""
+    """Makes ``deepcopy`` create fake tensors on a device."""
 
     def __init__(self, mode: FakeTensorMode, device: str) -> None:
         super().__init__()
         self._mode, self._device = mode, device
 
     def made(self, tensor: torch.Tensor) -> torch.Tensor:
-        """What stands for a tensor."""
+        """Return a fake tensor like this one."""
         with self._mode:
             return torch.empty_strided(tuple(tensor.shape), tensor.stride(), dtype=tensor.dtype, device=self._device)
 

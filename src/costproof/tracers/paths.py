@@ -1,7 +1,7 @@
-"""One name for every module, parameter and buffer of a model, whoever tells about it.
+"""Give each module, parameter and buffer of a model one name, and split the arguments of operators.
 
-A shared module hangs at several paths, a tied parameter has several names, and ``torch.compile`` puts
-a wrapper around a module. The name is the first path that ``named_modules`` gives, without wrappers.
+A shared module has several paths, a tied parameter has several names, and ``torch.compile`` wraps a module. The name is
+the first path in ``named_modules``, without wrappers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 COMPILED: Final = "OptimizedModule"
-"""The class of the wrapper that ``torch.compile`` puts around a module."""
+"""Class of the wrapper of ``torch.compile``."""
 
 _WRAPPED: Final = "_orig_mod"
 R = TypeVar("R")
@@ -29,7 +29,7 @@ class Paths:
 
     def __init__(self, model: nn.Module) -> None:
         self.by_id: dict[int, str] = {}
-        """``id`` of a module -> its path; wrappers of ``torch.compile`` have none."""
+        """``id`` of a module -> its path; wrappers of ``torch.compile`` are left out."""
         self.modules: dict[str, nn.Module] = {}
         """Path -> module, in the order of the model."""
         self.aliases: dict[str, str] = {}
@@ -37,9 +37,9 @@ class Paths:
         self.parameters: dict[str, nn.Parameter] = {}
         """Name -> parameter, each once."""
         self.tied: dict[str, str] = {}
-        """Other names of tied parameters -> their name; parameters of shared modules are not told again."""
+        """Other names of tied parameters -> their name, except those by aliases of modules."""
         self.buffers: dict[str, torch.Tensor] = {}
-        """Every name -> buffer; buffers of shared modules are not told again."""
+        """Every name -> buffer, except those by aliases of modules."""
         for full, module in model.named_modules(remove_duplicate=False):
             if _is_wrapper(module):
                 continue
@@ -62,23 +62,23 @@ class Paths:
                 self.buffers[f"{path}.{leaf}" if path else leaf] = buffer
 
     def module(self, path: str) -> str:
-        """The path of the module that is at ``path``."""
+        """Return the path of the module at ``path``, which may be an alias."""
         path = unwrapped(path)
         return self.aliases.get(path, path)
 
     def parameter(self, name: str) -> str:
-        """The name of the parameter that is called ``name``."""
+        """Return the name of the parameter ``name``, which may be an alias."""
         owner, _, leaf = name.rpartition(".")
         path = self.module(owner)
         name = f"{path}.{leaf}" if path else leaf
         return self.tied.get(name, name)
 
     def class_names(self) -> dict[str, str]:
-        """Path of every module -> the name of its class."""
+        """Return path of every module -> name of its class."""
         return {path: type(module).__name__ for path, module in self.modules.items()}
 
     def children(self, path: str) -> Iterator[str]:
-        """Paths of a module's children, in its order, each once."""
+        """Yield the paths of a module's children in order, each once."""
         seen: set[str] = set()
         for child in self.modules[path].children():
             while _is_wrapper(child):
@@ -92,12 +92,12 @@ class Paths:
 def repeat_if_modules_replaced(
     model: nn.Module, watch: Callable[[], R], again: Callable[[], object] = lambda: None
 ) -> R:
-    """What ``watch`` says of a model; asked once more if the model put other modules in place of its own meanwhile.
+    """Return the result of ``watch``, called again if the model replaced modules of its own during the first call.
 
-    Nobody watches modules that are made while the model runs: their work would be that of the module around.
+    Modules that are created while the model runs are not watched: their work would belong to the enclosing module.
 
     Args:
-        again: comes before it is asked once more.
+        again: called before the second call.
     """
     before = list(model.modules())
     found = watch()
@@ -112,7 +112,7 @@ def _is_wrapper(module: nn.Module) -> bool:
 
 
 def unwrapped(path: str) -> str:
-    """The path without wrappers of ``torch.compile``."""
+    """Return the path without wrappers of ``torch.compile``."""
     return ".".join(part for part in path.split(".") if part != _WRAPPED) if _WRAPPED in path else path
 
 
@@ -127,13 +127,13 @@ def split_arguments(
     tensors_in: Callable[[Any], list[Value]],
     plain: Callable[[Any], Any],
 ) -> Operands:
-    """The arguments of one call in the order of the schema; without one they are called by their places.
+    """Split the arguments of one call in the order of its schema; without a schema they are named by position.
 
-    Of a list of tensors with holes (``x[:, i]`` has ``[None, i]``), the attributes say where tensors stand.
+    For a list of tensors with holes (``x[:, i]`` has ``[None, i]``), the attribute lists which items are tensors.
 
     Args:
-        tensors_in: the tensors that an argument is or holds.
-        plain: what is kept of an argument without any.
+        tensors_in: returns the tensors that an argument is or contains.
+        plain: returns what is kept of an argument without tensors.
     """
     order = [str(i) for i in range(len(args))] if schema is None else [a.name for a in schema.arguments]
     given = {**dict(zip(order, args, strict=False)), **kwargs}
@@ -154,21 +154,21 @@ def split_arguments(
 
 
 def dtype_name(dtype: Any) -> str:
-    """``bfloat16`` for ``torch.bfloat16``."""
+    """Return ``bfloat16`` for ``torch.bfloat16``."""
     return str(dtype).removeprefix("torch.")
 
 
 def plain_value(value: Any) -> Any:
-    """Arguments that are not tensors; dtypes by name."""
+    """Return an argument that is not a tensor, with dtypes as names."""
     if isinstance(value, list | tuple):
         return [plain_value(v) for v in value]
     return dtype_name(value) if type(value).__module__ == "torch" else value
 
 
 def mark_autocast(graph: Graph, dtypes: Collection[str]) -> Graph:
-    """Return a graph whose operators all say that they may be cast to the narrowest of some dtypes.
+    """Return a graph in which every operator may be cast to the narrowest of some dtypes.
 
-    A trace does not tell which of them ran under autocast, and a bound of time takes the fastest arithmetic.
+    A trace does not record which of them ran under autocast, and a bound of time assumes the fastest arithmetic.
     """
     if not dtypes:
         return graph

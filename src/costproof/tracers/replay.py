@@ -1,10 +1,15 @@
-"""Every distinct operator of a forward, timed alone: what the work takes without what lies between the operators.
+"""Time every distinct operator of a forward in isolation, without the time between operators.
 
-The operators of each stage are noted with the shapes, strides and types of what they take
-(:mod:`costproof.tracers.operator_log`). Then each distinct call is made again, some times, with tensors of that form.
-Their numbers are random; weights are out of the caches before each call, for in a forward all other weights pass
-through them since. Of a forward that ran, indices and masks are its own, and weights are the model's, taken in turns
-from the calls that had other ones; of one that did not they are made (:mod:`costproof.tracers.replay`).
+The operators of each stage are recorded with the shapes, strides and dtypes of their tensors
+(:mod:`costproof.tracers.operator_log`). Each distinct call is then repeated with tensors of the same form and random
+values. Weights are evicted from the caches before each call, because in a forward all other weights are read in
+between. If the forward ran, indices and masks are its own and weights are the model's, taken in turn from the calls
+that used different ones. If it did not, they are generated.
+
+The cost of an operator may depend on generated integers: an index must be inside the dimension that it indexes and
+decides what is read; offsets decide which experts of a grouped product are read. Indices are drawn uniformly, offsets
+are those of uniform routing, masks hide nothing, and a mask that selects elements selects as many as there are values.
+All other integers are 0, divisors 1.
 """
 
 from __future__ import annotations
@@ -34,37 +39,37 @@ from costproof.tracers.operator_log import (
 from costproof.tracers.timing import Stage
 
 _MOST: Final = 2_000_000_000
-"""Nanoseconds: a call that took longer in all is not made again."""
+"""Nanoseconds: a call that took longer in total is not repeated."""
 _FLUSHED: Final = 2**28
-"""Bytes that are written to empty the caches of a processor."""
+"""Bytes that are written to evict the caches of a processor."""
 _ASLEEP: Final = 2_000_000
 """Cycles of a GPU, about a millisecond: longer than an operator takes to be dispatched."""
 _DRAWN: Final = 2**20
-"""Numbers that are drawn; larger tensors repeat them."""
+"""Random values that are drawn; larger tensors repeat them."""
 
 TimingOrReason = Timing | str
-"""Of one distinct call, or why it could not be made."""
+"""The time of a distinct call, or why it could not be repeated."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayedCall:
-    """A distinct call of a module."""
+    """A distinct call of a module with its time."""
 
     stage: Stage
     module: str
-    """Path of the innermost module that makes it."""
+    """Path of the innermost module that makes the call."""
     operator: str
     shapes: tuple[tuple[int, ...], ...]
-    """Of the tensors that it takes."""
+    """Shapes of its tensor arguments."""
     calls: int
     alone: Timing | None
-    """Of one call; ``None`` if it could not be made."""
+    """Time of one call; ``None`` if it could not be repeated."""
     why: str = ""
-    """It could not."""
+    """Why it could not be repeated."""
 
 
 def replay_operators(run: Run, count: int, progress: Progress = silent) -> tuple[ReplayedCall, ...]:
-    """The distinct calls of a forward, which runs once, each made ``count`` times alone after one to warm up."""
+    """Run a forward once and time each of its distinct calls ``count`` times after one warm-up call."""
     device = next(run.model.parameters()).device
     return _replay_distinct({run.id: log_operators(run)}, count, device, progress)[run.id]
 
@@ -72,12 +77,12 @@ def replay_operators(run: Run, count: int, progress: Progress = silent) -> tuple
 def predict_operators(
     runs: Sequence[Run], device: str, count: int, progress: Progress = silent
 ) -> dict[str, tuple[ReplayedCall, ...]]:
-    """Run -> the same of forwards on meta that never run, as they would on ``cpu`` or ``cuda``.
+    """Time each operator recorded in meta traces as it would run on ``cpu`` or ``cuda``; results by run.
 
-    Only one call's tensors are held at a time. A call that several forwards make is made for one of them.
+    Only one call's tensors are in memory at a time. A call of several forwards is timed once.
 
     Raises:
-        Incomplete: a forward needs numbers.
+        Incomplete: a forward needs concrete values.
     """
     found: dict[str, OperatorLog] = {}
     for i, run in enumerate(runs):
@@ -134,7 +139,7 @@ def _time_call(call: LoggedCall, count: int, flush: torch.Tensor) -> TimingOrRea
 
 
 def _bind_tensors(call: LoggedCall, turn: int, flush: torch.Tensor) -> Callable[[], Any]:
-    """The call with tensors: weights out of the caches, all others as warm as the operators before left theirs."""
+    """Return the call with tensors: weights evicted from caches, others as warm as the previous operator left them."""
     given: tuple[Any, Any] = tree_unflatten(call.leaves, call.spec)
     make = integer_maker(call.function, *given, flush.device)
     weights = {i: leaf for i, leaf in enumerate(call.leaves) if isinstance(leaf, TensorForm) and leaf.weight}
@@ -157,7 +162,7 @@ def _bind_tensors(call: LoggedCall, turn: int, flush: torch.Tensor) -> Callable[
 
 
 def _make_tensor(form: TensorForm, device: torch.device, *, empty: bool = False) -> torch.Tensor:
-    """A tensor of that form with small numbers, or any; those that lie in memory several times lie there so again."""
+    """Return a tensor of this form with small values, or uninitialized; overlapping strides overlap again."""
     made = torch.empty(form.size, dtype=form.dtype, device=device)
     if form.size and not empty:
         drawn = torch.rand(min(form.size, _DRAWN), device=device, generator=torch.Generator(device).manual_seed(0))
@@ -188,7 +193,7 @@ def _clock(one: Callable[[], Any], device: str) -> int:
 
 
 CallArguments = Mapping[str, Any]
-"""The arguments of a call by name; forms for tensors."""
+"""Argument name -> value, with forms in place of tensors."""
 _SEED: Final = 0
 
 _INDICES: Final[Mapping[str, tuple[str, str, str | int]]] = {
@@ -207,13 +212,13 @@ _INDICES: Final[Mapping[str, tuple[str, str, str | int]]] = {
     "nll_loss_forward": ("target", "self", 1),
     "nll_loss2d_forward": ("target", "self", 1),
 }
-"""Operator -> its argument that holds indices, the argument that they look into, and in which dimension."""
+"""Operator -> its argument with indices, the argument that they index, and the dimension."""
 
 _LISTED: Final = frozenset({"index", "_unsafe_index", "index_put", "_index_put_impl", "_unsafe_index_put"})
-"""Operators that take ``indices``, a list with a tensor or nothing for each dimension of ``self``."""
+"""Operators with ``indices``, a list of a tensor or ``None`` for each dimension of ``self``."""
 
 _FLAT: Final = frozenset({"take", "put"})
-"""Operators whose ``index`` looks into all elements of ``self``."""
+"""Operators whose ``index`` indexes all elements of ``self``."""
 
 _OFFSETS: Final[Mapping[str, Mapping[str, tuple[str, int]]]] = {
     "_flash_attention_forward": {"cum_seq_q": ("query", 0), "cum_seq_k": ("key", 0)},
@@ -221,30 +226,30 @@ _OFFSETS: Final[Mapping[str, Mapping[str, tuple[str, int]]]] = {
     "_embedding_bag": {"offsets": ("indices", 0)},
     "_embedding_bag_forward_only": {"offsets": ("indices", 0)},
 }
-"""Operator -> argument of offsets that begin with 0 -> the argument that they share out, and which dimension."""
+"""Operator -> argument with offsets that begin with 0 -> the argument that they divide, and the dimension."""
 
 _GROUPED: Final = frozenset({"_grouped_mm", "_scaled_grouped_mm"})
-"""Operators whose ``offs`` are the ends of the groups."""
+"""Operators whose ``offs`` are the ends of groups."""
 
 _SORTED: Final = frozenset({"sort", "argsort", "topk", "kthvalue", "unique_dim", "searchsorted", "bucketize"})
-"""Operators to which it matters how integers lie to each other."""
+"""Operators whose cost depends on the order of integers."""
 
 _DIVIDING: Final = frozenset({"div", "floor_divide", "remainder", "fmod", "divide"})
-"""Operators whose ``other`` may not be 0."""
+"""Operators whose ``other`` must not be 0."""
 
 _PICKED: Final[Mapping[str, str]] = {
     "masked_scatter": "source", "index_put": "values", "_index_put_impl": "values", "_unsafe_index_put": "values",
 }  # fmt: skip
-"""Operator -> the argument that has a value for each element that a mask picks."""
+"""Operator -> the argument that has a value for each element that a mask selects."""
 
 
 def can_make_integers(function: Any, tensors: list[Any]) -> bool:
-    """Whether integers can be made for a call: an operator that is not torch's own may do anything with them."""
+    """Return whether integers can be generated for a call; a custom operator may use them in any manner."""
     return function.namespace == "aten" or not any(isinstance(t, TensorForm) and not _real(t) for t in tensors)
 
 
 def integer_maker(function: Any, args: Any, kwargs: Any, device: torch.device) -> Callable[[TensorForm], torch.Tensor]:
-    """Makes the tensors of integers and masks of a call with these arguments; forms stand for tensors in them."""
+    """Return a function that makes the integer and mask tensors of a call with these arguments."""
     name = function._schema.name.split("::")[1].removesuffix("_")  # in place it is the same
     given: CallArguments = {**dict(zip([a.name for a in function._schema.arguments], args, strict=False)), **kwargs}
     source = torch.Generator(device).manual_seed(_SEED)
@@ -274,7 +279,7 @@ def _real(form: TensorForm) -> bool:
 
 
 def _most(name: str, given: CallArguments, form: TensorForm) -> int | None:
-    """Indices of this form lie below it; ``None`` where they are none."""
+    """Return the exclusive upper bound of indices of this form, or ``None`` if it has no indices."""
     if name in _INDICES:
         argument, into, dim = _INDICES[name]
         at = given[dim] if isinstance(dim, str) else min(dim, len(given[into].shape) - 1)
@@ -287,7 +292,7 @@ def _most(name: str, given: CallArguments, form: TensorForm) -> int | None:
 
 
 def _below(given: CallArguments, form: TensorForm) -> int | None:
-    """Of a list of indices; a mask in it stands for as many dimensions as it has."""
+    """Return the size of the dimension that a list of indices indexes; a mask in it covers several dimensions."""
     at = 0
     for index in given["indices"]:
         if index is form:
@@ -301,7 +306,7 @@ def _length(form: TensorForm, dim: int) -> int:
 
 
 def _shares(name: str, given: CallArguments, form: TensorForm) -> list[int] | None:
-    """Offsets; ``None`` where a form is none."""
+    """Return the offsets of a form, or ``None`` if it has no offsets."""
     if name in _GROUPED and form is given.get("offs"):
         a, b = given["self"].shape, given["mat2"].shape
         return routed(b[1] if len(a) == 3 else a[0] if len(b) == 3 else a[1], form.size)
@@ -313,16 +318,16 @@ def _shares(name: str, given: CallArguments, form: TensorForm) -> list[int] | No
 
 
 def routed(rows: int, groups: int) -> list[int]:
-    """Where each group ends when rows are routed uniformly: as many groups as they touch then share them evenly.
+    """Return the end of each group if rows are routed uniformly: the groups that are touched share the rows evenly.
 
-    Of E groups R rows, each routed apart, touch E (1 - (1 - 1/E)^R) in the mean.
+    Of E groups, R rows that are routed independently touch E (1 - (1 - 1/E)^R) on average.
     """
     touched = min(rows, round(groups * (1 - (1 - 1 / groups) ** rows)))
     return [(group + 1) * touched // groups * rows // max(1, touched) for group in range(groups)]
 
 
 def _picked(name: str, given: CallArguments, form: TensorForm) -> int:
-    """How many elements of a mask's memory are true, from the first on."""
+    """Return how many elements of a mask's memory are true, from the first on."""
     values = next((v for v in tree_leaves(given.get(_PICKED.get(name, ""))) if isinstance(v, TensorForm)), None)
     if values is None:
         return form.size

@@ -1,4 +1,4 @@
-"""The static source: costs from exported graphs, in symbols, then at the workload's sizes."""
+"""Cost exported graphs in symbols and evaluate them at the sizes of the workload: the static source."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ if TYPE_CHECKING:
     from torch import nn
 
 SymbolValues = Mapping[tuple[str, str], Mapping[str, int]]
-"""(stage, invocation) -> values of the workload's symbols there."""
+"""(stage, invocation) -> values of the workload's symbols."""
 WITH_ONES: Final = "with ones for numbers"
 WITH_GIVEN: Final = f"with {GIVEN}"
-"""In the note on an export of which values decide a size or a branch."""
+"""Part of the note on an export in which values decide a size or a branch."""
 
 
 def static_ledger(target: Exportable, workload: Workload, progress: Progress = silent) -> Ledger:
     """Export every part of the model and cost the graphs.
 
-    Nodes carry ``exprs`` in the workload's symbols (B, S, n, P, N …; the configuration's sizes are
-    numbers in a graph) and ``costs`` at the workload. Decode costs are the closed sum over N steps.
-    A part that cannot be exported with symbolic sizes is exported at the workload's own: then its nodes have ``costs``
-    alone. A stage of which a part cannot be exported at all is not covered. Notes say both.
+    Nodes have ``exprs`` in the workload's symbols (B, S, n, P, N …; sizes of the configuration are numbers in a graph)
+    and ``costs`` at the workload. Decode costs are the closed sum over N steps. A part that cannot be exported with
+    symbolic sizes is exported at the workload's sizes; then its nodes have ``costs`` only. A stage with a part that
+    cannot be exported at all is not covered. Notes report both.
 
     Raises:
         Incomplete: no stage can be exported.
@@ -74,14 +74,14 @@ def exported_ledger(
     *,
     whole: bool = False,
 ) -> Ledger:
-    """The static ledger of some exports of a model, as far as they can be made.
+    """Return the static ledger of the exports of a model that succeed.
 
     Args:
-        jobs: the exports; without symbolic sizes (:func:`.exporting.with_sizes`) only integers come out, three
-            times as fast, and every decode step is an export of its own.
-        stages: the stages that they cover.
+        jobs: the exports. Without symbolic sizes (:func:`.exporting.with_sizes`) the costs are integers only, which is
+            three times as fast, and every decode step is an export of its own.
+        stages: the stages that the jobs cover.
         values: for every invocation of the jobs.
-        whole: every export must be possible, with the sizes that it asks for.
+        whole: require every export, with the symbolic sizes that it asks for.
 
     Raises:
         Incomplete: no stage can be exported; with ``whole``, a part cannot.
@@ -132,7 +132,7 @@ def exported_ledger(
 
 
 def _floor_as_number(nodes: Iterable[CostNode], jobs: Iterable[ExportJob]) -> Iterator[CostNode]:
-    """The nodes; where a part of a stage has constants for sizes, the sum over its parts holds at these alone."""
+    """Yield the nodes; drop the formula of ``floor_bytes`` if only some parts of the stage have symbolic sizes."""
     sized: dict[str, set[bool]] = {}
     for job in jobs:
         for stage in job.stages:
@@ -146,7 +146,7 @@ def _floor_as_number(nodes: Iterable[CostNode], jobs: Iterable[ExportJob]) -> It
 
 @dataclass(frozen=True, slots=True)
 class JobCosts:
-    """What one job came to."""
+    """The costs of one job, with notes."""
 
     tally: LedgerBuilder
     notes: tuple[str, ...]
@@ -161,12 +161,12 @@ def cost_job(
     fixed: bool,
     dtype: str,
 ) -> JobCosts:
-    """The costs of one job in symbols; where it has no such export, at the sizes of each of its invocations.
+    """Return the costs of a job in symbols, or at the sizes of each invocation if it has no such export.
 
     Args:
-        beside: another tool's convention is counted beside.
-        fixed: it may be exported without symbols.
-        dtype: that of the run.
+        beside: also count by another tool's convention.
+        fixed: allow an export without symbols.
+        dtype: dtype of the run.
 
     Raises:
         Incomplete: it cannot be exported at all.
@@ -191,7 +191,7 @@ def cost_job(
         tally.buffers |= exported.buffers
 
     def followed(one: ExportJob) -> Exported:
-        """At sizes that are constants; where these do not decide the way, with numbers that do."""
+        """Export with constant sizes; if these do not decide a branch, with concrete values."""
         try:
             return export(one)
         except Incomplete as error:
@@ -229,19 +229,19 @@ def cost_job(
 
 
 def job_points(job: ExportJob, known: Mapping[str, int]) -> list[dict[str, int]]:
-    """The sizes that an export is to hold at: of repeated steps those of every one."""
+    """Return the sizes at which an export must hold: for repeated steps those of every step."""
     if not job.repeated:
         return [dict(known)]
     return [{**known, str(CONTEXT): known[str(CONTEXT)] + i} for i in range(known[str(STEPS)])]
 
 
 def step_contexts(known: Mapping[str, int]) -> list[int]:
-    """Tokens in the cache before the first, a middle and the last of the decode steps."""
+    """Return the tokens in the cache before the first, a middle and the last decode step."""
     return [known[str(CONTEXT)] + i for i in sampled_steps(known[str(STEPS)])]
 
 
 def job_nodes(exported: Exported, work: CostedGraph, dtype: str) -> tuple[list[CostNode], tuple[UnknownOp, ...]]:
-    """Nodes of one export, for each invocation that it describes; decode summed over the steps."""
+    """Return the nodes of an export for each invocation that it describes, with decode summed over the steps."""
     job = exported.job
     found = account(work, job.place, job.inside, dtype)
     grown = cache_nodes(job.place, exported.graph, exported.cache_inputs)
@@ -253,7 +253,7 @@ def job_nodes(exported: Exported, work: CostedGraph, dtype: str) -> tuple[list[C
 
 
 def convention_nodes(exported: Exported, values: SymbolValues) -> list[CostNode]:
-    """Another tool's convention, for each invocation of one export: it rounds, so sizes are put in first."""
+    """Return the nodes of another tool's convention, which rounds: sizes are substituted before it is applied."""
     job, nodes = exported.job, list[CostNode]()
     for invocation in job.invocations:
         known = values[job.stage, invocation]
@@ -274,7 +274,7 @@ def convention_nodes(exported: Exported, values: SymbolValues) -> list[CostNode]
 def unknown_ops(
     exported: Exported, work: CostedGraph, found: Sequence[UnknownOp], values: SymbolValues
 ) -> list[UnknownOp]:
-    """The unknown operators of one export in all its invocations, bounded at their sizes; steps at the last of them."""
+    """Return the unknown operators of an export in all invocations, bounded at their sizes or at the last step."""
     result: list[UnknownOp] = []
     for invocation in exported.job.invocations if found else ():
         known, runs = values[exported.job.stage, invocation], 1
@@ -286,7 +286,7 @@ def unknown_ops(
 
 
 def stages_not_exported(target: Target) -> Mapping[str, str]:
-    """Stages that cannot be exported, with the reason."""
+    """Return the stages that cannot be exported, with the reason."""
     return target.not_exported if isinstance(target, PartlyExported) else {}
 
 
@@ -295,13 +295,17 @@ _ROOT: Final = ("", 1)
 """The first call of the root of the model."""
 
 _InputCall = tuple[tuple[str, str], Mapping[str, Any], Sequence[SymbolicSize], int | None]
-"""Stage and invocation, arguments, the symbols of their dimensions, and tokens in the cache before a decode step."""
+"""(stage, invocation), arguments, symbolic dimensions, and tokens in the cache before a decode step."""
 
 
 def input_sizes(target: Exportable, model: nn.Module, workload: Workload) -> dict[str, dict[str, int]]:
     """Return the sizes of the calls of a target with formulas: ``stage[invocation]`` -> symbol -> size.
 
-    Empty where a target cannot say what goes in without numbers.
+    They are a second source of sizes. Formulas and symbolic graphs are both evaluated at the sizes that the target
+    reports for its calls, so a wrong size shows in no difference between them. The inputs of a stage, when it runs
+    alone or in a run, are made from the workload by other code, and their shapes contain the sizes again.
+
+    Empty if a target cannot make inputs without values.
 
     Args:
         model: on the meta device; nothing is run.
@@ -344,7 +348,7 @@ def _calls(target: Exportable, model: nn.Module, workload: Workload) -> Iterator
 
 
 def _shape(args: Mapping[str, Any], path: tuple[str | int, ...]) -> tuple[int, ...] | None:
-    """Return the shape of an argument; ``None`` where there is none at that path."""
+    """Return the shape of the argument at a path, or ``None`` if there is none."""
     value: Any = args
     for step in path:
         inside = step in value if isinstance(value, Mapping) else isinstance(step, int) and step < len(value)
@@ -355,11 +359,11 @@ def _shape(args: Mapping[str, Any], path: tuple[str | int, ...]) -> tuple[int, .
 
 
 _IDLE: Final = ("alias", "factory", "free")
-"""Roles of operators that do no work."""
+"""Roles of operators without work."""
 
 
 def listings(target: Exportable, workload: Workload, stage: str) -> Iterator[OperatorListing]:
-    """Every export of a stage, for every call.
+    """Yield a listing of every export of a stage at the sizes of each call: all operators with their costs.
 
     Raises:
         Incomplete: a part cannot be exported.
@@ -402,5 +406,5 @@ def _lines(work: CostedGraph, job: ExportJob, stage: str) -> Iterator[OperatorLi
 
 
 def _name(value: Value) -> str:
-    """A parameter by its path, all else by its node."""
+    """Return the path of a parameter or buffer, or the label of the node."""
     return value.name if value.origin in ("param", "buffer") and value.name else f"%{value.id}"

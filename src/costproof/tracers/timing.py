@@ -1,8 +1,9 @@
-"""How long each stage of a forward takes, and each module: a stamp wherever the work passes from one to another.
+"""Measure the time of each stage and each module of a forward, and profile it with ``torch.profiler``.
 
-On the CPU a stamp is the time of day of a steady clock; on a GPU it is a CUDA event, so that the time is the device's.
-For stages only modules at the border of one carry a hook; for modules all do, in runs of their own, since each hook
-takes time.
+A stamp is taken wherever execution passes from one module to another: of a monotonic clock on the CPU, and as a CUDA
+event on a GPU, so that it measures the device. For stages only modules at a stage boundary have a hook. For modules all
+have one, in separate runs, since hooks take time. The profiler gets a named range around every module call, so that
+each operator is found inside the module that ran it, under its path in the callgraph.
 """
 
 from __future__ import annotations
@@ -32,18 +33,18 @@ Stage = tuple[str, str]
 """(stage, invocation)"""
 NOWHERE: Final[Stage] = ("", "")
 WARM_UP: Final = 1
-"""Runs before those that are timed."""
+"""Runs before the timed ones."""
 
 
 def clock_of(device: str) -> tuple[str, int]:
-    """What times a run on ``cpu`` or ``cuda``: ``perf_counter`` or ``CUDA events``; and how many threads it has."""
+    """Return the clock that times a run on ``cpu`` or ``cuda``, and the number of threads."""
     import torch
 
     return "CUDA events" if device == "cuda" else "perf_counter", torch.get_num_threads()
 
 
 def time_stages(runs: Sequence[Run], count: int, progress: Progress = silent) -> tuple[StageTime, ...]:
-    """Each stage of the forwards, ``count`` times, after :data:`WARM_UP`; nothing else runs beside them."""
+    """Return the times of each stage of the forwards in ``count`` runs after :data:`WARM_UP`."""
     found: dict[tuple[str, Stage], list[int]] = {}
     for i in range(WARM_UP + count):
         progress("time the stages", i, WARM_UP + count)
@@ -58,7 +59,7 @@ def time_stages(runs: Sequence[Run], count: int, progress: Progress = silent) ->
 def time_modules(
     runs: Sequence[Run], count: int, progress: Progress = silent
 ) -> dict[tuple[str, str, str], tuple[int, ...]]:
-    """(Run, stage, module) -> nanoseconds of the module itself, without the modules in it, in ``count`` runs."""
+    """Return (run, stage, module) -> nanoseconds of the module itself, without its submodules, in ``count`` runs."""
     found: dict[tuple[str, str, str], list[int]] = {}
     for i in range(WARM_UP + count):
         progress("time the modules", i, WARM_UP + count)
@@ -72,7 +73,7 @@ def time_modules(
 
 
 def stage_times(run: Run) -> dict[Stage, int]:
-    """Nanoseconds that each stage of one forward takes; together they are the whole forward."""
+    """Return the nanoseconds of each stage of one forward; they sum to the whole forward."""
     found: Counter[Stage] = Counter()
     for (stage, _), nanoseconds in _time_modules(run, stage_boundaries(run)).items():
         found[stage] += nanoseconds
@@ -80,7 +81,7 @@ def stage_times(run: Run) -> dict[Stage, int]:
 
 
 def _time_modules(run: Run, paths: Iterable[str]) -> dict[tuple[Stage, str], int]:
-    """Nanoseconds between the borders of these modules in one forward, by stage and by the innermost of them."""
+    """Return the nanoseconds between boundaries of these modules in one forward, by stage and innermost module."""
     import torch
 
     cuda = next(run.model.parameters()).device.type == "cuda"
@@ -108,7 +109,7 @@ def _time_modules(run: Run, paths: Iterable[str]) -> dict[tuple[Stage, str], int
 
 @contextmanager
 def watch_modules(run: Run, paths: Iterable[str], passed: Callable[[Stage, str], None]) -> Iterator[None]:
-    """Tell each time, for the time of the block, that the work passes to one of these modules, and in which stage."""
+    """Call ``passed`` with stage and path whenever execution passes to one of these modules."""
     stack: list[tuple[Stage, str]] = []
     calls: Counter[nn.Module] = Counter()
     modules = {run.model.get_submodule(path): path for path in paths}
@@ -127,7 +128,7 @@ def watch_modules(run: Run, paths: Iterable[str], passed: Callable[[Stage, str],
 
 
 def stage_boundaries(run: Run) -> list[str]:
-    """Modules that belong to another stage than the module around them; the root among them."""
+    """Return the modules, including the root, that belong to another stage than their parent."""
     found = []
     for path, _ in run.model.named_modules():
         parent = path.rpartition(".")[0]
@@ -138,12 +139,12 @@ def stage_boundaries(run: Run) -> list[str]:
 
 PREFIX: Final = "module "
 _OF_THE_MACHINE: Final = ("host_name", "traceName", "trace_id")
-"""What a Chrome trace says of the machine and of the file that it was first written to."""
+"""Keys of a Chrome trace that describe the machine and the file that it was first written to."""
 
 
 @dataclass(slots=True)
 class _ProfileSums:
-    """One module, or one operator in a module, in one profiled run. Times in nanoseconds."""
+    """The sums of one module, or of one operator in a module, in one profiled run. Times are in nanoseconds."""
 
     calls: int = 0
     cpu: int = 0
@@ -154,11 +155,11 @@ class _ProfileSums:
 
 
 _ProfiledRun = defaultdict[tuple[str, ...], _ProfileSums]
-"""One profiled run over all forwards, by (module,) and by (module, operator)."""
+"""The sums of one profiled run over all forwards, by (module,) and by (module, operator)."""
 
 
 def profile_runs(runs: Sequence[Run], count: int, progress: Progress = silent) -> tuple[Measured, str]:
-    """Measure the forwards ``count`` times each, after one to warm up: stages alone first, then profiled.
+    """Measure each forward ``count`` times after one warm-up run: first the stages only, then with the profiler.
 
     Returns:
         The times, and the Chrome trace of the last profiled run as JSON text.
@@ -195,7 +196,7 @@ def profile_runs(runs: Sequence[Run], count: int, progress: Progress = silent) -
 
 @contextmanager
 def module_ranges(model: nn.Module) -> Iterator[None]:
-    """A named range of the profiler around every module call, for the time of the block."""
+    """Open a named range of the profiler around every module call."""
     from torch.autograd.profiler import record_function
 
     paths = {id(m): p or ROOT for p, m in model.named_modules()}
@@ -247,7 +248,7 @@ def _profile(runs: Sequence[Run], *, cuda: bool, trace: bool) -> tuple[_Profiled
 
 
 def _read(events: Sequence[Any]) -> _ProfiledRun:
-    """Every operator's own time to the innermost range around it, every range's to its module."""
+    """Attribute self times of operators to the innermost range around them, and times of ranges to modules."""
     found: _ProfiledRun = defaultdict(_ProfileSums)
     for event in events:
         if event.device_type.name != "CPU":
@@ -275,12 +276,12 @@ def _read(events: Sequence[Any]) -> _ProfiledRun:
 
 
 def _around(event: Any) -> str | None:
-    """The module whose range is the innermost around an event."""
+    """Return the module of the innermost range around an event."""
     return next((p.name.removeprefix(PREFIX) for p in parents(event) if p.name.startswith(PREFIX)), None)
 
 
 def parents(event: Any) -> Iterator[Any]:
-    """The events around one, the nearest first."""
+    """Yield the enclosing events, innermost first."""
     while (event := event.cpu_parent) is not None:
         yield event
 
@@ -290,7 +291,7 @@ def _ns(microseconds: float) -> int:
 
 
 def _timings(passes: Sequence[_ProfiledRun], *, cuda: bool) -> tuple[tuple[ModuleTime, ...], tuple[OperatorTime, ...]]:
-    """Modules, and operators in modules, by name; calls and shapes are those of the last run."""
+    """Return the times of modules and of operators in modules, by name; calls and shapes are those of the last run."""
 
     def timing(key: tuple[str, ...], what: str) -> Timing:
         return Timing(tuple(getattr(p[key], what) for p in passes))

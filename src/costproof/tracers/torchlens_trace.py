@@ -1,8 +1,7 @@
-"""A TorchLens trace of a run in the common form: every operator with its module and its tensors.
+"""Trace a run with TorchLens and bring it into the common form: every operator with its module and its tensors.
 
-TorchLens logs the forward of the model itself, structure only: shapes and dtypes, no values. It
-records Python-level operators (``__add__``, ``scaled_dot_product_attention``), so the graph is
-independent of the exporter's.
+TorchLens logs the forward of the model itself, structure only: shapes and dtypes, no values. It records Python-level
+operators (``__add__``, ``scaled_dot_product_attention``), so the graph is independent of the exporter's.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 from costproof.ledger.environment import advice
 from costproof.ledger.errors import Incomplete, first_line
 from costproof.ledger.node import UnknownOp
-from costproof.models.caches import CACHES
+from costproof.models.generic.cache_state import CACHES
 from costproof.models.specs import Run
 from costproof.opgraph.graph import Graph, ModuleCall, OpCall, Value
 from costproof.patches.inference import inference_context
@@ -42,8 +41,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 CACHE_ROLES: Final = tuple(f".{name}." for name in CACHES)
-"""What TorchLens's names of those outputs hold that are a key/value cache, of the model or of a part whose result it
-returns."""
+"""Parts of TorchLens's names of outputs that are a key/value cache, of the model or of a returned part."""
 CACHE_INPUTS: Final = tuple(f"input.{name}." for name in CACHES)
 
 
@@ -55,9 +53,9 @@ class TracedForward:
     inputs: tuple[Value, ...]
     """Tensors among the arguments, named by their place: ``input.keys.0``."""
     problems: tuple[str, ...]
-    """Tensors that TorchLens saw enter an operator and could not attribute."""
+    """Tensors that TorchLens saw as an argument of an operator and could not attribute."""
     notes: tuple[str, ...] = ()
-    """What was taken for granted."""
+    """Assumptions of the trace."""
 
 
 def trace_graph(run: Run) -> TracedForward:
@@ -80,8 +78,8 @@ def trace_forward(
 
     Args:
         where: what is traced, for the error text.
-        cache_roles: what TorchLens's names of those outputs hold that are a key/value cache.
-        cache_inputs: how its names of those inputs begin.
+        cache_roles: parts of TorchLens's names of outputs that are a key/value cache.
+        cache_inputs: prefixes of its names of inputs that are a cache.
 
     Raises:
         Incomplete: torchlens is missing or cannot trace the module.
@@ -127,7 +125,7 @@ def trace_forward(
 
 
 def lost_tensors(problems: Iterable[str], stage: str) -> tuple[UnknownOp, ...]:
-    """Tensors that TorchLens could not attribute, as unknown operators: nothing may be claimed then."""
+    """Return the tensors that TorchLens could not attribute as unknown operators, so that the count is incomplete."""
     return tuple(
         UnknownOp(problem.split(":")[0], stage, "", 1, None, f"TorchLens lost a tensor: {problem}")
         for problem in problems
@@ -135,9 +133,9 @@ def lost_tensors(problems: Iterable[str], stage: str) -> tuple[UnknownOp, ...]:
 
 
 def _arguments(model: nn.Module, given: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-    """Positional and keyword arguments, copied: a run changes its cache.
+    """Return copies of positional and keyword arguments, since a run changes its cache.
 
-    TorchLens takes an empty list for *the* argument of a forward that has one; that one goes by position.
+    TorchLens takes an empty list for *the* argument of a forward with one argument; that one is passed by position.
     """
     kwargs = copy.deepcopy(dict(given))
     spec = inspect.getfullargspec(model.forward)
@@ -148,7 +146,7 @@ def _arguments(model: nn.Module, given: Mapping[str, Any]) -> tuple[list[Any], d
 
 
 class _TraceReader:
-    """One pass over TorchLens's records."""
+    """Reads TorchLens's records once."""
 
     def __init__(self, trace: Any, paths: Paths, cache_roles: tuple[str, ...], cache_inputs: tuple[str, ...]) -> None:
         self.trace, self.paths, self.cache_roles, self.cache_inputs = trace, paths, cache_roles, cache_inputs
@@ -159,7 +157,7 @@ class _TraceReader:
     def read(self) -> Graph:
         records = list(self.trace.ops)
         calls: dict[Any, list[Any]] = {}
-        """The results of every call of an operator, by the number of the call or, without one, each alone."""
+        """The results of every call of an operator, by the number of the call, or each separately without one."""
         for record in records:
             if record.is_output:
                 continue
@@ -199,7 +197,7 @@ class _TraceReader:
         return OpCall(tensor_label(record.label), name, module, call, tensors, tuple(outputs), attrs, names)
 
     def _arguments(self, record: Any) -> tuple[tuple[Value, ...], Mapping[str, Value], Mapping[str, Any]]:
-        """Tensors in the order of the call; parameters take the places that no activation holds."""
+        """Return the tensors in the order of the call; parameters take the places without an activation."""
         positions: dict[tuple[Any, ...], Value] = {}
         for where, parent in record.parent_arg_positions["args"].items():
             positions[argument_path(where)] = self.values[tensor_label(parent)]
@@ -238,7 +236,7 @@ class _TraceReader:
         return self.params[name]
 
     def _split(self, label: str) -> tuple[str, int]:
-        """Path and number of a call; TorchLens calls a shared module by the last of its paths."""
+        """Return path and number of a call; TorchLens names a shared module by the last of its paths."""
         path, call = label.rsplit(":", 1)
         return self.paths.module(module_path(path)), int(call)
 
@@ -249,7 +247,7 @@ class _TraceReader:
 
 
 _BUILT_IN: Final = ("_VariableFunctionsClass.", "fft_", "linalg_", "special_")
-"""How torch's own names of functions begin whose arguments are those of an operator of the same name."""
+"""Prefixes of torch's qualified names of functions whose arguments are those of the operator of the same name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,42 +256,42 @@ class Signature:
 
     names: list[str]
     tensors: Collection[int] | None = None
-    """Places that take one tensor; ``None``: it is not known which do."""
+    """Places that take one tensor; ``None`` if unknown."""
     lists: Sequence[int] = ()
     """Places that take a list of tensors."""
 
 
 def tensor_label(label: str) -> str:
-    """With the pass: TorchLens leaves it out where a layer has only one."""
+    """Return the label with the pass number, which TorchLens omits for a layer with one pass."""
     return label if ":" in label else f"{label}:1"
 
 
 def module_path(address: str) -> str:
-    """Path from the traced module; TorchLens calls that one ``self``."""
+    """Return the path from the traced module, which TorchLens names ``self``."""
     return "" if address == "self" else address
 
 
 def argument_path(where: Any) -> tuple[Any, ...]:
-    """Where an argument stands, as a path into the nested arguments."""
+    """Return the place of an argument as a path in the nested arguments."""
     return where if isinstance(where, tuple) else (where,)
 
 
 def sort_key(where: tuple[Any, ...]) -> tuple[str, ...]:
-    """Key that sorts places as the call has them."""
+    """Return a key that sorts places in the order of the call."""
     return tuple(f"{p:06d}" if isinstance(p, int) else str(p) for p in where)
 
 
 def operator_name(record: Any) -> str:
-    """The operator; ``fft_fft`` and ``linalg_norm`` with the part of torch that they belong to."""
+    """Return the name of the operator, with the submodule of torch for ``fft_fft``, ``linalg_norm`` and the like."""
     name, full = str(record.func_name), str(record.func_qualname or "")
     return full if full.startswith(_BUILT_IN[1:]) and full.endswith(f"_{name}") else name
 
 
 def signature(record: Any, places: Collection[tuple[Any, ...]]) -> Signature:
-    """The arguments of a recorded call; methods come without their first, custom operators have a schema.
+    """Return the arguments of a recorded call; methods lack their first one, custom operators have a schema.
 
     Args:
-        places: where activations stand.
+        places: places of activations.
     """
     if "." in record.func_name:
         return Signature(list(_common_names(_schemas(*record.func_name.split(".", 1)))))
@@ -312,10 +310,10 @@ def signature(record: Any, places: Collection[tuple[Any, ...]]) -> Signature:
 
 
 def keyword_place(where: Any, form: Signature, after: int) -> tuple[Any, ...]:
-    """Where an argument stands that is given by its name, as if it were given by its place.
+    """Return the position of an argument that is passed by name.
 
     Args:
-        after: how many arguments are given by their places; a name among theirs is a wrong one, and stays a name.
+        after: number of positional arguments; a name among theirs is wrong and stays a name.
     """
     name, *inside = argument_path(where)
     # Functions of torch say ``input`` where the schema of their operator says ``self``.
@@ -326,12 +324,12 @@ def keyword_place(where: Any, form: Signature, after: int) -> tuple[Any, ...]:
 def parameter_places(
     leaves: Sequence[str], given: Collection[tuple[Any, ...]], form: Signature, named: Collection[tuple[Any, ...]] = ()
 ) -> list[tuple[Any, ...]]:
-    """Where the parameters of a call stand, which TorchLens does not say: in the places that no activation holds.
+    """Return the places of a call's parameters, which TorchLens does not record: those without an activation.
 
     Args:
-        leaves: the parameters' own names; one that is called as an argument is that argument, of several the last.
-        given: where activations stand.
-        named: those of them that the call gives by name.
+        leaves: the parameters' own names. One named like an argument is that argument; of several, the last.
+        given: places of activations.
+        named: those of them that are passed by name.
     """
     certain = {where[0] for where in named}
     taken, result = set(given), list[tuple[Any, ...]]()
@@ -351,7 +349,7 @@ def parameter_places(
 
 
 def _in_list(taken: Collection[tuple[Any, ...]], form: Signature) -> tuple[Any, ...]:
-    """The first hole in a list of activations; else the end of a list without one, or of the last list."""
+    """Return the first hole in a list of activations, or the end of a list without any, or of the last list."""
     held = {at: {where[1] for where in taken if len(where) > 1 and where[0] == at} for at in form.lists}
     for at, inside in held.items():
         hole = next(i for i in count() if i not in inside)
@@ -365,7 +363,7 @@ def _in_list(taken: Collection[tuple[Any, ...]], form: Signature) -> tuple[Any, 
 
 
 def _fitting(schema: _Schema, record: Any, places: Collection[tuple[Any, ...]]) -> Signature | None:
-    """The signature, if a call with tensors at these places can be one of this schema."""
+    """Return the signature if a call with tensors at these places can match this schema."""
     form, given = schema.form, record.num_pos_args
     kinds = (form.tensors or (), form.lists)
     if len(form.names) < given or any(where[0] not in kinds[len(where) > 1] for where in places):
@@ -379,7 +377,7 @@ def _fitting(schema: _Schema, record: Any, places: Collection[tuple[Any, ...]]) 
 class _Schema:
     form: Signature
     required: tuple[int, ...]
-    """Places of tensors that must be given."""
+    """Places of required tensors."""
 
 
 @cache
@@ -399,6 +397,6 @@ def _schemas(space: str, name: str) -> tuple[_Schema, ...]:
 
 
 def _common_names(schemas: Sequence[_Schema]) -> list[str]:
-    """Names of the arguments of a custom operator; none if its overloads differ in them."""
+    """Return the argument names of a custom operator, or none if its overloads differ in them."""
     found = [schema.form.names for schema in schemas]
     return found[0] if found and all(names == found[0] for names in found) else []

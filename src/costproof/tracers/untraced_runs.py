@@ -1,7 +1,7 @@
-"""What the modules of a model do in its runs, told fast: no trace, no rules, nothing but the dispatcher and hooks.
+"""Count runs of a model with dispatcher and hooks only, without traces and operator rules.
 
-It is compared with what the first layers of the model say about all of them: a layer may do something because of where
-it stands, which neither its parameters nor its settings show.
+The work of a model's first layers is compared with that of all layers, because a layer may depend on its position in a
+way that neither parameters nor settings show. All decode steps of a run are counted one by one.
 """
 
 from __future__ import annotations
@@ -29,34 +29,34 @@ from costproof.tracers.hooks import ROOT, Hooked, trace_hooks
 from costproof.tracers.paths import Paths
 
 PLACES: Final = ("as it is given", "with numbers")
-"""Where a run is made: on meta as a rule; a model that looks at numbers there gets ones."""
+"""How a run is made: on meta, or with concrete values for a model that needs them."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModuleWork:
-    """Of one run, module by module: what runs in a module itself, not in those inside it."""
+    """The work of one run by module, without submodules."""
 
     run: str
     flops: Counter[str] = field(default_factory=Counter)
-    """By torch's own formulas."""
+    """FLOPs by torch's own formulas."""
     elements: Counter[str] = field(default_factory=Counter)
-    """Of the results of all operators, views too, where they are fractions."""
+    """Elements of floating-point results of all operators, including views."""
     calls: Counter[str] = field(default_factory=Counter)
 
     def sums(self, times: Callable[[str], int]) -> dict[str, int]:
-        """FLOPs, elements and calls of a model in which every module stands for so many."""
+        """Return FLOPs, elements and calls of a model in which each module counts ``times(path)`` times."""
         found = {"FLOPs": self.flops, "elements of results": self.elements, "calls of modules": self.calls}
         return {what: sum(n * times(path) for path, n in each.items()) for what, each in found.items()}
 
 
 def module_work(target: Runnable, workload: Workload, place: str) -> list[ModuleWork]:
-    """What each run of a target does.
+    """Return the work of each run of a target.
 
     Args:
         place: one of :data:`PLACES`.
 
     Raises:
-        Exception: whatever the model raises where it cannot run.
+        Exception: whatever the model raises if it cannot run.
     """
     model = target.build_run(workload, silent).model
     runs = target.runs(model, workload)
@@ -93,16 +93,16 @@ def _work(run: Run) -> ModuleWork:
 
 
 COUNTED: Final[tuple[Metric, ...]] = ("flops", "kv_cache_bytes")
-"""What neither the operator rules nor the accounting of graphs have a part in."""
+"""Metrics that involve neither operator rules nor the accounting of graphs."""
 
 
 def count_every_step(target: Runnable, workload: Workload, source: str) -> Ledger:
-    """FLOPs by torch's formulas and bytes that the cache grows by, added up over everything that runs.
+    """Sum the FLOPs by torch's formulas and the growth of the cache over everything that runs, all steps included.
 
-    The last of so many steps is always among a target's runs; so step i is the last of a run of i steps.
+    The last of n steps is always among a target's runs, so step i is the last of a run of i steps.
 
     Args:
-        source: the name that the ledger gets.
+        source: name of the ledger.
 
     Raises:
         Incomplete: torch has no formula for an operator, or a step begins with another cache than it should.

@@ -21,7 +21,7 @@ from costproof.views.quantities import EXPLAINED, TOTAL, with_quantity
 
 
 @dataclass(frozen=True, slots=True)
-class Match:
+class GraphMatch:
     """What a graph source has at the same modules."""
 
     source: str
@@ -31,7 +31,7 @@ class Match:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class FormulaPart:
     """One formula and the modules it stands for."""
 
     modules: str
@@ -46,7 +46,7 @@ class Part:
     """The symbols of the formula with their values."""
     each: int | None
     total: int | None
-    matches: tuple[Match, ...]
+    matches: tuple[GraphMatch, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class ExplainedCall:
     symbols: dict[str, int]
     formula: FormulaText | None
     total: int | None
-    parts: tuple[Part, ...]
+    parts: tuple[FormulaPart, ...]
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -212,7 +212,7 @@ def _call(
 
 def _parts(
     capture: Capture, group: list[CostNode], metric: Metric, values: dict[str, int], graph: Capture | None
-) -> list[Part]:
+) -> list[FormulaPart]:
     """One part per pattern: paths of one template that are not a full grid become several."""
     first = group[0]
     formula = nodes_formula([first], metric, capture.target.symbols, capture.symbols)
@@ -224,7 +224,7 @@ def _parts(
     ledgers = [graph.by_source[s] for s in GRAPH_SOURCES if s in graph.by_source] if graph is not None else []
     each = first.cost(metric)
     return [
-        Part(
+        FormulaPart(
             modules=pattern or "(root)",
             count=len(paths),
             kind=first.kind,
@@ -239,8 +239,8 @@ def _parts(
     ]
 
 
-def _match(ledger: Ledger, like: CostNode, paths: frozenset[str], metric: Metric) -> Match:
+def _match(ledger: Ledger, like: CostNode, paths: frozenset[str], metric: Metric) -> GraphMatch:
     here = (n for n in ledger.nodes if (n.stage, n.invocation) == (like.stage, like.invocation))
     nodes = [n for n in here if n.module in paths and n.cost(metric) != 0]
     kinds = tuple(sorted({n.kind for n in nodes if n.kind}))
-    return Match(ledger.source, kinds, total(nodes, metric), tuple(label for n in nodes for label in n.evidence))
+    return GraphMatch(ledger.source, kinds, total(nodes, metric), tuple(label for n in nodes for label in n.evidence))

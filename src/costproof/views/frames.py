@@ -110,7 +110,7 @@ def _rows(value: object) -> list[dict[str, Any]]:
         return [{"name": name, **_plain(item, "what" if isinstance(item, str) else "")} for name, item in value.items()]
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
         if any(isinstance(item, OperatorListing) for item in value):
-            return [_listed(listing, line) for listing in value for line in listing.lines]
+            return [_listing_row(listing, line) for listing in value for line in listing.lines]
         if all(isinstance(item, str | Mapping) or is_dataclass(item) for item in value):
             return [_plain(item) for item in value]
     expected = "a result that help(costproof.frame) lists; a schema, a picture or a request has no table"
@@ -136,7 +136,7 @@ def _plain(item: object, prefix: str = "") -> dict[str, Any]:
     return row
 
 
-def _listed(listing: OperatorListing, line: object) -> dict[str, Any]:
+def _listing_row(listing: OperatorListing, line: object) -> dict[str, Any]:
     return {"stage": listing.stage, "invocation": listing.invocation, "part": listing.part, **_plain(line)}
 
 

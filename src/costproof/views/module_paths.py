@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from costproof.compare.patterns import patterns
-from costproof.views.numbers import some
+from costproof.views.numbers import first_names
 
 _SHOWN = 3
 
@@ -22,7 +22,7 @@ def pattern(paths: Sequence[str]) -> str:
             at = varying[0]
             choice = "{" + ",".join(dict.fromkeys(r[at] for r in rows)) + "}"
             return ".".join([*rows[0][:at], choice, *rows[0][at + 1 :]])
-    return some(found, _SHOWN)
+    return first_names(found, _SHOWN)
 
 
 def below(path: str, prefix: str) -> bool:

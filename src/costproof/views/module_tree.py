@@ -28,11 +28,11 @@ Row = dict[str, Any]
 
 
 @dataclass(slots=True)
-class _Place:
+class _TreeNode:
     """One module of a stage, or a container on the way to one."""
 
     path: str
-    children: dict[str, _Place] = field(default_factory=dict)
+    children: dict[str, _TreeNode] = field(default_factory=dict)
     nodes: dict[str, list[CostNode]] = field(default_factory=lambda: defaultdict(list))
     """By source."""
     findings: list[int] = field(default_factory=list)
@@ -42,10 +42,10 @@ class _Place:
     """Places of the same number are equal in everything but their paths."""
 
 
-class Rows:
+class ModuleRows:
     """All rows of a report, stage by stage, parents before children."""
 
-    def __init__(self, found: Results, formulas: Formulas, boxes: dict[str, str]) -> None:
+    def __init__(self, found: Results, formulas: FormulaTable, boxes: dict[str, str]) -> None:
         """Build them.
 
         Args:
@@ -60,11 +60,11 @@ class Rows:
         for stage in found.capture.target.stages:
             here = [x for x in ledgers(found.capture) if stage in x.stages]
             self._gives = {m: tuple(x.source for x in here if m in x.metrics) for m in METRICS}
-            root = _grown(stage, here, self._all)
+            root = _grow_tree(stage, here, self._all)
             self._sum(root)
             self._emit(stage, [root], None, stage)
 
-    def _sum(self, place: _Place) -> None:
+    def _sum(self, place: _TreeNode) -> None:
         for child in place.children.values():
             self._sum(child)
         carried = {m for nodes in place.nodes.values() for n in nodes for m in (*n.costs, *n.exprs)}
@@ -86,7 +86,7 @@ class Rows:
         )
         place.like = self._likes.setdefault(key, len(self._likes))
 
-    def _emit(self, stage: str, group: Sequence[_Place], parent: int | None, name: str) -> list[int]:
+    def _emit(self, stage: str, group: Sequence[_TreeNode], parent: int | None, name: str) -> list[int]:
         """The row of some places that are equal, and the rows below. Returns all findings of them."""
         families = _families(group)
         while parent is not None and not group[0].own and not group[0].findings and len(families) == 1:
@@ -104,8 +104,8 @@ class Rows:
             "class": self._graph.module_types.get(first.path or "(root)", "") if parent is not None else "",
             "role": next((n.role for ns in first.nodes.values() for n in ns if n.role), ""),
             "box": self._boxes.get(first.path, ""),
-            "own": {m: _brief(v, many) for m, v in first.own.items()},
-            "sum": {m: _brief(v, many) for m, v in first.sums.items()},
+            "own": {m: _merge_equal(v, many) for m, v in first.own.items()},
+            "sum": {m: _merge_equal(v, many) for m, v in first.sums.items()},
             "in": inputs,
             "out": outputs,
             "made": dict(sorted(self._graph.constructor_params.get(first.path, {}).items())),
@@ -126,7 +126,7 @@ class Rows:
         return self._graph.input_metadata, self._graph.output_metadata
 
 
-class Formulas:
+class FormulaTable:
     """A table of the expressions that rows share."""
 
     def __init__(self) -> None:
@@ -147,15 +147,15 @@ class Formulas:
         ]
 
 
-def _grown(stage: str, here: Sequence[Ledger], findings: Sequence[Finding]) -> _Place:
-    root = _Place("")
+def _grow_tree(stage: str, here: Sequence[Ledger], findings: Sequence[Finding]) -> _TreeNode:
+    root = _TreeNode("")
     at = {"": root}
 
-    def place(path: str) -> _Place:
+    def place(path: str) -> _TreeNode:
         found = at.get(path)
         if found is None:
             above, _, name = path.rpartition(".")
-            found = at[path] = place(above).children.setdefault(name, _Place(path))
+            found = at[path] = place(above).children.setdefault(name, _TreeNode(path))
         return found
 
     for ledger in here:
@@ -170,7 +170,7 @@ def _grown(stage: str, here: Sequence[Ledger], findings: Sequence[Finding]) -> _
     return root
 
 
-def _families(group: Sequence[_Place]) -> dict[str, list[_Place]]:
+def _families(group: Sequence[_TreeNode]) -> dict[str, list[_TreeNode]]:
     """The children of equal places by name; numbered ones that are equal together."""
     numbered: dict[tuple[str, int], list[str]] = {}
     for name, child in group[0].children.items():
@@ -182,7 +182,7 @@ def _families(group: Sequence[_Place]) -> dict[str, list[_Place]]:
     }
 
 
-def _brief(values: dict[str, int | None], many: int) -> object:
+def _merge_equal(values: dict[str, int | None], many: int) -> object:
     """One number where all sources say it, else by source."""
     scaled = {s: None if v is None else v * many for s, v in values.items()}
     return next(iter(scaled.values())) if len(set(scaled.values())) == 1 else scaled

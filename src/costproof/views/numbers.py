@@ -39,7 +39,7 @@ def _scaled(size: int, rank: int, places: int) -> int:
     return (2 * size * steps + scale) // (2 * scale)
 
 
-def bounded(value: int | None, at_least: int | None, unit: str = "") -> str:
+def human_or_bound(value: int | None, at_least: int | None, unit: str = "") -> str:
     """:func:`human`, or ``≥`` and the known part where the whole is unknown."""
     if value is None and at_least is not None:
         return "≥ " + human(at_least, unit)
@@ -61,12 +61,12 @@ def share(part: int | Fraction | None, whole: int | Fraction | None) -> str:
     return f"{tenths // 10:,}.{tenths % 10} %"
 
 
-def some(names: Sequence[str], most: int) -> str:
+def first_names(names: Sequence[str], most: int) -> str:
     """The first names, and how many more there are: ``a, b and 3 more``."""
     more = len(names) - most
     return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
-def cut(text: str, most: int) -> str:
+def truncate(text: str, most: int) -> str:
     """The text, or its beginning where it is longer than ``most`` characters."""
     return text if len(text) <= most else text[: most - 1] + "…"

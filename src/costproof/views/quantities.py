@@ -61,7 +61,7 @@ def with_derived(found: Mapping[Metric, KnownAmount], executed: int | None) -> d
         **found,
         "params_executed": KnownAmount(executed),
         "macs": KnownAmount(half // 2 if half is not None and half % 2 == 0 else None),
-        "io_bytes": added(*(found[m] for m in _DERIVED["io_bytes"].of)),
+        "io_bytes": add_known(*(found[m] for m in _DERIVED["io_bytes"].of)),
         "activation_bytes": KnownAmount(found["output_bytes"].value),
     }
 
@@ -120,7 +120,7 @@ def ledgers(capture: Capture) -> tuple[Ledger, ...]:
     return tuple(x for x in found if x is not None)
 
 
-def gives(ledger: Ledger, metric: Metric, stage: str | None = None) -> bool:
+def provides(ledger: Ledger, metric: Metric, stage: str | None = None) -> bool:
     """Whether a source says anything about a metric (of a stage)."""
     return metric in ledger.metrics and (stage is None or stage in ledger.stages)
 
@@ -132,7 +132,7 @@ def whole(capture: Capture, ledger: Ledger) -> bool:
 
 def value(ledger: Ledger, metric: Metric, stage: str | None = None, where: Where | None = None) -> int | None:
     """A source's sum, ``None`` where it does not know: an operator without a rule leaves FLOPs and bytes open."""
-    return ledger.total(metric, where, stage) if gives(ledger, metric, stage) else None
+    return ledger.total(metric, where, stage) if provides(ledger, metric, stage) else None
 
 
 def known(ledger: Ledger, metric: Metric, stage: str | None = None, where: Where | None = None) -> int:
@@ -149,7 +149,7 @@ def quantity(
     Args:
         settled: the comparison ended exact or explained, so that the first source may speak for all.
     """
-    speaking = [x for x in ledgers(capture) if gives(x, metric, stage) and (stage is not None or whole(capture, x))]
+    speaking = [x for x in ledgers(capture) if provides(x, metric, stage) and (stage is not None or whole(capture, x))]
     if not speaking:
         return KnownAmount(None)
     said = [value(x, metric, stage, where) for x in speaking]
@@ -160,7 +160,7 @@ def quantity(
     return KnownAmount(said[0]) if settled or len(set(said)) == 1 else KnownAmount(None)
 
 
-def added(*parts: KnownAmount) -> KnownAmount:
+def add_known(*parts: KnownAmount) -> KnownAmount:
     """The sum of quantities: unknown as soon as one is, and then at least the sum of what is known."""
     total = exact_sum(p.value for p in parts)
     if total is not None:
@@ -171,7 +171,7 @@ def added(*parts: KnownAmount) -> KnownAmount:
 
 def executed(ledger: Ledger, stage: str) -> frozenset[str]:
     """Modules of a stage whose own parameters this run reads."""
-    metric: Metric = "weight_read_bytes" if gives(ledger, "weight_read_bytes") else "calls"
+    metric: Metric = "weight_read_bytes" if provides(ledger, "weight_read_bytes") else "calls"
     return frozenset(n.module for n in ledger.nodes if n.stage == stage and n.invocation and n.cost(metric))
 
 

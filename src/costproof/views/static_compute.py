@@ -23,11 +23,11 @@ from costproof.views.quantities import (
     Flat,
     KnownAmount,
     Where,
-    added,
+    add_known,
     executed,
-    gives,
     known,
     ledgers,
+    provides,
     quantity,
     value,
     whole,
@@ -141,7 +141,7 @@ def static_compute(capture: Capture, verdict: str, *, formulas: bool = True) -> 
     totals = {
         m: quantity(capture, m, settled=settled)
         if METRICS[m].stage_wide
-        else added(*(KnownAmount(s.costs[m], s.at_least.get(m)) for s in stages))
+        else add_known(*(KnownAmount(s.costs[m], s.at_least.get(m)) for s in stages))
         for m in METRICS_SHOWN
     }
     first = next(iter(ledgers(capture)), None)
@@ -157,7 +157,7 @@ def static_compute(capture: Capture, verdict: str, *, formulas: bool = True) -> 
         totals={name: every[name].value for name in SHOWN},
         totals_at_least={name: q.at_least for name, q in every.items() if q.at_least is not None},
         sources={
-            x.source: {m: value(x, m) for m in EVERY_METRIC if gives(x, m) and whole(capture, x)}
+            x.source: {m: value(x, m) for m in EVERY_METRIC if provides(x, m) and whole(capture, x)}
             for x in capture.ledgers
         },
         not_counted=tuple(NotCounted(what, why) for what, why in capture.not_counted),
@@ -223,7 +223,7 @@ def _stage(capture: Capture, stage: str, settled: bool, closed: Ledger | None) -
             for call in calls
         ),
         sources={
-            x.source: {m: value(x, m, stage) for m in EVERY_METRIC if gives(x, m, stage)}
+            x.source: {m: value(x, m, stage) for m in EVERY_METRIC if provides(x, m, stage)}
             for x in capture.ledgers
             if stage in x.stages
         },

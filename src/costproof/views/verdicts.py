@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from costproof.ledger.metrics import PROVEN
 from costproof.ledger.plural import plural
-from costproof.views.numbers import some
+from costproof.views.numbers import first_names
 
 if TYPE_CHECKING:
     from costproof.compare.findings import Discrepancy, Finding
@@ -43,7 +43,7 @@ def stage_words(discrepancy: Discrepancy, stage: str) -> str:
     named = list(dict.fromkeys(f.metric for f in here if f.status == status))
     if status in ("exact", "not-executed") or not named or "flops" in named:
         return status
-    return f"{status} ({some(named, _MOST_METRICS)})"
+    return f"{status} ({first_names(named, _MOST_METRICS)})"
 
 
 def open_findings(discrepancy: Discrepancy) -> list[Finding]:

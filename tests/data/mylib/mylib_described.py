@@ -12,7 +12,7 @@ from mylib_ops import Fancy  # type: ignore[import-not-found]
 from torch import nn
 
 from costproof.algebra.symbols import sym
-from costproof.analytic.compose import Part, analytic_ledger, invocation_nodes, stage_nodes
+from costproof.analytic.compose import ModulePart, analytic_ledger, invocation_nodes, stage_nodes
 from costproof.analytic.costs import LayerCosts, Size, layer
 from costproof.compare.proof.certificate import Settings
 from costproof.ledger.metrics import Conventions
@@ -48,7 +48,7 @@ class FancyProduct:
             flops={"mylib.fancy_matmul": 2 * self.rows * 96},
             input_bytes=4 * 8 * self.rows,
             output_bytes=4 * 12 * self.rows,
-            between=0,
+            intermediate_bytes=0,
         )
 
 
@@ -153,7 +153,7 @@ class Described:
 
     def formulas(self, workload: Workload) -> Ledger:
         """Return a part for each module."""
-        parts = (Part("root"), Part("fancy", (FancyProduct(sym("R")),)))
+        parts = (ModulePart("root"), ModulePart("fancy", (FancyProduct(sym("R")),)))
         called = invocation_nodes("forward", "once", parts, NAMES, border=sym("R") * (8 + 12) * 4)
         return analytic_ledger((*stage_nodes("forward", parts, NAMES), *called), ("forward",))
 

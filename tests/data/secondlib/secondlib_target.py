@@ -10,14 +10,14 @@ import torch
 from torch import nn
 
 from costproof.algebra.symbols import sym
-from costproof.analytic.compose import Part, analytic_ledger, invocation_nodes, stage_nodes
+from costproof.analytic.compose import ModulePart, analytic_ledger, invocation_nodes, stage_nodes
 from costproof.analytic.linear import Linear
 from costproof.ledger.capture import SymbolDoc
 from costproof.ledger.errors import BadInput
 from costproof.ledger.node import Ledger
 from costproof.ledger.workload import Invocation, TensorSpec, Workload
 from costproof.models.encoding import STAGE
-from costproof.models.generic.made import Given
+from costproof.models.generic.factories import Given
 from costproof.models.generic.module import GenericTarget
 
 NAMES = {"root": "", "first": "first", "second": "second"}
@@ -71,9 +71,9 @@ class TwoLinears(GenericTarget):
         rows, item = sym("B"), sym("b")
         wide = [sym(name) for name in WIDTHS]
         parts = (
-            Part("root"),
-            Part("first", (Linear(rows, wide[0], wide[1], item),)),
-            Part("second", (Linear(rows, wide[1], wide[2], item),)),
+            ModulePart("root"),
+            ModulePart("first", (Linear(rows, wide[0], wide[1], item),)),
+            ModulePart("second", (Linear(rows, wide[1], wide[2], item),)),
         )
         nodes = (*stage_nodes(STAGE, parts, NAMES), *invocation_nodes(STAGE, STAGE, parts, NAMES))
         return analytic_ledger(nodes, (STAGE,))

@@ -35,8 +35,8 @@ import costproof
 import costproof.run.capture  # it imports sympy, which filters warnings
 from costproof import process_settings
 from costproof.ledger.errors import BadInput, CostproofError
-from costproof.models import bits
-from costproof.models.generic.as_it_was import Changed
+from costproof.models.generic import module_state
+from costproof.models.generic.module_snapshot import Changed
 from costproof.process_settings import ProcessSetting
 
 FLOPS = 2 * 3 * 4 * 4
@@ -437,7 +437,7 @@ def test_a_setting_that_cannot_be_put_back_is_named(monkeypatch: pytest.MonkeyPa
 
 
 def test_what_cannot_be_undone_is_an_error_that_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bits, "MOST_KEPT", 0)
+    monkeypatch.setattr(module_state, "MOST_KEPT", 0)
     monkeypatch.setattr("costproof.models.generic.module_state.MOST_KEPT", 0)
     module = trained(in_a_thread)
     GIVEN[:] = [module]

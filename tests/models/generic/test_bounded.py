@@ -14,8 +14,8 @@ from torch import nn
 from costproof import api
 from costproof.ledger import files
 from costproof.ledger.errors import BadInput, CostproofError, Problems
-from costproof.models.generic import bounded
-from costproof.models.generic.bounded import check_keys
+from costproof.models.generic import guarded_build
+from costproof.models.generic.guarded_build import check_keys
 from costproof.models.generic.huggingface import HuggingFace, huggingface
 from costproof.models.registry import load_target
 from costproof.run.prepare import load_run_target
@@ -90,7 +90,7 @@ def test_a_model_type_that_is_no_text(value: object, tmp_path: Path) -> None:
 
 def test_the_largest_keys_that_pass() -> None:
     deep: Any = 0
-    for _ in range(bounded.MOST_LEVELS - 1):
+    for _ in range(guarded_build.MOST_LEVELS - 1):
         deep = [deep]
     check_keys(
         {
@@ -145,9 +145,9 @@ def test_half_a_character(tmp_path: Path) -> None:
 def test_modules_are_counted_while_they_are_built(monkeypatch: pytest.MonkeyPatch) -> None:
     # All but the model itself are put into another module.
     parts = sum(1 for _ in made().make(None, None).module.modules()) - 1
-    monkeypatch.setattr(bounded, "MOST_MODULES", parts)
+    monkeypatch.setattr(guarded_build, "MOST_MODULES", parts)
     made().make(None, None)
-    monkeypatch.setattr(bounded, "MOST_MODULES", parts - 1)
+    monkeypatch.setattr(guarded_build, "MOST_MODULES", parts - 1)
     with pytest.raises(BadInput, match="too many modules") as caught:
         made(num_hidden_layers=2).make(None, None)
     assert caught.value.where == "$.num_attention_heads in c.json"
@@ -159,14 +159,14 @@ def test_a_module_for_each_expert_is_within_the_bounds() -> None:
     experts = {"model_type": "switch_transformers", "d_model": 8, "d_ff": 8, "d_kv": 8, "num_heads": 1, "num_layers": 2,
                "num_decoder_layers": 2, "num_sparse_encoder_layers": 1, "num_sparse_decoder_layers": 1,
                "vocab_size": 9}  # fmt: skip
-    assert bounded.MOST_MODULES > 2 * 115_200
+    assert guarded_build.MOST_MODULES > 2 * 115_200
     built = HuggingFace(json.dumps({**experts, "num_experts": 3_500}), "c.json").make(None, None).module
     assert sum(1 for _ in built.modules()) > 30_000
 
 
 def test_experts_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """A key that nothing bounds: the modules do."""
-    monkeypatch.setattr(bounded, "MOST_MODULES", 30_000)  # of what takes two seconds
+    monkeypatch.setattr(guarded_build, "MOST_MODULES", 30_000)  # of what takes two seconds
     many = {"model_type": "switch_transformers", "d_model": 8, "d_ff": 8, "num_experts": 10**9, "vocab_size": 9}
     with pytest.raises(BadInput, match="too many modules") as caught:
         HuggingFace(json.dumps(many), "c.json").make(None, None)
@@ -176,9 +176,9 @@ def test_experts_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_elements_are_counted_while_they_are_built(monkeypatch: pytest.MonkeyPatch) -> None:
     module = made(tie_word_embeddings=False).make(None, None).module
     elements = sum(t.numel() for t in (*module.parameters(), *module.buffers()))
-    monkeypatch.setattr(bounded, "MOST_ELEMENTS", elements)
+    monkeypatch.setattr(guarded_build, "MOST_ELEMENTS", elements)
     made(tie_word_embeddings=False).make(None, None)
-    monkeypatch.setattr(bounded, "MOST_ELEMENTS", elements - 1)
+    monkeypatch.setattr(guarded_build, "MOST_ELEMENTS", elements - 1)
     with pytest.raises(BadInput, match="the model is too large"):
         made(tie_word_embeddings=False).make(None, None)
 
@@ -186,10 +186,10 @@ def test_elements_are_counted_while_they_are_built(monkeypatch: pytest.MonkeyPat
 def test_a_size_beyond_32_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = {"max_position_embeddings": 2**31 - 1 - 2}  # the class of OPT adds two
     assert any(2**31 - 1 in p.shape for p in made(**rows).make(None, None).module.parameters())
-    monkeypatch.setattr(bounded, "LARGEST", 2**31 - 2)
+    monkeypatch.setattr(guarded_build, "LARGEST", 2**31 - 2)
     with pytest.raises(BadInput, match="a size is out of range"):
         made(**rows).make(None, None)
-    monkeypatch.setattr(bounded, "LARGEST", 255)
+    monkeypatch.setattr(guarded_build, "LARGEST", 255)
     with pytest.raises(BadInput, match="a size is out of range") as caught:
         made().make(None, None)
     assert caught.value.where == "$.vocab_size in c.json"
@@ -214,8 +214,8 @@ def test_what_another_module_counts_is_not_counted_here() -> None:
 
 
 def test_layers_that_take_too_long_to_count(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert bounded.MOST_COUNTED == 256
-    monkeypatch.setattr(bounded, "MOST_COUNTED", 3)
+    assert guarded_build.MOST_COUNTED == 256
+    monkeypatch.setattr(guarded_build, "MOST_COUNTED", 3)
     file = tmp_path / "c.json"
     for layers in (3, 4):
         file.write_text(json.dumps({**OPT, "num_hidden_layers": layers}))
@@ -233,8 +233,8 @@ def test_layers_that_take_too_long_to_count(monkeypatch: pytest.MonkeyPatch, tmp
 def test_experts_in_a_list_are_not_layers() -> None:
     with torch.device("meta"):
         layer = nn.ModuleDict({"experts": nn.ModuleList(nn.Linear(2, 2) for _ in range(300))})
-        bounded.check_depth(nn.ModuleDict({"layers": nn.ModuleList([layer])}), {}, "c.json")
+        guarded_build.check_depth(nn.ModuleDict({"layers": nn.ModuleList([layer])}), {}, "c.json")
         deep = nn.ModuleDict({"layers": nn.ModuleList(nn.Linear(2, 2) for _ in range(257))})
     with pytest.raises(BadInput) as caught:
-        bounded.check_depth(deep, {}, "c.json")
+        guarded_build.check_depth(deep, {}, "c.json")
     assert caught.value.where == "layers in c.json"

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import costproof
-from costproof.models.generic.compiled import graphs, is_compiled
+from costproof.models.generic.live_module import graphs, is_compiled
 from costproof.reports.report import Report
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from torch import nn
 
-from costproof.models.generic.factory import Factory
+from costproof.models.generic.address import Factory
 
 MINE = """
 from beside_me import width

@@ -18,10 +18,10 @@ from costproof.ledger.metrics import METRICS
 from costproof.ledger.progress import silent
 from costproof.ledger.run import RunOptions
 from costproof.models.generic.module import GenericTarget
-from costproof.models.generic.stacks import Stack, stacks
+from costproof.models.generic.truncation import Stack, stacks
 from costproof.models.registry import load_target
 from costproof.models.specs import Stretch
-from costproof.reports.static import how
+from costproof.reports.static import stack_sentences
 
 pytestmark = pytest.mark.usefixtures("one_process")
 
@@ -352,7 +352,7 @@ def test_where_all_layers_do_not_run_the_report_says_so(tmp_path: Path, monkeypa
     found = _capture(tmp_path, OLMO, layers=4, seq_len=16, new_tokens=1, sources=("dynamic",)).whole
     assert found is not None
     assert found.not_run == "no room for it"
-    assert how(found)[-1] == "not checked with a run of all layers: no room for it"
+    assert stack_sentences(found)[-1] == "not checked with a run of all layers: no room for it"
     assert found.totals["flops"] > 0
 
 

@@ -17,8 +17,7 @@ from transformers.cache_utils import (
     LinearAttentionLayer,
 )
 
-from costproof.models.caches import caches_of, held
-from costproof.models.generic.held_cache import grows_evenly, held_places
+from costproof.models.generic.cache_state import caches_of, grows_evenly, held, held_places
 from tests.models.generic.test_stages import counted
 
 COMMON: dict[str, Any] = {

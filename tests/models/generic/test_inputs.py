@@ -13,15 +13,14 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from costproof.ledger.errors import Problems
 from costproof.models.generic.copies import with_ones
+from costproof.models.generic.encoder_decoder_wrappers import Handed
+from costproof.models.generic.export_wrappers import cache_tensors
+from costproof.models.generic.factories import Given
 from costproof.models.generic.inputs import example_inputs, input_choices
-from costproof.models.generic.kept import Choice, choice_of, places_of
-from costproof.models.generic.made import Given
 from costproof.models.generic.makers import Case
+from costproof.models.generic.memo import Choice, attention_of, choice_of, places_of
 from costproof.models.generic.module import GenericTarget
-from costproof.models.generic.modules import cache_tensors
 from costproof.models.generic.stages import longest
-from costproof.models.generic.two_stacks import Handed
-from costproof.models.generic.usual import attention_of
 from costproof.models.specs import Run
 from costproof.run.capture import count_sources
 from costproof.run.prepare import Prepared

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from costproof.models.generic.factories import Given
 from costproof.models.generic.inputs import example_inputs
-from costproof.models.generic.made import Given
 from costproof.models.generic.makers import Case
 from costproof.models.generic.module import GenericTarget
 from costproof.patches.input_values import KnownIntegers, precomputed

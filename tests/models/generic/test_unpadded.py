@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from costproof.ledger.node import total
-from costproof.models.generic.modules import around
-from costproof.models.generic.places import places
+from costproof.models.generic.export_wrappers import around
+from costproof.models.generic.memo import places
 from costproof.models.generic.towers import NONE, towers
 from costproof.models.specs import ExportJob
 from costproof.opgraph.account import account

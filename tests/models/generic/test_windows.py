@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from costproof.ledger.workload import Workload
+from costproof.models.generic.cache_probe import CacheLayer, OwnCache
 from costproof.models.generic.inputs import Inputs
-from costproof.models.generic.own_cache import CacheLayer, OwnCache
 from costproof.models.generic.stages import Cached
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from costproof.ledger.progress import silent
-from costproof.models.generic.made import Given
+from costproof.models.generic.factories import Given
 from costproof.models.generic.module import GenericTarget
 
 

@@ -10,7 +10,7 @@ from low_rank import LowRank, LowRankLayer
 from torch import nn
 
 from costproof.algebra.symbols import sym
-from costproof.analytic.compose import Part, analytic_ledger, invocation_nodes, stage_nodes
+from costproof.analytic.compose import ModulePart, analytic_ledger, invocation_nodes, stage_nodes
 from costproof.analytic.linear import Linear
 from costproof.ledger.capture import SymbolDoc
 from costproof.ledger.errors import BadInput
@@ -105,10 +105,10 @@ class Adapted:
         """Return the analytic ledger: one part for each module, the root among them."""
         rows, rank = sym("R"), sym("rank")
         parts = (
-            Part("root"),
-            Part("up", (Linear(rows, WIDE, INNER, 4),)),
-            Part("adapter", (LowRank(rows, INNER, rank, 4),)),
-            Part("down", (Linear(rows, INNER, WIDE, 4),)),
+            ModulePart("root"),
+            ModulePart("up", (Linear(rows, WIDE, INNER, 4),)),
+            ModulePart("adapter", (LowRank(rows, INNER, rank, 4),)),
+            ModulePart("down", (Linear(rows, INNER, WIDE, 4),)),
         )
         names = {"root": "", "up": "up", "adapter": "adapter", "down": "down"}  # role -> module path
         called = invocation_nodes("forward", "once", parts, names, border=2 * rows * WIDE * 4)

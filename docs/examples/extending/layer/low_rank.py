@@ -40,7 +40,7 @@ class LowRank:
     item_bytes: Size
 
     def costs(self) -> LayerCosts:
-        """The costs of one call."""
+        """Return the costs of one call."""
         weights = 2 * self.wide * self.rank
         return LayerCosts(
             params=weights,
@@ -49,5 +49,5 @@ class LowRank:
             flops={"linear": 4 * self.rows * self.wide * self.rank},
             input_bytes=self.rows * self.wide * self.item_bytes,
             output_bytes=self.rows * self.wide * self.item_bytes,
-            between=2 * self.rows * self.rank * self.item_bytes,
+            intermediate_bytes=2 * self.rows * self.rank * self.item_bytes,
         )

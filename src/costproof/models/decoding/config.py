@@ -74,6 +74,8 @@ class DecoderConfig(NativeConfig):
     """Flags that are set by a number in the file and unset by ``null`` -> the number to write for a set flag."""
     heads_divide: ClassVar[bool] = True
     """Whether transformers requires ``hidden_size % num_attention_heads == 0``."""
+    rotates: ClassVar[bool] = True
+    """Whether the class has rotary embeddings, and so reads their keys."""
     one_mask: ClassVar[bool] = False
     """Whether the class builds one mask for all layers.
 
@@ -115,7 +117,7 @@ class DecoderConfig(NativeConfig):
         top.waive(cls.unused_keys)
         top.fixed("architectures", [cls.architecture], None, why="no formulas for this class", default=None)
         check_type(top, cls.model_type)
-        scalings = rotation(top)
+        scalings = rotation(top) if cls.rotates else []
         sizes, defaults = cls.read_sizes(top), cls.class_defaults
         flags: dict[str, Any] = {f: cls.read_flag(top, f) for f in cls.flag_names()}
         config = cls(
@@ -127,6 +129,7 @@ class DecoderConfig(NativeConfig):
             **flags,
             **cls.read_fields(top, sizes),
         )
+        _check_kinds(top, config.layers)
         config = replace(config, waived=top.finish())
         problems += [] if problems else config.contradictions()
         return config
@@ -137,6 +140,11 @@ class DecoderConfig(NativeConfig):
 
         The cache truncates to a window or chunk in the file even if the class of the model ignores these keys.
         """
+        return cls.caches_all(data)
+
+    @staticmethod
+    def caches_all(data: Mapping[str, Any]) -> bool:
+        """Return whether the cache of transformers truncates to no window or chunk in the file."""
         cut = any(data.get(key) is not None for key in ("sliding_window", "attention_chunk_size"))
         return not cut and _see_all(data.get("layer_types"))
 
@@ -307,6 +315,14 @@ class WindowedConfig(DecoderConfig):
                 BadInput("the window is too short", where="$.sliding_window", expected=expected, got=self.window)
             )
         return found
+
+
+def _check_kinds(top: Section, layers: int) -> None:
+    """Check ``layer_types`` of a class that does not read them: transformers requires one of each layer."""
+    types = top.data.get("layer_types")
+    if "layer_types" not in top.known and isinstance(types, list) and len(types) != layers:
+        what = "transformers requires a kind of attention for each layer"
+        top.problem(what, "layer_types", expected=f"{layers} kinds", got=len(types))
 
 
 def _see_all(types: object) -> bool:

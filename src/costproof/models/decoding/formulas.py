@@ -8,15 +8,15 @@ from typing import Final
 
 from costproof.algebra.symbols import sym
 from costproof.analytic.attention_block import AttentionBlock, Projection
-from costproof.analytic.compose import CONTAINER, Call, Part, analytic_ledger, prefill_and_decode
+from costproof.analytic.compose import CONTAINER, ModulePart, StackCall, analytic_ledger, prefill_and_decode
 from costproof.analytic.costs import Size
-from costproof.analytic.feed_forward import Mixture, Mlp
+from costproof.analytic.elementwise import SoftCap
+from costproof.analytic.feed_forward import ExpertMixture, Mlp
 from costproof.analytic.latent_attention import LatentBlock
 from costproof.analytic.norms import NormKind
 from costproof.analytic.rotary import Rotary, RotaryTable
-from costproof.analytic.router import Routing
-from costproof.analytic.soft_cap import SoftCap
-from costproof.analytic.transformer import Decoder, TransformerLayer
+from costproof.analytic.router import RoutingRule
+from costproof.analytic.transformer import DecoderStack, TransformerLayer
 from costproof.ledger.node import Ledger
 from costproof.ledger.workload import Workload
 from costproof.models.decoding.config import DecoderConfig, MixtureConfig
@@ -59,7 +59,7 @@ class DecoderStyle:
     """Whether each sequence of a batch has its own position ids, and so its own cosines and sines."""
     rotary_tables: int = 1
     """Number of tables of cosines and sines: one for each set of rotary frequencies."""
-    routing: Routing | None = None
+    routing: RoutingRule | None = None
     """How the router of a mixture of experts chooses; ``None`` if no layer has experts."""
     router_module: str = "gate"
     """Attribute of the mixture's module that holds the router."""
@@ -67,7 +67,7 @@ class DecoderStyle:
     """Inner width of all shared experts together; 0 if there are none."""
     clamped_experts: bool = False
     """Whether experts have biases and a clamped gate."""
-    latent: Callable[[Workload, Call], LatentBlock] | None = None
+    latent: Callable[[Workload, StackCall], LatentBlock] | None = None
     """Returns the latent attention of every layer in a call; ``None`` for attention with keys and values per head."""
 
     def names(self) -> dict[str, str]:
@@ -84,7 +84,7 @@ def decoder_ledger(config: DecoderConfig, workload: Workload, style: DecoderStyl
     Branches: a run without decode steps has no decode stage.
     """
 
-    def border(call: Call) -> Size:
+    def border(call: StackCall) -> Size:
         return logits_and_masks(workload, call, _windows(config))
 
     parts, decode = decoder_parts(config, workload, style), workload.new_tokens > 0
@@ -94,13 +94,15 @@ def decoder_ledger(config: DecoderConfig, workload: Workload, style: DecoderStyl
     return analytic_ledger(nodes, STAGES, stands_for)
 
 
-def decoder_parts(config: DecoderConfig, workload: Workload, style: DecoderStyle) -> Callable[[Call], tuple[Part, ...]]:
+def decoder_parts(
+    config: DecoderConfig, workload: Workload, style: DecoderStyle
+) -> Callable[[StackCall], tuple[ModulePart, ...]]:
     """Return a function from a call to the parts of all modules, from the root to the output projection."""
     width = sym("text_hidden")
     mlp = Mlp(width, sym("text_intermediate"), config.activation, gated=True, bias=style.mlp_bias)
     mixtures = _mixtures(config, workload, style)
 
-    def parts(call: Call) -> tuple[Part, ...]:
+    def parts(call: StackCall) -> tuple[ModulePart, ...]:
         positions = call.tokens if workload.logits == "all" else 1
         layers = tuple(
             TransformerLayer(
@@ -112,7 +114,7 @@ def decoder_parts(config: DecoderConfig, workload: Workload, style: DecoderStyle
             )
             for i, window in enumerate(_windows(config))
         )
-        decoder = Decoder(
+        decoder = DecoderStack(
             width,
             sym("text_vocab"),
             layers,
@@ -126,8 +128,8 @@ def decoder_parts(config: DecoderConfig, workload: Workload, style: DecoderStyle
         )
         capped = SoftCap(call.batch * positions * sym("text_vocab"), call.item_bytes)
         return (
-            Part("root", (capped if style.logits_capped else CONTAINER,)),
-            Part("text"),
+            ModulePart("root", (capped if style.logits_capped else CONTAINER,)),
+            ModulePart("text"),
             *decoder.parts("text", call, positions),
         )
 
@@ -139,12 +141,12 @@ def _windows(config: DecoderConfig) -> Sequence[int]:
     return config.windows() or (0,) * config.layers
 
 
-def _mixtures(config: DecoderConfig, workload: Workload, style: DecoderStyle) -> dict[int, Mixture]:
+def _mixtures(config: DecoderConfig, workload: Workload, style: DecoderStyle) -> dict[int, ExpertMixture]:
     """Return layer index -> mixture of experts; all mixtures of a decoder are equal."""
     if style.routing is None:
         return {}
     assert isinstance(config, MixtureConfig)
-    mixture = Mixture(
+    mixture = ExpertMixture(
         width=sym("text_hidden"),
         inner=sym("text_moe"),
         experts=sym("text_experts"),
@@ -158,7 +160,7 @@ def _mixtures(config: DecoderConfig, workload: Workload, style: DecoderStyle) ->
     return {i: mixture for i, routed in enumerate(config.routed()) if routed}
 
 
-def logits_and_masks(workload: Workload, call: Call, windows: Sequence[int] = (0,)) -> Size:
+def logits_and_masks(workload: Workload, call: StackCall, windows: Sequence[int] = (0,)) -> Size:
     """Return the bytes that enter and leave a decoder from ids to logits: the logits, and the masks of eager attention.
 
     Args:
@@ -179,7 +181,7 @@ def _filled(workload: Workload, window: int) -> bool:
     return 0 < window <= workload.text_tokens + 1
 
 
-def _attention(workload: Workload, style: DecoderStyle, call: Call, window: int) -> AttentionBlock:
+def _attention(workload: Workload, style: DecoderStyle, call: StackCall, window: int) -> AttentionBlock:
     """Return the attention block of one layer in one call.
 
     Fused attention is causal by a flag. It gets a boolean mask if keys are outside of the window.

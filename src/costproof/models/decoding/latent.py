@@ -8,10 +8,10 @@ from random import Random
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 
 from costproof.algebra.symbols import sym
-from costproof.analytic.compose import Call
+from costproof.analytic.compose import StackCall
 from costproof.analytic.latent_attention import LatentBlock
 from costproof.analytic.rotary import RotaryTable
-from costproof.analytic.router import Routing
+from costproof.analytic.router import RoutingRule
 from costproof.ledger.errors import BadInput, CostproofError
 from costproof.ledger.metrics import Conventions
 from costproof.ledger.workload import ExpertKernel, Workload
@@ -112,6 +112,11 @@ class LatentConfig(MixtureConfig):
         object.__setattr__(self, "kv_heads", self.heads)
         object.__setattr__(self, "head_dim", self.nope + self.rope)
 
+    @classmethod
+    def caches_as(cls, data: Mapping[str, Any]) -> bool:
+        """Return whether the cache of transformers keeps all tokens: no layer of the class has a window."""
+        return cls.caches_all(data)
+
     def routed(self) -> tuple[bool, ...]:
         """Return, for each layer, whether it has a mixture of experts."""
         return tuple(i >= self.dense_layers for i in range(self.layers))
@@ -210,7 +215,9 @@ def absorbs(workload: Workload) -> bool:
     return workload.inputs.get(DECODING.name) == "absorbed"
 
 
-def latent_style(config: LatentConfig, routing: Routing, table: type[RotaryTable], *, as_complex: bool) -> DecoderStyle:
+def latent_style(
+    config: LatentConfig, routing: RoutingRule, table: type[RotaryTable], *, as_complex: bool
+) -> DecoderStyle:
     """Return the style of a decoder with latent attention in every layer.
 
     Args:
@@ -221,7 +228,7 @@ def latent_style(config: LatentConfig, routing: Routing, table: type[RotaryTable
     Branches: the lower bound depends on which of the two ways of decoding is less work at these widths.
     """
 
-    def attention(workload: Workload, call: Call) -> LatentBlock:
+    def attention(workload: Workload, call: StackCall) -> LatentBlock:
         return LatentBlock(
             width=sym("text_hidden"),
             heads=sym("text_heads"),

@@ -52,6 +52,8 @@ class EncoderConfig(NativeConfig):
     """Keys -> defaults of the class in transformers, where they differ from the default of the field."""
     unused_keys: ClassVar[Mapping[str, str]] = {}
     """Keys of this family that decide no cost -> the reason."""
+    reads_head_dim: ClassVar[bool] = False
+    """Whether the class takes the width of a head from ``head_dim`` if a file has it."""
     prefix: ClassVar[str]
     """Prefix of its symbols, for example ``vision``."""
 
@@ -81,6 +83,8 @@ class EncoderConfig(NativeConfig):
         check_type(top, cls.model_type)
         read: dict[str, Any] = {f.name: cls.read_field(top, f.name, f.type) for f in fields(cls) if f.name in cls.keys}
         config = cls(**read, **cls.read_class(top), **cls.read_fields(top, read))
+        if cls.reads_head_dim:
+            top.fixed("head_dim", config.head_dim, why="the formulas describe heads that share the width")
         config = replace(config, waived=top.finish())
         problems += [] if problems else config.contradictions()
         return config

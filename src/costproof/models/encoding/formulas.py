@@ -8,15 +8,14 @@ from typing import Final
 
 from costproof.algebra.symbols import sym
 from costproof.analytic.attention_block import AttentionBlock, Projection
-from costproof.analytic.compose import Call, Part, analytic_ledger, invocation_nodes, numbered, stage_nodes
+from costproof.analytic.compose import ModulePart, StackCall, analytic_ledger, in_layer, invocation_nodes, stage_nodes
 from costproof.analytic.conv2d import PatchEmbedding
 from costproof.analytic.costs import Layer, Size
-from costproof.analytic.embedding import Embedding
+from costproof.analytic.embedding import ClassAndPositions, Embedding, LearnedPositions, PositionIds
 from costproof.analytic.feed_forward import Mlp
 from costproof.analytic.linear import Lent, Linear, LmHead
 from costproof.analytic.mlp import Activation
 from costproof.analytic.norms import LayerNorm
-from costproof.analytic.position_embedding import ClassAndPositions, LearnedPositions, PositionIds
 from costproof.analytic.transformer import TransformerLayer
 from costproof.ledger.node import Ledger
 from costproof.models.encoding import STAGE
@@ -28,7 +27,7 @@ IMAGES: Final = sym("B")
 _TEXT_LAYER: Final = "text.layer"
 
 
-def encoder_ledger(parts: Iterable[Part], names: Mapping[str, str], border: Size) -> Ledger:
+def encoder_ledger(parts: Iterable[ModulePart], names: Mapping[str, str], border: Size) -> Ledger:
     """Return the symbolic ledger of the one stage: ``exprs`` are set, ``costs`` are empty.
 
     Args:
@@ -68,7 +67,7 @@ def image_tokens(config: VisionConfig) -> Size:
 
 def vision_encoder(
     config: VisionConfig, style: VisionStyle, *, resampled: bool, eager: bool, images: Size = IMAGES
-) -> tuple[Part, ...]:
+) -> tuple[ModulePart, ...]:
     """Return the parts from the pixels to the output of the last layer, on images of G x G patches.
 
     Their roles are ``vision.embeddings``, ``vision.patches.projection``, ``vision.positions``, ``vision.norm_first``,
@@ -80,7 +79,7 @@ def vision_encoder(
     """
     grid, b, width = sym("G"), sym("b"), sym("vision_hidden")
     entries, patch, sequence = sym("vision_positions"), sym("vision_patch"), image_tokens(config)
-    call = Call(images, sequence, b)
+    call = StackCall(images, sequence, b)
     positions = ClassAndPositions(
         images,
         grid,
@@ -106,16 +105,19 @@ def vision_encoder(
     )
     mlp = style.mlp or Mlp(width, sym("vision_intermediate"), config.activation)
     layer = TransformerLayer(width, attention, mlp, norm="layer", layer_scale=style.layer_scale)
-    each = (*layer.parts("vision.layer", call), *(Part(role, times=times) for role, times in style.layer_containers))
-    table = Part("vision.positions", (Embedding(sequence, entries, width, b),), called=not resampled)
-    first = Part("vision.norm_first", (LayerNorm(call.rows, width, b),))
+    each = (
+        *layer.parts("vision.layer", call),
+        *(ModulePart(role, times=times) for role, times in style.layer_containers),
+    )
+    table = ModulePart("vision.positions", (Embedding(sequence, entries, width, b),), called=not resampled)
+    first = ModulePart("vision.norm_first", (LayerNorm(call.rows, width, b),))
     return (
-        *(Part(role) for role in style.containers),
-        Part("vision.embeddings", (positions,) if style.own_table else (positions, PositionIds(entries))),
-        Part("vision.patches.projection", (patches,)),
+        *(ModulePart(role) for role in style.containers),
+        ModulePart("vision.embeddings", (positions,) if style.own_table else (positions, PositionIds(entries))),
+        ModulePart("vision.patches.projection", (patches,)),
         *(() if style.own_table else (table,)),
         *((first,) if style.norm_first else ()),
-        *(part for i in range(config.layers) for part in numbered(i, each)),
+        *(part for i in range(config.layers) for part in in_layer(i, each)),
     )
 
 
@@ -124,9 +126,9 @@ def pixels(images: Size = IMAGES) -> Size:
     return images * sym("vision_channels") * sym("H") ** 2
 
 
-def last_norm(config: VisionConfig) -> Part:
+def last_norm(config: VisionConfig) -> ModulePart:
     """Return the norm of all tokens after the last layer, with the role ``vision.norm``."""
-    return Part("vision.norm", (LayerNorm(sym("B") * image_tokens(config), sym("vision_hidden"), sym("b")),))
+    return ModulePart("vision.norm", (LayerNorm(sym("B") * image_tokens(config), sym("vision_hidden"), sym("b")),))
 
 
 def layer_names(layer: str, *, attention: str, out: str, norms: tuple[str, str]) -> dict[str, str]:
@@ -169,14 +171,14 @@ class TextEncoderStyle:
     """Roles of the modules of a layer that have no operators."""
 
 
-def text_encoder(config: TextEncoderConfig, style: TextEncoderStyle, *, eager: bool) -> tuple[Part, ...]:
+def text_encoder(config: TextEncoderConfig, style: TextEncoderStyle, *, eager: bool) -> tuple[ModulePart, ...]:
     """Return the parts from the token ids to the output of the last layer, on B texts of S tokens.
 
     Args:
         eager: whether attention scores are materialised.
     """
     texts, length, b, width, heads = sym("B"), sym("S"), sym("b"), sym("text_hidden"), sym("text_heads")
-    call = Call(texts, length, b)
+    call = StackCall(texts, length, b)
     attention = AttentionBlock(
         width=width,
         heads=heads,
@@ -189,26 +191,26 @@ def text_encoder(config: TextEncoderConfig, style: TextEncoderStyle, *, eager: b
     )
     mlp = Mlp(width, sym("text_intermediate"), config.activation)
     one = TransformerLayer(width, attention, mlp, norm="layer", norm_last=True, added_apart=style.added_apart)
-    layer = (*one.parts(_TEXT_LAYER, call), *(Part(f"{_TEXT_LAYER}.{name}") for name in style.layer_containers))
+    layer = (*one.parts(_TEXT_LAYER, call), *(ModulePart(f"{_TEXT_LAYER}.{name}") for name in style.layer_containers))
     added = LearnedPositions(texts, length, width, b, others=int(style.segments), each=style.positions_from_ids)
     lent = config.masked and style.head_first
     words = Embedding(call.rows, sym("text_vocab"), width, b, lent=lent, read_whole=config.masked)
     positions = call.rows if style.positions_from_ids else length
-    segments = Part("text.token_type", (Embedding(call.rows, sym("text_types"), width, b),))
+    segments = ModulePart("text.token_type", (Embedding(call.rows, sym("text_types"), width, b),))
     return (
-        *(Part(role) for role in ("text", "text.encoder", "text.dropout")),
-        Part("text.embeddings", (added, PositionIds(sym("text_positions"), 1 + int(style.segments)))),
-        Part("text.word", (words,)),
-        Part("text.position", (Embedding(positions, sym("text_positions"), width, b),)),
+        *(ModulePart(role) for role in ("text", "text.encoder", "text.dropout")),
+        ModulePart("text.embeddings", (added, PositionIds(sym("text_positions"), 1 + int(style.segments)))),
+        ModulePart("text.word", (words,)),
+        ModulePart("text.position", (Embedding(positions, sym("text_positions"), width, b),)),
         *((segments,) if style.segments else ()),
-        Part("text.norm_first", (LayerNorm(call.rows, width, b),)),
-        *(part for i in range(config.layers) for part in numbered(i, layer)),
+        ModulePart("text.norm_first", (LayerNorm(call.rows, width, b),)),
+        *(part for i in range(config.layers) for part in in_layer(i, layer)),
     )
 
 
 def masked_words(
     function: str, *, holds_bias: str, activates: str = "cls.activation", owns_words: bool = False
-) -> tuple[Part, ...]:
+) -> tuple[ModulePart, ...]:
     """Return the parts of a masked-language-model head: a linear layer, a norm, and the table of the embedding.
 
     Args:
@@ -226,4 +228,4 @@ def masked_words(
     }
     for role, layer in ((activates, Activation(rows * width, function, b)), (holds_bias, Lent(vocab, b))):
         found[role] = (*found.get(role, ()), layer)
-    return tuple(Part(role, layers) for role, layers in found.items())
+    return tuple(ModulePart(role, layers) for role, layers in found.items())

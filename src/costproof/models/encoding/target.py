@@ -187,7 +187,7 @@ class EncoderTarget(Native[C]):
         return (self._job(model, workload, self.inputs(workload), ()),)
 
     def _job(self, model: nn.Module, workload: Workload, args: Tensors, sizes: tuple[SymbolicSize, ...]) -> ExportJob:
-        from costproof.models.generic.modules import around
+        from costproof.models.generic.export_wrappers import around
 
         module = around(model, tuple(args), self.arguments(workload))
         return ExportJob(STAGE, STAGE, (STAGE,), module, {"part": ""}, args, sizes)

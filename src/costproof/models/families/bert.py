@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
 
 from costproof.algebra.symbols import sym
-from costproof.analytic.compose import Part
+from costproof.analytic.compose import ModulePart
 from costproof.analytic.linear import Linear
-from costproof.analytic.pooler import FirstTokenPooler
+from costproof.analytic.pooling import FirstTokenPooler
 from costproof.ledger.node import Ledger
 from costproof.ledger.workload import Workload
 from costproof.models.encoding.config import (
@@ -116,14 +116,18 @@ class Bert(TextTarget[BertConfig]):
         parts = text_encoder(config, TextEncoderStyle(), eager=eager)
         pooler = FirstTokenPooler(width, width, "tanh").parts("text.pooler", texts, b)
         if config.masked:
-            head = (Part("cls"), Part("cls.transform"), *masked_words(config.activation, holds_bias="cls.predictions"))
+            head = (
+                ModulePart("cls"),
+                ModulePart("cls.transform"),
+                *masked_words(config.activation, holds_bias="cls.predictions"),
+            )
             return encoder_ledger(
-                (Part("root"), *parts, *head), bert_names("bert."), texts * sym("S") * sym("text_vocab") * b
+                (ModulePart("root"), *parts, *head), bert_names("bert."), texts * sym("S") * sym("text_vocab") * b
             )
         if not config.labels:
             return encoder_ledger((*parts, *pooler), bert_names(""), texts * (sym("S") + 1) * width * b)
-        classifier = Part("classifier", (Linear(texts, width, sym("text_labels"), b),))
-        whole = (Part("root"), *parts, *pooler, Part("dropout"), classifier)
+        classifier = ModulePart("classifier", (Linear(texts, width, sym("text_labels"), b),))
+        whole = (ModulePart("root"), *parts, *pooler, ModulePart("dropout"), classifier)
         return encoder_ledger(whole, bert_names("bert."), texts * sym("text_labels") * b)
 
     @classmethod

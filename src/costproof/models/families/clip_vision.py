@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
 
 from costproof.algebra.symbols import sym
-from costproof.analytic.compose import Part
+from costproof.analytic.compose import ModulePart
 from costproof.analytic.costs import Size
 from costproof.analytic.linear import Linear
 from costproof.analytic.norms import LayerNorm
@@ -57,7 +57,7 @@ def clip_tower(
     images: Size = IMAGES,
     root: bool = False,
     read: bool = True,
-) -> tuple[Part, ...]:
+) -> tuple[ModulePart, ...]:
     """All modules from pixels to the normalised class token; other arguments as those of :func:`formulas`.
 
     Args:
@@ -74,7 +74,7 @@ def clip_tower(
         containers=("root", *containers) if root else containers,
     )
     # Of the last layer's tokens the class token alone is read.
-    norm = Part("vision.norm", (LayerNorm(images, sym("vision_hidden"), sym("b"), read),))
+    norm = ModulePart("vision.norm", (LayerNorm(images, sym("vision_hidden"), sym("b"), read),))
     return (*vision_encoder(config, style, resampled=resampled, eager=eager, images=images), norm)
 
 
@@ -139,7 +139,7 @@ class ClipVision(VisionTarget[ClipVisionConfig]):
             return encoder_ledger(parts, clip_names(""), (border + IMAGES * width) * b)
         projection = Linear(IMAGES, width, sym("vision_pooled"), b, bias=False)
         return encoder_ledger(
-            (*parts, Part("vision.projection", (projection,))),
+            (*parts, ModulePart("vision.projection", (projection,))),
             clip_names("vision_model."),
             (border + IMAGES * sym("vision_pooled")) * b,
         )

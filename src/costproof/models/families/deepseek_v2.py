@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Final
 
 from costproof.algebra.symbols import sym
 from costproof.analytic.rotary import RotaryComplex
-from costproof.analytic.router import Routing
+from costproof.analytic.router import RoutingRule
 from costproof.ledger.errors import BadInput, CostproofError
 from costproof.models.config_reader import Section
 from costproof.models.decoding.formulas import DecoderStyle
@@ -106,7 +106,7 @@ class DeepseekV2(LatentTarget[DeepseekV2Config]):
 
     def style(self) -> DecoderStyle:
         """Return how its layers differ from the default decoder."""
-        routing = Routing(groups=sym("text_router_groups") if self.config.limited else 0)
+        routing = RoutingRule(groups=sym("text_router_groups") if self.config.limited else 0)
         return latent_style(self.config, routing, RotaryComplex, as_complex=True)
 
 

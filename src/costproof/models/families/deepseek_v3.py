@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from costproof.algebra.symbols import sym
 from costproof.analytic.rotary import RotaryTable
-from costproof.analytic.router import Routing
+from costproof.analytic.router import RoutingRule
 from costproof.ledger.errors import BadInput, CostproofError
 from costproof.models.checkpoint import Stored
 from costproof.models.config_reader import Section
@@ -96,7 +96,7 @@ class DeepseekV3(LatentTarget[DeepseekV3Config]):
 
     def style(self) -> DecoderStyle:
         """Return how its layers differ from the default decoder."""
-        routing = Routing(
+        routing = RoutingRule(
             scoring="sigmoid",
             groups=sym("text_router_groups"),
             group_best=2,

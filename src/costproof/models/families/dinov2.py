@@ -71,6 +71,7 @@ class Dinov2Config(VisionConfig):
 
     not_drawn: ClassVar = ONE_CLASS
     model_type: ClassVar[str] = "dinov2"
+    reads_head_dim: ClassVar = True
     architectures: ClassVar = {"Dinov2Model": False}
     keys: ClassVar = {
         **{field: key for field, key in VisionConfig.keys.items() if field != "intermediate"},

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Final
 
 from costproof.algebra.symbols import sym
-from costproof.analytic.compose import Part
+from costproof.analytic.compose import ModulePart
 from costproof.analytic.linear import Linear
 from costproof.analytic.mlp import Activation
 from costproof.ledger.node import Ledger
@@ -108,15 +108,15 @@ class DistilBert(TextTarget[DistilBertConfig]):
         if config.masked:
             head = masked_words(config.activation, holds_bias="lm_head")
             return encoder_ledger(
-                (Part("root"), *parts, *head), _names("distilbert."), texts * sym("S") * sym("text_vocab") * b
+                (ModulePart("root"), *parts, *head), _names("distilbert."), texts * sym("S") * sym("text_vocab") * b
             )
         if not config.labels:
             return encoder_ledger(parts, _names(""), texts * sym("S") * width * b)
         head = (
-            Part("root", (Activation(texts * width, "relu", b),)),
-            Part("pre_classifier", (Linear(texts, width, width, b),)),
-            Part("dropout"),
-            Part("classifier", (Linear(texts, width, labels, b),)),
+            ModulePart("root", (Activation(texts * width, "relu", b),)),
+            ModulePart("pre_classifier", (Linear(texts, width, width, b),)),
+            ModulePart("dropout"),
+            ModulePart("classifier", (Linear(texts, width, labels, b),)),
         )
         return encoder_ledger((*parts, *head), _names("distilbert."), texts * labels * b)
 

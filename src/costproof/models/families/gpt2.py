@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from costproof.algebra.symbols import sym
 from costproof.analytic.attention_block import AttentionBlock
-from costproof.analytic.compose import Call, Part, analytic_ledger, numbered, prefill_and_decode
-from costproof.analytic.embedding import Embedding
+from costproof.analytic.compose import ModulePart, StackCall, analytic_ledger, in_layer, prefill_and_decode
+from costproof.analytic.embedding import Embedding, LearnedPositions
 from costproof.analytic.feed_forward import Mlp
 from costproof.analytic.mlp import ACTIVATION_FLOPS
-from costproof.analytic.position_embedding import LearnedPositions
-from costproof.analytic.transformer import Decoder as DecoderBlock
+from costproof.analytic.transformer import DecoderStack as DecoderBlock
 from costproof.analytic.transformer import TransformerLayer
 from costproof.ledger.errors import BadInput, CostproofError
 from costproof.ledger.node import Ledger
@@ -75,6 +74,7 @@ class Gpt2Config(DecoderConfig):
 
     model_type: ClassVar[str] = "gpt2"
     architecture: ClassVar[str] = "GPT2LMHeadModel"
+    rotates: ClassVar = False
     keys: ClassVar = {
         "hidden": "n_embd",
         "intermediate": "n_inner",
@@ -181,15 +181,15 @@ class Gpt2(CausalTarget[Gpt2Config]):
             width, sym("text_vocab"), (layer,) * self.config.layers, norm="layer", tied=self.config.tied
         )
 
-        def parts(call: Call) -> tuple[Part, ...]:
+        def parts(call: StackCall) -> tuple[ModulePart, ...]:
             positions = call.tokens if workload.logits == "all" else 1
             return (
-                Part("root"),
-                Part("text", (LearnedPositions(call.batch, call.tokens, width, call.item_bytes),)),
-                Part("text.positions", (Embedding(call.tokens, sym("text_positions"), width, call.item_bytes),)),
+                ModulePart("root"),
+                ModulePart("text", (LearnedPositions(call.batch, call.tokens, width, call.item_bytes),)),
+                ModulePart("text.positions", (Embedding(call.tokens, sym("text_positions"), width, call.item_bytes),)),
                 *decoder.parts("text", call, positions),
-                Part("text.dropout"),
-                *(part for i in range(self.config.layers) for part in numbered(i, map(Part, _DROPOUTS))),
+                ModulePart("text.dropout"),
+                *(part for i in range(self.config.layers) for part in in_layer(i, map(ModulePart, _DROPOUTS))),
             )
 
         border = partial(logits_and_masks, workload)

@@ -8,7 +8,7 @@ from random import Random
 from typing import Any, ClassVar, Final
 
 from costproof.analytic.rotary import RotaryHalves
-from costproof.analytic.router import Routing
+from costproof.analytic.router import RoutingRule
 from costproof.ledger.workload import AttentionKind
 from costproof.models import settings
 from costproof.models.checkpoint import Stored
@@ -90,7 +90,7 @@ class GptOss(CausalTarget[GptOssConfig]):
             pairs=True,
             table=RotaryHalves,
             norm="wide_rms",
-            routing=Routing(late=True, biased=True, scaled=False, narrow=True, upcast=False),
+            routing=RoutingRule(late=True, biased=True, scaled=False, narrow=True, upcast=False),
             router_module="router",
             clamped_experts=True,
         )

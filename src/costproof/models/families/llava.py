@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
 from costproof.algebra.symbols import sym
-from costproof.analytic.compose import Part
+from costproof.analytic.compose import ModulePart
 from costproof.analytic.linear import Linear
 from costproof.analytic.mlp import Activation
 from costproof.ledger.errors import BadInput, CostproofError
@@ -228,10 +228,10 @@ class Llava(ImageTextTarget[LlavaConfig]):
         tower = clip_tower(self.config.vision, resampled=False, eager=eager, images=IMAGES, read=False)
         seen = IMAGES * image_tokens(self.config.vision) * width
         projector = (
-            Part("projector"),
-            Part("projector.up", (Linear(features, width, hidden, b, self.config.projector_bias),)),
-            Part("projector.activation", (Activation(features * hidden, self.config.projector_activation, b),)),
-            Part("projector.down", (Linear(features, hidden, hidden, b, self.config.projector_bias),)),
+            ModulePart("projector"),
+            ModulePart("projector.up", (Linear(features, width, hidden, b, self.config.projector_bias),)),
+            ModulePart("projector.activation", (Activation(features * hidden, self.config.projector_activation, b),)),
+            ModulePart("projector.down", (Linear(features, hidden, hidden, b, self.config.projector_bias),)),
         )
         return image_text_ledger(
             {

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
 
-from costproof.analytic.router import Routing
+from costproof.analytic.router import RoutingRule
 from costproof.models import settings
 from costproof.models.config_reader import Section
 from costproof.models.decoding.config import (
@@ -63,7 +63,7 @@ class Mixtral(CausalTarget[MixtralConfig]):
 
     def style(self) -> DecoderStyle:
         """Return how its layers differ from the default decoder."""
-        return DecoderStyle(routing=Routing(normalised=True, scaled=False, upcast=False))
+        return DecoderStyle(routing=RoutingRule(normalised=True, scaled=False, upcast=False))
 
 
 TARGET: Final = Mixtral

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
 from costproof.algebra.symbols import sym
 from costproof.analytic.attention_block import AttentionBlock
-from costproof.analytic.compose import Call, Part, numbered
+from costproof.analytic.compose import ModulePart, StackCall, in_layer
 from costproof.analytic.costs import Size
 from costproof.analytic.feed_forward import Mlp
 from costproof.analytic.patch_grid import (
@@ -291,7 +291,7 @@ def _rotated(given: Any) -> Any:
     return found
 
 
-def _tower(config: Qwen25VlConfig, patches: Size, tokens: Size, *, eager: bool) -> tuple[Part, ...]:
+def _tower(config: Qwen25VlConfig, patches: Size, tokens: Size, *, eager: bool) -> tuple[ModulePart, ...]:
     """All modules from patches to tokens.
 
     Branches: a configuration says which layers have windows.
@@ -302,7 +302,7 @@ def _tower(config: Qwen25VlConfig, patches: Size, tokens: Size, *, eager: bool) 
     seen = {True: side**4, False: window_pairs(side, sym("vision_window"))}
     rotary = Rotary(1, patches, heads, heads, head_dim, FLOAT32, state_bytes=b)
 
-    def layer(i: int) -> tuple[Part, ...]:
+    def layer(i: int) -> tuple[ModulePart, ...]:
         attention = AttentionBlock(
             width=width,
             heads=heads,
@@ -317,17 +317,17 @@ def _tower(config: Qwen25VlConfig, patches: Size, tokens: Size, *, eager: bool) 
             beside=(rotary, JoinedImages(patches * width, b)),
         )
         mlp = Mlp(width, sym("vision_intermediate"), vision.activation, gated=True)
-        return numbered(i, TransformerLayer(width, attention, mlp, norm="rms").parts("vision.layer", call))
+        return in_layer(i, TransformerLayer(width, attention, mlp, norm="rms").parts("vision.layer", call))
 
-    call = Call(1, patches, b)
+    call = StackCall(1, patches, b)
     return (
-        Part("vision", (WindowOrder(patches, width, head_dim, tokens, out, b),)),
-        Part("vision.patches"),
-        Part("vision.patches.projection", (VolumePatches(patches, sym("vision_volume"), width, b, bias=False),)),
-        Part("vision.rotary", (AxialTable(patches, head_dim),)),
+        ModulePart("vision", (WindowOrder(patches, width, head_dim, tokens, out, b),)),
+        ModulePart("vision.patches"),
+        ModulePart("vision.patches.projection", (VolumePatches(patches, sym("vision_volume"), width, b, bias=False),)),
+        ModulePart("vision.rotary", (AxialTable(patches, head_dim),)),
         *(p for i in range(vision.layers) for p in layer(i)),
         *PatchMerger(width, unit, out, norm="rms").parts("vision.merger", patches, b),
-        Part("vision.merger.mlp"),
+        ModulePart("vision.merger.mlp"),
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any, ClassVar, Final
 
-from costproof.analytic.router import Routing
+from costproof.analytic.router import RoutingRule
 from costproof.models import settings
 from costproof.models.config import yes_or_no
 from costproof.models.config_reader import Section
@@ -122,7 +122,7 @@ class Qwen3Moe(CausalTarget[Qwen3MoeConfig]):
         return DecoderStyle(
             bias=ALL_PROJECTIONS if self.config.attention_bias else (),
             qk_norm=True,
-            routing=Routing(normalised=self.config.norm_topk, scaled=False, narrow=True, upcast=False),
+            routing=RoutingRule(normalised=self.config.norm_topk, scaled=False, narrow=True, upcast=False),
         )
 
 

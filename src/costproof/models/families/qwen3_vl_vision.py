@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from costproof.algebra.symbols import sym
 from costproof.analytic.attention_block import AttentionBlock
-from costproof.analytic.compose import Call, Part, numbered
+from costproof.analytic.compose import ModulePart, StackCall, in_layer
 from costproof.analytic.embedding import Embedding
 from costproof.analytic.feed_forward import Mlp
 from costproof.analytic.patch_grid import (
@@ -186,7 +186,7 @@ class Qwen3VlVision(EncoderTarget[Qwen3VlVisionConfig]):
         """Return the symbolic analytic ledger: ``exprs`` are set, ``costs`` are empty."""
         config, eager = self.config, workload.attention == "eager"
         n, b, width, heads, head_dim = (sym(x) for x in ("n", "b", "vision_hidden", "vision_heads", "vision_head_dim"))
-        call, merged, out = Call(1, n, b), sym("vision_merged"), sym("vision_out")
+        call, merged, out = StackCall(1, n, b), sym("vision_merged"), sym("vision_out")
         attention = AttentionBlock(
             width=width,
             heads=heads,
@@ -203,14 +203,14 @@ class Qwen3VlVision(EncoderTarget[Qwen3VlVisionConfig]):
         layer = TransformerLayer(width, attention, mlp, norm="layer").parts("vision.layer", call)
         deep = PatchMerger(width, merged, out, norm_last=True).parts("vision.deep_merger", n, b)
         parts = (
-            Part("vision", (InterpolatedPositions(n, width, b),)),
-            Part("vision.patches"),
-            Part("vision.patches.projection", (VolumePatches(n, sym("vision_volume"), width, b),)),
-            Part("vision.positions", (Embedding(4 * n, sym("vision_positions"), width, b),)),
-            Part("vision.rotary", (AxialTable(n, head_dim),)),
-            *(part for i in range(config.layers) for part in numbered(i, layer)),
+            ModulePart("vision", (InterpolatedPositions(n, width, b),)),
+            ModulePart("vision.patches"),
+            ModulePart("vision.patches.projection", (VolumePatches(n, sym("vision_volume"), width, b),)),
+            ModulePart("vision.positions", (Embedding(4 * n, sym("vision_positions"), width, b),)),
+            ModulePart("vision.rotary", (AxialTable(n, head_dim),)),
+            *(part for i in range(config.layers) for part in in_layer(i, layer)),
             *PatchMerger(width, merged, out).parts("vision.merger", n, b),
-            *(part for i in range(len(config.deep)) for part in numbered(i, deep)),
+            *(part for i in range(len(config.deep)) for part in in_layer(i, deep)),
         )
         # Inputs include four interpolation weights per patch; outputs include the last layer and all merged tokens.
         returned = n * width + (1 + len(config.deep)) * n / merged * out

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from costproof.algebra.symbols import sym
-from costproof.analytic.compose import Part
+from costproof.analytic.compose import ModulePart
 from costproof.analytic.linear import Linear
 from costproof.analytic.mlp import Activation
-from costproof.analytic.pooler import FirstTokenPooler
+from costproof.analytic.pooling import FirstTokenPooler
 from costproof.ledger.errors import BadInput, CostproofError
 from costproof.ledger.node import Ledger
 from costproof.ledger.workload import Workload
@@ -119,18 +119,18 @@ class Roberta(TextTarget[RobertaConfig]):
                 "gelu", holds_bias="cls.predictions", activates="cls.predictions", owns_words=config.head_first
             )
             return encoder_ledger(
-                (Part("root"), *parts, *head), _names("roberta."), texts * sym("S") * sym("text_vocab") * b
+                (ModulePart("root"), *parts, *head), _names("roberta."), texts * sym("S") * sym("text_vocab") * b
             )
         if not config.labels:
             pooler = FirstTokenPooler(width, width, "tanh").parts("text.pooler", texts, b)
             return encoder_ledger((*parts, *pooler), _names(""), texts * (sym("S") + 1) * width * b)
         head = (
-            Part("classifier", (Activation(texts * width, "tanh", b),)),
-            Part("classifier.dense", (Linear(texts, width, width, b),)),
-            Part("classifier.dropout", times=2),
-            Part("classifier.out", (Linear(texts, width, labels, b),)),
+            ModulePart("classifier", (Activation(texts * width, "tanh", b),)),
+            ModulePart("classifier.dense", (Linear(texts, width, width, b),)),
+            ModulePart("classifier.dropout", times=2),
+            ModulePart("classifier.out", (Linear(texts, width, labels, b),)),
         )
-        return encoder_ledger((Part("root"), *parts, *head), _names("roberta."), texts * labels * b)
+        return encoder_ledger((ModulePart("root"), *parts, *head), _names("roberta."), texts * labels * b)
 
     def domain(self) -> Domain:
         """Texts of any length; random sizes, with positions for the longest text behind the last padding id."""

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from costproof.algebra.symbols import sym
-from costproof.analytic.attention_pooling import AttentionPooling
 from costproof.analytic.feed_forward import Mlp
+from costproof.analytic.pooling import AttentionPooling
 from costproof.ledger.node import Ledger
 from costproof.ledger.workload import Workload
 from costproof.models.encoding.config import (

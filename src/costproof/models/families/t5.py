@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 from costproof.algebra.series import CONTEXT, STEPS, sum_over_steps
 from costproof.algebra.symbols import sym
 from costproof.analytic.attention_block import AttentionBlock
-from costproof.analytic.compose import CONTAINER, Call, Part, analytic_ledger, invocation_nodes, numbered, stage_nodes
+from costproof.analytic.compose import (
+    CONTAINER,
+    ModulePart,
+    StackCall,
+    analytic_ledger,
+    in_layer,
+    invocation_nodes,
+    stage_nodes,
+)
 from costproof.analytic.embedding import Embedding
 from costproof.analytic.feed_forward import Mlp
 from costproof.analytic.linear import Lent, LmHead
@@ -163,9 +171,9 @@ class T5(Native[T5Config]):
     def formulas(self, workload: Workload) -> Ledger:
         """Return the symbolic ledger of the three stages: ``exprs`` are set, ``costs`` are empty."""
         batch, length, b, found = sym("B"), sym("S"), sym("b"), _names(gated=self.config.gated)
-        encode = _parts(self.config, "encoder", Call(batch, length, b))
-        first = _decoder(self.config, Call(batch, 1, b, memory=length))
-        step = _decoder(self.config, Call(batch, 1, b, past=CONTEXT, memory_past=length))
+        encode = _parts(self.config, "encoder", StackCall(batch, length, b))
+        first = _decoder(self.config, StackCall(batch, 1, b, memory=length))
+        step = _decoder(self.config, StackCall(batch, 1, b, past=CONTEXT, memory_past=length))
         memory, logits = batch * length * sym("text_hidden") * b, batch * sym("text_vocab") * b
         nodes = (
             *stage_nodes("encode", encode, found),
@@ -374,36 +382,36 @@ _DROPOUTS: Final = ("attention_dropout", "mlp_dropout", "mlp.dropout")
 """Of every layer: called, and without effect outside of training."""
 
 
-def _decoder(config: T5Config, call: Call) -> tuple[Part, ...]:
+def _decoder(config: T5Config, call: StackCall) -> tuple[ModulePart, ...]:
     """One token through the decoder, with its logits."""
     width, b = sym("text_hidden"), call.item_bytes
     return (
-        Part("root", (Scale(call.rows * width, b) if config.scaled else CONTAINER,)),
+        ModulePart("root", (Scale(call.rows * width, b) if config.scaled else CONTAINER,)),
         *_parts(config, "decoder", call),
-        Part("lm_head", (LmHead(call.batch, call.tokens, width, sym("text_vocab"), b, tied=True),)),
+        ModulePart("lm_head", (LmHead(call.batch, call.tokens, width, sym("text_vocab"), b, tied=True),)),
     )
 
 
-def _parts(config: T5Config, stack: str, call: Call) -> tuple[Part, ...]:
+def _parts(config: T5Config, stack: str, call: StackCall) -> tuple[ModulePart, ...]:
     """One of the two stacks."""
     width, b, vocab, decodes = sym("text_hidden"), call.item_bytes, sym("text_vocab"), stack == "decoder"
     dropouts = (*_DROPOUTS, *(("cross_dropout",) if decodes else ()))
     layers = (
-        numbered(i, (*parts, *(Part(f"{stack}.layer.{name}") for name in dropouts)))
+        in_layer(i, (*parts, *(ModulePart(f"{stack}.layer.{name}") for name in dropouts)))
         for i in range(config.decoder_layers if decodes else config.layers)
         for parts in [_layer(config, stack, call, first=i == 0)]
     )
     return (
-        Part("shared", (Lent(vocab * width, b),), called=False),
-        Part(stack),
-        Part(f"{stack}.embedding", (Embedding(call.rows, vocab, width, b, lent=True, read_whole=decodes),)),
-        Part(f"{stack}.dropout", times=2),
+        ModulePart("shared", (Lent(vocab * width, b),), called=False),
+        ModulePart(stack),
+        ModulePart(f"{stack}.embedding", (Embedding(call.rows, vocab, width, b, lent=True, read_whole=decodes),)),
+        ModulePart(f"{stack}.dropout", times=2),
         *(part for layer in layers for part in layer),
-        Part(f"{stack}.norm", (RmsNorm(call.rows, width, b),)),
+        ModulePart(f"{stack}.norm", (RmsNorm(call.rows, width, b),)),
     )
 
 
-def _layer(config: T5Config, stack: str, call: Call, *, first: bool) -> tuple[Part, ...]:
+def _layer(config: T5Config, stack: str, call: StackCall, *, first: bool) -> tuple[ModulePart, ...]:
     """One layer; the first makes the biases of all.
 
     Branches: biases of zeros for cross attention are made only where a further layer takes them.
@@ -430,5 +438,5 @@ def _layer(config: T5Config, stack: str, call: Call, *, first: bool) -> tuple[Pa
     )
     mlp = Mlp(width, sym("text_intermediate"), config.activation, gated=config.gated, bias=False)
     layer = TransformerLayer(width, block, mlp, added_apart=True, cross=cross if decodes else None)
-    table = Part(f"{stack}.layer.attention.bias", (Embedding(call.tokens * keys, sym("text_buckets"), heads, b),))
+    table = ModulePart(f"{stack}.layer.attention.bias", (Embedding(call.tokens * keys, sym("text_buckets"), heads, b),))
     return (*layer.parts(f"{stack}.layer", call), *((table,) if first else ()))

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
 
 from costproof.algebra.symbols import sym
-from costproof.analytic.compose import Part
+from costproof.analytic.compose import ModulePart
 from costproof.analytic.linear import Linear
-from costproof.analytic.pooler import FirstTokenPooler
+from costproof.analytic.pooling import FirstTokenPooler
 from costproof.ledger.node import Ledger
 from costproof.ledger.workload import Workload
 from costproof.models.config import activation
@@ -74,6 +74,7 @@ class VitConfig(VisionConfig):
     pooler_activation: str = "tanh"
 
     model_type: ClassVar[str] = "vit"
+    reads_head_dim: ClassVar = True
     architectures: ClassVar = {"ViTForImageClassification": True, "ViTModel": False}
     keys: ClassVar = {**VisionConfig.keys, "qkv_bias": "qkv_bias"}
     unused_keys: ClassVar = {"encoder_stride": "of a class that restores images"}
@@ -121,7 +122,7 @@ class Vit(VisionTarget[VitConfig]):
         images, width, b = sym("B"), sym("vision_hidden"), sym("b")
         parts = (*vision_encoder(config, style, resampled=resampled, eager=eager), last_norm(config))
         if config.labels:
-            classifier = Part("classifier", (Linear(images, width, sym("vision_labels"), b),))
+            classifier = ModulePart("classifier", (Linear(images, width, sym("vision_labels"), b),))
             return encoder_ledger(
                 (*parts, classifier), _WITH_CLASSIFIER, (pixels() + images * sym("vision_labels")) * b
             )

@@ -1,17 +1,32 @@
-"""How a model is named: by a registered name, a folder, a configuration, or a function that makes a module."""
+"""Resolve the address of a model: a registered name, a configuration, a folder, or the user's own function."""
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
+import inspect
 import os
 import re
-from collections.abc import Container
+import sys
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path, PurePath
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
-from costproof.ledger.errors import BadInput
+from costproof.foreign import contained
+from costproof.ledger.errors import BadInput, first_line
 from costproof.ledger.files import first_bytes
+from costproof.ledger.workload import AttentionKind, Dtype
+from costproof.models.checkpoint import Stored
+from costproof.models.generic.described import check_parts
+from costproof.models.generic.factories import Made
+
+if TYPE_CHECKING:
+    from torch import nn
+
 
 Kind = Literal["name", "folder", "configuration", "file", "module"]
 
@@ -134,3 +149,212 @@ def _counted(text: str, what: str, got: str) -> BadInput:
         fix="costproof diff, gate, roofline and fits take a capture, a baseline or a folder of reports; "
         "costproof explain a capture or such a folder",
     )
+
+
+RETURNS = "an nn.Module, or (module, inputs): a tensor, a sequence of arguments, or a dict of them by name"
+_SHARD: Final = "DTensor"
+"""torch's class of a tensor that several processes hold parts of."""
+_FIX = "run the file with python to see the traceback, or set COSTPROOF_DEBUG=1"
+
+
+@dataclass(frozen=True, slots=True)
+class Factory:
+    """Where the function is. It is run whenever the module is needed, in every process that needs it."""
+
+    place: str
+    """The file, as an absolute path, or the module."""
+    function: str
+    in_file: bool = False
+
+    @property
+    def name(self) -> str:
+        """The file or module, and the function."""
+        return f"{Path(self.place).stem if self.in_file else self.place}:{self.function}"
+
+    @property
+    def what(self) -> str:
+        """Says that the code was run."""
+        place = Path(self.place).name if self.in_file else self.place
+        return f"the module that {place}:{self.function} returned when it was run"
+
+    @property
+    def numbers(self) -> Mapping[str, int]:
+        """None."""
+        return {}
+
+    @property
+    def chooses(self) -> frozenset[str]:
+        """None: it makes what it makes."""
+        return frozenset()
+
+    @property
+    def stored(self) -> Stored:
+        """As the module itself has them."""
+        return Stored()
+
+    def make(self, dtype: Dtype | None, attention: AttentionKind | None) -> Made:
+        """Run the function.
+
+        Raises:
+            BadInput: there is none, it fails, or it returns no module.
+        """
+        from torch import nn
+
+        where = f"{self.place}:{self.function}"
+        root = self.place if self.in_file else None
+        with contained("the factory failed", where, root=root, expected=RETURNS, fix=_FIX), self._findable():
+            made = self._function()()
+            module, inputs = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+            if isinstance(module, nn.Module) and inputs is None:
+                own = getattr(module, "example_inputs", None)
+                inputs = own() if callable(own) else None
+        if not isinstance(module, nn.Module):
+            raise BadInput("the factory makes no module", where=where, expected=RETURNS, got=type(made).__name__)
+        check_call(module, inputs, where)
+        return Made(module, None if inputs is None else named_inputs(module, inputs))
+
+    def _function(self) -> Callable[[], Any]:
+        found = getattr(self._module(), self.function, None)
+        if not callable(found):
+            raise BadInput(
+                "there is no such function",
+                where=self.place,
+                expected="a function without arguments",
+                got=self.function,
+            )
+        return found  # type: ignore[no-any-return]
+
+    def _module(self) -> Any:
+        if not self.in_file:
+            return importlib.import_module(self.place)
+        path = Path(self.place)
+        if not path.is_file():
+            raise BadInput("there is no such file", where=self.place, expected="FILE.py:FUNCTION")
+        name = f"costproof:{path.stem}"  # a file may be called as a package that somebody imports later
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        spec.loader.exec_module(module)
+        return module
+
+    @contextmanager
+    def _findable(self) -> Iterator[None]:
+        """What lies beside the file, or in the current folder, may be imported, as when it is run; not afterwards."""
+        folder = str(Path(self.place).parent) if self.in_file else os.getcwd()
+        sys.path.insert(0, folder)
+        try:
+            yield
+        finally:
+            with suppress(ValueError):  # the code may have put its own things there
+                sys.path.remove(folder)
+
+
+def check_call(module: nn.Module, given: Any, where: str) -> None:
+    """Check that no module is part of itself, that files can hold names, and that tensors are whole and have shapes.
+
+    Raises:
+        BadInput: no.
+    """
+    import torch
+    from torch.utils._pytree import tree_leaves
+
+    check_parts(module)
+    tensors = (*module.parameters(), *module.buffers(), *tree_leaves(given))
+    if any(isinstance(t, torch.Tensor) and t.is_nested for t in tensors):
+        fix = "count a call with one of its tensors, or with all of them padded"
+        raise BadInput("a nested tensor has no shape", where=where, fix=fix)
+    if any(type(t).__name__ == _SHARD for t in tensors):
+        raise BadInput(
+            "a tensor is spread over several processes",
+            where=where,
+            expected="the module before distribute_module, parallelize_module or fully_shard",
+            got=f"a {_SHARD}",
+            fix="count the whole module, made without torch.distributed: its work divides over the processes",
+        )
+
+
+def named_inputs(module: nn.Module, inputs: Any) -> dict[str, Any]:
+    """The arguments of a call by name, from a tensor, a sequence, or a mapping.
+
+    Raises:
+        BadInput: forward does not take them.
+    """
+    if isinstance(inputs, Mapping):
+        return bound(module, (), dict(inputs))
+    return bound(module, tuple(inputs) if isinstance(inputs, Sequence) else (inputs,), {})
+
+
+def bound(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Positional and keyword arguments of a call of forward, by name.
+
+    A forward that takes any number of arguments by position gets one of ours, with a name for each; the module is
+    changed then, so it should be a copy.
+
+    Raises:
+        BadInput: forward does not take them.
+    """
+    try:
+        signature = inspect.signature(module.forward)
+    except ValueError as error:  # of a compiled TorchScript
+        fix = "give the module as it was before torch.jit"
+        raise BadInput("forward does not say what it takes", where=type(module).__name__, fix=fix) from error
+    try:
+        found = signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise BadInput(
+            "forward does not take these arguments",
+            where=type(module).__name__,
+            expected=f"forward{signature}",
+            got=first_line(error),
+        ) from error
+    kinds = {name: p.kind for name, p in signature.parameters.items()}
+    named: dict[str, Any] = {}
+    for name, value in found.arguments.items():
+        if kinds[name] is inspect.Parameter.VAR_KEYWORD:
+            named |= value
+        elif kinds[name] is inspect.Parameter.VAR_POSITIONAL:
+            named |= {f"{name}_{i}": v for i, v in enumerate(value)}
+        else:
+            named[name] = value
+    by_position = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.POSITIONAL_ONLY
+    if any(kinds[name] in by_position for name in found.arguments):
+        _name_arguments(module, tuple(named), len(found.args))
+    _hooks_by_position(module, tuple(named)[: len(args)])
+    return named
+
+
+def _hooks_by_position(module: nn.Module, names: tuple[str, ...]) -> None:
+    """Let hooks of a module that is called by name see, and change, what was given by position, as they expect it."""
+
+    def before(hook: Any, part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        named = [name for name in names if name in kwargs]  # a tracer may give them by position after all
+        found = hook(part, (*args, *(kwargs[name] for name in named)))
+        if found is None:
+            return None
+        changed = found if isinstance(found, tuple) else (found,)
+        return changed[: len(args)], {**kwargs, **dict(zip(named, changed[len(args) :], strict=True))}
+
+    def behind(hook: Any, part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
+        return hook(part, (*args, *(kwargs[name] for name in names if name in kwargs)), result)
+
+    for hooks, with_kwargs, around in (
+        (module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs, before),
+        (module._forward_hooks, module._forward_hooks_with_kwargs, behind),
+    ):
+        for key in [k for k in hooks if k not in with_kwargs]:
+            hooks[key], with_kwargs[key] = partial(around, hooks[key]), True
+
+
+def _name_arguments(module: nn.Module, names: tuple[str, ...], by_position: int) -> None:
+    """Give a module a forward that takes its arguments by these names; the first ones go on by position."""
+    original = module.forward
+
+    def forward(**given: Any) -> Any:
+        rest = {name: given[name] for name in names[by_position:] if name in given}
+        return original(*(given[name] for name in names[:by_position]), **rest)
+
+    parameters = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in names]
+    forward.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    module.forward = forward

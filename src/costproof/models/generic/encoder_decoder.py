@@ -95,7 +95,7 @@ def first_run(model: nn.Module, inputs: Mapping[str, Any]) -> FirstRun | None:
 
 def _cross_without(model: nn.Module, hidden: torch.Tensor, batch: int) -> tuple[tuple[Shape, Shape], ...] | None:
     """What the cache of the other stack holds where the decoder gets the last hidden state alone."""
-    from costproof.models.generic.two_stacks import Handed
+    from costproof.models.generic.encoder_decoder_wrappers import Handed
 
     given = {"encoder_outputs": Handed(hidden), "decoder_input_ids": ids_on_meta(batch, PROMPT), "use_cache": True}
     cache = attribute(short_run(model, given), "past_key_values", None)
@@ -140,7 +140,7 @@ class TwoStacks:
 
     def export_jobs(self, model: nn.Module) -> tuple[ExportJob, ...]:
         """The encoder, the first token, and a step if there is one."""
-        from costproof.models.generic.two_stacks import CrossStep, FirstToken, encode
+        from costproof.models.generic.encoder_decoder_wrappers import CrossStep, FirstToken, encode
 
         batch, part = self.workload.batch, {"part": ""}
         names, hidden = tuple(self.first.hidden), list(self._handed().values())
@@ -195,7 +195,7 @@ class TwoStacks:
 
     def runs(self, model: nn.Module) -> tuple[Run, ...]:
         """The encoder with the first token, then the first, the middle and the last step."""
-        from costproof.models.generic.two_stacks import Handed, two_caches
+        from costproof.models.generic.encoder_decoder_wrappers import Handed, two_caches
 
         batch = self.workload.batch
         prompt = {**self.inputs.args, "decoder_input_ids": ids_on_meta(batch, PROMPT), "use_cache": True}

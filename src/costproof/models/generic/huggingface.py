@@ -19,12 +19,10 @@ from costproof.ledger.offline import no_network, offline
 from costproof.ledger.workload import NO_CLASS, AttentionKind, Dtype
 from costproof.models.checkpoint import PLAIN, Stored, stored, without
 from costproof.models.config_keys import type_of_class
-from costproof.models.generic.bounded import bounded, check_depth, check_keys
-from costproof.models.generic.cutting import CutModel, Edits, edited, first_layers
-from costproof.models.generic.made import Made
-from costproof.models.generic.said_once import said_once
-from costproof.models.generic.unasked import unasked
-from costproof.models.generic.unused import unused
+from costproof.models.generic.factories import Made
+from costproof.models.generic.guarded_build import bounded, check_depth, check_keys, said_once, unasked
+from costproof.models.generic.truncation import CutModel, Edits, edited, first_layers
+from costproof.models.generic.unread_keys import unused
 
 if TYPE_CHECKING:
     from torch import nn
@@ -98,7 +96,7 @@ class HuggingFace:
             more: with one more layer of each kind that is left out.
 
         Raises:
-            BadInput: as :func:`~costproof.models.generic.cutting.first_layers`.
+            BadInput: as :func:`~costproof.models.generic.truncation.first_layers`.
             Incomplete: the model cannot be built.
         """
 

@@ -25,42 +25,40 @@ from costproof.ledger.workload import (
     Workload,
 )
 from costproof.models import settings as common
-from costproof.models.caches import is_cache
 from costproof.models.checkpoint import ImageSize, unfit
 from costproof.models.decoding.decoder import Decoder
 from costproof.models.decoding.names import STAGES
 from costproof.models.encoding import STAGE
+from costproof.models.generic.cache_state import is_cache
 from costproof.models.generic.copies import inputs_on_meta, on_meta, runs_on_meta, unwrapped, with_ones, with_values
-from costproof.models.generic.cutting import CutModel
 from costproof.models.generic.described import arguments, module_kinds, shapes
 from costproof.models.generic.encoder_decoder import TWO_STAGES, TwoStacks, of_encoder
+from costproof.models.generic.factories import Cuttable, Given, Made, Maker
 from costproof.models.generic.inputs import Inputs, example_inputs, other_dtypes
-from costproof.models.generic.kept import (
+from costproof.models.generic.makers import SIDE, Case, own_side
+from costproof.models.generic.memo import (
+    TEXT_ALONE,
     USUAL,
     Choice,
+    attention_of,
     beyond_of,
     cache_of,
+    case_of,
     choice_of,
+    dtype_of,
+    dtypes_of,
     fingerprint_of,
     first_run_of,
     made_of,
     places_of,
+    side_of,
+    too_short,
     towers_of,
     why_one_stage,
 )
-from costproof.models.generic.made import Cuttable, Given, Made, Maker
-from costproof.models.generic.makers import SIDE, Case, own_side
 from costproof.models.generic.stages import Cached, Plan, Whole, longest
 from costproof.models.generic.towers import IDS, NONE, Towers
-from costproof.models.generic.usual import (
-    TEXT_ALONE,
-    attention_of,
-    case_of,
-    dtype_of,
-    dtypes_of,
-    side_of,
-    too_short,
-)
+from costproof.models.generic.truncation import CutModel
 from costproof.models.specs import Built, ExportJob, Run, Stretch
 from costproof.models.target import NamedWorkload, Setting
 

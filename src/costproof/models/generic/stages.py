@@ -9,16 +9,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 from costproof.ledger.attributes import attribute, has_attribute
 from costproof.ledger.errors import BadInput
 from costproof.ledger.workload import FLOAT_BYTES, Invocation, TensorSpec, Workload
-from costproof.models.caches import caches_of
 from costproof.models.decoding.config import longest_context
 from costproof.models.decoding.decoder import text_config
 from costproof.models.decoding.exports import contexts
 from costproof.models.encoding import STAGE, place
-from costproof.models.generic.alike import once
-from costproof.models.generic.copies import own_inputs
-from costproof.models.generic.held_cache import HeldCache
+from costproof.models.generic.cache_probe import OwnCache
+from costproof.models.generic.cache_state import HeldCache, caches_of
+from costproof.models.generic.copies import once, own_inputs
 from costproof.models.generic.inputs import Inputs
-from costproof.models.generic.own_cache import OwnCache
 from costproof.models.generic.towers import NONE, Towers
 from costproof.models.specs import ExportJob, Run, SymbolicSize
 
@@ -56,7 +54,7 @@ class Whole:
 
     def export_jobs(self, model: nn.Module) -> tuple[ExportJob, ...]:
         """One export of the whole."""
-        from costproof.models.generic.modules import around
+        from costproof.models.generic.export_wrappers import around
 
         every = {k: v for k, v in self.inputs.args.items() if _is_tensor(v)}
         rest = {k: v for k, v in self.inputs.args.items() if k not in every}
@@ -103,7 +101,7 @@ def free(sizes: Iterable[SymbolicSize], args: Mapping[str, Any]) -> tuple[Symbol
 def returns_cache(model: nn.Module, args: Mapping[str, Any]) -> bool:
     """Whether a call returns a cache, which a run on meta shows, or fills one that it is given."""
     from costproof.models.generic import copies
-    from costproof.models.generic.modules import cache_tensors
+    from costproof.models.generic.export_wrappers import cache_tensors
 
     if caches_of(args):
         return True
@@ -148,7 +146,7 @@ class Cached:
 
     def export_jobs(self, model: nn.Module) -> tuple[ExportJob, ...]:
         """Prefill, and a step if there is one, at the workload's sizes, with symbols."""
-        from costproof.models.generic.modules import around
+        from costproof.models.generic.export_wrappers import around
 
         decoder = self.decoder
         given = {**self.prompt.args, "use_cache": True}

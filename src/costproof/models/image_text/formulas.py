@@ -8,8 +8,8 @@ from typing import Final
 from costproof.algebra.symbols import sym
 from costproof.analytic.compose import (
     CONTAINER,
-    Call,
-    Part,
+    ModulePart,
+    StackCall,
     analytic_ledger,
     invocation_nodes,
     prefill_and_decode,
@@ -28,8 +28,8 @@ IMAGES: Final = sym("n")
 
 
 def image_text_ledger(
-    towers: Mapping[str, tuple[tuple[Part, ...], Size]],
-    text: Callable[[Call], tuple[Part, ...]],
+    towers: Mapping[str, tuple[tuple[ModulePart, ...], Size]],
+    text: Callable[[StackCall], tuple[ModulePart, ...]],
     features: Size,
     workload: Workload,
     names: Mapping[str, str],
@@ -58,12 +58,12 @@ def image_text_ledger(
         decode = workload.new_tokens > 0
         yield from prefill_and_decode(modules, names, border=border_of, decode=decode)
 
-    def modules(call: Call) -> tuple[Part, ...]:
+    def modules(call: StackCall) -> tuple[ModulePart, ...]:
         given = seen and call.past == 0
         glue = FeaturesInPrompt(features, call.rows, width, call.item_bytes, returned) if given else CONTAINER
-        return (Part("model", (glue,)), *text(call))
+        return (ModulePart("model", (glue,)), *text(call))
 
-    def border_of(call: Call) -> Size:
+    def border_of(call: StackCall) -> Size:
         """Add the features that enter the prefill, and the concatenated ones that it returns."""
         given = (1 + returned) * features * width if seen and call.past == 0 else 0
         return logits_and_masks(workload, call) + given * call.item_bytes

@@ -213,14 +213,14 @@ class ImageTextTarget(Native[C]):
 
     def invocations(self, workload: Workload) -> tuple[Invocation, ...]:
         """Return the invocations of towers, prefill and decode, with the values of their symbols."""
-        prefill, decode = names.invocations(replace(workload, text_tokens=self.length(workload)))
+        prefill, *steps = names.invocations(replace(workload, text_tokens=self.length(workload)))
         count = workload.batch * images_of(workload)
         if not count:
-            return prefill, decode
+            return prefill, *steps
         towers = self.tower_invocations(workload, count)
         features = TensorSpec((count, self.image_tokens(workload), self.config.text.hidden), workload.dtype)
         prompt = replace(prefill, symbols=towers[0].symbols | prefill.symbols, inputs=(*prefill.inputs, features))
-        return (*towers, prompt, decode)
+        return (*towers, prompt, *steps)
 
     @property
     def decoder(self) -> Decoder:

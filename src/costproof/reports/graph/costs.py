@@ -23,7 +23,7 @@ _SOURCES: Final = DEFAULT_SOURCES[::-1]
 
 
 @dataclass(frozen=True)
-class Numbers:
+class ModuleNumbers:
     """What is known about the modules of a callgraph, in all stages or in one. ``None`` is unknown."""
 
     modules: frozenset[str]
@@ -73,9 +73,9 @@ class Numbers:
         return [own[x] if self.drawn[x] <= bare else None for x in lists if own[x] != 0]
 
 
-def numbers(
+def module_numbers(
     ledgers: Sequence[Ledger], graph: CallGraph, stage: str | None, symbols: Mapping[str, int] | None = None
-) -> Numbers:
+) -> ModuleNumbers:
     """Numbers of all stages, or of one.
 
     Args:
@@ -86,13 +86,13 @@ def numbers(
     for metric in ("params", "flops", "calls"):
         speaking = next((x for x in known if metric in x.metrics), None)
         if speaking is not None:
-            own[metric] = _own(speaking, metric, stage)
+            own[metric] = _own_costs(speaking, metric, stage)
     moving = next((x for x in known if set(TRAFFIC) <= set(x.metrics)), None)
     if moving is not None:
-        own[MOVED] = _own(with_quantity(moving, MOVED), MOVED, stage)
+        own[MOVED] = _own_costs(with_quantity(moving, MOVED), MOVED, stage)
     modules = frozenset(n.module or ROOT for x in known for n in x.nodes if stage in (None, n.stage))
-    drawn = _drawn(graph, {p for sums in own.values() for p in sums} - graph.call_counts.keys())
-    return Numbers(modules, own, drawn, _experts(known, symbols))
+    drawn = _idle_holders(graph, {p for sums in own.values() for p in sums} - graph.call_counts.keys())
+    return ModuleNumbers(modules, own, drawn, _experts(known, symbols))
 
 
 def _experts(ledgers: Sequence[Ledger], symbols: Mapping[str, int] | None) -> dict[str, str]:
@@ -117,7 +117,7 @@ def _ratio(held: str, passed: str, symbols: tuple[tuple[str, int], ...]) -> str:
     return f"{sizes[0]} experts, top {sizes[1]}" if all(s.is_Integer for s in sizes) else ""
 
 
-def _own(ledger: Ledger, metric: Metric, stage: str | None) -> dict[str, int | None]:
+def _own_costs(ledger: Ledger, metric: Metric, stage: str | None) -> dict[str, int | None]:
     """The metric of each module alone."""
     nodes: dict[str, list[CostNode]] = {}
     for node in ledger.nodes:
@@ -129,7 +129,7 @@ def _own(ledger: Ledger, metric: Metric, stage: str | None) -> dict[str, int | N
     return found
 
 
-def _drawn(graph: CallGraph, idle: set[str]) -> dict[str, frozenset[str]]:
+def _idle_holders(graph: CallGraph, idle: set[str]) -> dict[str, frozenset[str]]:
     """For each module that never ran: those directly in it, if any of them ran."""
     inside: dict[str, set[str]] = {}
     for path in {*graph.call_counts, *graph.module_types}:

@@ -12,7 +12,7 @@ from typing import Literal, TypeVar
 from costproof.compare.patterns import Mask
 from costproof.ledger.callgraph import CallGraph
 from costproof.reports.graph.picture import Edge, GraphView, Node
-from costproof.reports.graph.structure import Structure, unnumbered
+from costproof.reports.graph.structure import CallStructure, unnumbered
 from costproof.views.module_paths import pattern
 
 
@@ -22,7 +22,7 @@ def group(graph: CallGraph) -> GraphView:
     Families are found caller by caller, outermost first; a module that several callers share belongs to the one
     nearest to the root.
     """
-    structure = Structure(graph)
+    structure = CallStructure(graph)
     counts = graph.call_counts
     nodes: list[Node] = []
     home: dict[str, int] = {}
@@ -61,7 +61,7 @@ def group(graph: CallGraph) -> GraphView:
 
 
 def _callees(
-    structure: Structure, members: Sequence[str], home: Mapping[str, int]
+    structure: CallStructure, members: Sequence[str], home: Mapping[str, int]
 ) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
     """Families among what the members of a family call: instances and how they repeat under one member."""
     inside = frozenset(members)
@@ -94,7 +94,7 @@ def _callees(
     return found
 
 
-def _slot_flow(structure: Structure, slots: Mapping[Slot, Mapping[str, Sequence[str]]]) -> dict[Slot, set[Slot]]:
+def _slot_flow(structure: CallStructure, slots: Mapping[Slot, Mapping[str, Sequence[str]]]) -> dict[Slot, set[Slot]]:
     """Which slot feeds which: by the data, or else by shapes along the order of calls."""
     place = {c: slot for slot, callees in slots.items() for cs in callees.values() for c in cs}
     found: dict[Slot, set[Slot]] = defaultdict(set)
@@ -111,7 +111,7 @@ def _slot_flow(structure: Structure, slots: Mapping[Slot, Mapping[str, Sequence[
     return found
 
 
-def _repeats(structure: Structure, instances: Sequence[str]) -> tuple[str, ...]:
+def _repeats(structure: CallStructure, instances: Sequence[str]) -> tuple[str, ...]:
     """The loop over calls of one instance by one call of a caller."""
     calls = ((caller, path) for path in instances for caller in structure.callers.get(path, ()))
     spans = [n for call in calls for n in structure.per_call.get(call, ())]
@@ -185,7 +185,7 @@ def split(siblings: Sequence[Sibling], flow: Mapping[Slot, Collection[Slot]]) ->
     parts = [
         Family(kind if len(members) > 1 else "one", members)
         for alike in _grouped_by(ran, lambda s: s.kind).values()
-        for kind, members in _repeated(alike, order)
+        for kind, members in _repeated_families(alike, order)
     ]
     for idle in (s for s in siblings if not s.ran):
         likes = [p for p in parts if (p.members[0].kind, p.members[0].mask) == (idle.kind, idle.mask)]
@@ -225,7 +225,7 @@ class _FlowOrder:
 _Found = Iterator[tuple[FamilyKind, list[Sibling]]]
 
 
-def _repeated(alike: list[Sibling], order: _FlowOrder) -> _Found:
+def _repeated_families(alike: list[Sibling], order: _FlowOrder) -> _Found:
     """Siblings of one kind: first those with a number, then all that are single of their name."""
     lone: list[Sibling] = []
     for numbered in _grouped_by(alike, lambda s: s.mask).values():

@@ -11,14 +11,14 @@ from costproof.ledger.callgraph import OperatorLine, OperatorListing
 from costproof.ledger.errors import BadInput
 from costproof.ledger.node import exact_sum
 from costproof.ledger.plural import plural
-from costproof.reports.document import Code, Document, Markup, Number, Row, Section, Table
+from costproof.reports.document import Code, Document, DocumentSection, Markup, Number, Table, TableRow
 from costproof.reports.escape import plain
 from costproof.reports.graph.picture import Edge, GraphView, Node
 from costproof.reports.graph.svg import inline
-from costproof.reports.html.document import Html, h, joined
+from costproof.reports.html.document import Html, h, join_markup
 from costproof.reports.listing_text import form, layers
 from costproof.views.module_paths import pattern
-from costproof.views.numbers import exact, human, share, some
+from costproof.views.numbers import exact, first_names, human, share
 
 MOST: Final = 2_000
 """Boxes of a picture: beyond, neither a viewer nor a reader follows, and placing them takes minutes."""
@@ -49,14 +49,14 @@ class Operator(Node):
     @property
     def figures(self) -> str:
         """Shapes and work."""
-        return " · ".join([some(self.outputs, _SHAPES), *self.work, *self._vector, *self.traffic])
+        return " · ".join([first_names(self.outputs, _SHAPES), *self.work, *self._vector, *self.traffic])
 
     @property
     def tooltip(self) -> list[str]:
         """Everything, line by line."""
         return [
             plain(f"{self.class_name} @ {self.pattern}"),
-            plain(some([f"%{x}" for x in self.labels], 12)),
+            plain(first_names([f"%{x}" for x in self.labels], 12)),
             f"FLOP: {exact(self.flops)}" + (f", {self.share} of {exact(self.whole)}" if self.share else ""),
             f"vector FLOP: {exact(self.vector)}",
             f"bytes moved: {exact(self.moved)}",
@@ -164,7 +164,7 @@ def operators_page(view: GraphView) -> Document:
     linked = replace(view, nodes=tuple(replace(n, link=f"#of-{n.id}") for n in view.nodes), notes=())
     label = "Operators, scrollable"
     framed = h("div", Html(inline(linked)), class_="graph", tabindex=0, role="region", aria_label=label)
-    picture = Markup(joined(h("p", id="zoom", class_="tools"), framed))
+    picture = Markup(join_markup(h("p", id="zoom", class_="tools"), framed))
     rows = []
     for n in view.nodes:
         if isinstance(n, Operator):
@@ -179,8 +179,8 @@ def operators_page(view: GraphView) -> Document:
                 share(n.flops, n.whole),
                 vector,
             )
-            rows.append(Row(cells))
+            rows.append(TableRow(cells))
     head = ("Operator", "×", "Module", "Returns", "FLOP", "Share", "vector FLOP")
     boxes = Table(head, "lrllrrr", rows, noun="box", rest="the text of explain --graph", searchable=True)
-    body = [Section("Picture", [picture]), Section("Boxes", [boxes], id="boxes")]
+    body = [DocumentSection("Picture", [picture]), DocumentSection("Boxes", [boxes], id="boxes")]
     return Document(view.title[:1].upper() + view.title[1:], body, "", " ".join(f"{note}." for note in view.notes))

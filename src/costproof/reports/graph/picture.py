@@ -9,7 +9,7 @@ from typing import Final
 from costproof.ledger.plural import plural
 from costproof.reports.escape import plain
 from costproof.views.module_paths import natural
-from costproof.views.numbers import exact, human, share, some
+from costproof.views.numbers import exact, first_names, human, share
 
 _ORDER: Final = 12
 """Paths that a tooltip names."""
@@ -113,7 +113,7 @@ class Node:
             f"FLOP: {exact(self.flops)}" + (f", {self.share} of {exact(self.whole)}" if self.share else ""),
             f"bytes moved: {exact(self.moved)}",
             *filter(None, [self.experts]),
-            *([f"in the order {some([*map(plain, self.instances)], _ORDER)}"] if other else []),
+            *([f"in the order {first_names([*map(plain, self.instances)], _ORDER)}"] if other else []),
             *(f"in: {plain(t)}" for t in self.inputs),
             *(f"out: {plain(t)}" for t in self.outputs),
             *([f"{plural(self.hidden, 'family', 'families')} below not shown"] if self.hidden else []),

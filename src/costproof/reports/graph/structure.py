@@ -18,7 +18,7 @@ _LISTS = frozenset({"ModuleList", "ModuleDict"})
 
 
 @dataclass(frozen=True)
-class Structure:
+class CallStructure:
     """A callgraph with what follows from it. Nothing here depends on how modules are named in one architecture."""
 
     graph: CallGraph
@@ -90,7 +90,7 @@ class Structure:
         From the events; where they do not cover every call, from the counts, as evenly as they divide.
         """
         counts = self.graph.call_counts
-        told = list(ended(self.graph.events))
+        told = list(recorded_calls(self.graph.events))
         if Counter(call.module for call in told) == Counter(counts):
             said = (((call.module, callee), n) for call in told for callee, n in call.callees.items())
         else:
@@ -158,7 +158,7 @@ class Structure:
         return bool(gave & took)
 
 
-class Call(NamedTuple):
+class RecordedCall(NamedTuple):
     """One call of a module, as the events tell it."""
 
     module: str
@@ -168,14 +168,14 @@ class Call(NamedTuple):
     """Whether the events go on to its end."""
 
 
-def ended(events: Iterable[Event]) -> Iterator[Call]:
+def recorded_calls(events: Iterable[Event]) -> Iterator[RecordedCall]:
     """The calls, innermost first."""
-    stack: list[Call] = []
+    stack: list[RecordedCall] = []
     for event in events:
         if event.event == "enter":
             if stack:
                 stack[-1].callees[event.name] += 1
-            stack.append(Call(event.name, Counter(), whole=True))
+            stack.append(RecordedCall(event.name, Counter(), whole=True))
         elif event.event == "exit" and any(call.module == event.name for call in stack):
             # A module that raised has no exit: its caller's exit closes it too.
             while stack[-1].module != event.name:

@@ -15,10 +15,10 @@ from costproof.ledger.capture import Capture
 from costproof.ledger.errors import BadInput, did_you_mean, no_such
 from costproof.ledger.plural import plural, verb
 from costproof.ledger.workload import counted_line
-from costproof.reports.graph.costs import MOVED, ROOT, Numbers, numbers
+from costproof.reports.graph.costs import MOVED, ROOT, ModuleNumbers, module_numbers
 from costproof.reports.graph.grouping import group
 from costproof.reports.graph.picture import Edge, GraphView, Node
-from costproof.reports.graph.structure import arrows, ended, inside
+from costproof.reports.graph.structure import arrows, inside, recorded_calls
 from costproof.views.absent import callgraph_of
 from costproof.views.callgraph_file import CallGraphFile, Drawable
 from costproof.views.describe import model_line, workload_line
@@ -28,7 +28,7 @@ _LINK: Final = re.compile(r"(?:https?://|(?![A-Za-z][A-Za-z0-9+.\-]*:)[^\s\x00-\
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class GraphChoice:
     """What to show; everything unless said."""
 
     depth: int | None = None
@@ -42,7 +42,7 @@ class Choice:
     """Address that a node leads to; ``{path}`` and ``{class}`` stand for the module's."""
 
 
-def check_choice(chosen: Choice, stages: Sequence[str], modules: Collection[str]) -> None:
+def check_choice(chosen: GraphChoice, stages: Sequence[str], modules: Collection[str]) -> None:
     """Raise :class:`BadInput` if the choice asks for what there is not.
 
     Args:
@@ -79,14 +79,14 @@ PAGE: Final = 60
 """Nodes that fit on one page: the depth that is shown unless one is asked for is the deepest with no more."""
 
 
-def graph_view(drawn: Drawable, choice: Choice | None = None) -> GraphView:
+def graph_view(drawn: Drawable, choice: GraphChoice | None = None) -> GraphView:
     """Group the callgraph of a capture, or one that was written apart, and pick what to show.
 
     Raises:
         Absent: the capture was made without the dynamic source.
         BadInput: no module is left to show, or the depth is negative.
     """
-    chosen = choice or Choice()
+    chosen = choice or GraphChoice()
     whole, ledgers = (callgraph_of(drawn), drawn.ledgers) if isinstance(drawn, Capture) else (drawn, ())
     told = drawn if isinstance(drawn, _TOLD) else None
     of_run = (
@@ -100,10 +100,10 @@ def graph_view(drawn: Drawable, choice: Choice | None = None) -> GraphView:
     graph = whole if chosen.prefix is None else inside(whole, chosen.prefix)
     grouped = group(graph)
     symbols = drawn.target.symbols if isinstance(drawn, Capture) else None
-    costs = numbers(ledgers, whole, chosen.stage, symbols)
+    costs = module_numbers(ledgers, whole, chosen.stage, symbols)
     picked = [n for n in grouped.nodes if chosen.stage is None or not costs.modules.isdisjoint(n.instances)]
     if chosen.heavy:
-        leading = _leading(grouped.calls, [n.id for n in picked if costs.owns_work(n.instances)])
+        leading = _with_callers(grouped.calls, [n.id for n in picked if costs.owns_work(n.instances)])
         picked = [n for n in picked if n.id in leading]
     if not picked:
         raise BadInput("no module is left to show", where="costproof graph", fix="ask for less: drop an option")
@@ -119,7 +119,7 @@ def graph_view(drawn: Drawable, choice: Choice | None = None) -> GraphView:
     return GraphView(
         title=_title(drawn, chosen),
         nodes=tuple(
-            _numbered(replace(n, depth=depths[n.id], hidden=hidden[n.id]), whole, costs, chosen.link)
+            _add_numbers(replace(n, depth=depths[n.id], hidden=hidden[n.id]), whole, costs, chosen.link)
             for n in picked
             if n.id in shown
         ),
@@ -130,7 +130,7 @@ def graph_view(drawn: Drawable, choice: Choice | None = None) -> GraphView:
     )
 
 
-def _title(drawn: Drawable, chosen: Choice) -> str:
+def _title(drawn: Drawable, chosen: GraphChoice) -> str:
     parts = [f"{drawn.target.title} at {drawn.workload.name}" if isinstance(drawn, _TOLD) else "callgraph"]
     parts += [f"stage {chosen.stage}"] if chosen.stage else []
     parts += [f"below {chosen.prefix}"] if chosen.prefix else []
@@ -138,7 +138,7 @@ def _title(drawn: Drawable, chosen: Choice) -> str:
     return ", ".join(parts)
 
 
-def _leading(calls: Iterable[Edge], heavy: Sequence[str]) -> set[str]:
+def _with_callers(calls: Iterable[Edge], heavy: Sequence[str]) -> set[str]:
     """Nodes and all that call them, directly or not."""
     callers: dict[str, list[str]] = defaultdict(list)
     for edge in calls:
@@ -205,7 +205,7 @@ def _flow(grouped: GraphView, picked: Collection[str], shown: Collection[str]) -
     return tuple(Edge(*pair, found[pair]) for pair in ordered)
 
 
-def _numbered(node: Node, graph: CallGraph, costs: Numbers, link: str | None) -> Node:
+def _add_numbers(node: Node, graph: CallGraph, costs: ModuleNumbers, link: str | None) -> Node:
     ran = next((p for p in node.instances if p in graph.call_counts), node.instances[0])
     return replace(
         node,
@@ -215,19 +215,19 @@ def _numbered(node: Node, graph: CallGraph, costs: Numbers, link: str | None) ->
         moved=costs.inside(MOVED, node.instances),
         whole=costs.inside("flops", [ROOT]),
         experts=", ".join(dict.fromkeys(costs.experts[p] for p in node.instances if p in costs.experts)),
-        inputs=_tensors(graph.input_metadata.get(ran, ())),
-        outputs=_tensors(graph.output_metadata.get(ran, ())),
-        link=_filled(link or "", ran, node.class_name),
+        inputs=_tensor_labels(graph.input_metadata.get(ran, ())),
+        outputs=_tensor_labels(graph.output_metadata.get(ran, ())),
+        link=_fill_link(link or "", ran, node.class_name),
     )
 
 
-def _filled(link: str, path: str, class_name: str) -> str:
+def _fill_link(link: str, path: str, class_name: str) -> str:
     """The address with path and class put in, so quoted that they cannot change what it leads to."""
     names = {"{path}": path, "{class}": class_name}
     return re.sub(r"\{(path|class)\}", lambda m: quote(names[m.group()], errors="backslashreplace"), link)
 
 
-def _tensors(values: Iterable[object]) -> tuple[str, ...]:
+def _tensor_labels(values: Iterable[object]) -> tuple[str, ...]:
     return tuple(
         f"[{', '.join(map(str, v.shape))}] {v.dtype}"
         for v in values
@@ -260,7 +260,7 @@ def contradictions(graph: CallGraph) -> list[str]:
     that are cut off cover a part of the run and bound the counts from below.
     """
     said: list[str] = []
-    calls = list(ended(graph.events))
+    calls = list(recorded_calls(graph.events))
     entered = Counter(call.module for call in calls)
     nested: Counter[tuple[str, str]] = Counter()
     for call in calls:

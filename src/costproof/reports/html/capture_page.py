@@ -13,7 +13,7 @@ from costproof.ledger.plural import plural, verb
 from costproof.reports import peaks, roofline
 from costproof.reports.document import plain_text
 from costproof.reports.graph.svg import inline
-from costproof.reports.graph.view import Choice, graph_view
+from costproof.reports.graph.view import GraphChoice, graph_view
 from costproof.reports.html.document import Html, h, page, table
 from costproof.reports.html.mathml import mathml, symbol
 from costproof.reports.html.printer import (
@@ -22,8 +22,8 @@ from costproof.reports.html.printer import (
     HtmlPrinter,
     about,
     chips,
+    details,
     finding,
-    folded,
     foot,
     head,
     reasons,
@@ -32,11 +32,11 @@ from costproof.reports.html.printer import (
     swatch,
 )
 from costproof.reports.roofline import time_chip, time_metric
-from costproof.reports.static import DERIVED, how, not_known, whole_rows, whole_title
+from costproof.reports.static import DERIVED, stack_sentences, unknown_sentences, whole_rows, whole_title
 from costproof.views.absent import Absent
 from costproof.views.describe import run_line
-from costproof.views.module_tree import Formulas, Rows
-from costproof.views.numbers import bounded, exact, share
+from costproof.views.module_tree import FormulaTable, ModuleRows
+from costproof.views.numbers import exact, human_or_bound, share
 from costproof.views.quantities import UNITS, ledgers
 from costproof.views.verdicts import open_findings, tally
 
@@ -53,8 +53,8 @@ def capture_page(found: Report) -> str:
     capture, compared = found.capture, found.discrepancy
     metrics = _metrics(capture)
     picture, boxes = _picture(found)
-    formulas = Formulas()
-    rows = Rows(found, formulas, boxes).rows
+    formulas = FormulaTable()
+    rows = ModuleRows(found, formulas, boxes).rows
     _stage_formulas(found, formulas, rows)
     opened = open_findings(compared)
     bad = {f.id for f in opened}
@@ -90,7 +90,7 @@ def capture_cell(found: Report) -> Iterator[Html | None]:
     metrics = _metrics(capture)
     first = _first(metrics)
     yield _metric(found, first)
-    yield from (folded(METRICS[m].title, _metric(found, m)) for m in metrics if m != first)
+    yield from (details(METRICS[m].title, _metric(found, m)) for m in metrics if m != first)
     yield _whole(capture)
     yield h("p", h("b", "Not counted: "), "; ".join(what for what, _ in capture.not_counted) + ".", class_="not")
 
@@ -104,7 +104,7 @@ def _cost(found: Report, metrics: list[Metric]) -> Html:
     static = found.figures
     low = static.totals_at_least
     values = [
-        (m, METRICS[m].title, bounded(static.totals.get(m), low.get(m), UNITS.get(METRICS[m].unit, "")))
+        (m, METRICS[m].title, human_or_bound(static.totals.get(m), low.get(m), UNITS.get(METRICS[m].unit, "")))
         for m in metrics
     ]
     if found.roofline is not None:
@@ -142,7 +142,7 @@ def _metric(found: Report, metric: Metric) -> Html:
             (
                 h("b", name) if last else h("span", swatch(i), h("a", name, href=f"#{name}/")),
                 "" if last else share(costs[metric], whole),
-                h("b", bounded(costs.get(metric), low.get(metric), unit)),
+                h("b", human_or_bound(costs.get(metric), low.get(metric), unit)),
                 *(exact(given[s][metric]) if metric in given.get(s, {}) else "—" for s in sources),
                 status(said.get(name, "—")),
             )
@@ -167,7 +167,7 @@ def _whole(capture: Capture) -> Html | None:
     """What the model costs that was cut for the count."""
     if capture.whole is None:
         return None
-    said = (*how(capture.whole), *not_known(capture.whole))
+    said = (*stack_sentences(capture.whole), *unknown_sentences(capture.whole))
     return h(
         "section",
         h("h2", whole_title(capture.whole)),
@@ -210,7 +210,7 @@ def _modules(compared: str, formulas: str) -> Html:
 def _picture(found: Report) -> tuple[Html | None, dict[str, str]]:
     """The folded callgraph, and for each module the box that it is in, or that its caller is in."""
     try:
-        view = graph_view(found.capture, Choice(link=_LINK))
+        view = graph_view(found.capture, GraphChoice(link=_LINK))
     except Absent:
         return None, {}
     home = {path: n.id for n in view.nodes for path in n.instances}
@@ -225,7 +225,7 @@ def _picture(found: Report) -> tuple[Html | None, dict[str, str]]:
     return h("section", h("h2", "Callgraph"), zoom, drawn, id="callgraph"), boxes
 
 
-def _stage_formulas(found: Report, formulas: Formulas, rows: list[dict[str, Any]]) -> None:
+def _stage_formulas(found: Report, formulas: FormulaTable, rows: list[dict[str, Any]]) -> None:
     """The whole formula of each call, at the row of its stage."""
     stages = {s.id: s for s in found.static.stages}
     for row in rows:
@@ -238,7 +238,7 @@ def _stage_formulas(found: Report, formulas: Formulas, rows: list[dict[str, Any]
             )
 
 
-def _data(found: Report, metrics: list[Metric], rows: list[dict[str, Any]], formulas: Formulas) -> dict[str, Any]:
+def _data(found: Report, metrics: list[Metric], rows: list[dict[str, Any]], formulas: FormulaTable) -> dict[str, Any]:
     capture = found.capture
     names = [sorted({n for n in _NAME.findall(e) if n not in FUNCTIONS}) for e in formulas.places]
     used = sorted({n for some in names for n in some})

@@ -35,10 +35,10 @@ def h(tag: str, /, *inside: Inside, **attributes: str | int | bool | None) -> Ht
         for name, value in ((k.rstrip("_").replace("_", "-"), v) for k, v in attributes.items())
         if value is not None and value is not False
     )
-    return Html(f"<{tag}{named}>{joined(*inside)}</{tag}>")
+    return Html(f"<{tag}{named}>{join_markup(*inside)}</{tag}>")
 
 
-def joined(*inside: Inside) -> Html:
+def join_markup(*inside: Inside) -> Html:
     """Pieces one after the other."""
     flat = (piece for part in inside if part is not None for piece in ([part] if isinstance(part, str) else part))
     return Html("".join(piece if isinstance(piece, Html) else _text(piece) for piece in flat))

@@ -19,7 +19,7 @@ _FENCES: Final = {"ceiling": ("⌈", "⌉"), "floor": ("⌊", "⌋")}
 def mathml(expression: str, docs: Mapping[str, SymbolDoc]) -> str:
     """A ``math`` element of an expression of :mod:`costproof.algebra.symbols`; symbols as their documentation says."""
     try:
-        inside = _row(_written(ast.parse(expression, mode="eval").body, {name: d.latex for name, d in docs.items()}))
+        inside = _row(_write(ast.parse(expression, mode="eval").body, {name: d.latex for name, d in docs.items()}))
     except (RecursionError, MemoryError):
         inside = f"<mtext>{escape(expression)}</mtext>"  # thousands of terms, which nobody reads typeset
     return f"<math>{inside}</math>"
@@ -36,7 +36,7 @@ def symbol(name: str, latex: str = "") -> str:
     return f"<msub>{letter}<mtext>{escape(below)}</mtext></msub>" if below else letter
 
 
-def _written(tree: ast.AST, names: Mapping[str, str]) -> str:
+def _write(tree: ast.AST, names: Mapping[str, str]) -> str:
     """An element, or several one after the other. The text was read before, so it is of the grammar."""
     match tree:
         case ast.Constant(value=int(value)):
@@ -46,14 +46,14 @@ def _written(tree: ast.AST, names: Mapping[str, str]) -> str:
         case ast.UnaryOp(operand=operand):
             return "<mo>−</mo>" + _factor(operand, names)
         case ast.Call(func=ast.Name(id=name), args=args):
-            inside = "<mo>,</mo>".join(_written(a, names) for a in args)
+            inside = "<mo>,</mo>".join(_write(a, names) for a in args)
             left, right = _FENCES.get(name, ("(", ")"))
             called = "" if name in _FENCES else f"<mi>{name.lower()}</mi>"
             return _row(f"{called}<mo>{left}</mo>{inside}<mo>{right}</mo>")
         case ast.BinOp(left=base, op=ast.Pow(), right=power):
-            return f"<msup>{_row(_factor(base, names))}{_row(_written(power, names))}</msup>"
+            return f"<msup>{_row(_factor(base, names))}{_row(_write(power, names))}</msup>"
         case ast.BinOp(op=ast.Add() | ast.Sub()):
-            return "".join(sign + _written(term, names) for sign, term in _terms(tree))
+            return "".join(sign + _write(term, names) for sign, term in _terms(tree))
         case ast.BinOp(op=ast.Mult() | ast.Div()):
             above: list[ast.AST] = []
             below: list[ast.AST] = []
@@ -90,7 +90,7 @@ def _product(factors: Sequence[ast.AST], names: Mapping[str, str]) -> str:
 def _factor(tree: ast.AST, names: Mapping[str, str], *, alone: bool = False) -> str:
     """With parentheses where it is a sum."""
     sums = isinstance(tree, ast.BinOp) and isinstance(tree.op, ast.Add | ast.Sub)
-    bare = _written(tree, names)
+    bare = _write(tree, names)
     return bare if alone or not (sums or isinstance(tree, ast.UnaryOp)) else _row(f"<mo>(</mo>{bare}<mo>)</mo>")
 
 

@@ -18,7 +18,7 @@ from costproof.ledger.plural import plural
 from costproof.reports import certificate, claims, counters, diff, explain, gate
 from costproof.reports.document import Document, Form
 from costproof.reports.html.capture_page import capture_cell
-from costproof.reports.html.document import Html, h, joined, part, table
+from costproof.reports.html.document import Html, h, join_markup, part, table
 from costproof.reports.html.printer import MOST_IN_A_CELL, HtmlPrinter, about, verdict_line
 from costproof.reports.markdown import MarkdownPrinter
 from costproof.reports.report import Report
@@ -55,7 +55,7 @@ def display(value: object, format: Format) -> str:  # noqa: A002
 
 def cell(value: object) -> Html:
     """Markup without script, identifiers and links, whose style is of its own elements alone."""
-    inside = joined(*_parts(value))
+    inside = join_markup(*_parts(value))
     return h("div", Html(f"<style>{_style()}</style>"), Html(_TAG.sub(_static, inside)), class_="costproof")
 
 

@@ -17,25 +17,25 @@ from costproof.reports.document import (
     Code,
     Details,
     Document,
-    Formula,
+    DocumentSection,
+    Equation,
     Items,
     Markup,
     Note,
     Number,
     Prose,
-    Row,
-    Section,
     Status,
     Strong,
     Table,
+    TableRow,
     Verdict,
     pieces,
     plain_text,
-    subject,
+    subject_lines,
 )
-from costproof.reports.html.document import Html, h, joined, line, page, table
+from costproof.reports.html.document import Html, h, join_markup, line, page, table
 from costproof.views.describe import MEANING, versions_line
-from costproof.views.numbers import exact, some
+from costproof.views.numbers import exact, first_names
 
 if TYPE_CHECKING:
     from costproof.compare.findings import Finding
@@ -76,10 +76,12 @@ class HtmlPrinter:
     def document(self, d: Document) -> str:
         """Return the file of a page."""
         top = head(plain_text(d.title), d.verdict, d.sentence, map(plain_text, d.about))
-        foot = (block for part in d.foot for block in (self.foot(part) if isinstance(part, Section) else [part]))
+        foot = (
+            block for part in d.foot for block in (self.foot(part) if isinstance(part, DocumentSection) else [part])
+        )
         return page(plain_text(d.title), top, map(self.block, d.body), h("footer", map(self.block, foot)), d.data)
 
-    def foot(self, section: Section) -> Iterable[Block]:
+    def foot(self, section: DocumentSection) -> Iterable[Block]:
         """Yield the blocks of a section at the foot, below a heading of their own."""
         yield Markup(h("h2", self.prose(section.title)))
         yield from section.body
@@ -93,7 +95,7 @@ class HtmlPrinter:
 
     def blocks(self, blocks: Iterable[Block]) -> Html:
         """Return the markup of some blocks."""
-        return joined(*map(self.block, blocks))
+        return join_markup(*map(self.block, blocks))
 
     def block(self, block: Block) -> Html:
         """Return the markup of one block."""
@@ -107,11 +109,11 @@ class HtmlPrinter:
             case Table():
                 return self.table(block)
             case Details(title, body):
-                return folded(self.prose(title), self.blocks(body))
-            case Section(title, body):
+                return details(self.prose(title), self.blocks(body))
+            case DocumentSection(title, body):
                 flag = "open" if block.flagged else None
                 return h("section", h("h2", self.prose(title)), map(self.block, body), class_=flag, id=block.id)
-            case Formula(mathml=mathml):
+            case Equation(mathml=mathml):
                 return h("div", Html(mathml), class_="equation", tabindex=0)
             case Markup(text):
                 return Html(text)
@@ -122,19 +124,19 @@ class HtmlPrinter:
         """Return the markup of a table."""
         title = h("p", self.prose(t.title)) if t.title else None
         if t.searchable:
-            rows = [row if isinstance(row, Row) else Row(row) for row in t.rows]
-            return joined(title, self.searchable(t, rows))
+            rows = [row if isinstance(row, TableRow) else TableRow(row) for row in t.rows]
+            return join_markup(title, self.searchable(t, rows))
         left = f"{t.left_out:,} more {verb(t.left_out)} in {t.rest}."
         made = table(t.head, (map(self.shown, row) for row in t.cells[: t.most]), align=t.align, class_=t.style)
-        return joined(title, made, h("p", left) if t.left_out else None)
+        return join_markup(title, made, h("p", left) if t.left_out else None)
 
-    def searchable(self, t: Table, rows: Sequence[Row]) -> Html:
+    def searchable(self, t: Table, rows: Sequence[TableRow]) -> Html:
         """Return a table that the script makes searchable, with a choice of status, and sorts by any column."""
         bodies = [
             h(
                 "tbody",
                 line("td", map(self.shown, row.cells), t.align),
-                h("tr", h("td", folded(row.title, self.blocks(row.more)), colspan=len(t.head)), class_="more")
+                h("tr", h("td", details(row.title, self.blocks(row.more)), colspan=len(t.head)), class_="more")
                 if row.more
                 else None,
                 data_status=row.status,
@@ -158,13 +160,13 @@ class HtmlPrinter:
             case Number(value, shown):
                 return number(value, shown)
             case Status(word, more):
-                return joined(status(word), self.prose(more)) if more else status(word)
+                return join_markup(status(word), self.prose(more)) if more else status(word)
             case _:
                 return self.prose(cell)
 
     def prose(self, prose: Prose) -> Html:
         """Return prose with its code and its bold text; markup stays markup."""
-        return joined(*map(_piece, pieces(prose)))
+        return join_markup(*map(_piece, pieces(prose)))
 
 
 def _piece(piece: str) -> str:
@@ -198,7 +200,7 @@ def verdict_line(verdict: str, sentence: str) -> Html:
 
 def about(target: TargetInfo, workload: Workload) -> str:
     """Which model and workload, for the head of a page."""
-    return plain_text(subject(target, workload, "html")[0])
+    return plain_text(subject_lines(target, workload, "html")[0])
 
 
 def chips(values: Iterable[tuple[str, str, str]], first: Metric) -> Html:
@@ -215,7 +217,7 @@ def chips(values: Iterable[tuple[str, str, str]], first: Metric) -> Html:
     return h("fieldset", h("legend", "Metric"), made, class_="chips", hidden=True)
 
 
-def folded(title: str, *inside: Html | None) -> Html:
+def details(title: str, *inside: Html | None) -> Html:
     """What opens on a click."""
     return h("details", h("summary", title), *inside)
 
@@ -289,10 +291,10 @@ def _cause(cause: object) -> Html:
         "li",
         h("b", cause.kind.replace("_", " ")),
         f" {exact(cause.amount)}{named}: {cause.note or CAUSES[cause.kind]}",
-        joined(" (", h("code", cause.expression), ")") if cause.expression else None,
+        join_markup(" (", h("code", cause.expression), ")") if cause.expression else None,
         _evidence(cause.evidence),
     )
 
 
 def _evidence(names: Sequence[str]) -> Html | None:
-    return h("p", "seen in ", h("code", some(names, _EVIDENCE)), class_="evidence") if names else None
+    return h("p", "seen in ", h("code", first_names(names, _EVIDENCE)), class_="evidence") if names else None

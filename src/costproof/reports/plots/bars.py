@@ -13,10 +13,10 @@ from costproof.ledger.node import CostNode, Ledger, total
 from costproof.ledger.peaks import CallPeaks, Peak
 from costproof.ledger.plural import plural
 from costproof.reports.escape import visible
-from costproof.reports.plots.figure import begin, colour, ink, style, written
+from costproof.reports.plots.figure import colour, ink, new_figure, render_figure, style
 from costproof.views.counters import CounterReport
-from costproof.views.numbers import cut, human, share
-from costproof.views.quantities import gives, ledgers
+from costproof.views.numbers import human, share, truncate
+from costproof.views.quantities import ledgers, provides
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,7 +31,7 @@ _LETTER: Final = 0.0125
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class BarPiece:
     """A part of a bar."""
 
     size: float
@@ -46,7 +46,7 @@ class Bar:
     """A row."""
 
     name: str
-    pieces: tuple[Piece, ...]
+    pieces: tuple[BarPiece, ...]
     said: str
     """Beside the bar: its whole, or why there is none."""
     below: bool = False
@@ -74,7 +74,7 @@ def bars(
     from matplotlib.ticker import EngFormatter, PercentFormatter
 
     with style():
-        figure = begin(_WIDTH, 1.5 + _ROW * len(rows), title)
+        figure = new_figure(_WIDTH, 1.5 + _ROW * len(rows), title)
         panel = figure.add_subplot()
         widest = max([1.0 if percent else 0.0, *(_length(row) for row in rows)]) or 1.0
         at = 0.0
@@ -98,7 +98,7 @@ def bars(
             panel.axvline(line[0], color="#111111", linewidth=1.0, linestyle="--")
             panel.text(line[0], -0.75, line[1], ha="center", va="bottom", fontsize=8)
         _legend(figure, legend)
-        return written(figure, kind)
+        return render_figure(figure, kind)
 
 
 def _length(row: Bar) -> float:
@@ -148,7 +148,7 @@ def shares(capture: Capture) -> tuple[Shares, ...]:
     """Every metric that some stage has any of; numbers of the first source that has it in every stage."""
     found = []
     for metric in (m for m in METRICS if m not in _LEFT_OUT):
-        speaking = (x for x in ledgers(capture) if all(gives(x, metric, stage) for stage in capture.target.stages))
+        speaking = (x for x in ledgers(capture) if all(provides(x, metric, stage) for stage in capture.target.stages))
         ledger = next(speaking, None)
         if ledger is not None and (one := _shares(ledger, metric, capture.target.stages)).parts:
             found.append(one)
@@ -182,7 +182,7 @@ def draw_shares(report: Report, kind: str) -> bytes:
     rows = []
     for one in found:
         pieces = [
-            Piece(v / one.whole, colours[g], share(v, one.whole), hatch=len(g) > 1)
+            BarPiece(v / one.whole, colours[g], share(v, one.whole), hatch=len(g) > 1)
             for g, v in one.parts.items()
             if v is not None and one.whole
         ]
@@ -190,7 +190,7 @@ def draw_shares(report: Report, kind: str) -> bytes:
         rows.append(
             Bar(info.title, tuple(pieces), human(one.whole, _PIECE_UNITS[info.unit]) if one.whole else "not known")
         )
-    legend = [(cut(visible(" + ".join(g)), _LONGEST_NAME), colours[g], len(g) > 1) for g in groups]
+    legend = [(truncate(visible(" + ".join(g)), _LONGEST_NAME), colours[g], len(g) > 1) for g in groups]
     title = f"{visible(capture.target.title)} at {visible(capture.workload.name)}: where the cost sits"
     return bars(title, rows, legend, "share of the whole run", kind, percent=True)
 
@@ -222,12 +222,12 @@ def _peak_bar(name: str, way: str, peak: Peak | None, *, below: bool) -> Bar:
         return Bar(name, (), "not known", below)
     largest = sorted(peak.alive, key=lambda t: -t.bytes)[:_NAMED]
     pieces = [
-        Piece(float(t.bytes), _LOOKS[way][i], visible(f"{t.name} {human(t.bytes, 'B', places=1)}"))
+        BarPiece(float(t.bytes), _LOOKS[way][i], visible(f"{t.name} {human(t.bytes, 'B', places=1)}"))
         for i, t in enumerate(largest)
     ]
     rest = len(peak.alive) - len(largest)
     left = float(peak.bytes) - sum(p.size for p in pieces)
-    pieces += [Piece(left, _REST, f"{plural(rest, 'more tensor')}")] if rest else []
+    pieces += [BarPiece(left, _REST, f"{plural(rest, 'more tensor')}")] if rest else []
     return Bar(name, tuple(pieces), human(peak.bytes, "B"), below)
 
 
@@ -243,7 +243,7 @@ def draw_counters(found: CounterReport, kind: str) -> bytes:
     ran = [f for f in found.compared.totals if f.value is not None or f.error is not None]
     stages = list(dict.fromkeys(f.stage for f in found.compared.findings))
     with style():
-        figure = begin(10.0, 1.6 + 0.46 * len(ran), title)
+        figure = new_figure(10.0, 1.6 + 0.46 * len(ran), title)
         panel = figure.add_subplot()
         for at, total in enumerate(ran):
             mine = [f for f in found.compared.findings if f.counter == total.counter]
@@ -262,7 +262,7 @@ def draw_counters(found: CounterReport, kind: str) -> bytes:
         panel.grid(axis="x", alpha=0.3)
         panel.set_axisbelow(True)
         figure.legend(loc="outside lower center", ncols=6, frameon=False)
-        return written(figure, kind)
+        return render_figure(figure, kind)
 
 
 def _counter_row(
@@ -289,6 +289,6 @@ def _ratio(f: CounterFinding) -> float | None:
 
 def _counter_label(total: CounterFinding) -> str:
     if total.normalised is None or total.truth is None:
-        return cut(visible(f"no sum: {total.error or 'the truth is unknown'}"), _LONGEST_ERROR)
+        return truncate(visible(f"no sum: {total.error or 'the truth is unknown'}"), _LONGEST_ERROR)
     percent = share(total.normalised, total.truth)
     return f"{percent}: {human(total.normalised, 'FLOP')} of {human(total.truth, 'FLOP')}"

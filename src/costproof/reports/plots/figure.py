@@ -50,7 +50,7 @@ def style() -> Iterator[None]:
         yield
 
 
-def begin(width: float, height: float, title: str) -> Figure:
+def new_figure(width: float, height: float, title: str) -> Figure:
     """An empty figure; sizes in inches."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -62,7 +62,7 @@ def begin(width: float, height: float, title: str) -> Figure:
     return figure
 
 
-def written(figure: Figure, kind: str) -> bytes:
+def render_figure(figure: Figure, kind: str) -> bytes:
     """The bytes of a picture."""
     out = BytesIO()
     figure.savefig(out, format=kind, dpi=_SCALE, metadata={"Date": None} if kind == "svg" else {"Software": None})

@@ -11,7 +11,7 @@ from costproof.ledger.errors import BadInput
 from costproof.ledger.files import MAX_DIGITS, csv_rows
 from costproof.ledger.metrics import EVERY_METRIC
 from costproof.ledger.schema import from_data
-from costproof.reports.plots.figure import begin, colour, style, written
+from costproof.reports.plots.figure import colour, new_figure, render_figure, style
 from costproof.views.sweep_file import SWEEP
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def draw(strips: Sequence[Strip], title: str, kind: str) -> bytes:
     """
     columns = max(len(s.lines) + s.stacked + (s.heat is not None) for s in strips)
     with style():
-        figure = begin(_SIDE[0] * columns, _SIDE[1] * len(strips) + 0.5, title)
+        figure = new_figure(_SIDE[0] * columns, _SIDE[1] * len(strips) + 0.5, title)
         panels = figure.subplots(len(strips), columns, squeeze=False)
         for strip, row in zip(strips, panels, strict=True):
             free = iter(row)
@@ -77,7 +77,7 @@ def draw(strips: Sequence[Strip], title: str, kind: str) -> bytes:
                 _heat(figure, next(free), strip.heat, strip)
             for left in free:
                 left.set_axis_off()
-        return written(figure, kind)
+        return render_figure(figure, kind)
 
 
 def _lines(panel: Axes, lines: Lines, strip: Strip) -> None:
@@ -122,7 +122,7 @@ def _heat(figure: Any, panel: Axes, heat: Heat, strip: Strip) -> None:
     image = panel.imshow(values, aspect="auto", origin="lower", norm=LogNorm() if wide else None)
     for set_ticks, at in ((panel.set_yticks, heat.at[0]), (panel.set_xticks, heat.at[1])):
         shown = sorted({round(i * (len(at) - 1) / 5) for i in range(6)})
-        set_ticks(shown, [_shown(at[i]) for i in shown])
+        set_ticks(shown, [_tick_text(at[i]) for i in shown])
     panel.set_ylabel(heat.names[0])
     panel.set_xlabel(heat.names[1])
     panel.set_title(f"{strip.metric} of the whole run")
@@ -143,11 +143,11 @@ def _positions(panel: Axes, name: str, at: Sequence[Any], *, log: bool = True) -
         panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
         panel.tick_params(axis="x", labelrotation=30 if max(at) >= 10_000 else 0)
         return list(map(float, at))
-    panel.set_xticks(range(len(at)), [_shown(v) for v in at])
+    panel.set_xticks(range(len(at)), [_tick_text(v) for v in at])
     return list(map(float, range(len(at))))
 
 
-def _shown(value: Any) -> str:
+def _tick_text(value: Any) -> str:
     return f"{value:,}" if type(value) is int else str(value)
 
 
@@ -246,9 +246,9 @@ def strips(table: SweepTable) -> tuple[tuple[Strip, ...], str]:
     if not table.rows:
         raise BadInput("nothing to draw", where="the sweep", got="no point is a model", fix="see --dry-run")
     base = table.rows[0]
-    groups = _in_step(table)
+    groups = _joint_columns(table)
     varied = [g for g in groups if len({_group_value(row, g) for row in table.rows}) > 1] or groups[:1]
-    along = [_spread(_alike(table.rows, base, (g,), groups), g, POINTS) for g in varied[:LINES]]
+    along = [_spread(_rows_like(table.rows, base, (g,), groups), g, POINTS) for g in varied[:LINES]]
     sides = (varied[0], varied[1]) if len(varied) > 1 else None
     made = []
     for metric in list(dict.fromkeys(_cell(title)[1] for title in table.costs))[:_STRIPS]:
@@ -263,7 +263,7 @@ def strips(table: SweepTable) -> tuple[tuple[Strip, ...], str]:
     return tuple(made), table.name + (f", around {fixed}" if sides is not None else "")
 
 
-def _in_step(table: SweepTable) -> list[Group]:
+def _joint_columns(table: SweepTable) -> list[Group]:
     """Columns that vary, those together of which each value of one has one value of the other."""
     found: list[Group] = []
     for i in range(len(table.varied)):
@@ -277,7 +277,7 @@ def _in_step(table: SweepTable) -> list[Group]:
     return found
 
 
-def _alike(rows: Sequence[Any], base: Any, free: tuple[Group, ...], groups: list[Group]) -> list[Any]:
+def _rows_like(rows: Sequence[Any], base: Any, free: tuple[Group, ...], groups: list[Group]) -> list[Any]:
     """The rows that are as the base in all but some groups."""
     fixed = [i for g in groups if g not in free for i in g]
     return [row for row in rows if all(row[i] == base[i] for i in fixed)]
@@ -306,7 +306,7 @@ def _plane(table: SweepTable, base: Any, sides: tuple[Group, Group], groups: lis
     if metric not in table.costs:
         return None
     cost = len(table.varied) + table.costs.index(metric)
-    plane = _alike(table.rows, base, sides, groups)
+    plane = _rows_like(table.rows, base, sides, groups)
     known = {(_group_value(row, sides[0]), _group_value(row, sides[1])): row[cost] for row in plane}
     if len(set(known.values())) < 2:
         return None

@@ -1,6 +1,5 @@
-"""Adapters to the counters that people use: a function a tool, each run in a process of its own.
+"""Adapters to third-party counters: one function per tool, each run in a process of its own.
 
-An adapter calls the tool as its documentation says and gives the tool's own figures, at the finest
-level that it has. It never corrects a number; why numbers differ is said by
-:mod:`costproof.compare.counters`.
+An adapter calls the tool as its documentation describes and returns the tool's own figures at their finest level. It
+never corrects a number; :mod:`costproof.compare.counters` explains differences.
 """

@@ -1,8 +1,8 @@
-"""The ONNX export of a forward, counted by our own rules: what a runtime of ONNX is given to compute.
+"""Export a forward to ONNX and count the graph, which is what an ONNX runtime executes, by our own rules.
 
-Every node keeps the path of its module. Products, convolutions and einsums go to the rules of the operators that they
-are; attention is written out, as products. Of the other operators those named here do no FLOPs by the conventions of
-this package; one that is not named is an error.
+Every node has the path of its module. Products, convolutions and einsums are counted by the rules of those operators;
+attention is decomposed into products. The other operators listed here have no FLOPs by the conventions of this package;
+an operator that is not listed is an error.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from costproof.tracers.counters.protocol import Counted, Row, counted
 from costproof.tracers.counters.tools import Positional, inner_path
 
 OPSET: Final = 20
-"""The last one without an operator of attention."""
+"""The last opset without an attention operator."""
 _SCOPES: Final = "pkg.torch.onnx.name_scopes"
 _PRODUCTS: Final[Mapping[str, str]] = {
     "MatMul": "aten.matmul.default",
@@ -50,10 +50,10 @@ _NO_FLOPS: Final = frozenset(_OTHERS.split())
 
 
 def onnx(model: Positional, args: tuple[Tensor, ...]) -> Counted:
-    """The graph of ``torch.onnx.export``. Rows are (module, operator that was exported).
+    """Count the graph of ``torch.onnx.export``. Rows are (module, exported operator).
 
     Raises:
-        Incomplete: an operator is not known here, or a product has no shapes.
+        Incomplete: an operator is unknown here, or a product has no shapes.
     """
     proto = _proto(model, args)
     shapes = {v.name: v for v in (*proto.graph.value_info, *proto.graph.input, *proto.graph.output)}
@@ -69,7 +69,7 @@ def onnx(model: Positional, args: tuple[Tensor, ...]) -> Counted:
 
 
 def _proto(model: Positional, args: tuple[Tensor, ...]) -> Any:
-    """The graph with shapes of all tensors: parameters become inputs, since they have no numbers."""
+    """Return the graph with shapes of all tensors. Parameters become inputs, since they have no values."""
     import onnx as package
     import onnx_ir
 
@@ -136,7 +136,7 @@ def _turned(value: Value) -> Value:
 
 
 def _place(node: Any) -> tuple[str, str]:
-    """The innermost module of a node, and the operator that it was: its scopes are modules, and that one last."""
+    """Return the innermost module of a node and its exported operator, which is the last of its scopes."""
     said = next((p.value for p in node.metadata_props if p.key == _SCOPES), "")
     scopes = ast.literal_eval(said) if said else []
     if len(scopes) < 2:

@@ -1,4 +1,4 @@
-"""What an adapter to a counter looks like, and what it answers."""
+"""Define the protocol of adapters to counters and of their results."""
 
 from __future__ import annotations
 
@@ -17,13 +17,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One figure of a tool, in its own unit and words."""
+    """A figure of a tool, in its own unit and terms."""
 
     module: str
-    """Path inside the model that the tool was given; :data:`UNATTRIBUTED` where it does not say."""
+    """Path inside the model that the tool received; :data:`UNATTRIBUTED` if the tool does not report it."""
     kind: str
-    """The operator as the tool calls it; empty for a module as a whole. ``a>b`` is ``b`` that ``a`` is made of,
-    where the tool counted ``a`` as well; ``>b`` is ``b`` that it counted already, below another parent."""
+    """The operator as the tool names it; empty for a whole module.
+
+    ``a>b`` is ``b`` as part of ``a``, if the tool counted both; ``>b`` is ``b`` that the tool counted before, under
+    another parent.
+    """
     value: int
 
 
@@ -32,23 +35,23 @@ class Counted:
     """All figures of a tool for one forward."""
 
     total: int
-    """What the tool reports as its result."""
+    """The tool's own result."""
     rows: tuple[Row, ...]
-    """They sum to ``total``."""
+    """Rows that sum to ``total``."""
     notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Counter:
-    """A tool, and the function that runs it."""
+    """A tool with the function that runs it."""
 
     info: CounterInfo
     count: Callable[[Positional, tuple[Tensor, ...]], Counted]
-    """Runs the tool on one forward, ``model(*args)``; whatever it raises is its answer."""
+    """Runs the tool on one forward, ``model(*args)``; an exception is its answer."""
 
 
 def counted(total: int, rows: Iterable[Row], notes: tuple[str, ...] = ()) -> Counted:
-    """Rows of equal module and operator summed; what they lack to the total stands unattributed."""
+    """Sum rows of equal module and operator, and add what is missing from the total as unattributed."""
     sums: Tally[tuple[str, str]] = Tally()
     for row in rows:
         sums[row.module, row.kind] += row.value

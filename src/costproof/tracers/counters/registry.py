@@ -1,4 +1,4 @@
-"""Counters by name: ours as a table, and those that other distributions offer in the group ``costproof.counters``."""
+"""Register counters by name: our own, and those of other distributions in the group ``costproof.counters``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from costproof.plugins import Plugin, Registry, at
 from costproof.tracers.counters.protocol import Counter
 
 ON_REQUEST: Final = frozenset({"onnx"})
-"""Counters that run where they are named: what no tool counts, but a graph in another form."""
+"""Counters that run only if named: they count the graph in another form, which no tool does."""
 
 
 def _ours(function: str, info: CounterInfo) -> Plugin[Counter]:
@@ -50,9 +50,9 @@ COUNTERS: Final[Registry[Counter]] = Registry(
     instance=Counter,
     command="costproof doctor",
 )
-"""``what`` of one of ours is the distribution that holds the tool."""
+"""``what`` of our own counters is the distribution with the tool."""
 
 
 def not_installed() -> dict[str, str]:
-    """Counters of ours whose tool is not installed here -> the distribution to install; nothing is imported."""
+    """Return our counters whose tool is not installed -> the distribution to install. Imports nothing."""
     return {p.name: p.what for p in COUNTERS.ours if installed(p.what) is None}

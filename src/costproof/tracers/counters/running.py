@@ -1,4 +1,4 @@
-"""Counters side by side: each in a process of its own, under limits of time and memory."""
+"""Run counters in parallel, each in a process of its own with limits of time and memory."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ from costproof.tracers.sources import preload_modules
 GIB: Final = 2**30
 
 TRUTH: Final = "truth"
-"""The name under which a process makes our own count instead of a tool's."""
+"""Name of the process that makes our own count."""
 
 _FIRST: Final = (TRUTH, "torchlens", "torch.profiler", "fvcore", "FlopCounterMode")
-"""The truth, and those that take longest, so that no core waits for one of them in the end."""
+"""Our own count and the slowest tools, so that no core waits for one of them at the end."""
 
 CounterAnswer = tuple[CounterCall, CounterUsage]
 CutKey = tuple[str, str, str]
-"""Stage, invocation, cut."""
+"""Stage, invocation, export."""
 
 
 def side_by_side(memory_bytes: int) -> int:
-    """How many processes at once: one for each usable core, and no more than the memory has room for."""
+    """Return the number of parallel processes: one for each usable core, limited by memory."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     room = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // (memory_bytes or GIB)
     return max(1, min(cores, room))
@@ -54,10 +54,10 @@ def run_counters(
     stages: tuple[str, ...] = (),
     progress: Progress = silent,
 ) -> tuple[CounterRecord, dict[str, CounterUsage]]:
-    """Our own count and each tool's, call by call, and what each tool needed, in the order of the names.
+    """Run our own count and each tool; return figures by call and what each tool needed, in the order of names.
 
-    A tool that crashes, hangs or cannot be loaded is a run with errors, and so is the truth; one that is not
-    installed is a run without calls. Parts of a stage without any product in them (look-ups, scattering) are left out.
+    A tool that crashes, hangs or cannot be loaded is a run with errors, and so is our own count. A tool that is not
+    installed is a run without calls. Parts of a stage without products (look-ups, scattering) are left out.
     """
     wanted, absent = list(names), not_installed()
     ordered = sorted((TRUTH, *wanted), key=lambda n: (*_FIRST, n).index(n))
@@ -90,7 +90,7 @@ def run_counters(
 def expected_cuts(
     target: Exportable, workload: Workload, stages: tuple[str, ...], calls: Mapping[str, Mapping[CutKey, CounterCall]]
 ) -> list[CutKey]:
-    """What there is to count if the truth has not come to all of it: what a tool came to, and the other invocations."""
+    """Return what is to be counted if our own count is incomplete: what a tool reached, and other invocations."""
     from costproof.tracers.static import stages_not_exported
 
     found = dict.fromkeys((*calls[TRUTH], *(p for its in calls.values() for p in its)))
@@ -105,12 +105,12 @@ def expected_cuts(
 def _with_missing(
     answered: Mapping[CutKey, CounterCall], due: Iterable[CutKey], problem: str
 ) -> dict[CutKey, CounterCall]:
-    """A call for every place: one that a process did not come to has how it ended for an error."""
+    """Return a call for every key; a call that a process did not reach has the error that ended the process."""
     return {p: answered.get(p) or CounterCall(p[0], p[1], error=problem or "it gave no answer", cut=p[2]) for p in due}
 
 
 def _info(name: str) -> CounterInfo:
-    """What a counter says of itself; one that cannot even be loaded says nothing, and its calls say why."""
+    """Return a counter's description; one that cannot be loaded has an empty one, and its calls report why."""
     try:
         return COUNTERS.load(name).info
     except Exception:
@@ -119,19 +119,19 @@ def _info(name: str) -> CounterInfo:
 
 @dataclass(frozen=True, slots=True)
 class CounterTask:
-    """A piece of work for :mod:`costproof.processes`: one counter on one target."""
+    """A task for :mod:`costproof.processes`: one counter on one target."""
 
     target: Exportable
     workload: Workload
     counter: str
-    """A name of :data:`COUNTERS`, or :data:`TRUTH`."""
+    """A name in :data:`COUNTERS`, or :data:`TRUTH`."""
     stages: tuple[str, ...] = ()
     """Stages to count; empty for all."""
     memory_bytes: int = 0
-    """The limit of the process, for the message."""
+    """Memory limit of the process, for messages."""
 
     def __call__(self, say: Callable[[CounterAnswer], None]) -> None:
-        """Count, and say each answer as soon as it is there; an invocation that fails is one with its error."""
+        """Count and send each answer at once; a failing invocation is an answer with its error."""
         warnings.filterwarnings("ignore")
         model = self.target.build(self.workload)
         config = self.target.info().symbols
@@ -169,10 +169,10 @@ def _count_cut(
 
 
 def _truth(job: ExportJob, args: Mapping[str, Any], place: tuple[str, str]) -> tuple[CostNode, ...]:
-    """Our own count of what a counter was given: FLOPs and vector FLOPs of one cut by (module, operator).
+    """Count the model that a counter receives ourselves: FLOPs and vector FLOPs by (module, operator).
 
     Raises:
-        Incomplete: the cut cannot be traced, or an operator has no rule.
+        Incomplete: the part cannot be traced, or an operator has no rule.
     """
     from costproof.opgraph.account import account
     from costproof.opgraph.costed import cost_graph
@@ -195,12 +195,12 @@ def _truth(job: ExportJob, args: Mapping[str, Any], place: tuple[str, str]) -> t
 
 
 def one_line(error: CostproofError) -> str:
-    """An error in one line, for a table."""
+    """Return an error in one line, for a table."""
     return f"{error.what}: {error.got}" if error.got else error.what
 
 
 def peak_bytes() -> int:
-    """Largest resident size of this process in bytes. On Linux ``ru_maxrss`` would begin with that of the parent."""
+    """Return the peak resident size of this process in bytes; on Linux ``ru_maxrss`` would include the parent's."""
     status = Path("/proc/self/status")
     for line in status.read_text().splitlines() if status.exists() else ():
         if line.startswith("VmHWM:"):

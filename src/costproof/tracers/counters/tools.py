@@ -1,4 +1,4 @@
-"""Tools that say their own figures by module or operator: they are asked once, and nothing is patched into them."""
+"""Run third-party counters and read their own figures by module or operator."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from costproof.tracers.timing import parents
 
 
 def flop_counter_mode(model: Positional, args: tuple[Tensor, ...]) -> Counted:
-    """torch's own ``FlopCounterMode``: operators as they are dispatched. Rows are (module, operator)."""
+    """Count with torch's own ``FlopCounterMode``: operators as dispatched. Rows are (module, operator)."""
     from torch.utils.flop_counter import FlopCounterMode
 
     with torch.no_grad(), FlopCounterMode(display=False) as mode:
@@ -33,7 +33,7 @@ def flop_counter_mode(model: Positional, args: tuple[Tensor, ...]) -> Counted:
 
 
 def fvcore(model: Positional, args: tuple[Tensor, ...]) -> Counted:
-    """``FlopCountAnalysis``: a jit trace, one multiply-accumulate per "flop". Rows are (module, operator)."""
+    """Count with fvcore: a jit trace, one multiply-accumulate per "flop". Rows are (module, operator)."""
     from fvcore.nn import FlopCountAnalysis
 
     # The tool and the tracer below it warn once per operator; what they would say is in the rows.
@@ -55,9 +55,9 @@ def fvcore(model: Positional, args: tuple[Tensor, ...]) -> Counted:
 
 
 def torchlens(model: Positional, args: tuple[Tensor, ...]) -> Counted:
-    """TorchLens's own figures of one traced forward, structure only. Rows are (module, function).
+    """Count with TorchLens: one traced forward, structure only. Rows are (module, function).
 
-    An operator that it has no figure for has no row.
+    An operator for which it has no figure has no row.
     """
     import torchlens
     from torchlens.options import CaptureOptions
@@ -84,9 +84,9 @@ def torchlens(model: Positional, args: tuple[Tensor, ...]) -> Counted:
 
 
 def torch_profiler(model: Positional, args: tuple[Tensor, ...]) -> Counted:
-    """``torch.profiler`` with ``with_flops``. Rows are operators, without modules.
+    """Count with ``torch.profiler(with_flops=True)``. Rows are operators, without modules.
 
-    An event inside another one that has FLOPs too is the same work once more.
+    An event with FLOPs inside another one is the same work again.
     """
     with torch.no_grad(), torch.profiler.profile(with_flops=True, record_shapes=True) as profile:
         model(*args)
@@ -99,9 +99,9 @@ def torch_profiler(model: Positional, args: tuple[Tensor, ...]) -> Counted:
 
 
 def thop(model: Positional, args: tuple[Tensor, ...]) -> Counted:
-    """thop as ultralytics maintains it: hooks on modules, a mode for functional products, MACs.
+    """Count with thop as maintained by ultralytics: hooks on modules, a mode for functional products, MACs.
 
-    Rows are modules; functional products are in the total alone.
+    Rows are modules; functional products are only in the total.
     """
     from thop import profile
 
@@ -116,7 +116,7 @@ def thop(model: Positional, args: tuple[Tensor, ...]) -> Counted:
 
 
 def torchinfo(model: Positional, args: tuple[Tensor, ...]) -> Counted:
-    """torchinfo's "mult-adds": sizes of weights times the first dimension of outputs. Rows are modules."""
+    """Count torchinfo's "mult-adds": sizes of weights times the first dimension of outputs. Rows are modules."""
     import torchinfo
 
     summary = torchinfo.summary(model, input_data=list(args), verbose=0, depth=99, device=args[0].device)
@@ -131,12 +131,12 @@ def torchinfo(model: Positional, args: tuple[Tensor, ...]) -> Counted:
 
 
 def own_rows(figures: Mapping[str, Mapping[str, int]]) -> Iterator[Row]:
-    """Rows without what the modules below have.
+    """Yield the rows of each module without those of its submodules.
 
-    A module belongs to its nearest ancestor with figures: lists of modules are never called and have none.
+    A submodule belongs to its nearest ancestor with figures: lists of modules are never called and have none.
 
     Args:
-        figures: path of a module -> operator -> a figure that contains those of the modules below.
+        figures: path of a module -> operator -> a figure that includes the submodules.
     """
     below: dict[str, list[str]] = {path: [] for path in figures}
     for path in figures:
@@ -158,7 +158,7 @@ BESIDE = "beside the products"
 
 
 def deepspeed(model: Positional, args: tuple[Tensor, ...]) -> Counted:
-    """Rows are (module, function); FLOPs with elementwise work."""
+    """Count with DeepSpeed's profiler. Rows are (module, function); FLOPs include elementwise work."""
     from deepspeed.profiling.flops_profiler import profiler
 
     with read_figures(model, profiler.module_flop_count, profiler.module_mac_count) as rows:
@@ -169,7 +169,10 @@ def deepspeed(model: Positional, args: tuple[Tensor, ...]) -> Counted:
 
 
 def calflops(model: Positional, args: tuple[Tensor, ...]) -> Counted:
-    """Rows are (module, function); products of attention are not among them."""
+    """Count with calflops, a descendant of DeepSpeed's profiler.
+
+    Rows are (module, function); products of attention are not among them.
+    """
     from calflops import calculate_flops, calculate_pipline
 
     with read_figures(model, calculate_pipline.module_flop_count, calculate_pipline.module_mac_count) as rows:
@@ -181,9 +184,10 @@ def calflops(model: Positional, args: tuple[Tensor, ...]) -> Counted:
 
 @contextmanager
 def read_figures(model: Positional, flops: FigureStack, macs: FigureStack) -> Iterator[list[Row]]:
-    """Collect the tool's figures of every module as its forward ends, before the tool sums them up.
+    """Collect the tool's figures of every module when its forward ends, before the tool sums them.
 
-    Hooks run in the order of registration, so these must be made before the tool's own.
+    Both tools patch functions and keep a stack of figures per module. Hooks run in the order of registration, so these
+    must be registered before the tool's own.
     """
     paths, rows = paths_of(model), list[Row]()
 
@@ -198,9 +202,9 @@ def read_figures(model: Positional, flops: FigureStack, macs: FigureStack) -> It
 
 
 def _rows(path: str, flops: Sequence[ToolFigure], macs: Sequence[ToolFigure]) -> Iterator[Row]:
-    """Products and what is counted beside them (a bias), apart; a product inside a product, marked.
+    """Yield products and other figures (a bias) separately; a product inside a product is marked.
 
-    A linear layer on meta is decomposed in Python, so a patched ``mm`` follows directly with the same figure.
+    A linear layer on meta is decomposed in Python, so a patched ``mm`` with the same figure follows directly.
     """
     left, before = [(_name(n), v) for n, v in macs], ("", 0)
     for raw, value in flops:
@@ -222,7 +226,7 @@ def _rows(path: str, flops: Sequence[ToolFigure], macs: Sequence[ToolFigure]) ->
 
 
 def _name(function: Any) -> str:
-    """The tools name a function by its text or by its bound ``__str__``."""
+    """Return the name of a function that a tool identifies by its text or by its bound ``__str__``."""
     if isinstance(function, str):
         return function
     owner = getattr(function, "__self__", function)
@@ -230,7 +234,10 @@ def _name(function: Any) -> str:
 
 
 def ptflops(model: Positional, args: tuple[Tensor, ...]) -> Counted:
-    """Rows are modules with a hook of the tool, and (module, function) for patched functions."""
+    """Count with ptflops and its default backend, in MACs.
+
+    Rows are modules with a hook of the tool, and (module, function) for patched functions.
+    """
     from ptflops import get_model_complexity_info
 
     paths, rows, inside = paths_of(model), list[Row](), list[nn.Module]()
@@ -274,7 +281,7 @@ def ptflops(model: Positional, args: tuple[Tensor, ...]) -> Counted:
 
 @contextmanager
 def _recorded(record: Callable[[str, int], None]) -> Iterator[None]:
-    """Let the tool's rules for functions tell what they count."""
+    """Record what the tool's rules for functions count."""
     from ptflops import pytorch_engine as engine
 
     def told(name: str, rule: Callable[..., int]) -> Callable[..., int]:
@@ -293,7 +300,7 @@ def _recorded(record: Callable[[str, int], None]) -> Iterator[None]:
 
 
 def _module_rows(path: str, module: nn.Module, value: int) -> Iterator[Row]:
-    """A module's figure, the additions of a bias apart."""
+    """Yield a module's figure, with the additions of a bias separately."""
     if not value:
         return
     if not isinstance(module, PRODUCTS):
@@ -307,11 +314,11 @@ def _module_rows(path: str, module: nn.Module, value: int) -> Iterator[Row]:
 
 
 PRODUCTS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-"""Layers that are one product, and a bias."""
+"""Layers that consist of one product and a bias."""
 
 
 class Positional(nn.Module):
-    """A module that takes keyword arguments and lists, as one of positional tensors alone."""
+    """A module with keyword arguments and lists, called with positional tensors only."""
 
     def __init__(self, inner: nn.Module, shape: Sequence[tuple[str, int | None]]) -> None:
         """``shape``: names of the arguments, each with the length of its list, or ``None`` for a tensor."""
@@ -320,7 +327,7 @@ class Positional(nn.Module):
         self.shape = tuple(shape)
 
     def forward(self, *tensors: torch.Tensor) -> Any:
-        """What the module returns."""
+        """Return the result of the module."""
         given, kwargs = iter(tensors), {}
         for name, length in self.shape:
             kwargs[name] = next(given) if length is None else [next(given) for _ in range(length)]
@@ -328,7 +335,7 @@ class Positional(nn.Module):
 
 
 def positional(module: nn.Module, args: Mapping[str, Any]) -> tuple[Positional, tuple[torch.Tensor, ...]]:
-    """The module and its arguments in the form that every counter takes."""
+    """Return the module and its arguments in the form that every counter takes."""
     tensors: list[torch.Tensor] = []
     for value in args.values():
         tensors += value if isinstance(value, list) else [value]
@@ -337,20 +344,20 @@ def positional(module: nn.Module, args: Mapping[str, Any]) -> tuple[Positional, 
 
 
 def inner_path(path: str) -> str:
-    """A path inside :class:`Positional` as one inside the model: ``Positional.inner.part.x`` -> ``part.x``."""
+    """Return the path inside the model of one inside :class:`Positional`: ``Positional.inner.part.x`` -> ``part.x``."""
     parts = path.split(".")
     return ".".join(parts[parts.index("inner") + 1 :]) if "inner" in parts else ""
 
 
 def paths_of(model: Positional) -> dict[int, str]:
-    """id of each module -> its path inside the model."""
+    """Return id of each module -> its path inside the model."""
     return {id(module): inner_path(name) for name, module in model.named_modules()}
 
 
 def below_every_parent(model: Positional, rows: Sequence[Row]) -> Iterator[Row]:
-    """Yield the rows, and those of a module with several parents again below each of the others.
+    """Yield the rows, and those of a shared module again under each of its other parents.
 
-    A tool that keeps one figure of a module, and adds up children below parents, counts it so often.
+    A tool with one figure per module that sums children under parents counts it that often.
     """
     yield from rows
     own = paths_of(model)
@@ -368,14 +375,14 @@ def _places(module: nn.Module, path: str = "") -> Iterator[tuple[str, nn.Module]
 
 
 def bias_part(module: nn.Module, value: int) -> int:
-    """The part of a layer's figure that stands for its bias, where a tool counts weights and biases alike."""
+    """Return the part of a layer's figure for its bias, if the tool counts weights and biases alike."""
     if not isinstance(module, PRODUCTS) or module.bias is None:
         return 0
     return value * module.bias.numel() // (module.weight.numel() + module.bias.numel())
 
 
 def renamed(path: str, prefix: Mapping[str, str]) -> str:
-    """A path inside a cut as a path from the root of the model; scaffolding becomes the root."""
+    """Return a path inside an exported part as a path from the root of the model; scaffolding becomes the root."""
     outer = path_renamer(prefix)(path)
     if outer is None:
         return path if "" in prefix or path.startswith("[") else ""

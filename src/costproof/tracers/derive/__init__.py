@@ -1,1 +1,1 @@
-"""Closed forms read off the graph of any model that exports."""
+"""Derive closed forms from the graph of any model that can be exported."""

@@ -1,4 +1,4 @@
-"""The closed form of a subject: exported with symbols, costed, and checked against fresh counts."""
+"""Derive the closed form of a subject from its symbolic graph, and check it against separate counts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ POINTS: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class SizeCheck:
-    """One comparison with a run: the sizes, what the formula gives, what the run did."""
+    """A comparison at some sizes of the derived formula with a separate count."""
 
     sizes: dict[str, int]
     derived: int
@@ -35,13 +35,13 @@ class SizeCheck:
 
     @property
     def equal(self) -> bool:
-        """Whether they agree, module by module."""
+        """Return whether they agree, module by module."""
         return self.derived == self.counted and not self.differing
 
 
 @dataclass(frozen=True, slots=True)
 class Derived:
-    """What was read off a graph, the comparisons, and where it is the model."""
+    """The derived cost nodes, the comparisons, and the conditions under which they hold."""
 
     nodes: tuple[CostNode, ...]
     points: tuple[SizeCheck, ...]
@@ -49,11 +49,11 @@ class Derived:
 
 
 def derive(subject: Subject, *, points: int = POINTS, seed: int = 1) -> Derived:
-    """Export, cost, and compare with fresh counts at random sizes, some of them large; and at the ends of its range.
+    """Export, cost, and compare with separate counts at random sizes, some large, and at the limits of validity.
 
     Raises:
-        Incomplete: it does not export with these symbols, an operator has no rule, its conditions are not known, or a
-            fresh count cannot be made or has an operator without a rule.
+        Incomplete: it cannot be exported with these symbols, an operator has no rule, its conditions are unknown, or a
+            separate count fails or has an operator without a rule.
     """
     job, exported = subject.job, cached_export(subject.job)
     work = cost_graph(exported.graph)
@@ -80,7 +80,7 @@ def derive(subject: Subject, *, points: int = POINTS, seed: int = 1) -> Derived:
 def _above_one(
     subject: Subject, nodes: tuple[CostNode, ...], usual: Mapping[str, int], holds: tuple[Limit, ...]
 ) -> Iterator[Limit]:
-    """Symbols that must be above 1, or above one step: the exporter takes them to be, and writes no guard for it."""
+    """Yield a limit for symbols that must exceed 1, or one step, which the exporter assumes without a guard."""
     for name in usual:
         least = subject.steps.get(name, 1)
         sizes = {**usual, name: least}

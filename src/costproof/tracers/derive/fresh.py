@@ -1,7 +1,7 @@
-"""A count of one run on its way through the dispatcher: no export, no symbols, the same operator rules.
+"""Count one forward at the dispatcher by our operator rules, without export and symbols.
 
-Every operator that a forward dispatches is seen with its real shapes, inside the module that is
-running. It shares the rules with the exports, and neither shapes nor structure.
+Every operator is seen with its real shapes, inside the active module. The count shares the rules with the exports, but
+neither shapes nor structure.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class _DispatchedCosts(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def fresh_flops(model: nn.Module, args: Mapping[str, Any]) -> tuple[dict[str, int], dict[str, int]]:
-    """Headline FLOPs by module path in ``model``, and operators without a rule, of one forward."""
+    """Return headline FLOPs by module path in ``model``, and operators without a rule, of one forward."""
     try:
         return _count_forward(model, args)
     except RuntimeError as error:
@@ -87,23 +87,28 @@ def _values(argument: Any) -> list[Value]:
 
 
 MOST: Final = 1_000_000
-"""Elements of a tensor up to which its values are kept."""
+"""Most elements of a tensor whose values are followed."""
 _CERTAIN: Final = ("arange", "ones", "zeros", "full", "scalar_tensor", "tril_indices", "eye")
 
 
 class KnownValues:
-    """What is known about the tensors of one run."""
+    """Values of meta tensors that follow from shapes only: positions, and masks made of them.
+
+    Models look at such values (is this mask all ones?), which meta lacks. Integer and boolean tensors from ``arange``,
+    ``ones`` and the like are therefore also made on the CPU, and so is what is computed from them. Whatever depends on
+    inputs or weights stays unknown.
+    """
 
     def __init__(self) -> None:
         self.values = WeakTensorKeyDictionary()
 
     def scalar(self, func: Any, args: Any) -> torch.Tensor | None:
-        """The value of a tensor of which the program asks a number, if that is so and it is known."""
+        """Return the value of the tensor of which the program asks a number, if that is known."""
         asked = func is torch.ops.aten._local_scalar_dense.default
         return self.values[args[0]] if asked and args[0] in self.values else None
 
     def follow(self, func: Any, args: Any, kwargs: Mapping[str, Any], result: Any) -> None:
-        """Do an operator on values as well, where all that it reads is known."""
+        """Run an operator also on values if all its inputs are known."""
         inputs = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
         if not all(t in self.values for t in inputs):
             if func._schema.is_mutable:

@@ -1,4 +1,4 @@
-"""What a formula is derived from: an export of one stage of a target, and the names that its constants may have."""
+"""Choose an export to derive formulas of, name its constants, sample sizes, and find where its graph holds."""
 
 from __future__ import annotations
 
@@ -31,31 +31,32 @@ if TYPE_CHECKING:
     from torch import nn
 
 _SETTINGS: Final = {"B": "batch", "S": "text_tokens", "P": "text_tokens"}
-"""Symbol -> the part of a workload that it is, where the prompt is all text."""
+"""Symbol -> setting of a workload that it is, if the prompt is text only."""
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A model to derive formulas of."""
+    """A model of which formulas are derived."""
 
     name: str
     stage: str
     job: ExportJob
     config: Mapping[str, int]
-    """Numbers of the configuration by name, for constants that are one of them."""
+    """Numbers of the configuration by name, for constants that equal one of them."""
     fixed: Mapping[str, int] = field(default_factory=dict)
-    """Symbols of the workload that the graph holds as numbers."""
+    """Symbols of the workload that are numbers in the graph."""
     steps: Mapping[str, int] = field(default_factory=dict)
     """Symbols that must be multiples of a number."""
     at: Callable[[Mapping[str, int]], ExportJob | None] = lambda sizes: None
-    """What the target itself makes at such sizes, all of them numbers; ``None`` where no workload has these symbols.
+    """Returns the target's own job at some sizes, all of them constant; ``None`` if no workload has these symbols.
 
-    Raises:
-        Problems: it has no such run.
+        Raises:
+            Problems: the target has no such run.
+
     """
 
     def runs(self, sizes: Mapping[str, int]) -> bool:
-        """Whether the target has a run of such sizes, as far as it says."""
+        """Return whether the target has a run of these sizes, as far as it reports."""
         try:
             self.at(sizes)
         except (BadInput, Problems):
@@ -64,10 +65,10 @@ class Subject:
 
 
 def subject(target: Exportable, stage: str, name: str = "") -> Subject:
-    """The first export with symbols of a stage.
+    """Return the first symbolic export of a stage as a subject.
 
     Args:
-        name: of the subject; the target's unless given.
+        name: name of the subject (default: that of the target).
     """
     made = target.derivable(stage) if isinstance(target, Derivable) else None
     source, workload, steps = made or (target, target.workload(), {})
@@ -108,7 +109,7 @@ def _at(
 
 
 def _names(target: Exportable, workload: Workload, stage: str) -> dict[str, int]:
-    """Sizes that the stage's formulas use, where there are any; those of other stages would fit by chance."""
+    """Return the sizes that the stage's formulas use, if any; those of other stages would match by chance."""
     known = target.info().symbols
     if not isinstance(target, WithFormulas):
         return known
@@ -118,10 +119,10 @@ def _names(target: Exportable, workload: Workload, stage: str) -> dict[str, int]
 
 
 def of_tokens(job: ExportJob) -> bool:
-    """Whether constants in the costs of an export are products of widths, which have names.
+    """Return whether constants in the costs of an export are products of named widths.
 
-    An image or a spectrum has a fixed number of positions, which is a factor of all constants and fits
-    names by chance.
+    An image or a spectrum has a fixed number of positions, which is a factor of all constants and matches names by
+    chance.
     """
     fixed = {s.argument[0]: 0 for s in job.sizes}
     for name, value in job.args.items():
@@ -132,24 +133,24 @@ def of_tokens(job: ExportJob) -> bool:
 
 SizeRange = tuple[int, int]
 _TRIES: Final = 300
-"""Draws of each kind."""
+"""Samples of each kind."""
 _ROWS: Final = ("B", "n")
-"""Symbols of which a few are many."""
+"""Symbols of which small values are common."""
 FARTHEST: Final = 5_000
-"""A bound of a range beyond is not counted at: a run could take minutes there."""
+"""Largest bound of a range at which a run is counted, since a longer one could take minutes."""
 _FARTHEST_STEPS: Final = 32
-"""The same for the side of an image, in its steps: positions are as many as its square."""
+"""The same for the side of an image, in steps: the positions are its square."""
 
 
 def example_sizes(job: ExportJob) -> dict[str, int]:
-    """The sizes at which the export was made."""
+    """Return the sizes at which the export was made."""
     args: Any = job.args
     plain = (s for s in job.sizes if s.symbol.isidentifier())  # and not one more than another
     return {s.symbol: int(reduce(getitem, s.argument, args).shape[s.dim]) for s in plain}
 
 
 class SizeSampler:
-    """Random sizes of a subject at which its graph stands for it, and which the target can run."""
+    """Samples sizes at which the graph of a subject is valid and the target can run."""
 
     def __init__(self, subject: Subject, exported: Exported, seed: int) -> None:
         self.subject, self.exported = subject, exported
@@ -159,7 +160,7 @@ class SizeSampler:
         self.examples = example_sizes(exported.job)
 
     def point(self, *, far: bool = False) -> dict[str, int]:
-        """Usual sizes, or large ones; around those of the export where it holds at none of these.
+        """Return typical or large sizes, or sizes near those of the export if it holds at none of these.
 
         Raises:
             Incomplete: no sizes were found at which it holds.
@@ -177,7 +178,7 @@ class SizeSampler:
         )
 
     def ends(self, holds: Sequence[Limit]) -> Iterator[dict[str, int]]:
-        """Of every symbol of a condition the last sizes at which all hold, on both sides, the others as drawn."""
+        """Yield for each symbol of a condition the last sizes in both directions at which all conditions hold."""
         symbols = {s.name for limit in holds for s in parse(limit.margin).free_symbols}
         start = self.point() if symbols else {}
         for name in sorted(symbols & start.keys()):
@@ -207,7 +208,7 @@ class SizeSampler:
         return (2, 5) if name in _ROWS else (8, 64)
 
     def _far(self, name: str) -> SizeRange:
-        """Several times as large; a square of them has no more elements than values are followed of."""
+        """Return a range several times as large, whose square has no more elements than values are followed of."""
         if name in self.subject.steps:
             return 17, 24
         return (9, 17) if name in _ROWS else (500, 1_000)
@@ -218,25 +219,25 @@ class SizeSampler:
 
 
 MOST_SHOWN: Final = 200
-"""Characters of a condition in words; a longer one is an expression in data alone."""
+"""Longest condition that is written in words, in characters; a longer one is only an expression in data."""
 _SIZES: Final = (*range(2, 40), 63, 64, 65, 100, 127, 128, 1_000, 4_097, 131_072, 1_000_003)
 _FEW: Final = (2, 3, 4, 5, 7, 13, 37, 64, 4_097)
 _LONG: Final = 80
-"""Characters of a guard beyond which its own numbers are coefficients, not bounds."""
+"""Length of a guard in characters beyond which its numbers are coefficients and not bounds."""
 Point = dict[str, int]
 
 
 def size_limits(exported: Exported, steps: Mapping[str, int]) -> tuple[Limit, ...]:
-    """The conditions that are not met at every size that was tried, those among their own numbers included.
+    """Return the conditions that fail at some of many sizes, which include the conditions' own numbers.
 
-    Bounds of one symbol are one condition each way; of others those that exclude no more of these sizes than simpler
-    ones are left out. That a symbol stands for 2 or more is not among them.
+    Bounds of one symbol become one condition for each direction. Of the others those that exclude no more sizes than
+    simpler ones are left out. That a symbol is at least 2 is not among them.
 
     Args:
         steps: symbols that are multiples of a number.
 
     Raises:
-        Incomplete: a guard asks for something other than sizes of inputs, or a condition is not one on integers.
+        Incomplete: a guard depends on something other than sizes of inputs, or a condition is not one on integers.
     """
     found = [c for c in guard_conditions(exported) if not all(map(c.met, _points_to_try(c, exported, steps)))]
     usual = [p for c in found for p in _points_to_try(c, exported, steps)]
@@ -261,13 +262,13 @@ def size_limits(exported: Exported, steps: Mapping[str, int]) -> tuple[Limit, ..
 
 
 def _without_rounding(margin: sympy.Expr, steps: Mapping[str, int]) -> sympy.Expr:
-    """A condition without the rounding that a symbol, a multiple of its step, makes needless."""
+    """Remove rounding from a condition that is exact because a symbol is a multiple of its step."""
     times = {sym(name): step * sym(name) for name, step in steps.items()}
     return plain_sympy(margin.xreplace(times)).xreplace({sym(name): sym(name) / step for name, step in steps.items()})
 
 
 def _is_bound(margin: sympy.Expr, bounds: dict[tuple[str, int], int]) -> bool:
-    """Whether a condition is a bound of one symbol; then it is kept among the others, the narrower of two."""
+    """Return whether a condition is a bound of one symbol; then merge it into the bounds, keeping the narrower one."""
     symbol, *more = sorted(margin.free_symbols, key=str)
     slope = margin.coeff(symbol)
     rest = sympy.expand(margin - slope * symbol)
@@ -280,7 +281,7 @@ def _is_bound(margin: sympy.Expr, bounds: dict[tuple[str, int], int]) -> bool:
 
 
 def all_hold(given: Iterable[Limit], sizes: Mapping[str, int]) -> bool:
-    """Whether all conditions are met; one that has no value there is not."""
+    """Return whether all conditions hold; one without a value does not."""
     return all(_holds(parse(limit.margin), sizes) for limit in given)
 
 
@@ -292,7 +293,7 @@ def _holds(margin: sympy.Expr, sizes: Mapping[str, int]) -> bool:
 
 
 def _points_to_try(condition: GuardCondition, exported: Exported, steps: Mapping[str, int]) -> Iterator[Point]:
-    """Sizes at which a condition may fail: usual ones, and its own numbers and their quotients, one more and less."""
+    """Yield sizes at which a condition may fail: typical ones, its own numbers and their quotients, plus or minus 1."""
     names, sizes = sorted(condition.names), set(_SIZES if len(condition.names) == 1 else _FEW)
     numbers = {int(n) for n in re.findall(r"(?<![\w.])\d+(?![\w.])", condition.text)}
     if len(condition.text) <= _LONG:
@@ -305,7 +306,7 @@ def _points_to_try(condition: GuardCondition, exported: Exported, steps: Mapping
 
 
 def format_condition(margin: sympy.Expr) -> str:
-    """A condition in words of mathematics: ``P >= 511``, ``B*S <= 400``, ``S != 100``."""
+    """Return a condition in mathematical notation: ``P >= 511``, ``B*S <= 400``, ``S != 100``."""
     for sign, square in (("==", -margin), ("!=", margin + 1)):
         times, of = factored(square).as_coeff_Mul()
         squares = sympy.Mul.make_args(of)
@@ -315,7 +316,7 @@ def format_condition(margin: sympy.Expr) -> str:
 
 
 def _sides(margin: sympy.Expr, sign: str) -> str:
-    """``left sign right`` without minus signs, divided by what divides all of it."""
+    """Return ``left sign right`` without minus signs, divided by the common factor."""
     terms = sympy.expand(margin).as_coefficients_dict()
     common = sympy.gcd_list([abs(n) for n in terms.values()]) if len(terms) > 1 else 1
     left, right = (

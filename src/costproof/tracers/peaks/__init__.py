@@ -1,1 +1,1 @@
-"""The peak of live activations: by an exported program, and by a module that runs on tensors without numbers."""
+"""Peaks of live activations, of exported programs and of modules that run on fake tensors."""

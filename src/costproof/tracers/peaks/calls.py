@@ -1,4 +1,4 @@
-"""The peaks of every call of a target's stages, by graph and by run."""
+"""Compute the activation peaks of every call of a target's stages, from the graph and from the module as written."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ T = TypeVar("T")
 def call_peaks(
     target: Exportable, workload: Workload, progress: Progress = silent, *, eager: bool = True, forms: bool = True
 ) -> tuple[CallPeaks, ...]:
-    """The peaks of every part of a target that is exported, in each of its calls; of decode steps the last.
+    """Return the peaks of every exported part of a target in each of its calls; for decode those of the last step.
 
-    A peak that cannot be found is ``None``, and a note says why. Graph peaks in symbols take a second export of a part.
+    A peak that cannot be computed is ``None``, with a note. Symbolic graph peaks need a second export of a part.
 
     Args:
-        eager: whether that of the module as written is wanted.
-        forms: whether graph peaks in symbols are.
+        eager: also compute the peak of the module as written.
+        forms: also compute symbolic graph peaks.
     """
     progress("peaks", 0, 1)
     found = [
@@ -66,13 +66,13 @@ def call_peaks(
 
 
 def calls(target: Exportable, workload: Workload) -> Iterator[tuple[str, ExportJob]]:
-    """Invocations, and what runs in them, at the sizes that it has there."""
+    """Yield invocations with the job that runs in them, at its sizes there."""
     for invocation, job, values in _calls(target, workload):
         yield invocation, with_sizes(job, _last_step(job, values))
 
 
 def _calls(target: Exportable, workload: Workload) -> Iterator[tuple[str, ExportJob, Mapping[str, int]]]:
-    """Invocations, what is exported of them, and the values of the symbols there."""
+    """Yield invocations with their job and the values of the symbols there."""
     values = {(i.stage, i.id): i.symbols for i in target.invocations(workload)}
     for job in target.export_jobs(target.build(workload), workload):
         for invocation in job.invocations:
@@ -80,13 +80,13 @@ def _calls(target: Exportable, workload: Workload) -> Iterator[tuple[str, Export
 
 
 def _last_step(job: ExportJob, values: Mapping[str, int]) -> dict[str, int]:
-    """The values in the last of a job's steps."""
+    """Return the values in the last of a job's steps."""
     more = values[str(STEPS)] - 1 if job.repeated else 0
     return {name: value + more if name == str(CONTEXT) else value for name, value in values.items()}
 
 
 class SymbolicPeak(NamedTuple):
-    """A graph peak in symbols, what the inputs have of it, and where it holds; or none of them, and why."""
+    """A symbolic peak with its input share and validity conditions, or the reason there is none."""
 
     peak: str = ""
     given: str = ""
@@ -95,7 +95,7 @@ class SymbolicPeak(NamedTuple):
 
 
 def symbolic_peak(job: ExportJob) -> SymbolicPeak:
-    """The graph peak of a job's last step."""
+    """Return the graph peak of a job's last step in symbols."""
     try:
         found = exported_memory(on_fake_cpu(job))
         peak = peak_form(timeline(found.program).events, found.sizes)
@@ -109,7 +109,7 @@ def symbolic_peak(job: ExportJob) -> SymbolicPeak:
 
 
 def with_symbolic_peak(call: CallPeaks, form: SymbolicPeak, values: Mapping[str, int]) -> CallPeaks:
-    """A call with its graph peak in symbols, where that is the graph peak at its sizes."""
+    """Return a call with its symbolic graph peak, if that equals the graph peak at its sizes."""
     try:
         there = evaluate(form.peak or "0", values)
     except BadInput as error:
@@ -123,7 +123,7 @@ def with_symbolic_peak(call: CallPeaks, form: SymbolicPeak, values: Mapping[str,
 
 
 def peaks_of(job: ExportJob, invocation: str = "", *, eager: bool = True) -> CallPeaks:
-    """The peaks of one job without symbolic sizes, and what lies between them; without ``eager`` that of its graph."""
+    """Return the peaks of a job without symbolic sizes and the parts of their difference, or only that of its graph."""
     if job.conventions:
         said = ", ".join(f"{name} {value}" for name, value in job.conventions.items())
         return CallPeaks(job.stage, invocation, job.id, None, None, notes=(f"not what runs: the export has {said}",))
@@ -158,7 +158,7 @@ def _peak_or_note(make: Callable[[], T], which: str, notes: dict[str, None]) -> 
 
 
 _DEEPEST: Final = 4
-"""How far into lists, dictionaries and objects a variable is searched."""
+"""Depth to which lists, dictionaries and objects in variables are searched."""
 _ONE_OPERATOR: Final = (torch.nn.MultiheadAttention, torch.nn.TransformerEncoderLayer)
 _AS_MODULES: Final = (
     "torch.nn's layers of attention are run as the modules that they are made of, not as the one operator that may "
@@ -169,19 +169,19 @@ _OURS: Final = str(Path(__file__).parents[2])
 _OF_ANY_MODULE: Final = frozenset(vars(torch.nn.Module()))
 
 Holders = Mapping[int, tuple[str, ...]]
-"""Number of a piece of memory -> variables that hold it, outermost first."""
+"""Number of a storage -> variables that refer to it, outermost first."""
 
 
 def eager_run(
     job: FakeCpuJob, watch: Callable[[Storages, int], None] | None = None
 ) -> tuple[Timeline, tuple[str, ...]]:
-    """What a module holds when, and what was taken for granted.
+    """Run a module as written on fake CPU tensors; return what it holds over time, and the assumptions.
 
     Args:
-        watch: called after each event that makes something, while the module runs.
+        watch: called after each event that allocates something, while the module runs.
 
     Raises:
-        Incomplete: the module looks at numbers, or the memory of a result is not known.
+        Incomplete: the module needs values, or the memory of a result is unknown.
     """
     module, name = job.job.module, module_namer(job.job)
     paths = {id(m): name(path) for path, m in module.named_modules()}
@@ -212,7 +212,7 @@ def eager_run(
 
 
 def holders_at(job: FakeCpuJob, expected: Timeline, event: int, wanted: Collection[int]) -> Holders:
-    """Which variables hold some pieces of memory after an event, found by a second run; none if that runs otherwise."""
+    """Return the variables that refer to some storages after an event, by a second run; empty if that differs."""
     found: dict[int, tuple[str, ...]] = {}
 
     def watch(seen: Storages, at: int) -> None:
@@ -225,9 +225,9 @@ def holders_at(job: FakeCpuJob, expected: Timeline, event: int, wanted: Collecti
 
 
 def _holders(seen: Storages, wanted: Collection[int]) -> dict[int, tuple[str, ...]]:
-    """The variables of all functions that are running, outermost first, and attributes of their modules.
+    """Return the variables of all active functions, outermost first, and attributes of their modules.
 
-    Those of torch's functions are told only where there are no others, and those of ours never.
+    Variables of torch's functions are returned only if there are no others, and ours never.
     """
     ours: dict[int, list[str]] = {}
     torchs: dict[int, list[str]] = {}
@@ -247,7 +247,7 @@ def _holders(seen: Storages, wanted: Collection[int]) -> dict[int, tuple[str, ..
 
 
 def _named(variables: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield variables by name, and in place of a module what it holds beside its parts, parameters and buffers."""
+    """Yield variables by name, and for a module its attributes other than submodules, parameters and buffers."""
     for name, value in variables.items():
         if isinstance(value, torch.nn.Module):
             yield from ((f"{name}.{k}", v) for k, v in vars(value).items() if k not in _OF_ANY_MODULE)
@@ -262,7 +262,7 @@ def _function(frame: FrameType) -> str:
 
 
 def _inside(seen: Storages, value: Any, depth: int) -> set[int]:
-    """Numbers of the memory that a value holds; modules hold none that is counted."""
+    """Return the numbers of the storages that a value refers to; modules have none that is counted."""
     if isinstance(value, torch.Tensor):
         number = seen.number(value)
         return set() if number is None else {number}

@@ -1,7 +1,7 @@
-"""An exported program as far as memory goes: every operator run by itself on tensors without numbers.
+"""Run an exported program operator by operator on fake CPU tensors to find the memory that each of them uses.
 
-So each operator says what it returns in which memory, and what it holds before it returns: ``softmax`` in another type
-is a cast and a softmax. When a tensor is given back is not measured here, but follows from who reads it.
+Each operator shows in which storage it returns a result, and what it holds before it returns: ``softmax`` in another
+dtype is a cast and a softmax. When a tensor is freed is not measured here, but follows from its readers.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from torch.utils._pytree import tree_iter
 
 from costproof.ledger.errors import CostproofError, Incomplete, first_line
 from costproof.ledger.peaks import LiveTensor
-from costproof.models.generic.alike import alike
-from costproof.models.generic.copies import with_tensors
+from costproof.models.generic.copies import alike, with_tensors
 from costproof.models.specs import ExportJob
 from costproof.opgraph.graph import Size, path_renamer
 from costproof.opgraph.liveness import MemoryEvent, MemoryProgram, ProgramStep, Timeline
@@ -34,23 +33,23 @@ if TYPE_CHECKING:
 
 
 class ExportedMemory(NamedTuple):
-    """The export of a job as far as memory goes."""
+    """The memory of an exported program."""
 
     program: MemoryProgram
-    """Of a job with symbolic sizes it has its tensors as they are at the example sizes."""
+    """With symbolic sizes, its tensors have the example sizes."""
     sizes: tuple[Size, ...]
-    """The bytes of its tensors in symbols."""
+    """Bytes of its tensors in symbols."""
     guards: tuple[str, ...]
-    """Where it holds."""
+    """The exporter's guards."""
     notes: tuple[str, ...]
-    """What was taken for granted."""
+    """Assumptions of the export."""
 
 
 def exported_memory(job: FakeCpuJob) -> ExportedMemory:
-    """The export of a job as far as memory goes.
+    """Return the memory of a job's exported program.
 
     Raises:
-        Incomplete: it cannot be exported with these symbols, or the memory of a result is not known.
+        Incomplete: it cannot be exported with these symbols, or the memory of a result is unknown.
     """
     exported, notes = export_program(job.job)
     in_symbols = SizeTranslator(job.job, exported)
@@ -66,7 +65,7 @@ def exported_memory(job: FakeCpuJob) -> ExportedMemory:
 
 
 class _ProgramReader:
-    """One pass over an exported program."""
+    """Runs an exported program once."""
 
     def __init__(self, job: ExportJob, exported: torch.export.ExportedProgram) -> None:
         self.job, self.exported, self.name = job, exported, module_namer(job)
@@ -124,21 +123,24 @@ class _ProgramReader:
         return tuple(dict.fromkeys(n for n in found if n is not None))
 
     def _place(self, node: fx.Node) -> str:
-        """Path of the innermost module of the model that runs a node."""
+        """Return the path of the innermost module of the model that runs a node."""
         frames = (node.meta.get("nn_module_stack") or {}).values()
         return next((p for path, _ in reversed(frames) if (p := self.name(str(path))) is not None), "")
 
 
 @dataclass(frozen=True, slots=True)
 class FakeCpuJob:
-    """A job, and the mode that its tensors belong to."""
+    """A job on fake CPU tensors, with the mode that they belong to."""
 
     job: ExportJob
     mode: FakeTensorMode
 
 
 def on_fake_cpu(job: ExportJob) -> FakeCpuJob:
-    """The job with a copy of its module and its inputs on the CPU, without numbers.
+    """Return the job with a copy of its module and its inputs as fake tensors on the CPU.
+
+    Operators take the branches of a CPU there, and nothing is computed or allocated. On meta some differ: fused
+    attention becomes matrix products, which hold the scores.
 
     Raises:
         Incomplete: the module cannot be copied.
@@ -154,17 +156,20 @@ def on_fake_cpu(job: ExportJob) -> FakeCpuJob:
 
 
 def module_namer(job: ExportJob) -> Callable[[str], str | None]:
-    """From paths inside a job's module to paths from the root of the model; ``None`` for scaffolding."""
+    """Return a function from paths inside a job's module to the model's paths; ``None`` for scaffolding."""
     paths, rename = Paths(job.module), path_renamer({unwrapped(inner): outer for inner, outer in job.prefix.items()})
     return lambda path: rename(paths.module(path))
 
 
 class Storages(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Watches while a model runs under it; changes nothing.
+    """Records at the dispatcher each storage that a run allocates and frees; changes nothing.
+
+    Views and in-place results are in known storages; others are allocated. A storage is freed when its last tensor is
+    deleted, which Python reports at once. Temporary memory inside an operator is not seen.
 
     Args:
-        place: says which module runs now.
-        watch: called after each event that makes something, with its number.
+        place: returns the active module.
+        watch: called with the number of each event that allocates something.
     """
 
     supports_higher_order_operators = True
@@ -174,17 +179,17 @@ class Storages(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.place, self.watch = place, watch
         self.tensors: list[LiveTensor] = []
         self.sizes: list[Any] = []
-        """Bytes of each as torch has them: with symbols, where the run has."""
+        """Bytes of each storage, symbolic if the run is."""
         self.events: list[MemoryEvent] = []
         self._known: dict[int, tuple[int, Any]] = {}
-        """``id`` of memory that is alive -> its number (-1 for what is not counted), and what says that it is gone."""
+        """``id`` of a live storage -> its number (-1 if not counted), and a weak reference that reports its end."""
 
     def timeline(self) -> Timeline:
-        """What was seen so far."""
+        """Return the allocations and frees so far."""
         return Timeline(tuple(self.tensors), tuple(self.events))
 
     def apart(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Do not count these: parameters, buffers, constants."""
+        """Exclude parameters, buffers and constants."""
         for tensor in tensors:
             storage = tensor.untyped_storage()
             self._known[id(storage)] = (-1, storage)
@@ -194,7 +199,7 @@ class Storages(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._see(name, "", tensor, "")
 
     def number(self, tensor: torch.Tensor) -> int | None:
-        """The number of a tensor's memory; ``None`` for what is not counted."""
+        """Return the number of a tensor's storage, or ``None`` if it is not counted."""
         found = self._known.get(id(_storage(tensor, "")), (-1, None))[0]
         return None if found < 0 else found
 
@@ -231,15 +236,15 @@ class Storages(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _example(size: Any) -> int:
-    """A size; one with symbols at the example that the export was made of, which asks nothing of the symbols."""
+    """Return a size, or the example value of a symbolic one, without adding guards."""
     return int(size if isinstance(size, int) else size.node.hint)
 
 
 def _storage(tensor: torch.Tensor, operator: str) -> torch.UntypedStorage:
-    """The memory of a tensor.
+    """Return the storage of a tensor.
 
     Raises:
-        Incomplete: it is not known, as of a sparse one.
+        Incomplete: it is unknown, as for a sparse tensor.
     """
     try:
         return tensor.untyped_storage()

@@ -1,8 +1,8 @@
-"""The published checkpoint: its tensors, and where each of them goes in the native model.
+"""The published checkpoint: its tensors, and the native parameters that each of them fills.
 
-``checkpoint_tensors.json`` lists names and shapes of all 2,710 tensors of
-deepseek-ai/DeepSeek-OCR in 67 patterns. Where both implementations have a module of the same role, its tensors
-have the same names; the rest is renamed, split (CLIP's fused query/key/value), or stacked (the experts).
+``checkpoint_tensors.json`` lists names and shapes of all 2,710 tensors of deepseek-ai/DeepSeek-OCR in 67 patterns.
+Tensors have the same names in both implementations if both have a module of the same role. The others are renamed,
+split (CLIP's fused query/key/value projection), or stacked (the experts).
 """
 
 from __future__ import annotations
@@ -18,12 +18,11 @@ from math import prod
 from typing import Final
 
 from costproof.ledger.node import CostNode, Ledger
-from costproof.models.families.deepseek_ocr.build import PARTS
-from costproof.models.families.deepseek_ocr.formulas.names import NATIVE_NAMES
-from costproof.models.families.deepseek_ocr.remote_code.names import REMOTE_CODE_NAMES
+from costproof.models.families.deepseek_ocr.names import NATIVE_NAMES, VENDOR_NAMES
+from costproof.models.families.deepseek_ocr.native import NATIVE_STAGES
 from costproof.models.weights import Transform
 
-_MODULES: Final = {REMOTE_CODE_NAMES[r]: path for r, path in NATIVE_NAMES.items() if r in REMOTE_CODE_NAMES}
+_MODULES: Final = {VENDOR_NAMES[r]: path for r, path in NATIVE_NAMES.items() if r in VENDOR_NAMES}
 """Path of a vendor module -> that of the native module of the same role; ``{i}`` is the number of the layer."""
 _LAYER: Final = re.compile(r"\.(?:layers|blocks)\.(\d+)(?=\.)")
 _EXPERT: Final = r"model\.layers\.(\d+)\.mlp\.experts\.\d+\."
@@ -121,7 +120,7 @@ def checkpoint_ledger() -> Ledger:
             evidence=tuple(evidence[module]),
         )
         for module, count in params.items()
-        for stage in PARTS.stages(module)
+        for stage in NATIVE_STAGES.stages(module)
     )
     return Ledger(
         source="checkpoint",

@@ -1,35 +1,45 @@
-"""The configuration of DeepSeek-OCR: everything that decides a cost, and nothing else.
+"""The configuration of DeepSeek-OCR, by default the published one, and the two kinds of files that hold it.
 
-The defaults are the published checkpoint. Two kinds of file are read into it: the vendor's own
-``config.json`` (:mod:`.vendor_config`) and that of transformers' native classes
-(:mod:`.native_config`).
+The vendor's ``config.json`` (``model_type`` deepseek_vl_v2) nests the towers under ``vision_config.width`` and repeats
+the keys of the decoder at top level next to ``language_config``; ``DeepseekOCRConfig`` reads the top level, so both
+must agree. What its code does not read from the file has the defaults of that code: ``deepencoder.build_sam_vit_b``,
+``vit_model_cfg``, and ``image_token_id`` of ``modeling_deepseekocr``.
+
+The file of transformers' native classes (``model_type`` unlimited_ocr) is complete, as from ``to_dict``, or has only
+what differs from the defaults, as from ``save_pretrained``.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, ClassVar, Final, cast
 
-from costproof.ledger.errors import BadInput, CostproofError
+from costproof.ledger.errors import BadInput, CostproofError, Problems
+from costproof.ledger.files import read_configuration
+from costproof.models.checkpoint import without, without_dtype
 from costproof.models.config import Config
-from costproof.models.config_reader import renamed
+from costproof.models.config_reader import Section, renamed, shown
+from costproof.models.pages.config import (
+    CHANNELS,
+    DECODER_KEYS,
+    GENERAL_KEYS,
+    NOT_DRAWN,
+    SAM_KEYS,
+    TEXT_KEYS,
+    UNKNOWN_ACTIVATION,
+    WAIVED,
+    EqualHeads,
+    PageDecoderConfig,
+    SamConfig,
+    contradictions,
+    read_downsample,
+    read_sam,
+    read_text,
+)
 
-CHANNELS: Final = 3
-"""RGB pages: the vendor's processor and both patch embeddings take three channels."""
-
-
-SAM_KEYS: Final = {
-    "hidden": "hidden_size",
-    "layers": "num_hidden_layers",
-    "heads": "num_attention_heads",
-    "mlp": "mlp_dim",
-    "image": "image_size",
-    "patch": "patch_size",
-    "window": "window_size",
-    "neck": "output_channels",
-}
 CLIP_KEYS: Final = {
     "hidden": "hidden_size",
     "layers": "num_hidden_layers",
@@ -38,73 +48,58 @@ CLIP_KEYS: Final = {
     "image": "image_size",
     "patch": "patch_size",
 }
-TEXT_KEYS: Final = {
-    "hidden": "hidden_size",
-    "layers": "num_hidden_layers",
-    "heads": "num_attention_heads",
-    "kv_heads": "num_key_value_heads",
-    "intermediate": "intermediate_size",
-    "experts": "n_routed_experts",
-    "topk": "num_experts_per_tok",
-    "moe_intermediate": "moe_intermediate_size",
-    "shared_experts": "n_shared_experts",
-    "vocab": "vocab_size",
-    "max_positions": "max_position_embeddings",
-}
-"""Sizes -> their keys in the native file."""
-
-
+"""Sizes of CLIP -> their keys in the native file."""
 _SYMBOLS: Final = {
     "sam": ("hidden", "heads", "head_dim", "mlp", "layers", "window", "patch", "image"),
     "clip": ("hidden", "heads", "head_dim", "mlp", "layers", "positions"),
     "text": ("hidden", "heads", "kv_heads", "head_dim", "intermediate", "layers", "experts", "topk", "vocab"),
 }
 """Sizes that the formulas name as the configuration does: ``sam_hidden``."""
+NATIVE_POSITIONS: Final = 32_768
+"""``UnlimitedOcrTextConfig.max_position_embeddings``."""
+NATIVE_WINDOW: Final = 128
+"""``UnlimitedOcrTextConfig.sliding_window``."""
+_NATIVE_PATHS: Final = {
+    **{f"sam.{field}": f"$.vision_config.sam_config.{key}" for field, key in SAM_KEYS.items()},
+    "sam.global_layers": "$.vision_config.sam_config.global_attn_indexes",
+    "sam.downsample": "$.vision_config.sam_config.downsample_channels",
+    **{f"clip.{field}": f"$.vision_config.encoder_config.{key}" for field, key in CLIP_KEYS.items()},
+    **{f"text.{field}": f"$.text_config.{key}" for field, key in TEXT_KEYS.items()},
+    "text.dense_layers": "$.text_config.mlp_layer_types",
+    "image_token": "$.image_token_id",
+}
+"""Where each number stands in the file."""
+SAM_MLP_RATIO: Final = 4
+"""``deepencoder.build_sam_vit_b``: ``mlp_ratio = 4``."""
 
-
-class _Heads:
-    """Attention heads of equal width."""
-
-    __slots__ = ()
-    hidden: int
-    heads: int
-
-    @property
-    def head_dim(self) -> int:
-        """Width of one attention head."""
-        return self.hidden // self.heads
+_VENDOR_CODE: Final = {"model_type": "names a class"}
+_LANGUAGE: Final = {
+    **GENERAL_KEYS,
+    **_VENDOR_CODE,
+    **DECODER_KEYS,
+    "aux_loss_alpha": "a training loss",
+    "ep_size": "one device holds all experts",
+    "seq_aux": "a training loss",
+}
+_NO_MLA: Final = "multi-head latent attention is not described by the formulas of this target"
+_VENDOR_SAM_KEYS: Final = {"hidden": "width", "layers": "layers", "heads": "heads"}
+_VENDOR_CLIP_KEYS: Final = {**_VENDOR_SAM_KEYS, "image": "image_size", "patch": "patch_size"}
+_VENDOR_PATHS: Final = {
+    **{f"sam.{field}": f"$.vision_config.width.sam_vit_b.{key}" for field, key in _VENDOR_SAM_KEYS.items()},
+    "sam.global_layers": "$.vision_config.width.sam_vit_b.global_attn_indexes",
+    "sam.downsample": "$.vision_config.width.sam_vit_b.downsample_channels",
+    "sam.image": "$.vision_config.image_size",
+    "sam.patch": "the vendor's code, patch 16",
+    **{f"clip.{field}": f"$.vision_config.width.clip-l-14-224.{key}" for field, key in _VENDOR_CLIP_KEYS.items()},
+    "text.dense_layers": "$.language_config.first_k_dense_replace",
+    **{f"text.{field}": f"$.language_config.{key}" for field, key in TEXT_KEYS.items()},
+    "image_token": "$.language_config.vocab_size",
+}
+"""Where each number stands in the file, or in the code."""
 
 
 @dataclass(frozen=True, slots=True)
-class SamConfig(_Heads):
-    """SAM ViT-B with a neck and two stride-2 convolutions (vendor: ``deepencoder.build_sam_vit_b``)."""
-
-    hidden: int = 768
-    layers: int = 12
-    heads: int = 12
-    mlp: int = 3072
-    image: int = 1024
-    """Side in pixels for which the position table was trained."""
-    patch: int = 16
-    window: int = 14
-    global_layers: tuple[int, ...] = (2, 5, 8, 11)
-    """Layers with attention over the whole view; the others attend within windows."""
-    neck: int = 256
-    downsample: tuple[int, int] = (512, 1024)
-
-    @property
-    def channels(self) -> int:
-        """Channels of a page."""
-        return CHANNELS
-
-    @property
-    def stride(self) -> int:
-        """Pixels per feature along a side: the patch, halved twice by the two convolutions."""
-        return self.patch * 4
-
-
-@dataclass(frozen=True, slots=True)
-class ClipConfig(_Heads):
+class ClipConfig(EqualHeads):
     """CLIP-L, fed with the features of SAM in place of patches (vendor: ``deepencoder.vit_model_cfg``)."""
 
     hidden: int = 1024
@@ -121,47 +116,15 @@ class ClipConfig(_Heads):
 
 
 @dataclass(frozen=True, slots=True)
-class TextConfig(_Heads):
-    """The decoder: multi-head attention, the first layers dense, the others mixtures of experts."""
-
-    hidden: int = 1280
-    layers: int = 12
-    dense_layers: int = 1
-    heads: int = 10
-    kv_heads: int = 10
-    intermediate: int = 6848
-    """Width of the gated MLP in the dense layers."""
-    experts: int = 64
-    topk: int = 6
-    moe_intermediate: int = 896
-    shared_experts: int = 2
-    vocab: int = 129_280
-    max_positions: int = 8192
-    sliding_window: int | None = None
-    """Decode steps after which the oldest ones leave the cache; ``None``: all stay (the vendor's code)."""
-    rms_norm_eps: float = 1e-6
-    rope_theta: float = 10_000.0
-    routed_scaling_factor: float = 1.0
-
-
-NOT_DRAWN: Final = {
-    "image_token": "an id costs nothing",
-    "text.sliding_window": "runs that would leave it are refused",
-    **dict.fromkeys((f"text.{x}" for x in ("rms_norm_eps", "rope_theta", "routed_scaling_factor")), "a constant"),
-}
-"""Fields that no draw of a proof varies, with the reason."""
-
-
-@dataclass(frozen=True, slots=True)
 class OcrConfig(Config):
     """The whole model. The projector is a linear from SAM's and CLIP's features to the decoder's width."""
 
     sam: SamConfig = field(default_factory=SamConfig)
     clip: ClipConfig = field(default_factory=ClipConfig)
-    text: TextConfig = field(default_factory=TextConfig)
+    text: PageDecoderConfig = field(default_factory=PageDecoderConfig)
     image_token: int = 128_815
     waived: tuple[tuple[str, str], ...] = field(default=(), compare=False)
-    """Keys of the file that were read and not used, with the reason."""
+    """Keys of the file that decide no cost, with the reason."""
 
     not_drawn: ClassVar = NOT_DRAWN
 
@@ -180,14 +143,11 @@ class OcrConfig(Config):
 
     def contradictions(self) -> list[CostproofError]:
         """Every pair of numbers that cannot stand together, at their places in a native file."""
-        from costproof.models.families.deepseek_ocr.consistency import contradictions
-        from costproof.models.families.deepseek_ocr.native_config import PATHS
-
         widths = cast("tuple[int, ...]", self.sam.downsample)  # what a key was set to has any length
         if len(widths) != 2:
-            what, where = "there are two stride-2 convolutions", PATHS["sam.downsample"]
+            what, where = "there are two stride-2 convolutions", _NATIVE_PATHS["sam.downsample"]
             return [BadInput(what, where=where, expected="two widths", got=list(widths))]
-        return contradictions(self, PATHS)
+        return contradictions(self, _NATIVE_PATHS)
 
     def config_hash(self) -> str:
         """First twelve hex digits of the SHA-256 of the normalised configuration."""
@@ -195,7 +155,7 @@ class OcrConfig(Config):
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     def symbols(self) -> dict[str, int]:
-        """Values of the configuration's symbols, as the formulas name them."""
+        """Return the values of the symbols in the formulas."""
         sizes = {tower: getattr(self, tower) for tower in _SYMBOLS}
         return {
             "in_channels": self.sam.channels,
@@ -212,7 +172,7 @@ class OcrConfig(Config):
         """Keyword arguments for transformers' ``UnlimitedOcrConfig``.
 
         The reference window is as long as the context, which makes it full attention: no run that
-        :func:`~costproof.models.families.deepseek_ocr.workloads.problems_of` lets pass can exceed it.
+        :func:`~costproof.models.families.deepseek_ocr.workload.problems_of` lets pass can exceed it.
         """
         text = self.text
         return {
@@ -246,6 +206,184 @@ def from_normalised(data: dict[str, Any]) -> OcrConfig:
     return OcrConfig(
         sam=SamConfig(**sam),
         clip=ClipConfig(**data["clip"]),
-        text=TextConfig(**data["text"]),
+        text=PageDecoderConfig(**data["text"]),
         image_token=data["image_token"],
     )
+
+
+def load_config(path: Path) -> OcrConfig:
+    """Read a configuration file, the vendor's or the native one.
+
+    Raises:
+        Problems: every key that is missing, unknown, out of range, or contradicts another.
+        BadInput: the file is not a JSON object, or neither kind of configuration.
+    """
+    return parse_config(read_configuration(path), where=str(path))
+
+
+def parse_config(data: object, *, where: str) -> OcrConfig:
+    """:func:`load_config` for a value that is already read; ``where`` names it in error messages."""
+    if not isinstance(data, dict):
+        raise BadInput("a configuration must be a JSON object", where=f"$ in {where}", expected="a JSON object")
+    vendor = any(k in data for k in ("language_config", "projector_config"))
+    native = "text_config" in data or data.get("model_type") == "unlimited_ocr"
+    if vendor == native:
+        raise BadInput(
+            "this is not a configuration of DeepSeek-OCR",
+            where=f"$ in {where}",
+            expected="vision_config with language_config and projector_config (the vendor's config.json), or "
+            "model_type 'unlimited_ocr' with vision_config and text_config (transformers' native one)",
+            got="keys " + (", ".join(sorted(str(k)[:40] for k in data)[:8]) or "none"),
+        )
+    top = Section(without_dtype(without(data)), "$", [])
+    config = _read_vendor(top) if vendor else _read_native(top)
+    config = replace(config, waived=top.finish(strict=True))
+    problems = top.problems or contradictions(config, _VENDOR_PATHS if vendor else _NATIVE_PATHS)
+    if problems:
+        raise Problems(f"the configuration {where} cannot be used", problems)
+    return config
+
+
+def _read_native(top: Section) -> OcrConfig:
+    """The configuration in the native file; what is wrong with it becomes a problem of the section."""
+    top.waive(WAIVED)
+    top.fixed("model_type", "unlimited_ocr", why="this model type is not the native DeepSeek-OCR's")
+    top.fixed("tie_word_embeddings", False, why="an lm_head that shares the embedding table is not described")
+    vision = top.child("vision_config", optional=True)
+    vision.waive(WAIVED)
+    vision.fixed("model_type", "unlimited_ocr_vision", why="this vision tower is not the native one")
+    return OcrConfig(
+        sam=read_sam(vision.child("sam_config", optional=True), "unlimited_ocr_sam_vision_model", SamConfig()),
+        clip=_native_clip(vision.child("encoder_config", optional=True)),
+        text=_native_text(top.child("text_config", optional=True)),
+        image_token=top.integer("image_token_id", OcrConfig().image_token, least=0),
+    )
+
+
+def _native_clip(section: Section) -> ClipConfig:
+    section.waive({**WAIVED, "num_channels": "this tower reads SAM's features, not pixels"})
+    section.fixed("model_type", "unlimited_ocr_vision_encoder", why="this tower is not the native CLIP")
+    section.fixed("hidden_act", "quick_gelu", why=UNKNOWN_ACTIVATION)
+    return ClipConfig(**section.sizes(CLIP_KEYS, ClipConfig()))
+
+
+def _native_text(section: Section) -> PageDecoderConfig:
+    made = read_text(section, "unlimited_ocr_text", replace(PageDecoderConfig(), max_positions=NATIVE_POSITIONS))
+    _layer_types(section, made.layers)
+    return replace(made, sliding_window=section.integer("sliding_window", NATIVE_WINDOW))
+
+
+def _layer_types(section: Section, layers: int) -> None:
+    kinds = section.take("layer_types", None)
+    if kinds is None:
+        return
+    known = ("reference_sliding_attention", "full_attention")
+    if not isinstance(kinds, list) or len(kinds) != layers or any(k not in known for k in kinds):
+        section.problem(
+            "this must list a kind per layer",
+            "layer_types",
+            expected=f"{layers} of {known[0]!r} or {known[1]!r}",
+            got=f"a list of {len(kinds)}" if isinstance(kinds, list) else shown(kinds),
+        )
+
+
+def _read_vendor(top: Section) -> OcrConfig:
+    """The configuration in the vendor's file; what is wrong with it becomes a problem of the section."""
+    top.waive({**GENERAL_KEYS, "candidate_resolutions": "the workload decides the sizes of the views"})
+    top.fixed("model_type", "deepseek_vl_v2", "DeepseekOCR", why="this model type is not DeepSeek-OCR's")
+    top.fixed("tile_tag", "2D", why="the formulas describe one newline token per row of features")
+    top.fixed("global_view_pos", "head", why="the vendor's code knows only this position")
+    sam, clip = _vendor_vision(top.child("vision_config"))
+    config = OcrConfig(sam, clip, _vendor_language(top))
+    _vendor_projector(top.child("projector_config"), config)
+    return config
+
+
+def _vendor_vision(vision: Section) -> tuple[SamConfig, ClipConfig]:
+    unread = "the vendor's code never reads it: CLIP-L has ffn_hidden_size 4096 in vit_model_cfg"
+    vision.waive({**_VENDOR_CODE, "mlp_ratio": unread})
+    vision.fixed("model_name", "deeplip_b_l", why="this vision tower is not DeepSeek-OCR's")
+    widths = vision.child("width")
+    tower = widths.child("sam_vit_b")
+    sizes = tower.sizes(_VENDOR_SAM_KEYS)
+    sam = SamConfig(
+        **sizes,
+        mlp=SAM_MLP_RATIO * sizes["hidden"],
+        image=vision.integer("image_size"),
+        global_layers=tower.integers("global_attn_indexes", least=0),
+        downsample=read_downsample(tower),
+    )
+    return sam, ClipConfig(**widths.child("clip-l-14-224").sizes(_VENDOR_CLIP_KEYS))
+
+
+def _vendor_projector(section: Section, config: OcrConfig) -> None:
+    none = "a linear projector has none"
+    section.waive({**_VENDOR_CODE, "depth": none, "mlp_ratio": none, "downsample_ratio": none})
+    section.fixed("projector_type", "linear", why="only a linear projector is described by the formulas")
+    section.fixed("token_pooling", False, why="pooling of vision tokens is not described by the formulas")
+    width, output = section.integer("input_dim"), section.integer("n_embed")
+    if section.problems:
+        return
+    if width != config.projector_in:
+        section.problem(
+            "the projector reads the features of SAM and CLIP side by side",
+            "input_dim",
+            expected=f"{config.projector_in} = {config.sam.downsample[1]} + {config.clip.hidden}",
+            got=width,
+        )
+    if output != config.text.hidden:
+        section.problem(
+            "the projector writes embeddings of the decoder",
+            "n_embed",
+            expected=f"{config.text.hidden} ({_VENDOR_PATHS['text.hidden']})",
+            got=output,
+        )
+
+
+def _vendor_language(top: Section) -> PageDecoderConfig:
+    section = top.child("language_config")
+    section.waive(_LANGUAGE)
+    section.fixed("topk_method", "greedy", why="only greedy routing is described by the formulas")
+    section.fixed("scoring_func", "softmax", why="only softmax scores are described by the formulas")
+    section.fixed("norm_topk_prob", False, why="normalising the chosen scores is not described by the formulas")
+    section.fixed("moe_layer_freq", 1, why="expert layers that alternate are not described by the formulas")
+    section.fixed("hidden_act", "silu", why="only SiLU is described by the formulas")
+    section.fixed("attention_bias", False, why="attention with biases is not described by the formulas")
+    section.fixed("rope_scaling", None, why="scaled rotary embedding is not described by the formulas")
+    section.fixed("tie_word_embeddings", False, why="the vendor's lm_head has a table of its own")
+    section.fixed("lm_head", True, why="the formulas describe a model with an lm_head")
+    section.fixed("rm_head", False, why="the formulas describe a model with an lm_head")
+    section.fixed("use_mla", False, why=_NO_MLA, default=True)
+    for key in ("kv_lora_rank", "q_lora_rank"):
+        section.fixed(key, None, why=_NO_MLA)
+    for key in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"):
+        section.fixed(key, 0, None, why=_NO_MLA)
+    sizes = section.sizes({field: key for field, key in TEXT_KEYS.items() if field != "kv_heads"})
+    text = PageDecoderConfig(
+        **sizes,
+        kv_heads=section.integer("num_key_value_heads", sizes["heads"]),
+        dense_layers=section.integer("first_k_dense_replace", least=0),
+        rms_norm_eps=section.number("rms_norm_eps", 1e-6),
+        rope_theta=section.number("rope_theta", 10_000.0),
+        routed_scaling_factor=section.number("routed_scaling_factor", 1.0),
+    )
+    _check_repeated(top, section)
+    return text
+
+
+def _check_repeated(top: Section, language: Section) -> None:
+    """Consume the decoder's keys at top level, which must say the same as ``language_config``."""
+    for key in sorted(language.known & set(top.data) - top.known):
+        top.known.add(key)
+        if key not in language.data:
+            if not any(p.where == f"{language.path}.{key}" for p in language.problems):
+                language.problem(
+                    "a key stands at top level and not here", key, expected=shown(top.data[key]), got="nothing"
+                )
+        elif type(top.data[key]) is not type(language.data[key]) or top.data[key] != language.data[key]:
+            top.problem(
+                "this must repeat what language_config says",
+                key,
+                expected=f"{shown(language.data[key])} ($.language_config.{key})",
+                got=shown(top.data[key]),
+            )

@@ -1,4 +1,4 @@
-"""DeepSeek-OCR as a target: one place that knows configuration, workloads, formulas and model."""
+"""DeepSeek-OCR as a target on the native classes of transformers."""
 
 from __future__ import annotations
 
@@ -17,16 +17,25 @@ from costproof.models import settings
 from costproof.models.checkpoint import stored
 from costproof.models.config import Configured
 from costproof.models.decoding.build import with_numbers
-from costproof.models.families.deepseek_ocr import build, exports, geometry, runs
-from costproof.models.families.deepseek_ocr.build import DECODER
+from costproof.models.families.deepseek_ocr import native
 from costproof.models.families.deepseek_ocr.checkpoint import checkpoint_ledger, placed
-from costproof.models.families.deepseek_ocr.config import OcrConfig, from_normalised
-from costproof.models.families.deepseek_ocr.config_file import parse_config
-from costproof.models.families.deepseek_ocr.formulas.symbols import symbol_docs
-from costproof.models.families.deepseek_ocr.page import IMAGE_STAGES, STAGES
-from costproof.models.families.deepseek_ocr.presets import DEFAULT_PRESET, MODES, SETTINGS, SIDES, USUAL_SIDES
-from costproof.models.families.deepseek_ocr.remote_code import snapshot
-from costproof.models.families.deepseek_ocr.workloads import make_workload, problems_of
+from costproof.models.families.deepseek_ocr.config import OcrConfig, from_normalised, parse_config
+from costproof.models.families.deepseek_ocr.formulas import ocr_ledger, symbol_docs
+from costproof.models.families.deepseek_ocr.snapshot import CODE, REQUIRED
+from costproof.models.families.deepseek_ocr.workload import (
+    DEFAULT_PRESET,
+    DEFAULT_SIDES,
+    IMAGE_STAGES,
+    MODES,
+    SIDES,
+    STAGES,
+    invocations,
+    make_workload,
+    problems_of,
+    sequence_length,
+    structure,
+)
+from costproof.models.pages.workload import PAGE_SETTINGS
 from costproof.models.specs import Built, ExportJob, Run, layers_cut
 from costproof.models.target import Exportable, NamedWorkload, Setting, Target
 
@@ -38,8 +47,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class OcrTarget(Configured[OcrConfig]):
-    """What both implementations share: the configuration, its names, and the words for its workloads."""
+class DeepseekOcr(Configured[OcrConfig]):
+    """The native classes of transformers with one configuration."""
 
     config: OcrConfig = field(default_factory=OcrConfig)
     name: str = "deepseek-ocr"
@@ -51,18 +60,13 @@ class OcrTarget(Configured[OcrConfig]):
         return MODES.named()
 
     def symbol_docs(self) -> dict[str, SymbolDoc]:
-        """How the symbols of its formulas are typeset and what they mean."""
+        """Return the typesetting and the meaning of each symbol in its formulas."""
         return symbol_docs()
-
-
-@dataclass(frozen=True, slots=True)
-class DeepseekOcr(OcrTarget):
-    """The native classes of transformers with one configuration."""
 
     @staticmethod
     def settings() -> tuple[Setting, ...]:
-        """What can be chosen about a run beside the preset."""
-        return SETTINGS
+        """Return the settings of a run, other than the preset."""
+        return PAGE_SETTINGS
 
     @staticmethod
     def mistakes() -> Mistakes:
@@ -90,17 +94,17 @@ class DeepseekOcr(OcrTarget):
     @staticmethod
     def reads(folder: Path) -> bool:
         """Whether a folder is meant for this target: it holds a file of the remote code."""
-        return any((folder / name).is_file() for name in snapshot.CODE)
+        return any((folder / name).is_file() for name in CODE)
 
     @staticmethod
     def folder_holds() -> str:
         """What a folder for this target holds."""
-        return "a snapshot of DeepSeek-OCR: " + ", ".join(snapshot.REQUIRED)
+        return "a snapshot of DeepSeek-OCR: " + ", ".join(REQUIRED)
 
     @staticmethod
     def from_folder(folder: Path, *, trusted: bool) -> Target:
         """The remote code in a folder."""
-        from costproof.models.families.deepseek_ocr.remote_code.target import RemoteCodeOcr
+        from costproof.models.families.deepseek_ocr.vendor import RemoteCodeOcr
 
         return RemoteCodeOcr.from_folder(folder, trusted=trusted)
 
@@ -130,7 +134,7 @@ class DeepseekOcr(OcrTarget):
 
     def workload(self, preset: str | None = None, **settings: Any) -> Workload:
         """Return a preset with changes; ``settings`` as for :func:`~.workloads.make_workload`."""
-        return make_workload(preset or DEFAULT_PRESET, config=self.config, usual=self.dtype, **settings)
+        return make_workload(preset or DEFAULT_PRESET, config=self.config, default_dtype=self.dtype, **settings)
 
     def problems(self, workload: Workload) -> list[CostproofError]:
         """Everything that keeps the model from running a workload."""
@@ -150,13 +154,11 @@ class DeepseekOcr(OcrTarget):
 
     def invocations(self, workload: Workload) -> tuple[Invocation, ...]:
         """The calls of the stages in one run, in order, with the values of their symbols."""
-        return geometry.invocations(self.config, workload)
+        return invocations(self.config, workload)
 
     def formulas(self, workload: Workload) -> Ledger:
-        """The analytic ledger in symbols: ``exprs`` filled, ``costs`` empty."""
-        from costproof.models.families.deepseek_ocr.formulas.ledger import ledger
-
-        found = ledger(geometry.structure(self.config, workload))
+        """Return the symbolic analytic ledger: ``exprs`` are set, ``costs`` are empty."""
+        found = ocr_ledger(structure(self.config, workload))
         # How often a loop over experts turns depends on the data; a formula counts one call for all of them.
         return replace(found, conventions={"expert_kernel": "grouped_mm"}) if workload.experts == "eager" else found
 
@@ -169,11 +171,11 @@ class DeepseekOcr(OcrTarget):
         """What can be chosen about a proof beside the random configurations."""
         return (SIDES,)
 
-    def proof(self, samples: int, seed: int, sides: str = USUAL_SIDES) -> Proof:
+    def proof(self, samples: int, seed: int, sides: str = DEFAULT_SIDES) -> Proof:
         """The pieces of a proof: runs, sides, pages, and random small configurations."""
-        from costproof.models.families.deepseek_ocr import domain
+        from costproof.models.families.deepseek_ocr.proof import proof
 
-        return domain.proof(self, samples, seed, sides)
+        return proof(self, samples, seed, sides)
 
     def build(self, workload: Workload) -> nn.Module:
         """The model on the meta device, in the workload's dtype.
@@ -183,12 +185,12 @@ class DeepseekOcr(OcrTarget):
         return self._build(workload, "grouped_mm" if workload.experts == "eager" else workload.experts)
 
     def _build(self, workload: Workload, experts: ExpertKernel) -> nn.Module:
-        return build.build_model(
+        return native.build_model(
             self.config.native_kwargs(),
             dtype=workload.dtype,
             attention=workload.attention,
             experts=experts,
-            context=geometry.sequence_length(self.config, workload) + workload.new_tokens,
+            context=sequence_length(self.config, workload) + workload.new_tokens,
         )
 
     def build_run(self, workload: Workload, progress: Progress) -> Built:
@@ -199,33 +201,32 @@ class DeepseekOcr(OcrTarget):
             Incomplete: the device is not there, or no kernel of FlashAttention.
         """
         model = self._build(workload, workload.experts)
-        return with_numbers(model, workload, DECODER, self.options, progress, placed)
+        return with_numbers(model, workload, native.DECODER, self.options, progress, placed)
 
     def stages_of(self, path: str, workload: Workload) -> tuple[str, ...]:
         """The stages that a module works in, in the order of the run."""
-        return build.PARTS.stages(path, workload.new_tokens)
+        return native.NATIVE_STAGES.stages(path, workload.new_tokens)
 
     def export_jobs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
         """What the static source has to export."""
-        return exports.export_jobs(model, workload)
+        return native.export_jobs(model, workload)
 
     def runs(self, model: nn.Module, workload: Workload) -> tuple[Run, ...]:
         """What the dynamic source has to trace."""
         if next(model.parameters()).device.type == "meta":
-            return runs.shape_runs(model, workload)
-        return runs.real_runs(model, workload, self.options.seed)
+            return native.READER.shape_runs(model, workload)
+        return native.READER.real_runs(model, workload, self.options.seed)
 
     def derivable(self, stage: str) -> tuple[Exportable, Workload, dict[str, int]] | None:
         """The vision stages with the side of a view as a symbol."""
-        from costproof.models.families.deepseek_ocr.any_side import AnySide
+        from costproof.models.families.deepseek_ocr.proof import AnySideOcr
 
-        target = AnySide(self.config)
+        target = AnySideOcr(self.config)
         return (target, target.run(), {"H": target.step}) if stage in IMAGE_STAGES else None
 
     def stage_runs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
         """What the isolated source has to trace."""
-        return exports.stage_runs(model, workload)
+        return native.stage_runs(model, workload)
 
 
 TARGET: Final = DeepseekOcr
-"""What the name ``deepseek-ocr`` stands for."""

@@ -1,4 +1,4 @@
-"""The configuration of DeepSeek-OCR 2: everything that decides a cost. The defaults are the published model's.
+"""The configuration of DeepSeek-OCR 2, by default the published one.
 
 Source: Wei et al. 2026, DeepSeek-OCR 2: Visual Causal Flow (arXiv 2601.20552): SAM-base with features of 896 channels,
 an encoder of the shape of Qwen2-0.5B, and the decoder of DeepSeek-OCR.
@@ -13,9 +13,18 @@ from typing import Any, ClassVar, Final, Self
 from costproof.ledger.errors import CostproofError
 from costproof.models.config import NativeConfig
 from costproof.models.config_reader import Section, renamed, shown
-from costproof.models.families.deepseek_ocr.config import NOT_DRAWN, SAM_KEYS, TEXT_KEYS, SamConfig, TextConfig
-from costproof.models.families.deepseek_ocr.consistency import contradictions
-from costproof.models.families.deepseek_ocr.native_config import WAIVED, read_sam, read_text
+from costproof.models.pages.config import (
+    NOT_DRAWN,
+    SAM_KEYS,
+    TEXT_KEYS,
+    WAIVED,
+    EqualHeads,
+    PageDecoderConfig,
+    SamConfig,
+    contradictions,
+    read_sam,
+    read_text,
+)
 
 ENCODER_KEYS: Final = {
     "hidden": "hidden_size",
@@ -49,7 +58,7 @@ _ENCODER_WAIVED: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class EncoderConfig:
+class QueryEncoderConfig(EqualHeads):
     """The encoder: a decoder's layers, whose keys are SAM's features and the queries up to the own one."""
 
     hidden: int = 896
@@ -58,15 +67,10 @@ class EncoderConfig:
     kv_heads: int = 2
     intermediate: int = 4864
 
-    @property
-    def head_dim(self) -> int:
-        """Width of one attention head."""
-        return self.hidden // self.heads
-
 
 CLASS_SAM: Final = SamConfig(downsample=(512, 896))
-CLASS_ENCODER: Final = EncoderConfig(4096, 32, 32, 32, 22016)
-CLASS_TEXT: Final = TextConfig(
+CLASS_ENCODER: Final = QueryEncoderConfig(4096, 32, 32, 32, 22016)
+CLASS_TEXT: Final = PageDecoderConfig(
     hidden=4096, layers=32, heads=32, kv_heads=32, intermediate=11008, moe_intermediate=1407, vocab=102_400,
     max_positions=2048,
 )  # fmt: skip
@@ -78,18 +82,18 @@ class Ocr2Config(NativeConfig):
     """The whole model. The projector is a linear from the encoder's width to the decoder's."""
 
     sam: SamConfig = CLASS_SAM
-    encoder: EncoderConfig = field(default_factory=EncoderConfig)
-    text: TextConfig = field(default_factory=TextConfig)
+    encoder: QueryEncoderConfig = field(default_factory=QueryEncoderConfig)
+    text: PageDecoderConfig = field(default_factory=PageDecoderConfig)
     image_token: int = 128_815
     waived: tuple[tuple[str, str], ...] = field(default=(), compare=False)
-    """Keys of the file that were read and not used, with the reason."""
+    """Keys of the file that decide no cost, with the reason."""
 
     not_drawn: ClassVar = NOT_DRAWN
     model_type: ClassVar[str] = "deepseek_ocr2"
     architecture: ClassVar[str] = "DeepseekOcr2ForConditionalGeneration"
 
     def symbols(self) -> dict[str, int]:
-        """Values of the configuration's symbols, as the formulas name them."""
+        """Return the values of the symbols in the formulas."""
         sam, encoder, text = self.sam, self.encoder, self.text
         named = {
             "sam": (sam, ("hidden", "heads", "head_dim", "mlp", "layers", "window", "patch", "image")),
@@ -111,7 +115,7 @@ class Ocr2Config(NativeConfig):
         }
 
     def native(self) -> dict[str, Any]:
-        """Keyword arguments for the configuration class of transformers."""
+        """Return the keyword arguments of the configuration class in transformers."""
         sam, text = self.sam, self.text
         return {
             _VISION: {
@@ -164,7 +168,7 @@ class Ocr2Config(NativeConfig):
         sam: dict[str, Any] = {
             key: tuple(value) if isinstance(value, list) else value for key, value in data["sam"].items()
         }
-        made = SamConfig(**sam), EncoderConfig(**data["encoder"]), TextConfig(**data["text"])
+        made = SamConfig(**sam), QueryEncoderConfig(**data["encoder"]), PageDecoderConfig(**data["text"])
         return cls(*made, image_token=data["image_token"])
 
     def contradictions(self) -> list[CostproofError]:
@@ -175,18 +179,18 @@ class Ocr2Config(NativeConfig):
 def _sam(section: Section) -> SamConfig:
     """The class works the MLP's width out of the tower's where a file does not say it."""
     section.waive({"scale": "the model's code never reads it"})
-    ratio, hidden, usual = (
+    ratio, hidden, defaults = (
         section.number("mlp_ratio", 4.0),
         section.data.get("hidden_size", CLASS_SAM.hidden),
         CLASS_SAM,
     )
     if section.data.get("mlp_dim") is None and isinstance(hidden, int):
         section.data = {key: value for key, value in section.data.items() if key != "mlp_dim"}
-        usual = replace(CLASS_SAM, mlp=int(hidden * ratio))
-    return read_sam(section, "deepseek_ocr2_sam_vision_model", usual)
+        defaults = replace(CLASS_SAM, mlp=int(hidden * ratio))
+    return read_sam(section, "deepseek_ocr2_sam_vision_model", defaults)
 
 
-def _encoder(section: Section) -> EncoderConfig:
+def _encoder(section: Section) -> QueryEncoderConfig:
     section.waive(_ENCODER_WAIVED)
     section.fixed("model_type", "deepseek_ocr2_encoder", why="this encoder is not the native one")
     section.fixed("hidden_act", "silu", why="only this activation is described by the formulas")
@@ -196,4 +200,4 @@ def _encoder(section: Section) -> EncoderConfig:
     if kinds is not None and kinds != ["full_attention"] * sizes["layers"]:
         what = "only layers that see all are described by the formulas"
         section.problem(what, "layer_types", expected=f"{sizes['layers']} of 'full_attention'", got=shown(kinds))
-    return EncoderConfig(**sizes)
+    return QueryEncoderConfig(**sizes)

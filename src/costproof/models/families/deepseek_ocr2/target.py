@@ -1,7 +1,9 @@
-"""DeepSeek-OCR 2 as a target: transformers' own class with one configuration."""
+"""DeepSeek-OCR 2 as a target on the classes of transformers."""
 
 from __future__ import annotations
 
+import random
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
@@ -12,21 +14,19 @@ from costproof.ledger.progress import Progress
 from costproof.ledger.workload import FLOAT_BYTES, AttentionKind, Invocation, TensorSpec, Workload
 from costproof.models import settings
 from costproof.models.config import Native
-from costproof.models.decoding import names as decoding
+from costproof.models.decoding import names
 from costproof.models.decoding.build import with_numbers
-from costproof.models.families.deepseek_ocr import runs
-from costproof.models.families.deepseek_ocr.page import page_of, views
-from costproof.models.families.deepseek_ocr.workloads import make_workload, problems_of
-from costproof.models.families.deepseek_ocr2 import build
+from costproof.models.families.deepseek_ocr2 import native
 from costproof.models.families.deepseek_ocr2.config import Ocr2Config
-from costproof.models.families.deepseek_ocr2.page import IMAGE_STAGES, MODES, STAGES, queries, vision_tokens
+from costproof.models.families.deepseek_ocr2.formulas import ocr2_ledger, symbol_docs
+from costproof.models.families.deepseek_ocr2.workload import IMAGE_STAGES, MODES, STAGES, queries, vision_tokens
+from costproof.models.pages.formulas import PageStructure, View
+from costproof.models.pages.page import page_of, views
+from costproof.models.pages.workload import page_run_problems, preset_workload
 from costproof.models.specs import Built, ExportJob, Run, layers_cut
 from costproof.models.target import NamedWorkload, Setting
 
 if TYPE_CHECKING:
-    import random
-    from collections.abc import Mapping
-
     from torch import nn
 
     from costproof.models.encoding.domain import Domain
@@ -45,7 +45,7 @@ class DeepseekOcr2(Native[Ocr2Config]):
 
     @staticmethod
     def settings() -> tuple[Setting, ...]:
-        """What can be chosen about a run beside the preset."""
+        """Return the settings of a run, other than the preset."""
         return MODES.settings
 
     @staticmethod
@@ -64,9 +64,7 @@ class DeepseekOcr2(Native[Ocr2Config]):
         return cls(Ocr2Config.from_normalised(text))
 
     def symbol_docs(self) -> dict[str, SymbolDoc]:
-        """How the symbols of its formulas are typeset and what they mean."""
-        from costproof.models.families.deepseek_ocr2.formulas.symbols import symbol_docs
-
+        """Return the typesetting and the meaning of each symbol in its formulas."""
         return symbol_docs()
 
     def first_layers(self, layers: int) -> tuple[Ocr2Config, dict[str, str]]:
@@ -90,11 +88,13 @@ class DeepseekOcr2(Native[Ocr2Config]):
 
     def workload(self, preset: str | None = None, **settings: Any) -> Workload:
         """A preset with changes."""
-        return make_workload(preset or MODES.usual, config=self.config, modes=MODES, usual=self.dtype, **settings)
+        return preset_workload(
+            preset or MODES.default, config=self.config, modes=MODES, default_dtype=self.dtype, **settings
+        )
 
     def problems(self, workload: Workload) -> list[CostproofError]:
         """Everything that keeps the model from running a workload."""
-        return problems_of(self.config, workload, MODES) + settings.device_problems(workload, self.options)
+        return page_run_problems(self.config, workload, MODES) + settings.device_problems(workload, self.options)
 
     def invocations(self, workload: Workload) -> tuple[Invocation, ...]:
         """The calls of the stages in one run, in order, with the values of their symbols.
@@ -114,21 +114,18 @@ class DeepseekOcr2(Native[Ocr2Config]):
             ]
             features.append(TensorSpec((count, rows, self.config.text.hidden), workload.dtype))
         seen = vision_tokens(page, stride)
-        prefill, decode = decoding.invocations(replace(workload, text_tokens=seen + workload.text_tokens))
+        prefill, *steps = names.invocations(replace(workload, text_tokens=seen + workload.text_tokens))
         symbols = {**prefill.symbols, "V": seen}
         if page is not None:
             symbols["Q_g"] = queries(page.base_size, stride)
             if page.grid is not None:
                 symbols |= {"Q_c": queries(page.image_size, stride), "grid_w": page.grid[0], "grid_h": page.grid[1]}
-        return (*found, replace(prefill, symbols=symbols, inputs=(*prefill.inputs, *features)), decode)
+        return (*found, replace(prefill, symbols=symbols, inputs=(*prefill.inputs, *features)), *steps)
 
     def formulas(self, workload: Workload) -> Ledger:
-        """The analytic ledger in symbols: ``exprs`` filled, ``costs`` empty."""
-        from costproof.models.families.deepseek_ocr.formulas.structure import Structure, View
-        from costproof.models.families.deepseek_ocr2.formulas.ledger import ledger
-
+        """Return the symbolic analytic ledger: ``exprs`` are set, ``costs`` are empty."""
         sam, text = self.config.sam, self.config.text
-        structure = Structure(
+        structure = PageStructure(
             views=tuple(
                 View(
                     name,
@@ -147,7 +144,7 @@ class DeepseekOcr2(Native[Ocr2Config]):
             experts=workload.experts,
             decode=workload.new_tokens > 0,
         )
-        found = ledger(structure, self.config.encoder.layers)
+        found = ocr2_ledger(structure, self.config.encoder.layers)
         return replace(found, conventions={"expert_kernel": "grouped_mm"}) if workload.experts == "eager" else found
 
     @staticmethod
@@ -163,27 +160,27 @@ class DeepseekOcr2(Native[Ocr2Config]):
 
     def domain(self) -> Domain:
         """Pages with crops and without, text; random sizes."""
-        from costproof.models.families.deepseek_ocr2.domain import domain
+        from costproof.models.families.deepseek_ocr2.proof import domain
 
         return domain()
 
     @classmethod
     def drawn(cls, p: Mapping[str, int], rng: random.Random) -> tuple[DeepseekOcr2, dict[str, bool]]:
         """Return a random small configuration for a proof; see :func:`~.domain.drawn`."""
-        from costproof.models.families.deepseek_ocr2.domain import drawn
+        from costproof.models.families.deepseek_ocr2.proof import drawn
 
-        config, has = drawn(p, rng)
-        return cls(config), has
+        config, features = drawn(p, rng)
+        return cls(config), features
 
     def drawn_run(self, p: Mapping[str, int], workload: Workload) -> Workload:
         """The page and the text of a draw."""
-        from costproof.models.families.deepseek_ocr2.domain import drawn_run
+        from costproof.models.families.deepseek_ocr2.proof import drawn_run
 
         return drawn_run(p, workload)
 
     def build(self, workload: Workload) -> nn.Module:
         """The model on the meta device, in the workload's dtype."""
-        return build.build_model(self.config, workload)
+        return native.build_model(self.config, workload)
 
     def build_run(self, workload: Workload, progress: Progress) -> Built:
         """The model that the dynamic source runs, on meta or with numbers.
@@ -192,26 +189,25 @@ class DeepseekOcr2(Native[Ocr2Config]):
             Problems: the checkpoint does not fit.
             Incomplete: the device is not there.
         """
-        return with_numbers(self.build(workload), workload, build.DECODER, self.options, progress)
+        return with_numbers(self.build(workload), workload, native.DECODER, self.options, progress)
 
     def stages_of(self, path: str, workload: Workload) -> tuple[str, ...]:
         """The stages that a module works in, in the order of the run."""
-        return build.PARTS.stages(path, workload.new_tokens)
+        return native.NATIVE_STAGES.stages(path, workload.new_tokens)
 
     def export_jobs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
         """What the static source has to export."""
-        return build.export_jobs(model, workload)
+        return native.export_jobs(model, workload)
 
     def stage_runs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
         """What the isolated source has to trace."""
-        return build.stage_runs(model, workload)
+        return native.stage_runs(model, workload)
 
     def runs(self, model: nn.Module, workload: Workload) -> tuple[Run, ...]:
         """What the dynamic source has to trace."""
         if next(model.parameters()).device.type == "meta":
-            return runs.shape_runs(model, workload, build.READER)
-        return runs.real_runs(model, workload, self.options.seed, build.READER)
+            return native.READER.shape_runs(model, workload)
+        return native.READER.real_runs(model, workload, self.options.seed)
 
 
 TARGET: Final = DeepseekOcr2
-"""What the name ``deepseek-ocr2`` stands for."""

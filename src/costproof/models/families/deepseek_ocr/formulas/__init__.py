@@ -1,1 +1,0 @@
-"""The closed formulas of DeepSeek-OCR, composed of model-neutral layers."""

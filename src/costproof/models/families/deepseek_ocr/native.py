@@ -1,0 +1,194 @@
+"""DeepSeek-OCR on the native classes of transformers: built on the meta device, cut for export, and run.
+
+The classes are those of ``transformers.models.unlimited_ocr``, which has the architecture of DeepSeek-OCR.
+
+Each cut passes an activation from one stage to the next. It is an output of one graph and an input of another, so it
+counts as written by its producer and as read by its consumer, as in a trace of the whole model. The static source
+exports the cuts at example sizes and keeps these symbolic; the isolated source traces them at the sizes of the
+workload.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+from costproof.ledger.errors import Incomplete
+from costproof.ledger.workload import AttentionKind, Dtype, ExpertKernel, Workload
+from costproof.models.decoding import build as decoding
+from costproof.models.decoding import exports
+from costproof.models.decoding.build import running
+from costproof.models.decoding.decoder import Decoder, config_of, on_meta
+from costproof.models.families.deepseek_ocr.names import NATIVE_NAMES
+from costproof.models.families.deepseek_ocr.workload import vision_tokens
+from costproof.models.image_text.layout import StagePaths
+from costproof.models.pages.jobs import VIEWS, VISION_INPUTS, PageReader, stride, vision_job
+from costproof.models.pages.page import page_of, sides, views
+from costproof.models.specs import ExportJob
+from costproof.patches import flash_attention
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+
+SAM, CLIP, TOWER = (NATIVE_NAMES[role] for role in ("sam", "clip", "vision"))
+PROJECTOR = NATIVE_NAMES["projector"]
+
+
+LEAST_WINDOW = 32_768
+"""Reference windows below the context would cut attention short; the published model has none."""
+
+
+def build_model(
+    config: Mapping[str, Any],
+    *,
+    dtype: Dtype = "bfloat16",
+    attention: AttentionKind = "sdpa",
+    experts: ExpertKernel = "grouped_mm",
+    context: int = 0,
+) -> nn.Module:
+    """The whole model on the meta device, in eval mode, which runs without further care.
+
+    Other arguments and errors as for :func:`costproof.models.decoding.build.build`.
+
+    Args:
+        config: keyword arguments of transformers' ``UnlimitedOcrConfig``.
+        attention: that of the decoder alone for ``flash_attention_2``, which the towers' classes do not support.
+        context: longest sequence that will be run; the sliding window is made at least that long,
+            which makes it full attention.
+    """
+    modeling, configuration = _modules()
+    text = dict(config.get("text_config") or {})
+    text["sliding_window"] = max(LEAST_WINDOW, context + 1, text.get("max_position_embeddings") or 0)
+    text.pop("layer_types", None)
+    made = configuration.UnlimitedOcrConfig(**{**config, "text_config": text})
+    # The class takes its share of the width for a head; a draw of a proof may have another.
+    made.text_config.head_dim = text.get("head_dim", made.text_config.head_dim)
+    flash = attention == flash_attention.FLASH
+    return decoding.build(
+        modeling.UnlimitedOcrForConditionalGeneration,
+        made,
+        dtype=dtype,
+        attention=attention,
+        experts=experts,
+        parts={"": "sdpa", "vision_config": "sdpa", "text_config": attention} if flash else None,
+        replaced={_CHECK: _unchecked},
+    )
+
+
+_CHECK: Final = "torch_compilable_check"
+"""Whether image tokens and features match, which needs values."""
+
+
+def _unchecked(*args: Any, **kwargs: Any) -> None:
+    """Checks nothing."""
+
+
+def unchecked() -> AbstractContextManager[None]:
+    """What a forward of a part of the model needs."""
+    return running({_modules()[0]: {_CHECK: _unchecked}})
+
+
+def _fill(layer: Any, keys: torch.Tensor, values: torch.Tensor) -> None:
+    """Leave a layer of the decoder's cache as its own first ``update`` would."""
+    if not hasattr(layer, "prefill_keys"):
+        raise Incomplete("the decoder's cache is not the one known here", got=type(layer).__name__)
+    layer.prefill_keys, layer.prefill_values = keys, values
+    layer.prefill_length = layer.prefill_cumulative_length = keys.shape[-2]
+
+
+NATIVE_STAGES: Final = StagePaths(
+    {
+        NATIVE_NAMES["sam"]: "sam",
+        NATIVE_NAMES["clip"]: "clip",
+        NATIVE_NAMES["vision"]: "projector",
+        NATIVE_NAMES["projector"]: "projector",
+    }
+)
+DECODER: Final = Decoder(
+    stack="model.language_model",
+    masks=("full_attention", "reference_sliding_attention"),
+    cache=("prefill_keys", "prefill_values", "keys", "values"),
+    fill=_fill,
+    places=NATIVE_STAGES.locators("global", "crops"),
+    seen=(VISION_INPUTS,),
+    # SAM adds a bias of relative positions to its scores, which the kernels cannot; CLIP's class inherits from the
+    # whole model that it does not support them.
+    beside="SAM and CLIP run scaled_dot_product_attention",
+)
+"""The decoder of the native class: its cache keeps the prefill apart from the tokens after it."""
+READER: Final = PageReader(DECODER, vision_tokens)
+
+
+def _modules() -> tuple[Any, Any]:
+    """transformers' modules of the model and of its configuration."""
+    try:
+        from transformers.models.unlimited_ocr import configuration_unlimited_ocr as configuration
+        from transformers.models.unlimited_ocr import modeling_unlimited_ocr as modeling
+    except ImportError as error:
+        raise Incomplete(
+            "the installed transformers has no native classes for DeepSeek-OCR",
+            where="transformers.models.unlimited_ocr",
+            got=str(error),
+            fix="pip install --upgrade transformers (5.23.0 has them)",
+        ) from error
+    return modeling, configuration
+
+
+def export_jobs(model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
+    """One export per vision stage and view size, the decoder's prefill and step, and the glue between."""
+    jobs: list[ExportJob] = []
+    for side, calls in sides(workload).items():
+        jobs += vision_jobs(model, workload, side, calls)
+    # The embedding belongs to the glue, which writes the vision tokens into its result.
+    embeds = bool(workload.inputs)
+    if embeds:
+        jobs.append(page_glue(model, workload))
+    return (*jobs, *exports.export_jobs(model, workload, DECODER, embeds=embeds))
+
+
+def stage_runs(model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
+    """Every invocation of every stage by itself, and the first, the middle and the last decode step."""
+    found: list[ExportJob] = []
+    for invocation, count, side in views(workload):
+        jobs = vision_jobs(model, workload, side, (invocation,), count)
+        found += [replace(job, id=f"{job.stage}@{invocation}") for job in jobs]
+    embeds = bool(workload.inputs)
+    if embeds:
+        found.append(page_glue(model, workload))
+    length = READER.length(model, workload)
+    return (*found, *exports.stage_runs(model, workload, DECODER, length, embeds=embeds))
+
+
+def vision_jobs(
+    model: nn.Module, workload: Workload, side: int, invocations: tuple[str, ...], views: int = VIEWS
+) -> list[ExportJob]:
+    """The towers and the projector on views of ``side`` pixels, their number symbolic."""
+    from costproof.models.image_text.modules import PartModule
+    from costproof.models.pages.modules import VisionProjector
+
+    vision = config_of(model).vision_config
+    sam, clip = vision.sam_config, vision.encoder_config
+    tower, query = model.get_submodule(TOWER), side // stride(model)
+    pixels = on_meta(workload, views, sam.num_channels, side, side)
+    features = on_meta(workload, views, sam.downsample_channels[-1], query, query)
+    hidden = on_meta(workload, views, query * query + 1, clip.hidden_size)
+    projector = VisionProjector(tower, model.get_submodule(PROJECTOR))
+    parts = {"tower": TOWER, "projector": PROJECTOR}
+    joined = vision_job("projector", side, invocations, projector, parts, features=features, hidden=hidden)
+    return [
+        vision_job("sam", side, invocations, PartModule(model.get_submodule(SAM)), {"part": SAM}, x=pixels),
+        vision_job("clip", side, invocations, PartModule(model.get_submodule(CLIP)), {"part": CLIP}, x=features),
+        replace(joined, own_calls=frozenset(parts.values())),
+    ]
+
+
+def page_glue(model: nn.Module, workload: Workload) -> ExportJob:
+    """Newlines, separator and scatter between projector and decoder."""
+    page = page_of(workload)
+    assert page is not None
+    rows = [(size // stride(model)) ** 2 for size in (page.base_size, page.image_size)]
+    return READER.glue_job(model, workload, (rows[0], rows[1]), unchecked)

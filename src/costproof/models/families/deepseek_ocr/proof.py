@@ -1,0 +1,413 @@
+"""The domain of a proof about DeepSeek-OCR: runs, sides of a view, pages, and random configurations.
+
+The random configurations are small in depth and wide in sizes. No two sizes that are equal in the published model, nor
+products of two, are equal in all draws, so a formula that confuses them is found. Draws include what no file can ask
+for: heads that do not add up to the width, and other numbers of channels.
+
+The vision stages are exported with a symbolic side of a view. The native SAM calls ``int()`` on a size
+(``get_rel_pos``), which makes torch.export specialise; during such an export the ``int`` of that module leaves symbolic
+sizes alone. A graph is valid for the sides that pass its guards: the position table is resampled, there are several
+windows, and they need padding. Sides that whole windows tile make another graph, exported with such a side.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+from costproof.compare.proof.certificate import Settings
+from costproof.ledger.errors import BadInput
+from costproof.ledger.workload import FLOAT_BYTES, AttentionKind, Dtype, ExpertKernel, Logits, Workload
+from costproof.models.decoding.domain import GROUPED_ROW
+from costproof.models.families.deepseek_ocr.config import ClipConfig, OcrConfig
+from costproof.models.families.deepseek_ocr.native import vision_jobs
+from costproof.models.families.deepseek_ocr.target import DeepseekOcr
+from costproof.models.families.deepseek_ocr.workload import DEFAULT_SIDES, IMAGE_STAGES
+from costproof.models.pages.config import DrawnSam, PageDecoderConfig, SamConfig
+from costproof.models.pages.page import Page, grids, page_workload, views
+from costproof.models.proof import Piece, Proof, Provable, reasons
+from costproof.models.specs import ExportJob, SymbolicSize
+from costproof.patches import flash_attention
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+GREATEST_SIDE: Final = 8192
+
+
+def variants() -> tuple[Workload, ...]:
+    """The runs whose graphs are compared as expressions: pages and text, two dtypes, both kernels."""
+    page = Page(1024, 640, (2, 2))
+    return (
+        page_workload("page", page, 512, 4),
+        page_workload("text", None, 512, 4),
+        page_workload("page, eager, last logits", page, 512, 4, 1, "float32", "eager", "last", "batched_mm"),
+    )
+
+
+def sides(config: OcrConfig, least: int, most: int) -> tuple[int, ...]:
+    """Every side from ``least`` to ``most`` pixels in steps of the model's stride."""
+    step = config.sam.stride
+    return tuple(range(-(-least // step) * step, most + 1, step))
+
+
+def symbolic_sides(config: OcrConfig) -> tuple[int, ...]:
+    """The sides at which a graph with a symbolic side is asked whether it holds: 128 steps of the stride."""
+    return sides(config, config.sam.stride, 128 * config.sam.stride)
+
+
+def pages(config: OcrConfig) -> tuple[Workload, ...]:
+    """Every grid that the preprocessing makes, 2 to 9 crops, on two pairs of sides and two batches."""
+    step = config.sam.stride
+    found = [page_workload(f"page {8 * step}", Page(8 * step, 8 * step), 8, 1)]
+    for i, grid in enumerate(grids()):
+        base, crop = ((16 * step, 10 * step), (5 * step, 3 * step))[i % 2]
+        found.append(page_workload(f"grid {grid[0]}x{grid[1]}", Page(base, crop, grid), 8 + i, 1, 1 + i % 3))
+    return tuple(found)
+
+
+_VIEWS: Final = (2, 3, 5)
+"""Numbers of views at which the conditions of an export are looked at."""
+
+
+def proof(target: DeepseekOcr, samples: int, seed: int, asked: str) -> Proof:
+    """All pieces of a proof about one configuration.
+
+    Args:
+        asked: least and most side of a view in pixels to enumerate, ``64-2048``, or one side.
+
+    Raises:
+        BadInput: this is not a range, or holds no side to enumerate.
+    """
+    config = target.config
+    range_ = re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", asked.strip())
+    if range_ is None:
+        raise BadInput(
+            "not a range of sides",
+            where="--sides",
+            expected=f"A-B in pixels, such as {DEFAULT_SIDES}",
+            got=repr(asked[:40]),
+        )
+    least, most = int(range_[1]), int(range_[2] or range_[1])
+    enumerated = sides(config, least, most)
+    if least < 1 or not enumerated or most > GREATEST_SIDE:
+        wanted = f"a range within 1 to {GREATEST_SIDE} that holds a multiple of {config.sam.stride}"
+        raise BadInput("no side to enumerate", where="--sides", expected=wanted, got=f"{least}-{most}")
+    drawn = [draw(seed, number) for number in range(samples)]
+    # A view's side means the same to every layer of a kind, and the identities have all layers.
+    one_of_each = replace(target, config=target.first_layers(min(config.text.dense_layers + 1, config.text.layers))[0])
+    shared = config.text.heads != config.text.kv_heads  # the native eager attention cannot share heads
+    return Proof(
+        pieces=(
+            *_any_side(config),
+            *(
+                Piece(f"identity: {w.name}", "identities", target, w)
+                for w in variants()
+                if not (shared and w.attention == "eager")
+            ),
+            *(
+                Piece(
+                    f"side: {s}",
+                    "sizes",
+                    one_of_each,
+                    page_workload(f"side {s}", Page(s, s), 8, 1),
+                    stages=IMAGE_STAGES,
+                )
+                for s in enumerated
+            ),
+            *(Piece(f"page: {w.name}", "workloads", target, w) for w in pages(config)),
+            *drawn,
+        ),
+        settings=Settings(samples, seed, target.normalised(), {"sides": f"{least}-{most}"}),
+        usual=variants()[0],
+        ranges={name: len(values) for name, values in RANGES.items()},
+        independent=INDEPENDENT,
+        choices=Counter(c for d in drawn for c in choices(d)),
+        not_varied=(*NOT_VARIED, *reasons(target.config)),
+        sizes=enumerated,
+        tried_sizes=symbolic_sides(config),
+        workloads=tuple(w.name for w in pages(config)),
+        sized=IMAGE_STAGES,
+        not_claimed=NOT_CLAIMED,
+    )
+
+
+def _any_side(config: OcrConfig) -> tuple[Piece[Provable], ...]:
+    """The vision stages with the side of a view as a symbol; sides that whole windows tile make graphs of their own."""
+    asked = {side: tuple({"n": n, "H": side} for n in _VIEWS) for side in symbolic_sides(config)}
+    targets = [AnySideOcr(config)]
+    if targets[0].whole_step != config.sam.stride:
+        targets.append(AnySideOcr(config, tiled=True))
+    runs = [(t, t.run()) for t in targets]
+    return tuple(
+        Piece(f"identity: {w.name}", "identities", t, w, stages=IMAGE_STAGES, steps={"H": t.step}, asked=asked)
+        for t, w in runs
+    )
+
+
+NOT_CLAIMED: Final = (
+    "all layers at every side that is exported by itself: these have one layer of each kind, identities have all",
+    "sides that are not a multiple of the model's step: the model cuts pixels there, which no formula describes",
+    "window attention over all window sizes: a ceiling is not a polynomial, so windows are drawn, not settled",
+)
+"""What the proof leaves open about this model."""
+
+
+_LEAST_FEATURES: Final = 10
+
+
+@dataclass(frozen=True, slots=True)
+class AnySideOcr(DeepseekOcr):
+    """The model with exports of its vision stages whose side and number of views are symbols."""
+
+    tiled: bool = False
+    """At the sides that whole windows tile, which take no padding and make a graph of their own: of SAM alone."""
+
+    @property
+    def whole_step(self) -> int:
+        """Sides that whole windows tile are multiples of this many pixels."""
+        sam = self.config.sam
+        return math.lcm(sam.stride, sam.patch * sam.window)
+
+    @property
+    def step(self) -> int:
+        """The sides are multiples of this many pixels."""
+        return self.whole_step if self.tiled else self.config.sam.stride
+
+    def run(self) -> Workload:
+        """The run of which the exports are made: one view whose side stands for all others.
+
+        Where windows need padding at some side, they need it at this one, unless whole windows shall tile it.
+        """
+        sam, clip, whole = self.config.sam, self.config.clip, self.whole_step
+
+        def special(side: int) -> bool:
+            tiled = side % whole == 0 and not self.tiled and whole != sam.stride
+            return tiled or side == sam.image or side // sam.stride == clip.image // clip.patch
+
+        side = max(2, -(-max(_LEAST_FEATURES, sam.window // 2 + 1) * sam.stride // self.step)) * self.step
+        while special(side):
+            side += self.step
+        name = "any side of whole windows" if self.tiled else "any side"
+        return page_workload(name, Page(side, side), 8, 1)
+
+    def export_jobs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
+        """The exports of towers and projector with H pixels per side and n views; where tiled, of SAM alone."""
+        from costproof.models.pages.modules import SymbolicSideSam
+
+        ((_, _, side),) = views(workload)
+        features = f"H/{self.config.sam.stride}"
+        more = {
+            "sam": [SymbolicSize(("x",), d, "H", self.step) for d in (2, 3)],
+            "clip": [SymbolicSize(("x",), d, features) for d in (2, 3)],
+            "projector": [
+                *(SymbolicSize(("features",), d, features) for d in (2, 3)),
+                SymbolicSize(("hidden",), 1, f"({features})**2 + 1"),
+            ],
+        }
+        sam, *others = (
+            replace(job, id=f"{job.stage}@H", sizes=[*job.sizes, *more[job.stage]])
+            for job in vision_jobs(model, workload, side, ("global",))
+        )
+        sam = replace(sam, module=SymbolicSideSam(sam.module.get_submodule("part")))
+        return (sam,) if self.tiled else (sam, *others)
+
+
+# Parameter -> the values it is drawn from, uniformly and independently of all others.
+RANGES: Final[dict[str, range]] = {
+    "sam_heads": range(1, 97),
+    "sam_head_dim": range(1, 129),
+    "sam_mlp": range(1, 2001),
+    "sam_window": range(1, 61),
+    "sam_out": range(1, 1001),
+    "sam_down1": range(1, 1001),
+    "sam_patch": range(1, 33),
+    "in_channels": range(1, 17),
+    "sam_image_patches": range(1, 129),
+    "clip_heads": range(1, 97),
+    "clip_head_dim": range(1, 129),
+    "clip_mlp": range(1, 2001),
+    "clip_image_patches": range(1, 65),
+    "text_kv_heads": range(1, 65),
+    "text_groups": range(1, 9),
+    "text_head_halves": range(1, 129),
+    "text_share": range(1, 65),
+    "text_intermediate": range(1, 2001),
+    "text_experts": range(64, 1025),
+    "text_topk": range(1, 65),
+    "text_moe_rows": range(1, 257),
+    "text_shared": range(1, 65),
+    "text_vocab": range(16, 4016),
+    "text_tokens": range(1001),
+    "B": range(1, 65),
+    "b": range(2, 6, 2),
+    "n": range(1, 65),
+    "P": range(1, 4097),
+    "side": range(1, 65),
+    "crop": range(1, 49),
+}
+
+INDEPENDENT: Final[dict[str, str]] = {
+    "sam_hidden": "sam_heads*sam_head_dim",
+    "sam_image": "sam_image_patches*sam_patch",
+    "sam_down2": "clip_heads*clip_head_dim",
+    "clip_hidden": "clip_heads*clip_head_dim",
+    "clip_positions": "clip_image_patches**2 + 1",
+    "text_heads": "text_kv_heads*text_groups",
+    "text_head_dim": "2*text_head_halves",
+    "text_hidden": "8*text_kv_heads*text_groups*text_share",
+    "text_moe": "8*text_moe_rows",
+    "H": "4*sam_patch*side",
+    "H_g": "4*sam_patch*side",
+    "H_c": "4*sam_patch*crop",
+    "S": "text_tokens",
+}
+"""Symbols that follow from the drawn parameters; the 8 is there in draws with grouped GEMMs alone,
+of ``text_hidden`` 2 in the others.
+
+S is text_tokens and the vision tokens, which the other parameters settle: given these it is as uniform.
+"""
+
+_GRIDS: Final = (None, *(grid for grid in grids() if max(grid) <= 4))
+_STEPS: Final = (1, 1, 1, 1, 1, 1, 2, 3)
+_EXPERTS: Final[dict[Dtype, tuple[ExpertKernel, ...]]] = {
+    "bfloat16": ("grouped_mm", "batched_mm"),
+    "float32": ("batched_mm",),
+}  # grouped GEMMs on meta are bfloat16
+_FEW: Final = {"sam": (1, 1, 1, 1, 2), "clip": (1, 1, 1, 1, 2), "text": (1, 1, 1, 2, 3)}
+DEEP: Final = {9: "sam", 30: "clip", 51: "text"}
+"""Draw of every 64 -> the part of the model that has more layers than the published one, wherever in it they differ."""
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnText(PageDecoderConfig):
+    """A decoder whose heads are not as wide together as the model, which the native class makes of no file."""
+
+    head_width: int = 0
+
+    @property
+    def head_dim(self) -> int:
+        """Width of one attention head."""
+        return self.head_width
+
+
+def draw(seed: int, number: int) -> Piece[DeepseekOcr]:
+    """A run of the configuration with that number in the sequence of a seed: the same everywhere, in any order.
+
+    Only FlashAttention depends on the machine: without its package the run has another attention.
+    """
+    rng = random.Random(f"costproof:{seed}:{number}")
+    p = {name: rng.choice(values) for name, values in RANGES.items()}
+    config = _config(p, rng, DEEP.get(number % 64, ""))
+    stride = config.sam.stride
+    page = Page(p["side"] * stride, p["crop"] * stride, rng.choice(_GRIDS)) if rng.random() < 7 / 8 else None
+    logits: Logits = rng.choice(("all", "last"))
+    dtype: Dtype = "bfloat16" if p["b"] == FLOAT_BYTES["bfloat16"] else "float32"
+    # What transformers runs: eager attention shares no key/value heads.
+    attention: AttentionKind = rng.choice(("sdpa", "eager", "eager", "eager")) if p["text_groups"] == 1 else "sdpa"
+    if rng.random() < 1 / 4 and not flash_attention.problems(dtype, config.text.head_dim):
+        attention = attention if flash_attention.missing() else flash_attention.FLASH
+    experts = rng.choice(_EXPERTS[dtype])
+    steps = rng.choice(_STEPS)
+    tokens = p["text_tokens"] if page else max(1, p["text_tokens"])  # a prompt needs one
+    workload = page_workload(f"draw {number}", page, tokens, steps, p["B"], dtype, attention, logits, experts)
+    sizes = {"n": p["n"], "P": p["P"], "N": steps}
+    config = _in_rows(config) if experts == "grouped_mm" else config
+    return Piece(f"draws: {number}", "draws", DeepseekOcr(config), workload, sizes=sizes)
+
+
+def _config(p: Mapping[str, int], rng: random.Random, deep: str) -> OcrConfig:
+    """A configuration of these sizes; layers and what kinds they are of are drawn here."""
+    usual = {"sam": SamConfig().layers, "clip": ClipConfig().layers, "text": PageDecoderConfig().layers}
+    layers = {part: rng.choice(_FEW[part]) if part != deep else published + 1 for part, published in usual.items()}
+    clip_patch = rng.choice((1, 2, 3))
+    width = p["clip_heads"] * p["clip_head_dim"]
+    return OcrConfig(
+        sam=DrawnSam(
+            hidden=p["sam_heads"] * p["sam_head_dim"],
+            layers=layers["sam"],
+            heads=p["sam_heads"],
+            mlp=p["sam_mlp"],
+            image=p["sam_image_patches"] * p["sam_patch"],
+            patch=p["sam_patch"],
+            window=p["sam_window"],
+            global_layers=tuple(i for i in range(layers["sam"]) if rng.random() < 0.5),
+            neck=p["sam_out"],
+            downsample=(p["sam_down1"], width),
+            colours=p["in_channels"],
+        ),
+        clip=ClipConfig(
+            hidden=width,
+            layers=layers["clip"],
+            heads=p["clip_heads"],
+            mlp=p["clip_mlp"],
+            image=p["clip_image_patches"] * clip_patch,
+            patch=clip_patch,
+        ),
+        text=DrawnText(
+            # Twice: the class checks that the width of a head as its file gives it, hidden / heads, is even.
+            hidden=2 * p["text_kv_heads"] * p["text_groups"] * p["text_share"],
+            head_width=2 * p["text_head_halves"],
+            layers=layers["text"],
+            dense_layers=rng.randint(0, layers["text"]),
+            heads=p["text_kv_heads"] * p["text_groups"],
+            kv_heads=p["text_kv_heads"],
+            intermediate=p["text_intermediate"],
+            experts=p["text_experts"],
+            topk=p["text_topk"],
+            moe_intermediate=p["text_moe_rows"],
+            shared_experts=p["text_shared"],
+            vocab=p["text_vocab"],
+            max_positions=2**16 + p["text_tokens"],
+        ),
+        image_token=1,
+    )
+
+
+def _in_rows(config: OcrConfig) -> OcrConfig:
+    """Return the configuration with the widths that grouped GEMMs need."""
+    text = config.text
+    widths = {"hidden": GROUPED_ROW // 2 * text.hidden, "moe_intermediate": GROUPED_ROW * text.moe_intermediate}
+    return replace(config, text=replace(text, **widths))
+
+
+def choices(drawn: Piece[DeepseekOcr]) -> tuple[str, ...]:
+    """What a draw has of the things that are not numbers in a formula, in words."""
+    config, run = drawn.target.config, drawn.workload
+    sam, text, usual = config.sam, config.text, OcrConfig()
+    has = {
+        "layers with windows": len(sam.global_layers) < sam.layers,
+        "global layers": bool(sam.global_layers),
+        "dense layers": text.dense_layers > 0,
+        "several dense layers": text.dense_layers > 1,
+        "layers with experts": text.dense_layers < text.layers,
+        "more layers than published": any(
+            getattr(config, part).layers > getattr(usual, part).layers for part in DEEP.values()
+        ),
+        "shared key/value heads": text.kv_heads < text.heads,
+        "no page": not run.inputs,
+        "crops": "grid" in run.inputs,
+        "eager attention": run.attention == "eager",
+        "FlashAttention": run.attention == flash_attention.FLASH,
+        "grouped GEMMs": run.experts == "grouped_mm",
+        "the last logits alone": run.logits == "last",
+        "several decode steps": run.new_tokens > 1,
+    }
+    return tuple(name for name, present in has.items() if present)
+
+
+NOT_VARIED: Final = (
+    "kernels of the convolutions other than the patch embedding: 1x1 and 3x3 in the native code, not its configuration",
+    "a loop over experts: which of them run is data, and what is exported in its place are the grouped products",
+    "dense layers after sparse ones, biases, other activations: the formulas refuse such configurations",
+    "CLIP's width is SAM's last width, as in every configuration that runs",
+    "heads of SAM and CLIP are as wide together as the tower: the native classes make no others",
+    "1 to 3 decode steps at a drawn past, each exported by itself; in runs of their own there are 2 to 12",
+)
+"""What the drawn configurations cannot or do not vary, and why."""

@@ -1,1 +1,0 @@
-"""DeepSeek-OCR on the vendor's own remote code, as it lies in a snapshot folder."""

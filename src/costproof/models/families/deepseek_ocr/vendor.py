@@ -1,0 +1,298 @@
+"""A snapshot of DeepSeek-OCR as a target: the vendor's code, counted where it runs.
+
+A whole run is made once without a tracer. It gives each step the cache of the steps before it, the expected output of a
+traced forward, and how many rows each expert gets. The decoder is not exported: its experts run in a loop over values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+from costproof.ledger.capture import SymbolDoc
+from costproof.ledger.errors import BadInput, CostproofError, Problems
+from costproof.ledger.files import read_configuration
+from costproof.ledger.node import Ledger
+from costproof.ledger.progress import Progress
+from costproof.ledger.run import RunOptions
+from costproof.ledger.workload import Invocation, TargetInfo, Workload
+from costproof.models.checkpoint import stored
+from costproof.models.config import Configured
+from costproof.models.decoding.decoder import Decoder, on_meta
+from costproof.models.decoding.runs import computed
+from costproof.models.families.deepseek_ocr.config import OcrConfig
+from costproof.models.families.deepseek_ocr.formulas import EMPTY_SIDE, ocr_ledger, symbol_docs
+from costproof.models.families.deepseek_ocr.names import (
+    VENDOR_CLIP,
+    VENDOR_NAMES,
+    VENDOR_PROJECTOR,
+    VENDOR_SAM,
+    VENDOR_STAGES,
+)
+from costproof.models.families.deepseek_ocr.snapshot import Snapshot, read_snapshot
+from costproof.models.families.deepseek_ocr.vendor_code import build_vendor, build_with_values, patched, patches_for
+from costproof.models.families.deepseek_ocr.workload import (
+    DEFAULT_PRESET,
+    MODES,
+    STAGES,
+    invocations,
+    make_workload,
+    problems_of,
+    sequence_length,
+    structure,
+    vision_tokens,
+)
+from costproof.models.pages.config import CHANNELS
+from costproof.models.pages.jobs import VIEWS, images_in, vision_job
+from costproof.models.pages.page import page_of, prefill_name, sides
+from costproof.models.pages.workload import PAGE_SETTINGS
+from costproof.models.specs import Built, ExportJob, Mark, Run, layers_cut
+from costproof.models.target import NamedWorkload, Setting
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+
+MAX_STEPS: Final = 16
+"""Every decode step is traced, since the experts that run differ from step to step."""
+
+_FIXED: Final = {"attention": "eager", "experts": "eager", "logits": "all"}
+"""What the code can do: attention of the decoder written out, experts in a loop, logits of every position."""
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteCodeOcr(Configured[OcrConfig]):
+    """The remote code in a snapshot folder."""
+
+    config: OcrConfig = field(default_factory=OcrConfig)
+    name: str = "deepseek-ocr"
+    stages: ClassVar[tuple[str, ...]] = STAGES
+    snapshot: Snapshot = field(kw_only=True)
+    options: RunOptions = field(default_factory=lambda: RunOptions(device="cpu"))
+    not_exported: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("prefill", "decode"), "the experts run in a loop over numbers, which an export cannot follow"
+    )
+    """Stages that the static source cannot cover, with the reason."""
+
+    @staticmethod
+    def presets() -> tuple[NamedWorkload, ...]:
+        """Return the modes of the paper, and two more."""
+        return MODES.named()
+
+    def symbol_docs(self) -> dict[str, SymbolDoc]:
+        """Return the typesetting and the meaning of each symbol in its formulas."""
+        return symbol_docs()
+
+    @classmethod
+    def from_folder(cls, folder: Path, *, trusted: bool) -> RemoteCodeOcr:
+        """The target in a folder."""
+        snapshot = read_snapshot(folder)
+        if not trusted:
+            raise BadInput(
+                "counting this snapshot runs the Python code in its folder",
+                where=str(folder),
+                expected="--trust-remote-code",
+                fix="read the code, then add --trust-remote-code; or count its configuration on the native classes: "
+                "costproof report deepseek-ocr --config FOLDER/config.json",
+            )
+        path = folder / "config.json"
+        return cls(snapshot.config, snapshot=snapshot, stored=stored(read_configuration(path), path))
+
+    def info(self) -> TargetInfo:
+        """The target as data; the folder's path is not part of it."""
+        info = Configured.info(self)
+        return replace(info, implementation="vendor", symbols={**info.symbols, "clip_patch": self.config.clip.patch})
+
+    def with_options(self, options: RunOptions) -> RemoteCodeOcr:
+        """The same model, run in another way. Its loops need numbers: in place of ``meta`` it runs on the CPU."""
+        made = Configured.with_options(self, options if options.real else replace(options, device="cpu"))
+        return replace(made, snapshot=replace(self.snapshot, config=made.config))
+
+    def first_layers(self, layers: int) -> tuple[OcrConfig, dict[str, str]]:
+        """The first layers of the decoder; the towers stay whole."""
+        text = self.config.text
+        least = min(text.dense_layers + 1, text.layers)
+        kept, cut = layers_cut("decoder", layers, least, text.layers)
+        return replace(self.config, text=replace(text, layers=kept)), {"decoder layers": cut} if cut else {}
+
+    def workload(self, preset: str | None = None, **given: Any) -> Workload:
+        """A preset with changes; attention, experts and logits are the code's own."""
+        wrong = _unlike({k: v for k in _FIXED if (v := given.pop(k, None)) is not None})
+        if wrong:
+            raise Problems("the workload cannot be run", wrong)
+        made = make_workload(preset or DEFAULT_PRESET, config=self.config, default_dtype=self.dtype, **given)
+        return replace(made, attention="eager", experts="eager")
+
+    def settings(self) -> tuple[Setting, ...]:
+        """What can be chosen about a workload; attention, experts and logits are the code's own."""
+        return tuple(s for s in PAGE_SETTINGS if s.name not in _FIXED)
+
+    def problems(self, workload: Workload) -> list[CostproofError]:
+        """Everything that keeps the model from running a workload."""
+        found = problems_of(self.config, workload)
+        found += _unlike({name: getattr(workload, name) for name in _FIXED})
+        if workload.batch != 1:
+            found.append(
+                BadInput("a snapshot is counted one page at a time", where="--batch", expected=1, got=workload.batch)
+            )
+        if workload.new_tokens > MAX_STEPS:
+            found.append(
+                BadInput(
+                    "too many decode steps: each of them is run and traced",
+                    where="--new-tokens",
+                    expected=f"at most {MAX_STEPS}",
+                    got=workload.new_tokens,
+                )
+            )
+        if not found and sequence_length(self.config, workload) < 2:
+            found.append(
+                BadInput("a prompt of one token runs like a decode step", where="--text-tokens", expected="at least 2")
+            )
+        return found
+
+    def invocations(self, workload: Workload) -> tuple[Invocation, ...]:
+        """The calls of the stages in one run, in order: the crops go first here."""
+        found = invocations(self.config, workload)
+        return tuple(sorted(found, key=lambda i: i.id != "crops"))
+
+    def formulas(self, workload: Workload) -> Ledger:
+        """Return the symbolic analytic ledger: ``exprs`` are set, ``costs`` are empty."""
+        towers = replace(workload, attention="sdpa")  # fused there, whatever the decoder does
+        return ocr_ledger(structure(self.config, towers, remote=True), VENDOR_NAMES)
+
+    def build(self, workload: Workload) -> nn.Module:
+        """The model on the meta device, in the workload's dtype; its towers can be exported."""
+        return build_vendor(self.snapshot, workload.dtype, "meta")
+
+    def build_run(self, workload: Workload, progress: Progress) -> Built:
+        """The model with its numbers, and what is patched while it runs."""
+        model, numbers = build_with_values(self.snapshot, workload.dtype, self.options, progress)
+        patched = tuple(f"patched while it ran: {p.name} ({p.why})" for p in patches_for(model))
+        return Built(model, (*numbers, *patched))
+
+    def stages_of(self, path: str, workload: Workload) -> tuple[str, ...]:
+        """The stages that a module works in, in the order of the run."""
+        return VENDOR_STAGES.stages(path)
+
+    def export_jobs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
+        """What the static source has to export."""
+        return vendor_export_jobs(model, self.config, workload)
+
+    def runs(self, model: nn.Module, workload: Workload) -> tuple[Run, ...]:
+        """What the dynamic source has to trace."""
+        return real_runs(model, self.config, workload, self.options.seed)
+
+
+def _unlike(chosen: Mapping[str, object]) -> list[CostproofError]:
+    """What is wrong with settings that the code has fixed."""
+    return [
+        BadInput("the vendor's code cannot do this", where=f"--{k}", expected=_FIXED[k], got=str(v)[:40])
+        for k, v in chosen.items()
+        if v != _FIXED[k]
+    ]
+
+
+def _vision_inputs(module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, int | tuple[int, ...]]:
+    """Images of a forward and crops of each; nothing for a decode step and for empty views."""
+    images = kwargs.get("images")
+    if images is None or kwargs["input_ids"].shape[1] == 1 or not images[0][1].any():
+        return {}
+    return images_in([len(c) if bool(c.any()) else 0 for c, _ in images], kwargs["images_spatial_crop"].tolist())
+
+
+DECODER: Final = Decoder(seen=(Mark("vision_inputs", "model", _vision_inputs),))
+
+
+def page_inputs(config: OcrConfig, workload: Workload, seed: int, device: torch.device) -> dict[str, Any]:
+    """Keyword arguments of the prefill, drawn from a seed.
+
+    ``images`` is a list with one pair (crops [c, 3, H, H], global view [1, 3, H, H]). The pixels are
+    positive, or zero where the workload has no view: that is what the code's branches ask for.
+    """
+    import torch
+
+    made = torch.Generator().manual_seed(seed)
+    page, dtype = page_of(workload), getattr(torch, workload.dtype)
+    vision = vision_tokens(page, config.sam.stride)
+    length = vision + workload.text_tokens
+    ids = torch.randint(0, min(config.text.vocab, config.image_token), (1, length), generator=made)
+    seen = torch.zeros(1, length, dtype=torch.bool)
+    seen[:, :vision] = True
+    ids[seen] = config.image_token
+
+    def views(count: int, side: int, empty: bool) -> torch.Tensor:
+        shape = (count, CHANNELS, side, side)
+        drawn = torch.zeros(shape) if empty else torch.rand(shape, generator=made) + 0.1
+        return drawn.to(device, dtype)
+
+    if page is None:
+        image = (views(1, EMPTY_SIDE, True), views(1, EMPTY_SIDE, True))
+    elif page.grid is None:
+        image = (views(1, page.base_size, True), views(1, page.base_size, False))
+    else:
+        image = (views(page.crops, page.image_size, False), views(1, page.base_size, False))
+    grid = page.grid if page is not None and page.grid is not None else (1, 1)
+    return {
+        "input_ids": ids.to(device),
+        "images": [image],
+        "images_seq_mask": seen.to(device),
+        "images_spatial_crop": torch.tensor([list(grid)], dtype=torch.long),
+        "use_cache": True,
+    }
+
+
+def real_runs(model: nn.Module, config: OcrConfig, workload: Workload, seed: int) -> tuple[Run, ...]:
+    """The prefill and every decode step, each with its inputs, its cache, and what it must return."""
+
+    def step(context: int, result: Any) -> dict[str, Any]:
+        return {
+            "input_ids": result.logits[:, -1:].argmax(-1),
+            "past_key_values": result.past_key_values,
+            "use_cache": True,
+        }
+
+    prompt = page_inputs(config, workload, seed, next(model.parameters()).device)
+    patches = patches_for(model)
+    needed = tuple(p for p in patches if p.needed)
+    # The towers see the crops first, if there are any.
+    name, here = (
+        prefill_name(workload),
+        VENDOR_STAGES.locators(*(["crops"] if "grid" in workload.inputs else []), "global"),
+    )
+    return tuple(
+        replace(
+            run,
+            cache_before=run.kwargs.get("past_key_values", ()),
+            attention_paths=tuple(f"model.layers.{i}.self_attn" for i in range(config.text.layers)),
+            marks=DECODER.marks(),
+            around=partial(patched, patches),
+            groups=tuple(run.expert_tokens),
+            positions=int(run.kwargs["input_ids"].numel()),
+        )
+        for run in computed(model, workload, prompt, step, here, name, partial(patched, needed))
+    )
+
+
+def vendor_export_jobs(model: nn.Module, config: OcrConfig, workload: Workload) -> tuple[ExportJob, ...]:
+    """One export per vision stage and view size, the number of views symbolic."""
+    from costproof.models.image_text.modules import PartModule
+    from costproof.models.pages.modules import ClipOnFeatures
+
+    sam, clip = PartModule(model.get_submodule(VENDOR_SAM)), ClipOnFeatures(model.get_submodule(VENDOR_CLIP))
+    projector = PartModule(model.get_submodule(VENDOR_PROJECTOR))
+    found: list[ExportJob] = []
+    for side, calls in sides(workload).items():
+        query = side // config.sam.stride
+        pixels = on_meta(workload, VIEWS, CHANNELS, side, side)
+        features = on_meta(workload, VIEWS, config.sam.downsample[1], query, query)
+        joined = on_meta(workload, VIEWS, query * query, config.projector_in)
+        found += [
+            vision_job("sam", side, calls, sam, {"part": VENDOR_SAM}, x=pixels),
+            vision_job("clip", side, calls, clip, {"part": VENDOR_CLIP}, x=features),
+            vision_job("projector", side, calls, projector, {"part": VENDOR_PROJECTOR}, x=joined),
+        ]
+    return tuple(found)

@@ -1,0 +1,268 @@
+"""Import the code of a snapshot, build its model, and patch what keeps it from running or from being traced.
+
+The folder becomes a package under our own name, so that its relative imports work without the cache of remote code that
+transformers keeps. Nothing is copied or written, not even bytecode next to the files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Final
+from unittest import mock
+
+from costproof.foreign import contained
+from costproof.ledger.errors import BadInput, first_line
+from costproof.ledger.progress import Progress
+from costproof.ledger.run import RANDOM, RunOptions
+from costproof.models.decoding.build import SPREAD, generator
+from costproof.models.families.deepseek_ocr.checkpoint import placed
+from costproof.models.families.deepseek_ocr.snapshot import Snapshot
+from costproof.models.target import require_device
+from costproof.models.weights import load, plan
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+
+WANTED: Final = "4.46.3"
+"""The version of transformers that the published remote code is written for: it imports ``LlamaFlashAttention2``."""
+_BLOCK: Final = 1_000_003
+_DECORATION: Final = "torchvision"
+"""What the code imports for its preprocessing alone; without it it still computes."""
+
+
+def load_code(snapshot: Snapshot) -> ModuleType:
+    """The snapshot's modelling module, imported once per folder.
+
+    Raises:
+        BadInput: the installed packages cannot run it.
+    """
+    folder = Path(snapshot.folder)
+    package = "costproof_snapshot_" + hashlib.sha256(snapshot.folder.encode()).hexdigest()[:12]
+    name = f"{package}.{snapshot.model_class.split('.')[0]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_loader(package, loader=None, is_package=True)
+    assert spec is not None
+    spec.submodule_search_locations = [str(folder)]
+    sys.modules[package] = importlib.util.module_from_spec(spec)
+    try:
+        with _importing(), quiet():
+            return importlib.import_module(name)
+    except (ImportError, AttributeError) as error:
+        for loaded in [m for m in sys.modules if m == package or m.startswith(package + ".")]:
+            del sys.modules[loaded]
+        raise cannot_run(snapshot, error) from error
+
+
+def cannot_run(snapshot: Snapshot, error: Exception) -> BadInput:
+    """The environment does not fit the snapshot."""
+    from costproof.ledger.environment import installed
+
+    return BadInput(
+        "the installed packages cannot run this snapshot",
+        where=snapshot.folder,
+        expected=f"transformers {snapshot.wants or WANTED}, einops, addict, easydict, requests, Pillow, tqdm",
+        got=f"transformers {installed('transformers')}: {first_line(error)}",
+        fix="make vendor-env, then .venv-vendor/bin/costproof report FOLDER --trust-remote-code",
+    )
+
+
+def build_vendor(snapshot: Snapshot, dtype: str, device: str) -> nn.Module:
+    """The model in eval mode, parameters in ``dtype`` and uninitialised; buffers keep their own dtype.
+
+    Raises:
+        BadInput: the installed packages cannot run the code, or it failed or ended the program.
+    """
+    with contained("the code of the snapshot failed", snapshot.folder, root=snapshot.folder):
+        return _build(snapshot, dtype, device)
+
+
+def _build(snapshot: Snapshot, dtype: str, device: str) -> nn.Module:
+    import torch
+
+    code = load_code(snapshot)
+    data = json.loads((Path(snapshot.folder) / "config.json").read_text(encoding="utf-8"))
+    for part in (data, data["language_config"]):
+        # The decoder may be cut; the code reads one of the two places, and both have the key where it stands.
+        if "num_hidden_layers" in part:
+            part["num_hidden_layers"] = snapshot.config.text.layers
+    before = torch.get_default_dtype()
+    try:
+        if importlib.util.find_spec("transformers.initialization"):
+            from transformers.initialization import no_init_weights
+        else:  # before transformers 5
+            from transformers.modeling_utils import no_init_weights
+        torch.set_default_dtype(getattr(torch, dtype))
+        with torch.device(device), no_init_weights(), quiet():
+            config = getattr(code, snapshot.config_class.split(".")[1])(**data)
+            config._attn_implementation = "eager"
+            model: nn.Module = getattr(code, snapshot.model_class.split(".")[1])(config)
+    except (ImportError, AttributeError) as error:
+        raise cannot_run(snapshot, error) from error
+    finally:
+        torch.set_default_dtype(before)
+    return model.eval().requires_grad_(False)
+
+
+def build_with_values(
+    snapshot: Snapshot, dtype: str, options: RunOptions, progress: Progress
+) -> tuple[nn.Module, tuple[str, ...]]:
+    """The model on the device of the run with random weights or those of a checkpoint; what was done, in sentences.
+
+    Raises:
+        BadInput: as :func:`build_vendor`, or there is no checkpoint.
+        Problems: the checkpoint does not fit the model.
+    """
+    require_device(options.device)
+    if options.weights == RANDOM:
+        model = build_vendor(snapshot, dtype, options.device)
+        random_weights(model, options.seed)
+        return model, (f"the vendor's code with random weights, seed {options.seed}",)
+    # A checkpoint that does not fit is told before a byte is allocated.
+    found = plan(options.weights, build_vendor(snapshot, dtype, "meta"), placed, cut=options.layers is not None)
+    model = build_vendor(snapshot, dtype, options.device)
+    return model, ("the vendor's code with the weights of a checkpoint", *load(found, model, progress))
+
+
+def random_weights(model: nn.Module, seed: int) -> None:
+    """Fill all parameters from one seeded block of normal numbers, repeated; norms scale by 1.
+
+    Drawing 3.3 billion numbers takes longer than the run. The block's length is a prime, so no two rows of a
+    matrix are alike; where a tensor begins in it follows from its name, so that a cut model has the same numbers.
+    """
+    import torch
+
+    drawn = torch.randn(_BLOCK, generator=generator(seed, "block")) * SPREAD
+    blocks = {parameter.dtype: drawn.to(parameter.dtype) for parameter in model.parameters()}
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() == 1 and name.endswith("weight"):
+                parameter.fill_(1.0)
+                continue
+            flat, block = parameter.view(-1), blocks[parameter.dtype]
+            start, done = generator(seed, name).initial_seed() % _BLOCK, 0
+            while done < flat.numel():
+                taken = min(flat.numel() - done, _BLOCK - start)
+                flat[done : done + taken] = block[start : start + taken]
+                done, start = done + taken, 0
+
+
+@contextmanager
+def _importing() -> Iterator[None]:
+    """No bytecode beside the snapshot's files; empty stand-ins for absent packages of its preprocessing."""
+    absent: list[str] = []
+    with mock.patch.object(sys, "dont_write_bytecode", True):
+        try:
+            if not _importable(_DECORATION):
+                _remember_absence(_DECORATION)
+                absent = _stand_in(_DECORATION)
+            yield
+        finally:
+            for name in absent:
+                del sys.modules[name]
+
+
+def _remember_absence(name: str) -> None:
+    """Let transformers look before the stand-in is there: it remembers what it sees for good."""
+    from transformers.utils import import_utils
+
+    for function in [f for n, f in vars(import_utils).items() if n.startswith(f"is_{name}") and callable(f)]:
+        with suppress(TypeError):  # one that takes arguments remembers nothing
+            function()
+
+
+def _importable(name: str) -> bool:
+    try:
+        importlib.import_module(name)
+    except Exception:  # a build for another torch raises RuntimeError
+        for loaded in [m for m in sys.modules if m == name or m.startswith(name + ".")]:
+            del sys.modules[loaded]
+        return False
+    return True
+
+
+def _stand_in(name: str) -> list[str]:
+    names = [name, f"{name}.transforms", f"{name}.transforms.functional"]
+    for path in names:
+        module = mock.MagicMock(name=path)
+        module.__path__, module.__spec__, module.__name__ = [], importlib.util.spec_from_loader(path, None), path
+        sys.modules[path] = module
+    return names
+
+
+@dataclass(frozen=True, slots=True)
+class VendorPatch:
+    """One replacement."""
+
+    name: str
+    why: str
+    target: object
+    attribute: str
+    replacement: Any
+    needed: bool
+    """Whether the code cannot run without it; the others only let a tracer see more, and must not change a bit."""
+
+
+def patches_for(model: nn.Module) -> tuple[VendorPatch, ...]:
+    """What a run of this model needs where it is."""
+    import torch
+
+    found = []
+    if next(model.parameters()).device.type != "cuda":
+        why = "the code moves the image mask to CUDA; it stays where the model is"
+        found.append(VendorPatch("torch.Tensor.cuda", why, torch.Tensor, "cuda", _stays, needed=True))
+    why = "TorchScript hides its operators from a tracer; the same function runs as Python"
+    for module in _modules_of(model):
+        for name, value in sorted(vars(module).items()):
+            plain = getattr(value, "_torchdynamo_inline", None)
+            if isinstance(value, torch.jit.ScriptFunction) and callable(plain):
+                place = f"{module.__name__.split('.', 1)[-1]}.{name}"
+                found.append(VendorPatch(place, why, module, name, plain, needed=False))
+    return tuple(found)
+
+
+@contextmanager
+def patched(patches: tuple[VendorPatch, ...]) -> Iterator[None]:
+    """Apply patches for the time of a run."""
+    with ExitStack() as stack:
+        stack.enter_context(quiet())
+        for patch in patches:
+            stack.enter_context(mock.patch.object(patch.target, patch.attribute, patch.replacement))
+        yield
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep transformers' advice to the authors of the code off stderr; ``TRANSFORMERS_VERBOSITY`` brings it back."""
+    from transformers.utils import logging
+
+    before = logging.get_verbosity()
+    if "TRANSFORMERS_VERBOSITY" not in os.environ:
+        logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
+
+
+def _modules_of(model: nn.Module) -> list[Any]:
+    """The snapshot's own modules, those that define the classes of the model."""
+    package = type(model).__module__.rpartition(".")[0]
+    names = {type(m).__module__ for m in model.modules()}
+    return [sys.modules[n] for n in sorted(names) if n.startswith(package + ".") and n in sys.modules]
+
+
+def _stays(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    return self

@@ -1,0 +1,299 @@
+"""Closed formulas of DeepSeek-OCR 2: an encoder whose queries follow the features of SAM, and all stages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import ClassVar, Final
+
+from costproof.algebra.symbols import sym
+from costproof.analytic.attention_block import AttentionBlock
+from costproof.analytic.compose import (
+    ModulePart,
+    StackCall,
+    analytic_ledger,
+    in_layer,
+    invocation_nodes,
+    prefill_and_decode,
+    stage_nodes,
+)
+from costproof.analytic.costs import LayerCosts, Size, layer
+from costproof.analytic.feed_forward import Mlp
+from costproof.analytic.linear import Linear
+from costproof.analytic.norms import RmsNorm
+from costproof.analytic.rotary import RotaryTable
+from costproof.analytic.transformer import TransformerLayer
+from costproof.ledger.capture import SymbolDoc
+from costproof.ledger.node import CostNode, Ledger
+from costproof.models.decoding.names import decoder_names, mixture_names
+from costproof.models.families.deepseek_ocr.formulas import symbol_docs as page_symbol_docs
+from costproof.models.families.deepseek_ocr.names import NATIVE_NAMES
+from costproof.models.families.deepseek_ocr2.workload import LARGE, SMALL, STAGES
+from costproof.models.pages.formulas import PageStructure, View, page_decoder_parts, sam_parts
+
+_TOWER: Final = "model.vision_tower"
+_ENCODER: Final = f"{_TOWER}.vision_encoder"
+_TEXT: Final = "model.language_model"
+
+NAMES: Final[Mapping[str, str]] = {
+    **{role: path for role, path in NATIVE_NAMES.items() if role.startswith("sam")},
+    "vision": _TOWER,
+    "vision.queries_small": f"{_TOWER}.query_768_resolution",
+    "vision.queries_large": f"{_TOWER}.query_1024_resolution",
+    **{
+        role.replace("text", "encoder", 1): path
+        for role, path in decoder_names(_ENCODER).items()
+        if role.startswith("text")
+    },
+    "projector": "model.multi_modal_projector",
+    "model": "model",
+    **decoder_names(_TEXT),
+    **mixture_names(_TEXT),
+}
+"""Paths in ``DeepseekOcr2ForConditionalGeneration``; ``{i}`` is the number of the layer."""
+
+
+_ANY_VIEW: Final = View("", sam_resampled=False, clip_resampled=False)
+"""Parameters do not depend on the view."""
+
+
+def ocr2_ledger(structure: PageStructure, encoder_layers: int) -> Ledger:
+    """All stages in symbols: ``exprs`` filled, ``costs`` empty.
+
+    Source: Wei et al. 2026, DeepSeek-OCR 2: Visual Causal Flow; ``DeepseekOcr2ForConditionalGeneration``
+    (transformers).
+
+    Args:
+        structure: of SAM, of the decoder, and of the run.
+    """
+    eager = structure.attention == "eager"
+
+    def towers(view: View) -> dict[str, tuple[tuple[ModulePart, ...], Size]]:
+        return {
+            "sam": (sam_parts(structure, view), _border("sam")),
+            "encoder": (_encoder_parts(encoder_layers, eager=eager), _border("encoder")),
+            "projector": (_projector(), _border("projector")),
+        }
+
+    def nodes() -> Iterator[CostNode]:
+        for stage, (parts, _) in towers(_ANY_VIEW).items():
+            yield from stage_nodes(stage, parts, NAMES)
+        for view in structure.views:
+            for stage, (parts, border) in towers(view).items():
+                yield from invocation_nodes(stage, view.invocation, parts, NAMES, border=border)
+        yield from prefill_and_decode(modules, NAMES, border=border_of, decode=structure.decode)
+
+    def positions(call: StackCall) -> Size:
+        return 1 if structure.logits == "last" else call.tokens
+
+    def modules(call: StackCall) -> tuple[ModulePart, ...]:
+        tokens = _tokens(structure) if call.past == 0 else 0
+        glue = ViewsInPrompt(call.batch, call.tokens, sym("text_hidden"), call.item_bytes, tokens)
+        return page_decoder_parts(structure, call, positions(call), glue)
+
+    def border_of(call: StackCall) -> Size:
+        elements = call.batch * positions(call) * sym("text_vocab")
+        if eager:
+            elements += call.batch * call.tokens * (call.past + call.tokens)
+        if call.past == 0 and structure.views:
+            elements += call.batch * (2 * _tokens(structure) + 1) * sym("text_hidden")
+        return elements * call.item_bytes
+
+    return analytic_ledger(nodes(), STAGES)
+
+
+def _projector() -> tuple[ModulePart, ...]:
+    """The projection of the queries' results."""
+    n, b = sym("n"), sym("b")
+    return (ModulePart("projector", (Linear(n * sym("Q"), sym("encoder_hidden"), sym("text_hidden"), b),)),)
+
+
+def _border(stage: str) -> Size:
+    """Bytes that a vision stage gets and returns, on n views of H x H pixels with Q queries.
+
+    The encoder returns the results of all, of which those of the queries are a view.
+    """
+    side, queries = sym("H"), sym("Q")
+    features = (side / (4 * sym("sam_patch"))) ** 2 * sym("encoder_hidden")
+    seen, projected = queries * sym("encoder_hidden"), queries * sym("text_hidden")
+    elements = {
+        "sam": sym("in_channels") * side**2 + features,
+        "encoder": 2 * features + seen,
+        "projector": seen + projected,
+    }
+    return sym("n") * elements[stage] * sym("b")
+
+
+def _tokens(structure: PageStructure) -> Size:
+    """Tokens of all views of a page: Q_g of the global one, Q_c of each crop.
+
+    Branches: a page has crops if it has a second view.
+    """
+    if not structure.views:
+        return 0
+    crops = sym("grid_w") * sym("grid_h") * sym("Q_c") if len(structure.views) > 1 else 0
+    return sym("Q_g") + crops
+
+
+@layer
+class QueryTable:
+    """The learned queries of one size of views: rows x width parameters, which another module reads."""
+
+    name: ClassVar[str] = "query_table"
+    title: ClassVar[str] = "Table of queries"
+    source: ClassVar[str] = "Wei et al. 2026, DeepSeek-OCR 2, section 3; DeepseekOcr2VisionModel"
+
+    rows: int
+    width: Size
+    item_bytes: Size
+
+    def costs(self) -> LayerCosts:
+        """Return the costs of one call."""
+        owned = self.rows * self.width
+        return LayerCosts(params=owned, weight_bytes=owned * self.item_bytes, intermediate_bytes=0)
+
+
+@layer
+class QueriesBehindFeatures:
+    """Joins every view's features and the queries: [views, features + queries, width], no FLOPs.
+
+    The features come in, views x features x width elements, and the queries are read as a parameter, once for all
+    views, which are views of it; out goes what was joined.
+    """
+
+    name: ClassVar[str] = "queries_behind_features"
+    title: ClassVar[str] = "Queries behind the features of a view"
+    source: ClassVar[str] = "Wei et al. 2026, DeepSeek-OCR 2, section 3; DeepseekOcr2VisionModel.forward"
+
+    views: Size
+    features: Size
+    queries: Size
+    width: Size
+    item_bytes: Size
+
+    def costs(self) -> LayerCosts:
+        """Return the costs of one call."""
+        scale = self.width * self.item_bytes
+        return LayerCosts(
+            weight_read_bytes=self.queries * scale,
+            input_bytes=self.views * self.features * scale,
+            output_bytes=self.views * (self.features + self.queries) * scale,
+            intermediate_bytes=0,
+        )
+
+
+@layer
+class WrittenMask:
+    """A mask as numbers, made of one of yes or no: [views, tokens, tokens], 0 where a token may look.
+
+    No FLOPs: nothing floating-point comes in, views x tokens² elements go out. Unfused, the dtype's least number is
+    written and read once.
+    """
+
+    name: ClassVar[str] = "written_mask"
+    title: ClassVar[str] = "Mask as numbers"
+    source: ClassVar[str] = "transformers.masking_utils.eager_mask"
+
+    views: Size
+    tokens: Size
+    item_bytes: Size
+
+    def costs(self) -> LayerCosts:
+        """Return the costs of one call."""
+        return LayerCosts(
+            output_bytes=self.views * self.tokens**2 * self.item_bytes, intermediate_bytes=2 * self.item_bytes
+        )
+
+
+def _encoder_parts(layers: int, *, eager: bool) -> tuple[ModulePart, ...]:
+    """All modules of the encoder on n views of H x H pixels with Q queries.
+
+    A query sees all features and the queries up to itself, features see each other: a mask says so, and all scores
+    are computed. It holds yes or no, but for eager attention, which adds it. Only the queries' results go on, which are
+    a view of all.
+
+    Source: Wei et al. 2026, DeepSeek-OCR 2; Yang et al. 2024, Qwen2; ``DeepseekOcr2VisionEncoder`` (transformers).
+    """
+    n, b, width, head_dim = sym("n"), sym("b"), sym("encoder_hidden"), sym("encoder_head_dim")
+    features, queries = (sym("H") / (4 * sym("sam_patch"))) ** 2, sym("Q")
+    call = StackCall(n, features + queries, b)
+    attention = AttentionBlock(
+        width=width,
+        heads=sym("encoder_heads"),
+        kv_heads=sym("encoder_kv_heads"),
+        head_dim=head_dim,
+        bias=("q", "k", "v"),
+        rotary=head_dim,
+        cached=False,
+        hidden=features * queries + queries * (queries - 1) / 2,
+        mask="input" if eager else "boolean",
+        written_out=eager,
+    )
+    mlp = Mlp(width, sym("encoder_intermediate"), "silu", gated=True, bias=False)
+    stack = TransformerLayer(width, attention, mlp).parts("encoder.layer", call)
+    return (
+        ModulePart("vision", (QueriesBehindFeatures(n, features, queries, width, b),)),
+        ModulePart("vision.queries_small", (QueryTable(SMALL, width, b),), called=False),
+        ModulePart("vision.queries_large", (QueryTable(LARGE, width, b),), called=False),
+        ModulePart("encoder", (WrittenMask(n, call.tokens, b),)) if eager else ModulePart("encoder"),
+        ModulePart("encoder.rotary", (RotaryTable(call.tokens, head_dim, b),)),
+        *(part for i in range(layers) for part in in_layer(i, stack)),
+        ModulePart("encoder.norm", (RmsNorm(call.rows, width, b),)),
+    )
+
+
+@layer
+class ViewsInPrompt:
+    """Joins the tokens of a page's views and a separator, and puts them into the prompt.
+
+    Everything is data movement: no FLOPs. In come the tokens of all views (batch tokens hidden) and the embedded prompt
+    (batch prompt hidden); out go the prompt with the page in place and the joined tokens with their separators,
+    which the model also returns (batch (tokens + 1) hidden). The separator is hidden parameters.
+
+    Unfused, for every page: its views and the separator are joined, then all pages with each other, and the result is
+    written into the prompt; the separator is read for every page.
+    """
+
+    name: ClassVar[str] = "views_in_prompt"
+    title: ClassVar[str] = "Tokens of all views into the prompt"
+    source: ClassVar[str] = "DeepseekOcr2Model.get_image_features and forward (transformers)"
+
+    batch: Size
+    prompt: Size
+    hidden: Size
+    item_bytes: Size
+    tokens: Size = 0
+    """Of all views of a page; 0 for a prompt without one: nothing runs."""
+
+    def costs(self) -> LayerCosts:
+        """Return the costs of one call."""
+        owned, scale = self.hidden * self.item_bytes, self.batch * self.hidden * self.item_bytes
+        if self.tokens == 0:
+            return LayerCosts(params=self.hidden, weight_bytes=owned, intermediate_bytes=0)
+        joined = self.tokens + 1
+        return LayerCosts(
+            params=self.hidden,
+            weight_bytes=owned,
+            weight_read_bytes=owned,
+            input_bytes=scale * (self.tokens + self.prompt),
+            output_bytes=scale * (self.prompt + joined),
+            intermediate_bytes=scale * (3 * joined + 1) - owned,
+        )
+
+
+_OWN: Final[dict[str, tuple[str, str]]] = {
+    "Q": ("Q", "queries of a view"),
+    "Q_g": ("Q_g", "queries of the global view"),
+    "Q_c": ("Q_c", "queries of a crop"),
+    "encoder_hidden": ("h_{enc}", "width of the encoder"),
+    "encoder_heads": ("a_{enc}", "attention heads of the encoder"),
+    "encoder_kv_heads": ("a_{enc,kv}", "key/value heads of the encoder"),
+    "encoder_head_dim": ("d_{enc}", "width of one head of the encoder"),
+    "encoder_intermediate": ("m_{enc}", "inner width of the encoder's MLPs"),
+    "encoder_layers": (r"\\ell_{enc}", "layers of the encoder"),
+}
+
+
+def symbol_docs() -> dict[str, SymbolDoc]:
+    """Every symbol of a run and of a configuration."""
+    shared = {name: doc for name, doc in page_symbol_docs().items() if not name.startswith("clip_")}
+    return {**shared, **{name: SymbolDoc(*doc) for name, doc in _OWN.items()}}

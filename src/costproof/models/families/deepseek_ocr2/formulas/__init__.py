@@ -1,1 +1,0 @@
-"""The closed formulas of DeepSeek-OCR 2."""

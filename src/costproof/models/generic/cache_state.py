@@ -1,0 +1,261 @@
+"""Find, measure and rebuild the caches of a model: keys and values, recurrent states, of one stack or two."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from costproof.ledger.attributes import attribute
+from costproof.ledger.errors import BadInput, first_line
+from costproof.ledger.workload import Workload
+from costproof.models.decoding.decoder import ids_on_meta, in_prompt, in_step
+from costproof.models.specs import ExportJob, Run, SymbolicSize
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+
+CACHES: Final = (
+    "past_key_values", "cache_params", "encoder_past_key_values", "decoder_past_key_values", "padding_cache",
+)  # fmt: skip
+"""What transformers calls a cache, among arguments and in results: that of a text, and of sound in pieces."""
+
+Path = tuple[tuple[str, Any], ...]
+"""How to come to what an object holds: attributes, and items of lists and dicts."""
+
+_DEEPEST: Final = 7
+"""Objects in objects that are looked into: cache, its two halves, their layers, a table of states."""
+
+
+def caches_of(values: Any) -> dict[str, Any]:
+    """The caches in the keyword arguments or the result of a forward, by name; else those of a result inside of it."""
+    given = values if isinstance(values, Mapping) else {name: getattr(values, name, None) for name in CACHES}
+    found = {name: given[name] for name in CACHES if given.get(name) is not None}
+    inside = (caches_of(part) for part in given.values() if isinstance(part, Mapping))
+    return found or next(filter(None, inside), {})
+
+
+def is_cache(value: Any) -> bool:
+    """Whether a value is an object that holds a cache; it is filled in place, by whom it is handed to."""
+    return type(value).__name__.endswith("Cache") and hasattr(value, "__dict__")
+
+
+def held(*caches: Any) -> int:
+    """Bytes of the floating-point tensors in caches, each once; positions and lengths are not states."""
+    return sum(t.nbytes for t in states(*caches))
+
+
+def states(*caches: Any) -> list[torch.Tensor]:
+    """The floating-point tensors in caches, each once."""
+    return [leaf for _, leaf in leaves(caches) if not isinstance(leaf, int) and leaf.is_floating_point()]
+
+
+def by_layer(cache: Any) -> list[int]:
+    """Bytes in each layer of a cache of one stack; empty for one that has no layers."""
+    return [held(layer) for layer in (cache if isinstance(cache, tuple) else getattr(cache, "layers", ()))]
+
+
+def leaves(value: Any, path: Path = (), seen: set[int] | None = None) -> Iterator[tuple[Path, Any]]:
+    """Tensors, each once, and integers in a cache or in several, with how to come to them; no module is looked into."""
+    import torch
+
+    seen = set() if seen is None else seen
+    if isinstance(value, int):
+        yield path, value
+        return
+    if id(value) in seen or len(path) > _DEEPEST or isinstance(value, type | torch.nn.Module):
+        return
+    seen.add(id(value))
+    if isinstance(value, torch.Tensor):
+        yield path, value
+        return
+    if isinstance(value, Mapping):
+        parts = [("item", key, part) for key, part in value.items()]
+    elif isinstance(value, list | tuple):
+        parts = [("item", i, part) for i, part in enumerate(value)]
+    else:
+        parts = [("attribute", key, part) for key, part in attribute(value, "__dict__", {}).items()]
+    for kind, key, part in parts:
+        yield from leaves(part, (*path, (kind, key)), seen)
+
+
+_RESULTS: Final = ("logits", "last_hidden_state")
+"""What a forward returns that is not kept for the next token."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldCache:
+    """A decoder of transformers whose cache is made by its own prefill, at every context anew."""
+
+    model: nn.Module = field(compare=False)
+    """The one that makes the caches; those that are exported and run are others."""
+    name: str
+    """What forward calls the cache."""
+    towers: frozenset[str] = frozenset()
+    """As of :class:`~costproof.models.generic.cache_probe.OwnCache`."""
+    made: dict[tuple[int, int], Any] = field(default_factory=dict, compare=False)
+
+    @property
+    def places(self) -> Any:
+        """Where modules work in the prefill and in a step."""
+        return in_prompt, in_step
+
+    @property
+    def owners(self) -> tuple[str, ...]:
+        """None: which module writes a layer is seen when it does."""
+        return ()
+
+    def held(self, batch: int, context: int) -> Any:
+        """The cache after ``context`` tokens, on meta; not to be changed."""
+        if (batch, context) not in self.made:
+            self.made[batch, context] = prefilled(self.model, self.name, batch, context)
+        return self.made[batch, context]
+
+    def problems(self, workload: Workload) -> list[BadInput]:
+        """What keeps the steps from a closed sum: a cache that does not grow by the same in each."""
+        batch, first, steps = workload.batch, workload.text_tokens, workload.new_tokens
+        if steps < 2 or grows_evenly(self.held(batch, first), self.held(batch, first + steps), steps):
+            return []
+        return [
+            BadInput(
+                "the cache does not grow by the same in every step: they have no sum in closed form",
+                where="--new-tokens",
+                expected="1",
+                got=steps,
+            )
+        ]
+
+    def step_job(self, model: nn.Module, workload: Workload) -> ExportJob:
+        """One step at the workload's sizes; what grows with the context is a symbol."""
+        from costproof.models.generic.export_wrappers import HeldStep
+
+        batch, steps = workload.batch, max(1, workload.new_tokens)
+        context = max(2, workload.text_tokens)  # an export takes a context of one token for a constant
+        cache, later = self.held(batch, context), self.held(batch, context + steps)
+        sizes, counters = list[SymbolicSize](), dict[Path, int]()
+        if grows_evenly(cache, later, steps):
+            more = self.held(batch + 1, context)
+            sizes = [SymbolicSize(("input_ids",), 0, "B")]
+            for name, tensors in (("states", states), ("places", held_places)):
+                sizes += _sizes(name, tensors(cache), tensors(later), tensors(more), context)
+            numbers = dict(_numbers(later))
+            counters = {path: n - context for path, n in _numbers(cache) if numbers[path] != n}
+        long = (s for s in sizes if s.symbol == "P" and s.argument[0] == "states")
+        grown = next(((int(s.argument[1]), s.dim) for s in long), None)
+        step = HeldStep(model, self.name, cache, counters if grown else {}, grown or (0, 0))
+        args: dict[str, Any] = {"input_ids": ids_on_meta(batch, 1), "states": states(cache)}
+        if places := held_places(cache):
+            args["places"] = places
+        return ExportJob(
+            "step", "decode", ("steps",), step, {"part": ""}, args, sizes, returns_cache=True, repeated=True
+        )
+
+    def step_run(self, model: nn.Module, workload: Workload, context: int) -> Run:
+        """One step after ``context`` tokens."""
+        cache = copied(self.held(workload.batch, context))
+        kwargs = {"input_ids": ids_on_meta(workload.batch, 1), self.name: cache, "use_cache": True}
+        return Run(f"step@{context}", model, kwargs, in_step, context, elsewhere=True)
+
+
+def held_cache(model: nn.Module, result: Any, towers: frozenset[str]) -> HeldCache | str | None:
+    """The cache that a run of 3 tokens, batch 2, returned, or why a step with it cannot be; ``None``: it has none."""
+    from costproof.models.generic.copies import short_run
+
+    if result is None:
+        return f"a short text does not run with a cache: {_refused(model, _text(3))}"
+    for name, cache in caches_of(result).items():
+        if states(cache):
+            made = on_meta(cache)
+            # A run fills what it is given.
+            runs = short_run(model, {**_text(1), name: copied(made)}) is not None
+            found = HeldCache(model, name, towers, {(2, 3): made})
+            return found if runs else f"a step does not run: {_refused(model, {**_text(1), name: copied(made)})}"
+    other = [name for name in result if name not in _RESULTS] if isinstance(result, Mapping) else []
+    return f"forward returns {', '.join(other)}, which is not known as a cache" if other else None
+
+
+def _text(tokens: int) -> dict[str, Any]:
+    return {"input_ids": ids_on_meta(2, tokens), "use_cache": True}
+
+
+def _refused(model: nn.Module, kwargs: Mapping[str, Any]) -> str:
+    """What a call on meta ends with."""
+    from costproof.models.generic.copies import unchecked
+    from costproof.patches.inference import inference_context
+
+    try:
+        with unchecked(), inference_context(model):
+            model(**kwargs)
+    except Exception as error:  # code of other packages raises what it likes
+        return first_line(error)
+    return "unknown"
+
+
+def prefilled(model: nn.Module, name: str, batch: int, context: int) -> Any:
+    """The cache of so many tokens that a model made, on meta; ``None`` where it does not run."""
+    from costproof.models.generic.copies import short_run
+
+    result = short_run(model, {"input_ids": ids_on_meta(batch, context), "use_cache": True})
+    return on_meta(caches_of(result).get(name)) if result is not None else None
+
+
+def on_meta(cache: Any) -> Any:
+    """A copy with every tensor on meta."""
+    import torch
+
+    return copied(cache, {i: torch.empty_like(t, device="meta") for i, t in own_tensors(cache).items()})
+
+
+def copied(cache: Any, tensors: Mapping[int, torch.Tensor] | None = None) -> Any:
+    """A copy with other tensors in place of some, by their ids."""
+    return copy.deepcopy(cache, dict(tensors or {}))
+
+
+def own_tensors(cache: Any) -> dict[int, torch.Tensor]:
+    """Every tensor of a cache by its id: a copy with these shares them."""
+    return {id(leaf): leaf for _, leaf in leaves(cache) if not isinstance(leaf, int)}
+
+
+def held_places(cache: Any) -> list[torch.Tensor]:
+    """The tensors of integers in a cache, such as positions: no states, and no bytes of a cache."""
+    return [t for t in own_tensors(cache).values() if t.dim() and not t.is_floating_point()]
+
+
+def grows_evenly(before: Any, after: Any, steps: int) -> bool:
+    """Whether every size and number in a cache is the same or larger by ``steps`` after so many of them."""
+    one, other = ([*states(cache), *held_places(cache)] for cache in (before, after))
+    numbers = dict(_numbers(after))
+    if [t.dim() for t in one] != [t.dim() for t in other] or dict(_numbers(before)).keys() != numbers.keys():
+        return False
+    pairs = [p for a, b in zip(one, other, strict=True) for p in zip(a.shape, b.shape, strict=True)]
+    return all(b - a in (0, steps) for a, b in (*pairs, *((n, numbers[path]) for path, n in _numbers(before))))
+
+
+def _sizes(
+    name: str, given: list[torch.Tensor], later: list[torch.Tensor], more: list[torch.Tensor], context: int
+) -> Iterator[SymbolicSize]:
+    """The dimensions that another batch changes, and those that grow."""
+    for i, (tensor, after, beside) in enumerate(zip(given, later, more, strict=True)):
+        for dim, size in enumerate(tensor.shape):
+            if after.shape[dim] != size:
+                yield SymbolicSize((name, i), dim, "P" if size == context else f"P + {size - context}")
+            elif beside.shape[dim] != size:
+                yield SymbolicSize((name, i), dim, "B")
+
+
+def put(cache: Any, path: Path, value: Any) -> None:
+    """Change what an object holds."""
+    for kind, key in path[:-1]:
+        cache = getattr(cache, key) if kind == "attribute" else cache[key]
+    kind, key = path[-1]
+    if kind == "attribute":
+        setattr(cache, key, value)
+    else:
+        cache[key] = value
+
+
+def _numbers(cache: Any) -> list[tuple[Path, int]]:
+    return [(path, leaf) for path, leaf in leaves(cache) if isinstance(leaf, int) and not isinstance(leaf, bool)]

@@ -1,0 +1,105 @@
+"""Modules around the parts of an encoder-decoder; they add no operators. Needs torch and transformers to load."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from transformers.cache_utils import DynamicCache, DynamicLayer, EncoderDecoderCache
+from transformers.modeling_outputs import BaseModelOutput
+
+from costproof.models.decoding.decoder import Past, fill_layer
+from costproof.models.generic.export_wrappers import cache_tensors, signature, tensors
+
+
+@dataclass
+class Handed(BaseModelOutput):  # type: ignore[misc]  # transformers has no types
+    """What an encoder hands on; all else that a decoder may ask for, such as a mask, is not there."""
+
+    pooler_output: torch.Tensor | None = None
+    """What decoders beside some encoders of images read in place of the last hidden state."""
+
+    def __getattr__(self, name: str) -> None:
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+
+class Encode(nn.Module):
+    """The encoder of a model; returns the first ``count`` of its tensors."""
+
+    def __init__(self, part: nn.Module, count: int) -> None:
+        super().__init__()
+        self.part, self.count = part, count
+
+    def called(self, args: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
+        """What it hands on."""
+        return tensors(self.part.get_encoder()(**args))[: self.count]  # type: ignore[operator]
+
+
+def encode(part: nn.Module, names: tuple[str, ...], count: int) -> nn.Module:
+    """An :class:`Encode` whose forward has arguments of these names."""
+
+    def forward(self: Encode, **args: torch.Tensor) -> list[torch.Tensor]:
+        return self.called(args)
+
+    forward.__signature__ = signature(names)  # type: ignore[attr-defined]
+    made: nn.Module = type("Encode", (Encode,), {"forward": forward})(part, count)
+    return made
+
+
+class FirstToken(nn.Module):
+    """A decoder's first token, on what its encoder handed on under these names."""
+
+    def __init__(self, part: nn.Module, names: tuple[str, ...]) -> None:
+        super().__init__()
+        self.part, self.names = part, names
+
+    def forward(
+        self, hidden: list[torch.Tensor], decoder_input_ids: torch.Tensor
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        handed = Handed(**dict(zip(self.names, hidden, strict=True)))
+        result = self.part(encoder_outputs=handed, decoder_input_ids=decoder_input_ids, use_cache=True)
+        return tensors(result), cache_tensors(result)
+
+
+class CrossStep(nn.Module):
+    """One decode step beside an encoder; of the two caches its own grows, and is returned."""
+
+    def __init__(self, part: nn.Module, names: tuple[str, ...]) -> None:
+        super().__init__()
+        self.part, self.names = part, names
+
+    def forward(
+        self,
+        hidden: list[torch.Tensor],
+        decoder_input_ids: torch.Tensor,
+        keys: list[torch.Tensor],
+        values: list[torch.Tensor],
+        cross_keys: list[torch.Tensor],
+        cross_values: list[torch.Tensor],
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        own, cross = (list(zip(k, v, strict=True)) for k, v in ((keys, values), (cross_keys, cross_values)))
+        result = self.part(
+            encoder_outputs=Handed(**dict(zip(self.names, hidden, strict=True))),
+            decoder_input_ids=decoder_input_ids,
+            past_key_values=two_caches(own, cross),
+            use_cache=True,
+        )
+        layers = result.past_key_values.self_attention_cache.layers
+        return tensors(result), [t for layer in layers for t in (layer.keys, layer.values)]
+
+
+def two_caches(own: Past, cross: Past) -> EncoderDecoderCache:
+    """A cache whose two halves hold these keys and values."""
+    halves = []
+    for past in (own, cross):
+        half = DynamicCache()
+        for keys, values in past:
+            layer = DynamicLayer()
+            layer.lazy_initialization(keys, values)
+            fill_layer(layer, keys, values)
+            half.layers.append(layer)
+        halves.append(half)
+    return EncoderDecoderCache(*halves)

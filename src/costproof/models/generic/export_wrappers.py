@@ -1,0 +1,128 @@
+"""Modules around a model that hand its tensors out of an export; they add no operators. Needs torch to load."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from costproof.models.decoding.decoder import Decoder
+from costproof.models.decoding.modules import CacheTensors
+from costproof.models.generic.cache_state import (
+    CACHES,
+    Path,
+    caches_of,
+    copied,
+    held_places,
+    is_cache,
+    own_tensors,
+    put,
+)
+from costproof.models.generic.cache_state import states as held_states
+from costproof.models.generic.copies import restored
+
+
+class Forward(nn.Module):
+    """Calls a model and returns its floating-point tensors; of a model with a cache those, and the cache."""
+
+    def __init__(self, part: nn.Module, rest: Mapping[str, Any], again: Mapping[str, Any], *, cached: bool) -> None:
+        super().__init__()
+        self.part, self.rest, self.again, self.cached = part, dict(rest), dict(again), cached
+
+
+def around(
+    part: nn.Module,
+    names: tuple[str, ...],
+    rest: Mapping[str, Any] = {},
+    again: Mapping[str, Any] = {},
+    *,
+    cached: bool = False,
+) -> Forward:
+    """A :class:`Forward` whose signature has the given arguments: an export maps its symbols to their names.
+
+    Args:
+        rest: arguments that are not tensors.
+        again: those with tensors that others have too, of :func:`~costproof.models.generic.copies.once`.
+        cached: the model returns a cache, or fills one that is among the rest.
+    """
+
+    def forward(self: Forward, **args: torch.Tensor) -> Any:
+        result = self.part(**restored(args, self.again), **self.rest)
+        # A cache that was given is filled, whether it is returned or not.
+        return (tensors(result), cache_tensors(result) or cache_tensors(self.rest)) if self.cached else tensors(result)
+
+    forward.__signature__ = signature(names)  # type: ignore[attr-defined]
+    made: Forward = type("Forward", (Forward,), {"forward": forward})(part, rest, again, cached=cached)
+    return made
+
+
+def signature(names: tuple[str, ...]) -> inspect.Signature:
+    """Of a method with these keyword arguments."""
+    own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return inspect.Signature([own, *(inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY) for n in names)])
+
+
+class Step(nn.Module):
+    """One decode step on a cache of given keys and values."""
+
+    def __init__(self, part: nn.Module, decoder: Decoder) -> None:
+        super().__init__()
+        self.part, self.decoder = part, decoder
+
+    def forward(
+        self, input_ids: torch.Tensor, keys: list[torch.Tensor], values: list[torch.Tensor]
+    ) -> tuple[list[torch.Tensor], CacheTensors]:
+        cache = self.decoder.filled_cache(self.part, list(zip(keys, values, strict=True)))
+        result = self.part(input_ids=input_ids, past_key_values=cache, use_cache=True)
+        return tensors(result), self.decoder.cache_tensors(result.past_key_values)
+
+
+class HeldStep(nn.Module):
+    """One decode step on a cache like the one given, with the states that an export gives it.
+
+    Args:
+        counters: numbers in the cache that grow with it -> how much more they are than the context.
+        grown: state and dimension that are as long as the context.
+    """
+
+    def __init__(
+        self, part: nn.Module, name: str, cache: Any, counters: Mapping[Path, int], grown: tuple[int, int]
+    ) -> None:
+        super().__init__()
+        self.part, self.name, self.like, self.counters, self.grown = part, name, cache, dict(counters), grown
+
+    def forward(
+        self, input_ids: torch.Tensor, states: list[torch.Tensor], places: list[torch.Tensor] | None = None
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        held, given = [*held_states(self.like), *held_places(self.like)], [*states, *(places or ())]
+        own = own_tensors(self.like) | {id(t): s for t, s in zip(held, given, strict=True)}
+        cache = copied(self.like, own)
+        for path, more in self.counters.items():
+            state, dim = self.grown
+            put(cache, path, states[state].shape[dim] + more)
+        result = self.part(**{"input_ids": input_ids, self.name: cache, "use_cache": True})
+        return tensors(result), held_states(caches_of(result).get(self.name, cache))
+
+
+def cache_tensors(result: Any) -> list[torch.Tensor]:
+    """Floating-point tensors of the caches that a model returned, whatever they hold; none where it returned none."""
+    return held_states(*caches_of(result).values())
+
+
+def tensors(value: Any) -> list[torch.Tensor]:
+    """Floating-point tensors of a nested result, complex ones too, in order; a cache that has a name is none of it."""
+    if isinstance(value, torch.Tensor):
+        return [value] if value.is_floating_point() or value.is_complex() else []
+    if is_cache(value):
+        return held_states(value)
+    if is_dataclass(value) and not isinstance(value, dict):
+        value = {f.name: getattr(value, f.name) for f in fields(value)}
+    if isinstance(value, dict):
+        value = [v for name, v in value.items() if name not in CACHES or isinstance(v, torch.Tensor)]
+    if isinstance(value, list | tuple):
+        return [t for v in value for t in tensors(v)]
+    return []

@@ -1,0 +1,198 @@
+"""Target for a module object of this process, with the arguments of one call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from costproof.ledger.errors import BadInput, first_line
+from costproof.ledger.plural import plural
+from costproof.ledger.run import RunOptions
+from costproof.ledger.workload import Workload
+from costproof.models.generic.address import bound, check_call
+from costproof.models.generic.copies import inputs_on_meta, on_meta, own_copy, own_inputs
+from costproof.models.generic.described import check_parts
+from costproof.models.generic.factories import Given
+from costproof.models.generic.module import GenericTarget
+from costproof.models.specs import ExportJob, Run
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from costproof.models.generic.module_snapshot import Before
+
+
+_AS_GIVEN: Final = "its own weights"
+
+
+@dataclass(frozen=True, slots=True)
+class OneCall(GenericTarget):
+    """A module of which one call is asked about."""
+
+    whose: nn.Module | None = None
+    """The module that was given, whose parameters the runs share."""
+
+    def export_jobs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
+        """At the sizes of the call: an export in symbols takes twice as long, and would serve no other call."""
+        return tuple(replace(job, sizes=()) for job in GenericTarget.export_jobs(self, model, workload))
+
+    def runs(self, model: nn.Module, workload: Workload) -> tuple[Run, ...]:
+        """The call, after which the parameters are as they were before it."""
+        found = GenericTarget.runs(self, model, workload)
+        if self.whose is None:
+            return found
+        from costproof.models.generic.module_snapshot import unwritten
+
+        return tuple(replace(run, around=partial(unwritten, self.whose)) for run in found)
+
+
+@contextmanager
+def at_hand(
+    module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], before: Before | None = None
+) -> Iterator[OneCall]:
+    """The call of a copy that shares the parameters, in evaluation, without gradients and outside of all modes.
+
+    Args:
+        before: saves what its owner puts back; by default it is put back at the end of the block.
+
+    Raises:
+        BadInput: it is not a module, or forward does not take these arguments.
+        Incomplete: it cannot be copied.
+    """
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensor
+    from torch.utils._pytree import tree_leaves
+
+    from costproof.models.generic.module_snapshot import Before, evaluated, watching
+
+    if before is None:
+        before = Before()
+        try:
+            with at_hand(module, args, kwargs, before) as target:
+                yield target
+        finally:
+            before.put_back()
+            before.check()
+        return
+    before.modes.lift()
+    _check(module, [args, kwargs])
+    check_parts(module)
+    named = [*enumerate(args), *kwargs.items()]
+    state = before.save(module, {f"argument {name}": value for name, value in named})
+    before.modes.lift(default_device=True)
+    with torch.inference_mode(mode=False), torch.no_grad():
+        tensors = (*module.parameters(), *module.buffers(), *tree_leaves([args, kwargs]))
+        fake = any(isinstance(t, FakeTensor) for t in tensors)
+        with watching(state):  # a model may merge its weights as it leaves training
+            copied = (on_meta(module) if fake else own_copy(module)).eval()
+        name = type(copied).__name__
+        given = bound(copied, args, kwargs)
+        given = inputs_on_meta(given) if fake else own_inputs(given)
+        with evaluated(module):  # code outside of the copy may run parts of the module itself
+            made = Given(name, f"{name}, as it was given", copied, given, notes=_of_compiled(module, copied, given))
+            yield OneCall(name, made, _options(made), whose=module)
+
+
+def _check(module: Any, given: Any) -> None:
+    """Whether this is a module, and tensors have shapes and memory of their own.
+
+    Raises:
+        BadInput: no.
+    """
+    import torch
+    from torch import nn
+    from torch.nn.parameter import is_lazy
+    from torch.utils._pytree import tree_leaves
+
+    if not isinstance(module, nn.Module):
+        fix = "costproof.report counts a model by its name" if isinstance(module, str) else None
+        got = type(module).__name__
+        raise BadInput("this is not a module", where="count", expected="a torch.nn.Module", got=got, fix=fix)
+    where, own = type(module).__name__, (*module.parameters(), *module.buffers())
+    if any(map(is_lazy, own)):
+        raise BadInput("a parameter has no shape before the first call", where=where, fix="call the module once before")
+    inputs = [t for t in tree_leaves(given) if isinstance(t, torch.Tensor)]
+    check_call(module, given, where)
+    if any(map(torch._C._functorch.is_functorch_wrapped_tensor, (*own, *inputs))):
+        fix = "count the call outside of the transform, with tensors of the shape that is meant"
+        raise BadInput("a tensor belongs to a transform of torch.func (vmap, grad)", where=where, fix=fix)
+    if any(isinstance(size, torch.SymInt) for t in (*own, *inputs) for size in t.shape):
+        raise BadInput("a tensor has a symbolic size", where=where, fix="count a call with sizes that are numbers")
+
+
+def _of_compiled(module: nn.Module, copied: nn.Module, given: dict[str, Any]) -> tuple[str, ...]:
+    """Of a module that is compiled, into how many graphs; it is counted as it was written."""
+    from costproof.models.generic.module_snapshot import unwritten
+
+    return (graphs(own_copy(copied), own_inputs(given), partial(unwritten, module)),) if is_compiled(module) else ()
+
+
+def _options(made: Given) -> RunOptions:
+    """Where the call runs: where tensors are; on meta if any of them has no numbers."""
+    import torch
+    from torch.utils._pytree import tree_leaves
+
+    tensors = [*made.module.parameters(), *made.module.buffers(), *tree_leaves(made.inputs)]
+    kinds = {t.device.type for t in tensors if isinstance(t, torch.Tensor)}
+    if not kinds or "meta" in kinds:
+        return RunOptions()
+    return RunOptions(device="cuda" if "cuda" in kinds else "cpu", weights=_AS_GIVEN)
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether a module, or a part of it, is."""
+    return any(
+        type(part).__name__ == "OptimizedModule" or getattr(part, "_compiled_call_impl", None) is not None
+        for part in module.modules()
+    )
+
+
+def graphs(
+    module: nn.Module,
+    inputs: Mapping[str, Any],
+    around: Callable[[], AbstractContextManager[None]] = nullcontext,
+) -> str:
+    """In words how many graphs a call of a module makes, and what ends all but the last.
+
+    The call is made once more, with graphs that run as they were written. What others have compiled stays compiled.
+
+    Args:
+        module: a copy, not compiled.
+        around: holds while a graph runs.
+    """
+    import torch
+
+    made: list[str] = []
+
+    def kept(graph: torch.fx.GraphModule, example: Any) -> Callable[..., Any]:
+        ended: Any = graph.compile_subgraph_reason
+        made.append(_reason(ended) if ended.graph_break else "")
+
+        def run(*args: Any) -> Any:
+            with around():
+                return graph.forward(*args)
+
+        return run
+
+    try:
+        with torch.no_grad():
+            torch.compile(module, backend=kept)(**inputs)
+    except Exception as error:  # it is code of other packages, which raises what it likes
+        return f"torch.compile: the graphs of this call are not known: {first_line(error)}"
+    breaks = [why for why in made if why]
+    if not breaks:
+        return f"torch.compile makes {plural(len(made), 'graph')} of this call, without a break"
+    what = f"{plural(len(made), 'graph')} of this call, {plural(len(breaks), 'break')}"
+    return f"torch.compile makes {what}: {'; '.join(dict.fromkeys(breaks))}"
+
+
+def _reason(ended: Any) -> str:
+    """Why a graph ends, and at which line of whose code."""
+    why = str(ended.reason).strip().splitlines()[0]
+    at = ended.user_stack[-1] if ended.user_stack else None
+    return why if at is None else f"{why} (line {at.lineno} of {Path(at.filename).name})"

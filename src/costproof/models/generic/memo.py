@@ -1,0 +1,339 @@
+"""Memoize, once a process, properties of a factory's module: caches, towers, defaults, placeholder tokens."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import product
+from typing import TYPE_CHECKING, Any, Final, get_args
+
+from costproof.ledger.attributes import attribute, has_attribute
+from costproof.ledger.errors import BadInput, Incomplete
+from costproof.ledger.offline import offline
+from costproof.ledger.workload import AttentionKind, Dtype, Workload
+from costproof.models.decoding.decoder import text_config
+from costproof.models.generic.cache_probe import OwnCache, own_cache
+from costproof.models.generic.cache_state import HeldCache
+from costproof.models.generic.copies import runs_on_meta, short_run
+from costproof.models.generic.described import fingerprint
+from costproof.models.generic.encoder_decoder import FirstRun, first_run, of_encoder
+from costproof.models.generic.factories import Given, Made, Maker
+from costproof.models.generic.inputs import KINDS, example_inputs, input_choices
+from costproof.models.generic.makers import PLACEHOLDERS, Case
+from costproof.models.generic.stages import longest
+from costproof.models.generic.towers import NONE, Towers, towers
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+
+_CACHED: Final = ("num_kv_heads", "num_key_value_heads")
+_EXPERTS: Final = ("num_local_experts", "num_experts", "n_routed_experts")
+_PASSED: Final = "num_experts_per_tok"
+_ROWS: Final = (2, 3)
+"""Batch and length of the run that shows how many rows enter the experts."""
+
+
+def beyond(module: nn.Module, text: Any, cache: object) -> tuple[str, ...]:
+    """Return a note for each number of the configuration that the class exceeds.
+
+    Args:
+        module: the model, on meta.
+        text: the configuration of its decoder.
+        cache: what it keeps.
+    """
+    return tuple(filter(None, (_cached(text, cache), _experts(module, text))))
+
+
+def _cached(text: Any, cache: object) -> str | None:
+    named = next((n for key in _CACHED if isinstance(n := attribute(text, key), int)), None)
+    if named is None or not isinstance(cache, OwnCache):
+        return None
+    heads = max(layer.keys[0] for layer in cache.layers)
+    if heads <= named:
+        return None
+    return f"the class caches keys and values of {heads} heads; the configuration names {named}, which servers cache"
+
+
+def _experts(module: nn.Module, text: Any) -> str | None:
+    import torch
+
+    count = next((n for key in _EXPERTS if isinstance(n := attribute(text, key), int)), None)
+    passed = attribute(text, _PASSED)
+    if count is None or not isinstance(passed, int) or passed >= count:
+        return None
+    rows: set[int] = set()
+    stacked = [m for m in module.modules() if any(p.dim() == 3 and p.shape[0] == count for p in _own(m))]
+    hooks = [m.register_forward_pre_hook(_noting(rows)) for m in stacked]
+    try:
+        runs_on_meta(module, {"input_ids": torch.zeros(_ROWS, dtype=torch.long, device="meta")})
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if count * _ROWS[0] * _ROWS[1] not in rows:
+        return None
+    return f"the class runs all {count} experts for every token; the configuration names {passed}, which servers run"
+
+
+def _own(module: nn.Module) -> list[Any]:
+    return [p for p in module._parameters.values() if p is not None]
+
+
+def _noting(rows: set[int]) -> Callable[..., None]:
+    def note(module: nn.Module, args: Any) -> None:
+        rows.update(int(a.numel()) // int(a.shape[-1]) for a in args[:1] if attribute(a, "shape"))
+
+    return note
+
+
+USUAL: Final = 512
+"""Tokens of a prompt, as far as a model has positions."""
+TARGET_LENGTH: Final = 29
+"""Tokens that a decoder gets beside an encoder's input."""
+
+
+def made_of(maker: Maker, dtype: Dtype | None, attention: AttentionKind | None) -> Made:
+    """The module of a maker, made once in a process for each choice; one that is at hand is not kept from its end."""
+    with offline():
+        return maker.make(dtype, attention) if isinstance(maker, Given) else _kept(maker, dtype, attention)
+
+
+@lru_cache(maxsize=4)
+def _kept(maker: Maker, dtype: Dtype | None, attention: AttentionKind | None) -> Made:
+    return maker.make(dtype, attention)
+
+
+def fingerprint_of(maker: Maker) -> str:
+    """Return the hash of that module, with the numbers of the maker's configuration."""
+    return _of(maker) if isinstance(maker, Given) else _fingerprint(maker)
+
+
+@lru_cache(maxsize=4)
+def _fingerprint(maker: Maker) -> str:
+    return _of(maker)
+
+
+def _of(maker: Maker) -> str:
+    return fingerprint(made_of(maker, None, None).module, maker.numbers)
+
+
+@lru_cache(maxsize=4)
+def _cache_or_why(
+    maker: Maker, dtype: Dtype | None, attention: AttentionKind | None
+) -> OwnCache | HeldCache | str | None:
+    return own_cache(made_of(maker, dtype, attention).module)
+
+
+def cache_of(maker: Maker, dtype: Dtype | None, attention: AttentionKind | None) -> OwnCache | HeldCache | None:
+    """The cache of that module."""
+    found = _cache_or_why(maker, dtype, attention)
+    return None if isinstance(found, str) else found
+
+
+def why_one_stage(maker: Maker, dtype: Dtype | None, attention: AttentionKind | None) -> tuple[str, ...]:
+    """Why a module that says it uses a cache has no steps with it, as a note."""
+    found = _cache_or_why(maker, dtype, attention)
+    return (f"prefill and decode are one stage: {found}",) if isinstance(found, str) else ()
+
+
+@lru_cache(maxsize=4)
+def beyond_of(maker: Maker, dtype: Dtype | None, attention: AttentionKind | None) -> tuple[str, ...]:
+    """What that module does beyond its configuration, as notes."""
+    module = made_of(maker, dtype, attention).module
+    config = attribute(module, "config", None)
+    text = text_config(module) if has_attribute(config, "get_text_config") else config
+    return beyond(module, text, cache_of(maker, dtype, attention))
+
+
+@lru_cache(maxsize=8)
+def first_run_of(
+    maker: Maker, dtype: Dtype | None, attention: AttentionKind | None, batch: int, length: int
+) -> FirstRun | None:
+    """What that module hands from its encoder to its decoder."""
+    made = made_of(maker, dtype, attention)
+    if not attribute(attribute(made.module, "config", None), "is_encoder_decoder", False):
+        return None
+    choice = choice_of(maker, dtype, attention)
+    case = choice.of(Case(made.module, batch, length, TARGET_LENGTH))
+    return first_run(made.module, of_encoder(example_inputs(case, None, choice.names)).args)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Which inputs a module gets."""
+
+    names: tuple[str, ...] | None = None
+    """Of its arguments; what forward is usually given if ``None``."""
+    turned: bool = False
+    """As of :class:`Case`."""
+    placed: bool = False
+    """Whether the model must see in the text where images or sounds are."""
+
+    def of(self, case: Case, filled: int | None = None) -> Case:
+        """What the inputs of this choice are made for; all positions of a text are filled unless it says how many."""
+        most = case.length if filled is None else filled
+        return replace(case, turned=self.turned, filled=most if self.placed else None)
+
+
+@lru_cache(maxsize=4)
+def choice_of(maker: Maker, dtype: Dtype | None, attention: AttentionKind | None) -> Choice:
+    """The inputs of that module: the first choice with which it runs on meta, or with ones; else that of most.
+
+    One with more images and sounds that runs with ones alone comes before one with fewer that runs on meta.
+    """
+    made = made_of(maker, dtype, attention)
+    most = longest(made.module)
+    case = Case(made.module, 2, USUAL if most is None else min(USUAL, most), TARGET_LENGTH)
+    tried: list[tuple[Choice, dict[str, Any]]] = []
+    *choices, least = input_choices(case)
+    # Inputs in the other layout, and then a text that says where images and sounds are, come before fewer inputs.
+    found = [
+        Choice(names, turned) for turned, names in (*product((False, True), choices), (False, least), (True, least))
+    ]
+    found += [Choice(names, placed=True) for names in choices if case.number(*PLACEHOLDERS, default=0)]
+    for choice in found:
+        with suppress(Incomplete):
+            args = example_inputs(choice.of(case), None, choice.names).args
+            if not any(_shapes(args) == _shapes(other) for _, other in tried):
+                tried.append((choice, dict(args)))
+    groups: dict[tuple[int, bool], list[tuple[Choice, dict[str, Any]]]] = {}
+    for choice, args in tried if len(tried) > 1 else ():
+        groups.setdefault((len(KINDS & args.keys()), not choice.placed), []).append((choice, args))
+    for _, alike in sorted(groups.items(), reverse=True):
+        for runs in (runs_on_meta, short_run):
+            for choice, args in alike:
+                if runs(made.module, args) is not None:
+                    return choice
+    return max(tried, key=lambda one: len(one[1]))[0] if tried else Choice()
+
+
+@lru_cache(maxsize=4)
+def towers_of(maker: Maker) -> Towers:
+    """The towers of that module, which neither sizes nor dtype change."""
+    made, choice = made_of(maker, None, None), choice_of(maker, None, None)
+    return towers(made.module, example_inputs(_small(made, choice), None, choice.names).args) if choice.names else NONE
+
+
+def _small(made: Made, choice: Choice, side: int | None = None) -> Case:
+    most = longest(made.module)
+    return choice.of(Case(made.module, 2, USUAL if most is None else min(USUAL, most), TARGET_LENGTH, side))
+
+
+@lru_cache(maxsize=8)
+def places_of(maker: Maker, dtype: Dtype | None, attention: AttentionKind | None, side: int | None) -> int:
+    """Positions of a text that one element's image or sound fills; 0 where the module takes none."""
+    made, choice = made_of(maker, dtype, attention), choice_of(maker, dtype, attention)
+    if set(choice.names or ()) <= {"input_ids"}:
+        return 0
+
+    case = _small(made, choice, side)
+    return -(-places(made.module, example_inputs(case, None, choice.names).args) // case.batch)
+
+
+def _shapes(args: Mapping[str, Any]) -> dict[str, Any]:
+    return {n: (type(v), tuple(v.shape)) if has_attribute(v, "shape") else v for n, v in args.items()}
+
+
+TEXT_ALONE: Final = 0
+"""Pixels per side of an image where there is none, for models that can also see."""
+
+
+def side_of(workload: Workload) -> int | None:
+    """Pixels per side of an image, if they were chosen."""
+    side = workload.inputs.get("image_size")
+    return side if isinstance(side, int) else None
+
+
+def too_short(workload: Workload, filled: int) -> list[BadInput]:
+    """What is wrong with a prompt in which images or sounds of one element fill so many positions."""
+    if workload.text_tokens >= filled:
+        return []
+    what = "the prompt is shorter than what images or sounds fill of it"
+    fix = "a longer prompt, or --image-size 0: a text alone"
+    return [BadInput(what, where="--seq-len", expected=f"at least {filled}", got=workload.text_tokens, fix=fix)]
+
+
+def case_of(made: Made, workload: Workload) -> Case:
+    """What the inputs of a module are made for."""
+    import torch
+
+    return Case(
+        made.module,
+        workload.batch,
+        workload.text_tokens,
+        TARGET_LENGTH if workload.text_tokens != TARGET_LENGTH else TARGET_LENGTH + 2,
+        side_of(workload),
+        getattr(torch, workload.dtype),
+        str(workload.inputs.get("input") or ""),
+    )
+
+
+def dtype_of(module: nn.Module) -> Dtype:
+    """The dtype of most elements of a module's parameters, as far as a workload can say it."""
+    from torch.nn.parameter import is_lazy
+
+    elements = Counter[str]()
+    for p in module.parameters():
+        if p.is_floating_point() and not is_lazy(p):  # a run gives it its shape
+            elements[str(p.dtype).removeprefix("torch.")] += p.numel()
+    name = max(elements, key=lambda dtype: elements[dtype], default="float32")
+    return name if name in get_args(Dtype) else "float32"  # type: ignore[return-value]
+
+
+def dtypes_of(module: nn.Module) -> tuple[str, ...]:
+    """The dtypes of a module's parameters."""
+    return tuple(sorted({str(p.dtype).removeprefix("torch.") for p in module.parameters()}))
+
+
+def attention_of(module: nn.Module) -> AttentionKind:
+    """What a model of transformers runs, without having been told."""
+    config = attribute(module, "config", None)
+    # A configuration that was told nothing belongs to a model that has nothing to choose from.
+    name = attribute(config, "_attn_implementation", "sdpa") or "eager"
+    return name if name in get_args(AttentionKind) else "sdpa"  # type: ignore[return-value]
+
+
+def _is_mask(key: Any) -> bool:
+    import torch
+
+    key = key[0] if isinstance(key, tuple) else key
+    return isinstance(key, torch.Tensor) and key.dtype == torch.bool
+
+
+def _rows(into: torch.Tensor, values: Any) -> int:
+    import torch
+
+    return int(values.numel()) // int(into.shape[-1]) if isinstance(values, torch.Tensor) else 0
+
+
+def places(model: nn.Module, inputs: Mapping[str, Any]) -> int:
+    """Positions of all rows of a batch that a model fills with what its towers made; 0 where it has none."""
+    ids = inputs.get("input_ids")
+    if ids is None or len(inputs) == 1:
+        return 0
+    import torch
+    from torch.overrides import TorchFunctionMode
+
+    length, scattered, most = int(ids.shape[1]), 0, 0
+    scatters = (torch.Tensor.masked_scatter, torch.Tensor.masked_scatter_, torch.masked_scatter)
+
+    class Recorder(TorchFunctionMode):
+        """Record the rows that are put into a text [B, S, width] where a mask says, without knowing where."""
+
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            nonlocal scattered, most
+            into, *rest = args or (None,)
+            if isinstance(into, torch.Tensor) and into.dim() == 3 and into.shape[1] == length and rest:
+                if func in scatters:
+                    scattered += _rows(into, (kwargs or {}).get("source", rest[-1]))
+                elif func is torch.Tensor.__setitem__ and _is_mask(rest[0]):
+                    most = max(most, _rows(into, rest[1]))
+            return func(*args, **(kwargs or {}))
+
+    with Recorder():
+        short_run(model, inputs)
+    return max(scattered, most)

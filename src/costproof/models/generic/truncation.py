@@ -1,0 +1,355 @@
+"""Truncate a configuration to fewer layers, and work out which layers the kept ones stand for."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from costproof.ledger.errors import BadInput, Incomplete
+from costproof.models.specs import EACH_KIND, Stretch, layers_cut
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+_RATES: Final = ("drop", "prob")
+"""Words in the names of rates of dropout, and of the modules that drop."""
+
+
+Kind = tuple[Hashable, frozenset[tuple[Hashable, Hashable]]]
+"""Classes of a layer's modules and shapes of its parameters; and what else its modules keep, by where."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """A list of layers that run one after another."""
+
+    path: str
+    """Of the list in the module."""
+    kinds: tuple[Kind, ...]
+    """What each layer is, but for its number: classes of its modules, shapes of its parameters, what else its modules
+    keep. Equal for layers that cost the same."""
+    parameters: int
+    """Elements."""
+    numbers: frozenset[tuple[str, str]] = frozenset()
+    """Where its layers keep their own number: (path in the layer, attribute)."""
+
+    def begins(self, whole: Stack) -> bool:
+        """Whether its layers are the first of another stack, but for what each says about how many there are."""
+        return all(
+            mine == other or (mine[0] == other[0] and self._counted(dict(mine[1]), dict(other[1]), len(whole.kinds)))
+            for mine, other in zip(self.kinds, whole.kinds, strict=False)
+        )
+
+    def _counted(self, mine: Mapping[Hashable, Hashable], other: Mapping[Hashable, Hashable], count: int) -> bool:
+        kept = len(self.kinds)
+        pairs = [(mine.get(at), other.get(at)) for at in mine.keys() | other.keys()]
+        return all(
+            a == b
+            or (a, b) == (("int", kept), ("int", count))
+            or (isinstance(a, tuple) and isinstance(b, tuple) and (len(a), len(b), b[:kept]) == (kept, count, a))
+            for a, b in pairs
+        )
+
+    @property
+    def least(self) -> int:
+        """The first layers that have one of every kind among them."""
+        return max(self.kinds.index(kind) for kind in self.kinds) + 1
+
+    def more(self, kept: int) -> int:
+        """The first layers beyond ``kept`` that have one more of every kind that is left out."""
+        out = self.kinds[kept:]
+        return kept + max((out.index(kind) + 1 for kind in out), default=0)
+
+    def times(self, kept: int) -> tuple[int, ...]:
+        """For how many layers each of the first ``kept`` stands: the last of a kind for those left out too."""
+        out = Counter(self.kinds[kept:])
+        first = self.kinds[:kept]
+        return tuple(1 + (0 if kind in first[i + 1 :] else out[kind]) for i, kind in enumerate(first))
+
+
+def stacks(module: nn.Module, like: Mapping[str, Stack] | None = None) -> tuple[Stack, ...]:
+    """The stacks of a module, those inside no other one.
+
+    Args:
+        like: stacks by path that say where layers keep their number: a single layer does not show it.
+    """
+    from torch import nn
+
+    found: list[Stack] = []
+    for path, part in module.named_modules():
+        inside = any(path.startswith(f"{s.path}.") for s in found)
+        if isinstance(part, nn.ModuleList) and len(part) > 0 and not inside:
+            found.append(_stack(path, list(part), (like or {}).get(path)))
+    return tuple(found)
+
+
+def elsewhere(module: nn.Module, found: Sequence[Stack]) -> dict[str, tuple[int, ...]]:
+    """Shapes of the parameters outside of these stacks."""
+    inside = tuple(f"{s.path}." for s in found)
+    return {n: tuple(p.shape) for n, p in module.named_parameters() if not n.startswith(inside)}
+
+
+def _stack(path: str, layers: list[nn.Module], like: Stack | None) -> Stack:
+    seen = [{(n, key): v for n, m in layer.named_modules() for key, v in _choices(m)} for layer in layers]
+    found = (at for at in {a for s in seen for a in s} if _numbers([(i, s[at]) for i, s in enumerate(seen) if at in s]))
+    numbers = frozenset(found) if like is None else like.numbers
+    kinds = tuple(
+        (_shape(layer), frozenset((at, value) for at, value in choices.items() if at not in numbers))
+        for layer, choices in zip(layers, seen, strict=True)
+    )
+    return Stack(path, kinds, sum(p.numel() for layer in layers for p in layer.parameters()), numbers)
+
+
+def _shape(layer: nn.Module) -> Hashable:
+    return (
+        tuple((name, type(m).__qualname__) for name, m in layer.named_modules()),
+        tuple((name, tuple(p.shape)) for name, p in layer.named_parameters()),
+    )
+
+
+def _choices(module: nn.Module) -> Iterator[tuple[str, Hashable]]:
+    """What a module keeps beside tensors and modules; of a rate of dropout, which may grow with depth, if it is 0."""
+    for name, value in vars(module).items():
+        if not name.startswith("_") and name != "training" and (known := plain(value)) is not None:
+            rate = isinstance(value, float) and any(
+                word in name or word in type(module).__name__.lower() for word in _RATES
+            )
+            yield name, ("rate", value != 0) if rate else known
+
+
+def plain(value: Any) -> Hashable:
+    """A value that may decide what a layer does, to be compared; ``None`` for what does not."""
+    if isinstance(value, bool | int | float | str):
+        return type(value).__name__, value
+    if isinstance(value, tuple | list):
+        return tuple(map(plain, value))
+    if isinstance(value, Mapping):
+        return tuple((str(key), plain(v)) for key, v in value.items())
+    return getattr(value, "__qualname__", None)
+
+
+def _numbers(values: Sequence[tuple[int, Hashable]]) -> bool:
+    """Whether it is the layer's own number, counted from anywhere, in steps of one or more; or follows from it.
+
+    A fraction that is another one in every layer does: what it changes is seen where more layers are counted.
+    """
+    found = [(i, v[1]) for i, v in values if isinstance(v, tuple) and v[:1] in (("int",), ("float",))]
+    if len(values) < 2 or len(found) < len(values):
+        return False
+    if all(type(v) is int for _, v in found):
+        step = (found[-1][1] - found[0][1]) // (found[-1][0] - found[0][0])
+        steady = len({v - step * i for i, v in found}) == 1
+        return steady and (step == 1 or (step > 1 and len(found) > 2))
+    return len(found) > 2 and len({v for _, v in found}) == len(found)
+
+
+_NUMBER: Final = re.compile(r"layer|depth|(num|n)_.*block|blocks")
+"""Names of keys that may count layers: the size of a block is another thing."""
+_PLACES: Final = re.compile(r"^[^_].*(layer|block|idx|index|indic)|^(layer|block|idx|index|indic)")
+"""Names of keys that may list layers by number: those of tokens do not."""
+Edits = tuple[tuple[str, Any], ...]
+"""Dotted key of a configuration -> another value, hashable: an integer, a text, or a tuple for a list."""
+
+
+@dataclass(frozen=True, slots=True)
+class CutModel:
+    """The first layers of a model."""
+
+    edits: Edits
+    """What is other in the configuration; empty where every layer is kept."""
+    cut: tuple[tuple[str, str], ...]
+    """What is left out: ``model.layers`` -> ``2 of 32 layers``."""
+    stretch: Stretch
+
+
+def first_layers(
+    config: Callable[[], Any], build: Callable[[Edits], nn.Module], layers: int, *, more: bool = False
+) -> CutModel:
+    """The first layers of every stack: as many as asked for, or more until it has all its kinds.
+
+    Stacks that no key counts stay whole, and others of which more than half would stay.
+
+    Args:
+        config: a fresh configuration.
+        build: a model on meta, of the configuration with other values.
+        more: with so many layers beyond, in every stack, that of each kind that is left out there is one more.
+
+    Raises:
+        BadInput: the largest stack has fewer layers, or no key of the configuration cuts it.
+    """
+    whole = build(())
+    known = {s.path: s for s in stacks(whole)}
+    if not known:
+        raise _refused("it has no stack of layers")
+    counted: dict[str, list[Stack]] = {}
+    alone: set[str] = set()
+    for key, value in _counts(config()):
+        if any(len(s.kinds) == value for s in known.values()):
+            counted[key] = _counted_by(_edits, key, value, config(), build, known)
+            # A list of as many values may be about another stack that is as deep.
+            if not counted[key] and (found := _counted_by(_alone, key, value, config(), build, known)):
+                counted[key], alone = found, alone | {key}
+    keys = {key: [_as_configured(s, config(), key) for s in found] for key, found in counted.items() if found}
+    main = max(known.values(), key=lambda s: s.parameters)
+    own = next((key for key, found in keys.items() if any(s.path == main.path for s in found)), None)
+    if own is None:
+        raise _refused(f"no key of its configuration counts the layers of {main.path} alone")
+    if layers == len(main.kinds):
+        return CutModel((), (), Stretch(sum(p.numel() for p in whole.parameters())))
+    cut: list[tuple[str, str]] = []
+    edits: dict[str, Any] = {}
+    least = next(max(s.least for s in found) for key, found in keys.items() if key == own)
+    layers_cut(f"stack {main.path}", layers, least, len(main.kinds))
+    for key, found in keys.items():
+        least, most = max(s.least for s in found), len(found[0].kinds)
+        kept = min(max(layers, least), most)
+        if key != own and 2 * kept > most:
+            continue
+        kept = max(s.more(kept) for s in found) if more else kept
+        if kept < most:
+            edits |= (_alone if key in alone else _edits)(config(), key, most, kept)
+            # What counts the same layers once more, under another name, goes along.
+            edits |= {k: kept for k in counted if not counted[k] and _alike(key, k, config())}
+            asked = f" ({layers} asked: {EACH_KIND})" if kept > layers and not more and key == own else ""
+            cut += [(s.path, f"{kept} of {most} layers{asked}") for s in found]
+    made = tuple(edits.items())
+    small = build(made)
+    _begins(known, stacks(small, like=known))
+    stretch = _stretch(whole, {**known, **{s.path: s for found in keys.values() for s in found}}, small)
+    return CutModel(made, tuple(cut), stretch)
+
+
+def edited(config: Any, edits: Edits) -> Any:
+    """The configuration with other values."""
+    for key, value in edits:
+        place, name = _place(config, key)
+        setattr(place, name, list(value) if isinstance(value, tuple) else value)
+    return config
+
+
+def _place(config: Any, key: str) -> tuple[Any, str]:
+    *above, name = key.split(".")
+    for part in above:
+        config = getattr(config, part)
+    return config, name
+
+
+def _counts(config: Any, prefix: str = "") -> Iterator[tuple[str, int]]:
+    """Keys that may count layers, those of nested configurations too, and how many."""
+    from transformers import PretrainedConfig
+
+    for name, value in vars(config).items():
+        if isinstance(value, PretrainedConfig):
+            yield from _counts(value, f"{prefix}{name}.")
+        elif not name.startswith("_") and _NUMBER.search(name):
+            # Some have no number beside the list of what each layer is.
+            count = len(value) if isinstance(value, list | tuple) else value
+            if isinstance(count, int) and count > 1:
+                yield f"{prefix}{name}", count
+
+
+def _alone(config: Any, key: str, most: int, kept: int) -> dict[str, Any]:
+    """The key itself."""
+    place, name = _place(config, key)
+    value = getattr(place, name)
+    return {key: kept if isinstance(value, int) else tuple(value[:kept])}
+
+
+def _edits(config: Any, key: str, most: int, kept: int) -> dict[str, Any]:
+    """The key itself, and what its configuration says layer by layer."""
+    place, name = _place(config, key)
+    prefix = key.removesuffix(name)
+    found: dict[str, Any] = {key: kept}
+    for other, value in vars(place).items():
+        if _some(other, value, most):
+            found[f"{prefix}{other}"] = tuple(v for v in value if v < kept)
+        elif _each(other, value, most):
+            found[f"{prefix}{other}"] = value[:kept] if isinstance(value, str) else tuple(value[:kept])
+    return found
+
+
+def _each(name: str, value: Any, most: int) -> bool:
+    """Whether a value says one thing of every layer of a stack; a text does that in patterns alone: ``M-M*``."""
+    listed = isinstance(value, list | tuple) or (isinstance(value, str) and "pattern" in name)
+    return listed and len(value) == most and not name.startswith("_")
+
+
+def _some(name: str, value: Any, most: int) -> bool:
+    """Whether a value lists layers of a stack by number, in any order; some may be beyond it."""
+    listed = isinstance(value, list | tuple) and len(value) > 0 and all(type(v) is int and v >= 0 for v in value)
+    if not (listed and len({*value}) == len(value) and _PLACES.search(name)):
+        return False
+    # Of as many different numbers as layers, each may be of one layer.
+    return bool(max(value) < most if len(value) == most else min(value) < most)
+
+
+def _as_configured(stack: Stack, config: Any, key: str) -> Stack:
+    """The stack with what its configuration says layer by layer among the kinds: a layer may not know it itself."""
+    place, _ = _place(config, key)
+    most = len(stack.kinds)
+    said: dict[str, Sequence[Hashable]] = {}
+    for name, value in vars(place).items():
+        if _some(name, value, most):
+            said[name] = [i in value for i in range(most)]
+        elif _each(name, value, most):
+            said[name] = [plain(v) for v in value]
+    more = [frozenset((name, each[i]) for name, each in said.items()) for i in range(most)]
+    return replace(stack, kinds=tuple((made, kept | own) for (made, kept), own in zip(stack.kinds, more, strict=True)))
+
+
+def _counted_by(
+    edits: Callable[[Any, str, int, int], dict[str, Any]],
+    key: str,
+    most: int,
+    config: Any,
+    build: Callable[[Edits], nn.Module],
+    known: Mapping[str, Stack],
+) -> list[Stack]:
+    """The stacks that become shorter with a key, by trial."""
+    for kept in dict.fromkeys((1, most - 1)):
+        with suppress(Incomplete, BadInput):
+            now = {s.path: len(s.kinds) for s in stacks(build(tuple(edits(config, key, most, kept).items())))}
+            return [s for s in known.values() if len(s.kinds) == most and now.get(s.path) == kept]
+    return []
+
+
+def _alike(key: str, other: str, config: Any) -> bool:
+    """Whether two keys of one configuration have the same number."""
+    (place, name), (beside, second) = _place(config, key), _place(config, other)
+    return place is beside and getattr(place, name) == getattr(beside, second)
+
+
+def _begins(known: Mapping[str, Stack], now: Sequence[Stack]) -> None:
+    """Fewer layers are the first of all of them: what one does may hang on how many there are.
+
+    Raises:
+        BadInput: they are not.
+    """
+    if missing := sorted(known.keys() - {s.path for s in now}):
+        raise _refused(f"fewer layers leave no {missing[0]}")
+    for stack in now:
+        if not stack.begins(known[stack.path]):
+            raise _refused(f"with fewer layers, those of {stack.path} are others")
+
+
+def _stretch(whole: nn.Module, known: Mapping[str, Stack], cut: nn.Module) -> Stretch:
+    """What the cut model stands for.
+
+    Raises:
+        BadInput: it is not the beginning of the whole one.
+    """
+    now = {s.path: s for s in stacks(cut)}
+    was, rest = (elsewhere(m, tuple(known.values())) for m in (whole, cut))
+    if other := sorted(name for name in was.keys() | rest.keys() if was.get(name) != rest.get(name)):
+        raise _refused(f"with fewer layers, {other[0]} is another")
+    times = ((path, s.times(len(now[path].kinds))) for path, s in known.items() if len(s.kinds) > len(now[path].kinds))
+    return Stretch(sum(p.numel() for p in whole.parameters()), tuple(times))
+
+
+def _refused(why: str) -> BadInput:
+    return BadInput("this model cannot be cut", where="--layers", got=why, fix="fewer layers in its configuration")

@@ -1,0 +1,326 @@
+"""Configurations that models of pages share: SAM, the decoder, the reading of native files, and contradictions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any, Final
+
+from costproof.ledger.errors import BadInput, CostproofError
+from costproof.models.config_reader import Section, shown
+
+CHANNELS: Final = 3
+"""RGB pages: the vendor's processor and both patch embeddings take three channels."""
+
+
+SAM_KEYS: Final = {
+    "hidden": "hidden_size",
+    "layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "mlp": "mlp_dim",
+    "image": "image_size",
+    "patch": "patch_size",
+    "window": "window_size",
+    "neck": "output_channels",
+}
+TEXT_KEYS: Final = {
+    "hidden": "hidden_size",
+    "layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads",
+    "intermediate": "intermediate_size",
+    "experts": "n_routed_experts",
+    "topk": "num_experts_per_tok",
+    "moe_intermediate": "moe_intermediate_size",
+    "shared_experts": "n_shared_experts",
+    "vocab": "vocab_size",
+    "max_positions": "max_position_embeddings",
+}
+"""Sizes -> their keys in the native file."""
+
+
+GENERAL_KEYS: Final = {
+    "_name_or_path": "names the checkpoint",
+    "architectures": "names a class",
+    "auto_map": "names the files of the remote code",
+    "torch_dtype": "the workload decides the dtype",
+    "transformers_version": "says what wrote the file",
+}
+"""Keys that any section may hold and no formula needs, with the reason."""
+DECODER_KEYS: Final = {
+    "attention_dropout": "dropout does nothing in inference",
+    "bos_token_id": "which token begins a text costs nothing",
+    "eos_token_id": "which token ends a text costs nothing",
+    "initializer_range": "initial values cost nothing",
+    "n_group": "greedy routing has no groups",
+    "pad_token_id": "the prompts of a batch are equally long",
+    "pretraining_tp": "how the checkpoint was trained",
+    "topk_group": "greedy routing has no groups",
+    "use_cache": "a run of a prefill and decode steps keeps the cache",
+}
+"""The same, of a decoder."""
+WAIVED: Final = {
+    **GENERAL_KEYS,
+    "chunk_size_feed_forward": "the model's code never reads it",
+    "dtype": "the workload decides the dtype",
+    "id2label": "names of classes; the model has no classifier",
+    "is_encoder_decoder": "the model is none, whatever this says",
+    "label2id": "names of classes; the model has no classifier",
+    "output_attentions": "what else a run returns; the run decides",
+    "output_hidden_states": "what else a run returns; the run decides",
+    "problem_type": "the model has no classifier",
+    "return_dict": "how a run returns its result",
+    "attention_dropout": "dropout does nothing in inference",
+    "initializer_factor": "initial values cost nothing",
+    "initializer_range": "initial values cost nothing",
+    "layer_norm_eps": "the value of a constant costs nothing",
+}
+_TEXT_WAIVED: Final = {**WAIVED, **DECODER_KEYS, "output_router_logits": "what else a run returns; the run decides"}
+UNKNOWN_ACTIVATION: Final = "only this activation is described by the formulas"
+
+
+class EqualHeads:
+    """Attention heads of equal width."""
+
+    __slots__ = ()
+    hidden: int
+    heads: int
+
+    @property
+    def head_dim(self) -> int:
+        """Width of one attention head."""
+        return self.hidden // self.heads
+
+
+@dataclass(frozen=True, slots=True)
+class SamConfig(EqualHeads):
+    """SAM ViT-B with a neck and two stride-2 convolutions (vendor: ``deepencoder.build_sam_vit_b``)."""
+
+    hidden: int = 768
+    layers: int = 12
+    heads: int = 12
+    mlp: int = 3072
+    image: int = 1024
+    """Side in pixels for which the position table was trained."""
+    patch: int = 16
+    window: int = 14
+    global_layers: tuple[int, ...] = (2, 5, 8, 11)
+    """Layers with attention over the whole view; the others attend within windows."""
+    neck: int = 256
+    downsample: tuple[int, int] = (512, 1024)
+
+    @property
+    def channels(self) -> int:
+        """Channels of a page."""
+        return CHANNELS
+
+    @property
+    def stride(self) -> int:
+        """Pixels per feature along a side: the patch, halved twice by the two convolutions."""
+        return self.patch * 4
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnSam(SamConfig):
+    """SAM on pages of other than three channels, which no file can ask for."""
+
+    colours: int = CHANNELS
+
+    @property
+    def channels(self) -> int:
+        """Channels of a page."""
+        return self.colours
+
+
+@dataclass(frozen=True, slots=True)
+class PageDecoderConfig(EqualHeads):
+    """The decoder: multi-head attention, the first layers dense, the others mixtures of experts."""
+
+    hidden: int = 1280
+    layers: int = 12
+    dense_layers: int = 1
+    heads: int = 10
+    kv_heads: int = 10
+    intermediate: int = 6848
+    """Width of the gated MLP in the dense layers."""
+    experts: int = 64
+    topk: int = 6
+    moe_intermediate: int = 896
+    shared_experts: int = 2
+    vocab: int = 129_280
+    max_positions: int = 8192
+    sliding_window: int | None = None
+    """Decode steps after which the oldest ones leave the cache; ``None``: all stay (the vendor's code)."""
+    rms_norm_eps: float = 1e-6
+    rope_theta: float = 10_000.0
+    routed_scaling_factor: float = 1.0
+
+
+NOT_DRAWN: Final = {
+    "image_token": "an id costs nothing",
+    "text.sliding_window": "runs that would leave it are refused",
+    **dict.fromkeys((f"text.{x}" for x in ("rms_norm_eps", "rope_theta", "routed_scaling_factor")), "a constant"),
+}
+"""Fields that no draw of a proof varies, with the reason."""
+
+
+def read_sam(section: Section, model_type: str, defaults: SamConfig) -> SamConfig:
+    """The section of SAM.
+
+    Args:
+        defaults: the class's own values of keys that a file may leave out.
+    """
+    section.waive(WAIVED)
+    section.fixed("model_type", model_type, why="this tower is not the native SAM")
+    section.fixed("num_channels", CHANNELS, why="pages have three channels")
+    section.fixed("hidden_act", "gelu", why=UNKNOWN_ACTIVATION)
+    section.fixed("qkv_bias", True, why="attention without biases is not described by the formulas")
+    section.fixed("use_abs_pos", True, why="SAM without its position table is not described by the formulas")
+    section.fixed("use_rel_pos", True, why="SAM without relative positions is not described by the formulas")
+    return SamConfig(
+        **section.sizes(SAM_KEYS, defaults),
+        global_layers=section.integers("global_attn_indexes", defaults.global_layers, least=0),
+        downsample=read_downsample(section, defaults.downsample),
+    )
+
+
+def read_text(section: Section, model_type: str, defaults: PageDecoderConfig) -> PageDecoderConfig:
+    """The section of a decoder with attention of many heads and mixtures of experts, which has no window.
+
+    Args:
+        defaults: the class's own values of keys that a file may leave out.
+    """
+    section.waive(_TEXT_WAIVED)
+    section.fixed("model_type", model_type, why="this decoder is not the native one")
+    section.fixed("hidden_act", "silu", why=UNKNOWN_ACTIVATION)
+    section.fixed("attention_bias", False, why="attention with biases is not described by the formulas")
+    section.fixed("mlp_bias", False, why="an MLP with biases is not described by the formulas")
+    section.fixed("tie_word_embeddings", False, why="an lm_head that shares the embedding table is not described")
+    section.fixed("topk_method", "greedy", why="only greedy routing is described by the formulas")
+    keys = dict(TEXT_KEYS)
+    if "num_experts" in section.data:
+        keys["experts"] = "num_experts"
+    if section.take("num_key_value_heads", defaults.kv_heads) is None:
+        del keys["kv_heads"]
+    sizes = section.sizes(keys, defaults)
+    hidden, heads, layers = sizes["hidden"], sizes["heads"], sizes["layers"]
+    head_dim = section.take("head_dim", None)
+    if head_dim is not None and hidden % heads == 0 and head_dim != hidden // heads:
+        section.problem(
+            "the native class sets the head width to width / heads, whatever the file says",
+            "head_dim",
+            expected=hidden // heads,
+            got=shown(head_dim),
+        )
+    return PageDecoderConfig(
+        **{"kv_heads": heads, **sizes},
+        dense_layers=_dense_layers(section, layers),
+        rms_norm_eps=section.number("rms_norm_eps", defaults.rms_norm_eps),
+        rope_theta=_rope(section),
+        routed_scaling_factor=section.number("routed_scaling_factor", defaults.routed_scaling_factor),
+    )
+
+
+def _dense_layers(section: Section, layers: int) -> int:
+    """Dense layers, from ``mlp_layer_types`` or the older ``first_k_dense_replace``."""
+    first = section.integer("first_k_dense_replace", 1, least=0)
+    kinds = section.take("mlp_layer_types", None)
+    if kinds is None:
+        return first
+    if not isinstance(kinds, list) or any(k not in ("dense", "sparse") for k in kinds):
+        section.problem("this must list a kind per layer", "mlp_layer_types", expected="'dense' or 'sparse' per layer")
+        return 0
+    dense = kinds.count("dense")
+    if len(kinds) != layers:
+        section.problem("this must list a kind per layer", "mlp_layer_types", expected=layers, got=len(kinds))
+    elif kinds != ["dense"] * dense + ["sparse"] * (layers - dense):
+        section.problem(
+            "dense layers after sparse ones are not described by the formulas",
+            "mlp_layer_types",
+            expected="all dense layers first",
+        )
+    elif "first_k_dense_replace" in section.data and first != dense:
+        section.problem("this contradicts mlp_layer_types", "first_k_dense_replace", expected=dense, got=first)
+    return dense
+
+
+def _rope(section: Section) -> float:
+    """Base of the rotary embedding; every kind of scaling is unsupported."""
+    defaults = PageDecoderConfig().rope_theta
+    theta = section.number("rope_theta", defaults)
+    section.fixed("rope_scaling", None, why="scaled rotary embedding is not described by the formulas")
+    if section.take("rope_parameters", None) is None:
+        return theta
+    rope = section.child("rope_parameters")
+    rope.fixed("rope_type", "default", why="scaled rotary embedding is not described by the formulas")
+    return rope.number("rope_theta", theta)
+
+
+def read_downsample(section: Section, *default: tuple[int, int]) -> tuple[int, int]:
+    """Widths of the two convolutions behind SAM; a key that is missing without a default is a problem."""
+    widths = section.integers("downsample_channels", *default)
+    if len(widths) == 2:
+        return widths[0], widths[1]
+    if isinstance(section.data.get("downsample_channels"), list):
+        section.problem(
+            "there are two stride-2 convolutions", "downsample_channels", expected="two widths", got=list(widths)
+        )
+    return 1, 1
+
+
+def contradictions(config: Any, paths: Mapping[str, str], second: str = "clip") -> list[CostproofError]:
+    """Every pair of numbers that cannot stand together in a model that runs.
+
+    Args:
+        config: of SAM, of a second tower that reads its features, and of the decoder.
+        paths: where each number stands in the file: ``sam.hidden`` -> ``$.vision_config.…``.
+        second: what the second tower is called there.
+    """
+    found: list[CostproofError] = []
+
+    def value(key: str) -> int:
+        number: int = attrgetter(key)(config)
+        return number
+
+    def report(key: str, what: str, expected: object, got: object) -> None:
+        found.append(BadInput(what, where=paths[key], expected=expected, got=got))
+
+    def divides(part: str, whole: str, what: str) -> None:
+        if value(whole) % value(part):
+            report(part, what, f"a divisor of {value(whole)} ({paths[whole]})", value(part))
+
+    def at_most(part: str, whole: str, what: str) -> None:
+        if value(part) > value(whole):
+            report(part, what, f"at most {value(whole)} ({paths[whole]})", value(part))
+
+    sam, text, parts = config.sam, config.text, {"sam", second, "text"}
+    for part in sorted(parts):
+        divides(f"{part}.heads", f"{part}.hidden", "the attention heads do not divide the width")
+    for part in sorted(p for p in parts if f"{p}.kv_heads" in paths):
+        size = getattr(config, part)
+        if size.hidden % size.heads == 0 and size.head_dim % 2:
+            what = "rotary embedding needs an even head width"
+            report(f"{part}.heads", what, "an even width / heads", size.head_dim)
+        divides(f"{part}.kv_heads", f"{part}.heads", "the key/value heads do not divide the attention heads")
+    for part in sorted(p for p in parts if f"{p}.image" in paths):
+        image, patch = value(f"{part}.image"), value(f"{part}.patch")
+        if image % patch:
+            expected = f"a multiple of {patch} ({paths[f'{part}.patch']})"
+            report(f"{part}.image", "the patches do not tile the image", expected, image)
+    layers = list(sam.global_layers)
+    outside = [i for i in layers if i >= sam.layers]
+    if outside:
+        report("sam.global_layers", "a global attention layer does not exist", f"0 to {sam.layers - 1}", outside)
+    if len(set(layers)) != len(layers):
+        report("sam.global_layers", "a global attention layer is named twice", "distinct layers", layers)
+    width = value(f"{second}.hidden")
+    if sam.downsample[1] != width:
+        what = "SAM's features go into the next tower as they are, so their widths must agree"
+        report("sam.downsample", what, f"{width} ({paths[f'{second}.hidden']}) as the last entry", sam.downsample[1])
+    at_most("text.topk", "text.experts", "a token cannot pass more experts than there are")
+    at_most("text.dense_layers", "text.layers", "more dense layers than layers")
+    if config.image_token >= text.vocab:
+        expected = f"less than {text.vocab} ({paths['text.vocab']})"
+        report("image_token", "the image token is outside the vocabulary", expected, config.image_token)
+    return found

@@ -1,0 +1,292 @@
+"""Closed formulas that models of pages share: the SAM encoder, and a decoder whose first layers are dense."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import sympy
+
+from costproof.algebra.symbols import sym
+from costproof.analytic.attention_block import AttentionBlock
+from costproof.analytic.compose import ModulePart, StackCall, in_layer
+from costproof.analytic.conv2d import Conv2d, PatchEmbedding
+from costproof.analytic.costs import Layer, LayerCosts, Size, layer
+from costproof.analytic.embedding import PositionEmbedding
+from costproof.analytic.feed_forward import ExpertMixture, Mlp
+from costproof.analytic.norms import LayerNorm, LayerNorm2d
+from costproof.analytic.transformer import DecoderStack, TransformerLayer
+from costproof.ledger.workload import AttentionKind, ExpertKernel, Logits
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """One call of the vision towers."""
+
+    invocation: str
+    """``global`` or ``crops``."""
+    sam_resampled: bool
+    """Whether SAM's position table is made for another grid than this view's."""
+    clip_resampled: bool
+    """Whether CLIP's position table is."""
+    sam_padded: bool = True
+    """Whether the grid of this view is not a whole number of windows."""
+
+
+@dataclass(frozen=True, slots=True)
+class PageStructure:
+    """The shape of the model and of the run; every size stays a symbol.
+
+    The defaults are the published DeepSeek-OCR, a prompt without a page.
+    """
+
+    views: tuple[View, ...] = ()
+    """The global view first, then the crops, if any; empty for a text-only run."""
+    sam_layers: int = 12
+    sam_global_layers: tuple[int, ...] = (2, 5, 8, 11)
+    clip_layers: int = 24
+    text_layers: int = 12
+    text_dense: int = 1
+    """Leading layers with a dense MLP; the others are mixtures of experts."""
+    attention: AttentionKind = "sdpa"
+    logits: Logits = "all"
+    experts: ExpertKernel = "grouped_mm"
+    decode: bool = True
+    """Whether there are decode steps."""
+    remote: bool = False
+    """Whether the vendor's code runs in place of transformers' classes, which changes what is counted.
+
+    SAM: no padding and no resampling where they do nothing; the norms of the neck written in primitives;
+    no module around the downsampling. CLIP: one projection for queries, keys and values; an activation
+    without a module of its own; positions looked up before they are resampled; a patch embedding that never runs.
+    The page is written into the prompt in place. The decoder makes a mask for every prompt, a rotary
+    table per layer, and loops over its experts.
+    """
+
+
+def windows_per_side(grid: Size, window: Size) -> Size:
+    """Windows along one side of a grid that is padded up to whole windows: ceiling(grid / window)."""
+    if isinstance(grid, int) and isinstance(window, int):
+        return -(-grid // window)
+    return sympy.ceiling(sympy.sympify(grid) / window)
+
+
+@layer
+class WindowPartition:
+    """Pads [views, grid, grid, width] to whole windows of window² tokens and cuts it up.
+
+    Along each side there are ceiling(grid / window) windows, so the attention that follows works on
+    views x ceiling(grid / window)² windows of window² tokens: the padding is computed like the rest.
+    Padding moves data and computes nothing. It reads views x grid² x width elements and writes
+    views x (ceiling(grid / window) window)² x width, also when an implementation pads by nothing. Cutting,
+    putting together and dropping the padding afterwards are views.
+    """
+
+    name: ClassVar[str] = "window"
+    title: ClassVar[str] = "Window partition with padding"
+    source: ClassVar[str] = (
+        "Li et al. 2022, Exploring Plain Vision Transformer Backbones (ViTDet); SAM window_partition"
+    )
+
+    views: Size
+    grid: Size
+    window: Size
+    width: Size
+    item_bytes: Size
+
+    def costs(self) -> LayerCosts:
+        """Return the costs of one call."""
+        padded = windows_per_side(self.grid, self.window) * self.window
+        return LayerCosts(
+            input_bytes=self.views * self.grid**2 * self.width * self.item_bytes,
+            output_bytes=self.views * padded**2 * self.width * self.item_bytes,
+            intermediate_bytes=0,
+        )
+
+
+@layer
+class RelativePosition:
+    """bias[y, x, y', x'] = q[y, x] · R_h[y - y'] + q[y, x] · R_w[x - x'] on a side x side grid.
+
+    Step by step, per axis (there are two, so everything but the last step counts twice):
+
+    1. The table of ``entries`` x d is resampled to 2 side - 1 entries, linearly, even if it already
+       has that length: 2 taps, so 3 operations per element: 3 d (2 side - 1).
+    2. The coordinates are floating-point arithmetic: two scalings of side numbers, a difference and a
+       shift of side² numbers: 2 side + 2 side².
+    3. A look-up gives [side, side, d]: no FLOPs.
+    4. One einsum "bhwc,hkc->bhwk" over sequences x side² queries, side keys along the axis and d
+       channels: 2 sequences side³ d FLOPs.
+    5. The two axes are added with broadcasting: sequences side⁴ operations, once.
+
+        flops = 4 sequences side³ d
+        vector_flops = 6 d (2 side - 1) (if resampled) + 4 side + 4 side² + sequences side⁴
+
+    Adding the bias to the scores is counted by the attention, and so are the bytes of the queries,
+    which both read. The layer owns both tables, 2 entries d parameters, and reads them whole; without
+    step 1 the look-up reads them itself, side² rows of d each; whatever is fused, min(side², entries) rows.
+
+    Branches: of more rows than entries some are the same.
+
+    Unfused, twice, per axis: the resampled table is written and read; of the coordinates each scaling is written and
+    read, 16 side bytes, and difference and shift, 16 side², in float32; the looked-up rows are written and read, side²
+    d; the einsum reads the queries once more and writes sequences side³ elements, which the sum of both axes reads. The
+    biases are written once, and read by attention.
+    """
+
+    name: ClassVar[str] = "relative_position"
+    title: ClassVar[str] = "Decomposed relative positions"
+    source: ClassVar[str] = "Li et al. 2021, MViTv2, equation 4; SAM get_rel_pos and get_decomposed_rel_pos"
+
+    sequences: Size
+    """Views or windows, times heads."""
+    side: Size
+    head_dim: Size
+    entries: Size
+    """Rows of one table."""
+    item_bytes: Size
+    resampled: bool = True
+    """Whether step 1 runs; an implementation may leave it out where the length is right."""
+
+    def costs(self) -> LayerCosts:
+        """Return the costs of one call."""
+        tables = 2 * self.entries * self.head_dim
+        resampled = 2 * (2 * self.side - 1) * self.head_dim if self.resampled else 0
+        looked_up = 2 * self.side**2 * self.head_dim
+        again = looked_up - 2 * sympy.Min(self.side**2, self.entries) * self.head_dim
+        each_axis = resampled + looked_up + self.sequences * (self.side**2 * self.head_dim + 2 * self.side**3)
+        return LayerCosts(
+            params=tables,
+            weight_bytes=tables * self.item_bytes,
+            weight_read_bytes=(tables if self.resampled else looked_up) * self.item_bytes,
+            shared_weight_bytes=0 if self.resampled else again * self.item_bytes,
+            flops={"einsum": 4 * self.sequences * self.side**3 * self.head_dim},
+            vector_flops={
+                "resample": 6 * self.head_dim * (2 * self.side - 1) if self.resampled else 0,
+                "elementwise": 4 * self.side + 4 * self.side**2 + self.sequences * self.side**4,
+            },
+            intermediate_bytes=2 * (16 * self.side + 16 * self.side**2)
+            + 2 * (each_axis + self.sequences * self.side**4) * self.item_bytes,
+        )
+
+
+def sam_parts(structure: PageStructure, view: View) -> tuple[ModulePart, ...]:
+    """All modules of the encoder on n views of H x H pixels; H is a multiple of 4 patches.
+
+    Source: Kirillov et al. 2023, Segment Anything; ``UnlimitedOcrSamVisionEncoder`` (transformers),
+    ``ImageEncoderViT`` (vendor).
+    """
+    n, side, b, hidden = sym("n"), sym("H"), sym("b"), sym("sam_hidden")
+    out, down1, down2 = sym("sam_out"), sym("sam_down1"), sym("sam_down2")
+    grid = side / sym("sam_patch")
+    norm = (LayerNorm2d if structure.remote else LayerNorm)(n * grid**2, out, b)
+    return (
+        ModulePart(
+            "sam",
+            (PositionEmbedding(n, grid, hidden, sym("sam_image") / sym("sam_patch"), b, view.sam_resampled),),
+        ),
+        ModulePart("sam.patches"),
+        ModulePart(
+            "sam.patches.projection",
+            (PatchEmbedding(n, sym("in_channels"), hidden, sym("sam_patch"), side, grid, b),),
+        ),
+        *(p for i in range(structure.sam_layers) for p in in_layer(i, _sam_layer(structure, view, i))),
+        ModulePart("sam.neck"),
+        ModulePart("sam.neck.conv1", (Conv2d(n, hidden, out, 1, grid, grid, b, bias=False),)),
+        ModulePart("sam.neck.norm1", (norm,)),
+        ModulePart("sam.neck.conv2", (Conv2d(n, out, out, 3, grid, grid, b, bias=False),)),
+        ModulePart("sam.neck.norm2", (norm,)),
+        *(() if structure.remote else (ModulePart("sam.downsample"),)),
+        ModulePart("sam.downsample.conv1", (Conv2d(n, out, down1, 3, grid, grid / 2, b, bias=False),)),
+        ModulePart("sam.downsample.conv2", (Conv2d(n, down1, down2, 3, grid / 2, grid / 4, b, bias=False),)),
+    )
+
+
+def _sam_layer(structure: PageStructure, view: View, i: int) -> tuple[ModulePart, ...]:
+    n, b, hidden, heads = sym("n"), sym("b"), sym("sam_hidden"), sym("sam_heads")
+    grid, window, head_dim = sym("H") / sym("sam_patch"), sym("sam_window"), sym("sam_head_dim")
+    remote, whole = structure.remote, i in structure.sam_global_layers
+    if whole:
+        sequences, length, table = n, grid, sym("sam_image") / sym("sam_patch")
+    else:
+        sequences, length, table = n * windows_per_side(grid, window) ** 2, window, window
+    # transformers pads by nothing where windows fit, and resamples tables even to the length that they have.
+    cut = not whole and (view.sam_padded or not remote)
+    resampled = not remote or (whole and view.sam_resampled)
+    attention = AttentionBlock(
+        width=hidden,
+        heads=heads,
+        kv_heads=heads,
+        head_dim=head_dim,
+        inner=hidden,
+        bias=("q", "k", "v", "out"),
+        fused=True,
+        cached=False,
+        mask="inside",
+        written_out=structure.attention == "eager",
+        scaled="queries" if structure.attention == "eager" else "scores",
+        beside=(RelativePosition(sequences * heads, length, head_dim, 2 * table - 1, b, resampled),),
+    )
+    layer = TransformerLayer(
+        width=hidden,
+        attention=attention,
+        feed_forward=Mlp(hidden, sym("sam_mlp"), "gelu"),
+        norm="layer",
+        beside=(WindowPartition(n, grid, window, hidden, b),) if cut else (),
+    )
+    return layer.parts("sam.layer", StackCall(n, grid**2, b), StackCall(sequences, length**2, b))
+
+
+def page_decoder_parts(
+    structure: PageStructure, call: StackCall, positions: Size, glue: Layer
+) -> tuple[ModulePart, ...]:
+    """All modules from the root to the output projection.
+
+    Args:
+        positions: positions per sequence that get logits.
+        glue: what the module that holds decoder and towers does itself; it owns the newline and the separator.
+
+    Branches: the first layers of a configuration are dense; a step of one token has no mask in the vendor's code.
+
+    Source: Dai et al. 2024, DeepSeekMoE; ``UnlimitedOcrTextModel`` (transformers), ``DeepseekV2Model`` (vendor),
+    ``LlamaAttention`` (transformers 4.46).
+    """
+    remote = structure.remote
+    hidden, head_dim, moe = sym("text_hidden"), sym("text_head_dim"), sym("text_moe")
+    # A single token needs no mask there.
+    masked = call.tokens != 1 if remote else structure.attention == "eager"
+    attention = AttentionBlock(
+        width=hidden,
+        heads=sym("text_heads"),
+        kv_heads=sym("text_kv_heads"),
+        head_dim=head_dim,
+        rotary=head_dim,
+        own_table=remote,
+        causal=True,
+        mask="input" if masked else "none",
+        written_out=remote or structure.attention == "eager",
+    )
+    dense = Mlp(hidden, sym("text_intermediate"), "silu", gated=True, bias=False)
+    mixture = ExpertMixture(
+        width=hidden,
+        inner=moe,
+        experts=sym("text_experts"),
+        top_k=sym("text_topk"),
+        function="silu",
+        shared=sym("text_shared") * moe,
+        batched=structure.experts == "batched_mm",
+        looped=remote,
+    )
+    kinds = (dense if i < structure.text_dense else mixture for i in range(structure.text_layers))
+    decoder = DecoderStack(
+        width=hidden,
+        vocabulary=sym("text_vocab"),
+        layers=tuple(TransformerLayer(hidden, attention, kind) for kind in kinds),
+        table=0 if remote else head_dim,
+    )
+    return (
+        ModulePart("root"),
+        ModulePart("model", (glue,)),
+        *(() if remote else (ModulePart("text"),)),
+        *decoder.parts("text", call, positions),
+    )

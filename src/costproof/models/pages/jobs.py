@@ -1,0 +1,155 @@
+"""Inputs, runs and export jobs of native models that read pages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from costproof.ledger.workload import Workload
+from costproof.models.decoding import runs
+from costproof.models.decoding.build import generator
+from costproof.models.decoding.decoder import Decoder, config_of, on_meta, text_config
+from costproof.models.pages.page import Page, page_of, prefill_name
+from costproof.models.specs import ExportJob, Mark, Run, SymbolicSize
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+
+VIEWS: Final = 7
+"""Example number of views: above 1, and none of the decoder's example sizes."""
+EMBEDDING: Final = "model.language_model.embed_tokens"
+
+
+@dataclass(frozen=True, slots=True)
+class PageReader:
+    """How a class of transformers takes pages: its inputs, its runs, and the glue between projector and decoder."""
+
+    decoder: Decoder
+    tokens: Callable[[Page | None, int], int]
+    """(page, pixels per feature along a side) -> vision tokens per sequence."""
+    takes_grid: bool = True
+    """Whether the class takes the columns and rows of the crops."""
+
+    def length(self, model: nn.Module, workload: Workload) -> int:
+        """Return the length of the prompt in tokens: vision and text."""
+        return self.tokens(page_of(workload), stride(model)) + workload.text_tokens
+
+    def shape_runs(self, model: nn.Module, workload: Workload) -> tuple[Run, ...]:
+        """Return the runs of the prefill and of the first, middle and last decode step, on the meta device."""
+        inputs = self.page_inputs(model, workload)
+        return runs.shape_runs(model, workload, self.decoder, inputs, prefill_name(workload))
+
+    def real_runs(self, model: nn.Module, workload: Workload, seed: int) -> tuple[Run, ...]:
+        """Return the runs of the prefill and of the traced decode steps of a model that has weights."""
+        inputs = self.real_inputs(model, workload, seed)
+        return runs.real_runs(model, workload, self.decoder, inputs, prefill_name(workload))
+
+    def page_inputs(self, model: nn.Module, workload: Workload) -> dict[str, Any]:
+        """Return the prefill's arguments on the meta device: ids [B, S], views [B, C, H, H], crops [B*c, C, H, H]."""
+        batch = workload.batch
+        kwargs = runs.prompt_inputs(workload, self.decoder, self.length(model, workload))
+        page = page_of(workload)
+        if page is not None:
+            channels = config_of(model).vision_config.sam_config.num_channels
+            kwargs["pixel_values"] = on_meta(workload, batch, channels, page.base_size, page.base_size)
+            if page.grid:
+                kwargs["pixel_values_local"] = on_meta(
+                    workload, batch * page.crops, channels, page.image_size, page.image_size
+                )
+                kwargs["num_local_patches"] = [page.crops] * batch
+                kwargs |= {"patches_grid": [list(page.grid)] * batch} if self.takes_grid else {}
+        return kwargs
+
+    def real_inputs(self, model: nn.Module, workload: Workload, seed: int) -> dict[str, Any]:
+        """Return :meth:`page_inputs` with seeded values; image tokens precede the text."""
+        import torch
+
+        shapes = self.page_inputs(model, workload)
+        image: int = config_of(model).image_token_id
+        ids = torch.randint(
+            0, text_config(model).vocab_size - 1, shapes["input_ids"].shape, generator=generator(seed, "input_ids")
+        )
+        ids += ids >= image  # every token but the image token
+        ids[:, : self.tokens(page_of(workload), stride(model))] = image
+        kwargs = runs.real_prompt(model, workload, self.decoder, shapes, ids)
+        for name in ("pixel_values", "pixel_values_local"):
+            if name in shapes:
+                drawn = torch.randn(shapes[name].shape, generator=generator(seed, name))
+                kwargs[name] = drawn.to(kwargs["input_ids"].device, shapes[name].dtype)
+        return kwargs
+
+    def glue_job(
+        self,
+        model: nn.Module,
+        workload: Workload,
+        rows: tuple[int, int],
+        around: Callable[[], AbstractContextManager[None]],
+    ) -> ExportJob:
+        """Return the job of the operators between projector and decoder; concrete, because they loop over images.
+
+        Args:
+            rows: numbers of feature rows of the global view, and of a crop.
+            around: context in which a forward of that part runs.
+        """
+        from costproof.models.pages import modules
+
+        page = page_of(workload)
+        assert page is not None
+        width = config_of(model).text_config.hidden_size
+        inputs = self.page_inputs(model, workload)
+        args: dict[str, Any] = {"ids": inputs["input_ids"], "views": on_meta(workload, workload.batch, rows[0], width)}
+        if page.grid:
+            args["crops"] = on_meta(workload, workload.batch * page.crops, rows[1], width)
+        given: dict[str, Any] = {name: inputs[name] for name in ("num_local_patches", "patches_grid") if name in inputs}
+        return ExportJob(
+            "glue",
+            "prefill",
+            ("prompt",),
+            modules.PageGlue(model.get_submodule("model"), given, around),
+            {"part": "model", "part.language_model.embed_tokens": EMBEDDING},
+            args,
+            own_calls=frozenset({EMBEDDING}),
+            inside=frozenset({"return.0"}),
+        )
+
+
+def stride(model: nn.Module) -> int:
+    """Pixels per feature along a side: a patch embedding, and two 3x3 convolutions of stride 2 and padding 1."""
+    patch: int = config_of(model).vision_config.sam_config.patch_size
+    return 4 * patch
+
+
+def vision_job(
+    stage: str, side: int, invocations: tuple[str, ...], module: nn.Module, prefix: dict[str, str], **args: torch.Tensor
+) -> ExportJob:
+    """A vision stage at one size of its views; the number of views is the first dimension of every argument."""
+    sizes = [SymbolicSize((name,), 0, "n") for name in args]
+    return ExportJob(f"{stage}@{side}", stage, invocations, module, prefix, args, sizes)
+
+
+def vision_inputs(module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, int | tuple[int, ...]]:
+    """Images of a forward, and the crops of each with their grid; nothing without images."""
+    views = kwargs.get("pixel_values")
+    if views is None:
+        return {}
+    crops = kwargs.get("num_local_patches") or (0,) * int(views.shape[0])
+    return images_in(crops, kwargs.get("patches_grid") or [(0, 0)] * len(crops))
+
+
+def images_in(crops: Sequence[int], grids: Sequence[Sequence[int]]) -> dict[str, int | tuple[int, ...]]:
+    """``{"images": 2, "crops": (4, 4), "columns": (2, 4), "rows": (2, 1)}``; 0 for an image that is not cropped.
+
+    Args:
+        crops: how many came in, for each image.
+        grids: columns and rows that the model is told they lie in.
+    """
+    columns, rows = (tuple(int(g[i]) if c else 0 for c, g in zip(crops, grids, strict=True)) for i in range(2))
+    return {"images": len(crops), "crops": tuple(int(c) for c in crops), "columns": columns, "rows": rows}
+
+
+VISION_INPUTS: Final = Mark("vision_inputs", "", vision_inputs)
+"""The mark of transformers' own classes."""

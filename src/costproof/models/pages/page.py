@@ -1,0 +1,168 @@
+"""The geometry of a page image, the page of a workload, and the crop grid that the real preprocessing chooses."""
+
+from __future__ import annotations
+
+import struct
+import warnings
+from dataclasses import dataclass, replace
+from math import prod
+from pathlib import Path
+from typing import Any, Final, cast
+
+from costproof.ledger.environment import advice
+from costproof.ledger.errors import BadInput
+from costproof.ledger.workload import Workload
+
+MIN_CROPS: Final = 2
+MAX_CROPS: Final = 9
+"""The paper's and the vendor's bound; the native processor's own default of 32 is for another checkpoint."""
+
+_MOST_CHUNKS: Final = 100_000
+_MOST_EXIF: Final = 65_536
+_ORIENTATION: Final = 0x0112
+"""EXIF tag; the values 5 to 8 say that the picture is stored turned by a quarter."""
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Geometry of one page image."""
+
+    base_size: int
+    """Side of the global view in pixels."""
+    image_size: int
+    """Side of one crop in pixels (not used without a grid)."""
+    grid: tuple[int, int] | None = None
+    """Columns and rows of crops; ``None`` for the global view alone."""
+
+    @property
+    def crops(self) -> int:
+        """Crops per page."""
+        return self.grid[0] * self.grid[1] if self.grid else 0
+
+    def __str__(self) -> str:
+        crops = f", {self.grid[0]}x{self.grid[1]} crops of {self.image_size}" if self.grid else ""
+        return f"global view {self.base_size}{crops}"
+
+
+def page_of(workload: Workload) -> Page | None:
+    """The page of a workload; ``None`` is a text-only run: the vision stages do not run."""
+    return Page(**cast(dict[str, Any], workload.inputs)) if workload.inputs else None
+
+
+def prefill_name(workload: Workload) -> str:
+    """What the run of the prefill is called."""
+    return "page" if workload.inputs else "prompt"
+
+
+def with_page(workload: Workload, page: Page | None, **changes: Any) -> Workload:
+    """The workload with another page, or none, and other changes."""
+    if page is None:
+        return replace(workload, inputs={}, what="text only", **changes)
+    inputs = {"base_size": page.base_size, "image_size": page.image_size}
+    grid = {} if page.grid is None else {"grid": page.grid}
+    return replace(workload, inputs={**inputs, **grid}, what=str(page), **changes)
+
+
+def page_workload(name: str, page: Page | None, text_tokens: int, *more: Any, **settings: Any) -> Workload:
+    """A :class:`Workload` with a page; ``more`` are its fields after ``text_tokens``."""
+    return with_page(Workload(name, text_tokens, *more, **settings), page)
+
+
+def views(workload: Workload) -> tuple[tuple[str, int, int], ...]:
+    """Call, number and side in pixels of the views: the global one first, as the native model calls them."""
+    page = page_of(workload)
+    if page is None:
+        return ()
+    crops = (("crops", workload.batch * page.crops, page.image_size),) if page.grid else ()
+    return (("global", workload.batch, page.base_size), *crops)
+
+
+def sides(workload: Workload) -> dict[int, tuple[str, ...]]:
+    """Side of a view in pixels -> the calls whose views have it."""
+    found: dict[int, tuple[str, ...]] = {}
+    for call, _, side in views(workload):
+        found[side] = (*found.get(side, ()), call)
+    return found
+
+
+def grids(most: int = MAX_CROPS) -> list[tuple[int, int]]:
+    """Columns and rows of every grid of at least :data:`MIN_CROPS` crops and at most ``most``."""
+    return [(c, r) for c in range(1, most + 1) for r in range(1, most + 1) if MIN_CROPS <= c * r <= most]
+
+
+def choose_grid(width: int, height: int, image_size: int, *, most: int = MAX_CROPS) -> tuple[int, int] | None:
+    """Columns and rows of crops for a page of ``width`` x ``height`` pixels; ``None``: global view alone.
+
+    The grid whose aspect ratio is closest to the page's wins. Of grids equally close, a later and
+    larger one wins while the page has more than half the grid's pixels. Ratios are compared as
+    floats, as the original does: its ties are ties of floats.
+
+    Raises:
+        BadInput: a side is not positive.
+    """
+    if width < 1 or height < 1:
+        raise BadInput("an image without pixels has no grid", expected="positive sides", got=f"{width} x {height}")
+    if width <= image_size and height <= image_size:
+        return None
+    ratio = width / height
+    best, best_distance = (1, 1), float("inf")
+    for columns, rows in sorted(grids(most), key=prod):
+        distance = abs(ratio - columns / rows)
+        crowded = 2 * width * height > image_size * image_size * columns * rows
+        if distance < best_distance or (distance == best_distance and crowded):
+            best, best_distance = (columns, rows), distance
+    return best
+
+
+def image_sides(path: Path) -> tuple[int, int]:
+    """Width and height in pixels of an image file as it is shown, from its header.
+
+    Raises:
+        BadInput: Pillow is missing, the file cannot be read, or is not an image.
+    """
+    try:
+        from PIL import Image, UnidentifiedImageError
+    except ImportError as error:
+        raise BadInput(
+            "reading an image needs Pillow",
+            where="--image",
+            fix=f"{advice('image')}, or give the grid: --grid 2x3",
+        ) from error
+    if path.exists() and not path.is_file():  # a pipe may never end
+        raise BadInput("this is not a file", where=str(path), expected="an image")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # no pixel is decoded
+            with Image.open(path) as image:
+                width, height = image.size
+                if image.format == "PNG" and "exif" not in image.info:
+                    exif = Image.Exif()
+                    exif.load(_exif_behind_pixels(path))
+                else:
+                    exif = image.getexif()
+                turned = exif.get(_ORIENTATION, 1) in (5, 6, 7, 8)
+    except UnidentifiedImageError as error:
+        raise BadInput("this is not an image that Pillow can read", where=str(path)) from error
+    except Image.DecompressionBombError as error:
+        raise BadInput("this image is too large to be a page", where=str(path), got=str(error)) from error
+    except (OSError, ValueError, SyntaxError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else "a damaged header"
+        raise BadInput("cannot read the image", where=str(path), got=reason) from error
+    if width < 1 or height < 1:
+        raise BadInput("the image has no pixels", where=str(path), got=f"{width} x {height}")
+    return (height, width) if turned else (width, height)
+
+
+def _exif_behind_pixels(path: Path) -> bytes:
+    """The EXIF data of a PNG that has none before its pixels; Pillow would decode them all to look for it."""
+    with path.open("rb") as file:
+        file.seek(8)
+        for _ in range(_MOST_CHUNKS):
+            head = file.read(8)
+            if len(head) < 8:
+                break
+            length, kind = struct.unpack(">I4s", head)
+            if kind == b"eXIf":
+                return b"Exif\0\0" + file.read(min(length, _MOST_EXIF))
+            file.seek(length + 4, 1)
+    return b""

@@ -1,0 +1,286 @@
+"""Workloads of models that read pages: presets, settings on top of them, and what makes a workload impossible."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from costproof.ledger.errors import BadInput, CostproofError, Problems
+from costproof.ledger.workload import Dtype, Workload
+from costproof.models import settings as common
+from costproof.models.pages.config import PageDecoderConfig, SamConfig
+from costproof.models.pages.page import (
+    MAX_CROPS,
+    MIN_CROPS,
+    Page,
+    choose_grid,
+    image_sides,
+    page_of,
+    page_workload,
+    with_page,
+)
+from costproof.models.target import NamedWorkload, Setting
+
+TEXT_TOKENS: Final = 16
+"""About the length of the vendor's prompt "<|grounding|>Convert the document to markdown." with its marks."""
+_GRID: Final = re.compile(r"(\d{1,3})[xX×](\d{1,3})")
+
+
+PAGE_SETTINGS: Final = (
+    Setting("base_size", "Side of the global view.", metavar="PIXELS"),
+    Setting("image_size", "Side of one crop.", metavar="PIXELS"),
+    Setting("grid", "Columns and rows of crops, such as 2x3.", "text", metavar="CxR"),
+    Setting("image", "A page image; its size decides the grid.", "file", metavar="FILE"),
+    replace(common.TEXT_TOKENS, what="Tokens of the prompt beside the vision tokens."),
+    Setting("seq_len", "Tokens of the whole prompt, instead of --text-tokens."),
+    common.NEW_TOKENS,
+    replace(common.BATCH, what="Pages at once."),
+    common.DTYPE,
+    common.ATTENTION,
+    common.LOGITS,
+    common.EXPERTS,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PagePreset:
+    """A named workload: sizes of the views, and whether the page is cut into crops."""
+
+    what: str
+    page: Page | None
+    text_tokens: int = TEXT_TOKENS
+
+
+@dataclass(frozen=True, slots=True)
+class PageModes:
+    """The named workloads of a model that reads pages, and what its processor makes of one."""
+
+    presets: Mapping[str, PagePreset]
+    default: str
+    """Name of the default preset."""
+    settings: tuple[Setting, ...]
+    tokens: Callable[[Page | None, int], int]
+    """(page, pixels per feature along a side) -> vision tokens per sequence."""
+    one_view: str
+    """The preset without crops."""
+    most_crops: int = MAX_CROPS
+
+    def named(self) -> tuple[NamedWorkload, ...]:
+        """The presets with the tokens that they make at 64 pixels per feature, as published."""
+        return tuple(
+            NamedWorkload(
+                name,
+                preset.what,
+                {"vision": self.tokens(preset.page, 64), "text": preset.text_tokens},
+                default=name == self.default,
+            )
+            for name, preset in self.presets.items()
+        )
+
+    def find(self, name: str) -> tuple[str, PagePreset, str | None]:
+        """The name alone, its preset, and the grid after its colon if there is one.
+
+        Raises:
+            BadInput: there is no such preset, or it takes no grid.
+        """
+        head, colon, tail = name.partition(":")
+        preset = self.presets[common.known_preset(head, self.presets)]
+        if colon and not (preset.page and preset.page.grid):
+            cut = next(n for n, p in self.presets.items() if p.page and p.page.grid)
+            raise BadInput("this mode has no crops", where=f"--preset {head}", got=tail[:80], fix=f"choose {cut}:2x3")
+        return head, preset, tail if colon else None
+
+
+class ReadsPages(Protocol):
+    """A configuration of a model that reads pages by SAM, and has such a decoder."""
+
+    @property
+    def sam(self) -> SamConfig:
+        """The tower that sees the pixels."""
+        ...
+
+    @property
+    def text(self) -> PageDecoderConfig:
+        """The decoder."""
+        ...
+
+
+def preset_workload(
+    preset: str,
+    *,
+    config: ReadsPages,
+    modes: PageModes,
+    base_size: int | None = None,
+    image_size: int | None = None,
+    grid: str | tuple[int, int] | None = None,
+    image: str | Path | None = None,
+    seq_len: int | None = None,
+    default_dtype: Dtype = "bfloat16",
+    **given: Any,
+) -> Workload:
+    """A preset with what the caller changes about it.
+
+    Args:
+        preset: a name among the modes; a mode with crops takes a grid, ``gundam:3x2``.
+        config: the model that will run it; the published DeepSeek-OCR unless given.
+        modes: those of the model's family.
+        grid: columns x rows of crops, ``"2x3"``.
+        image: a page image whose header decides the grid, as the real preprocessing does.
+        seq_len: tokens of the whole prompt; excludes ``text_tokens``.
+        default_dtype: of the preset.
+        given: settings that every decoder has, by the names of :data:`~costproof.models.decoding.target.SETTINGS`.
+
+    Raises:
+        Problems: everything that is wrong with the settings, at once.
+    """
+    name, base, named_grid = modes.find(preset)
+    unchanged = page_workload(name, base.page, base.text_tokens, dtype=default_dtype)
+    of_page = {"--base-size": base_size, "--image-size": image_size, "--grid": grid, "--image": image}
+    problems: list[CostproofError] = []
+    page = base.page
+    if page is None:
+        problems += [
+            BadInput("a text-only run has no page", where=option, fix="choose another preset, such as gundam")
+            for option, value in of_page.items()
+            if value is not None
+        ]
+    else:
+        chosen = [o for o, v in (("--grid", grid), ("--image", image), (f"the grid of {preset}", named_grid)) if v]
+        if len(chosen) > 1:
+            problems.append(BadInput("the grid can be given only once", where=", ".join(chosen)))
+        page = Page(
+            page.base_size if base_size is None else base_size,
+            page.image_size if image_size is None else image_size,
+            page.grid,
+        )
+        page = _with_grid(page, grid if grid is not None else named_grid, image, modes, problems)
+    if given.get("text_tokens") is not None and seq_len is not None:
+        problems.append(
+            BadInput("text tokens and sequence length exclude each other", where="--text-tokens, --seq-len")
+        )
+    workload = common.changed(with_page(unchanged, page), given, modes.settings, problems)
+    if not problems and seq_len is not None:
+        workload = _with_length(config, workload, seq_len, modes, problems)
+    problems = problems or page_run_problems(config, workload, modes)
+    if problems:
+        raise Problems("the workload cannot be run", problems)
+    return replace(workload, name=_name(unchanged, workload))
+
+
+def _name(unchanged: Workload, workload: Workload) -> str:
+    """The preset's name as long as the workload is the preset; a mode with crops may have any grid."""
+    if workload == unchanged:
+        return workload.name
+    usual, page = page_of(unchanged), page_of(workload)
+    if usual and usual.grid and page and page.grid:
+        columns, rows = page.grid
+        if workload == with_page(unchanged, replace(usual, grid=page.grid)):
+            return f"{workload.name}:{columns}x{rows}"
+    return "custom"
+
+
+def _with_grid(
+    page: Page,
+    grid: str | tuple[int, int] | None,
+    image: str | Path | None,
+    modes: PageModes,
+    problems: list[CostproofError],
+) -> Page:
+    """The page with the grid that was asked for, or that an image leads to."""
+    try:
+        if grid is not None:
+            return replace(page, grid=parse_grid(grid))
+        if image is not None:
+            width, height = image_sides(Path(image))
+            cut, size = page.grid is not None and page.image_size > 0, page.image_size
+            return replace(page, grid=choose_grid(width, height, size, most=modes.most_crops) if cut else None)
+    except BadInput as error:
+        problems.append(error)
+    return page
+
+
+def parse_grid(grid: str | tuple[int, int]) -> tuple[int, int]:
+    """Columns and rows from ``"2x3"``.
+
+    Raises:
+        BadInput: not a valid grid.
+    """
+    if not isinstance(grid, str):
+        return grid
+    match = _GRID.fullmatch(grid.strip())
+    if match is None:
+        raise BadInput("not a valid grid", where="--grid", expected="COLUMNSxROWS, such as 2x3", got=repr(grid[:40]))
+    return int(match[1]), int(match[2])
+
+
+def _with_length(
+    config: ReadsPages, workload: Workload, length: int, modes: PageModes, problems: list[CostproofError]
+) -> Workload:
+    """The workload with as many text tokens as fill the prompt to ``length``."""
+    page = page_of(workload)
+    problems += page_problems(page, config.sam.stride, modes) if page else []
+    if problems:
+        return workload
+    vision = modes.tokens(page, config.sam.stride)
+    if length <= vision:
+        problems.append(
+            BadInput(
+                "the sequence is too short for its vision tokens" if vision else "a prompt needs a token",
+                where="--seq-len",
+                expected=f"more than {vision}",
+                got=length,
+            )
+        )
+        return workload
+    return replace(workload, text_tokens=length - vision)
+
+
+def page_run_problems(config: ReadsPages, workload: Workload, modes: PageModes) -> list[CostproofError]:
+    """Everything that keeps this model from running this workload."""
+    page = page_of(workload)
+    found = page_problems(page, config.sam.stride, modes) if page else []
+    found += common.problems(workload, config.text.head_dim, least_text=1 if page is None else 0)
+    if found:
+        return found
+    found += common.too_long(
+        workload, modes.tokens(page, config.sam.stride) + workload.text_tokens, config.text.max_positions
+    )
+    window = config.text.sliding_window
+    if window is not None and workload.new_tokens > window:
+        found.append(
+            BadInput(
+                "decoding would leave the sliding window of this configuration",
+                where="--new-tokens",
+                expected=f"at most {window} (sliding_window)",
+                got=workload.new_tokens,
+                fix="the formulas describe full attention: choose fewer steps, or a longer window in the configuration",
+            )
+        )
+    return found
+
+
+def page_problems(page: Page, stride: int, modes: PageModes) -> list[CostproofError]:
+    """Everything that is wrong with the geometry of a page for a model with ``stride`` pixels per feature."""
+    found: list[CostproofError] = []
+    # SAM's patches and its two stride-2 convolutions divide each side by the stride; any other
+    # size runs too, with cut pixels and rounded maps, but the closed formulas do not describe it.
+    sides = [("--base-size", page.base_size)] + ([("--image-size", page.image_size)] if page.grid else [])
+    for option, side in sides:
+        if side < stride or side % stride:
+            expected = f"a positive multiple of {stride} pixels"
+            found.append(BadInput("a view cannot have this size", where=option, expected=expected, got=side))
+    if page.grid and (min(page.grid) < 1 or not MIN_CROPS <= page.crops <= modes.most_crops):
+        found.append(
+            BadInput(
+                "a page cannot be cut into this grid",
+                where="--grid",
+                expected=f"{MIN_CROPS} to {modes.most_crops} crops",
+                got="x".join(map(str, page.grid)),
+                fix=f"the real preprocessing makes {MIN_CROPS} to {modes.most_crops} crops, or none: "
+                f"choose {modes.one_view} for the global view alone",
+            )
+        )
+    return found

@@ -1,0 +1,145 @@
+"""Measure the peak FLOP/s of this machine for each dtype, and its memory bandwidth by a large copy and a large read.
+
+The fastest of several times is used for a roofline, because other work on the machine can only slow it down.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any, Final
+
+import torch
+from torch.nn.functional import conv2d
+
+from costproof.estimate.hardware import Device, DeviceFigure, DevicePeak, FigureQuote, FigureSource
+from costproof.ledger.errors import Incomplete
+
+DTYPES: Final = ("float32", "bfloat16", "float16", "float64")
+_TIMES: Final = 5
+_SPREAD: Final = 250_000_000
+"""Least nanoseconds over which times are taken: a shared processor is slow for a while."""
+_LONG: Final = 50_000_000
+"""Nanoseconds of a product that is long enough; larger ones are not faster."""
+_SMALLEST: Final = 512
+_LARGEST: Final = 16_384
+_COPIED: Final = {"cpu": 2**28, "cuda": 2**30}
+"""Bytes that are copied and read: more than any cache holds."""
+_IMAGES: Final = {"cpu": 16, "cuda": 1024}
+"""Batch size of a convolution."""
+_HIGH: Final = 16
+"""Height and width of an image; a twelfth of the positions under the kernel are padding."""
+_ROWS: Final = 8_192
+_HERE: Final = "here"
+
+
+def measure_device(run: str, name: str, dtypes: Iterable[str] = DTYPES) -> Device:
+    """Measure the device of this machine.
+
+    Args:
+        run: ``cpu`` or ``cuda``, the current one.
+        name: name of the device in the file.
+        dtypes: dtypes to measure.
+
+    Raises:
+        Incomplete: there is no such device.
+    """
+    if run == "cuda" and not torch.cuda.is_available():
+        raise Incomplete("there is no CUDA device here", where="--run cuda", fix="--run cpu measures the processor")
+    peaks = tuple(made for made in (_peak(run, dtype) for dtype in dtypes) if made is not None)
+    source = FigureSource(
+        f"measured on {device_title(run)} with torch {torch.__version__}, {torch.get_num_threads()} threads",
+        f"{datetime.now(UTC):%Y-%m-%d}",
+    )
+    return Device(name, device_title(run), "measured", {_HERE: source}, peaks, _bandwidth(run), _memory(run))
+
+
+def device_title(run: str) -> str:
+    """Return the name that the manufacturer gives a GPU, or the kind of a processor."""
+    return torch.cuda.get_device_name() if run == "cuda" else f"{platform.machine()} processor, {os.cpu_count()} cores"
+
+
+def _peak(run: str, dtype: str) -> DevicePeak | None:
+    """Return the best rate of several products, since no shape is always fastest; ``None`` if torch has none."""
+    found: list[tuple[int, str]] = []
+
+    def took(flops: int, what: str, work: Callable[[], Any]) -> int:
+        spent, times = _fastest(run, work)
+        found.append((flops * 10**9 // spent, f"{flops:,} FLOP in {spent:,} ns, the fastest of {times} {what}"))
+        return spent
+
+    with suppress(RuntimeError, MemoryError):
+        any(took(*square) >= _LONG for square in _squares(run, getattr(torch, dtype)))
+    with suppress(RuntimeError, MemoryError):
+        took(*_convolution(run, getattr(torch, dtype)))
+    if not found:
+        return None
+    flops, said = max(found)
+    return DevicePeak(dtype, flops, "dense", "matrix", (FigureQuote(_HERE, said),))
+
+
+def _squares(run: str, dtype: torch.dtype) -> Iterator[tuple[int, str, Callable[[], Any]]]:
+    """Yield FLOPs, description and work of matrix products of growing size."""
+    side = _SMALLEST
+    while side <= _LARGEST:
+        a, b = (torch.ones(side, side, dtype=dtype, device=run) for _ in range(2))
+        yield 2 * side**3, f"products of two {side} x {side} matrices", partial(torch.mm, a, b)
+        side *= 2
+
+
+def _convolution(run: str, dtype: torch.dtype) -> tuple[int, str, Callable[[], Any]]:
+    """Return FLOPs, description and work of a convolution. Padded positions count, which a kernel may skip."""
+    images, channels = _IMAGES[run], 256
+    data = torch.ones(images, channels, _HIGH, _HIGH, dtype=dtype, device=run)
+    kernel = torch.ones(channels, channels, 3, 3, dtype=dtype, device=run)
+    name = f"3 x 3 convolutions of {channels} channels over {images} x {_HIGH} x {_HIGH}"
+    return 2 * images * _HIGH**2 * channels**2 * 9, name, partial(conv2d, data, kernel, padding=1)
+
+
+def _bandwidth(run: str) -> DeviceFigure:
+    """Return the faster of copying and reading: written memory is often read before, which a copy does not report."""
+    size = _COPIED[run]
+    a, b = (torch.ones(_ROWS, size // _ROWS // 4, device=run) for _ in range(2))
+    copied, copies = _fastest(run, partial(b.copy_, a))
+    read, products = _fastest(run, partial(torch.mv, a, a[0].clone()))
+    said = (
+        f"{size:,} bytes read and written in {copied:,} ns, the fastest of {copies} copies",
+        f"{size:,} bytes read in {read:,} ns, the fastest of {products} products of a matrix and a vector",
+    )
+    best = max(2 * size * 10**9 // copied, size * 10**9 // read)
+    return DeviceFigure(best, tuple(FigureQuote(_HERE, one) for one in said))
+
+
+def _memory(run: str) -> DeviceFigure | None:
+    if run == "cuda":
+        size = int(torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory)
+        return DeviceFigure(size, (FigureQuote(_HERE, f"total_memory: {size:,} bytes"),))
+    try:
+        size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return None  # this system does not say
+    return DeviceFigure(size, (FigureQuote(_HERE, f"pages times their size: {size:,} bytes"),))
+
+
+def _fastest(run: str, work: Callable[[], Any], spread: int = _SPREAD) -> tuple[int, int]:
+    """Return the fastest of several warm runs in nanoseconds, and the number of runs.
+
+    Args:
+        spread: least nanoseconds of all runs together.
+    """
+    wait: Callable[[], Any] = torch.cuda.synchronize if run == "cuda" else int
+    spent = list[int]()
+    with torch.inference_mode():
+        work()
+        while len(spent) < _TIMES or sum(spent) < spread:
+            wait()
+            start = time.perf_counter_ns()
+            work()
+            wait()
+            spent.append(time.perf_counter_ns() - start)
+    return max(1, min(spent)), len(spent)
