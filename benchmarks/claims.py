@@ -23,7 +23,7 @@ from functools import cache
 
 from benchmarks.wrong_models import Model, flops, rule
 from costproof.claims.judge import judge_claim
-from costproof.claims.truth import Case
+from costproof.claims.truth import ClaimCase
 from costproof.claims.types import Amount, Claim, Judgement
 from costproof.ledger.capture import Capture
 from costproof.ledger.evaluate import evaluate_ledger
@@ -223,14 +223,14 @@ def judged_in(capture: Capture, planted: Planted) -> Judgement:
     return judge_claim(case_of(capture, planted.stage).claiming(claim))
 
 
-_CASES: dict[str, Case] = {}
+_CASES: dict[str, ClaimCase] = {}
 
 
-def case_of(capture: Capture, stage: str) -> Case:
+def case_of(capture: Capture, stage: str) -> ClaimCase:
     """One of each stage: what is worked out for it serves every number."""
     if stage not in _CASES:
         claim = Claim("c", "$", stage, "flops", Amount("0", 0, 0))
-        case = _CASES[stage] = Case(claim, capture, capture.by_source["analytic"], DeepseekOcr.mistakes())
+        case = _CASES[stage] = ClaimCase(claim, capture, capture.by_source["analytic"], DeepseekOcr.mistakes())
         assert not case.stated  # what hangs on it, terms and causes, is there for all numbers
     return _CASES[stage]
 

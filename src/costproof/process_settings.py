@@ -1,13 +1,12 @@
-"""Settings of a process and a thread that code of others may change: how each is read and set.
+"""List the settings of a process and a thread that foreign code may change, each with its getter and setter.
 
-One list for all that puts them back: :mod:`costproof.foreign` after code of others, and a count after the forward of a
-module. Settings of torch and NumPy are in it once they are imported; nothing is imported here for their sake.
+:class:`costproof.saved_settings.SavedSettings` restores them, for :mod:`costproof.foreign` and after the forward of a
+counted module. Settings of torch and NumPy are listed once these are imported; nothing is imported here for them.
 """
 
 from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]  # `signal` makes an enum member of each answer, which is slow
-import builtins
 import gc
 import locale
 import logging
@@ -25,13 +24,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from operator import is_, is_not
-from types import ModuleType
 from typing import Any, Final
 
 if sys.platform != "win32":
     import resource
 
-_UNKNOWN: Final = object()
+UNKNOWN: Final = object()
 """What a setting is that cannot be read."""
 _OF_SYS: Final = (
     *("stdin", "stdout", "stderr", "__stdin__", "__stdout__", "__stderr__"),
@@ -39,10 +37,6 @@ _OF_SYS: Final = (
     *("argv", "path", "meta_path", "path_hooks", "path_importer_cache", "modules", "dont_write_bytecode"),
 )
 """Names of :mod:`sys` whose values belong to who runs the program."""
-_WITH_CLASSES: Final = frozenset(
-    ("contextlib", "json.decoder", "json.encoder", "logging", "pathlib", "subprocess", "tempfile", "threading")
-)
-"""Modules of Python whose classes write the files and start the processes of a command, with methods in Python."""
 _PRECISIONS: Final = (
     ("generic", "all"), ("cuda", "all"), ("cuda", "matmul"), ("cuda", "conv"), ("cuda", "rnn"),
     ("mkldnn", "all"), ("mkldnn", "matmul"), ("mkldnn", "conv"), ("mkldnn", "rnn"),
@@ -53,15 +47,12 @@ _REDUCED: Final = (
 )  # fmt: skip
 """Attributes of products on GPUs that let sums be less precise."""
 _GLOBAL_HOOKS: Final = "torch.nn.modules.module"
-_BUILTINS: Final = vars(builtins)
-_OF_OS: Final = vars(os)
-_TORCH: Final = "torch"
 """torch and TorchLens put functions of their own in the place of others."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessSetting:
-    """One setting: its name, how it is read, set and compared."""
+    """Setting of the process: its name, getter, setter and comparison."""
 
     name: str
     get: Callable[[], Any]
@@ -73,156 +64,11 @@ class ProcessSetting:
     """Whether code that changes it changes what a module computes."""
 
     def read(self) -> Any:
-        """Return the value; an object of its own if it cannot be read, or if nobody has imported what has it."""
+        """Return the value, or a sentinel if it cannot be read or its library is not imported."""
         try:
             return self.get()
         except Exception:
-            return _UNKNOWN
-
-
-class SavedSettings:
-    """All settings, and the functions of Python, at the time of creation."""
-
-    def __init__(self, *, everything: bool = True) -> None:
-        """Save; ``everything``, or the built-in functions and :mod:`os` alone, which takes microseconds."""
-        self._builtins, self._os = dict(_BUILTINS), dict(_OF_OS)
-        self._code = [Namespace.of(place) for place in _places_of_python()] if everything else []
-        self._torch = [Namespace.of(place) for place in _places_of_torch()] if everything else []
-        settings = process_settings() if everything else ()
-        self._before = [(setting, setting.read()) for setting in settings]
-
-    def put_back_builtins(self) -> None:
-        """Put back the built-in functions and :mod:`os`, with which all else is put back; calls none of them."""
-        _BUILTINS.update(self._builtins)
-        _OF_OS.update(self._os)
-
-    def put_back(self, *, in_fork: bool = False) -> list[str]:
-        """Undo what can be undone; may be called again.
-
-        Args:
-            in_fork: leave what belongs to a thread, and random numbers, which Python seeds in a fork.
-
-        Returns:
-            What was changed of what a module computes: functions of torch, hooks of all modules.
-        """
-        self.put_back_builtins()
-        for space in self._code:
-            space.put_back()
-        counted = self._put_back_settings(in_fork=in_fork)  # torch.Storage depends on the default dtype
-        replaced = [name for space in self._torch for name in space.put_back(keep=_TORCH)]
-        if replaced:  # some of them may set settings
-            self._put_back_settings(in_fork=in_fork)
-        return replaced + counted
-
-    def _put_back_settings(self, *, in_fork: bool) -> list[str]:
-        found = []
-        for setting, before in self._before:
-            if before is _UNKNOWN or (in_fork and (setting.of_thread or setting.same is None)):
-                continue
-            with suppress(Exception):  # a folder that is gone; the others are put back all the same
-                if setting.same is None or not setting.same(before, setting.read()):
-                    setting.put(before)
-                    found += [setting.name] if setting.counted else []
-        return found
-
-    def differences(self) -> list[str]:
-        """What is not as it was, one phrase each."""
-        changed = (
-            (setting.name, before, now)
-            for setting, before in self._before
-            if before is not _UNKNOWN and setting.same is not None and not setting.same(before, now := setting.read())
-        )
-        return [name + (f" {b} -> {n}" if _is_short(b) and _is_short(n) else "") for name, b, n in changed]
-
-
-class Namespace:
-    """The attributes of a module, a class or an object at the time of creation."""
-
-    __slots__ = ("_now", "before", "place")
-
-    def __init__(self, place: Any) -> None:
-        self.place, self.before = place, dict(vars(place))
-        self._now = vars(place).values()
-
-    @staticmethod
-    def of(place: Any) -> Namespace:
-        """Return the namespace as it is now; copies it only if it has changed since last time.
-
-        A comparison takes a fraction of the time of a copy.
-        """
-        space = _known.get(id(place))
-        if space is None or space.place is not place or not space.same():
-            space = _known[id(place)] = Namespace(place)
-        return space
-
-    def same(self) -> bool:
-        """Return whether every attribute is the same object still."""
-        return len(self._now) == len(self.before) and not any(map(is_not, self._now, self.before.values()))
-
-    def put_back(self, *, keep: str = "") -> list[str]:
-        """Put back functions and classes that others have taken the place of, hidden or taken away.
-
-        Args:
-            keep: leave what modules have made whose names begin with this, except another function of the same place.
-
-        Returns:
-            The names of what was put back.
-        """
-        if self.same():
-            return []
-        place, now = self.place, dict(vars(self.place))
-        parents = place.__mro__[1:-1] if isinstance(place, type) else ()
-        found = []
-        for name in {**self.before, **now}:
-            before, value = self.before.get(name), now.get(name)
-            if name not in self.before:
-                if not any(hasattr(parent, name) for parent in parents):
-                    continue
-            elif value is before or not is_code(before):
-                continue
-            made_by = str(getattr(getattr(value, "fget", None) or value, "__module__", ""))
-            if keep and made_by.startswith(keep) and not any(value is held for held in self.before.values()):
-                continue
-            with suppress(Exception):  # some must not be set
-                setattr(place, name, before) if name in self.before else delattr(place, name)
-                found.append(f"{'torch.' if isinstance(place, type) else ''}{place.__name__}.{name}")
-        return found
-
-
-def is_code(value: Any) -> bool:
-    """Return whether a value is a function, a class, or something else that is looked up as a method."""
-    return callable(value) or hasattr(type(value), "__get__")
-
-
-_known: Final[dict[int, Namespace]] = {}
-"""By the id of the module or class."""
-_python: tuple[int, tuple[Any, ...]] = (0, ())
-"""How many modules there were, and those of Python among them, with classes."""
-
-
-def _places_of_python() -> tuple[Any, ...]:
-    """Modules of Python, and the classes that a command cannot do without."""
-    global _python
-    if _python[0] != len(sys.modules):
-        modules = [
-            module
-            for name, module in list(sys.modules.items())
-            if name.partition(".")[0] in sys.stdlib_module_names and type(module) is ModuleType
-        ]
-        classes = {
-            id(value): value
-            for module in modules
-            if module.__name__ in _WITH_CLASSES
-            for value in list(vars(module).values())
-            if type(value) is type and value.__module__ == module.__name__
-        }
-        _python = len(sys.modules), (*modules, *classes.values())
-    return _python[1]
-
-
-def _places_of_torch() -> tuple[Any, ...]:
-    torch: Any = sys.modules.get("torch")
-    return (torch, torch.nn.functional, torch.Tensor, torch.nn.Module) if hasattr(torch, "get_rng_state") else ()
+            return UNKNOWN
 
 
 def process_settings() -> Iterator[ProcessSetting]:
@@ -237,19 +83,13 @@ def process_settings() -> Iterator[ProcessSetting]:
         yield from _of_torch(torch)
 
 
-def _is_short(value: Any) -> bool:
-    if isinstance(value, tuple):
-        return len(value) < 4 and all(map(_is_short, value))
-    return value is None or isinstance(value, bool | int | float) or type(value).__module__ == "torch"
-
-
 def _attribute(owner: Any, name: str) -> ProcessSetting:
     get, put = partial(getattr, owner, name), partial(setattr, owner, name)
     return ProcessSetting(f"{owner.__name__}.{name}", get, put, same=is_)
 
 
 def _list(name: str, values: Callable[[], list[Any]]) -> ProcessSetting:
-    """What a list of the process holds."""
+    """Return the setting for the contents of a list of the process."""
 
     def put(before: list[Any]) -> None:
         values()[:] = before
@@ -264,7 +104,7 @@ def _folder() -> str | None:
 
 
 def _umask() -> int:
-    """Return the mask of new files. Linux tells it; elsewhere it is set for a moment."""
+    """Return the file mode creation mask; on Linux without setting it, elsewhere it is set for a moment."""
     with suppress(OSError, ValueError), open("/proc/self/status", "rb") as status:
         for line in status:
             if line.startswith(b"Umask:"):
@@ -284,7 +124,7 @@ def _set_environment(before: dict[str, str]) -> None:
 
 
 def _set_finders(before: list[Any]) -> None:
-    """Put back what finds modules; what libraries have added, as six does for its own, goes behind it."""
+    """Restore the module finders; finders added by libraries, such as six, are kept behind them."""
     added = [finder for finder in sys.meta_path if finder not in before and _is_library(finder)]
     sys.meta_path[:] = [*before, *added]
 
@@ -300,13 +140,13 @@ def _is_library(finder: Any) -> bool:
 
 
 def _set_path_hooks(before: list[Any]) -> None:
-    """Put back what makes finders of folders, and forget the finders that others have made."""
+    """Restore the path hooks and clear the cache of finders."""
     sys.path_hooks[:] = before
     sys.path_importer_cache.clear()
 
 
 def _set_modules(before: dict[str, Any]) -> None:
-    """Put back modules that were replaced or taken away; new ones stay."""
+    """Restore replaced and removed modules; new modules stay."""
     sys.modules.update(before)
 
 
@@ -343,7 +183,7 @@ def _timers() -> list[bool]:
 
 
 def _stop_timers(before: list[bool]) -> None:
-    """Stop the timers that did not run; they would end the process with a signal."""
+    """Stop timers that were not running before, since their signals would end the process."""
     for which, ran in zip(_TIMERS, before, strict=True):
         if not ran:
             signal.setitimer(which, 0)
@@ -372,7 +212,7 @@ _OF_DECIMAL: Final = ("prec", "rounding", "Emin", "Emax", "capitals", "clamp")
 
 
 def _decimal() -> list[Any]:
-    """Return the context of the thread, and that of new threads, with what they hold."""
+    """Return the decimal contexts of this thread and of new threads, with their contents."""
     decimal = sys.modules["decimal"]
     return [
         (context, [getattr(context, name) for name in _OF_DECIMAL], dict(context.flags), dict(context.traps))
@@ -409,7 +249,7 @@ def _set_tempdir(before: str | None) -> None:
 
 
 def _of_the_system() -> Iterable[ProcessSetting]:
-    """What only some systems have."""
+    """Yield the settings that only some systems have."""
     if sys.platform == "win32":
         return
     yield ProcessSetting("the flags of dlopen", sys.getdlopenflags, sys.setdlopenflags)
@@ -489,7 +329,7 @@ def _of_numpy(numpy: Any) -> Iterator[ProcessSetting]:
 
 
 def _precision(torch: Any) -> tuple[Any, ...]:
-    """The precisions of products of float32; ``None`` for one that this version, or a mix of two ways, does not say."""
+    """Return the float32 precisions; ``None`` for one that this version of torch cannot report."""
     found: list[Any] = []
     readers = [torch.get_float32_matmul_precision, torch._C._get_cudnn_allow_tf32]
     if hasattr(torch._C, "_get_fp32_precision_getter"):
@@ -531,7 +371,7 @@ def _autocast(torch: Any, device: str) -> ProcessSetting:
 
 
 def _global_hooks() -> list[Any]:
-    """The hooks of all modules: dicts as lists of their entries, and one flag."""
+    """Return the global module hooks: dicts as lists of entries, and one flag."""
     held = vars(sys.modules[_GLOBAL_HOOKS])
     return [
         (name, list(value.items()) if isinstance(value, dict) else value)

@@ -8,7 +8,7 @@ import pytest
 from benchmarks.claims import causes, world
 from benchmarks.wrong_models import flops
 
-from costproof.claims.coincidence import Chance, Crowd, Numbers, Products
+from costproof.claims.coincidence import Chance, KnownNumbers, ReferenceClass, SizeProducts
 from costproof.claims.effects import Effect
 from costproof.claims.explaining import _is_evidence
 from costproof.claims.types import Amount
@@ -28,22 +28,24 @@ def whole(value: int) -> Amount:
     ],
 )  # fmt: skip
 def test_products_pass_a_number(number: int, weight: Fraction) -> None:
-    assert Products((2, 3)).weight(number) == weight
+    assert SizeProducts((2, 3)).weight(number) == weight
 
 
 def test_nothing_is_a_number_too() -> None:
     # Of all numbers half a one is taken to lie at 0; of multiples of 2 there are 4 and 6, two in a stretch of 8.
-    assert Numbers(Crowd([Fraction(6), Fraction(4)], [2, 3]), [4, 6, 10], 1).chance(whole(0)) == Chance(Fraction(1, 2))
+    assert KnownNumbers(ReferenceClass([Fraction(6), Fraction(4)], [2, 3]), [4, 6, 10], 1).chance(whole(0)) == Chance(
+        Fraction(1, 2)
+    )
 
 
 def test_a_number_of_the_right_primes_need_not_be_a_product() -> None:
-    assert Products((4, 6)).weight(8) == 0
-    assert Products((4, 6)).weight(24) == Fraction(1, 2)
+    assert SizeProducts((4, 6)).weight(8) == 0
+    assert SizeProducts((4, 6)).weight(24) == Fraction(1, 2)
 
 
 def test_as_many_products_as_expected_pass_a_stretch() -> None:
     """All products of 2 and 3 from a fourth of a million to four millions, each with its weight."""
-    products = Products((2, 3))
+    products = SizeProducts((2, 3))
     numbers = (2**a * 3**b for a in range(30) for b in range(20))
     passed = sum((products.weight(n) for n in numbers if 250_000 < n <= 4_000_000), Fraction(0))
     assert abs(passed / products.passing - 1) < Fraction(1, 50)
@@ -51,7 +53,7 @@ def test_as_many_products_as_expected_pass_a_stretch() -> None:
 
 def test_among_numbers_of_as_many_digits() -> None:
     # 20 numbers, two of which fit a claim of 51 integers: 18 times 51 of the 1,050 integers around it.
-    numbers = Numbers(Crowd([Fraction(1)], ()), range(9_525, 10_500, 50), 1)
+    numbers = KnownNumbers(ReferenceClass([Fraction(1)], ()), range(9_525, 10_500, 50), 1)
     rounded = Amount("10.00 k", 9_975, 10_025)
     assert numbers.among_all(rounded) == Fraction(18 * 51, 1_050)
     # What fits is no evidence of density, but a relation counts itself.
@@ -60,8 +62,8 @@ def test_among_numbers_of_as_many_digits() -> None:
 
 def test_where_none_is_near_half_a_number_is_taken_to_lie() -> None:
     # A twentieth to both sides of a billion, 10^8 integers wide; without any known number nothing can fit.
-    assert Numbers(Crowd([Fraction(1)], ()), [7], 1).among_all(whole(10**9)) == Fraction(1, 2) / 10**8
-    assert Numbers(Crowd([Fraction(1)], ()), [], 1).among_all(whole(10**9)) == 0
+    assert KnownNumbers(ReferenceClass([Fraction(1)], ()), [7], 1).among_all(whole(10**9)) == Fraction(1, 2) / 10**8
+    assert KnownNumbers(ReferenceClass([Fraction(1)], ()), [], 1).among_all(whole(10**9)) == 0
 
 
 @pytest.mark.parametrize(
@@ -82,25 +84,25 @@ def test_of_products_one_cause_is_held_to_less_than_two(many: int, products: Fra
 
 def test_where_numbers_lie_closest_counts() -> None:
     # Nothing but a heap of 20 beside the claim: 20 of 1,000 in all, but 20 of 250 around it.
-    numbers = Numbers(Crowd([Fraction(1)], ()), range(10_050, 10_070), 1)
+    numbers = KnownNumbers(ReferenceClass([Fraction(1)], ()), range(10_050, 10_070), 1)
     assert numbers.among_all(whole(10_000)) > Fraction(20, 252)
     assert numbers.among_all(whole(10_400)) < Fraction(20, 1_000)
 
 
 def test_among_multiples_of_the_grain() -> None:
     # All parts are multiples of 1,000: of the 100 multiples around 1,000,000 three are known, and of the integers 4.
-    crowd = Crowd([Fraction(400_000), Fraction(601_000)], ())
-    assert crowd.grain == 1_000
-    numbers = Numbers(crowd, (970_000, 980_000, 1_030_000, 1_000_001), 1)
+    reference = ReferenceClass([Fraction(400_000), Fraction(601_000)], ())
+    assert reference.grain == 1_000
+    numbers = KnownNumbers(reference, (970_000, 980_000, 1_030_000, 1_000_001), 1)
     assert numbers.among_all(whole(1_000_000)) == Fraction(3 * 1_000, 100_000)
     assert numbers.among_all(whole(1_000_002)) < Fraction(1, 1_000)
 
 
 def test_among_products() -> None:
-    crowd = Crowd([Fraction(7)], (2, 3))
-    numbers = Numbers(crowd, (6, 12, 13, 400), 1)
+    reference = ReferenceClass([Fraction(7)], (2, 3))
+    numbers = KnownNumbers(reference, (6, 12, 13, 400), 1)
     # 6 and 12 lie between a fourth of 12 and four times it.
-    assert numbers.among_products(whole(12)) == (Fraction(1, 2) + Fraction(3, 8)) / crowd.products.passing
+    assert numbers.among_products(whole(12)) == (Fraction(1, 2) + Fraction(3, 8)) / reference.products.passing
     assert numbers.among_products(whole(13)) == 0
     assert numbers.among_products(Amount("1e1", 5, 15)) == 0
 

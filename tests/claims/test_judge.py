@@ -16,7 +16,7 @@ from benchmarks.wrong_models import flops
 from costproof.claims import Judgement, claims_from_text, explaining, judge_claims, read_claims
 from costproof.claims.judge import judge_claim
 from costproof.claims.search import Reachable
-from costproof.claims.truth import Case
+from costproof.claims.truth import ClaimCase
 from costproof.claims.types import Amount, Claim
 from costproof.ledger.capture import Capture
 from costproof.ledger.errors import BadInput, Problems
@@ -57,7 +57,9 @@ def test_the_truth_is_right() -> None:
 def test_what_was_worked_out_for_one_number_serves_another() -> None:
     counted, model = world()
     truth = int(flops(model, "prefill", frozenset()))
-    usual = Case(Claim("c", "$", "prefill", "flops", whole(truth)), counted, counted.by_source["analytic"], MISTAKES)
+    usual = ClaimCase(
+        Claim("c", "$", "prefill", "flops", whole(truth)), counted, counted.by_source["analytic"], MISTAKES
+    )
     statuses = []
     for value in (2 * truth, truth - 1, int(flops(model, "prefill", frozenset({"lm_head missing"}))), truth * 7 // 5):
         claim = replace(usual.claim, value=whole(value))

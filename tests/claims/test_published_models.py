@@ -96,3 +96,22 @@ def test_towers_with_windows(published: int | None, value: int, expected: set[st
     assert published in (None, value)
     found = judged(counted("qwen2.5-vl-7b", image_size=448, text_tokens=64), "vision", "flops", value)
     assert (found.truth, found.status, causes(found)) == (TOWER, "explained", [expected])
+
+
+@pytest.mark.parametrize(
+    ("model", "published", "value"),
+    [
+        ("gpt2", 163_037_184, 124_439_808 + 50_257 * 768),
+        ("llama-3.2-1b", 1_498_482_688, 1_235_814_400 + 128_256 * 2048),
+    ],
+)
+def test_a_head_that_shares_the_table_counted_again(model: str, published: int, value: int) -> None:
+    assert published == value
+    for metric, number in (("params", value), ("weight_bytes", 2 * value)):
+        found = judged(counted(model), "prefill", metric, number)
+        assert (found.status, causes(found)) == ("explained", [{"tied head counted"}])
+
+
+def test_a_model_with_a_head_of_its_own_has_none_to_count_again() -> None:
+    found = judged(counted("llama-3.1-8b"), "prefill", "params", 8_030_261_248 + 128_256 * 4096)
+    assert {"tied head counted"} not in causes(found)

@@ -16,12 +16,12 @@ import costproof
 from costproof import api
 from costproof.algebra.evaluation import evaluate
 from costproof.claims import Judgement, claims_from_text, judge_claims
-from costproof.claims.effects import ClaimTerms, Effect, Mistakes, times
+from costproof.claims.effects import ClaimTerms, Mistake, Mistakes, MistakeSeries, times
 from costproof.claims.judge import judge_claim
-from costproof.claims.truth import Case
+from costproof.claims.truth import ClaimCase
 from costproof.claims.types import Amount, Claim
 from costproof.ledger.capture import Capture
-from costproof.ledger.metrics import Conventions, Metric
+from costproof.ledger.metrics import Conventions
 from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.workload import Invocation, TargetInfo
 from costproof.models.registry import mistakes_of
@@ -97,13 +97,15 @@ def test_without_roles_nothing_is_taken_for_a_part() -> None:
 
 
 def test_a_target_brings_its_own_mistakes() -> None:
-    def effects(terms: ClaimTerms, metric: Metric, everywhere: Mapping[str, int]) -> Iterator[Effect]:
+    def rows(terms: ClaimTerms, everywhere: Mapping[str, int]) -> Iterator[Mistake]:
         assert everywhere["body_hidden"] == 640
-        fewer = times(terms, lambda i: i.role == "body.layer.attention", Fraction(everywhere["S"] - 1, 101))
-        yield Effect("a token forgotten", "own", "…", fewer)
+        fewer = times(lambda t: t.role == "body.layer.attention", Fraction(everywhere["S"] - 1, 101))
+        yield Mistake("a token forgotten", "own", "…", (fewer,))
 
     wrong = TRUTH - 2 * SCORES // 101
-    assert causes(verdict(wrong, toy(), Mistakes(effects))) == [{"a token forgotten"}]
+    assert causes(verdict(wrong, toy(), Mistakes((MistakeSeries("a token forgotten", "…", rows),)))) == [
+        {"a token forgotten"}
+    ]
     assert {"a token forgotten"} not in causes(verdict(wrong, toy()))
 
 
@@ -157,6 +159,6 @@ def test_known_mistakes_of_llama(cause: str) -> None:
     capture, right, wrong = llama()
     value = right + wrong[cause]
     claim = Claim("c", "$", "prefill", "flops", Amount(str(value), value, value))
-    judged = judge_claim(Case(claim, capture, capture.by_source["analytic"], mistakes_of("llama")))
+    judged = judge_claim(ClaimCase(claim, capture, capture.by_source["analytic"], mistakes_of("llama")))
     assert (judged.truth, judged.status) == (right, "explained")
     assert causes(judged) == [{cause}]

@@ -9,7 +9,7 @@ from torch import nn
 from costproof import count
 from costproof.claims.effects import Mistakes
 from costproof.claims.judge import judge_claim
-from costproof.claims.truth import Case
+from costproof.claims.truth import ClaimCase
 from costproof.claims.types import Amount, Claim
 from tests.claims.test_windows import causes, counted, judged
 
@@ -93,7 +93,7 @@ def test_a_module_without_formulas() -> None:
 
     def found(value: int) -> list[set[str]]:
         claim = Claim("c", "$", "total", "flops", Amount(str(value), value, value))
-        judgement = judge_claim(Case(claim, capture, ledger, Mistakes()))
+        judgement = judge_claim(ClaimCase(claim, capture, ledger, Mistakes()))
         assert judgement.truth == WORK
         return causes(judgement)
 
@@ -107,7 +107,7 @@ def test_a_module_without_formulas() -> None:
 def test_a_forgotten_batch_of_a_module_without_formulas() -> None:
     capture = count(Net(), torch.ones(2, 3, 28, 28), torch.ones(2, 48)).capture
     claim = Claim("c", "$", "total", "flops", Amount(str(WORK), WORK, WORK))
-    judgement = judge_claim(Case(claim, capture, capture.by_source["static"], Mistakes()))
+    judgement = judge_claim(ClaimCase(claim, capture, capture.by_source["static"], Mistakes()))
     assert (judgement.truth, judgement.status) == (2 * WORK, "explained")
     (step,) = judgement.explanations[0].steps
     assert step.cause == "mac"

@@ -11,7 +11,7 @@ from benchmarks.claims import causes as sets_of
 from costproof import api
 from costproof.claims import Judgement
 from costproof.claims.judge import judge_claim
-from costproof.claims.truth import Case
+from costproof.claims.truth import ClaimCase
 from costproof.claims.types import Amount, Claim, Formula
 from costproof.ledger.capture import Capture
 from costproof.ledger.metrics import Metric
@@ -32,7 +32,7 @@ def counted(target: str, **workload: Any) -> Capture:
 def judged(capture: Capture, stage: str, metric: Metric, value: int, **conventions: str) -> Judgement:
     """On a claim about one stage, or all of them."""
     claim = Claim("c", "$", stage, metric, Amount(str(value), value, value), conventions=conventions)
-    return judge_claim(Case(claim, capture, capture.by_source["analytic"], mistakes_of(capture.target.name)))
+    return judge_claim(ClaimCase(claim, capture, capture.by_source["analytic"], mistakes_of(capture.target.name)))
 
 
 # gpt-oss-20b at 8,192 tokens: 24 layers of 64 heads of 64 wide, every other one with a window of 128.
@@ -225,7 +225,7 @@ def test_constants_written_as_a_product(written: str, tokens: int, expected: set
     """They are a number, and get its causes."""
     at = counted("llama-3.1-8b", text_tokens=tokens)
     claim = Claim("c", "$", "prefill", "flops", Formula(written))
-    found = judge_claim(Case(claim, at, at.by_source["analytic"], mistakes_of("llama")))
+    found = judge_claim(ClaimCase(claim, at, at.by_source["analytic"], mistakes_of("llama")))
     assert found.claimed == written
     assert found.status == ("right" if expected is None else "explained" if expected else "refuted")
     assert found.residual_expression is None

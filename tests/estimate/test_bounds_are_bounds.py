@@ -276,6 +276,20 @@ def test_what_does_not_say_what_may_be_left_out_is_called_no_bound() -> None:
     assert "nothing is faster" not in floor_sentence(measured) + module_bound_sentence(measured)
 
 
+def test_a_bound_of_routed_experts_says_that_it_is_one_of_as_many() -> None:
+    """Four tokens that all choose the same two experts of eight read a quarter of the bound min(8, 4 x 2)."""
+    alike, bound = (api.roofline("mixtral@chat,batch=4", on=FREE, routing=r) for r in ("uniform", "bound"))
+    for said in (
+        floor_sentence(alike),
+        module_bound_sentence(alike),
+        floor_sentence(bound),
+        module_bound_sentence(bound),
+    ):
+        assert ": nothing is faster with as many experts read that" in said
+    dense = api.roofline("llama", on=FREE)
+    assert "as many experts" not in floor_sentence(dense) + module_bound_sentence(dense)
+
+
 MIXED: Final = """
 import torch
 from torch import nn

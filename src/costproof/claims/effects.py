@@ -1,4 +1,8 @@
-"""What a cause does to terms: multiplies some, switches some on. Both commute, so sets of causes are well defined."""
+"""Known mistakes as records, and the effect of each on the terms of one claim.
+
+A mistake multiplies some terms and counts others in addition. Both commute, so the order within a set of mistakes does
+not matter.
+"""
 
 from __future__ import annotations
 
@@ -7,105 +11,157 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
+from typing import Final
 
 import sympy
 
 from costproof.algebra.evaluation import CompiledExpression, compile_expression
 from costproof.algebra.symbols import parse, text
 from costproof.claims.terms import ClaimTerm
-from costproof.ledger.metrics import Metric
+from costproof.ledger.metrics import BYTES, METRICS, STAGE_WIDE, Metric
 
 NOTHING: frozenset[int] = frozenset()
-
-
-@dataclass(frozen=True, slots=True)
-class Effect:
-    """A cause at one claim."""
-
-    cause: str
-    family: str
-    """Causes of one family exclude each other."""
-    what: str
-    factors: Mapping[int, Fraction]
-    """ClaimTerm -> what its value is multiplied with."""
-    switches: frozenset[int] = NOTHING
-    """ClaimTerms that are counted in addition."""
-    or_else: tuple[str, ...] = ()
-    requires: str = ""
-    """Another cause that must be in the set: this is the form that the cause takes beside it."""
-    excludes: tuple[str, ...] = ()
-    """Other causes that must not be: beside them it takes another form, or says nothing."""
-
+ANY_METRIC: Final = frozenset(METRICS)
+"""Every metric that has a sum; a peak has none."""
+FLOPS: Final = frozenset[Metric]({"flops"})
+CACHE: Final = frozenset[Metric]({"kv_cache_bytes", "kv_read_bytes"})
+NOT_FLOPS: Final = ANY_METRIC - FLOPS
+NOT_STAGE_WIDE: Final = ANY_METRIC - STAGE_WIDE
+IN_BYTES: Final = ANY_METRIC & BYTES
 
 ClaimTerms = Sequence[ClaimTerm]
-
-
-@dataclass(frozen=True, slots=True)
-class Mistakes:
-    """What a target knows about wrong models of itself, beside the mistakes that are made with every model."""
-
-    effects: Callable[[ClaimTerms, Metric, Mapping[str, int]], Iterable[Effect]] = lambda terms, metric, symbols: ()
-    """(items of a claim, its metric, symbols with one value everywhere) -> causes, whether they change it or not."""
-    of_run: frozenset[str] = frozenset()
-    """Those causes that say what was run, not how it was counted."""
-    written_out: frozenset[str] = frozenset()
-    """Roles of norms that an implementation writes in primitives, so that tools see no norm there."""
-
-
 Pick = Callable[[ClaimTerm], bool]
 Factor = Callable[[ClaimTerm], Fraction | None]
 
 
-def times(terms: ClaimTerms, pick: Pick, factor: Fraction | int) -> dict[int, Fraction]:
-    """The picked terms multiplied with one number."""
-    return {i: Fraction(factor) for i, term in enumerate(terms) if pick(term)}
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """A mistake applied to one claim."""
+
+    cause: str
+    family: str
+    what: str
+    factors: Mapping[int, Fraction]
+    """Index of a term -> what its value is multiplied by."""
+    switches: frozenset[int] = NOTHING
+    """Indices of terms that are counted in addition."""
+    aliases: tuple[str, ...] = ()
+    """Other causes with exactly this effect."""
+    requires: str = ""
+    excludes: tuple[str, ...] = ()
 
 
-def scaled(terms: ClaimTerms, pick: Pick, factor: Factor) -> dict[int, Fraction]:
-    """The picked terms multiplied each with its own number; ``None`` leaves one alone."""
-    found = {}
-    for i, term in enumerate(terms):
-        if pick(term) and (by := factor(term)) is not None and by != 1:
-            found[i] = by
-    return found
+@dataclass(frozen=True, slots=True)
+class Change:
+    """The terms that a mistake counts differently, and the factor of each (None: the term is unchanged)."""
+
+    pick: Pick
+    factor: Factor
 
 
-def switched(terms: ClaimTerms, *extras: str) -> frozenset[int]:
-    """The terms that are off and stand for these extras."""
-    return frozenset(i for i, term in enumerate(terms) if not term.counted and term.stands_for in extras)
+@dataclass(frozen=True, slots=True)
+class Mistake:
+    """A known mistake: a row of the table that `costproof check` searches."""
+
+    cause: str
+    """The name that reports print."""
+    family: str
+    """Mistakes of one family exclude each other."""
+    what: str
+    """One clause for people."""
+    changes: tuple[Change, ...] = ()
+    """Applied in order; a later one overrides an earlier one for the same term."""
+    adds: Pick | None = None
+    """The uncounted terms that it counts in addition."""
+    metrics: frozenset[Metric] = ANY_METRIC
+    requires: str = ""
+    """Another cause that must be in the set: this row is the form that the mistake takes in combination with it."""
+    excludes: tuple[str, ...] = ()
+    """Other causes that must not be in the set: with them it takes another form, or has no meaning."""
+    if_any: Pick | None = None
+    """If given, the mistake is possible only for claims with such a term."""
+    unless_any: Pick | None = None
+    """If given, the mistake is impossible for claims with such a term."""
+
+    def effect(self, terms: ClaimTerms) -> Effect:
+        """Return the effect on the terms of a claim; without factors and switches if there is none."""
+        possible = self.if_any is None or any(map(self.if_any, terms))
+        if not possible or (self.unless_any is not None and any(map(self.unless_any, terms))):
+            return Effect(self.cause, self.family, self.what, {})
+        factors: dict[int, Fraction] = {}
+        for change in self.changes:
+            for i, term in enumerate(terms):
+                if change.pick(term) and (by := change.factor(term)) is not None and by != 1:
+                    factors[i] = by
+        adds = self.adds
+        added = frozenset(i for i, t in enumerate(terms) if not t.counted and adds(t)) if adds else NOTHING
+        return Effect(
+            self.cause, self.family, self.what, factors, added, requires=self.requires, excludes=self.excludes
+        )
 
 
-def put(term: ClaimTerm, **changes: str) -> Fraction | None:
-    """New over old when symbols are replaced by expressions; ``None`` where that says nothing.
+@dataclass(frozen=True, slots=True)
+class MistakeSeries:
+    """Mistakes of one kind whose number depends on the claim: one for each view, tower, or number of heads."""
 
-    A name that is not a symbol here is one of the term's tower: in ``text.layer.experts`` ``topk`` is ``text_topk``.
+    cause: str
+    """The pattern of their names, with the variable part in capitals: ``view missing: VIEW``."""
+    what: str
+    rows: Callable[[ClaimTerms, Mapping[str, int]], Iterable[Mistake]]
+    """(terms of a claim, symbols that have one value in the whole run) -> its mistakes of this kind."""
+    metrics: frozenset[Metric] = ANY_METRIC
+
+
+MistakeTable = tuple[Mistake | MistakeSeries, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Mistakes:
+    """The mistakes that a target adds to those that are made with every model."""
+
+    table: MistakeTable = ()
+    of_run: frozenset[str] = frozenset()
+    """The causes that describe which calls were run, as opposed to how they were counted."""
+    written_out: frozenset[str] = frozenset()
+    """Roles of norms that an implementation writes in primitive operators, so that tools see no norm there."""
+
+
+def times(pick: Pick, number: Fraction | int) -> Change:
+    """Return the change that multiplies the picked terms by one number."""
+    return Change(pick, lambda _: Fraction(number))
+
+
+def left_out(pick: Pick) -> Change:
+    """Return the change that drops the picked terms."""
+    return times(pick, 0)
+
+
+def substituted(pick: Pick, **symbols: str) -> Change:
+    """Return the change that replaces symbols in the picked terms, as in :func:`substitute`."""
+    return Change(pick, lambda term: substitute(term, **symbols))
+
+
+def stands_for(*names: str) -> Pick:
+    """Return a test for terms that are not counted and stand for one of these."""
+    return lambda term: not term.counted and term.stands_for in names
+
+
+def substitute(term: ClaimTerm, **symbols: str) -> Fraction | None:
+    """Return the new value over the old one if symbols are replaced by expressions; None if that has no meaning.
+
+    A name that is no symbol of the term is one of its tower: in ``text.layer.experts`` ``topk`` is ``text_topk``.
     """
 
     def full(name: str) -> str:
         return name if name in term.values else f"{term.tower}_{name}"
 
-    named = {full(n): re.sub(r"[A-Za-z]\w*", lambda m: full(m.group()), new) for n, new in changes.items()}
+    named = {full(n): re.sub(r"[A-Za-z]\w*", lambda m: full(m.group()), new) for n, new in symbols.items()}
     changed = _replaced(term.expr, tuple(named.items())) if term.expr else None
     return None if changed is None else _ratio(term, changed)
 
 
-def without(terms: ClaimTerms, cause: str, family: str, what: str, pick: Pick) -> Effect:
-    """The picked terms are left out."""
-    return Effect(cause, family, what, times(terms, pick, 0))
-
-
-def added(terms: ClaimTerms, cause: str, family: str, what: str, *extras: str) -> Effect:
-    """What the truth does not count is counted."""
-    return Effect(cause, family, what, {}, switched(terms, *extras))
-
-
-def changed(terms: ClaimTerms, cause: str, family: str, what: str, pick: Pick, **changes: str) -> Effect:
-    """In the picked terms symbols are taken for others, as in :func:`put`."""
-    return Effect(cause, family, what, scaled(terms, pick, lambda term: put(term, **changes)))
-
-
 def rewritten(term: ClaimTerm, change: Callable[[sympy.Expr], sympy.Expr]) -> Fraction | None:
-    """New over old when the expression is rewritten."""
+    """Return the new value over the old one if the expression is rewritten; None if the term has no expression."""
     return _ratio(term, _changed(term.expr, change)) if term.expr else None
 
 
@@ -123,7 +179,7 @@ def _changed(source: str, change: Callable[[sympy.Expr], sympy.Expr]) -> Compile
 
 
 def _ratio(term: ClaimTerm, changed: CompiledExpression) -> Fraction | None:
-    """The changed expression over the term's own, at the term's values."""
+    """Return the changed expression over the term's own, at the term's values."""
     try:
         old, new = compile_expression(term.expr).run(term.values), changed.run(term.values)
     except (KeyError, ZeroDivisionError):

@@ -22,7 +22,7 @@ from costproof.algebra.piecewise import PIECEWISE, NotDecided, deciding, grid
 from costproof.algebra.symbols import sym
 from costproof.claims.formulas import Comparison
 from costproof.claims.runs import Runs
-from costproof.claims.truth import Case
+from costproof.claims.truth import ClaimCase
 from costproof.claims.types import Counterexample
 
 _SMALL: Final = 64
@@ -39,7 +39,7 @@ _SEVERAL: Final = sym("_several")
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class EquivalenceOutcome:
     """What the other runs say."""
 
     wrong: Counterexample | None
@@ -50,7 +50,7 @@ class Outcome:
     """Whether agreeing at them makes it the same formula, wherever the formulas of the target hold that were met."""
 
 
-class Elsewhere:
+class EquivalenceCheck:
     """A claim at other runs of its target; without a target, at any positive values of its variables."""
 
     def __init__(self, beside: Comparison, runs: Runs | None) -> None:
@@ -69,7 +69,7 @@ class Elsewhere:
             used = {s.name for source in self.follows.values() for s in source.free_symbols - {_SEVERAL}}
             self.own = {s: runs.own[s] for s in sorted(used)}
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> EquivalenceOutcome:
         """What other runs say about the claim."""
         lists, decided = self._lists()
         tried: set[tuple[int, ...]] = set()
@@ -82,14 +82,14 @@ class Elsewhere:
             found = self._differ(there)
             if found is not None and (wrong is None or _size(found) < _size(wrong)):
                 wrong = found
-        return Outcome(wrong, len(tried), decided)
+        return EquivalenceOutcome(wrong, len(tried), decided)
 
     @property
     def several(self) -> bool:
         """Whether the target has other formulas at other runs."""
         return any(self._at({s: end}) is not None for s in self.own for end in (self.runs.ends(s) if self.runs else ()))
 
-    def cases(self, most: int) -> Iterator[tuple[Case, ExactNumber | None]]:
+    def cases(self, most: int) -> Iterator[tuple[ClaimCase, ExactNumber | None]]:
         """Some runs around the places where something changes, with the claim's number there."""
         for place in self._mixed(self._lists()[0], most):
             there = self._at(place)
@@ -134,8 +134,7 @@ class Elsewhere:
         regime = self.case.once(f"formulas {id(run.ledger)}", lambda: replace(self.case, ledger=run.ledger))
         if not regime.symbolic:
             return None
-        there = regime.claiming(self.case.claim)
-        object.__setattr__(there, "capture", replace(self.case.capture, invocations=run.calls))
+        there = regime.claiming(self.case.claim).calling(run.calls)
         return Comparison(self.beside.given_formula, there, self.beside.shared)
 
     def _lists(self) -> tuple[dict[str, tuple[int, ...]], bool]:

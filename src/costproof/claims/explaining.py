@@ -10,13 +10,13 @@ from typing import Final, NamedTuple
 from costproof.claims.catalogue import CONVENTIONS
 from costproof.claims.coincidence import Chance, fine
 from costproof.claims.effects import Effect
-from costproof.claims.equivalence import Elsewhere
+from costproof.claims.equivalence import EquivalenceCheck
 from costproof.claims.formulas import ELSEWHERE, Comparison, comparison
 from costproof.claims.lengths import best, chance_text, hold
+from costproof.claims.mistakes import RECOMPUTE, RECOMPUTED
 from costproof.claims.relations import RARE, Relation, expected, numbers, ratio
 from costproof.claims.search import Found, Reachable, reach, search, walk
-from costproof.claims.training_mistakes import RECOMPUTE, RECOMPUTED
-from costproof.claims.truth import Case
+from costproof.claims.truth import ClaimCase
 from costproof.claims.types import Amount, Explanation, Formula, Judgement, Lengths, Step
 
 CHANCE: Final = Fraction(1, 10)
@@ -30,7 +30,7 @@ _RUNS: Final = 24
 """Of the target, at which causes have to lead to a formula that takes branches."""
 
 
-def explained(blank: Judgement, case: Case, amount: Amount) -> Judgement:
+def explained(blank: Judgement, case: ClaimCase, amount: Amount) -> Judgement:
     """The judgement on a claim that is not the truth, or that states conventions."""
     beside = comparison(case)
     among = case.once("sets", lambda: Reachable(case.terms, case.effects, case.stated))
@@ -69,11 +69,11 @@ def explained(blank: Judgement, case: Case, amount: Amount) -> Judgement:
 def _is_evidence(sets: tuple[tuple[Effect, ...], ...], chance: Chance, amount: Amount) -> bool:
     """Whether chance would not give it. An exact number is held to more than printed digits are."""
     if not fine(amount):
-        return chance.crowd <= CHANCE
+        return chance.numbers <= CHANCE
     most = SELDOM if len(sets[0]) <= 1 else RARE
     # The same work in another unit needs no evidence, as the truth itself needs none.
-    reading = any(all(CONVENTIONS & {e.cause, *e.or_else} for e in s) and len(s) <= 1 for s in sets)
-    return chance.crowd <= CHANCE and (reading or chance.products <= most)
+    reading = any(all(CONVENTIONS & {e.cause, *e.aliases} for e in s) and len(s) <= 1 for s in sets)
+    return chance.numbers <= CHANCE and (reading or chance.products <= most)
 
 
 class _Related(NamedTuple):
@@ -87,33 +87,33 @@ class _Related(NamedTuple):
     """How many that would be evidence it would give."""
 
 
-def _related(case: Case, amount: Amount, among: Reachable) -> _Related:
+def _related(case: ClaimCase, amount: Amount, among: Reachable) -> _Related:
     others = numbers(case, amount)
-    exact, chance = ratio(case, amount, among.crowd)
-    if exact is not None and chance.crowd <= SELDOM and chance.products <= RARE:
+    exact, chance = ratio(case, amount, among.reference)
+    if exact is not None and chance.numbers <= SELDOM and chance.products <= RARE:
         # A number that the claim is proportional to; another one only happens to lead there.
         same = tuple(r.cause for r in others if r.times == exact.times)
         same = (RECOMPUTE, *same) if case.claim.metric == "flops" and exact.times == RECOMPUTED else same
         return _Related([exact], others, (_by_relation(case, amount, exact, same),), chance.both)
-    ways = tuple(_by_relation(case, amount, r) for r in others if r.chance.crowd <= RARE)
+    ways = tuple(_by_relation(case, amount, r) for r in others if r.chance.numbers <= RARE)
     expectation = min(chance.both, SELDOM) + expected(case, amount)
     weak = [exact] if exact is not None and chance.both < 1 else []  # what every number fits says nothing
     return _Related(weak, others, ways[:_SHOWN], expectation)
 
 
-def _not_evidence(judged: Judgement, case: Case, amount: Amount, others: list[Relation]) -> Judgement:
+def _not_evidence(judged: Judgement, case: ClaimCase, amount: Amount, others: list[Relation]) -> Judgement:
     ways = tuple(_by_relation(case, amount, r) for r in others[:_SHOWN])
     note = "fits, not evidence: with a number free, chance alone would give such a number"
     return replace(judged, status="undetermined", explanations=ways, residual=judged.delta, note=note)
 
 
-def _by_relation(case: Case, amount: Amount, found: Relation, same: tuple[str, ...] = ()) -> Explanation:
+def _by_relation(case: ClaimCase, amount: Amount, found: Relation, same: tuple[str, ...] = ()) -> Explanation:
     before = _explanation(case, ())
     step = Step(found.cause, found.what, amount.low - before.reaches, (), or_else=same)
     return Explanation((*before.steps, step), amount.low)
 
 
-def _open(judged: Judgement, case: Case, amount: Amount, beside: Comparison | None, *, fitted: bool) -> Judgement:
+def _open(judged: Judgement, case: ClaimCase, amount: Amount, beside: Comparison | None, *, fitted: bool) -> Judgement:
     """No set of causes leads to the claim."""
     rest = judged.delta
     if case.stated:
@@ -130,13 +130,15 @@ def _open(judged: Judgement, case: Case, amount: Amount, beside: Comparison | No
     return _by_length(judged, case, amount)
 
 
-def same_everywhere(judged: Judgement, case: Case) -> Judgement:
+def same_everywhere(judged: Judgement, case: ClaimCase) -> Judgement:
     """A formula that gives the right number here must be the same formula, not only agree at this workload."""
     beside = comparison(case)
     if beside is None:
         return replace(judged, status="undetermined", note="right at this workload; the truth has no formula elsewhere")
     same = beside.same()
-    others = Elsewhere(beside, case.runs).outcome() if same or beside.piecewise or case.runs is not None else None
+    others = (
+        EquivalenceCheck(beside, case.runs).outcome() if same or beside.piecewise or case.runs is not None else None
+    )
     wrong = None if others is None else others.wrong
     if wrong is None and same:
         return judged
@@ -159,7 +161,7 @@ def _everywhere(beside: Comparison, found: Found) -> tuple[tuple[Effect, ...], .
     """The sets that lead to a formula at other workloads too, with the names that do so; none if unchecked."""
     if not found.sets:
         return ()
-    others = Elsewhere(beside, beside.case.runs)
+    others = EquivalenceCheck(beside, beside.case.runs)
     # Multiples of this workload may be where other formulas hold.
     places = [] if others.several else list(beside.elsewhere())
     if len(places) < ELSEWHERE and not others.several:
@@ -177,18 +179,18 @@ def _everywhere(beside: Comparison, found: Found) -> tuple[tuple[Effect, ...], .
     for chosen in found.sets:
         whole = (*beside.case.stated, *chosen)
         # Causes that do the same here may differ elsewhere.
-        ways = islice(product(*([(n, e.requires) for n in (e.cause, *e.or_else)] for e in whole)), _NAMES_TRIED)
+        ways = islice(product(*([(n, e.requires) for n in (e.cause, *e.aliases)] for e in whole)), _NAMES_TRIED)
         right = [w for w in ways if leads(w)]
         if right:
             ours = zip(chosen, *(w[len(whole) - len(chosen) :] for w in right), strict=True)
             kept.append(tuple(
-                replace(e, cause=ways[0][0], or_else=tuple(dict.fromkeys(n for n, _ in ways if n != ways[0][0])))
+                replace(e, cause=ways[0][0], aliases=tuple(dict.fromkeys(n for n, _ in ways if n != ways[0][0])))
                 for e, *ways in ours
             ))  # fmt: skip
     return tuple(kept)
 
 
-def _by_length(judged: Judgement, case: Case, amount: Amount) -> Judgement:
+def _by_length(judged: Judgement, case: ClaimCase, amount: Amount) -> Judgement:
     """A number without explanation at every length: another length explains it, or none can, or chance may."""
     held = hold(case, amount)
     if held is None:
@@ -208,7 +210,7 @@ def _by_length(judged: Judgement, case: Case, amount: Amount) -> Judgement:
     return replace(judged, status="undetermined", explanations=shown, residual=judged.delta, note=judged.note or few)
 
 
-def at_lengths(judged: Judgement, case: Case, lengths: Lengths) -> tuple[Explanation, ...]:
+def at_lengths(judged: Judgement, case: ClaimCase, lengths: Lengths) -> tuple[Explanation, ...]:
     """The lengths that fit, as explanations."""
     found = []
     for reading, length in best(lengths):
@@ -223,7 +225,7 @@ def at_lengths(judged: Judgement, case: Case, lengths: Lengths) -> tuple[Explana
     return tuple(found)
 
 
-def _explanation(case: Case, chosen: tuple[Effect, ...]) -> Explanation:
+def _explanation(case: ClaimCase, chosen: tuple[Effect, ...]) -> Explanation:
     # Units last: their size is then half of all that is counted, which is how a reader thinks of it.
     known = case.stated
     late = sorted(
@@ -234,7 +236,7 @@ def _explanation(case: Case, chosen: tuple[Effect, ...]) -> Explanation:
     for effect, amount in zip(late, amounts, strict=True):
         touched = sorted(effect.switches | effect.factors.keys())
         evidence = tuple(dict.fromkeys(x for i in touched for x in case.terms[i].evidence))[:_EVIDENCE]
-        steps.append(Step(effect.cause, effect.what, amount, evidence, effect in known, effect.or_else))
+        steps.append(Step(effect.cause, effect.what, amount, evidence, effect in known, effect.aliases))
     return Explanation(tuple(steps), reached)
 
 

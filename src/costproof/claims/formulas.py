@@ -13,7 +13,7 @@ import sympy
 from costproof.algebra.evaluation import ExactNumber, evaluate, shared_values
 from costproof.algebra.identity import at, branches, difference, free_symbols, points, put_in, same_pieces
 from costproof.algebra.symbols import MOST_TERMS, parse, sym, term_count, text
-from costproof.claims.truth import TIED, Case
+from costproof.claims.truth import TIED, ClaimCase
 from costproof.claims.types import TOTAL, Claim, Counterexample, Formula
 from costproof.ledger.capture import Capture
 from costproof.ledger.errors import BadInput, CostproofError
@@ -35,7 +35,7 @@ class Comparison:
         shared: symbols that may count as one in all calls; if ``None``, those that have one value here.
     """
 
-    def __init__(self, formula: Formula, case: Case, shared: Collection[str] | None = None) -> None:
+    def __init__(self, formula: Formula, case: ClaimCase, shared: Collection[str] | None = None) -> None:
         self.formula, self.given_formula, self.case = formula.text, formula, case
         claim, capture, calls = case.claim, case.capture, case.calls
         self.shared = {
@@ -119,7 +119,7 @@ class Comparison:
                 return Counterexample(values, str(claimed), int(truth))
         return None
 
-    def elsewhere(self) -> Iterator[tuple[Case, ExactNumber | None]]:
+    def elsewhere(self) -> Iterator[tuple[ClaimCase, ExactNumber | None]]:
         """Three other workloads, with the claim's number there: multiples of this one, so that all stays whole."""
         for i in range(ELSEWHERE):
             values = {
@@ -133,7 +133,7 @@ class Comparison:
                 yield there, self.numbers(values)[0]
 
 
-def formula_value(formula: Formula, case: Case) -> int:
+def formula_value(formula: Formula, case: ClaimCase) -> int:
     """The claimed number at the workload.
 
     Raises:
@@ -153,7 +153,7 @@ def formula_value(formula: Formula, case: Case) -> int:
         raise BadInput("a formula cannot be evaluated", where=claim.where) from None
 
 
-def comparison(case: Case) -> Comparison | None:
+def comparison(case: ClaimCase) -> Comparison | None:
     """Claim beside truth; ``None`` for a number, or where the truth has no formulas."""
     formula = case.claim.value
     return Comparison(formula, case) if isinstance(formula, Formula) and case.symbolic else None

@@ -12,11 +12,11 @@ from costproof.claims.effects import Mistakes
 from costproof.claims.explaining import CHANCE, at_lengths, distance, explained, same_everywhere
 from costproof.claims.formulas import formula_value
 from costproof.claims.lengths import hold
-from costproof.claims.peak_mistakes import peak_of
+from costproof.claims.memory_mistakes import peak_of
 from costproof.claims.reading import MOST_PROBLEMS, NO_CALL, key
 from costproof.claims.runs import Runs
 from costproof.claims.terms import in_scope
-from costproof.claims.truth import Case
+from costproof.claims.truth import ClaimCase
 from costproof.claims.types import (
     TOTAL,
     WORST_FIRST,
@@ -66,8 +66,8 @@ def judge_claims(
     said = {name.replace("-", "_") for name in claims.workload}
     fixed = frozenset(symbol for symbol, settings in _STATES.items() if said & set(settings.split()))
 
-    def case(claim: Claim) -> Case:
-        return Case(claim, capture, ledger, mistakes, fixed, runs)
+    def case(claim: Claim) -> ClaimCase:
+        return ClaimCase(claim, capture, ledger, mistakes, fixed, runs)
 
     with time_limit(SECONDS, "the claims take too long to check", where=claims.title or "$.claims", fix=_FEWER):
         if problems := [p for c in claims.claims for p in _problems(case(c))]:
@@ -86,7 +86,7 @@ def judge_claims(
     )
 
 
-def judge_claim(case: Case) -> Judgement:
+def judge_claim(case: ClaimCase) -> Judgement:
     """The verdict on one claim by itself, which is about something that there is."""
     claim = case.claim
     truth = case.once("truth", lambda: _truth(case))
@@ -124,7 +124,7 @@ def judge_claim(case: Case) -> Judgement:
     return explained(blank, case, amount)
 
 
-def _truth(case: Case) -> int | None:
+def _truth(case: ClaimCase) -> int | None:
     """What the claim is held against; ``None``: unknown."""
     if case.claim.metric in PEAK_METRICS:
         return peak_of(case.capture, case.claim).bytes
@@ -136,7 +136,7 @@ def _worst(judgements: Sequence[Judgement]) -> Status:
     return next((status for status in WORST_FIRST if status in found), "right")
 
 
-def _problems(case: Case) -> Iterator[BadInput]:
+def _problems(case: ClaimCase) -> Iterator[BadInput]:
     """What a claim is about and the target does not have."""
     claim, capture, ledger = case.claim, case.capture, case.ledger
     if claim.stage not in (stages := (*capture.target.stages, TOTAL)):
@@ -183,7 +183,7 @@ def _about_peaks(claim: Claim) -> Iterator[BadInput]:
                        got=claim.value.text[:60], fix="claim the number at this workload")  # fmt: skip
 
 
-def _together(claims: Sequence[Claim], case: Callable[[Claim], Case]) -> tuple[Judgement, ...]:
+def _together(claims: Sequence[Claim], case: Callable[[Claim], ClaimCase]) -> tuple[Judgement, ...]:
     """The judgements on all claims, each in the light of the others."""
     judged = {k: judge_claim(one) for k, one in _by_subject(claims, case)}
     parameters = {j.id: j for _, j in sorted(judged.items()) if j.metric == "params"}
@@ -192,7 +192,7 @@ def _together(claims: Sequence[Claim], case: Callable[[Claim], Case]) -> tuple[J
     return tuple(_as_sum(case(c), j, own) for c, j in zip(claims, own, strict=True))
 
 
-def _by_subject(claims: Sequence[Claim], case: Callable[[Claim], Case]) -> Iterator[tuple[int, Case]]:
+def _by_subject(claims: Sequence[Claim], case: Callable[[Claim], ClaimCase]) -> Iterator[tuple[int, ClaimCase]]:
     """Every claim by its place; those on one subject follow each other and share what is worked out, which is large."""
     subjects: dict[Hashable, list[int]] = {}
     for k, c in enumerate(claims):
@@ -205,7 +205,7 @@ def _by_subject(claims: Sequence[Claim], case: Callable[[Claim], Case]) -> Itera
             yield k, first.claiming(claims[k])
 
 
-def _other_model(case: Case, judged: Judgement, parameters: Judgement | None) -> Judgement:
+def _other_model(case: ClaimCase, judged: Judgement, parameters: Judgement | None) -> Judgement:
     """A number without explanation, held against the model that the parameters of its row describe."""
     amount = case.claim.value
     if judged.status in _SETTLED or not isinstance(amount, Amount) or parameters is None:
@@ -226,7 +226,7 @@ def _other_model(case: Case, judged: Judgement, parameters: Judgement | None) ->
     return judged
 
 
-def _as_sum(case: Case, judged: Judgement, others: Sequence[Judgement]) -> Judgement:
+def _as_sum(case: ClaimCase, judged: Judgement, others: Sequence[Judgement]) -> Judgement:
     """A claimed total that is the sum of the claimed stages is as good as the worst of them."""
     if judged.stage != TOTAL or judged.status in _SETTLED or judged.module:
         return judged
@@ -249,7 +249,7 @@ def _as_sum(case: Case, judged: Judgement, others: Sequence[Judgement]) -> Judge
     return replace(judged, status=status, note=_joined(judged.note, note))
 
 
-def _run(row: Judgement, case: Case) -> str:
+def _run(row: Judgement, case: ClaimCase) -> str:
     """What was run, not how it was counted, as far as the causes of a row say it."""
     known = {"one decode step", *case.mistakes.of_run}
     causes = (s.cause for e in row.explanations[:1] for s in e.steps)

@@ -23,7 +23,7 @@ from costproof.algebra.symbols import parse, sym
 from costproof.claims.catalogue import READINGS, STATED
 from costproof.claims.effects import Effect
 from costproof.claims.search import reach
-from costproof.claims.truth import TIED, Case
+from costproof.claims.truth import TIED, ClaimCase
 from costproof.claims.types import TOTAL, Amount, Lengths, Place, Reading
 from costproof.ledger.metrics import STAGE_WIDE
 
@@ -90,7 +90,7 @@ def best(lengths: Lengths) -> list[tuple[Reading, int]]:
     return [(r, length) for r, length in fit if len(r.causes) == least]
 
 
-def hold(case: Case, amount: Amount, model: tuple[str, ...] = ()) -> Held | None:
+def hold(case: ClaimCase, amount: Amount, model: tuple[str, ...] = ()) -> Held | None:
     """Hold a claim against all lengths, in every way to count the same work.
 
     Args:
@@ -111,7 +111,7 @@ def hold(case: Case, amount: Amount, model: tuple[str, ...] = ()) -> Held | None
     return Held(Lengths(symbol, start, model, readings, chance_text(sum(chances, Fraction(0))), longest), chances)
 
 
-def _curves(case: Case, model: tuple[str, ...]) -> tuple[str, int, dict[tuple[str, ...], Curve]] | None:
+def _curves(case: ClaimCase, model: tuple[str, ...]) -> tuple[str, int, dict[tuple[str, ...], Curve]] | None:
     """The symbol of the length, the shortest length, and for each way to count what it gives at every length."""
     claim, symbol = case.claim, _symbol(case)
     if symbol is None or claim.metric in STAGE_WIDE or not case.symbolic:
@@ -154,12 +154,12 @@ def _polynomial(expr: str, names: frozenset[str]) -> bool:
     return bool(parse(expr).is_polynomial(*map(sym, sorted(names))))
 
 
-def _symbol(case: Case) -> str | None:
+def _symbol(case: ClaimCase) -> str | None:
     names = {n for call in case.calls for n in call.symbols} - case.claim.at.keys() - case.fixed
     return next((n for n in ("S", "P") if n in names and (n == "S" or case.claim.stage != TOTAL)), None)
 
 
-def _longest(case: Case) -> int | None:
+def _longest(case: ClaimCase) -> int | None:
     """Positions that the model has, as its configuration says; ``None`` if it does not."""
     found = [v for k, v in (case.capture.target.config or {}).items() if k.rpartition(".")[2] == "max_positions"]
     return max((v for v in found if isinstance(v, int)), default=None)
@@ -170,7 +170,7 @@ def _families(known: Iterable[Effect], barred: set[str]) -> list[tuple[str, ...]
     found: dict[str, list[str]] = {}
     taken = set()
     for effect in known:
-        names = (effect.cause, *effect.or_else)
+        names = (effect.cause, *effect.aliases)
         if barred & set(names):
             taken.add(effect.family)
         for name in names:

@@ -17,11 +17,11 @@ from typing import Final
 
 from costproof.algebra.evaluation import compile_expression
 from costproof.algebra.identity import free_symbols
-from costproof.claims.coincidence import Chance, Crowd, Numbers
+from costproof.claims.coincidence import Chance, KnownNumbers, ReferenceClass
 from costproof.claims.effects import Effect
 from costproof.claims.search import reach
 from costproof.claims.terms import ClaimTerm
-from costproof.claims.truth import Case
+from costproof.claims.truth import ClaimCase
 from costproof.claims.types import Amount
 
 _MOST_TIMES: Final = 1_024
@@ -48,7 +48,7 @@ class Relation:
     """By how much the truth, or a number of it, is multiplied."""
 
 
-def ratio(case: Case, amount: Amount, crowd: Crowd) -> tuple[Relation | None, Chance]:
+def ratio(case: ClaimCase, amount: Amount, reference: ReferenceClass) -> tuple[Relation | None, Chance]:
     """The simplest exact ratio of claim and truth, and how many would fit by chance."""
     base = reach(case.terms, case.stated)
     if base <= 0 or amount.low <= 0:
@@ -60,12 +60,12 @@ def ratio(case: Case, amount: Amount, crowd: Crowd) -> tuple[Relation | None, Ch
 
     close = near(_CLOSE)
     fits = sorted((r for r in close if low <= r < high), key=_height)
-    everyone = min(_numbers(crowd, close, base).among_all(amount, itself=True), Fraction(1))
+    everyone = min(_numbers(reference, close, base).among_all(amount, itself=True), Fraction(1))
     chance = Chance(everyone)
-    if crowd.has_product(amount):
+    if reference.has_product(amount):
         # Among products of sizes those ratios count that are as simple: all are products where the truth is one.
         simple = [r for r in near(_FAR) if not fits or _height(r) <= _height(fits[0])]
-        chance = Chance(everyone, _numbers(crowd, simple, base).among_products(amount))
+        chance = Chance(everyone, _numbers(reference, simple, base).among_products(amount))
     if not fits:
         return None, chance
     cause = f"{fits[0]} x the truth"
@@ -76,13 +76,13 @@ def _height(ratio: Fraction) -> tuple[int, Fraction]:
     return ratio.numerator + ratio.denominator, ratio
 
 
-def _numbers(crowd: Crowd, ratios: Iterable[Fraction], base: Fraction) -> Numbers:
+def _numbers(reference: ReferenceClass, ratios: Iterable[Fraction], base: Fraction) -> KnownNumbers:
     found = [r * base for r in ratios]
     scale = lcm(*(n.denominator for n in found))
-    return Numbers(crowd, (int(n * scale) for n in found), scale)
+    return KnownNumbers(reference, (int(n * scale) for n in found), scale)
 
 
-def numbers(case: Case, amount: Amount) -> list[Relation]:
+def numbers(case: ClaimCase, amount: Amount) -> list[Relation]:
     """The numbers of configuration and run that lead to the claim, the least likely by chance first."""
     found = []
     for line in _free(case):
@@ -91,10 +91,10 @@ def numbers(case: Case, amount: Amount) -> list[Relation]:
             what = f"{line.name} = {value:,} in place of {line.usual:,}"
             chance = Chance(line.chance(value, amount))
             found.append(Relation(f"{line.name} = {value}", what, chance, Fraction(value, line.usual)))
-    return sorted(found, key=lambda r: (r.chance.crowd, r.cause))
+    return sorted(found, key=lambda r: (r.chance.numbers, r.cause))
 
 
-def expected(case: Case, amount: Amount) -> Fraction:
+def expected(case: ClaimCase, amount: Amount) -> Fraction:
     """How many numbers that are rare enough to be evidence would fit by chance."""
     return sum((c for line in _free(case) if (c := line.chance_near(amount)) <= RARE), Fraction(0))
 
@@ -155,11 +155,11 @@ def _ratios() -> tuple[Fraction, ...]:
     return tuple(sorted(times | parts))
 
 
-def _free(case: Case) -> tuple[_Line, ...]:
+def _free(case: ClaimCase) -> tuple[_Line, ...]:
     return case.once("numbers", lambda: tuple(replace(line, at=cache(line.at)) for line in _lines(case)))
 
 
-def _lines(case: Case) -> Iterator[_Line]:
+def _lines(case: ClaimCase) -> Iterator[_Line]:
     """Numbers of the configuration that the formulas hold, of the run as far as nobody states them, and of layers."""
     on = [i for i in case.terms if i.counted]
     if not all(i.expr for i in on):
@@ -179,7 +179,7 @@ def _lines(case: Case) -> Iterator[_Line]:
             yield _Line(more, usual, _FARTHEST * usual, _layers(case, tower, count, usual))
 
 
-def _moved(case: Case, name: str) -> Callable[[int], Fraction | None]:
+def _moved(case: ClaimCase, name: str) -> Callable[[int], Fraction | None]:
     """The claim's number where a symbol has another value."""
     factors = _factors(case.stated)
     counted = [(term, factors.get(index, 1)) for index, term in enumerate(case.terms) if _counts(case, index)]
@@ -198,7 +198,7 @@ def _moved(case: Case, name: str) -> Callable[[int], Fraction | None]:
     return number
 
 
-def _layers(case: Case, tower: str, count: int, usual: int) -> Callable[[int], Fraction | None]:
+def _layers(case: ClaimCase, tower: str, count: int, usual: int) -> Callable[[int], Fraction | None]:
     """The claim's number with another number of layers of the kind of which there are so many now."""
     factors = _factors(case.stated)
     values = [
@@ -223,7 +223,7 @@ def _kind(term: ClaimTerm) -> tuple[object, ...]:
     return term.stage, term.invocation, term.role, term.owner, term.kind, term.expr, term.value / term.count
 
 
-def _counts(case: Case, index: int) -> bool:
+def _counts(case: ClaimCase, index: int) -> bool:
     return case.terms[index].counted or any(index in e.switches for e in case.stated)
 
 

@@ -11,7 +11,7 @@ from typing import Final
 
 from costproof.algebra.evaluation import compile_expression
 from costproof.algebra.identity import free_symbols
-from costproof.claims.effects import ClaimTerms, Effect, switched, times
+from costproof.claims.effects import FLOPS, Mistake, MistakeTable, left_out, stands_for, times
 from costproof.claims.terms import ClaimTerm, is_table, tokens_of
 from costproof.claims.types import Claim
 from costproof.compare.patterns import template
@@ -60,35 +60,42 @@ def rule_terms(capture: Capture, ledger: Ledger, claim: Claim) -> list[ClaimTerm
     return found
 
 
-def effects(terms: ClaimTerms) -> Iterator[Effect]:
-    """Rules in place of everything."""
-    replaced = times(terms, lambda i: i.owner != "rule", 0)
-    for extra, cause, what in (
-        ("2NT", "2ND: all", "2 N D with N = all parameters, and D = tokens"),
-        ("2NT layers", "2ND: matrices of layers", "2 N D with N = matrices of the layers that work on tokens"),
-        *(
-            (
-                f"2NE{c}",
-                f"2ND: elements of the input for tokens{c}",
-                f"2 N D with D = elements of the input, as pixels{c}",
-            )
-            for c in _CLASSES
-        ),
+def _replaced(extra: str, cause: str, what: str) -> Mistake:
+    """Return the mistake that a rule is taken in place of everything."""
+    rule = stands_for(extra)
+    return Mistake(cause, "rule", what, (left_out(_no_rule),), adds=rule, metrics=FLOPS, if_any=rule)
+
+
+def _no_rule(term: ClaimTerm) -> bool:
+    return term.owner != "rule"
+
+
+def _total_flos(classes: str) -> Iterator[Mistake]:
+    extra = f"total_flos{classes}"
+    rule = stands_for(extra)
+    what = f"6 N D with D = elements of the input, as pixels, summed in float32 as trainers print {extra}"
+    for cause, said, part in (
+        (extra, what, Fraction(1)),
+        (f"total_flos of one pass{classes}", f"a third of it: {what}", Fraction(1, 3)),
     ):
-        if found := switched(terms, extra):
-            yield Effect(cause, "rule", what, replaced, found)
-    for classes in _CLASSES:
-        found = switched(terms, f"total_flos{classes}")
-        what = (
-            f"6 N D with D = elements of the input, as pixels, summed in float32 as trainers print total_flos{classes}"
+        yield Mistake(
+            cause, "rule", said, (left_out(_no_rule), times(rule, part)), adds=rule, metrics=FLOPS, if_any=rule,
+            excludes=("6ND", "backward alone", "doubled", "mac"),
+        )  # fmt: skip
+
+
+RULES_OF_THUMB: Final[MistakeTable] = (
+    _replaced("2NT", "2ND: all", "2 N D with N = all parameters, and D = tokens"),
+    _replaced("2NT layers", "2ND: matrices of layers", "2 N D with N = matrices of the layers that work on tokens"),
+    *(
+        _replaced(
+            f"2NE{c}", f"2ND: elements of the input for tokens{c}",
+            f"2 N D with D = elements of the input, as pixels{c}",
         )
-        for cause, said, part in (
-            (f"total_flos{classes}", what, 1),
-            (f"total_flos of one pass{classes}", f"a third of it: {what}", Fraction(1, 3)),
-        ):
-            factors = replaced | dict.fromkeys(found, Fraction(part))
-            if found:
-                yield Effect(cause, "rule", said, factors, found, excludes=("6ND", "backward alone", "doubled", "mac"))
+        for c in _CLASSES
+    ),
+    *(row for c in _CLASSES for row in _total_flos(c)),
+)  # fmt: skip
 
 
 def _more_than_two_classes(capture: Capture, ledger: Ledger) -> int:

@@ -2,7 +2,7 @@
 
 Values are integers on a common denominator, so that hundreds of thousands of sets are tried without a
 fraction. A set fits if its number is one that would be printed as claimed. Some set may fit by
-chance: how probable that is, the crowd says that the claim is one of.
+chance (:mod:`costproof.claims.coincidence`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from itertools import pairwise
 from math import comb, floor, lcm, prod
 from typing import Final
 
-from costproof.claims.coincidence import Chance, Crowd, Numbers
+from costproof.claims.coincidence import Chance, KnownNumbers, ReferenceClass
 from costproof.claims.effects import Effect
 from costproof.claims.terms import ClaimTerm
 from costproof.claims.types import Amount
@@ -58,14 +58,14 @@ class Reachable:
         self.start = sum(self.state[i] for i in counted)
         self.indices = range(len(stated), len(table.effects))
         parts = [Fraction(self.state[i], table.scale) for i in counted if self.state[i]]
-        self.crowd = Crowd(parts, (v for i in counted for v in terms[i].values.values()))
+        self.reference = ReferenceClass(parts, (v for i in counted for v in terms[i].values.values()))
         self._of: dict[int, tuple[list[int], list[tuple[int, ...]], list[int]]] = {}
-        self._numbers: dict[int, Numbers] = {}
+        self._numbers: dict[int, KnownNumbers] = {}
 
-    def numbers(self, size: int) -> Numbers:
-        """What the sets of a size lead to, as numbers of a crowd."""
+    def numbers(self, size: int) -> KnownNumbers:
+        """What the sets of a size lead to, as known numbers."""
         if size not in self._numbers:
-            self._numbers[size] = Numbers(self.crowd, self.of(size)[0], self.table.scale)
+            self._numbers[size] = KnownNumbers(self.reference, self.of(size)[0], self.table.scale)
         return self._numbers[size]
 
     def of(self, size: int) -> tuple[list[int], list[tuple[int, ...]], list[int]]:

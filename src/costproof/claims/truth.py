@@ -10,7 +10,7 @@ from typing import TypeVar, cast
 
 from costproof.claims.catalogue import STATED, effects
 from costproof.claims.effects import Effect, Mistakes
-from costproof.claims.peak_mistakes import peak_terms
+from costproof.claims.memory_mistakes import peak_terms
 from costproof.claims.rules_of_thumb import rule_terms
 from costproof.claims.runs import Runs
 from costproof.claims.terms import ClaimTerm, nodes_of, shared_symbols, terms_of
@@ -31,8 +31,8 @@ Name = tuple[str, str]
 """A cause, and the other one that its form depends on."""
 
 
-@dataclass(frozen=True)
-class Case:
+@dataclass(eq=False)
+class ClaimCase:
     """A claim and what it is held against: a capture, its closed formulas, what its target knows about wrong models."""
 
     claim: Claim
@@ -52,10 +52,16 @@ class Case:
             self.kept[name] = make()
         return cast(T, self.kept[name])
 
-    def claiming(self, claim: Claim) -> Case:
+    def claiming(self, claim: Claim) -> ClaimCase:
         """The same where only another number is claimed; it keeps what was worked out."""
         other = copy(self)
-        object.__setattr__(other, "claim", claim)
+        other.claim = claim
+        return other
+
+    def calling(self, calls: tuple[Invocation, ...]) -> ClaimCase:
+        """Return the same case with other calls."""
+        other = copy(self)
+        other.capture = replace(self.capture, invocations=calls)
         return other
 
     @cached_property
@@ -74,7 +80,7 @@ class Case:
     @cached_property
     def named(self) -> dict[Name, Effect]:
         """Effects by the names of their causes."""
-        return {(name, e.requires): e for e in self.effects for name in (e.cause, *e.or_else)}
+        return {(name, e.requires): e for e in self.effects for name in (e.cause, *e.aliases)}
 
     @cached_property
     def stated(self) -> tuple[Effect, ...]:
@@ -84,7 +90,7 @@ class Case:
         def applies(effect: Effect) -> bool:
             return (not effect.requires or effect.requires in names) and names.isdisjoint(effect.excludes)
 
-        return tuple(e for e in self.effects if names & {e.cause, *e.or_else} and applies(e))
+        return tuple(e for e in self.effects if names & {e.cause, *e.aliases} and applies(e))
 
     def chosen(self, names: Iterable[Name]) -> tuple[Effect, ...]:
         """The effects of these names; one that changes nothing here, such as the last token of one, is left out."""
@@ -106,7 +112,7 @@ class Case:
         """Whether there is a formula for all that the claim is about; without it, nothing is known elsewhere."""
         return all(self.claim.metric in n.exprs for n in self.nodes)
 
-    def moved(self, change: Callable[[Invocation], Mapping[str, int]]) -> Case | None:
+    def moved(self, change: Callable[[Invocation], Mapping[str, int]]) -> ClaimCase | None:
         """The claim's stages with other symbols; ``None`` where some cost is not an integer there."""
         calls = tuple(replace(i, symbols={**i.symbols, **change(i)}) for i in self.capture.invocations)
         nodes = tuple(n for n in self.ledger.nodes if self.claim.stage in (TOTAL, n.stage))
@@ -117,7 +123,7 @@ class Case:
             return None
         return replace(self, capture=replace(self.capture, invocations=calls), ledger=there)
 
-    def at_length(self, symbol: str, length: int) -> Case | None:
+    def at_length(self, symbol: str, length: int) -> ClaimCase | None:
         """The same at another length of prompt or context, and what follows it."""
         given = next(c.symbols[symbol] for c in self.calls if symbol in c.symbols)
         follow = {symbol, *(n for n, leader in TIED.items() if leader == symbol)}

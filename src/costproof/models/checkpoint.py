@@ -29,7 +29,7 @@ _TOKEN: Final = {"patch_size": 14, "merge_size": 2}
 
 @dataclass(frozen=True, slots=True)
 class ImageSize:
-    """Pixels per side, and the key that they are from."""
+    """Side of a square image in pixels, and the configuration key that gives it."""
 
     side: int
     where: str
@@ -37,7 +37,7 @@ class ImageSize:
 
 @dataclass(frozen=True, slots=True)
 class PixelLimits:
-    """The range of pixels of an image within which a processor keeps its size, as those of Qwen2-VL do."""
+    """Limits on the pixels of an image within which a processor keeps its size, as processors of Qwen2-VL have."""
 
     least: int
     most: int
@@ -47,7 +47,7 @@ class PixelLimits:
     """The key that the limit is from, and its file."""
 
     def fit(self, side: int) -> ImageSize:
-        """Return the size that the processor gives a square image of a size."""
+        """Return the size to which the processor resizes a square image with this side."""
         nearest = max(round(side / self.step), 1)
         if (nearest * self.step) ** 2 > self.most:
             nearest = max(math.isqrt(self.most) // self.step, 1)
@@ -57,7 +57,7 @@ class PixelLimits:
 
 
 def pixel_limits(path: Path) -> PixelLimits | None:
-    """Return the limits of the processor beside a configuration; ``None``: it has none.
+    """Return the pixel limits of the processor next to a configuration, or ``None`` if it has none.
 
     Raises:
         BadInput: the file of the processor cannot be read.
@@ -79,7 +79,7 @@ def pixel_limits(path: Path) -> PixelLimits | None:
 
 
 def image_size(path: Path) -> ImageSize | None:
-    """Return the size that the processor beside a configuration makes of every square image.
+    """Return the size to which the processor next to a configuration resizes square images.
 
     Args:
         path: the configuration.
@@ -97,7 +97,7 @@ def image_size(path: Path) -> ImageSize | None:
 
 
 def _parts(path: Path) -> Iterator[tuple[Mapping[str, Any], str, str]]:
-    """Yield the objects with settings of images beside a configuration, with their place and the name of their file."""
+    """Yield each object with image settings: the object, its JSON path, and the name of its file."""
     for name in PROCESSOR_FILES:
         file = path.parent / name
         data = read_json(file, what="configuration of a processor") if is_there(file) else None
@@ -119,7 +119,7 @@ def is_there(file: Path) -> bool:
 
 
 def unfit(images: ImageSize, expected: object, place: str) -> BadInput:
-    """Return the error of a size that the model of a configuration does not run on.
+    """Return the error for an image size that the model cannot run on.
 
     Args:
         expected: what it runs on.
@@ -133,14 +133,14 @@ def unfit(images: ImageSize, expected: object, place: str) -> BadInput:
 
 
 def _sides(part: Mapping[str, Any]) -> Iterator[tuple[str, int | None]]:
-    """Yield each key of a size that is in use, the one that decides first, with its side."""
+    """Yield each active size key with its side in pixels; the key that takes precedence comes first."""
     for key, switches in _SIZES:
         if part.get(key) is not None and all(part.get(switch, True) is True for switch in switches):
             yield key, _side(part[key])
 
 
 def _side(value: Any) -> int | None:
-    """Return the side that a size gives a square image: of a number, of equal sides, or of the shortest edge alone."""
+    """Return the side of a square image under a size setting: a number, equal sides, or only a shortest edge."""
     if isinstance(value, dict):
         given = {key: n for key, n in value.items() if n is not None}
         sides = set(given.values()) if given.keys() in ({"height", "width"}, {"shortest_edge"}) else set()
@@ -207,7 +207,7 @@ _LONGEST: Final = 40
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """What is known of a checkpoint without reading it."""
+    """What the files of a checkpoint say about it, without reading its weights."""
 
     quantised: tuple[tuple[str, str], ...] = ()
     """``weights`` or ``cache`` -> the format and where it is named; empty: nothing says that it is quantised."""
@@ -224,7 +224,7 @@ PLAIN: Final = Stored()
 
 
 def stored(data: object, path: Path | None) -> Stored:
-    """Return what a configuration and the files beside it say.
+    """Return what a configuration and the files next to it say about the checkpoint.
 
     Args:
         data: the configuration.
@@ -259,7 +259,7 @@ def stored(data: object, path: Path | None) -> Stored:
 
 
 def _beside(path: Path) -> Iterator[tuple[str, Any]]:
-    """Yield the descriptions of quantised weights in files beside a configuration."""
+    """Yield the descriptions of quantised weights in files next to a configuration."""
     named = (path.parent / name for name in QUANTISATION_FILES)
     for beside in (*named, *sorted(path.parent.glob(_DESCRIPTIONS))):
         if is_there(beside) and beside != path:
@@ -267,7 +267,7 @@ def _beside(path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def without(data: Any) -> Any:
-    """Return a configuration without its descriptions of a quantised checkpoint: they say nothing of the model."""
+    """Return a configuration without the keys that describe quantisation, which do not affect the model."""
     if not isinstance(data, dict):
         return data
     return {key: without(value) for key, value in data.items() if not _describes(key, value)}
@@ -289,7 +289,7 @@ def _describes(key: str, value: Any) -> bool:
 
 
 def _says_so(key: str, value: Any) -> bool:
-    """Return whether the value of a key that describes a checkpoint says that it is quantised."""
+    """Return whether the value of a quantisation key means that the checkpoint is quantised."""
     if key == _BEFORE:
         return bool(value)
     if key in _CACHES or value is False or value in _PLAIN_VALUES:
@@ -298,7 +298,7 @@ def _says_so(key: str, value: Any) -> bool:
 
 
 def _described(data: object, path: str) -> Iterator[tuple[str, Any]]:
-    """Yield the descriptions of quantised weights in a configuration and in its parts, with their places."""
+    """Yield the JSON path and the value of each description of quantised weights in a configuration."""
     for key, value in data.items() if isinstance(data, dict) else ():
         if _describes(key, value):
             if _says_so(key, value):
@@ -308,7 +308,7 @@ def _described(data: object, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def _format(value: object) -> str:
-    """Return a format in words: ``fp8, blocks of 128 x 128``."""
+    """Return a readable name of a quantisation format, such as ``fp8, blocks of 128 x 128``."""
     if isinstance(value, str):
         return value[:_LONGEST] or _NOT_NAMED
     if type(value) is int:
@@ -331,7 +331,7 @@ def _format(value: object) -> str:
 
 
 def _inside(value: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield the objects in which the settings of weights lie: those of groups, and that of ModelOpt's file."""
+    """Yield the nested objects that hold settings of weights: those of groups, and that of ModelOpt's file."""
     groups = value.get("config_groups")
     for group in groups.values() if isinstance(groups, dict) else ():
         if isinstance(group, dict) and isinstance(group.get("weights"), dict):
@@ -341,7 +341,7 @@ def _inside(value: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 
 def _cache(value: object) -> str:
-    """Return the format of keys and values, where a description has one."""
+    """Return the format of keys and values that a description names, or an empty string."""
     if not isinstance(value, dict):
         return ""
     said = (v[k] for v in (value, *_inside(value)) for k in _CACHES if v.get(k) and v[k] not in _PLAIN_VALUES)
@@ -359,7 +359,7 @@ def _caches(data: object, path: str) -> Iterator[str]:
 
 
 def _recipe(folder: Path) -> dict[str, list[str]]:
-    """Return what a recipe of llm-compressor quantised: ``weights`` or ``cache`` -> the format, in a list of one."""
+    """Return the formats in a recipe of llm-compressor: ``weights`` or ``cache`` -> a list of one format."""
     if not is_there(folder / _RECIPE):
         return {}
     from costproof.ledger.document import read_source
@@ -376,7 +376,7 @@ def _recipe(folder: Path) -> dict[str, list[str]]:
 
 
 def _signs(folder: Path) -> dict[str, list[str]]:
-    """Return the first sign that ``weights`` and ``cache`` of a folder are quantised: a tensor, a size, or a file."""
+    """Return the first evidence that ``weights`` and ``cache`` are quantised: a tensor, a size, or a file."""
     found: dict[str, list[str]] = {}
     for file, name, part in _tensors(folder):
         found.setdefault(part, [f"{name[-60:]} in {file}"])
@@ -402,14 +402,14 @@ def _tensors(folder: Path) -> Iterator[tuple[str, str, str]]:
 
 
 def _sign(name: str, dtype: str = "") -> str:
-    """Return whether a tensor shows that ``weights`` or ``cache`` are quantised; an empty text: neither."""
+    """Return ``weights`` or ``cache`` if the tensor exists only where these are quantised, else an empty string."""
     if _OF_CACHE.fullmatch(name):
         return "cache"
     return "weights" if _PACKED.fullmatch(name) or (name.endswith("weight") and _NARROW.fullmatch(dtype)) else ""
 
 
 def _index(file: Path) -> tuple[dict[str, str], int | None]:
-    """Return the file of each tensor, and the bytes of all, as an index has them."""
+    """Return the file of each tensor, and the total size in bytes, as an index states them."""
     data = read_json(file, what="index of the weights")
     names = data.get("weight_map") if isinstance(data, dict) else None
     metadata = data.get("metadata") if isinstance(data, dict) else None
@@ -419,7 +419,7 @@ def _index(file: Path) -> tuple[dict[str, str], int | None]:
 
 
 def _contradicted(folder: Path) -> Iterator[str]:
-    """Yield each index whose total is that of another dtype than its shards have.
+    """Yield each index whose total size contradicts the tensors in its shards.
 
     Only where all shards are there. A total may be off by buffers that a shard leaves out, or a tensor that two names
     share: a hundredth is allowed.
@@ -436,14 +436,14 @@ def _contradicted(folder: Path) -> Iterator[str]:
 
 
 def _end(tensor: object) -> int:
-    """Return where the bytes of a tensor end among those of its file; 0: nothing says it."""
+    """Return the end offset of a tensor's data in its file, or 0 if it is not stated."""
     offsets = tensor.get("data_offsets") if isinstance(tensor, dict) else None
     last = offsets[-1] if isinstance(offsets, list) and offsets else None
     return last if type(last) is int else 0
 
 
 def _header(file: Path) -> dict[str, Any]:
-    """Return the header of a file of safetensors; nothing of one that is none, such as a pointer of Git LFS."""
+    """Return the header of a safetensors file, or ``{}`` if the file is not one, such as a Git LFS pointer."""
     try:
         with file.open("rb") as stream:
             length = int.from_bytes(stream.read(8), "little")
@@ -454,7 +454,7 @@ def _header(file: Path) -> dict[str, Any]:
 
 
 def _dtypes(data: object) -> Iterator[str]:
-    """Yield the dtypes that a configuration and its parts name."""
+    """Yield the dtypes that a configuration and its sections name."""
     if not isinstance(data, dict):
         return
     for key, value in data.items():
@@ -466,7 +466,7 @@ def _dtypes(data: object) -> Iterator[str]:
 
 
 def _dtype(data: object) -> str:
-    """Return the dtype that a configuration names, or that of its text where it names none itself."""
+    """Return the dtype that a configuration names, or else that of its text section."""
     for part in (data, data.get("text_config") if isinstance(data, dict) else None):
         for key in _DTYPES:
             value = part.get(key) if isinstance(part, dict) else None

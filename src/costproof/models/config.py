@@ -35,18 +35,18 @@ class Config(ABC):
 
     @abstractmethod
     def symbols(self) -> dict[str, int]:
-        """Values of the configuration's symbols, as the formulas name them."""
+        """Return the values of the configuration's symbols, by their names in the formulas."""
 
     @abstractmethod
     def contradictions(self) -> list[CostproofError]:
-        """Every number that a model cannot run with, or that cannot stand beside another."""
+        """Return a problem for each value that no model can have or that contradicts another value."""
 
     def normalised(self) -> dict[str, Any]:
-        """All that decides a cost, as JSON data."""
+        """Return every value that affects a cost, as JSON data."""
         return {key: value for key, value in asdict(self).items() if key != "waived"}
 
     def config_hash(self) -> str:
-        """First twelve hex digits of the SHA-256 of the normalised configuration."""
+        """Return the first twelve hex digits of the SHA-256 of the normalised configuration."""
         return hashlib.sha256(json.dumps(self.normalised(), sort_keys=True).encode()).hexdigest()[:12]
 
 
@@ -55,7 +55,7 @@ C = TypeVar("C", bound=Config)
 
 @dataclass(frozen=True, slots=True)
 class Configured(ABC, Generic[C]):
-    """A target with one configuration. Instances are picklable."""
+    """Base class of targets that have one configuration. Instances are picklable."""
 
     config: C
     name: str
@@ -74,7 +74,7 @@ class Configured(ABC, Generic[C]):
 
     @abstractmethod
     def first_layers(self, layers: int) -> tuple[C, dict[str, str]]:
-        """The configuration with its first layers alone, and what is left out: ``decoder layers`` -> ``2 of 12``.
+        """Return the configuration truncated to its first layers, and the cuts: ``decoder layers`` -> ``2 of 12``.
 
         Raises:
             BadInput: the model has no such number of layers, or cannot be cut so.
@@ -82,10 +82,10 @@ class Configured(ABC, Generic[C]):
 
     @abstractmethod
     def problems(self, workload: Workload) -> list[CostproofError]:
-        """Everything that keeps the model from running a workload."""
+        """Return a problem for each reason why the model cannot run a workload."""
 
     def with_keys(self, changes: Mapping[str, Any]) -> Self:
-        """The same model with other values under keys of its configuration.
+        """Return the same model with other values for some configuration keys.
 
         Raises:
             Problems: as :func:`~costproof.models.config.with_keys`.
@@ -93,11 +93,11 @@ class Configured(ABC, Generic[C]):
         return replace(self, config=with_keys(self.config, changes))
 
     def normalised(self) -> str:
-        """The configuration as JSON."""
+        """Return the configuration as JSON text."""
         return json.dumps(self.config.normalised(), sort_keys=True)
 
     def info(self) -> TargetInfo:
-        """The target as data."""
+        """Return the target as plain data."""
         return TargetInfo(
             name=self.name,
             implementation="native",
@@ -115,11 +115,11 @@ class Configured(ABC, Generic[C]):
 
     @property
     def dtype(self) -> Dtype:
-        """The dtype of a run unless another is asked for: what the configuration names, or bfloat16."""
+        """Return the default dtype of a run: the one that the configuration names, or bfloat16."""
         return self.stored.dtype or "bfloat16"
 
     def with_options(self, options: RunOptions) -> Self:
-        """The same model, run in another way; with ``layers``, cut as :meth:`first_layers` says."""
+        """Return the same model with other run options; with ``layers``, truncated by :meth:`first_layers`."""
         options.check()
         if options.layers is None or options.layers == self.options.layers:
             return replace(self, options=options)
@@ -129,11 +129,11 @@ class Configured(ABC, Generic[C]):
         return replace(self, config=small, options=options, cut=tuple(cut.items()), whole=self.config)
 
     def uncut(self) -> Self:
-        """The model with all its layers."""
+        """Return the model with all its layers."""
         return replace(self, config=self.whole or self.config, options=RunOptions(), cut=(), whole=None)
 
     def conventions(self, workload: Workload) -> Conventions:
-        """The conventions of all numbers made for this workload."""
+        """Return the conventions of all numbers for a workload."""
         return Conventions(
             logits=workload.logits,
             expert_kernel=workload.experts,
@@ -149,7 +149,7 @@ class Configured(ABC, Generic[C]):
 
 
 class NativeConfig(Config):
-    """A configuration as its family's files have it."""
+    """Configuration in the form of a family's Hugging Face files."""
 
     __slots__ = ()
     model_type: ClassVar[str]
@@ -158,11 +158,11 @@ class NativeConfig(Config):
     @classmethod
     @abstractmethod
     def read(cls, data: object, problems: list[CostproofError]) -> Self:
-        """The configuration in the value of a file; whatever is wrong with it goes to ``problems``."""
+        """Parse the JSON value of a file and append every problem to ``problems``."""
 
     @abstractmethod
     def native(self) -> dict[str, Any]:
-        """Keyword arguments for the configuration class of transformers."""
+        """Return the keyword arguments of the configuration class of transformers."""
 
     @classmethod
     def load(cls, path: Path) -> Self:
@@ -175,7 +175,7 @@ class NativeConfig(Config):
 
     @classmethod
     def of(cls, data: object, path: Path) -> Self:
-        """:meth:`load` of a file that is already read."""
+        """Build the configuration from JSON data, as :meth:`load` does from a file."""
         problems: list[CostproofError] = []
         config = cls.read(without_dtype(without(data)), problems)
         if problems:
@@ -188,7 +188,7 @@ N = TypeVar("N", bound=NativeConfig)
 
 @dataclass(frozen=True, slots=True)
 class Native(Configured[N]):
-    """A class of transformers with one configuration."""
+    """Target that is a class of transformers with one configuration."""
 
     model_types: ClassVar[tuple[str, ...]]
     """The types of configurations that the family reads."""
@@ -197,12 +197,12 @@ class Native(Configured[N]):
 
     @classmethod
     def default(cls) -> Self:
-        """The published configuration."""
+        """Return the target with the published configuration."""
         return cls(stored=cls.released)  # type: ignore[call-arg]
 
     @classmethod
     def from_file(cls, path: Path) -> Self:
-        """The configuration in a ``config.json``, told from the published one that it is, if it is one."""
+        """Return the target of a ``config.json``, and recognise a published configuration."""
         usual = cls.default()
         data = read_configuration(path)
         config = type(usual.config).of(data, path)
@@ -211,30 +211,30 @@ class Native(Configured[N]):
         return replace(usual, config=config, published=published, is_known=known, stored=stored(data, path))
 
     def every_published(self) -> tuple[N, ...]:
-        """Return the published configuration of the family, and those of known models of it."""
+        """Return the default configuration of the family and those of its known models."""
         from costproof.models.known import KNOWN
 
         return (self.config, *(put(self.config, known.config) for known in KNOWN if known.family == self.name))
 
     @classmethod
     def from_normalised(cls, text: str) -> Self:
-        """The configuration that a certificate holds."""
+        """Return the target of a configuration that a certificate holds."""
         usual = cls.default()
         return replace(usual, config=type(usual.config)(**json.loads(text)))
 
 
 def activation(top: Section, key: str, usual: str) -> str:
-    """The name of an activation function; one without a formula is a problem."""
+    """Return the name of an activation function; one without a formula is a problem."""
     return str(top.fixed(key, *ACTIVATION_FLOPS, why="no formula for this activation", default=usual))
 
 
 def yes_or_no(top: Section, key: str, *, default: bool = False) -> bool:
-    """A key that is yes or no."""
+    """Return the value of a boolean key."""
     return bool(top.fixed(key, False, True, why="this is yes or no", default=default))
 
 
 def check_type(top: Section, kind: str) -> None:
-    """Check that a configuration is of a model type, or of none of transformers' with a class of this one."""
+    """Check the model type, or the class that a configuration of an unknown type names."""
     if top.data.get("model_type") != kind and type_of_class(top.data) == kind:
         top.waive({"model_type": NO_CLASS})
     else:
@@ -253,7 +253,7 @@ _TEXTS: Final = {
 
 
 def keys_of(config: Any, within: str = "") -> dict[str, Any]:
-    """Key -> value of all that decides a cost; what is nested has its place before a dot."""
+    """Return the values of all keys that affect a cost; nested keys are dotted, as in ``text.hidden``."""
     found: dict[str, Any] = {}
     for one in fields(config):
         value, name = getattr(config, one.name), within + one.name
@@ -263,7 +263,7 @@ def keys_of(config: Any, within: str = "") -> dict[str, Any]:
 
 
 def changes(config: Config, published: Config) -> dict[str, str]:
-    """Where a configuration is not the published one, as JSON spells it: ``text.topk`` -> ``8, published 6``."""
+    """Return the differences from a published configuration, as JSON: ``text.topk`` -> ``8, published 6``."""
     mine, theirs = ({k: json.dumps(v) for k, v in keys_of(c).items()} for c in (config, published))
     return {key: f"{mine[key]}, published {value}" for key, value in theirs.items() if mine[key] != value}
 
@@ -273,7 +273,7 @@ KEY: Final = "config."
 
 
 def key_named(config: Any, name: str, where: str) -> str:
-    """The key that a name means: itself, or the only one that ends in it, as ``topk`` means ``text.topk``.
+    """Return the full key that a name means: itself, or the only key ending in it, as ``topk`` for ``text.topk``.
 
     ``config.experts`` is a key beyond doubt, where a setting of the workload has the same name.
 
@@ -292,7 +292,7 @@ def key_named(config: Any, name: str, where: str) -> str:
 
 
 def with_keys(config: C, changes: Mapping[str, Any]) -> C:
-    """The configuration with other values under some keys.
+    """Return the configuration with other values for some keys, checked.
 
     Raises:
         Problems: a value is not one that the key can have, or contradicts another.
@@ -317,7 +317,7 @@ def with_keys(config: C, changes: Mapping[str, Any]) -> C:
 
 
 def put(config: Any, changes: Mapping[str, Any]) -> Any:
-    """The configuration with other values under some keys, which are trusted."""
+    """Return the configuration with other values for some keys, without a check."""
     own: dict[str, Any] = {}
     nested: dict[str, dict[str, Any]] = {}
     for key, value in changes.items():
@@ -338,7 +338,7 @@ def _whole(value: Any) -> bool:
 
 
 def _wrong(key: str, now: Any, value: Any) -> BadInput | None:
-    """Why a key that is ``now`` cannot have a value."""
+    """Return the problem with a new value for a key whose value is ``now``, or ``None``."""
     where, name = f"$.{key}", key.rpartition(".")[2]
     if isinstance(now, bool):
         ok, expected = isinstance(value, bool), "yes or no"

@@ -119,17 +119,17 @@ _FURTHER: Final = re.compile(r"(num_|n_)?(mtp|nextn)_.*|.*_(mtp|nextn)_.*|use_mt
 
 
 def is_read(kind: str, key: str) -> bool:
-    """Whether the class of a type reads a key that its formulas do not know."""
+    """Return whether the class of this model type reads a key that the formulas do not know."""
     return key in _ANY or key in _ALIASES.get(kind, ()) or key == "quantization_config"
 
 
 def aliases(kind: str) -> frozenset[str]:
-    """Return other names of the keys of a type."""
+    """Return alternative names of the keys of a model type."""
     return frozenset(_ALIASES.get(kind, ()))
 
 
 def contradiction(kind: str, key: str, value: object, where: str) -> BadInput | None:
-    """Return the problem of a key that says what the class does, and says something else."""
+    """Return the problem of a key that contradicts what the class of the model type does, or ``None``."""
     implied = IMPLIED.get(kind, {})
     if key not in implied or harmless(kind, key, value) is not None:
         return None
@@ -140,7 +140,7 @@ def contradiction(kind: str, key: str, value: object, where: str) -> BadInput | 
 
 
 def harmless(kind: str, key: str, value: object) -> str | None:
-    """Return why a key decides no cost, where nothing reads it; ``None``: it may.
+    """Return the reason why an unread key affects no cost, or ``None`` if it may affect one.
 
     Args:
         kind: ``model_type`` of the object that it is in.
@@ -163,7 +163,7 @@ def harmless(kind: str, key: str, value: object) -> str | None:
 
 
 def type_of_class(data: Mapping[str, Any]) -> str | None:
-    """Return the model type of the class that a configuration of a type without a class names.
+    """Return the model type of the class named by a configuration whose own type has no class.
 
     ``None`` where transformers has its type, or has no such class either: ``kimi_k2`` names ``DeepseekV3ForCausalLM``.
     """
@@ -182,7 +182,7 @@ def type_of_class(data: Mapping[str, Any]) -> str | None:
 
 
 def _named_alike(kind: str, config: str, architecture: str) -> tuple[bool, bool]:
-    """Return whether a class begins with the name of a type's configuration, and whether that is the type's own."""
+    """Return whether a class name begins with that of a configuration class, and whether it is the type's own."""
     name = config.removesuffix("Config")
     return architecture.startswith(name), re.sub("[-_]", "", kind) == name.lower()
 

@@ -1,4 +1,4 @@
-"""Reading a configuration so that no key goes unnoticed.
+"""Read JSON configurations so that no key is silently ignored.
 
 Every key of an object is consumed by a reader method, or waived with a reason: by name, as harmless, or as one that
 nothing reads, when :meth:`Section.finish` is called. Problems are collected, not raised,
@@ -28,7 +28,7 @@ _CLOSE: Final = 0.85
 
 
 def shown(value: object) -> str:
-    """A value from a file as it stands in an error message."""
+    """Return a value from a file as text for an error message."""
     if isinstance(value, dict):
         return "an object"
     if value is None:
@@ -40,7 +40,7 @@ def shown(value: object) -> str:
 
 
 class Section:
-    """One JSON object of a configuration, at a path such as ``$.vision_config``.
+    """JSON object of a configuration, at a path such as ``$.vision_config``.
 
     Args:
         data: the object; anything else is a problem and reads as empty.
@@ -70,12 +70,12 @@ class Section:
         got: object = NOT_GIVEN,
         fix: str | None = None,
     ) -> None:
-        """Note one problem at a key of this section (``None``: the section itself)."""
+        """Record a problem at a key of this section, or with the section itself if the key is ``None``."""
         where = self.path if key is None else f"{self.path}.{key}"
         self.problems.append(BadInput(what, where=where, expected=expected, got=got, fix=fix))
 
     def take(self, key: str, default: object = _MISSING) -> Any:
-        """The raw value of a key; a missing key without a default is a problem and reads as ``None``.
+        """Return the raw value of a key; a missing key without a default is a problem and returns ``None``.
 
         A key that is waived and taken is used: it is waived no longer.
         """
@@ -90,19 +90,19 @@ class Section:
         return default
 
     def given(self, key: str, default: object) -> Any:
-        """:meth:`take` where ``null`` is as if the key were left out."""
+        """Return :meth:`take`, with ``null`` treated as a missing key."""
         value = self.take(key, default)
         return default if value is None else value
 
     def integer(self, key: str, default: object = _MISSING, *, least: int = 1, most: int = LARGEST) -> int:
-        """An integer within bounds; ``least`` stands in for a value that is a problem."""
+        """Return an integer within bounds; an invalid value is a problem and returns ``least``."""
         value = self.take(key, default)
         if key not in self.data and (default is _MISSING or value is None):
             return least
         return self.check_integer(value, key, least=least, most=most)
 
     def sizes(self, named: Mapping[str, str], usual: object = None) -> dict[str, Any]:
-        """Field -> :meth:`integer` under its key; ``usual`` has the fields of which the keys may be missing."""
+        """Return :meth:`integer` of each field's key; keys of the fields in ``usual`` may be missing."""
         return {
             field: self.integer(
                 key, getattr(usual, field, _MISSING), most=MOST_LAYERS if field == "layers" else LARGEST
@@ -111,7 +111,7 @@ class Section:
         }
 
     def check_integer(self, value: object, key: str, *, least: int = 1, most: int = LARGEST) -> int:
-        """:meth:`integer` for a value that is already at hand."""
+        """Check a given value as :meth:`integer` does."""
         if isinstance(value, bool) or not isinstance(value, int):
             self.problem("this must be an integer", key, expected=_bounds(least, most), got=shown(value))
             return least
@@ -121,7 +121,7 @@ class Section:
         return value
 
     def integers(self, key: str, default: object = _MISSING, *, least: int = 1, most: int = LARGEST) -> tuple[int, ...]:
-        """A list of integers within bounds."""
+        """Return a list of integers within bounds."""
         value = self.take(key, default)
         if value is None and key not in self.data:
             return ()
@@ -131,7 +131,7 @@ class Section:
         return tuple(self.check_integer(v, f"{key}[{i}]", least=least, most=most) for i, v in enumerate(value))
 
     def number(self, key: str, default: float) -> float:
-        """A finite number above 0; a value that is a problem reads as the default."""
+        """Return a finite positive number; an invalid value is a problem and returns the default."""
         value = self.take(key, default)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
             self.problem("this must be a finite number", key, got=shown(value))
@@ -142,7 +142,7 @@ class Section:
         return float(value)
 
     def fixed(self, key: str, *allowed: object, why: str, default: object = _MISSING) -> object:
-        """A value that the formulas depend on: one of ``allowed``, or a problem that says why not.
+        """Return a value that must be one of ``allowed``, since the formulas assume it; else record a problem.
 
         A missing key reads as ``default``, by default the first of ``allowed``.
         """
@@ -154,12 +154,12 @@ class Section:
         return value
 
     def waive(self, reasons: Mapping[str, str]) -> None:
-        """Let keys stand without using them, and remember why."""
+        """Accept keys that are not used, and record the reason for each."""
         self.known.update(reasons)
         self.waived |= {f"{self.path}.{key}": reason for key, reason in reasons.items() if key in self.data}
 
     def child(self, key: str, *, optional: bool = False) -> Section:
-        """The section under a key. A missing optional one reads as an empty object."""
+        """Return the section under a key; a missing optional one reads as an empty object."""
         self.known.add(key)
         section = Section(self.data.get(key, {}), f"{self.path}.{key}", self.problems)
         self.children.append(section)
@@ -170,7 +170,7 @@ class Section:
         return section
 
     def finish(self, *, strict: bool = False) -> tuple[tuple[str, str], ...]:
-        """Return every key here and below that decides no cost, with the reason: those that nothing reads too.
+        """Return every key here and below that affects no cost or that nothing read, with the reason.
 
         A key that a section below reads, with another value than there, is a problem: whoever wrote it means it.
 
@@ -208,19 +208,19 @@ class Section:
         return tuple(sorted(waived))
 
     def _meant(self, kind: str, key: str) -> bool:
-        """Whether a key is a known one with a slip of the pen; ``moe_intermediate_size`` is a key of its own."""
+        """Return whether a key is a misspelling of a known one; ``moe_intermediate_size`` is a key of its own."""
         close = get_close_matches(key, self.known | config_keys.aliases(kind), n=1, cutoff=_CLOSE)
         parts = (a.startswith(f"{b}_") or a.endswith(f"_{b}") for n in close for a, b in ((key, n), (n, key)))
         return bool(close) and not any(parts)
 
     def misplaced(self, key: str, path: str) -> None:
-        """Note that a key is read in the section at another path alone."""
+        """Record that a key is read only in the section at another path."""
         what, where = "nothing reads this key here", f"{path}.{key}"
         self.problem(what, key, expected=where, got=shown(self.data[key]), fix=f"move it to {where}")
 
 
 def renamed(config: object, keys: Mapping[str, str]) -> dict[str, Any]:
-    """The fields of a configuration under the keys that they have in a file."""
+    """Return the values of a configuration's fields under their keys in a file."""
     return {key: getattr(config, field) for field, key in keys.items()}
 
 

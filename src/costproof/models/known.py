@@ -1,4 +1,4 @@
-"""What is on record of built-in families: published models, and the metrics that each source gives."""
+"""Record published models and the metrics that each source gives of the built-in families."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """One model, and the factory that makes a target of it."""
+    """Published model, which is also a factory of targets."""
 
     name: str
     family: str
@@ -32,7 +32,7 @@ class Known:
     """Keys of the family's configuration that are not those of its default; those of a part are ``text.hidden``."""
 
     def default(self) -> Target:
-        """The target with the published configuration."""
+        """Return the target with the published configuration."""
         from costproof.models.config import put
 
         usual = self._family().default()
@@ -41,32 +41,32 @@ class Known:
         return made
 
     def from_file(self, path: Path) -> Target:
-        """The configuration in a file of the family, told from the published one of this model."""
+        """Return the target of a file of the family, compared with the published configuration of this model."""
         made: Target = self._as_published(self._family().from_file(path))
         return made
 
     def settings(self) -> tuple[Setting, ...]:
-        """What can be chosen about a run beside the preset."""
+        """Return the workload settings that can be chosen besides the preset."""
         found: tuple[Setting, ...] = self._family().settings()
         return found
 
     def presets(self) -> tuple[NamedWorkload, ...]:
-        """The named workloads of the family."""
+        """Return the named workloads of the family."""
         found: tuple[NamedWorkload, ...] = self._family().presets()
         return found
 
     def proof_settings(self) -> tuple[Setting, ...]:
-        """What can be chosen about a proof beside the number of draws and their seed."""
+        """Return the settings of a proof besides the number of draws and their seed."""
         found: tuple[Setting, ...] = self._family().proof_settings()
         return found
 
     def from_normalised(self, text: str) -> WithProof:
-        """The target of a normalised configuration, as a certificate holds it."""
+        """Return the target of a normalised configuration, as a certificate holds it."""
         made: WithProof = self._as_published(self._family().from_normalised(text))
         return made
 
     def mistakes(self) -> Mistakes:
-        """What wrong models of the family do."""
+        """Return the known mistakes in cost models of the family."""
         from costproof.models.registry import mistakes_of
 
         return mistakes_of(self.family)
@@ -82,7 +82,7 @@ class Known:
 
     @property
     def what(self) -> str:
-        """In one line."""
+        """Return a description in one line."""
         return f"{self.family}, {self.params:,} parameters"
 
 
@@ -183,13 +183,13 @@ RECORD: Final = Path(__file__).with_name("recorded.json")
 
 
 def family_of(target: Target) -> str:
-    """Return the built-in family of a target, for example ``llama``; empty for any other target."""
+    """Return the name of the built-in family of a target, such as ``llama``, or an empty string."""
     package, _, rest = type(target).__module__.partition(".families.")
     return rest.partition(".")[0] if package == __package__ else ""
 
 
 def recorded(target: Target, workload: Workload) -> dict[str, tuple[Metric, ...]]:
-    """Return the metrics that each source is on record to give of a target; empty where there is no record.
+    """Return the metrics on record for each source of a target, or ``{}`` if there is no record.
 
     A run whose operators data or a device chooses does not tell what each of them moves.
     """

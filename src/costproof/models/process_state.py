@@ -20,7 +20,7 @@ from torch.utils import _python_dispatch as dispatch
 from torch.utils._device import DeviceContext
 
 from costproof.patches import inference
-from costproof.process_settings import Namespace, SavedSettings, is_code
+from costproof.saved_settings import Namespace, SavedSettings, is_code
 
 _WRITERS: Final = ("costproof.", "torchlens.", "unittest.mock")
 """Python modules whose functions stand in for others."""
@@ -51,10 +51,10 @@ _LOCKS: Final = (type(threading.Lock()), type(threading.RLock()))
 
 
 class ProcessState:
-    """The state of this process and thread at the time of creation."""
+    """Snapshot of the state of this process and thread."""
 
     def __init__(self, places: Sequence[Any] = ()) -> None:
-        """Save; no mode of the caller may be on.
+        """Take the snapshot; no mode of the caller may be active.
 
         Args:
             places: modules and classes beside those of torch whose functions tracers replace.
@@ -63,7 +63,7 @@ class ProcessState:
         self._functions = _Functions(places)
 
     def put_back(self, *, thoroughly: bool) -> None:
-        """Undo what can be undone; may be called again.
+        """Restore everything that can be restored; may be called again.
 
         Args:
             thoroughly: take off functions that stand in for others too, as after an interrupt.
@@ -74,19 +74,19 @@ class ProcessState:
             inference.forget()
 
     def put_back_in_fork(self) -> None:
-        """The same in a process that another thread has forked before this one put it back."""
+        """Restore the state in a process that was forked while another thread was at work."""
         self._functions.free_locks()
         self._settings.put_back(in_fork=True)
         self._functions.put_back(thoroughly=True)
         inference.forget()
 
     def differences(self) -> list[str]:
-        """What is not as it was, one phrase each."""
+        """Return a phrase for each setting that differs from the snapshot."""
         return self._settings.differences()
 
 
 class _Functions:
-    """The functions and classes that modules of torch and TorchLens hold, with the methods of these classes."""
+    """Snapshot of the functions, classes and methods in modules of torch and TorchLens."""
 
     def __init__(self, more: Sequence[Any]) -> None:
         loggers = (getattr(sys.modules.get(name), "log", None) for name in _LOGGING)
@@ -107,7 +107,7 @@ class _Functions:
         self._wrapped = getattr(sys.modules.get(f"{_TORCHLENS}._state"), "_is_decorated", False)
 
     def put_back(self, *, thoroughly: bool) -> None:
-        """Put back every function, class and flag that another one has taken the place of.
+        """Restore every function, class and flag that was replaced.
 
         Args:
             thoroughly: not only methods of the classes of a model, on which TorchLens leaves inherited ones.
@@ -130,7 +130,7 @@ class _Functions:
         sys.meta_path[:] = [f for f in sys.meta_path if f in self._importing or not _stands_in(type(f))]
 
     def free_locks(self) -> None:
-        """Replace locks that a thread of the process holds that this one was forked from."""
+        """Replace locks that a thread of the parent process held at the fork."""
         for space in self._before:
             place, before = space.place, space.before
             for name, value in before.items():
@@ -143,7 +143,7 @@ class _Functions:
 
 
 def _put_back(space: Namespace) -> None:
-    """Put back functions, classes and flags that others have taken the place of."""
+    """Restore the functions, classes and flags of one namespace."""
     if space.same():
         return
     place, before, now = space.place, space.before, dict(vars(space.place))
@@ -174,7 +174,7 @@ _IMMUTABLE: Final = 1 << 8
 
 
 class _Libraries:
-    """The namespaces of some modules and of the classes in them."""
+    """Namespaces of modules and of the classes in them."""
 
     __slots__ = ("_changing", "_now", "_steady", "_values", "ids", "modules")
 
@@ -187,7 +187,7 @@ class _Libraries:
         self._divide(Namespace.of(place) for place in places.values())
 
     def spaces(self) -> list[Namespace]:
-        """Return the namespaces as they are now."""
+        """Return current snapshots of the namespaces."""
         if not self._same():
             self._divide(self._steady)
         return [*self._steady, *map(Namespace.of, self._changing)]
@@ -200,7 +200,7 @@ class _Libraries:
         self._values = list(chain.from_iterable(space.before.values() for space in self._steady))
 
     def _same(self) -> bool:
-        """Return whether nothing has been replaced in the steady places.
+        """Return whether no attribute of the namespaces without counters has been replaced.
 
         They hold 100,000 values. A comparison of two lists looks at identity first, and takes a third of the time of
         anything else.
@@ -211,7 +211,7 @@ class _Libraries:
 
 
 def _classes(modules: Sequence[ModuleType]) -> list[type]:
-    """The classes of torch and TorchLens whose methods are replaced while something watches."""
+    """Return the classes of torch and TorchLens whose methods tracers replace."""
     found = {
         id(value): value
         for module in modules
@@ -231,7 +231,7 @@ _known = _Libraries([])
 
 
 def _libraries() -> _Libraries:
-    """Return the modules and classes that tracers, or what they start, may change."""
+    """Return the modules and classes that tracers, or the tools they start, may change."""
     global _modules, _known
     if (now := list(sys.modules.items())) != _modules:
         found = [m for name, m in now if name.partition(".")[0] in _PACKAGES and isinstance(m, ModuleType)]
@@ -254,7 +254,7 @@ _MODE_FLAGS: Final = (
 
 
 class Modes:
-    """The modes of this thread at the time of creation."""
+    """Snapshot of torch's dispatch modes, function modes and transforms in this thread."""
 
     def __init__(self) -> None:
         self._functions = overrides._get_current_function_mode_stack()  # type: ignore[no-untyped-call]
@@ -265,7 +265,7 @@ class Modes:
         self.put_back()
 
     def lift(self, *, default_device: bool = False) -> None:
-        """Take off every mode, those too that an interrupted block left.
+        """Leave every mode, including those of interrupted blocks.
 
         Args:
             default_device: keep this one: torch implements it as a mode, and it is a setting that a model runs with.
@@ -278,7 +278,7 @@ class Modes:
                 overrides._push_mode(mode)  # type: ignore[no-untyped-call]
 
     def put_back(self) -> None:
-        """Enter exactly the modes of before; may be called again."""
+        """Re-enter exactly the modes of the snapshot; may be called again."""
         _clear()
         for transform in self._transforms:
             _functorch.push_dynamic_layer_stack(transform)
@@ -298,7 +298,7 @@ def _clear() -> None:
 
 
 def _popped(length: Callable[[], int], pop: Callable[[], Any]) -> list[Any]:
-    """Everything on a stack, outermost first; nothing is left there."""
+    """Pop everything from a stack and return it, outermost first."""
     return [pop() for _ in range(length())][::-1]
 
 

@@ -1,4 +1,4 @@
-"""What a proof about a target consists of: pieces of work as plain data, which the proof carries out."""
+"""Describe a proof about a target as plain data: the pieces of work that the proof carries out."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from costproof.models.target import Exportable, Setting, WithFormulas
 
 
 class Provable(WithFormulas, Exportable, Protocol):
-    """A target with both sides of a proof: formulas and graphs."""
+    """Target with both sides of a proof: formulas and graphs."""
 
 
 T = TypeVar("T", bound=Provable, covariant=True)
@@ -21,7 +21,7 @@ T = TypeVar("T", bound=Provable, covariant=True)
 
 @dataclass(frozen=True, slots=True)
 class Piece(Generic[T]):
-    """One piece of a proof: the exports of a target at one run, compared with its formulas, in any process."""
+    """Unit of a proof: the exports of a target for one run, compared with its formulas in any process."""
 
     id: str
     """Name in the progress file: ``identity: page``."""
@@ -42,14 +42,14 @@ class Piece(Generic[T]):
 
 
 def not_drawn(config: Config | type[Config]) -> dict[str, str]:
-    """Return the fields of a configuration that no draw varies, those of its parts by their path, with the reason."""
+    """Return the configuration fields that no draw of a proof varies, by dotted path, with the reason."""
     parts = {f.name: part for f in fields(config) if isinstance(part := getattr(config, f.name), Config)}
     inside = {f"{name}.{path}": why for name, part in parts.items() for path, why in not_drawn(part).items()}
     return {**inside, **config.not_drawn}
 
 
 def reasons(config: Config | type[Config]) -> tuple[str, ...]:
-    """Return :func:`not_drawn` in words, for a certificate."""
+    """Return the fields of :func:`not_drawn` as sentences for a certificate, grouped by reason."""
     named: dict[str, list[str]] = {}
     for path, why in not_drawn(config).items():
         named.setdefault(why, []).append(path)
@@ -58,7 +58,7 @@ def reasons(config: Config | type[Config]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """All that one proof does, and what it ranges over."""
+    """Everything that a proof does, and the ranges that it covers."""
 
     pieces: tuple[Piece[Provable], ...]
     settings: Settings
@@ -81,10 +81,10 @@ class Proof:
 
 @runtime_checkable
 class WithProof(Provable, Protocol):
-    """A target that says what a proof about it ranges over."""
+    """Target that defines a proof about itself."""
 
     def proof(self, samples: int, seed: int, **chosen: Any) -> Proof:
-        """The pieces of a proof.
+        """Return the proof, made of pieces.
 
         Args:
             samples: random configurations to draw, where the target draws some.
@@ -98,14 +98,14 @@ class WithProof(Provable, Protocol):
 
 @runtime_checkable
 class Proves(Protocol):
-    """A factory of targets about which proofs are made, and made again."""
+    """Factory of targets that supports making and repeating proofs."""
 
     def proof_settings(self) -> tuple[Setting, ...]:
-        """What can be chosen about a proof beside the number of draws and their seed."""
+        """Return the settings of a proof besides the number of draws and their seed."""
         ...
 
     def from_normalised(self, text: str) -> WithProof:
-        """The target of a normalised configuration, as a certificate holds it.
+        """Return the target of a normalised configuration, as a certificate holds it.
 
         Args:
             text: JSON, as the target wrote it.

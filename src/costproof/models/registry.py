@@ -39,7 +39,7 @@ _TARGET: Final = tuple(name for name in vars(Target) if not name.startswith("_")
 
 
 def checked_factory(made: Any, plugin: Plugin[Any]) -> Any:
-    """Return the factory with every method contained.
+    """Return the factory with each method guarded against errors and wrong results.
 
     Raises:
         BadInput: it lacks methods, or a class has them for its instances only.
@@ -90,7 +90,7 @@ def _contained(name: str, method: Callable[..., Any], plugin: Plugin[Any]) -> Ca
 
 
 def _returned(name: str, found: Any) -> str | None:
-    """What a method should have returned; ``None`` if it did."""
+    """Return the expected result type of a method if the value does not have it, else ``None``."""
     one = {"settings": Setting, "presets": NamedWorkload, "proof_settings": Setting}.get(name)
     if one is not None and not (isinstance(found, tuple) and all(isinstance(item, one) for item in found)):
         return f"a tuple of {one.__name__}"
@@ -101,7 +101,7 @@ def _returned(name: str, found: Any) -> str | None:
 
 
 def _wrong_part(target: Any) -> tuple[str, str, str] | None:
-    """Return which method of a target returns something else than its type, what was expected, and what it returned.
+    """Return the first method of a target with a wrong result: its name, the expected and the returned value.
 
     Invocations are those of the default workload.
     """
@@ -121,7 +121,7 @@ def _wrong_part(target: Any) -> tuple[str, str, str] | None:
 
 
 def _unlike(found: Any, kind: type[Any]) -> tuple[str, str] | None:
-    """Return what was expected and found where a value, or a field of it, is not of its declared type."""
+    """Return the expected and the actual type where a value or a field of it does not match its annotation."""
     if not isinstance(found, kind):
         return kind.__name__, _named(found)
     from pydantic import ValidationError
@@ -141,7 +141,7 @@ def _named(value: Any) -> str:
 
 
 class TargetFactory(Protocol):
-    """What a registered name stands for: an object with these methods, or a class that has them without an instance.
+    """Factory registered under a name: an object with these methods, or a class with them as class methods.
 
     The family of another distribution is checked when it is loaded, see ``models.checked``.
 
@@ -149,11 +149,11 @@ class TargetFactory(Protocol):
     """
 
     def default(self) -> Target:
-        """The target with its published configuration."""
+        """Return the target with its published configuration."""
         ...
 
     def from_file(self, path: Path) -> Target:
-        """The target with the configuration in a file.
+        """Return the target with the configuration in a file.
 
         Raises:
             BadInput: the file cannot be used.
@@ -161,28 +161,28 @@ class TargetFactory(Protocol):
         ...
 
     def settings(self) -> tuple[Setting, ...]:
-        """What can be chosen about a run of this target beside the preset."""
+        """Return the workload settings that can be chosen besides the preset."""
         ...
 
     def presets(self) -> tuple[NamedWorkload, ...]:
-        """Its named workloads; one is the default."""
+        """Return the named workloads; one of them is the default."""
         ...
 
 
 @runtime_checkable
 class ReadsFolders(Protocol):
-    """A factory that makes targets of folders as well: snapshots that bring their own code."""
+    """Factory that also makes targets from folders: snapshots with their own code."""
 
     def reads(self, folder: Path) -> bool:
-        """Whether this folder is meant for it; nothing in the folder runs."""
+        """Return whether the factory handles this folder; nothing in the folder is run."""
         ...
 
     def folder_holds(self) -> str:
-        """What such a folder holds, in words."""
+        """Return a description of the folders that it handles."""
         ...
 
     def from_folder(self, folder: Path, *, trusted: bool) -> Target:
-        """The target in a folder.
+        """Return the target in a folder.
 
         Args:
             trusted: whether the Python code in it may run.
@@ -195,16 +195,16 @@ class ReadsFolders(Protocol):
 
 @runtime_checkable
 class KnowsMistakes(Protocol):
-    """A factory that knows what wrong models of its target do, beside what is done wrong with every model."""
+    """Factory that knows mistakes in cost models of its target, besides those possible with every model."""
 
     def mistakes(self) -> Mistakes:
-        """Its mistakes, as functions over what a claim is made of."""
+        """Return the mistakes, as functions of the terms of a claim."""
         ...
 
 
 @runtime_checkable
 class ServesTypes(Protocol):
-    """A factory whose formulas describe the models of some Hugging Face configurations."""
+    """Factory whose formulas describe models of certain Hugging Face model types."""
 
     model_types: tuple[str, ...]
     """What ``model_type`` says in them."""
@@ -212,24 +212,24 @@ class ServesTypes(Protocol):
 
 @runtime_checkable
 class ServesClasses(Protocol):
-    """A factory whose formulas describe some classes of transformers for these configurations, and others not."""
+    """Factory whose formulas describe only some classes of transformers for these model types."""
 
     def describes(self, architecture: str) -> bool:
-        """Whether they describe this class; a configuration that names another has no family."""
+        """Return whether the formulas describe this class; a configuration naming another has no family."""
         ...
 
 
 @runtime_checkable
 class ServesParts(Protocol):
-    """A factory whose formulas describe some models of these types: those whose parts are of its kinds."""
+    """Factory whose formulas describe only models whose parts have certain kinds."""
 
     def serves(self, config: Mapping[str, Any]) -> bool:
-        """Whether they describe this model; one with another part has no family."""
+        """Return whether the formulas describe the model of this configuration."""
         ...
 
 
 def _built_in() -> tuple[Plugin[TargetFactory], ...]:
-    """Return the built-in families, which are the modules of ``models.families``, and the known models of them."""
+    """Return the built-in families, which are the modules of ``models.families``, and their known models."""
     found = [_family_plugin(module.name, is_package=module.ispkg) for module in iter_modules(families.__path__)]
     known: list[Plugin[TargetFactory]] = [Plugin(k.name, k.what, partial(_itself, k)) for k in KNOWN]
     return (*found, *known)
@@ -254,7 +254,7 @@ TARGETS: Final[Registry[TargetFactory]] = Registry(
 
 @dataclass(frozen=True, slots=True)
 class _Located:
-    """What an address names: the factory with its settings, and the target itself."""
+    """Result of resolving an address: the factory with its settings, or the target itself."""
 
     factory: TargetFactory
     load: Callable[[bool], Target]
@@ -262,12 +262,12 @@ class _Located:
 
 
 def read_address(text: str) -> Address:
-    """The name of a model, read; a registered name is one, whatever else it looks like."""
+    """Parse the address of a model; a registered name takes precedence over other readings."""
     return address(text, TARGETS.all())
 
 
 def target_factory(name: str) -> TargetFactory:
-    """What makes the target of that name or address; nothing that it names runs.
+    """Return the factory for a name or an address; no code that it names is run.
 
     Raises:
         BadInput: no such target, no target reads the folder, or the configuration cannot be read.
@@ -276,7 +276,7 @@ def target_factory(name: str) -> TargetFactory:
 
 
 def load_target(name: str, config_path: Path | None = None, *, trusted: bool = False) -> Target:
-    """The target of that name or address, with the configuration in a file if one is given.
+    """Return the target for a name or an address, with the configuration in a file if one is given.
 
     Args:
         trusted: whether the Python code of a snapshot may run.
@@ -327,7 +327,7 @@ def _generic(named: Address, trusted: bool) -> Target:
 
 
 def _of_family(family: TargetFactory, named: Address) -> Target:
-    """The target of a configuration; of a model type alone that of its default configuration."""
+    """Return the target of a configuration, or for a bare model type, its default target."""
     path = named.path
     if path is not None:
         return family.from_file(path / "config.json" if path.is_dir() else path)
@@ -339,7 +339,7 @@ def _of_family(family: TargetFactory, named: Address) -> Target:
 
 
 def _family(config: Mapping[str, Any]) -> TargetFactory | None:
-    """The registered target whose formulas describe a configuration."""
+    """Return the registered factory whose formulas describe a configuration, or ``None``."""
     named = config.get("architectures")
     architecture = str(named[0]) if isinstance(named, list) and named else ""
     kind = type_of_class(config) or config["model_type"]
@@ -354,7 +354,7 @@ def _family(config: Mapping[str, Any]) -> TargetFactory | None:
 
 @contextmanager
 def _skipped_if_theirs(item: Plugin[TargetFactory]) -> Iterator[None]:
-    """Go on without a plug-in that fails while it is asked whether it is meant."""
+    """Skip a plug-in that fails when it is asked whether it handles something."""
     try:
         yield
     except BadInput as error:
@@ -364,7 +364,7 @@ def _skipped_if_theirs(item: Plugin[TargetFactory]) -> Iterator[None]:
 
 
 def _serves(made: TargetFactory, kind: str, architecture: str, config: Mapping[str, Any]) -> bool | None:
-    """Whether the formulas of a factory describe a configuration; ``None`` if they are about other types."""
+    """Return whether a factory's formulas describe a configuration, or ``None`` if they cover other types."""
     if not isinstance(made, ServesTypes) or kind not in made.model_types:
         return None
     if architecture and isinstance(made, ServesClasses) and not made.describes(architecture):
@@ -373,7 +373,7 @@ def _serves(made: TargetFactory, kind: str, architecture: str, config: Mapping[s
 
 
 def mistakes_of(name: str) -> Mistakes:
-    """The mistakes that the target of that name, as a capture states it, adds to the general ones."""
+    """Return the mistakes that a target, named as in a capture, adds to the general ones."""
     from costproof.claims.effects import Mistakes
 
     made = TARGETS.load(name) if name in TARGETS.all() else None

@@ -1,4 +1,4 @@
-"""Settings that most targets have, in the words of their options: taken, and held against what a decoder can run."""
+"""Settings shared by most targets: apply them to a workload and check it against a decoder's limits."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MAX_BATCH: Final = 1024
 
 
 def known_preset(name: str, known: Collection[str], where: str = "--preset") -> str:
-    """The name of a preset.
+    """Return the name of a preset, checked.
 
     Raises:
         BadInput: there is no such preset.
@@ -46,7 +46,7 @@ def known_preset(name: str, known: Collection[str], where: str = "--preset") -> 
 def changed(
     workload: Workload, given: Mapping[str, Any], settings: Iterable[Setting], problems: list[CostproofError]
 ) -> Workload:
-    """The workload with other values of its own fields; ``None`` leaves a field as it is.
+    """Return the workload with other values of its own fields; ``None`` leaves a field unchanged.
 
     What a workload has no field for is a setting of the target's own: one of its ``inputs``.
 
@@ -71,7 +71,7 @@ def changed(
 
 
 def problems(workload: Workload, head_dim: int, *, least_text: int = 1) -> list[CostproofError]:
-    """Everything that keeps any decoder with heads of this width from running a workload."""
+    """Return a problem for each reason why no decoder with heads of this width can run a workload."""
     found: list[CostproofError] = []
     for what, option, value, least in (
         ("too few text tokens", "--text-tokens", workload.text_tokens, least_text),
@@ -86,14 +86,14 @@ def problems(workload: Workload, head_dim: int, *, least_text: int = 1) -> list[
 
 
 def batch_problems(workload: Workload) -> list[CostproofError]:
-    """What is wrong with the number of sequences or images at once."""
+    """Return a problem if the batch size is out of range."""
     if 1 <= workload.batch <= MAX_BATCH:
         return []
     return [BadInput("the batch is out of range", where="--batch", expected=f"1 to {MAX_BATCH}", got=workload.batch)]
 
 
 def too_long(workload: Workload, length: int, most: int) -> list[CostproofError]:
-    """What is wrong with a prompt of ``length`` tokens and its steps in a context of ``most``."""
+    """Return a problem if a prompt of ``length`` tokens and its steps exceed a context of ``most`` tokens."""
     total = length + workload.new_tokens
     problem = BadInput(
         "the run is longer than the model's context",
@@ -105,7 +105,7 @@ def too_long(workload: Workload, length: int, most: int) -> list[CostproofError]
 
 
 def device_problems(workload: Workload, options: RunOptions) -> list[CostproofError]:
-    """What the kernels of a workload lack where it shall run."""
+    """Return a problem for each kernel of a workload that the device does not have."""
     found: list[CostproofError] = []
     if workload.experts == "eager" and not options.real:
         found.append(

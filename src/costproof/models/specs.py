@@ -1,4 +1,4 @@
-"""What a target gives to the sources: parts to export, forwards to trace, a model to run, and how it was truncated."""
+"""Specifications that a target gives to the sources: parts to export, forwards to trace, built models, truncations."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ GIVEN: Final = "the numbers that it was given"
 
 @dataclass(frozen=True, slots=True)
 class SymbolicSize:
-    """A dimension of an example input that the export keeps symbolic, under a name of ours."""
+    """Dimension of an example input that the export keeps symbolic, under a name chosen here."""
 
     argument: tuple[str | int, ...]
     """Path into the arguments: ``("pixel_values",)``, ``("keys", 0)``."""
@@ -34,7 +34,7 @@ class SymbolicSize:
 
 @dataclass(frozen=True, slots=True)
 class ExportJob:
-    """A part to export, or to trace alone: a module, inputs on meta, and what of it counts where.
+    """Part of a model to export, or to trace by itself: a module, its inputs on meta, and where its costs belong.
 
     An export is made at example sizes; what is traced alone has the sizes that the workload has.
     """
@@ -81,18 +81,18 @@ class ExportJob:
 
     @property
     def stages(self) -> tuple[str, ...]:
-        """The stages that it has work of."""
+        """Return the stages to which the job contributes."""
         return tuple(dict.fromkeys((*self.parts.values(), self.stage)))
 
     def place(self, path: str, call: int) -> tuple[str, str]:
-        """Stage and first invocation of a call of a module."""
+        """Return the stage and the first invocation of a module call."""
         inside = (stage for part, stage in self.parts.items() if path == part or path.startswith(f"{part}."))
         return next(inside, self.stage), self.invocations[0]
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """An event of its own in the callgraph: what a module got, told when it is first entered in a run."""
+    """Extra event in the call graph: the inputs of a module, recorded when it is first entered in a run."""
 
     name: str
     """``vision_inputs``, ``llm_stack``, …"""
@@ -136,7 +136,7 @@ class Run:
     """With ``elsewhere``: makes the run with the numbers that module and inputs have. What has none is ones."""
 
     def inputs(self) -> dict[str, Any]:
-        """A copy of the arguments: a forward changes the cache that it gets."""
+        """Return a copy of the arguments, since a forward modifies the cache that it gets."""
         return copy.deepcopy(dict(self.kwargs))
 
 
@@ -151,7 +151,7 @@ class Built:
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """For how many modules of the whole model each module of a cut one stands."""
+    """For each module of a truncated model, the number of modules of the whole model that it represents."""
 
     parameters: int
     """Elements of the whole model's parameters, each tensor once; none of them needs memory to be counted."""
@@ -159,7 +159,7 @@ class Stretch:
     """Path of a cut stack of layers -> for how many of them each kept one stands."""
 
     def of(self, path: str) -> int:
-        """For how many modules the one at a path of the cut model stands."""
+        """Return how many modules of the whole model the one at a path represents."""
         return prod(_times(path, stack, times) for stack, times in self.times)
 
 
@@ -173,7 +173,7 @@ EACH_KIND: Final = "one of each kind of layer"
 
 
 def layers_cut(stack: str, layers: int, least: int, most: int, why: str = EACH_KIND) -> tuple[int, str]:
-    """Return how many layers a stack keeps, and that in words: ``2 of 32``; empty if it keeps all.
+    """Return how many layers a stack keeps, and a phrase such as ``2 of 32``; the phrase is empty if it keeps all.
 
     Args:
         stack: ``decoder`` or ``encoder``, for messages.

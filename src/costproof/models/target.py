@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One thing about a run that can be chosen: an option of the command line, an argument in Python."""
+    """Workload setting: an option of the command line and a keyword argument in Python."""
 
     name: str
     """As an argument: ``base_size``; as an option ``--base-size``."""
@@ -35,7 +35,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class NamedWorkload:
-    """A preset, as the list of a target's workloads shows it."""
+    """Preset in the list of a target's workloads."""
 
     name: str
     what: str
@@ -45,27 +45,27 @@ class NamedWorkload:
 
 
 class Target(Protocol):
-    """A model that can be counted."""
+    """Model that can be counted."""
 
     @property
     def name(self) -> str:
-        """The name under which the target is registered."""
+        """Return the name under which the target is registered."""
         ...
 
     def info(self) -> TargetInfo:
-        """The target as data: configuration symbols with values, stages, waived keys."""
+        """Return the target as data: configuration symbols with values, stages, waived keys."""
         ...
 
     def settings(self) -> tuple[Setting, ...]:
-        """What can be chosen about a workload, by names that :meth:`workload` takes."""
+        """Return the workload settings, by the names that :meth:`workload` takes."""
         ...
 
     def presets(self) -> tuple[NamedWorkload, ...]:
-        """The workloads that have names."""
+        """Return the named workloads."""
         ...
 
     def workload(self, preset: str | None = None, **settings: Any) -> Workload:
-        """A workload of this target: a preset (the target's default one if ``None``) with changes.
+        """Return a workload: a preset (the default one if ``None``) with other settings applied.
 
         Settings that are ``None`` leave the preset's value. Raises
         :class:`~costproof.ledger.errors.Problems` with everything that is wrong with them.
@@ -73,34 +73,37 @@ class Target(Protocol):
         ...
 
     def conventions(self, workload: Workload) -> Conventions:
-        """The conventions of all numbers made for this workload."""
+        """Return the conventions of all numbers for this workload."""
         ...
 
     def check(self, workload: Workload) -> None:
-        """Raise :class:`~costproof.ledger.errors.Problems` if the model cannot run this workload."""
+        """Check that the model can run this workload.
+
+        Raises :class:`~costproof.ledger.errors.Problems` if it cannot.
+        """
         ...
 
     def invocations(self, workload: Workload) -> tuple[Invocation, ...]:
-        """The calls of the stages in one run, in order, with the values of their symbols."""
+        """Return the stage calls of one run, in order, with the values of their symbols."""
         ...
 
 
 @runtime_checkable
 class WithFormulas(Target, Protocol):
-    """A target that closed formulas describe: the analytic source."""
+    """Target with closed formulas, for the analytic source."""
 
     def formulas(self, workload: Workload) -> Ledger:
-        """The analytic ledger in symbols: ``exprs`` filled, ``costs`` empty."""
+        """Return the analytic ledger in symbols, with ``exprs`` filled and ``costs`` empty."""
         ...
 
     def symbol_docs(self) -> dict[str, SymbolDoc]:
-        """How the symbols of its formulas are typeset and what they mean."""
+        """Return the notation and the meaning of each symbol in the formulas."""
         ...
 
 
 @runtime_checkable
 class Uncut(WithFormulas, Protocol):
-    """A target that closed formulas describe, and that can be had with all its layers again."""
+    """Target with closed formulas whose truncation can be undone."""
 
     def uncut(self) -> WithFormulas:
         """Return the model with all its layers."""
@@ -109,15 +112,15 @@ class Uncut(WithFormulas, Protocol):
 
 @runtime_checkable
 class WithKeys(WithFormulas, Protocol):
-    """A target that closed formulas describe, whatever its configuration."""
+    """Target with closed formulas for any configuration."""
 
     @property
     def config(self) -> Any:
-        """The configuration: a frozen dataclass of everything that decides a cost."""
+        """Return the configuration, a frozen dataclass of everything that affects a cost."""
         ...
 
     def with_keys(self, changes: Mapping[str, Any]) -> WithKeys:
-        """The same model with other values under keys of its configuration.
+        """Return the same model with other values for some configuration keys.
 
         Raises:
             Problems: as :func:`~costproof.models.config.with_keys`.
@@ -127,25 +130,25 @@ class WithKeys(WithFormulas, Protocol):
 
 @runtime_checkable
 class WithCheckpoint(Target, Protocol):
-    """A target whose published checkpoint is known."""
+    """Target whose published checkpoint is known."""
 
     def checkpoint(self) -> Ledger | None:
-        """Parameters of the published checkpoint, if this configuration is the published one."""
+        """Return the parameters of the published checkpoint, or ``None`` for other configurations."""
         ...
 
 
 @runtime_checkable
 class WithModules(Target, Protocol):
-    """A target that nothing describes but its own modules: two of them are compared by part."""
+    """Target without formulas, which can be compared with another one module by module."""
 
     def module_kinds(self) -> ModuleKinds:
-        """The modules of the model, by place."""
+        """Return the modules of the model by path."""
         ...
 
 
 @runtime_checkable
 class WithValues(Target, Protocol):
-    """A target that is called with tensors of the user's own, whose values a run may follow."""
+    """Target with input tensors of the user's own, whose values a run may depend on."""
 
     def with_values(self, workload: Workload) -> Workload:
         """Return the workload with these values in its arguments."""
@@ -154,37 +157,37 @@ class WithValues(Target, Protocol):
 
 @runtime_checkable
 class Exportable(Target, Protocol):
-    """A target whose parts can be exported: the static source."""
+    """Target whose parts can be exported, for the static source."""
 
     def build(self, workload: Workload) -> nn.Module:
-        """The model on the meta device, in the workload's dtype, ready to run without further care."""
+        """Return the model on the meta device, in the workload's dtype, ready to run."""
         ...
 
     def export_jobs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
-        """What the static source has to export."""
+        """Return the parts that the static source exports."""
         ...
 
     def stages_of(self, path: str, workload: Workload) -> tuple[str, ...]:
-        """The stages that a module works in, in the order of the run."""
+        """Return the stages that use a module, in the order of the run."""
         ...
 
 
 @runtime_checkable
 class PartlyExported(Exportable, Protocol):
-    """A target of which the static source covers a part."""
+    """Target with stages that cannot be exported."""
 
     @property
     def not_exported(self) -> Mapping[str, str]:
-        """Stages that cannot be exported, with the reason."""
+        """Return the reason for each stage that cannot be exported."""
         ...
 
 
 @runtime_checkable
 class Derivable(Exportable, Protocol):
-    """A target of which a stage can be exported with more symbols than it usually is."""
+    """Target with stages that can be exported with more symbols than usual."""
 
     def derivable(self, stage: str) -> tuple[Exportable, Workload, Mapping[str, int]] | None:
-        """What to export for the closed form of a stage, at which run, and the numbers that symbols are multiples of.
+        """Return the target, the run and the symbol steps with which to export a stage in full generality.
 
         ``None`` where the usual exports have all symbols that there are.
         """
@@ -193,31 +196,31 @@ class Derivable(Exportable, Protocol):
 
 @runtime_checkable
 class Staged(Exportable, Protocol):
-    """A target whose stages can be run alone: the isolated source."""
+    """Target whose stages can be run separately, for the isolated source."""
 
     def stage_runs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
-        """What the isolated source has to trace: every invocation of every stage, and of decode some steps."""
+        """Return the runs of the isolated source: each invocation of each stage, and selected decode steps."""
         ...
 
 
 @runtime_checkable
 class Runnable(Target, Protocol):
-    """A target that can be run as a whole: the dynamic source."""
+    """Target that can be run as a whole, for the dynamic source."""
 
     @property
     def options(self) -> RunOptions:
-        """How the dynamic source shall run the model."""
+        """Return the options of the dynamic run."""
         ...
 
     def with_options(self, options: RunOptions) -> Runnable:
-        """The same target, run in another way; with ``layers``, cut to them for all sources.
+        """Return the same target with other run options; ``layers`` truncates it for all sources.
 
         Raises :class:`~costproof.ledger.errors.BadInput` if it cannot be run so.
         """
         ...
 
     def build_run(self, workload: Workload, progress: Progress) -> Built:
-        """The model that the dynamic source runs: on meta, or with numbers on a device, as the options say.
+        """Return the model that the dynamic source runs, on meta or with values on a device.
 
         Raises:
             Problems: the checkpoint does not fit the model.
@@ -227,33 +230,33 @@ class Runnable(Target, Protocol):
         ...
 
     def runs(self, model: nn.Module, workload: Workload) -> tuple[Run, ...]:
-        """What the dynamic source has to trace."""
+        """Return the forwards that the dynamic source traces."""
         ...
 
 
 @runtime_checkable
 class Stretched(Runnable, Protocol):
-    """A target that can be cut to its first layers, and then says what these stand for."""
+    """Target that can be truncated to its first layers and extrapolated from them."""
 
     def stretched(self) -> tuple[Stretch, Runnable, Stretch] | None:
-        """What the cut model says about the whole one; the same model with more layers, and what that says.
+        """Return the truncation, a deeper truncation of the same model, and the truncation of that one.
 
         The second one has at least one more layer of each kind that is left out. ``None``: the model is not cut.
         """
         ...
 
     def uncut(self) -> Runnable:
-        """The model with all its layers, as shapes without numbers."""
+        """Return the model with all its layers, as shapes without values."""
         ...
 
 
 @runtime_checkable
 class MayBeHere(Runnable, Protocol):
-    """A target that may be an object of this process alone: its sources run here, one after another."""
+    """Target that may exist only as an object of this process, so that its sources run here, one by one."""
 
     @property
     def here(self) -> bool:
-        """Whether it is one."""
+        """Return whether the target is an object of this process."""
         ...
 
 
@@ -267,17 +270,17 @@ SERVES: Final[Mapping[str, tuple[type, str]]] = {
 
 
 def lacking(target: Target, sources: Iterable[str]) -> dict[str, str]:
-    """Those of the sources that this target cannot serve, with the reason."""
+    """Return the reason for each requested source that the target does not support."""
     return {s: why for s in sources for needed, why in [SERVES[s]] if not isinstance(target, needed)}
 
 
 def options_of(target: Target) -> RunOptions:
-    """How the target shall be run; the default for one that cannot be."""
+    """Return the run options of a target, or the defaults if it cannot be run."""
     return target.options if isinstance(target, Runnable) else RunOptions()
 
 
 def run_with(target: Target, options: RunOptions) -> Target:
-    """The target with options of a run.
+    """Return the target with other run options.
 
     Raises:
         BadInput: it cannot be run, or not so.

@@ -45,7 +45,7 @@ _LAYER: Final = re.compile(r".+\.layers\.\d+(?=\.)")
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """One tensor of the checkpoint and where it goes."""
+    """Tensor of a checkpoint and the parameters that it fills."""
 
     tensor: str
     targets: tuple[str, ...]
@@ -55,7 +55,7 @@ class Placement:
 
 @dataclass(slots=True)
 class Plan:
-    """All placements, by shard, and what stays out."""
+    """Placements by shard, and the tensors that are not loaded."""
 
     shards: dict[Path, list[Placement]] = field(default_factory=dict)
     beyond: int = 0
@@ -66,11 +66,11 @@ class Plan:
 
 
 def no_other_names(name: str) -> None:
-    """The checkpoint has the model's own names."""
+    """Return no placement: the checkpoint uses the model's own names."""
 
 
 def plan(folder: str, model: nn.Module, names: Names = no_other_names, *, cut: bool) -> Plan:
-    """Where every tensor of a checkpoint goes; reads headers only.
+    """Match every tensor of a checkpoint with parameters, reading only the headers.
 
     Args:
         names: where tensors go whose names are not the model's.
@@ -123,7 +123,7 @@ def plan(folder: str, model: nn.Module, names: Names = no_other_names, *, cut: b
 
 
 def load(found: Plan, model: nn.Module, progress: Progress) -> tuple[str, ...]:
-    """Copy every tensor to its place, in the model's dtype; what was done, in sentences.
+    """Copy every tensor to its parameter, in the model's dtype, and return sentences that describe it.
 
     Raises:
         BadInput: a shard is damaged.
@@ -155,7 +155,7 @@ def load(found: Plan, model: nn.Module, progress: Progress) -> tuple[str, ...]:
 
 
 def _views(placement: Placement, parameters: dict[str, nn.Parameter]) -> list[torch.Tensor]:
-    """The parameters, or the part of one, that the rows of a tensor fill in this order."""
+    """Return the parameters, or the slice of one, that the rows of a tensor fill in this order."""
     first, *others = (parameters[name] for name in placement.targets)
     if placement.transform not in _STACKED:
         return [first, *others]
@@ -165,7 +165,7 @@ def _views(placement: Placement, parameters: dict[str, nn.Parameter]) -> list[to
 
 
 def _misfit(placement: Placement, shape: tuple[int, ...], wanted: dict[str, nn.Parameter]) -> list[CostproofError]:
-    """What is wrong with a tensor's shape, or with its expert."""
+    """Return the problems with a tensor's shape or expert index."""
     if placement.transform in _STACKED:
         experts = wanted[placement.targets[0]].shape[0]
         if placement.expert is None or placement.expert >= experts:
@@ -199,7 +199,7 @@ def _missing(
 
 
 def _headers(folder: Path, problems: list[CostproofError]) -> Iterator[tuple[Path, str, tuple[int, ...]]]:
-    """Shard, name and shape of every tensor, in the order of the names of the shards."""
+    """Yield the shard, the name and the shape of every tensor, ordered by shard."""
     for shard, listed in shards(folder, problems).items():
         with _opened(shard) as reader:
             names = sorted(reader.keys())
@@ -213,7 +213,7 @@ def _headers(folder: Path, problems: list[CostproofError]) -> Iterator[tuple[Pat
 
 
 def shards(folder: Path, problems: list[CostproofError]) -> dict[Path, set[str] | None]:
-    """The safetensors files of a folder, each with the tensors that its index promises (``None`` without one).
+    """Return the safetensors files of a folder and the tensors in the index for each (``None`` without an index).
 
     None of them is opened.
 
@@ -270,7 +270,7 @@ def _opened(shard: Path) -> Any:
 
 
 def _layer(name: str) -> str | None:
-    """The layer that a parameter belongs to: ``model.layers.3``."""
+    """Return the layer that owns a parameter, such as ``model.layers.3``, or ``None``."""
     match = _LAYER.match(name)
     return match and match[0]
 
@@ -284,7 +284,7 @@ FEWER: Final = "--layers N counts its first layers, and says what the whole cost
 
 
 def free_bytes(device: torch.device) -> int | None:
-    """Bytes of memory that are free; ``None`` if the system does not say."""
+    """Return the free memory of a device in bytes, or ``None`` if the system does not report it."""
     import torch
 
     if device.type == "cuda":
@@ -297,13 +297,13 @@ def free_bytes(device: torch.device) -> int | None:
 
 
 def size_of(model: nn.Module, *, without_numbers: bool = False) -> int:
-    """Bytes of its parameters and buffers, each tensor once; with ``without_numbers`` only of those on meta."""
+    """Return the bytes of parameters and buffers, each tensor once; ``without_numbers`` counts only those on meta."""
     tensors = (*model.parameters(), *model.buffers())
     return sum(t.nbytes for t in tensors if t.is_meta or not without_numbers)
 
 
 def require_room(model: nn.Module, device: str) -> None:
-    """Check that parameters and buffers have room on a device, before any of them is allocated.
+    """Check that parameters and buffers fit into the free memory of a device, before allocating them.
 
     Raises:
         Incomplete: they have not.

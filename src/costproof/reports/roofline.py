@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 from costproof.estimate.arithmetic import CONVOLUTION, FUSED, OTHER, dtypes
 from costproof.estimate.roofline import PartBound, Rational, Roofline, StageBound, Threshold, ThresholdPoint, WorkBound
-from costproof.estimate.routing import TouchedExperts
+from costproof.estimate.routing import EXPERTS, TouchedExperts
 from costproof.ledger.plural import plural
 from costproof.ledger.workload import counted_line
 from costproof.reports.document import Block, Code, Details, Document, DocumentSection, Form, Items, Markup, Note, Table
@@ -183,7 +183,7 @@ def peak_notes(found: Roofline) -> list[str]:
 def module_bound_sentence(found: Roofline) -> str:
     """What the time at the roof holds, and whether it is a bound."""
     return (
-        f"At the roof: nothing is faster that runs {MODULES}"
+        f"At the roof: nothing is faster{_if_routed(found)} that runs {MODULES}"
         if _is_bound(found)
         else f"At the roof{_not_bound_clause(found)} {MODULES}"
     )
@@ -195,7 +195,7 @@ def floor_sentence(found: Roofline) -> str:
     if found.target.quantised:
         return f"No bound of the quantised checkpoint, whose bytes are not known. Floor: {what}"
     if _is_bound(found):
-        return f"Floor: nothing is faster that computes the same result, whatever it fuses: {what}"
+        return f"Floor: nothing is faster{_if_routed(found)} that computes the same result, whatever it fuses: {what}"
     return f"Floor{_not_bound_clause(found)} {what}"
 
 
@@ -203,6 +203,12 @@ def omission_notes(found: Roofline) -> list[str]:
     """What of the headline is not in the times, and which way of latent attention."""
     said = [LEFT_OUT] if found.run.full is not None else []
     return [*said, LATENTS[found.conventions.mla]] if found.conventions.mla in LATENTS else said
+
+
+def _if_routed(found: Roofline) -> str:
+    """Return the condition of the bound of a run whose routed experts may be fewer than those that are counted."""
+    routed = any(part.part.rpartition(".")[2] == EXPERTS for part in found.parts)
+    return " with as many experts read" if routed and found.routing != "given" else ""
 
 
 def _is_bound(found: Roofline) -> bool:

@@ -33,7 +33,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import costproof
 import costproof.run.capture  # it imports sympy, which filters warnings
-from costproof import process_settings
+from costproof import saved_settings
 from costproof.ledger.errors import BadInput, CostproofError
 from costproof.models.generic import module_state
 from costproof.models.generic.module_snapshot import Changed
@@ -427,7 +427,7 @@ def test_a_setting_that_cannot_be_put_back_is_named(monkeypatch: pytest.MonkeyPa
 
     change = socket.setdefaulttimeout
     kept = ProcessSetting("the timeout of sockets", socket.getdefaulttimeout, refuses)
-    monkeypatch.setattr(process_settings, "process_settings", lambda: [kept])
+    monkeypatch.setattr(saved_settings, "process_settings", lambda: [kept])
     try:
         with pytest.raises(Changed, match="is not as it was") as changed:
             costproof.count(trained(lambda module: change(5)), torch.randn(3, 4))

@@ -6,77 +6,50 @@ from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from typing import Final
 
-from costproof.claims.effects import ClaimTerms, Effect, Mistakes, scaled, times
+from costproof.claims.effects import (
+    CACHE,
+    FLOPS,
+    Change,
+    ClaimTerms,
+    Mistake,
+    Mistakes,
+    MistakeSeries,
+    times,
+)
 from costproof.claims.terms import ClaimTerm, dense_terms
 from costproof.ledger.metrics import Metric
 
-_HELD: Final = ("params", "params_active", "weight_bytes")
 _BLOCK: Final = 128
 """Rows and columns of a block that has one scale."""
 _SCALE: Final = 4
 """Bytes of a scale, and of a bias of the router."""
 
 
-def _effects(terms: ClaimTerms, metric: Metric, everywhere: Mapping[str, int]) -> Iterator[Effect]:
-    name = "next-token module counted"
-    more = _one_more(terms)
-    if metric in _HELD:
-        # Its projection has 2 h x h elements; two norms stand before it and one behind its layer.
-        wider = more | scaled(
-            terms, lambda i: i.role == "text.norm", lambda i: Fraction(4 + 2 * i.values["text_hidden"])
-        )
-        tables = times(terms, lambda i: i.part in ("embedding", "lm_head"), 2)
-        what = "the module that predicts one more token is counted, with a copy of embedding and output projection"
-        yield Effect(name, "next token", what, wider | tables)
-        what = "the module that predicts one more token is counted; embedding and output projection are the model's own"
-        yield Effect(f"{name}, shared tables", "next token", what, wider)
-        yield from _stored(terms, metric)
-    elif metric == "flops":
-        what = "the module that predicts one more token is counted: a layer, a projection of 2 h x h, logits once more"
-        head = scaled(terms, lambda i: i.part == "lm_head", _head_and_projection)
-        yield Effect(name, "next token", what, more | head)
-    elif metric in ("kv_cache_bytes", "kv_read_bytes"):
-        yield Effect(name, "next token", "the layer of the module that predicts one more token has a cache too", more)
+_NAME: Final = "next-token module counted"
+_CORRECTIONS: Final = "the corrections of the router's scores are counted, which the class holds as buffers"
+_IN_BLOCKS: Final = "a matrix of a layer has a scale for every block of 128 x 128"
 
 
-def _one_more(terms: ClaimTerms) -> dict[int, Fraction]:
-    """One more of the layers that have experts."""
-    dense = {id(i) for i in dense_terms(terms)}
-    return scaled(terms, lambda i: i.within("layer") and id(i) not in dense, lambda i: Fraction(i.count + 1, i.count))
+def _with_one_more(name: str, what: str, *more: Change, metrics: frozenset[Metric]) -> MistakeSeries:
+    """Return the mistake that one more of the layers with experts is counted, and what else changes."""
+
+    def rows(terms: ClaimTerms, _: Mapping[str, int]) -> Iterator[Mistake]:
+        dense = {id(t) for t in dense_terms(terms)}
+        layers = Change(lambda t: t.within("layer") and id(t) not in dense, lambda t: Fraction(t.count + 1, t.count))
+        yield Mistake(name, "next token", what, (layers, *more))
+
+    return MistakeSeries(name, what, rows, metrics)
 
 
 def _head_and_projection(term: ClaimTerm) -> Fraction:
-    """Twice the logits, and 2 x 2 h x h FLOPs a token beside the 2 h V of an output projection."""
+    """Return the factor for twice the logits and a projection of 2 h x h, relative to 2 h V FLOPs a token."""
     v = term.values
     tokens, mapped = (v["S"], v["L"]) if "S" in v else (1, 1)
     return 2 + Fraction(2 * v["text_hidden"] * tokens, v["text_vocab"] * mapped)
 
 
-def _stored(terms: ClaimTerms, metric: Metric) -> Iterator[Effect]:
-    """Matrices of 8 bits in blocks, and what a checkpoint holds beside the parameters of the class."""
-    what = "a matrix of a layer has a scale for every block of 128 x 128"
-    if metric == "weight_bytes":
-        in_blocks = scaled(terms, lambda i: True, lambda i: (s := _scales(i)) and (1 + _SCALE * s) / i.values["b"])
-        yield Effect(
-            "8-bit matrices in blocks", "type", f"{what}, of four bytes, and one byte for each element", in_blocks
-        )
-        each = Fraction(_SCALE, _size(terms))
-    else:
-        counted = scaled(terms, lambda i: True, lambda i: (s := _scales(i)) and 1 + s)
-        yield Effect("scales counted", "scales", f"{what}, which is counted as a parameter", counted)
-        each = Fraction(1)
-    biased = scaled(terms, lambda i: i.part == "router", lambda i: 1 + each / i.values["text_hidden"])
-    what = "the corrections of the router's scores are counted, which the class holds as buffers"
-    yield Effect("router corrections counted", "corrections", what, biased)
-
-
-def _size(terms: ClaimTerms) -> int:
-    """Bytes of an element of the run's type."""
-    return next((i.values["b"] for i in terms if "b" in i.values), 1)
-
-
 def _scales(term: ClaimTerm) -> Fraction | None:
-    """Scales for each element of a matrix of a layer; ``None`` for what has none."""
+    """Return the number of scales per element of a matrix of a layer; ``None`` without scales."""
     if not term.counted or not term.within("layer") or term.norm or term.part == "router":
         return None
     v = {name.removeprefix("text_"): value for name, value in term.values.items()}
@@ -96,4 +69,46 @@ def _scales(term: ClaimTerm) -> Fraction | None:
     return Fraction(-(-rows // _BLOCK) * -(-columns // _BLOCK), rows * columns)
 
 
-MISTAKES: Final = Mistakes(_effects)
+def _one_byte_with_scales(term: ClaimTerm) -> Fraction | None:
+    scales = _scales(term)
+    return scales and (1 + _SCALE * scales) / term.values["b"]
+
+
+def _with_scales(term: ClaimTerm) -> Fraction | None:
+    scales = _scales(term)
+    return scales and 1 + scales
+
+
+def _corrections_in_bytes(terms: ClaimTerms, _: Mapping[str, int]) -> Iterator[Mistake]:
+    size = next((t.values["b"] for t in terms if "b" in t.values), 1)
+    yield _corrected(Fraction(_SCALE, size), frozenset({"weight_bytes"}))
+
+
+def _corrected(each: Fraction, metrics: frozenset[Metric]) -> Mistake:
+    change = Change(lambda t: t.part == "router", lambda t: 1 + each / t.values["text_hidden"])
+    return Mistake("router corrections counted", "corrections", _CORRECTIONS, (change,), metrics=metrics)
+
+
+# The projection has 2 h x h elements; two norms precede it and one follows its layer.
+_WIDER: Final = Change(lambda t: t.role == "text.norm", lambda t: Fraction(4 + 2 * t.values["text_hidden"]))
+_TABLES: Final = times(lambda t: t.part in ("embedding", "lm_head"), 2)
+_PARAMETERS: Final = frozenset[Metric]({"params", "params_active"})
+_HELD: Final = _PARAMETERS | {"weight_bytes"}
+
+TABLE: Final = (
+    _with_one_more(_NAME, "the module that predicts one more token is counted, with a copy of embedding and output "
+                   "projection", _WIDER, _TABLES, metrics=_HELD),
+    _with_one_more(f"{_NAME}, shared tables", "the module that predicts one more token is counted; embedding and "
+                   "output projection are the model's own", _WIDER, metrics=_HELD),
+    Mistake("8-bit matrices in blocks", "type", f"{_IN_BLOCKS}, of four bytes, and one byte for each element",
+            (Change(lambda t: True, _one_byte_with_scales),), metrics=frozenset({"weight_bytes"})),
+    Mistake("scales counted", "scales", f"{_IN_BLOCKS}, which is counted as a parameter",
+            (Change(lambda t: True, _with_scales),), metrics=_PARAMETERS),
+    MistakeSeries("router corrections counted", _CORRECTIONS, _corrections_in_bytes, frozenset({"weight_bytes"})),
+    _corrected(Fraction(1), _PARAMETERS),
+    _with_one_more(_NAME, "the module that predicts one more token is counted: a layer, a projection of 2 h x h, "
+                   "logits once more", Change(lambda t: t.part == "lm_head", _head_and_projection), metrics=FLOPS),
+    _with_one_more(_NAME, "the layer of the module that predicts one more token has a cache too", metrics=CACHE),
+)  # fmt: skip
+
+MISTAKES: Final = Mistakes(TABLE)

@@ -2,46 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from typing import Final
 
 from costproof.algebra.identity import free_symbols
-from costproof.claims.effects import ClaimTerms, Effect, Mistakes, changed, scaled, without
+from costproof.claims.effects import FLOPS, NOT_STAGE_WIDE, Change, Mistake, Mistakes, left_out, substituted
 from costproof.claims.terms import ClaimTerm
-from costproof.ledger.metrics import STAGE_WIDE, Metric
 
 _VOLUME: Final = 3 * 2
 """Channels, and frames, of a patch."""
 
 
-def _effects(terms: ClaimTerms, metric: Metric, everywhere: Mapping[str, int]) -> Iterator[Effect]:
-    def merger(i: ClaimTerm) -> bool:
-        return i.role.startswith("vision.merger")
+def _merger(term: ClaimTerm) -> bool:
+    return term.role.startswith("vision.merger")
 
-    yield without(terms, "merger missing", "merger", "the merger is left out", merger)
-    if metric in STAGE_WIDE:
-        return
-    what = "the merger works on every patch, not on the tokens that it makes of several"
-    merged = scaled(
-        terms, lambda i: merger(i) and i.owner == "linear", lambda i: Fraction(i.values["vision_merge"]) ** 2
-    )
-    yield Effect("merger on patches", "merger", what, merged)
-    what = "the patch embedding is left out"
-    yield without(terms, "patch convolution missing", "patch", what, lambda i: i.owner == "volume_patches")
 
-    def windowed(i: ClaimTerm) -> bool:
-        return i.expr != "" and "vision_window" in free_symbols(i.expr)
-
-    what = "window layers attend to the whole image"
-    yield changed(terms, "windows as full attention", "window", what, windowed, vision_window="U")
-    if metric == "flops":
-        what = "the side of a window, which is in pixels, is taken to be in patches"
-        yield Effect("window of pixels as of patches", "window", what, scaled(terms, windowed, _of_pixels))
+def _windowed(term: ClaimTerm) -> bool:
+    return term.expr != "" and "vision_window" in free_symbols(term.expr)
 
 
 def _of_pixels(term: ClaimTerm) -> Fraction | None:
-    """Attention of every patch to as many as a window has pixels, over what it costs."""
+    """Return attention of each patch to as many patches as a window has pixels, relative to its real cost."""
     v = term.values
     if not term.scores:
         return None
@@ -50,4 +31,19 @@ def _of_pixels(term: ClaimTerm) -> Fraction | None:
     return 4 * v["n"] * v["vision_heads"] * v["vision_head_dim"] * tokens * keys * term.count / term.value
 
 
-MISTAKES: Final = Mistakes(_effects)
+TABLE: Final = (
+    Mistake("merger missing", "merger", "the merger is left out", (left_out(_merger),)),
+    Mistake("merger on patches", "merger",
+            "the merger works on every patch, not on the tokens that it makes of several",
+            (Change(lambda t: _merger(t) and t.owner == "linear", lambda t: Fraction(t.values["vision_merge"]) ** 2),),
+            metrics=NOT_STAGE_WIDE),
+    Mistake("patch convolution missing", "patch", "the patch embedding is left out",
+            (left_out(lambda t: t.owner == "volume_patches"),), metrics=NOT_STAGE_WIDE),
+    Mistake("windows as full attention", "window", "window layers attend to the whole image",
+            (substituted(_windowed, vision_window="U"),), metrics=NOT_STAGE_WIDE),
+    Mistake("window of pixels as of patches", "window",
+            "the side of a window, which is in pixels, is taken to be in patches", (Change(_windowed, _of_pixels),),
+            metrics=FLOPS),
+)  # fmt: skip
+
+MISTAKES: Final = Mistakes(TABLE)

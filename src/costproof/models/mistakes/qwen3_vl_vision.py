@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from typing import Final
 
-from costproof.claims.effects import ClaimTerms, Effect, Mistakes, scaled, without
+from costproof.claims.effects import NOT_STAGE_WIDE, Change, Mistake, Mistakes, left_out
 from costproof.claims.terms import ClaimTerm
-from costproof.ledger.metrics import STAGE_WIDE, Metric
 
 
-def _effects(terms: ClaimTerms, metric: Metric, everywhere: Mapping[str, int]) -> Iterator[Effect]:
-    def merger(i: ClaimTerm) -> bool:
-        return i.role.startswith(("vision.merger", "vision.deep_merger"))
-
-    yield without(terms, "mergers missing", "merger", "the mergers are left out", merger)
-    if metric in STAGE_WIDE:
-        return
-    what = "the mergers work on every patch, not on the tokens that they make of several"
-    after = scaled(terms, lambda i: merger(i) and i.owner == "linear", lambda i: Fraction(i.values["vision_merged"]))
-    yield Effect("mergers on patches", "merger", what, after)
-    what = "the patch embedding is left out"
-    yield without(terms, "patch convolution missing", "patch", what, lambda i: i.owner == "volume_patches")
+def _merger(term: ClaimTerm) -> bool:
+    return term.role.startswith(("vision.merger", "vision.deep_merger"))
 
 
-MISTAKES: Final = Mistakes(_effects)
+TABLE: Final = (
+    Mistake("mergers missing", "merger", "the mergers are left out", (left_out(_merger),)),
+    Mistake("mergers on patches", "merger",
+            "the mergers work on every patch, not on the tokens that they make of several",
+            (Change(lambda t: _merger(t) and t.owner == "linear", lambda t: Fraction(t.values["vision_merged"])),),
+            metrics=NOT_STAGE_WIDE),
+    Mistake("patch convolution missing", "patch", "the patch embedding is left out",
+            (left_out(lambda t: t.owner == "volume_patches"),), metrics=NOT_STAGE_WIDE),
+)  # fmt: skip
+
+MISTAKES: Final = Mistakes(TABLE)

@@ -1,0 +1,232 @@
+"""The table of mistakes in latent attention and in layers that attend to a window."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from fractions import Fraction
+from typing import Final
+
+from costproof.claims.effects import (
+    CACHE,
+    FLOPS,
+    Change,
+    ClaimTerms,
+    Mistake,
+    MistakeSeries,
+    MistakeTable,
+    left_out,
+    stands_for,
+    substituted,
+)
+from costproof.claims.mistakes import HALVES, ONE_STEP, TRIANGLE, keys
+from costproof.claims.terms import ClaimTerm
+from costproof.ledger.metrics import Metric
+
+# --- Latent attention ------------------------------------------------------------------------------------------------
+
+_OF_SIZES: Final = frozenset[Metric]({
+    "flops", "params", "params_active", "weight_bytes", "weight_read_bytes", "kv_cache_bytes", "kv_read_bytes"
+})  # fmt: skip
+"""Metrics that follow from the sizes alone; other bytes are those of other operators too."""
+_GOING_UP: Final = frozenset({"q_up", "q_norm", "kv_up", "kv_norm"})
+_EXPANDED: Final = "latent_attention"
+_ABSORBED: Final = "absorbed_attention"
+
+
+def _size(term: ClaimTerm, name: str) -> int:
+    return term.values[f"{term.tower}_{name}"]
+
+
+def _narrow(term: ClaimTerm) -> Fraction:
+    return Fraction(_size(term, "nope") + _size(term, "rope") + _size(term, "value"))
+
+
+def _wide(term: ClaimTerm) -> Fraction:
+    return Fraction(2 * _size(term, "kv_rank") + _size(term, "rope"))
+
+
+def _owned(owner: str, kind: str) -> Callable[[ClaimTerm], bool]:
+    return lambda t: t.counted and t.owner == owner and "N" in t.values and t.kind == kind
+
+
+_EXPANDED_ONCE: Final = Change(
+    lambda t: t.counted and t.part == "kv_up" and "N" in t.values, lambda t: Fraction(t.values["N"], keys(t))
+)
+_WIDENED: Final = Change(_owned(_EXPANDED, "attention"), lambda t: _wide(t) / _narrow(t))
+_EXPANDED_EACH_STEP: Final = Change(_owned(_ABSORBED, "matmul"), lambda t: Fraction(keys(t), t.values["N"]))
+_NARROWED: Final = Change(_owned(_ABSORBED, "attention"), lambda t: _narrow(t) / _wide(t))
+_HELD_EXPANDED: Final = Change(
+    lambda t: t.counted and t.owner in (_EXPANDED, _ABSORBED),
+    lambda t: _size(t, "heads") * _narrow(t) / (_size(t, "kv_rank") + _size(t, "rope")),
+)
+
+
+def _grouped(terms: ClaimTerms, _: Mapping[str, int]) -> Iterator[Mistake]:
+    """Yield attention with each power of two of key heads, all hidden / heads wide.
+
+    A wrong model has the number of heads from its own catalogue: nothing here says which, so each is a cause.
+    """
+    latent = {t.tower: t.values for t in terms if t.owner == _EXPANDED or t.part == "kv_up"}
+    for tower, values in sorted(latent.items()):
+        heads, width = values.get(f"{tower}_heads", 0), f"{tower}_hidden/{tower}_heads"
+
+        def here(t: ClaimTerm, tower: str = tower) -> bool:
+            return t.counted and t.tower == tower and t.within("attention")
+
+        def up(t: ClaimTerm, here: Callable[[ClaimTerm], bool] = here) -> bool:
+            return here(t) and t.part in _GOING_UP
+
+        for number in (n for n in (1 << k for k in range(heads.bit_length())) if heads % n == 0):
+            what = f"{number} heads of keys and values, all hidden / heads wide, in place of latents"
+            # What went down to latents makes queries, keys and values; nothing goes up from there.
+            sizes = {"q_rank": "hidden", "kv_rank": f"2*{number}*{width}", "nope": width, "value": width, "rope": "0"}
+            yield Mistake(f"MLA as GQA: {number}", "latents", what, (substituted(here, **sizes), left_out(up)))
+
+
+LATENTS: Final[MistakeTable] = (
+    Mistake("MLA absorbed", "latents",
+            "decode steps absorb the expansion of latents; here every step expands the whole context",
+            (_EXPANDED_ONCE, _WIDENED), metrics=FLOPS, excludes=(ONE_STEP,)),
+    Mistake("MLA expanded once", "latents",
+            "decode steps expand the new latent alone; here no expanded keys and values are kept",
+            (_EXPANDED_ONCE,), metrics=FLOPS, excludes=(ONE_STEP,)),
+    Mistake("MLA expanded in every step", "latents",
+            "every decode step expands the latents of the whole context; here the expansion is absorbed",
+            (_EXPANDED_EACH_STEP, _NARROWED), metrics=FLOPS, excludes=(ONE_STEP,)),
+    Mistake("MLA cached expanded", "latents", "the cache holds keys and values of every head; here it holds latents",
+            (_HELD_EXPANDED,), metrics=CACHE),
+    MistakeSeries("MLA as GQA: HEADS", "so many heads of keys and values, all hidden / heads wide, in place of latents",
+                  _grouped, _OF_SIZES),
+)  # fmt: skip
+
+
+# --- Windows ---------------------------------------------------------------------------------------------------------
+
+_KV_CACHE: Final = frozenset[Metric]({"kv_cache_bytes"})
+_ONE_LAYER: Final = ("one layer",)
+"""With it nothing says which kind of layer that is."""
+_BLOCKS: Final = (16, 32, 64, 128)
+"""Tokens in a block of a cache, as engines have them."""
+
+
+def band(tokens: int, window: int) -> int:
+    """Count the pairs of a token and one of the last W that it attends to, itself among them."""
+    return tokens * window - window * (window - 1) // 2
+
+
+def _windows(form: Callable[[int, int], Fraction]) -> Change:
+    """Return the change of scores of a prompt in layers with a window; the truth computes all S x S of them.
+
+    Args:
+        form: (S, W) -> what is counted of the scores.
+    """
+    return Change(
+        lambda t: t.counted and t.window > 0 and t.owner == "attention" and t.window < t.values.get("S", 0),
+        lambda t: form(t.values["S"], t.window),
+    )
+
+
+def _width(form: Callable[[int, int], Fraction], **condition: str | tuple[str, ...]) -> Mistake:
+    what = "of the scores of layers with a window S x W are counted"
+    return Mistake("window S x W", "window", what, (_windows(form),), metrics=FLOPS, **condition)  # type: ignore[arg-type]
+
+
+def _band(part: Callable[[int], Fraction], **condition: str | tuple[str, ...]) -> Mistake:
+    what = "of the scores of layers with a window its exact causal band is counted"
+    change = _windows(lambda s, w: Fraction(band(s, w), s * s) / part(s))
+    return Mistake("window band", "window", what, (change,), metrics=FLOPS, **condition)  # type: ignore[arg-type]
+
+
+def _stepping(term: ClaimTerm) -> bool:
+    return term.counted and term.window > 0 and term.owner == "attention" and {"N", "P"} <= term.values.keys()
+
+
+def _seen(term: ClaimTerm, most: int | None, own: int = 1) -> int:
+    """Count the keys that N steps attend to, at most ``most`` each.
+
+    Args:
+        own: 1 if a step attends to its own token, 0 if only the cached ones count.
+    """
+    first, steps = term.values["P"] + own, term.values["N"]
+    growing = steps if most is None else max(0, min(steps, most - first))
+    return growing * first + growing * (growing - 1) // 2 + (steps - growing) * (most or 0)
+
+
+def _whole_context(term: ClaimTerm) -> Fraction:
+    return Fraction(_seen(term, None), _seen(term, term.window))
+
+
+def _whole_context_once(term: ClaimTerm) -> Fraction:
+    return Fraction(term.values["P"] + 1, min(term.values["P"] + 1, term.window))
+
+
+def _cached(term: ClaimTerm) -> bool:
+    return term.counted and term.window > 0
+
+
+def _cached_in_full(term: ClaimTerm) -> Fraction | None:
+    return Fraction(term.values["S"], min(term.values["S"], term.window - 1)) if "S" in term.values else None
+
+
+def _read_in_full(term: ClaimTerm) -> Fraction | None:
+    held = _seen(term, term.window - 1, 0)
+    return Fraction(_seen(term, None, 0), held) if held else None
+
+
+def _wider(term: ClaimTerm) -> Fraction | None:
+    full = term.values.get("S", term.values.get("P", 0)) >= term.window
+    return Fraction(term.window, term.window - 1) if full else None
+
+
+def _in_full(metric: Metric, factor: Callable[[ClaimTerm], Fraction | None]) -> Mistake:
+    what = "layers with a window keep the keys and values of all tokens"
+    return Mistake(
+        "windows cached in full", "window", what, (Change(_cached, factor),), adds=stands_for("beyond the window"),
+        metrics=frozenset({metric}), excludes=_ONE_LAYER,
+    )  # fmt: skip
+
+
+def _in_blocks(size: int) -> Mistake:
+    """Return the mistake of engines that give a sequence its cache in blocks."""
+
+    def held(tokens: int) -> int:
+        return -(-tokens // size) * size
+
+    def factor(term: ClaimTerm) -> Fraction | None:
+        v = term.values
+        if "S" in v:
+            tokens = min(v["S"], term.window - 1) if term.window else v["S"]
+            return Fraction(held(tokens), tokens)
+        if {"N", "P"} <= v.keys() and not term.window:
+            return Fraction(held(v["P"] + v["N"]) - held(v["P"]), v["N"])
+        return None
+
+    what = f"every sequence has its cache in blocks of {size} tokens, the last one in part empty"
+    changes = (Change(lambda t: t.counted, factor),)
+    return Mistake(f"blocks of {size} tokens", "blocks", what, changes, metrics=_KV_CACHE)
+
+
+WINDOWS: Final[MistakeTable] = (
+    # With a half of all scores it is a half of S x W; with an exact triangle S x W itself.
+    _width(lambda s, w: Fraction(w, s), excludes=(TRIANGLE,)),
+    _width(lambda s, w: Fraction(2 * w, s + 1), requires=TRIANGLE),
+    _band(lambda s: Fraction(1), excludes=(TRIANGLE, *HALVES)),
+    _band(lambda s: Fraction(s + 1, 2 * s), requires=TRIANGLE),
+    _band(lambda s: Fraction(1, 2), requires="causal half"),
+    _band(lambda s: Fraction(5, 9), requires="causal 1.8"),
+    Mistake("window S x W, not halved", "window",
+            "layers with a window have S x W scores, and those without one a half",
+            (_windows(lambda s, w: Fraction(2 * w, s)),), metrics=FLOPS, requires="causal half"),
+    Mistake("windows as full attention", "window", "layers with a window attend to the whole context",
+            (Change(_stepping, _whole_context),), metrics=FLOPS, excludes=(ONE_STEP,)),
+    Mistake("windows as full attention", "window", "layers with a window attend to the whole context",
+            (Change(_stepping, _whole_context_once),), metrics=FLOPS, requires=ONE_STEP),
+    _in_full("kv_cache_bytes", _cached_in_full),
+    _in_full("kv_read_bytes", _read_in_full),
+    Mistake("window cached with its own token", "window",
+            "layers with a window keep as many tokens as it is wide; a step makes the last of them itself",
+            (Change(_cached, _wider),), metrics=CACHE, excludes=_ONE_LAYER),
+    Mistake("cache of windows missing", "window", "layers with a window have no cache", (left_out(_cached),),
+            metrics=CACHE, excludes=_ONE_LAYER),
+    *map(_in_blocks, _BLOCKS),
+)  # fmt: skip

@@ -1,0 +1,233 @@
+"""The table of mistakes in bytes, caches and peaks of memory; and the terms of a claim about a peak."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from fractions import Fraction
+from typing import Final
+
+from costproof.claims.effects import (
+    CACHE,
+    IN_BYTES,
+    NOT_STAGE_WIDE,
+    Change,
+    ClaimTerms,
+    Mistake,
+    MistakeSeries,
+    MistakeTable,
+    left_out,
+    stands_for,
+    substituted,
+    times,
+)
+from costproof.claims.terms import ClaimTerm, nodes_of
+from costproof.claims.types import TOTAL, Claim
+from costproof.ledger.capture import Capture
+from costproof.ledger.errors import Incomplete
+from costproof.ledger.metrics import METRICS, PEAK_METRICS, Metric
+from costproof.ledger.node import Ledger, total
+from costproof.ledger.peaks import CallPeaks, Peak
+from costproof.ledger.workload import FLOAT_BYTES, ITEM_BYTES
+
+# --- Bytes and caches ------------------------------------------------------------------------------------------------
+
+_TYPES: Final = {
+    1: ("element size forgotten", "elements are counted, or an element is taken to have one byte"),
+    2: ("two bytes each", "an element is taken to have two bytes, as in bfloat16"),
+    4: ("four bytes each", "an element is taken to have four bytes, as in float32"),
+}
+_ELEMENTS: Final = frozenset(m for m, info in METRICS.items() if info.unit == "elements")
+
+
+def _every(_: ClaimTerm) -> bool:
+    return True
+
+
+def _counted(term: ClaimTerm) -> bool:
+    return term.counted
+
+
+def _layer(term: ClaimTerm) -> bool:
+    return term.counted and term.within("layer")
+
+
+def _stepping(term: ClaimTerm) -> bool:
+    return _layer(term) and {"N", "P"} <= term.values.keys()
+
+
+def _call(term: ClaimTerm) -> tuple[str, str, str]:
+    return term.tower, term.stage, term.invocation
+
+
+def _prefix(p: str, decimal: int, binary: int) -> Iterator[Mistake]:
+    """Yield binary and decimal prefixes, one taken for the other."""
+    for given, meant, factor in ((f"{p}iB", f"{p}B", Fraction(decimal, binary)),
+                                 (f"{p}B", f"{p}iB", Fraction(binary, decimal))):  # fmt: skip
+        what = f"the number is in {given} and called {meant}"
+        yield Mistake(f"{given} for {meant}", "unit", what, (times(_every, factor),))
+
+
+def _cache_of_one_layer(terms: ClaimTerms, _: Mapping[str, int]) -> Iterator[Mistake]:
+    layers = {c: sum(t.count for t in terms if _layer(t) and _call(t) == c) for c in map(_call, terms)}
+    alone = Change(_layer, lambda t: Fraction(1, layers[_call(t)]))
+    yield Mistake("one layer", "depth", "the cache of one layer is counted", (alone,))
+
+
+_PREFIXES: Final = (*_prefix("M", 10**6, 2**20), *_prefix("G", 10**9, 2**30))
+
+BYTES_AND_CACHES: Final[MistakeTable] = (
+    *(Mistake(f"bytes, {size} each", "unit", f"bytes are counted, {size} for each element", (times(_counted, size),),
+              metrics=_ELEMENTS) for size in (2, 4)),
+    *(Mistake(cause, "type", what, (substituted(lambda t: "b" in t.values, b=str(size)),), metrics=IN_BYTES)
+      for size, (cause, what) in _TYPES.items()),
+    *(Mistake(f"{bits}-bit cache", "type", f"keys and values are cached in {bits} bits each, without scales",
+              (substituted(lambda t: "b" in t.values, b=f"{bits}/8"),), metrics=CACHE) for bits in (8, 4)),
+    *(replace(row, metrics=IN_BYTES) for row in _PREFIXES),
+    Mistake("whole tables", "tables", "tables of embeddings are read whole, not the rows that are looked up",
+            (left_out(lambda t: t.counted and t.part == "embedding"),), adds=stands_for("tables"),
+            metrics=frozenset({"weight_read_bytes"})),
+    Mistake("keys or values alone", "cache", "of keys and values one is counted", (times(_layer, Fraction(1, 2)),),
+            metrics=CACHE),
+    MistakeSeries("one layer", "the cache of one layer is counted", _cache_of_one_layer, CACHE),
+    Mistake("whole cache", "length",
+            "all that the cache holds at the end is counted, not what the steps append",
+            (Change(_stepping, lambda t: Fraction(t.values["P"] + t.values["N"], t.values["N"])),),
+            metrics=frozenset({"kv_cache_bytes"})),
+    Mistake("decode context frozen", "length", "every step reads what the first one does",
+            (Change(_stepping, lambda t: Fraction(2 * t.values["P"], 2 * t.values["P"] + t.values["N"] - 1)),),
+            metrics=frozenset({"kv_read_bytes"})),
+    Mistake("one layer", "depth",
+            "of equal layers one is counted, as if its activations took the room of the others'",
+            (Change(_layer, lambda t: Fraction(1, t.count)),), metrics=(IN_BYTES & NOT_STAGE_WIDE) - CACHE),
+)  # fmt: skip
+
+
+# --- Peaks -----------------------------------------------------------------------------------------------------------
+
+_GRAPH, _EAGER = PEAK_METRICS
+_OF_PEAKS: Final = frozenset(PEAK_METRICS)
+_RUN: Final = "the run's type"
+"""Kind of the terms that are in the type of the run, whose size is the symbol ``b``."""
+_WEIGHTS_ALONE: Final = "weights alone"
+
+
+def peak_of(capture: Capture, claim: Claim) -> Peak:
+    """Return the peak that a claim is about: the largest of its calls.
+
+    Raises:
+        Incomplete: the capture has no peaks, or not all of these calls'.
+    """
+    calls = [c for c in capture.peaks if c.stage == claim.stage and claim.invocation in ("", c.invocation)]
+    found = _largest(calls, claim.metric)
+    if found is None:
+        raise Incomplete(
+            "the peak is unknown here, so no claim can be checked against it",
+            where=f"{claim.where}: {claim.stage}, {claim.metric}",
+            expected="a capture with the peaks of all calls of the stage",
+            got="; ".join(n for c in calls for n in c.notes) or "no peak",
+            fix=f"costproof capture {capture.target.name} --peaks, or costproof peaks {capture.target.name}",
+        )
+    return found
+
+
+def peak_terms(capture: Capture, ledger: Ledger, claim: Claim) -> tuple[ClaimTerm, ...]:
+    """Return the tensors that are alive at the peak; and, not counted, those of other peaks, sums and weights."""
+    known = next((capture.values(i) for i in capture.invocations if i.stage == claim.stage), {})
+    blank = ClaimTerm(claim.stage, claim.invocation, "", "peak", "", Fraction(0), "", known, 1, ())
+    own = _tensors(blank, peak_of(capture, claim))
+    kind = next(m for m in PEAK_METRICS if m != claim.metric)
+    others: dict[str, list[CallPeaks]] = {}
+    for call in capture.peaks:
+        if call.stage != claim.stage:
+            others.setdefault(f"another stage: {call.stage}", []).append(call)
+        elif claim.invocation and call.invocation != claim.invocation:
+            others.setdefault(f"another call: {call.invocation}", []).append(call)
+    mine = [c for c in capture.peaks if c.stage == claim.stage and claim.invocation in ("", c.invocation)]
+    found = {name: _largest(calls, claim.metric) for name, calls in others.items()}
+    found[_other(claim.metric)] = _largest(mine, kind)
+    off = [t for name, peak in found.items() if peak is not None for t in _tensors(blank, peak, name)]
+    every = [_peak(c, claim.metric) for c in mine]
+    if len(every) > 1:
+        off += [t for p in every if p is not None for t in _tensors(blank, p, "calls added up")]
+    sums = {
+        "sum for peak": total(nodes_of(ledger, claim, "output_bytes"), "output_bytes"),
+        "weights": total(nodes_of(ledger, claim, "weight_bytes"), "weight_bytes"),
+        "all weights": total(nodes_of(ledger, replace(claim, stage=TOTAL), "weight_bytes"), "weight_bytes"),
+    }
+    return (*own, *off, *(
+        replace(blank, kind=_RUN, value=Fraction(v), evidence=(name,), counted=False, stands_for=name)
+        for name, v in sums.items() if v
+    ))  # fmt: skip
+
+
+def _instead(cause: str, what: str, name: str = "") -> Mistake:
+    """Return the mistake that something else is read as the peak."""
+    other = stands_for(name or cause)
+    return Mistake(
+        cause, "what", what, (left_out(_counted),), adds=other, metrics=_OF_PEAKS, if_any=other
+    )  # fmt: skip
+
+
+def _others(terms: ClaimTerms, _: Mapping[str, int]) -> Iterator[Mistake]:
+    for name in sorted({t.stands_for for t in terms if t.stands_for.startswith("another ")}):
+        yield _instead(name, f"the peak of {name}")
+
+
+def _sized(size: int) -> Callable[[ClaimTerm], Fraction | None]:
+    def factor(term: ClaimTerm) -> Fraction | None:
+        own = term.values.get("b") if term.kind == _RUN else ITEM_BYTES.get(term.kind)
+        # One byte for each element is to forget the size, of integers too.
+        return Fraction(size, own) if own and (size == 1 or term.kind in (_RUN, *FLOAT_BYTES)) else None
+
+    return factor
+
+
+_OTHER_PEAK: Final = (
+    "the other peak: a graph frees a tensor after its last reader, variables of the module hold some for longer"
+)
+
+PEAKS: Final[MistakeTable] = (
+    _instead("sum for peak", "all activations that are written are added up, as if none were given back"),
+    _instead("calls added up", "the peaks of all calls are added up, as if they were there at once"),
+    _instead("graph peak for eager peak", _OTHER_PEAK),
+    _instead("eager peak for graph peak", _OTHER_PEAK),
+    MistakeSeries("another stage: STAGE, another call: CALL", "the peak of another stage, or call", _others,
+                  _OF_PEAKS),
+    _instead(_WEIGHTS_ALONE, "weights are counted in place of activations", "weights"),
+    Mistake("weights included", "weights", "the stage's weights are counted too", adds=stands_for("weights"),
+            metrics=_OF_PEAKS, excludes=(_WEIGHTS_ALONE,)),
+    Mistake("weights of all stages included", "weights", "the weights of the whole model are counted too",
+            adds=stands_for("all weights"), metrics=_OF_PEAKS, excludes=(_WEIGHTS_ALONE,)),
+    Mistake("inputs left out", "inputs", "what the stage is given is left out",
+            (left_out(lambda t: t.counted and t.part == "input"),), metrics=_OF_PEAKS),
+    *(Mistake(cause, "type", what, (Change(_every, _sized(size)),), metrics=_OF_PEAKS)
+      for size, (cause, what) in _TYPES.items()),
+    *(replace(row, metrics=_OF_PEAKS) for row in _PREFIXES),
+)  # fmt: skip
+
+
+def _other(metric: Metric) -> str:
+    return "graph peak for eager peak" if metric == _EAGER else "eager peak for graph peak"
+
+
+def _peak(call: CallPeaks, metric: Metric) -> Peak | None:
+    return call.eager if metric == _EAGER else call.graph
+
+
+def _largest(calls: Iterable[CallPeaks], metric: Metric) -> Peak | None:
+    """Return the largest peak of calls; None if there is none, or one is unknown."""
+    found = [_peak(c, metric) for c in calls]
+    known = [p for p in found if p is not None]
+    return max(known, key=lambda p: p.bytes) if known and len(known) == len(found) else None
+
+
+def _tensors(blank: ClaimTerm, peak: Peak, stands_for: str = "") -> list[ClaimTerm]:
+    return [
+        replace(
+            blank, role="result" if t.operator else "input", kind=t.dtype, value=Fraction(t.bytes),
+            counted=not stands_for, stands_for=stands_for,
+            evidence=(f"{t.module or '(root)'}: {t.name} {list(t.shape)} {t.dtype}",),
+        )
+        for t in peak.alive
+    ]  # fmt: skip

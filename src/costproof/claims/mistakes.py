@@ -1,0 +1,319 @@
+"""The table of mistakes that are made with every model: units, training, decoders, experts, views, parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from fractions import Fraction
+from typing import Final
+
+from costproof.algebra.evaluation import compile_expression
+from costproof.claims.effects import (
+    FLOPS,
+    NOT_FLOPS,
+    NOT_STAGE_WIDE,
+    Change,
+    ClaimTerms,
+    Mistake,
+    MistakeSeries,
+    MistakeTable,
+    left_out,
+    stands_for,
+    substitute,
+    substituted,
+    times,
+)
+from costproof.claims.terms import BIASED, RULES, ClaimTerm, bias_of, dense_terms
+
+ONE_STEP: Final = "one decode step"
+TRIANGLE: Final = "causal triangle"
+HALVES: Final = ("causal half", "causal 1.8")
+RECOMPUTE: Final = "full recompute"
+RECOMPUTED: Final = Fraction(4)
+"""Forward passes of training that computes every activation twice."""
+
+
+def _every(_: ClaimTerm) -> bool:
+    return True
+
+
+def _part(name: str) -> Callable[[ClaimTerm], bool]:
+    return lambda term: term.part == name
+
+
+# --- Units -----------------------------------------------------------------------------------------------------------
+
+
+def units(written_out: frozenset[str]) -> MistakeTable:
+    """Return the rows of other units.
+
+    Args:
+        written_out: roles of norms in which tools see no norm.
+    """
+    half = times(lambda t: t.products, Fraction(1, 2))
+    norms = stands_for("norms at 5")
+    return (
+        Mistake("mac", "unit", "a multiply-accumulate is counted as one", (half,), metrics=FLOPS),
+        Mistake(
+            "doubled", "unit", "everything is counted twice: two operations per FLOP", (times(_every, 2),),
+            metrics=FLOPS,
+        ),
+        Mistake(
+            "fvcore", "unit",
+            "fvcore's conventions: a multiply-accumulate is one, attention kernels are left out, "
+            "a layer norm is 5 per element",
+            (half, Change(lambda t: t.kind == "einsum", _einsum_of_fvcore), left_out(lambda t: t.scores)),
+            adds=lambda t: norms(t) and t.role not in written_out, metrics=FLOPS,
+        ),
+    )  # fmt: skip
+
+
+def _einsum_of_fvcore(term: ClaimTerm) -> Fraction:
+    """Return half of NumPy's operation count, which fvcore reads from a text of four digits, over the term."""
+    each = term.value / term.count / 2
+    rounded = Fraction(f"{int(each):.3e}") / 2 if each.denominator == 1 else each / 2
+    return Fraction(int(rounded)) / each
+
+
+# --- Training --------------------------------------------------------------------------------------------------------
+
+_UNITS: Final = ("mac", "doubled", "fvcore")
+"""With these too many numbers would be reached: passes are counted in FLOP."""
+_RULES: Final = tuple(f"2ND: {name}" for name, _ in RULES)
+
+
+def _recompute(cause: str, *excludes: str) -> Mistake:
+    what = "four forward passes: training computes every activation twice"
+    four = (times(_every, RECOMPUTED),)
+    return Mistake(RECOMPUTE, "training", what, four, metrics=FLOPS, requires=cause, excludes=(*excludes, *_UNITS))
+
+
+def _passes(cause: str, what: str, every: Fraction, scores: Fraction) -> Mistake:
+    changes = (times(_every, every), times(lambda t: t.scores, scores))
+    # With these no pass of attention is counted.
+    excludes = ("attention missing", *_RULES, *_UNITS)
+    return Mistake(
+        cause, "training", what, changes, metrics=FLOPS, excludes=excludes, if_any=lambda t: t.counted and t.scores
+    )
+
+
+TRAINING: Final[MistakeTable] = (
+    Mistake("6ND", "training", "three forward passes: forward and backward of training", (times(_every, 3),),
+            metrics=FLOPS),
+    Mistake("backward alone", "training", "two forward passes: the backward pass of training", (times(_every, 2),),
+            metrics=FLOPS),
+    # Four times everything is a ratio like others, so recomputing is a cause in combination with another one.
+    *(_recompute(cause) for cause in (TRIANGLE, *HALVES, *_RULES)),
+    *(_recompute(cause, TRIANGLE, *HALVES) for cause in ("window S x W", "window band")),
+    _passes("6ND, fused attention", "three forward passes, three and a half of attention: its fused backward has five "
+            "products for two", Fraction(3), Fraction(7, 2)),
+    _passes("full recompute, fused attention", "four forward passes, four and a half of attention: its fused backward "
+            "has five products for two", RECOMPUTED, Fraction(9, 2)),
+    _passes("attention recomputed", "three forward passes, four of attention: training computes its scores twice",
+            Fraction(3), Fraction(4)),
+)  # fmt: skip
+
+
+# --- Decoders --------------------------------------------------------------------------------------------------------
+
+
+def keys(term: ClaimTerm) -> int:
+    """Return the number of keys that N steps attend to: P + 1, P + 2, ..."""
+    steps, past = term.values["N"], term.values["P"]
+    return steps * past + steps * (steps + 1) // 2
+
+
+def _scores(*needed: str) -> Callable[[ClaimTerm], bool]:
+    return lambda t: t.part == t.owner == "attention" and t.products and set(needed) <= t.values.keys()
+
+
+def _of_prompt(term: ClaimTerm) -> bool:
+    return term.part == "lm_head" and "L" in term.values
+
+
+def _causal(cause: str, form: str, factor: Callable[[ClaimTerm], Fraction]) -> Mistake:
+    what = f"of the scores of causal attention {form} are counted"
+    return Mistake(cause, "attention", what, (Change(_scores("S"), factor),), metrics=FLOPS)
+
+
+def _context(cause: str, what: str, seen: Callable[[ClaimTerm], int]) -> Iterator[Mistake]:
+    """Yield a mistake in the context of decode steps: fewer steps and less context do not multiply."""
+    several = Change(_scores("N", "P"), lambda t: Fraction(t.values["N"] * seen(t), keys(t)))
+    single = Change(_scores("N", "P"), lambda t: Fraction(seen(t), t.values["P"] + 1))
+    yield Mistake(cause, "attention", what, (several,), metrics=FLOPS, excludes=(ONE_STEP,))
+    yield Mistake(cause, "attention", what, (single,), metrics=FLOPS, requires=ONE_STEP)
+
+
+def _own_token(cause: str, what: str, more: int) -> Mistake:
+    moved = Change(_scores("N", "P"), lambda t: 1 + Fraction(more * t.values["N"], keys(t)))
+    return Mistake(cause, "attention", what, (moved,), metrics=FLOPS, excludes=(ONE_STEP,))
+
+
+def _rule(name: str, what: str) -> Iterator[Mistake]:
+    """Yield 2 N D with these parameters in place of the decoder, without and with its scores."""
+
+    def replaced(t: ClaimTerm) -> bool:
+        return t.text and not t.stands_for.startswith("2ND")
+
+    added = stands_for(f"2ND {name}")
+    yield Mistake(f"2ND: {name}", "rule", f"2 N D with N = {what}", (left_out(replaced),), adds=added, metrics=FLOPS)
+    yield Mistake(
+        f"2ND and attention: {name}", "rule",
+        f"2 N D with N = {what}, and scores and weighted sums of attention",
+        (left_out(lambda t: replaced(t) and not t.scores),),
+        adds=added, metrics=FLOPS, if_any=lambda t: replaced(t) and t.scores,
+    )  # fmt: skip
+
+
+_head: Final = _part("lm_head")
+_routed: Final = _part("experts")
+
+
+def _shared(term: ClaimTerm) -> bool:
+    return term.within("shared")
+
+
+def _dense_for_experts(terms: ClaimTerms, _: Mapping[str, int]) -> Iterator[Mistake]:
+    """Yield the mistakes about dense layers of towers that also have experts."""
+    dense = {id(t) for t in dense_terms(terms)}
+    gone, every = left_out(lambda t: id(t) in dense), stands_for("mixture for dense")
+    yield Mistake("dense-first ignored", "layers", "every layer is taken to have experts", (gone,), adds=every)
+    yield Mistake(
+        "dense MLPs as experts", "layers", "every layer has the routed experts alone, each as wide as a dense layer",
+        (gone, left_out(_shared), substituted(_routed, moe="intermediate")), adds=every,
+    )  # fmt: skip
+
+
+DECODER: Final[MistakeTable] = (
+    Mistake("lm_head missing", "lm_head", "the output projection is left out", (left_out(_head),)),
+    Mistake("lm_head only", "only", "nothing but the output projection is counted",
+            (left_out(lambda t: t.counted and not _head(t)),), if_any=_head),
+    Mistake("lm_head halved", "lm_head", "the output projection is counted as multiply-accumulates",
+            (times(_head, Fraction(1, 2)),), metrics=NOT_STAGE_WIDE),
+    Mistake("lm_head last token", "lm_head", "the output projection maps the last position alone",
+            (Change(_of_prompt, lambda t: Fraction(1, t.values["L"])),), metrics=NOT_STAGE_WIDE),
+    Mistake("lm_head all tokens", "lm_head", "the output projection maps every position",
+            (Change(_of_prompt, lambda t: Fraction(t.values["S"], t.values["L"])),), metrics=NOT_STAGE_WIDE),
+    Mistake("tied head counted", "lm_head", "the output projection is counted as weights besides the embedding's, "
+            "which it shares", (times(lambda t: t.counted and t.part == "embedding", 2),),
+            metrics=frozenset({"params", "params_active", "weight_bytes"}),
+            unless_any=lambda t: _head(t) and bool(t.value)),
+    _causal(TRIANGLE, "S (S + 1) / 2", lambda t: Fraction(t.values["S"] + 1, 2 * t.values["S"])),
+    _causal("causal half", "S² / 2", lambda t: Fraction(1, 2)),
+    _causal("causal 1.8", "S² / 1.8", lambda t: Fraction(5, 9)),
+    *_context("context attention missing", "decode steps attend to the new token alone", lambda t: 1),
+    *_context("decode context frozen", "every decode step attends to the prompt alone", lambda t: t.values["P"]),
+    *_context("decode context of the last step", "every decode step attends to as much as the last one",
+              lambda t: t.values["P"] + t.values["N"]),
+    _own_token("new token not attended to", "a decode step does not attend to its own token", -1),
+    _own_token("new token attended to twice", "a decode step attends to one token more than there are", 1),
+    *(row for name, what in RULES for row in _rule(name, what)),
+    Mistake("embedding as a GEMM", "embedding", "the embedding is counted as a matrix product",
+            adds=stands_for("embedding"), metrics=FLOPS),
+    Mistake(ONE_STEP, "steps", "one decode step is counted in place of all",
+            (substituted(lambda t: "N" in t.values, N="1"),)),
+    Mistake("top-k missing", "routing", "each token passes one routed expert",
+            (substituted(_routed, topk="1", experts="1"),)),
+    Mistake("all experts", "routing", "each token passes every expert", (substituted(_routed, topk="experts"),)),
+    Mistake("active experts only", "routing", "of the experts, the active ones are counted",
+            (substituted(_routed, experts="topk"),)),
+    Mistake("routed experts missing", "routing", "routed experts are left out", (left_out(_routed),)),
+    Mistake("expert width = dense width", "expert width", "routed and shared experts are as wide as a dense layer",
+            (substituted(lambda t: _routed(t) or _shared(t), moe="intermediate"),)),
+    Mistake("routed width = dense width", "expert width", "routed experts are as wide as a dense layer",
+            (substituted(_routed, moe="intermediate"),)),
+    Mistake("shared experts missing", "shared", "shared experts are left out", (left_out(_shared),)),
+    Mistake("one shared expert", "shared", "one shared expert is counted in place of all",
+            (substituted(_shared, shared="1"),)),
+    Mistake("shared experts times top-k", "shared", "there are so many shared experts for each routed one",
+            (substituted(_shared, shared="topk*shared"),)),
+    Mistake("router missing", "router", "the router is left out", (left_out(_part("router")),)),
+    Mistake("MoE as a dense FFN", "layers", "layers with experts are counted as dense layers",
+            (left_out(lambda t: t.mixture),), adds=stands_for("dense for mixture")),
+    MistakeSeries("dense-first ignored, dense MLPs as experts", "every layer has experts", _dense_for_experts),
+    Mistake("gate matrix missing", "gate", "MLPs have two matrices, the gate is left out",
+            (left_out(_part("gate")), times(_routed, Fraction(2, 3)))),
+)  # fmt: skip
+
+
+# --- Views, batch, sizes ---------------------------------------------------------------------------------------------
+
+
+def _views(terms: ClaimTerms, _: Mapping[str, int]) -> Iterator[Mistake]:
+    """Yield the calls of what is no decoder: each may be forgotten, or counted twice."""
+    calls = sorted({t.invocation for t in terms if not t.text and t.counted})
+    for name in calls:
+
+        def inside(t: ClaimTerm, name: str = name) -> bool:
+            return not t.text and t.invocation == name
+
+        if len(calls) > 1 or any(t.text for t in terms):
+            what = f"the {name} view is not counted"
+            yield Mistake(f"view missing: {name}", f"view {name}", what, (left_out(inside),))
+        what = f"the {name} view is counted twice"
+        yield Mistake(f"view twice: {name}", f"view {name}", what, (times(inside, 2),))
+
+
+def _one_of_batch(term: ClaimTerm) -> Fraction | None:
+    """Return one of the batch; a call has as many views for each as there are for all."""
+    return substitute(term, B="1", n="n / B") if term.expr else Fraction(1, term.values["B"])
+
+
+def _sizes(terms: ClaimTerms, _: Mapping[str, int]) -> Iterator[Mistake]:
+    """Yield dimensions mixed up in the same way in every tower, by the names of its symbols."""
+    prefixes = sorted({n.removesuffix("_head_dim") for t in terms for n in t.values if n.endswith("_head_dim")})
+    for p in prefixes:
+
+        def here(t: ClaimTerm, tower: str = p) -> bool:
+            return t.tower == tower
+
+        what = f"{p} heads are taken to be hidden / heads wide"
+        wide = substituted(here, head_dim="hidden / heads")
+        yield Mistake(f"head_dim = hidden / heads: {p}", "head_dim", what, (wide,))
+        what = "every query head has keys and values of its own"
+        yield Mistake(f"GQA ignored: {p}", "gqa", what, (substituted(here, kv_heads="heads"),))
+
+
+VIEWS: Final[MistakeTable] = (
+    MistakeSeries("view missing: VIEW, view twice: VIEW", "a view is not counted, or twice", _views, NOT_STAGE_WIDE),
+    Mistake("batch forgotten", "batch", "one of the batch is counted in place of all",
+            (Change(lambda t: "B" in t.values, _one_of_batch),), metrics=NOT_STAGE_WIDE),
+    MistakeSeries("head_dim = hidden / heads: TOWER, GQA ignored: TOWER",
+                  "heads are hidden / heads wide; every query head has keys and values of its own", _sizes),
+)  # fmt: skip
+
+
+# --- Vector work and parameters --------------------------------------------------------------------------------------
+
+
+def _positions(term: ClaimTerm) -> bool:
+    return term.part == "positions" or term.owner in ("position_embedding", "class_and_positions")
+
+
+def _without_bias(term: ClaimTerm) -> Fraction | None:
+    parts = bias_of(term.expr) if term.expr else None
+    if parts is None:
+        return None
+    weights, bias = (Fraction(compile_expression(p).run(term.values)) for p in parts)
+    return weights / (weights + bias)
+
+
+REST: Final[MistakeTable] = (
+    Mistake("norms counted", "vector", "norms are counted as FLOPs", adds=stands_for("norms"), metrics=FLOPS),
+    Mistake("norms at 1", "vector", "norms are counted as one operation for each element",
+            adds=stands_for("norms at 1"), metrics=FLOPS),
+    Mistake("vector work counted", "vector", "norms, softmax, activations, rotary and residuals are counted as FLOPs",
+            adds=stands_for("norms", "vector"), metrics=FLOPS),
+    Mistake("biases counted", "biases", "additions of biases are counted as FLOPs", adds=stands_for("biases"),
+            metrics=FLOPS),
+    Mistake("attention missing", "attention", "scores and weighted sum of attention are left out",
+            (left_out(lambda t: t.scores),), metrics=FLOPS),
+    Mistake("embedding missing", "embedding missing", "the embedding is left out", (left_out(_part("embedding")),),
+            metrics=NOT_FLOPS),
+    Mistake("norms missing", "norms missing", "norms are left out", (left_out(lambda t: t.norm),), metrics=NOT_FLOPS),
+    Mistake("position tables missing", "position tables missing", "position tables are left out",
+            (left_out(_positions),), metrics=NOT_FLOPS),
+    Mistake("biases missing", "biases", "biases are left out", (Change(lambda t: t.owner in BIASED, _without_bias),),
+            metrics=NOT_FLOPS),
+    Mistake("unexecuted counted", "unexecuted", "parameters are counted that the checkpoint holds and nothing runs",
+            adds=stands_for("unexecuted"), metrics=NOT_FLOPS),
+)  # fmt: skip
