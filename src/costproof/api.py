@@ -1,21 +1,26 @@
-"""The Python interface: every command is a function here, of the same name. The command line calls nothing beside it.
+"""Provide the Python interface: one function per command, of the same name.
 
-What a run needs is chosen by keywords, or by a :class:`~costproof.run.request.RunRequest` with keywords on top:
-``config`` (a configuration file), ``preset`` and the settings of the target (``costproof.settings(target)`` lists
-them) or ``workload``, ``sources``, ``run`` (``"meta"``, ``"cpu"``, ``"cuda"``), ``weights`` (``"random"`` or the
-folder of a checkpoint), ``seed``, ``layers``, ``profile`` (timed runs), ``convention`` (``"fvcore-macs"``),
-``all_calls`` (shapes of every call of a module), ``peaks`` (of live activations), ``counters`` (names, or ``"all"``),
-``rules`` (Python files with operator rules, which are run), ``trust_remote_code``, ``no_cache`` (export anew). ``None``
-leaves the default.
-Messages name them as the command line does: ``--text-tokens`` is ``text_tokens``. ``progress`` is called with the phase
-(the name of a source, or load, counters, compare, write), how much of it is done, and of how much.
+The command line calls nothing else. A run is configured by keywords, or by a
+:class:`~costproof.run.request.RunRequest` that keywords override: ``config`` (a configuration file), ``preset`` and the
+settings of the target (``costproof.settings(target)`` lists them) or ``workload``, ``sources``, ``run`` (``"meta"``,
+``"cpu"``, ``"cuda"``), ``weights`` (``"random"`` or the folder of a checkpoint), ``seed``, ``layers``, ``profile``
+(timed
+runs), ``convention`` (``"fvcore-macs"``), ``all_calls`` (record the shapes of every call of a module), ``peaks`` (find
+peaks of live activations), ``counters`` (names, or ``"all"``), ``rules`` (Python files with operator rules, which are
+executed), ``trust_remote_code``, ``no_cache`` (export again). ``None`` leaves the default. Messages name keywords as
+the
+command line does: ``--text-tokens`` is ``text_tokens``. ``progress`` is called with the phase (the name of a source, or
+load, counters, compare, write), the steps done, and the total.
 
-Threads may call everything here. What traces (``capture``, ``report``, ``count``, ``derive``) goes on one call at a
-time: torch's default dtype and what a tracer replaces are of the process, so a second thread waits; other code of the
-process should not build or run models meanwhile.
+All functions may be called from several threads. Tracing (``capture``, ``report``, ``count``, ``derive``) changes state
+of
+the process, such as torch's default dtype, so it runs one call at a time; meanwhile other code of the process should
+not
+build or run models.
 
-What reads files and captures stands here. What makes a run stands in :mod:`costproof.run`, and is imported when it is
-asked for.
+Functions on files and captures are defined here; those that make a run are in :mod:`costproof.run`, which is imported
+when
+one of them is first used.
 """
 
 from __future__ import annotations
@@ -128,14 +133,14 @@ def __getattr__(name: str) -> Any:
 
 
 def targets() -> dict[str, Plugin[TargetFactory]]:
-    """The models that can be counted, by name; a plug-in that cannot be loaded is left out."""
+    """Return the models that can be counted, by name; plug-ins that cannot be loaded are left out."""
     from costproof.models.registry import TARGETS
 
     return TARGETS.listed()
 
 
 def families() -> tuple[str, ...]:
-    """The targets without the known models: each has workloads and settings of its own."""
+    """Return the targets that are model families, each with its own workloads and settings, without known models."""
     from costproof.models.known import KNOWN
 
     known = {k.name for k in KNOWN}
@@ -143,14 +148,14 @@ def families() -> tuple[str, ...]:
 
 
 def workloads(target: str) -> tuple[NamedWorkload, ...]:
-    """The named workloads of a target."""
+    """Return the named workloads of a target."""
     from costproof.models.registry import target_factory
 
     return target_factory(target).presets()
 
 
 def stages(target: str, *, config: Path_ | None = None) -> tuple[str, ...]:
-    """The stages of a target, in order."""
+    """Return the stages of a target in order."""
     from costproof.models.registry import load_target
     from costproof.run.count_lock import count_lock
 
@@ -159,7 +164,7 @@ def stages(target: str, *, config: Path_ | None = None) -> tuple[str, ...]:
 
 
 def claimed_target(claims: Path_) -> str | None:
-    """The target that a claims file names.
+    """Return the target that a claims file names, or ``None``.
 
     Raises:
         BadInput: it is not a claims file.
@@ -170,7 +175,7 @@ def claimed_target(claims: Path_) -> str | None:
 
 
 def counter_names() -> tuple[str, ...]:
-    """Return the names of third-party counters; none of them is loaded."""
+    """Return the names of third-party counters without loading them."""
     from costproof.tracers.counters.registry import COUNTERS
 
     return tuple(COUNTERS.all())
@@ -180,11 +185,10 @@ def read(path: Path_) -> Capture:
     """Read a capture and check it.
 
     Args:
-        path: the file, or a folder of reports, which has it as ``capture.json``.
+        path: the file, or a folder of reports with a ``capture.json``.
 
     Raises:
-        BadInput: the file is not a whole capture of a version that this costproof reads, or the folder holds files of
-            two runs.
+        BadInput: the file is not a complete capture of a supported version, or the folder has files of two runs.
     """
     from costproof.views.manifest import capture_file
 
@@ -192,11 +196,11 @@ def read(path: Path_) -> Capture:
 
 
 def compare(capture: Capture | Path_, *, on: Path_ | Device | None = None) -> Report:
-    """Compare the sources of a capture; needs no torch.
+    """Compare the sources of a capture, without torch.
 
     Args:
-        capture: a capture, the file that holds one, or a folder of reports.
-        on: a device, whose roof the page of the report then shows; see :func:`roofline`.
+        capture: a capture, its file, or a folder of reports.
+        on: a device whose roofline the page of the report shows; see :func:`roofline`.
     """
     from costproof.reports.report import Report
 
@@ -209,12 +213,12 @@ def compare(capture: Capture | Path_, *, on: Path_ | Device | None = None) -> Re
 
 
 def render(capture: Capture | Path_, format: str, *, on: Path_ | Device | None = None) -> str:  # noqa: A002  (its option)
-    """A capture as the text of a format, such as ``"static-md"``; ``costproof.formats()`` names them all."""
+    """Return a capture in a format such as ``"static-md"``; ``costproof.formats()`` lists them."""
     return compare(capture, on=on).render(format)
 
 
 def ops(pattern: str = "*") -> tuple[RuleInfo, ...]:
-    """The operator rules whose operator matches a glob."""
+    """Return the operator rules whose operator matches a glob."""
     from fnmatch import fnmatchcase
 
     from costproof.opgraph.rules.registry import rule_table
@@ -225,8 +229,9 @@ def ops(pattern: str = "*") -> tuple[RuleInfo, ...]:
 def schema(name: str) -> dict[str, Any]:
     """Return the JSON Schema of a kind of file, such as ``"capture"``.
 
-    People write ``"claims.yaml"``, ``"policy.yaml"`` and ``"request.yaml"``; the ending may be left out where no other
-    kind has that name.
+    Files that people write are ``"claims.yaml"``, ``"policy.yaml"`` and ``"request.yaml"``; the suffix may be omitted
+    if no other
+    kind has the name.
 
     Raises:
         BadInput: there is no such kind.

@@ -1,4 +1,4 @@
-"""``costproof capture``: count and write the capture file alone."""
+"""Define ``costproof capture``, which counts a target and writes only the capture file."""
 
 from __future__ import annotations
 

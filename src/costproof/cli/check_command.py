@@ -1,4 +1,4 @@
-"""``costproof check``: published numbers and formulas checked against a target."""
+"""Define ``costproof check``, which checks published numbers and formulas against a target."""
 
 from __future__ import annotations
 

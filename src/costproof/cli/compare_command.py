@@ -1,4 +1,4 @@
-"""``costproof compare``: the comparison of a capture's sources."""
+"""Define ``costproof compare``, which compares the sources of a capture."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Completion in bash, which splits ``deepseek-ocr@gundam`` and ``--over base=1`` into several words."""
+"""Complete words in bash, which splits ``deepseek-ocr@gundam`` and ``--over base=1`` into several."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _SOURCE: Final = """\
 
 
 class _Bash(BashComplete):
-    """Click's, with the words of the line as the program gets them."""
+    """Click's bash completion, with words as the program receives them."""
 
     source_template = _SOURCE
 

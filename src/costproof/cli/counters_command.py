@@ -1,4 +1,4 @@
-"""``costproof counters``: third-party counters beside the truth, each difference explained."""
+"""Define ``costproof counters``, which runs third-party counters and explains their differences."""
 
 from __future__ import annotations
 

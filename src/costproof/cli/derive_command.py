@@ -1,4 +1,4 @@
-"""``costproof derive``: the closed form that the graph of a model holds."""
+"""Define ``costproof derive``, which derives closed formulas from a model's graph."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``costproof diff``: what a change does to the cost, and which part of the change does it."""
+"""Define ``costproof diff``, which attributes a difference in cost to changes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""The first code of a command: it answers signals before anything large is imported.
+"""Start a command, with signal handlers installed before anything large is imported.
 
-Nothing has been begun while modules are imported, so a signal ends the process at once. Before this module, Python
-itself starts; what it does with a signal there, no program can change.
+Nothing has begun while modules are imported, so a signal then ends the process at once. A signal before this module,
+while
+Python itself starts, cannot be handled by any program.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _exit_now = os._exit  # foreign code runs with another one
 
 
 def main() -> int:
-    """Run the command line of this process; returns the exit code."""
+    """Run the command line of this process and return its exit code."""
     ended: list[int] = []
     atexit.register(_leave, ended)  # the first to be registered is the last to be called
     heard = [n for n in ENDING if _signal.getsignal(n) in (_signal.SIG_DFL, _signal.default_int_handler)]
@@ -48,7 +49,7 @@ def main() -> int:
 
 
 def end_now(number: int, frame: FrameType | None = None) -> NoReturn:
-    """End the process without any more code of anybody; its child processes end with it."""
+    """End the process without running any more code; its child processes end with it."""
     shown = "\r\x1b[?25h" if os.isatty(2) else ""  # a progress bar may have hidden the cursor
     try:
         os.write(2, f"{shown}error: interrupted\n  got:      {ENDING[number]}\n  fix:      {AGAIN}\n".encode())
@@ -57,9 +58,9 @@ def end_now(number: int, frame: FrameType | None = None) -> NoReturn:
 
 
 def _leave(ended: list[int]) -> None:
-    """End the process with the code of its command, without dismantling Python.
+    """End the process with the exit code of its command, without the interpreter's shutdown.
 
-    That takes seconds after torch was imported, and a signal that comes meanwhile would decide the exit code.
+    Shutdown takes seconds after torch was imported, and a signal meanwhile would change the exit code.
     """
     if not ended:
         return

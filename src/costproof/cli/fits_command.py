@@ -1,4 +1,4 @@
-"""``costproof fits``: whether a run fits into a memory."""
+"""Define ``costproof fits``, which checks whether a run fits into memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``costproof gate``: whether a change may pass, by a policy."""
+"""Define ``costproof gate``, which checks a change against the limits of a policy."""
 
 from __future__ import annotations
 

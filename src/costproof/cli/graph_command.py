@@ -1,4 +1,4 @@
-"""``costproof graph``: the callgraph of a capture, or of a target, as pictures."""
+"""Define ``costproof graph``, which draws the callgraph of a capture or target."""
 
 from __future__ import annotations
 

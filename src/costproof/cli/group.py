@@ -1,4 +1,4 @@
-"""The command group. Commands are named here and imported when called, so that ``--help`` stays fast."""
+"""Define the command group, which imports commands when they are called, so that ``--help`` is fast."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ stdout is the report, stderr is progress. COSTPROOF_DEBUG=1 shows tracebacks."""
 
 
 def _flagged(context: click.Context, param: click.Parameter, value: bool) -> None:
-    """Note a flag of the whole program, on whichever side of the command's name it is."""
+    """Store a global flag, which may precede or follow the command's name."""
     if value:
         context.meta[f"costproof.{param.name}"] = True
         ADVICE.shown |= param.name == "verbose"
@@ -76,7 +76,7 @@ _FLAGS: Final = (
 
 
 class LazyGroup(click.Group):
-    """Commands from :data:`COMMANDS`; the module of one is ``costproof.cli.<name>_command``."""
+    """A group of the commands in :data:`COMMANDS`, which imports each when it is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)

@@ -1,4 +1,4 @@
-"""Define the commands that list what there is: targets, workloads, ops, schema and doctor."""
+"""Define the listing commands: ``costproof targets``, ``workloads``, ``ops``, ``schema`` and ``doctor``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The entry point: runs a command and turns every outcome into one message and one exit code."""
+"""Run a command and turn every outcome into one message and one exit code."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ from costproof.reports.escape import visible
 
 DEBUG = "COSTPROOF_DEBUG"
 COMPLETE = "_COSTPROOF_COMPLETE"
-"""The variable by which click knows that a shell asks."""
+"""Environment variable by which click recognizes shell completion."""
 _OF_THE_SYSTEM: Final = (errno.ENAMETOOLONG, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ELOOP, errno.EACCES)
-"""Errors of files that no code of ours can avoid."""
+"""File errors that no code of ours can avoid."""
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Run a command line; gives the exit code and never raises.
+    """Run a command line and return its exit code; no exception escapes.
+
+    Exit codes: 0 all exact or explained, 1 findings, 2 wrong usage or bad input, 3 incomplete, 70 a bug of ours.
 
     Args:
-        arguments: without the program's name; ``None`` takes those of the process.
-
-    Codes: 0 all exact or explained, 1 findings, 2 wrong usage or bad input, 3 incomplete, 70 a bug of ours.
+        arguments: without the program's name (default: those of the process).
     """
     given = sys.argv[1:] if arguments is None else list(arguments)
     try:
@@ -111,7 +111,7 @@ def _run(given: Sequence[str]) -> int:
 
 
 def _fail_at_last(error: BaseException) -> int:
-    """Tell what is raised while an outcome is told, with as little code as possible: some of it may be replaced."""
+    """Print an exception raised while reporting an outcome, with minimal code, since some may be replaced."""
     ours = isinstance(error, Exception)
     what = "costproof has a bug" if ours else "code of the model or of a plug-in ends the program"
     lines = [f"error: {what}", f"  got:      {type(error).__name__}"]
@@ -122,7 +122,7 @@ def _fail_at_last(error: BaseException) -> int:
 
 
 def _foreign_exit(error: BaseException) -> CostproofError:
-    """The message for foreign code that ends the program outside all blocks that contain it."""
+    """Return the error for foreign code that ends the program outside all contained calls."""
     place = line_of(error)
     told = BadInput("code of the model or of a plug-in ends the program", where=place, got=first_line(error))
     told.__cause__ = error
@@ -151,7 +151,7 @@ def _interrupt(by: str) -> int:
 
 
 def _fail(error: CostproofError, code: int | None = None) -> int:
-    """Print the message; with ``COSTPROOF_DEBUG`` the traceback before it."""
+    """Print an error, preceded by its traceback if ``COSTPROOF_DEBUG`` is set, and return the exit code."""
     from costproof.cli.output import error_text
 
     if os.environ.get(DEBUG):

@@ -1,4 +1,4 @@
-"""``costproof measure``: a run timed stage by stage, beside its bounds."""
+"""Define ``costproof measure``, which times a run and compares it with bounds."""
 
 from __future__ import annotations
 

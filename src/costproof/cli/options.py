@@ -1,4 +1,4 @@
-"""Options that several commands share, by name. What only some targets have, a target's command adds itself."""
+"""Declare the options that several commands share; settings of targets are added by their commands."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ _OPTIONS: Final[dict[str, Callable[[Any], Any]]] = {
 
 
 def options(*names: str) -> Callable[[F], F]:
-    """The shared options of these names, in this order."""
+    """Return a decorator that adds the shared options of these names, in this order."""
 
     def add(command: F) -> F:
         for name in reversed(names):
@@ -116,10 +116,10 @@ def options(*names: str) -> Callable[[F], F]:
 
 
 def format_option(about: str, *, table: bool = False) -> Callable[[F], F]:
-    """``-f``: which of the outputs about one thing; ``outputs.variant`` picks it.
+    """Return the option ``-f`` for the outputs about a subject; see ``outputs.variant``.
 
     Args:
-        table: whether a terminal has a table of its own.
+        table: whether the default on a terminal is a table.
     """
     known = tuple(variants(about))
     default = f"a table on a terminal and {known[0]} elsewhere" if table else known[0]
@@ -128,16 +128,16 @@ def format_option(about: str, *, table: bool = False) -> Callable[[F], F]:
 
 
 def device_option(text: str, *, required: bool = False) -> Callable[[F], F]:
-    """Return the option ``--on`` with a help text, as the parameter ``device``."""
+    """Return the option ``--on``, as the parameter ``device``, with a help text."""
     text = f"{text} (see costproof machines)."
     return click.option("--on", "device", type=DEVICE, metavar="DEVICE|FILE", required=required, help=text)
 
 
 def run_request(target: str | None, file: Path | None, choices: dict[str, Any]) -> RunRequest:
-    """The run that a line describes: the request file's, with the line's own choices on top.
+    """Return the request of a command line: the request file's, overridden by the options.
 
     Raises:
-        BadInput: neither names a target, or a choice is wrong.
+        BadInput: no target is named, or an option is invalid.
     """
     context = click.get_current_context()
     repeated = ("rules", "input")  # options that may be given several times: () where they are not
@@ -156,7 +156,7 @@ def run_request(target: str | None, file: Path | None, choices: dict[str, Any]) 
 
 
 def run_command(command: Callable[..., int]) -> Callable[..., int]:
-    """A command of a run: its first argument is the request that the line makes of all that it does not take itself.
+    """Pass the request made of the command line as first argument; the command's own parameters follow.
 
     With ``--dry-run`` the request is printed instead.
     """

@@ -26,16 +26,16 @@ if TYPE_CHECKING:
 _OUTPUT: Final = ("output", "outputs")
 """Names of parameters that are outputs."""
 _NARROWEST: Final = 40
-"""Columns of a terminal at least, whatever it says."""
+"""Minimum number of columns, whatever the terminal reports."""
 _READ: Final = ("capture.json", "callgraph.json", "config.json")
-"""What is read of a folder that a line names."""
+"""Files that are read from a folder in the arguments."""
 
 
 def emit(text: str | bytes, output: Path | None, *, inputs: Iterable[Path] = ()) -> None:
     """Write to stdout (``output`` is ``None`` or ``-``) or to a file.
 
     Args:
-        inputs: files that the command reads beside those that its line names as such, and must not overwrite.
+        inputs: further files that the command reads and must not overwrite, besides those in its arguments.
 
     Raises:
         BadInput: the file is one of the inputs, or cannot be written.
@@ -53,9 +53,10 @@ def emit(text: str | bytes, output: Path | None, *, inputs: Iterable[Path] = ())
 
 
 def check_apart(output: Path | None, inputs: Iterable[Path] = ()) -> None:
-    """Raise :class:`BadInput` if the output is one of the inputs, or of the files that the line names, or no file.
+    """Check, before long work, that the output is a writable file and none of the inputs.
 
-    What takes long is preceded by it.
+    Raises:
+        BadInput: it is an input, a file in the arguments, or not writable.
     """
     if output is None or str(output) == "-" or written_in_place(output):
         return
@@ -80,7 +81,7 @@ def _same(path: Path, output: Path) -> bool:
 
 
 def _files(word: object) -> list[Path]:
-    """Return the files that a word of a line may name: as a path, a side of a diff, or an address of a target."""
+    """Return the files that an argument may name: as a path, an operand of diff, or the address of a target."""
     if isinstance(word, Path):
         found = [word]
     elif isinstance(word, str):
@@ -92,41 +93,41 @@ def _files(word: object) -> list[Path]:
 
 
 def has_flag(name: str) -> bool:
-    """Whether a flag of the whole program was given: ``quiet`` or ``verbose``."""
+    """Return whether a global flag, ``quiet`` or ``verbose``, is set."""
     context = click.get_current_context(silent=True)
     return context is not None and bool(context.meta.get(f"costproof.{name}"))
 
 
 def print_note(text: str) -> None:
-    """A line on stderr about what was done; not with ``-q``."""
+    """Print a line on stderr, except with ``-q``."""
     if not has_flag("quiet"):
         click.echo(visible(text), err=True)
 
 
 def note_written(path: Path) -> None:
-    """Say which file there is now."""
+    """Print the path of a written file on stderr."""
     print_note(f"Wrote {path}")
 
 
 def two_columns(pairs: Iterable[tuple[str, str]], width: int | None) -> str:
-    """Return two columns, a name and what it means."""
+    """Format names and meanings as two columns."""
     return fill_lines(align_table(None, list(pairs), width=width, prose=True), width)
 
 
 def is_terminal() -> bool:
-    """Whether a person reads stdout on a terminal."""
+    """Return whether stdout is a terminal."""
     return sys.stdout.isatty()
 
 
 def terminal_width(output: Path | None = None) -> int | None:
-    """Return the columns of the terminal; ``None`` where no person reads the answer on one."""
+    """Return the columns of the terminal; ``None`` if the output goes elsewhere."""
     if (output is not None and str(output) != "-") or not is_terminal():
         return None
     return max(get_terminal_size().columns, _NARROWEST)
 
 
 def print_lines(*lines: str) -> None:
-    """Print lines of a report on stdout, broken where they are wider than the terminal."""
+    """Print lines of a report on stdout, wrapped to the terminal's width."""
     emit(fill_lines(lines, terminal_width()), None)
 
 
@@ -142,12 +143,12 @@ def check_no_picture(folder: Path | None) -> None:
 
 
 def shown_on_terminal(*asked: object) -> bool:
-    """Whether a person reads the answer on a terminal: nobody asked for a format or a file."""
+    """Return whether output goes to a terminal, with neither a format nor a file requested."""
     return all(a is None for a in asked) and is_terminal()
 
 
 def print_summary(found: Report) -> None:
-    """The table, as wide and as colourful as stdout allows."""
+    """Print the summary table, as wide and colorful as stdout allows."""
     if not is_terminal():
         emit(found.render("summary"), None)
         return
@@ -157,7 +158,7 @@ def print_summary(found: Report) -> None:
 
 
 def error_text(error: CostproofError) -> str:
-    """What is wrong, where, expected, got and the way out; all problems of an input as a list."""
+    """Return the text of an error with its fields; several problems as a list."""
     if not isinstance(error, Problems):
         return "error: " + "\n".join(_block(error))
     count = len(error.problems)

@@ -1,4 +1,4 @@
-"""Types of values on the command line: their errors read like all our errors, and the shell completes them."""
+"""Define click parameter types with our error messages and shell completion."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from costproof.ledger.errors import BadInput, CostproofError, invalid_choice
 from costproof.ledger.run import parse_integer
 
 TARGET_OF: Final = "costproof.target"
-"""Key of a line's target, with its options, in the meta data of the context."""
+"""Key in the metadata of the context for (target, its options)."""
 
 
 def _option_name(param: click.Parameter | None) -> str | None:
@@ -35,7 +35,7 @@ class IntParam(click.ParamType[int]):
 
 
 class ChoiceParam(click.ParamType[str]):
-    """One of a few words."""
+    """One of a few choices."""
 
     name = "choice"
 
@@ -55,7 +55,7 @@ class ChoiceParam(click.ParamType[str]):
 
 
 class ListParam(click.ParamType[tuple[str, ...]]):
-    """Words separated by commas; without a word that is unknown, if the known ones are few."""
+    """A comma-separated list; if ``known`` is given, other items are rejected."""
 
     name = "list"
 
@@ -63,7 +63,7 @@ class ListParam(click.ParamType[tuple[str, ...]]):
         self.known = known
         self.metavar = metavar
         self.offered = offered or (lambda: known)
-        """What the shell completes; whether others are known too is said by the library."""
+        """Items for shell completion; the library validates items if ``known`` is empty."""
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str | None:
         return self.metavar
@@ -80,15 +80,15 @@ class ListParam(click.ParamType[tuple[str, ...]]):
 
 
 class NameParam(click.ParamType[str]):
-    """A name that the library knows; whether it does is said by the library."""
+    """A name that the library validates."""
 
     name = "name"
 
     def __init__(self, known: Callable[[str | None], Iterable[str]], *, or_file: bool = False) -> None:
         self.known = known
-        """(target of the line, if it names one yet) -> the names."""
+        """Target of the command line, if already known -> valid names."""
         self.or_file = or_file
-        """Whether the shell completes files where no name fits."""
+        """Whether the shell completes files if no name matches."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         return str(value)
@@ -104,12 +104,12 @@ class NameParam(click.ParamType[str]):
 
 
 def _names_a_function(target: str) -> bool:
-    """Return whether a target names a function: nobody who presses Tab wants it to run."""
+    """Return whether a target names a function, which must not run during completion."""
     return target not in api.targets() and ":" in target.removeprefix("hf:")
 
 
 def _built_in_target(target: str | None) -> str | None:
-    """The target if it is one of ours: nobody else's code runs while somebody types."""
+    """Return the target if it is built in; no foreign code runs during completion."""
     plugin = api.targets().get(target) if target else None
     return target if plugin is not None and plugin.owner == "costproof" else None
 
@@ -137,7 +137,7 @@ class OperandParam(click.ParamType[str]):
 
 
 class AxisParam(click.ParamType[str]):
-    """``NAME=VALUES`` of a setting of the target."""
+    """A setting of the target with values: ``NAME=VALUES``."""
 
     name = "varied"
 
@@ -150,7 +150,7 @@ class AxisParam(click.ParamType[str]):
 
 
 FILE: Final = click.Path(path_type=Path, readable=False)
-"""A path; whether it can be read is said by whoever reads it, in our words."""
+"""A path; its reader checks that it is readable."""
 TARGET: Final = NameParam(lambda target: api.targets(), or_file=True)
 PRESET: Final = NameParam(lambda target: [w.name for w in api.workloads(target)] if target else ())
 STAGE: Final = NameParam(lambda target: api.stages(target) if target and not _names_a_function(target) else ())

@@ -1,4 +1,4 @@
-"""``costproof peaks``: the peak of live activations of every stage."""
+"""Define ``costproof peaks``, which finds the peak of live activations of every stage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``costproof plot``: pictures of what a file holds."""
+"""Define ``costproof plot``, which draws the contents of a file."""
 
 from __future__ import annotations
 

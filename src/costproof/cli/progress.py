@@ -1,4 +1,4 @@
-"""Progress on stderr: a live bar in an interactive terminal, one line per phase elsewhere."""
+"""Show progress on stderr: a live bar in an interactive terminal, otherwise a line per phase."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.progress import TaskID
 
 EVERY: Final = 30.0
-"""Seconds after which a long phase says again how far it is, where there is no live bar."""
+"""Seconds between lines about a long phase, if there is no live bar."""
 
 TITLES = {
     "load": "loading the target",
@@ -41,13 +41,16 @@ TITLES = {
 
 
 def interactive() -> bool:
-    """Whether a live bar would be seen by a person and by nobody else."""
+    """Return whether stderr is an interactive terminal outside CI."""
     return sys.stderr.isatty() and not os.environ.get("CI") and os.environ.get("TERM") != "dumb"
 
 
 @contextmanager
 def show_progress(mode: str) -> Iterator[Progress]:
-    """The callback for a mode: ``auto``, ``always`` (in CI too) or ``never``; ``-q`` is never, ``-v`` a line a step."""
+    """Yield the progress callback of a mode: ``auto``, ``always`` (also in CI) or ``never``.
+
+    ``-q`` overrides the mode with ``never``; ``-v`` prints every step.
+    """
     if mode == "never" or has_flag("quiet"):
         yield silent
     elif has_flag("verbose"):
@@ -60,7 +63,7 @@ def show_progress(mode: str) -> Iterator[Progress]:
 
 
 def _lines(*, every: bool = False) -> Progress:
-    """A line when a phase begins; where it is long (``every``: at each step) how far it is and what is left."""
+    """Return a callback that prints a line per phase, and steps of long phases or, with ``every``, of all."""
     began: dict[str, float] = {}
     said: dict[str, float] = {}
 
@@ -80,7 +83,7 @@ def _lines(*, every: bool = False) -> Progress:
 
 
 def _time_left(done: int, total: int, seconds: float) -> str:
-    """An estimate of the time that is left, once there is something to judge by."""
+    """Return an estimate of the remaining time, if there is enough data."""
     if not 0 < done < total or seconds < 1:
         return ""
     left = round(seconds * (total - done) / done)

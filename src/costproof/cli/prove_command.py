@@ -1,4 +1,4 @@
-"""``costproof prove``: formulas equal graphs, for all sizes, and over random configurations."""
+"""Define ``costproof prove``, which proves formulas equal to graphs, and verifies certificates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``costproof render``: a capture in one of the report formats."""
+"""Define ``costproof render``, which converts a capture to a report format."""
 
 from __future__ import annotations
 

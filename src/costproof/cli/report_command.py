@@ -1,4 +1,4 @@
-"""``costproof report``: count, compare, write the folder, print the table."""
+"""Define ``costproof report``, which counts, compares, writes the folder and prints the table."""
 
 from __future__ import annotations
 

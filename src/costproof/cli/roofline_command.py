@@ -1,4 +1,4 @@
-"""``costproof roofline``: what a run takes at least on a device."""
+"""Define ``costproof roofline``, which bounds the time of a run on a device."""
 
 from __future__ import annotations
 

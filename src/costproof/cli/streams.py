@@ -1,4 +1,4 @@
-"""stdout and stderr as a command needs them: a reader that has gone away changes no verdict."""
+"""Manage stdout, stderr, library warnings and signals of a command, so that they cannot change its exit code."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from costproof.ledger.ending import ENDING
 from costproof.ledger.plural import plural
 
 _PATIENCE: Final = 2.0
-"""Seconds that an interrupted command may take to end."""
+"""Seconds within which an interrupted command must end."""
 _DONE: Final = b"\0"
-"""What is written where numbers of signals are, when there is nothing more to watch."""
+"""Byte on the signal pipe that ends watching."""
 
 
 class _TolerantRaw(io.RawIOBase):
-    """A stream of the process. Once nobody reads it, or nothing more can be written, it leads nowhere."""
+    """A raw stream of the process that discards output once nobody reads it or nothing can be written."""
 
     def __init__(self, number: int) -> None:
         self._number = number
@@ -54,7 +54,7 @@ class _TolerantRaw(io.RawIOBase):
 
 @contextmanager
 def tolerant_streams() -> Iterator[None]:
-    """Within, a closed stdout or stderr swallows everything, and one whose reader has gone does from then on."""
+    """Let stdout and stderr discard output if they are closed or their reader has gone, inside the context."""
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = (_tolerant_stream(name) for name in ("stdout", "stderr"))
     try:
@@ -76,25 +76,25 @@ def _tolerant_stream(name: str) -> io.TextIOBase:
 
 
 class LibraryAdvice:
-    """What libraries log and warn of while a command runs."""
+    """Log messages and warnings of libraries during a command."""
 
     def __init__(self) -> None:
         self.shown = False
-        """Whether it goes to stderr as it comes."""
+        """Whether messages go to stderr immediately."""
         self.quiet = False
-        """Whether not even the one line is printed."""
+        """Whether even the summary line is omitted."""
         self._said: dict[str, int] = {}
         self._lock = threading.Lock()
 
     def take(self, owner: str, text: str) -> None:
-        """Hold a message back."""
+        """Record a message instead of printing it."""
         with self._lock:
             line = f"{owner}: {' '.join(text.split())}"
             self._said[line] = self._said.get(line, 0) + 1
 
     @property
     def line(self) -> str:
-        """All of it in one line; empty where nothing was said."""
+        """Return all messages in one line; empty if there are none."""
         with self._lock:
             many = sum(self._said.values())
             if not many:
@@ -109,9 +109,9 @@ _SHOWN: Final = 120
 
 @contextmanager
 def held_advice() -> Iterator[LibraryAdvice]:
-    """Within, logging and warnings of libraries are held back, unless ``ADVICE.shown``. Ours is none of them.
+    """Record log messages and warnings of libraries inside the context, unless ``ADVICE.shown``.
 
-    Loggers that a caller of this process listens to, such as a test's, go on.
+    Handlers that do not write to stderr, such as a test's, still get their records.
     """
     import logging
     import warnings
@@ -152,11 +152,12 @@ def _is_stderr(stream: object) -> bool:
 
 @contextmanager
 def ending_signals() -> Iterator[list[int]]:
-    """Within, SIGTERM and a hang-up are what Ctrl-C is: everything that was begun is ended, nothing is left.
+    """Handle SIGTERM and SIGHUP like Ctrl-C inside the context, so that everything is cleaned up; yield them.
 
-    Yields the signals that came. The first raises ``KeyboardInterrupt``, except while a module is imported, where
-    foreign code would turn that into something else: there the process ends at once. It also ends where code swallows
-    the interrupt, or does not come to an end within a few seconds. Later signals change nothing.
+    The first signal raises ``KeyboardInterrupt``. While a module is imported, foreign code would turn that into another
+    exception, so the process ends at once. It also ends if code swallows the interrupt or does not end within a few
+    seconds.
+    Later signals have no effect.
     """
     came: list[int] = []
     if threading.current_thread() is not threading.main_thread():
@@ -191,7 +192,7 @@ def ending_signals() -> Iterator[list[int]]:
 
 
 def _importing(frame: FrameType | None) -> bool:
-    """Whether a module is being imported."""
+    """Return whether a module is being imported."""
     while frame is not None:
         if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
             return True
@@ -201,7 +202,7 @@ def _importing(frame: FrameType | None) -> bool:
 
 @contextmanager
 def _watched(numbers: Collection[int]) -> Iterator[None]:
-    """End the process a few seconds after one of these signals, whatever the main thread does."""
+    """End the process a few seconds after one of the signals, whatever the main thread does."""
     with ExitStack() as ends:
         reading, writing = (
             ends.enter_context(os.fdopen(fd, mode, 0)) for fd, mode in zip(os.pipe(), ("rb", "wb"), strict=True)

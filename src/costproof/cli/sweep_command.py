@@ -1,4 +1,4 @@
-"""``costproof sweep``: formulas over ranges of anything."""
+"""Define ``costproof sweep``, which evaluates formulas over grids of settings."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from costproof.run.sweep_validation import ValidatedPoint
 
 _EXAMPLES = 20
-"""Reasons that are printed."""
+"""Maximum number of printed reasons."""
 
 
 @click.command(cls=TargetCommand)
@@ -129,7 +129,7 @@ def sweep(
 
 
 def _print_validated(found: Iterable[ValidatedPoint]) -> int:
-    """What the graphs say; the exit code is the worst."""
+    """Print the results of validation and return the worst exit code."""
     codes = [EXIT_OK]
     for one in found:
         print_lines(f"{one.verdict}: {_point_text(one.point)}", *(f"  {line}" for line in one.wrong))
@@ -150,7 +150,7 @@ def _product(words: Iterable[str], option: str) -> Mapping[str, str]:
 
 
 def _print_refused(tally: Tally, say: Any) -> int:
-    """What was refused; the exit code, which is not 0 where all was."""
+    """Print the refused points and return the exit code: 3 if all points were refused."""
     for reason, one in list(tally.refused.items())[:_EXAMPLES]:
         say(visible(f"refused {one['count']:,}: {reason}; such as {_point_text(one['example'])}: {one['says']}"))
     if len(tally.refused) > _EXAMPLES:
@@ -159,5 +159,5 @@ def _print_refused(tally: Tally, say: Any) -> int:
 
 
 def _point_text(values: Mapping[str, Any]) -> str:
-    """A point with its values as the command line takes them: ``sam.global_layers 2+5, batch 3``."""
+    """Return a point as arguments: ``sam.global_layers 2+5, batch 3``."""
     return ", ".join(f"{n} {'+'.join(map(str, v)) if isinstance(v, (tuple, list)) else v}" for n, v in values.items())

@@ -1,4 +1,4 @@
-"""A command whose options depend on the target that its line names."""
+"""Define commands whose options depend on the target in their arguments."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from costproof.ledger.errors import BadInput, CostproofError
 
 
 class TargetCommand(click.Command):
-    """Adds the settings of the target as options, once the target is known: before the line is parsed."""
+    """A command that adds the settings of its target as options before the arguments are parsed."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         try:
@@ -47,14 +47,14 @@ class TargetCommand(click.Command):
             formatter.write_text("With TARGET, --help shows the options of the target too.")
 
     def _holds_a_run(self, target: str) -> bool:
-        """Whether the word names a capture, for a command that takes one, and no target."""
+        """Return whether the argument names a capture instead of a target, for commands that allow that."""
         return False
 
     def _claims_missing(self, args: list[str]) -> bool:
         return any(p.name == "claims" for p in self.params) and not any(Path(a).is_file() for a in args[:1])
 
     def _named(self, args: list[str], ctx: click.Context) -> str | None:
-        """The target, read off a line of which the options are not all known yet."""
+        """Return the target from arguments whose options are not all known yet."""
         known = {name: p for p in super().get_params(ctx) for name in (*p.opts, *p.secondary_opts)}
         values: dict[str, str] = {}
         trusted = "--trust-remote-code" in args
@@ -87,7 +87,7 @@ def _refuse_a_side(target: str, command: str) -> None:
 
 
 def _words(args: list[str], known: dict[str, click.Parameter], values: dict[str, str]) -> Iterator[str]:
-    """The words that are not options; the options' values go to ``values``. An unknown option takes a value."""
+    """Yield the arguments that are not options; values of options go to ``values``. Unknown options take a value."""
     while args:
         word = args.pop(0)
         if word == "--":

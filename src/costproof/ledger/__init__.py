@@ -1,4 +1,4 @@
-"""The shared words as types: symbols, quantities, cost nodes, ledgers, captures, errors.
+"""Define the shared types: metrics, workloads, cost nodes, ledgers, captures, errors.
 
-Everything else builds on this package; it imports no other part of costproof, and never torch.
+All other packages build on this one; it imports no other part of costproof, and never torch.
 """

@@ -1,7 +1,8 @@
-"""Files and folders that are not an output yet: named and marked as ours, so that the next run removes what died.
+"""Manage temporary files and folders of unfinished outputs, so that the next run can remove those of dead processes.
 
-A file or folder aside has a name of :data:`ASIDE`; a folder also holds a mark, which is locked while a process uses it.
-Nothing else is ever removed.
+Their names match :data:`ASIDE`; a folder also contains a mark, which is locked while a process uses the folder. Nothing
+else
+is ever removed.
 """
 
 from __future__ import annotations
@@ -22,21 +23,21 @@ from typing import BinaryIO, Final, cast
 from costproof.ledger.errors import BadInput
 
 ASIDE: Final = re.compile(r"\.costproof-\w+\.part")
-"""The name of what is not whole yet."""
+"""Pattern of the names of unfinished files and folders."""
 MARK: Final = "costproof.mark"
-"""The file that says that a folder was made by this program for files that are not whole yet."""
+"""File that marks a folder as one of ours for unfinished files."""
 _MARKED: Final = b'{"schema": "costproof/parts", "schema_version": "1.0"}\n'
 _DAY: Final = 24 * 3600.0
 
 
 def aside(folder: Path) -> Path:
-    """Return a new path aside in a folder."""
+    """Return a new temporary path in a folder."""
     return folder / f".costproof-{secrets.token_hex(8)}.part"
 
 
 @contextmanager
 def lock_folder(folder: Path) -> Iterator[bool]:
-    """Keep other processes from writing into the folder; gives whether its file system can do that."""
+    """Lock a folder against other processes that write; yield whether the file system supports that."""
     try:
         import fcntl
 
@@ -56,10 +57,12 @@ def lock_folder(folder: Path) -> Iterator[bool]:
 
 
 def sweep(folder: Path, *, alone: bool) -> None:
-    """Remove what a process that died left aside in the folder.
+    """Remove temporary files of dead processes from a folder.
 
     Args:
-        alone: whether the folder is locked. Then every file aside is of a dead process; otherwise one of yesterday is.
+        alone: whether the folder is locked, so that every temporary file belongs to a dead process; otherwise only
+            files older
+            than a day are removed.
     """
     with suppress(OSError):
         found = [Path(entry.path) for entry in os.scandir(folder) if ASIDE.fullmatch(entry.name)]
@@ -86,7 +89,7 @@ def _remove_dead(folder: Path) -> None:
 
 @contextmanager
 def scratch() -> Iterator[Path]:
-    """Give a folder for temporary files; what a process that was killed left of its own is removed."""
+    """Provide a folder for temporary files, and remove those that killed processes left."""
     root = Path(tempfile.gettempdir())
     sweep(root, alone=False)
     folder = aside(root)
@@ -100,11 +103,11 @@ def scratch() -> Iterator[Path]:
 
 @contextmanager
 def own_parts_folder(folder: Path, *, busy: str) -> Iterator[None]:
-    """Own a folder for parts, which outlasts an interrupted run, for one process at a time.
+    """Hold a folder for parts, which survives an interrupted run, for one process at a time.
 
     Raises:
-        BadInput: the folder is not one that this program made, or another process has it (``busy`` says so).
-        OSError: it cannot be made.
+        BadInput: the folder was not created by this program, or another process holds it (message ``busy``).
+        OSError: the folder cannot be created.
     """
     while True:
         if not os.path.lexists(folder):
@@ -126,7 +129,7 @@ def own_parts_folder(folder: Path, *, busy: str) -> Iterator[None]:
 
 
 def remove_parts(folder: Path, ours: re.Pattern[str]) -> None:
-    """Remove a folder for parts. Files in it that have other names stay, and the folder with them."""
+    """Remove a folder for parts; it stays if it contains files with other names."""
     with suppress(OSError):
         remove_files(folder, ours)
         if os.listdir(folder) == [MARK]:
@@ -138,7 +141,7 @@ def remove_parts(folder: Path, ours: re.Pattern[str]) -> None:
 
 
 def remove_files(folder: Path, ours: re.Pattern[str], kept: Collection[str] = ()) -> None:
-    """Remove the files of a folder for parts that have such names, and what is not whole."""
+    """Remove files whose names match ``ours``, and unfinished files, from a folder for parts."""
     for name in os.listdir(folder):
         if name not in kept and (ours.fullmatch(name) or ASIDE.fullmatch(name)):
             (folder / name).unlink(missing_ok=True)
@@ -179,10 +182,10 @@ def _ours(folder: Path) -> bool:
 
 
 def take(path: Path, mode: str, busy: str) -> BinaryIO:
-    """Open a file that belongs to one process at a time.
+    """Open a file that one process at a time may hold.
 
     Raises:
-        BadInput: another process has it; ``busy`` says so.
+        BadInput: another process holds it (message ``busy``).
         OSError: it cannot be opened.
     """
     while True:
@@ -201,7 +204,7 @@ def take(path: Path, mode: str, busy: str) -> BinaryIO:
 
 
 def _locked(file: BinaryIO) -> bool:
-    """Whether the file is ours; always, where there are no locks."""
+    """Return whether this process got the lock; always true where locks are not supported."""
     try:
         import fcntl
     except ImportError:

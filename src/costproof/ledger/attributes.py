@@ -1,4 +1,4 @@
-"""Attributes of objects that other packages made: reading one may run their code, which raises what it likes."""
+"""Read attributes of objects of other packages, whose code may raise anything."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import Any
 
 
 def attribute(owner: object, name: str, default: Any = None) -> Any:
-    """Return an attribute, or the default where the object does not have it or refuses to read it.
+    """Return an attribute, or the default if it is missing or reading it raises.
 
-    ``getattr`` with a default hides an ``AttributeError`` only. Configurations of transformers whose values differ
-    from layer to layer raise a ``RuntimeError``.
+    ``getattr`` with a default only handles ``AttributeError``; configurations of transformers whose values differ
+    between layers
+    raise ``RuntimeError``.
     """
     try:
         return getattr(owner, name, default)
@@ -26,7 +27,7 @@ def has_attribute(owner: object, name: str) -> bool:
 
 
 def own_attributes(owner: object, names: Iterable[str]) -> Iterator[tuple[str, Any]]:
-    """Yield the attributes that an object holds itself, in its dictionary or its slots; no code of its class runs."""
+    """Yield the attributes in an object's dictionary or slots, without running code of its class."""
     held = getattr(owner, "__dict__", {})
     for name in names:
         if name in held:

@@ -1,7 +1,8 @@
-"""A baseline: what a capture says, folded small enough to be committed. It is one side of a diff and of a gate.
+"""Fold a capture into a baseline, small enough to commit, as an operand of diff and gate.
 
-Equal layers become one row: a row is a stage, a part of the model (its role), a kind of operator and a metric.
-Nothing else of a capture is needed to compare two of them, so nothing here needs torch.
+Equal layers become one row: a row has a stage, a part of the model (its role), an operator kind and a metric. Two
+baselines
+are compared from their rows, so nothing here needs torch.
 """
 
 from __future__ import annotations
@@ -24,19 +25,19 @@ from costproof.ledger.schema import FileKind, from_data
 from costproof.ledger.workload import ModuleKinds, TargetInfo, Workload, describe_calls, folded_path
 
 WHOLE_STAGE: Final = "(stage)"
-"""Stands for the parts of a stage in what has none."""
+"""Part name of a stage that is not divided into parts."""
 PEAK_SOURCE: Final = "peaks"
-"""What stands for a source in front of peaks, which exports and runs on fake tensors give together."""
+"""Name of the source of peaks, which exports and runs on fake tensors give together."""
 
 
 class BaselineRow(NamedTuple):
-    """What a number is about."""
+    """The subject of a number: stage, part, operator kind and metric."""
 
     stage: str
     part: str
-    """The role (``text.layer.mlp.gate``); where no source knows it, the module's path with ``*`` for numbers."""
+    """The role (``text.layer.mlp.gate``), or the module's path with ``*`` for numbers if no source knows the role."""
     kind: str
-    """Operator kind in the source's own words; empty for metrics of the module as a whole."""
+    """Operator kind as the source names it; empty for metrics of the whole module."""
     metric: Metric
 
     def __str__(self) -> str:
@@ -44,32 +45,32 @@ class BaselineRow(NamedTuple):
 
 
 RowTree = dict[str, dict[str, dict[str, dict[Metric, int | None]]]]
-"""Stage -> part -> kind -> metric -> sum over the modules of that part and over the calls of the stage."""
+"""Stage -> part -> kind -> metric -> sum over the modules of the part and the calls of the stage."""
 
 
 @dataclass(frozen=True, slots=True)
 class Folded:
-    """One source, folded."""
+    """One source of a baseline."""
 
     metrics: tuple[Metric, ...]
-    """What the source can give at all; the others are not zero but absent."""
+    """Metrics that the source gives; others are absent, not zero."""
     stages: tuple[str, ...]
-    """The stages that it covers."""
+    """Stages that the source covers."""
     rows: RowTree
-    """``None`` is unknown. A row that is not there is 0 where the source gives the metric and covers the stage."""
+    """``None`` is unknown. A missing row is 0 if the source gives the metric and covers the stage."""
     repeated: dict[Metric, int | None] = field(default_factory=dict)
-    """What the rows of a stage-wide metric hold more than once, because a module works in several stages."""
+    """Amount that rows of a stage-wide metric count repeatedly because a module works in several stages."""
     conventions: dict[str, str] = field(default_factory=dict)
-    """Where this source departs from the conventions of the baseline."""
+    """Deviations of this source from the conventions of the baseline."""
     formulas: dict[str, str] = field(default_factory=dict)
-    """Formula -> its version: twelve hex digits of the expressions that its nodes have."""
+    """Formula -> version: twelve hex digits of a hash of its nodes' expressions."""
     uneven: tuple[str, ...] = ()
-    """Of a target without roles, parts whose modules do not all cost the same, all inside them included."""
+    """For a target without roles, the parts whose modules differ in cost, submodules included."""
     bounds: bool = False
-    """As of :class:`~costproof.ledger.node.Ledger`."""
+    """See :class:`~costproof.ledger.node.Ledger`."""
 
     def items(self) -> Iterator[tuple[BaselineRow, int | None]]:
-        """All rows with their numbers, in a fixed order."""
+        """Yield all rows with their numbers, in a fixed order."""
         for stage in self.stages:
             for part, kinds in sorted(self.rows.get(stage, {}).items()):
                 for kind, costs in sorted(kinds.items()):
@@ -77,9 +78,9 @@ class Folded:
                         yield BaselineRow(stage, part, kind, metric), costs[metric]
 
     def total(self, metric: Metric, stage: str | None = None) -> int | None:
-        """The sum over the rows (of a stage), of peaks the largest of them.
+        """Return the sum over all rows, or those of a stage; the maximum for peaks.
 
-        ``None`` if one is unknown, or the source does not give the metric.
+        Returns ``None`` if a row is unknown or the source does not give the metric.
         """
         if metric not in self.metrics or (stage is not None and stage not in self.stages):
             return None
@@ -92,27 +93,27 @@ class Folded:
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """One target at one workload, folded."""
+    """A target at a workload, folded."""
 
     conventions: Conventions
     target: TargetInfo
-    """With the configuration: ``target.config``."""
+    """Includes the configuration in ``target.config``."""
     workload: Workload
     environment: dict[str, str]
-    """Versions of what counted: those of the formulas alone where no graph did."""
+    """Versions of the packages that counted; only those for formulas if no graph counted."""
     sources: dict[str, Folded]
     calls: dict[str, str] = field(default_factory=dict)
-    """Stage and call -> how often, with which inputs, at which sizes."""
+    """``stage/call`` -> number of calls, inputs and symbol values."""
     modules: ModuleKinds = field(default_factory=dict)
-    """As of a capture."""
+    """See :attr:`~costproof.ledger.capture.Capture.modules`."""
 
     def __repr__(self) -> str:
-        """One line."""
+        """Return one line."""
         return f"Baseline({self.name}: {', '.join(self.sources)})"
 
     @property
     def name(self) -> str:
-        """``TARGET at WORKLOAD``."""
+        """Return ``TARGET at WORKLOAD``."""
         return f"{self.target.title} at {self.workload.name}"
 
 
@@ -123,16 +124,16 @@ _AGAIN: Final = "costproof capture TARGET -f baseline -o FILE; make baselines wr
 
 
 def read_baseline(path: Path) -> Baseline:
-    """Read a baseline, or a capture as one.
+    """Read a baseline, or a capture as a baseline.
 
     Raises:
-        BadInput: the file is neither, or of a version that this costproof does not read.
+        BadInput: the file is neither, or has an unsupported version.
     """
     return parse_baseline(read_json(path, what="baseline"), where=str(path))
 
 
 def parse_baseline(data: object, *, where: str) -> Baseline:
-    """:func:`read_baseline` of a file that is already read."""
+    """Parse a baseline that is already read as JSON; see :func:`read_baseline`."""
     if isinstance(data, dict) and data.get("schema") == CAPTURE.name:
         return fold_capture(parse_capture(data, where=where))
     found = from_data(data, BASELINE, where=where, make_again=_AGAIN)
@@ -170,7 +171,7 @@ def _metrics(rows: RowTree) -> set[Metric]:
 
 
 def fold_capture(capture: Capture) -> Baseline:
-    """A capture, folded."""
+    """Return a capture as a baseline."""
     roles = {n.module: n.role for x in capture.ledgers for n in x.nodes if n.role}
     graphs = any(x.source in GRAPH_SOURCES for x in capture.ledgers)
     return Baseline(
@@ -185,16 +186,16 @@ def fold_capture(capture: Capture) -> Baseline:
 
 
 def fold_peaks(stages: Sequence[StagePeaks]) -> dict[str, Folded]:
-    """Peaks, if there are some, as if a source of their own had counted them: a row for each stage."""
+    """Return peaks as a source with a row per stage; empty if there are no peaks."""
     rows: RowTree = {s.stage: {WHOLE_STAGE: {"": {m: getattr(s, m) for m in PEAK_METRICS}}} for s in stages}
     return {PEAK_SOURCE: Folded(tuple(PEAK_METRICS), tuple(s.stage for s in stages), rows)} if stages else {}
 
 
 def fold_ledger(ledger: Ledger, roles: Mapping[str, str]) -> Folded:
-    """The ledger of a source, folded.
+    """Return the ledger of a source, folded.
 
     Args:
-        roles: module -> role, for sources that know none.
+        roles: module -> role, for sources without roles.
     """
 
     def part(module: str) -> str:
@@ -227,7 +228,7 @@ def fold_ledger(ledger: Ledger, roles: Mapping[str, str]) -> Folded:
 
 
 def _uneven(ledger: Ledger) -> tuple[str, ...]:
-    """Return the parts of which one module costs something else than another."""
+    """Return the parts whose modules differ in cost."""
     costs: dict[str, dict[str, dict[tuple[str, ...], int | None]]] = {}
     for node in ledger.nodes:
         names = node.module.split(".")

@@ -1,4 +1,4 @@
-"""Represent the calls of a traced run, and the operators of an exported stage in order."""
+"""Describe the module calls of a traced run, and the operators of an exported stage in order."""
 
 from __future__ import annotations
 
@@ -9,36 +9,36 @@ from costproof.ledger.errors import BadInput
 from costproof.ledger.plural import plural
 
 JsonScalar = int | float | str | bool | None
-"""A value that JSON has a word for."""
+"""A scalar of JSON."""
 
 ConstructorValue = int | float | str | bool | tuple[int, ...] | None
-"""What a constructor parameter may be: plain, or a few integers such as a kernel's sides."""
+"""Recorded value of a constructor parameter: a scalar, or a few integers such as a kernel size."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorAt:
-    """One tensor that a module took or gave, with its place in the arguments or the result."""
+    """A tensor in the arguments or the result of a module call."""
 
     shape: tuple[int, ...]
     dtype: str
     """Without the ``torch.`` prefix."""
     place: str = ""
-    """``args[0]``, ``kwargs.past_key_values.layers[0].keys``, ``output.logits``."""
+    """Path of the tensor: ``args[0]``, ``kwargs.past_key_values.layers[0].keys``, ``output.logits``."""
     call: int = 1
-    """Which call of the module, counted over all runs from 1."""
+    """Number of the module's call, counted over all runs from 1."""
     kind: Literal["tensor", "cache"] = "tensor"
-    """``cache`` for what a key/value cache holds: it is memory, but no activation."""
+    """``cache`` for contents of a key/value cache, which are no activations."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlainAt:
-    """What a module took or gave that is not a tensor."""
+    """A value other than a tensor in the arguments or the result of a module call."""
 
     kind: str
-    """Name of the type; ``list[N]`` for a long list of plain values; ``same tensor`` for one that already
-    stands at the place in ``value``; ``left out`` where a call has more values than are kept."""
+    """Name of the type; ``list[N]`` for a long list of scalars; ``same tensor`` for a repeated tensor, with its
+    first place in ``value``; ``left out`` if a call has too many values to record."""
     value: JsonScalar = None
-    """The value itself, where it is small; else nothing."""
+    """The value itself if it is small."""
     place: str = ""
     call: int = 1
 
@@ -48,51 +48,51 @@ ValueAt = TensorAt | PlainAt
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Enter or exit of a module, or a mark such as ``decode_step``."""
+    """Entry or exit of a module, or a mark such as ``decode_step``."""
 
     index: int
     event: str
     """``enter``, ``exit`` or ``mark``."""
     name: str
-    """Path of the module, or the mark: ``decode_step``, the id of a run, or what a family brings."""
+    """Path of the module, or the mark: ``decode_step``, the id of a run, or a mark of the family."""
     data: dict[str, int | str | tuple[int, ...]] = field(default_factory=dict)
-    """``call`` of enter and exit, ``raised`` of an exit by an exception; what a mark tells otherwise."""
+    """``call`` for enter and exit, ``raised`` for an exit by an exception, or the data of a mark."""
 
 
 MOST_LEVELS: Final = 400
-"""Of modules in each other, by their paths and by who calls whom."""
+"""Maximum nesting depth of modules, by path and by caller."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallGraph:
-    """Calls between modules. Keys are module paths; the root is ``(root)``; an edge is ``caller->callee``.
+    """Calls between modules, by module path; the root is ``(root)``, an edge is ``caller->callee``.
 
-    A module that hangs in the tree at several paths goes by the first one, as in ``named_modules``.
+    A module with several paths has the first one, as in ``named_modules``.
     """
 
     call_counts: dict[str, int]
     edges: dict[str, int]
     op_call_counts: dict[str, dict[str, int]]
-    """Per innermost module: operator -> calls."""
+    """Innermost module -> operator -> calls."""
     module_children: dict[str, tuple[str, ...]]
     module_types: dict[str, str]
     constructor_params: dict[str, dict[str, ConstructorValue]] = field(default_factory=dict)
     input_metadata: dict[str, tuple[ValueAt, ...]] = field(default_factory=dict)
-    """What each module took: in its first call, or in all of them."""
+    """Arguments of each module, in its first call or in all calls."""
     output_metadata: dict[str, tuple[ValueAt, ...]] = field(default_factory=dict)
-    """What each module gave, likewise."""
+    """Results of each module, likewise."""
     events: tuple[Event, ...] = ()
     data_edges: dict[str, int] = field(default_factory=dict)
-    """``a->b``: how many pairs of a call of ``a`` and a call of ``b``, both made by one call of the same
-    caller, are such that the second reads what the first made: directly, or through operators that
-    the caller runs itself (a residual addition). ``a->a`` is a module that is fed by its own earlier call."""
+    """``a->b``: number of pairs of a call of ``a`` and a call of ``b``, made by one call of a common caller, of
+    which the second reads the result of the first, directly or through operators of the caller itself (a residual
+    addition). ``a->a`` is a module fed by its own earlier call."""
     module_aliases: dict[str, str] = field(default_factory=dict)
-    """Other paths of shared modules -> the path that the callgraph uses."""
+    """Further paths of shared modules -> the path in the callgraph."""
     tied_parameters: dict[str, str] = field(default_factory=dict)
-    """Other names of shared parameters -> the name that they are counted under."""
+    """Further names of shared parameters -> the name under which they are counted."""
 
     def __repr__(self) -> str:
-        """One line: a notebook must not print thousands of modules."""
+        """Return one line, since a notebook must not print thousands of modules."""
         return f"CallGraph({plural(len(self.call_counts), 'module')}, {plural(sum(self.call_counts.values()), 'call')})"
 
 
@@ -100,7 +100,7 @@ def check_levels(graph: CallGraph, where: str) -> None:
     """Refuse a callgraph that is nested deeper than any model.
 
     Raises:
-        BadInput: its modules lie, or its calls go, more than :data:`MOST_LEVELS` deep.
+        BadInput: modules or calls are nested more than :data:`MOST_LEVELS` deep.
     """
     paths = (*graph.call_counts, *graph.module_types, *graph.module_children)
     deepest = max((path.count(".") + 1 for path in paths), default=0)
@@ -121,50 +121,50 @@ def check_levels(graph: CallGraph, where: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class OperatorLine:
-    """One operator."""
+    """An operator of an exported stage."""
 
     label: str
-    """Name of its node in the graph."""
+    """Name of its graph node."""
     operator: str
     module: str
     """Path of the module that runs it; empty for the root."""
     reads: tuple[str, ...]
-    """Nodes, parameters and inputs, in the order of its arguments: ``%relu``, ``0.weight``."""
+    """Nodes, parameters and inputs in the order of its arguments: ``%relu``, ``0.weight``."""
     returns: tuple[str, ...]
-    """``[1, 64, 1280] bfloat16``."""
+    """Shapes and dtypes, such as ``[1, 64, 1280] bfloat16``."""
     flops: int | None
-    """Matmul-like FLOPs; ``None`` is unknown."""
+    """Headline FLOPs; ``None`` if unknown."""
     vector_flops: int | None
     why: str = ""
-    """Of what is unknown."""
+    """Reason for an unknown cost."""
     makes: tuple[str, ...] = ()
-    """What it returns, by the names that others read."""
+    """Names of its results, as later operators read them."""
     works: bool = True
-    """Whether it computes, reads or writes; a view, a cast or an empty tensor does not."""
+    """Whether it computes, reads or writes, unlike views, casts and empty tensors."""
     bytes: int = 0
-    """What it reads and writes where it runs on its own."""
+    """Bytes that it reads and writes as a separate kernel."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReuseBytes:
-    """Bytes that a stage moves: weights, activations and the cache, read and written."""
+    """Bytes that a stage moves: weights, activations and cache, read and written."""
 
     floor: int
-    """Each once, whatever is fused."""
+    """Compulsory traffic: each tensor once, whatever is fused."""
     fused: int
-    """Module by module, each as one region: what the ledgers count."""
+    """Traffic if each module is one kernel, as in the ledgers."""
     unfused: int
-    """Operator by operator."""
+    """Traffic if each operator is one kernel."""
 
 
 @dataclass(frozen=True, slots=True)
 class OperatorListing:
-    """One export at the sizes of one call: of decode steps the first."""
+    """An export at the sizes of one call; the first of several decode steps."""
 
     stage: str
     invocation: str
     part: str
-    """Of a stage that is exported in parts."""
+    """Part of a stage that is exported in parts."""
     lines: tuple[OperatorLine, ...]
     reuse: ReuseBytes | None = None
-    """Of the whole export; ``None`` where only some of its operators are listed."""
+    """Bytes of the whole export; ``None`` if only some of its operators are listed."""

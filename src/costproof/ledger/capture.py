@@ -21,25 +21,28 @@ from costproof.ledger.workload import Invocation, ModuleKinds, TargetInfo, Workl
 
 @dataclass(frozen=True, slots=True)
 class WholeModel:
-    """What the whole model costs if every layer that was left out costs what the kept one of its kind does."""
+    """Costs of the whole model, extrapolated from its first layers.
+
+    Each left-out layer costs as much as a counted one of its kind.
+    """
 
     times: dict[str, tuple[int, ...]]
-    """Path of a stack of layers -> for how many layers each kept one stands."""
+    """Path of a stack of layers -> number of layers that each counted one represents."""
     checked: dict[str, int]
-    """The same -> layers of the second count, which leads to the same numbers."""
+    """Path of a stack -> layers of a second count, which gives the same extrapolation."""
     stages: dict[str, dict[Metric, int]]
-    """Stage -> metric -> cost, of the metrics for which both counts, and all sources, say the same."""
+    """Stage -> metric -> cost, for metrics on which both counts and all sources agree."""
     totals: dict[Metric, int]
-    """Over all stages."""
+    """Metric -> cost over all stages."""
     left_out: dict[str, str]
-    """Metric -> why the whole model's is not known."""
+    """Metric -> why its cost for the whole model is unknown."""
     not_run: str = ""
-    """Why no run of all layers on shapes was compared with this; empty where one was."""
+    """Why no run of all layers on the meta device was compared with this; empty if one was."""
 
 
 @dataclass(frozen=True, slots=True)
 class FormulaDoc:
-    """What a person needs to check a formula by hand."""
+    """Title, derivation and source of a formula, to check it by hand."""
 
     title: str
     derivation: str
@@ -48,7 +51,7 @@ class FormulaDoc:
 
 @dataclass(frozen=True, slots=True)
 class SymbolDoc:
-    """A symbol of the formulas: how it is typeset, what it means."""
+    """Typesetting and meaning of a symbol of the formulas."""
 
     latex: str
     meaning: str
@@ -56,7 +59,7 @@ class SymbolDoc:
 
 @dataclass(frozen=True, slots=True)
 class TraceCheck:
-    """What the two dynamic tracers, TorchLens and hooks, say about calls and edges."""
+    """Comparison of the two dynamic tracers, TorchLens and hooks, on calls and edges."""
 
     modules_compared: int
     edges_compared: int
@@ -65,13 +68,13 @@ class TraceCheck:
 
 @dataclass(frozen=True, slots=True)
 class Capture:
-    """One target at one workload, counted by several sources."""
+    """A target at a workload, counted by several sources."""
 
     conventions: Conventions
     target: TargetInfo
     workload: Workload
     environment: dict[str, str]
-    """Versions of what counted: costproof, torch, transformers, torchlens, python."""
+    """Versions of costproof, Python and the packages that counted: torch, transformers, torchlens."""
     invocations: tuple[Invocation, ...]
     ledgers: tuple[Ledger, ...]
     formulas: dict[str, FormulaDoc] = field(default_factory=dict)
@@ -79,37 +82,37 @@ class Capture:
     callgraph: CallGraph | None = None
     trace_check: TraceCheck | None = None
     run: RunRecord | None = None
-    """How the dynamic source ran; ``None`` in captures without it."""
+    """Options and traced runs of the dynamic source; ``None`` without that source."""
     lacking: dict[str, str] = field(default_factory=dict)
-    """Sources that were asked for and did not count, with the reason; :data:`FAILED` begins it where a source tried."""
+    """Requested sources that did not count -> reason; it begins with :data:`FAILED` if the source tried."""
     judge: Ledger | None = None
-    """FLOPs of the dynamic source's runs by torch's own formulas, at the dispatcher; ``None`` without that source."""
+    """FLOPs of the dynamic source's runs by torch's FlopCounterMode; ``None`` without that source."""
     counters: CounterRecord | None = None
-    """What third-party counters say; ``None`` unless they were asked for."""
+    """Results of third-party counters; ``None`` unless requested."""
     peaks: tuple[CallPeaks, ...] = ()
-    """Peaks of live activations of every call of a stage; empty unless they were asked for."""
+    """Peaks of live activations of every call of a stage; empty unless requested."""
     whole: WholeModel | None = None
-    """What the whole model costs where its first layers alone were counted; ``None``: it was not cut."""
+    """Costs of the whole model if only its first layers were counted; otherwise ``None``."""
     modules: ModuleKinds = field(default_factory=dict)
-    """Of a target without formulas, its modules by place."""
+    """Modules by path, for a target without formulas."""
     recorded: dict[str, tuple[Metric, ...]] = field(default_factory=dict)
-    """Source -> the metrics that it is on record to give for this target in such a run; empty: there is no record."""
+    """Source -> metrics on record as available for this target in such a run; empty without a record."""
 
     def __repr__(self) -> str:
-        """One line: a notebook must not print thousands of nodes."""
+        """Return one line, since a notebook must not print thousands of nodes."""
         return f"Capture({self.target.name} at {self.workload.name}: {', '.join(x.source for x in self.ledgers)})"
 
     @property
     def by_source(self) -> dict[str, Ledger]:
-        """All ledgers by source, those of third-party counters (``counter:NAME``) among them."""
+        """Return all ledgers by source, including those of third-party counters (``counter:NAME``)."""
         others = () if self.counters is None else (r.ledger() for r in self.counters.runs)
         return {x.source: x for x in (*others, *self.ledgers)}
 
     def ledger(self, source: str) -> Ledger:
-        """The ledger of a source.
+        """Return the ledger of a source.
 
         Raises:
-            BadInput: the capture has none of it.
+            BadInput: the capture has no ledger of this source.
         """
         known = self.by_source
         if source not in known:
@@ -123,39 +126,39 @@ class Capture:
 
     @property
     def failed(self) -> tuple[str, ...]:
-        """Sources that tried to count and could not, each with its reason: the verdict is incomplete."""
+        """Return the sources that tried to count and failed, with reasons; the verdict is then incomplete."""
         return tuple(f"{source}: {why}" for source, why in self.lacking.items() if why.startswith(FAILED))
 
     @property
     def not_counted(self) -> tuple[tuple[str, str], ...]:
-        """What no number here contains, with the reason: work outside a run, and sources that the target lacks."""
+        """Return (what, why) of everything that no number includes: work outside a run, and missing sources."""
         return (*NOT_COUNTED, *((f"{source} source", why) for source, why in sorted(self.lacking.items())))
 
     def values(self, invocation: Invocation | None) -> dict[str, int]:
-        """Values of all symbols in an invocation (``None``: of the configuration's alone)."""
+        """Return the values of all symbols in an invocation; only those of the configuration for ``None``."""
         return {**self.target.symbols, **(invocation.symbols if invocation else {})}
 
 
 FAILED: Final = "failed: "
-"""Begins the reason of a source that tried to count and could not: then the verdict is incomplete."""
+"""Prefix of the reason of a source that tried to count and failed; the verdict is then incomplete."""
 
 SECONDS: Final = 60
-"""Of the processor, to read one; that of a model with 61 layers takes three."""
+"""Processor seconds allowed for reading a capture; a model with 61 layers takes three."""
 
 CAPTURE: Final = FileKind(name="costproof/capture", version=(4, 0), type=Capture)
 
 
 def read_capture(path: Path) -> Capture:
-    """Read ``capture.json``, and check that it is whole and that its own arithmetic holds.
+    """Read ``capture.json``, and check that it is complete and consistent.
 
     Raises:
-        BadInput: the file is not a capture of a version that this costproof reads, or contradicts itself.
+        BadInput: the file is not a capture of a supported version, or it contradicts itself.
     """
     return parse_capture(read_json(path, what="capture"), where=str(path))
 
 
 def parse_capture(data: object, *, where: str) -> Capture:
-    """:func:`read_capture` of a file that is already read."""
+    """Parse a capture that is already read as JSON; see :func:`read_capture`."""
     from costproof.ledger.validation import validate_capture  # sympy is loaded where a file is read
 
     with time_limit(SECONDS, "the capture takes too long to read", where=where):

@@ -1,4 +1,4 @@
-"""What a third-party counter says: its own rows as a ledger, and how the run went."""
+"""Describe third-party counters, their results as ledgers, and their runs."""
 
 from __future__ import annotations
 
@@ -7,72 +7,72 @@ from dataclasses import dataclass
 from costproof.ledger.node import CostNode, Ledger, total
 
 SOURCE = "counter:"
-"""What the name of a counter's ledger begins with."""
+"""Prefix of the source name of a counter's ledger."""
 UNATTRIBUTED = "[unattributed]"
-"""Module of what a counter adds to its total without saying where."""
+"""Module name for amounts that a counter adds to its total without a location."""
 
 
 @dataclass(frozen=True, slots=True)
 class CounterInfo:
-    """A counter as data: what it is called, what it counts, which versions were tested."""
+    """A counter: its name, what it counts, and the tested versions."""
 
     name: str
     package: str
-    """The distribution that holds it, whose version is reported."""
+    """Distribution that contains it, whose version is reported."""
     tested: tuple[str, ...]
-    """Versions of the package that the adapter's tests passed with, oldest first."""
+    """Package versions that the adapter's tests passed with, oldest first."""
     unit: str
     """``flop`` (a multiply-accumulate is 2) or ``mac`` (it is 1)."""
     level: str
-    """The finest level that it gives: ``operator``, ``module`` or ``total``."""
+    """Finest level of its results: ``operator``, ``module`` or ``total``."""
     rows: str = "all"
-    """``first`` for a counter that takes the first dimension of an output for all of its rows."""
+    """``first`` if the counter takes the first dimension of an output as all its rows."""
     einsum: str = "exact"
-    """``four digits`` for a counter that reads the cost of an einsum from numpy's rounded text."""
+    """``four digits`` if the counter parses the cost of an einsum from numpy's rounded text."""
 
     @property
     def conventions(self) -> dict[str, str]:
-        """Where the counter departs from our conventions."""
+        """Return the deviations from our conventions."""
         stated = {"unit": (self.unit, "flop"), "rows": (self.rows, "all"), "einsum": (self.einsum, "exact")}
         return {name: value for name, (value, ours) in stated.items() if value != ours}
 
     @property
     def tested_text(self) -> str:
-        """``0.7.3 to 0.7.5``; a name that stands for one version is that version."""
+        """Return the range of tested versions, such as ``0.7.3 to 0.7.5``."""
         ends = dict.fromkeys((*self.tested[:1], *self.tested[-1:]))
         return " to ".join(ends) or "none"
 
 
 @dataclass(frozen=True, slots=True)
 class CounterCall:
-    """A counter on one invocation of one stage."""
+    """Result of a counter for one invocation of one stage."""
 
     stage: str
     invocation: str
     nodes: tuple[CostNode, ...] = ()
-    """Its rows, in its own words and unit; they sum to its total."""
+    """Its rows, with its own names and unit; they sum to its total."""
     error: str | None = None
-    """Why there is no number: what the tool raised, or how its process ended."""
+    """Why there is no number: the exception of the tool, or the end of its process."""
     notes: tuple[str, ...] = ()
     cut: str = ""
-    """The part of the stage that was counted, where a stage is counted in parts."""
+    """The counted part, if a stage is counted in parts."""
 
     @property
     def value(self) -> int | None:
-        """The tool's total, in its unit."""
+        """Return the tool's total, in its unit."""
         return None if self.error is not None else total(self.nodes, "flops")
 
 
 @dataclass(frozen=True, slots=True)
 class CounterRun:
-    """A counter on all stages."""
+    """Results of a counter for all stages."""
 
     info: CounterInfo
     version: str | None
     calls: tuple[CounterCall, ...]
 
     def ledger(self) -> Ledger:
-        """The counter's rows as the source ``counter:NAME``, in its own unit; what failed is absent, and noted."""
+        """Return the rows as source ``counter:NAME``, in the counter's unit; failed stages are absent and noted."""
         done = [c for c in self.calls if c.error is None]
         failed = {c.stage: c for c in self.calls if c.error is not None}
         return Ledger(
@@ -87,19 +87,19 @@ class CounterRun:
 
 @dataclass(frozen=True, slots=True)
 class CounterRecord:
-    """What counters say beside our own count of the same forwards. Decode is one step, the first."""
+    """Results of counters and our own count of the same forwards; the first step represents decode."""
 
     truth: tuple[CounterCall, ...]
     runs: tuple[CounterRun, ...]
     checked: tuple[str, ...] = ()
-    """Where the truth was compared with the closed formulas, and how that ended."""
+    """Where our count was compared with the closed formulas, and the result."""
 
 
 @dataclass(frozen=True, slots=True)
 class CounterUsage:
-    """What a counter needed for all its calls. It is measured, so it stands in no file that must not vary."""
+    """Time and memory of a counter; measured, so it is in no reproducible file."""
 
     milliseconds: int
-    """Time in calls; loading Python, torch and the model is not part of it."""
+    """Time in calls, without loading Python, torch and the model."""
     peak_bytes: int
     """Largest resident size of its process."""

@@ -1,8 +1,8 @@
-"""YAML as plain data: texts, lists and maps with their places, and nothing that a file could abuse.
+"""Parse a restricted YAML into strings, lists and maps with their positions.
 
-All scalars stay texts, so that no digit is lost in a float and no word turns into a truth value.
-Anchors, aliases, tags and merge keys are refused, keys are unique, and sizes are bounded before
-anything is built.
+All scalars stay strings, so that no digit is lost in a float and no word becomes a boolean. Anchors, aliases, tags and
+merge
+keys are refused, keys are unique, and sizes are limited before anything is built.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _MAX_KEY: Final = 200
 
 
 def read_source(path: Path, what: str) -> str:
-    """The text of a file of bounded size.
+    """Read a text file of limited size.
 
     Raises:
-        BadInput: it is missing, unreadable, too large or no text.
+        BadInput: the file is missing, unreadable, too large or not UTF-8.
     """
     try:
         raw = first_bytes(path, MAX_BYTES + 1)
@@ -41,13 +41,13 @@ def read_source(path: Path, what: str) -> str:
 
 
 def read_document(source: str, *, where: str, what: str = "a claims file") -> YamlValue:
-    """The content of one YAML document.
+    """Parse the content of one YAML document.
 
     Args:
         what: the kind of file, for messages.
 
     Raises:
-        BadInput: it is not YAML, too large or deep, or uses what is refused.
+        BadInput: the source is not YAML, is too large or too deep, or uses a refused feature.
     """
     if len(source.encode("utf-8", "surrogatepass")) > MAX_BYTES:
         raise BadInput(f"{what} is too large", where=where, expected=f"at most {MAX_BYTES:,} bytes")
@@ -64,7 +64,7 @@ def read_document(source: str, *, where: str, what: str = "a claims file") -> Ya
 
 
 def _advice(said: str, start: yaml.Mark | None) -> dict[str, str]:
-    """The parser's words as what a person can change."""
+    """Translate the parser's message into ``got`` and ``fix`` for the user."""
     if "<block end>" in said or "mapping values are not allowed" in said:
         above = "" if start is None else f" (line {start.line + 1}, column {start.column + 1})"
         return {
@@ -81,7 +81,7 @@ def _advice(said: str, start: yaml.Mark | None) -> dict[str, str]:
 
 
 class _Builder:
-    """Builds values from the parser's events; the parser itself never recurses, so depth is checked in time."""
+    """Builds values from the parser's events; the parser never recurses, so depth is checked in time."""
 
     def __init__(self, source: str, where: str, what: str) -> None:
         self.events = yaml.parse(source, Loader=yaml.SafeLoader)

@@ -1,4 +1,4 @@
-"""The signals that end a command. The core of Python alone is imported here: a command answers them first of all."""
+"""Define the signals that end a command, importing nothing but core modules, so that signals are handled early."""
 
 from __future__ import annotations
 
@@ -9,4 +9,4 @@ ENDING = {
     for name, said in (("SIGINT", "Ctrl-C"), ("SIGTERM", "SIGTERM"), ("SIGHUP", "SIGHUP"))
     if hasattr(_signal, name)
 }
-"""Signals with which a person or a system ends a command, and what messages call them."""
+"""Signals with which a user or the system ends a command -> names in messages."""

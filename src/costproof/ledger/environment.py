@@ -14,23 +14,23 @@ from typing import Final
 from costproof.ledger.errors import Incomplete
 
 VERSION: Final = "0.1.0"
-"""Of costproof."""
+"""Version of costproof."""
 COUNTING: Final = ("torch", "transformers", "torchlens", "sympy", "opt_einsum")
-"""Packages whose version can change a number; with the last, where it is installed, torch orders an einsum."""
+"""Packages whose version can change a number; with opt_einsum, torch reorders einsums."""
 FORMULAS: Final = ("costproof", "sympy")
-"""Those that can change one of the formulas."""
+"""Packages whose version can change a formula."""
 
 
 RULES: Final = "rules"
-"""Names the operator rules of the user's own among the versions."""
+"""Key of the user's own operator rules among the versions."""
 
 
 _read: Final = cache(version)
-"""Metadata takes milliseconds to parse; a package that is missing is looked for again."""
+"""Memoized, since parsing metadata takes milliseconds; a missing package is looked up again."""
 
 
 def installed(package: str) -> str | None:
-    """The version of a distribution, or ``None``."""
+    """Return the version of a distribution, or ``None``."""
     try:
         return _read(package)
     except PackageNotFoundError:
@@ -38,7 +38,7 @@ def installed(package: str) -> str | None:
 
 
 def environment() -> dict[str, str]:
-    """What goes into the header of every file."""
+    """Return the versions in the header of every file."""
     found = {p: v for p in COUNTING if (v := installed(p)) is not None}
     return {"costproof": VERSION, "python": platform.python_version(), **found}
 
@@ -47,12 +47,12 @@ _REQUIREMENT: Final = re.compile(r"""(([\w.-]+)[^;]*?)\s*;.*\bextra\s*==\s*['"](
 
 
 def advice(extra: str, *only: str) -> str:
-    """The command that installs what is missing of an extra, or the whole extra where nothing is.
+    """Return the command that installs missing packages of an extra, or all of them if none is missing.
 
-    It names packages: no index has costproof, so ``pip install 'costproof[trace]'`` would fail in a clone.
+    It names packages, since costproof is in no index, and ``pip install 'costproof[trace]'`` would fail in a clone.
 
     Args:
-        only: these packages of it.
+        only: packages of the extra (default: all).
     """
     known = packages_of(extra)
     wanted = {name: known.get(name, name) for name in only} or known
@@ -63,15 +63,15 @@ def advice(extra: str, *only: str) -> str:
 
 
 def require(extra: str, what: str, *only: str, otherwise: str = "") -> None:
-    """Check that the packages of an extra are installed; nothing is imported.
+    """Check that the packages of an extra are installed, without importing them.
 
     Args:
         what: who needs them, as the subject of a sentence.
-        only: these packages of it; all of them unless given.
-        otherwise: what to do without them, if anything.
+        only: packages of the extra (default: all).
+        otherwise: alternative without them, for the message.
 
     Raises:
-        Incomplete: a package is missing; the message names all that are.
+        Incomplete: packages are missing; the message names all of them.
     """
     missing = sorted(name for name in only or packages_of(extra) if installed(name) is None)
     if missing:
@@ -84,7 +84,7 @@ def require(extra: str, what: str, *only: str, otherwise: str = "") -> None:
 
 
 def extras() -> tuple[str, ...]:
-    """Return the optional parts that the installed costproof has; none where it is not installed."""
+    """Return the extras of the installed costproof; empty if it is not installed."""
     try:
         return tuple(metadata("costproof").get_all("Provides-Extra") or ())
     except PackageNotFoundError:
@@ -92,7 +92,7 @@ def extras() -> tuple[str, ...]:
 
 
 def packages_of(extra: str) -> dict[str, str]:
-    """Name -> requirement, as the metadata of the installed costproof have them; none where it is not installed."""
+    """Return name -> requirement of an extra from the installed metadata; empty if it is not installed."""
     try:
         lines = requires("costproof") or []
     except PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""The one hierarchy of errors: each knows its exit code, its subject and the way out."""
+"""Define the hierarchy of errors, each with exit code, location and fix."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ _LONGEST: Final = 300
 
 
 NOT_GIVEN: Final = object()
-"""An error that says nothing here. ``None`` is a value of its own, the ``null`` of a file."""
+"""Default of error fields, since ``None`` is a value: the ``null`` of a file."""
 
 
 class CostproofError(Exception):
-    """What went wrong, where, what was expected, what was got, and what to do.
+    """An error with its location, expected and actual value, and fix.
 
     Args:
         what: one sentence, no trailing full stop.
         where: the subject: a path in a file (``$.vision_config.width``), an option, a module.
-        expected: what would have been right; ``None`` reads ``null``.
-        got: what was there; ``None`` reads ``null``.
-        fix: the command or the change that fixes it.
+        expected: the valid values; ``None`` reads ``null``.
+        got: the actual value; ``None`` reads ``null``.
+        fix: the command or change that fixes it.
     """
 
     exit_code: int = EXIT_BAD_INPUT
@@ -56,7 +56,7 @@ class CostproofError(Exception):
 
     @property
     def line(self) -> str:
-        """What, where and what was got, in one line."""
+        """Return the message, location and actual value in one line."""
         said = [self.what, *(f"{label} {x}" for label, x in (("in", self.where), ("got", self.got)) if x)]
         return " ".join("; ".join(said).split())[:_LONGEST]
 
@@ -68,11 +68,11 @@ def _text(value: object) -> str | None:
 
 
 class BadInput(CostproofError):
-    """The user's input is wrong: exit 2."""
+    """Raised for wrong input of the user; exit code 2."""
 
 
 class Problems(BadInput):
-    """All problems of one input at once, each once: a person corrects a file in one go, not in ten."""
+    """Raised with all problems of one input at once, each listed once."""
 
     def __init__(self, what: str, problems: Sequence[CostproofError], *, fix: str | None = None) -> None:
         super().__init__(what, fix=fix)
@@ -87,19 +87,19 @@ class Problems(BadInput):
 
 
 class Incomplete(CostproofError):
-    """Something could not be counted, so nothing may be claimed: exit 3."""
+    """Raised if something could not be counted; exit code 3."""
 
     exit_code = EXIT_INCOMPLETE
 
 
 class Bug(CostproofError):
-    """An invariant of ours is broken: exit 70."""
+    """Raised for a broken invariant of costproof itself; exit code 70."""
 
     exit_code = EXIT_BUG
 
 
 def message_of(error: BaseException) -> str:
-    """Return the message of an exception of other code; nothing if the code that makes it fails."""
+    """Return the message of a foreign exception; empty if its ``__str__`` fails."""
     try:
         return str(error)
     except KeyboardInterrupt:
@@ -109,13 +109,13 @@ def message_of(error: BaseException) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """What an exception of other code says, in one line: ``TypeError: unhashable type``."""
+    """Return type and first line of a foreign exception: ``TypeError: unhashable type``."""
     lines = message_of(error).strip().splitlines()
     return type(error).__name__ + (f": {lines[0][:_LONGEST].rstrip()}" if lines else "")
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str | None:
-    """``did you mean decode?`` for the known name that is nearest, whatever its case; ``None`` if none is near."""
+    """Return ``did you mean decode?`` for the most similar known name, ignoring case; ``None`` if none is similar."""
     from difflib import get_close_matches
 
     by_lower = {k.lower(): k for k in known}
@@ -124,10 +124,10 @@ def did_you_mean(name: str, known: Iterable[str]) -> str | None:
 
 
 def no_such(what: str, name: str, known: Iterable[str], *, where: str | None = None) -> BadInput:
-    """The error for a name that is none of a few: what there is, and the nearest.
+    """Return the error for an unknown name, with the known names and the most similar one.
 
     Args:
-        where: the option that took the name; the name itself stands there unless given.
+        where: the option that took the name (default: the name itself).
     """
     words = list(known)
     place, got = (name, NOT_GIVEN) if where is None else (where, name)
@@ -136,7 +136,7 @@ def no_such(what: str, name: str, known: Iterable[str], *, where: str | None = N
 
 
 def invalid_choice(where: str | None, got: object, known: Collection[str]) -> BadInput:
-    """A word that is none of a few."""
+    """Return the error for a value that is not among the choices."""
     word, expected = str(got), " or ".join(known)
     fix = did_you_mean(word, known)
     return BadInput("invalid choice", where=where, expected=expected, got=repr(word[:40]), fix=fix)

@@ -18,15 +18,16 @@ from costproof.ledger.node import CostNode, Ledger
 def evaluate_ledger(
     ledger: Ledger, values_by_invocation: Mapping[tuple[str, str], SymbolValues], config_values: SymbolValues
 ) -> Ledger:
-    """Return the ledger with ``costs`` filled from ``exprs``; costs without an expression stay unchanged.
+    """Return the ledger with ``costs`` computed from ``exprs``; costs without an expression are unchanged.
 
     Args:
         values_by_invocation: (stage, invocation id) -> values of the workload's symbols there.
-        config_values: values of the configuration's symbols, everywhere; stage-wide metrics see
-            these, and of the workload's symbols those that have one value in all invocations.
+        config_values: values of the configuration's symbols. Stage-wide metrics use these, and workload symbols with
+            one value
+            in all invocations.
 
     Raises:
-        BadInput: a symbol has no value, or a cost is not an integer; it names the node.
+        BadInput: a symbol has no value, or a cost is not an integer; the error names the node.
     """
     common = shared_values(values_by_invocation.values())
     known: dict[tuple[str, str], tuple[dict[str, int], dict[str, int]]] = {}

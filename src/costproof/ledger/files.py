@@ -1,4 +1,4 @@
-"""JSON as our files hold it: one text for one value, and reading with problems addressed by path."""
+"""Read and write JSON deterministically, and read CSV and bytes, with limits on size."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from typing import Any, Final
 from costproof.ledger.errors import BadInput
 
 MAX_BYTES: Final = 64 * 2**20
-"""Of a JSON file; a capture of 61 layers has 14 million bytes."""
+"""Maximum bytes of a JSON file; a capture of 61 layers has 14 million."""
 MAX_CONFIGURATION: Final = 16 * 2**20
-"""Of a configuration; one that lists 50,000 layers that are not quantized has three million bytes."""
+"""Maximum bytes of a configuration; one that lists 50,000 unquantized layers has three million."""
 MAX_DIGITS: Final = 300
-"""Of a number in one: sums and products of a few such numbers can still be printed."""
+"""Maximum digits of a number in JSON, so that sums and products of a few of them can be printed."""
 MAX_PARTS: Final = 3_000_000
-"""Of commas and opening brackets; a capture of 61 layers has 584 thousand."""
+"""Maximum number of commas and opening brackets; a capture of 61 layers has 584 thousand."""
 WAIT: Final = 60.0
-"""Seconds until a pipe has to have given all that it gives."""
+"""Seconds within which a pipe must end."""
 _HALF: Final = re.compile(rb"\\u[dD][89a-fA-F]")
-"""An escape that may be half a character: only then the texts are looked at."""
+"""Escape that may be half of a surrogate pair; only then are strings checked."""
 _LONG: Final = re.compile(rb"[0-9]{%d}" % (MAX_DIGITS + 1))
 
 HEADER = ("schema", "schema_version", "conventions", "target", "workload", "environment")
-"""The keys that every file of ours begins with, so that a reader sees at once what it has."""
+"""Keys that begin every file of ours."""
 
 
 def json_text(value: object) -> str:
-    """Deterministic JSON: the header first, all other keys sorted, one space a level, a trailing line feed."""
+    """Return deterministic JSON: header first, other keys sorted, indent 1, trailing line feed."""
     ordered = _sorted(value)
     if isinstance(ordered, dict):
         ordered = {**{k: ordered[k] for k in HEADER if k in ordered}, **ordered}
@@ -52,13 +52,13 @@ def _sorted(value: object) -> object:
 
 
 def read_json(path: Path, *, what: str, most: int = MAX_BYTES) -> Any:
-    """The JSON value in a file.
+    """Read the JSON value in a file.
 
     Args:
-        most: bytes.
+        most: maximum bytes.
 
     Raises:
-        BadInput: the file is missing, unreadable, too large, or no JSON.
+        BadInput: the file is missing, unreadable, too large or not JSON.
     """
     try:
         raw = first_bytes(path, most + 1)
@@ -70,15 +70,15 @@ def read_json(path: Path, *, what: str, most: int = MAX_BYTES) -> Any:
 
 
 def read_configuration(path: Path) -> Any:
-    """:func:`read_json` of a configuration."""
+    """Read a configuration as JSON; see :func:`read_json`."""
     return read_json(path, what="configuration", most=MAX_CONFIGURATION)
 
 
 def csv_rows(path: Path, *, what: str) -> Iterator[tuple[int, list[str]]]:
-    """Yield the rows of a CSV file that are not empty, each with the number of its last line.
+    """Yield the rows of a CSV file that are not empty, each with its last line number.
 
     Raises:
-        BadInput: the file is missing, unreadable, too large, no text or no CSV.
+        BadInput: the file is missing, unreadable, too large, not text or not CSV.
     """
     try:
         raw = first_bytes(path, MAX_BYTES + 1)
@@ -103,13 +103,13 @@ def csv_rows(path: Path, *, what: str) -> Iterator[tuple[int, list[str]]]:
 
 
 def first_bytes(path: Path, count: int, *, regular: bool = False) -> bytes:
-    """Return at most so many bytes from the beginning of a file, or of a pipe, whose writer may never come.
+    """Return at most ``count`` bytes from the beginning of a file, or of a pipe, which may have no writer.
 
     Args:
         regular: refuse pipes, devices and folders.
 
     Raises:
-        OSError: it cannot be read; ``TimeoutError``: it is a pipe that does not end in time.
+        OSError: it cannot be read; ``TimeoutError`` if a pipe does not end in time.
     """
     until, found = time.monotonic() + WAIT, bytearray()
     with open(path, "rb", buffering=0, opener=_at_once) as file:
@@ -128,7 +128,7 @@ def first_bytes(path: Path, count: int, *, regular: bool = False) -> bytes:
 
 
 def _at_once(path: str, flags: int) -> int:
-    """Opening a pipe does not wait for its writer."""
+    """Open without blocking until a pipe has a writer."""
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
@@ -139,7 +139,7 @@ def _ready(handle: int, seconds: float) -> bool:
 
 
 def json_in(raw: bytes, *, where: str, what: str, most: int = MAX_BYTES) -> Any:
-    """:func:`read_json` of bytes that are already read."""
+    """Parse JSON from bytes; see :func:`read_json`."""
     if len(raw) > most:
         raise BadInput(f"the {what} is too large", where=where, expected=f"at most {most:,} bytes")
     if found := _LONG.search(raw):

@@ -10,31 +10,31 @@ from dataclasses import dataclass
 from typing import Final
 
 Metric = str
-"""A name in :data:`EVERY_METRIC`. To add a metric is to add an entry there: sums, files, tables and frames follow."""
+"""A name in :data:`EVERY_METRIC`. Adding a metric takes only an entry there: sums, files, tables and frames follow."""
 
 
 @dataclass(frozen=True, slots=True)
 class MetricInfo:
-    """What there is to know about one metric; reports and comparisons ask here and name no metric themselves."""
+    """Properties of a metric, which reports and comparisons use instead of naming metrics."""
 
     unit: str
     """``elements``, ``bytes``, ``calls``, ``FLOP`` or ``MAC``."""
     stage_wide: bool
     title: str
-    """In the tables of reports."""
+    """Title in the tables of reports."""
     meaning: str
     proven: bool = False
-    """Whether nothing may be claimed unless two sources give it; the others are compared where two do."""
+    """Whether a verdict requires two sources to give it; other metrics are compared if two do."""
     by_kind: bool = False
-    """Whether the operators of a module are compared one by one."""
+    """Whether it is compared per operator of a module."""
     column: str = ""
-    """Heading in the first table of a report; empty: it stands in the later ones alone."""
+    """Heading in the first table of a report; empty if it appears only in later tables."""
     formula: bool = False
-    """Whether a report prints its formula; ``explain`` has those of the others."""
+    """Whether reports print its formula; ``explain`` has all formulas."""
     convention: str = ""
-    """The convention of another tool that it belongs to, counted on request; empty: it is one of ours."""
+    """The other tool's convention that it belongs to, counted on request; empty for ours."""
     largest: bool = False
-    """Whether it is the largest of several moments: stages do not add up to it, and no node has a part of it."""
+    """Whether it is a maximum over time: stages do not add up, and no node has a part of it."""
 
 
 EVERY_METRIC: Final[dict[Metric, MetricInfo]] = {
@@ -128,7 +128,7 @@ SPARED: Final[Metric] = "skippable_bytes"
 SPARED_AT_FLOOR: Final[Metric] = "skippable_floor_bytes"
 IN_FLOAT32: Final[Metric] = "float32_flops"
 ARITHMETIC: Final[tuple[str, ...]] = ("float64", "float32", "bfloat16", "float16", "float8", "other")
-"""The dtypes in which operators multiply, the slowest first; ``other``: integers, and what no device file names."""
+"""Dtypes of multiplications, the slowest first; ``other`` for integers and dtypes that no device file names."""
 OF_BOUNDS: Final[dict[Metric, str]] = {
     SKIPPABLE: "headline FLOPs that another implementation of the same result leaves out: scores that a mask hides or "
     "may hide, latents whose expansion queries absorb",
@@ -137,30 +137,30 @@ OF_BOUNDS: Final[dict[Metric, str]] = {
     SPARED_AT_FLOOR: "such bytes among the floor_bytes",
     **{f"{dtype}_flops": f"headline FLOPs of operators that multiply in {dtype}" for dtype in ARITHMETIC},
 }
-"""What bounds of time know besides, on nodes that have FLOPs or bytes; no table has it, nothing is compared by it.
+"""Further metrics for time bounds, on nodes with FLOPs or bytes; they are in no table and are not compared.
 
 FLOPs without a dtype are in the dtype of the run.
 """
 METRICS: Final[dict[Metric, MetricInfo]] = {m: i for m, i in EVERY_METRIC.items() if not (i.convention or i.largest)}
-"""Ours, of which nodes have parts."""
+"""Our metrics that are sums over nodes."""
 PEAK_METRICS: Final[dict[Metric, MetricInfo]] = {m: i for m, i in EVERY_METRIC.items() if i.largest}
 FVCORE: Final[dict[Metric, MetricInfo]] = {m: i for m, i in EVERY_METRIC.items() if i.convention == "fvcore-macs"}
 STAGE_WIDE: Final[frozenset[Metric]] = frozenset(m for m, i in EVERY_METRIC.items() if i.stage_wide)
 TRAFFIC: Final[tuple[Metric, ...]] = (
     "weight_read_bytes", "input_bytes", "output_bytes", "kv_read_bytes", "kv_cache_bytes",
 )  # fmt: skip
-"""The five ways in which bytes move; no byte is in two of them."""
+"""The five metrics of moved bytes; no byte is in two of them."""
 UNFUSED: Final[Metric] = "unfused_bytes"
-"""Bytes of every operator on its own."""
+"""Bytes if every operator is a separate kernel."""
 FLOOR: Final[Metric] = "floor_bytes"
-"""Bytes of a stage as one piece of work: those that cross its border."""
+"""Compulsory traffic: bytes that cross the boundary of a stage as one kernel."""
 PROVEN: Final[frozenset[Metric]] = frozenset(m for m, i in EVERY_METRIC.items() if i.proven)
 BYTES: Final[frozenset[Metric]] = frozenset(m for m, i in EVERY_METRIC.items() if i.unit == "bytes")
 
 
 @dataclass(frozen=True, slots=True)
 class Conventions:
-    """One value per question that cost models answer differently."""
+    """Choices that cost models make differently, one field each."""
 
     unit: str = "flop"
     """``flop`` (a multiply-accumulate is 2) or ``mac`` (it is 1)."""
@@ -176,7 +176,7 @@ class Conventions:
     vector: str = "primitive"
     """One FLOP per element and primitive: see docs/conventions.md."""
     activations: str = "module-boundary"
-    """Floating-point tensors that cross the border between a module's own operators and the rest."""
+    """Floating-point tensors that cross the boundary between a module's own operators and the rest."""
 
 
 NOT_COUNTED: tuple[tuple[str, str], ...] = (
@@ -189,4 +189,4 @@ NOT_COUNTED: tuple[tuple[str, str], ...] = (
     ("host work", "image decoding, resizing and tokenising before the model, sampling and detokenising after it"),
     ("backward pass", "inference only"),
 )
-"""What no number here contains, with the reason."""
+"""(what, why) of everything that no number includes."""

@@ -1,7 +1,8 @@
-"""Cost nodes and ledgers: what one source says, line by line.
+"""Define cost nodes and ledgers, the counts of one source line by line.
 
-A ledger is a flat list of nodes; the tree is in their ids. Totals are sums over the nodes and
-nothing else, so a total can never disagree with its rows.
+A ledger is a flat list of nodes; the tree is in their ids. Totals are sums over the nodes, so a total can never
+disagree
+with its rows.
 """
 
 from __future__ import annotations
@@ -18,66 +19,67 @@ from costproof.ledger.plural import plural
 
 @dataclass(frozen=True, slots=True)
 class CostNode:
-    """One line of a ledger: what one module, or one kind of operator in it, costs.
+    """A line of a ledger: the costs of a module, or of one operator kind in it.
 
-    Metrics of the module as a whole (parameters, calls, bytes) sit on the node whose ``kind`` is
-    empty; FLOPs sit on one node per operator kind, named as the source names it (``linear``,
-    ``aten.linear``, ``scaled_dot_product_attention``). Stage-wide metrics have an empty
-    ``invocation``.
+    Metrics of the whole module (parameters, calls, bytes) are on the node with an empty ``kind``; FLOPs are on one node
+    per
+    operator kind, named as the source names it (``linear``, ``aten.linear``, ``scaled_dot_product_attention``).
+    Stage-wide
+    metrics have an empty ``invocation``.
     """
 
     stage: str
-    """Part of the pipeline: ``prefill``, ``decode``, or what a target names so."""
+    """Part of the pipeline: ``prefill``, ``decode``, or a stage of the target."""
     invocation: str
-    """Which call of the stage: ``prompt``, ``steps``; empty for stage-wide metrics."""
+    """Call of the stage: ``prompt``, ``steps``; empty for stage-wide metrics."""
     module: str
-    """Path of the module from the root of the model, as ``named_modules`` gives it; empty for the root."""
+    """Path of the module as in ``named_modules`` of the root; empty for the root."""
     kind: str
-    """Operator kind in the source's own words; empty for metrics of the module as a whole."""
+    """Operator kind as the source names it; empty for metrics of the whole module."""
     costs: dict[Metric, int | None]
-    """Exact integers; ``None`` is unknown and never means zero."""
+    """Exact integers; ``None`` is unknown, never zero."""
     exprs: dict[Metric, str] = field(default_factory=dict)
-    """The same quantities in symbols, as canonical text, where the source is symbolic."""
+    """The same quantities in symbols as canonical text, if the source is symbolic."""
     owner: str = ""
-    """What gave the numbers: a formula's name (analytic) or the module's class (graph sources)."""
+    """Origin of the numbers: a formula's name (analytic) or the module's class (graph sources)."""
     evidence: tuple[str, ...] = ()
-    """Names of the graph nodes or traced operators behind the numbers."""
+    """Names of the graph nodes or traced operators that were counted."""
     role: str = ""
-    """What part of a model the module is, in words that no implementation chooses: ``text.layer.mlp.gate``;
-    empty where the source does not know."""
+    """Name of the module's function in the model, independent of implementations: ``text.layer.mlp.gate``; empty if
+    the source does not know it."""
 
     @property
     def id(self) -> str:
-        """Identity across sources, but for the name of the operator kind: ``stage[invocation]/module:kind``."""
+        """Return the identity across sources, except for the kind: ``stage[invocation]/module:kind``."""
         call = f"[{self.invocation}]" if self.invocation else ""
         return f"{self.stage}{call}/{self.module or '(root)'}{':' + self.kind if self.kind else ''}"
 
     def cost(self, metric: Metric) -> int | None:
-        """The metric: 0 where it does not concern the node, ``None`` where it is unknown or in symbols alone."""
+        """Return a metric: 0 if the node lacks it, ``None`` if it is unknown or only symbolic."""
         return self.costs.get(metric, None if metric in self.exprs else 0)
 
 
 _SHOWN: Final = 3
 
 NO_RULE: Final = "no rule for this operator"
-"""Why an operator without a cost rule is unknown; its user may give it one."""
+"""Reason of an unknown operator without a cost rule, which users can add."""
 
 
 @dataclass(frozen=True, slots=True)
 class UnknownOp:
-    """An operator that computes and has no rule: the reason why a capture is incomplete."""
+    """An operator that computes and has no known cost, which makes a capture incomplete."""
 
     op: str
     stage: str
     module: str
     count: int
     bound_flops: int | None
-    """An upper bound of what is missing, where a rule knows one."""
+    """Upper bound of the missing FLOPs, if a rule gives one."""
     why: str
 
 
 def unknown_clause(ops: Sequence[UnknownOp]) -> str:
-    """``2 calls in layers.0.mlp, at most 32,768 FLOP``, of unknown calls of one operator."""
+    """Return ``2 calls in layers.0.mlp, at most 32,768 FLOP`` for unknown calls of one operator."""
     calls = sum(o.count for o in ops)
     modules = list(dict.fromkeys(o.module or "(root)" for o in ops))
     more = f" and {plural(len(modules) - _SHOWN, 'more module')}" if len(modules) > _SHOWN else ""
@@ -86,12 +88,12 @@ def unknown_clause(ops: Sequence[UnknownOp]) -> str:
 
 
 def at_most(bound: int | None) -> str:
-    """``at most 32,768 FLOP``, of what is unknown."""
+    """Return ``at most 32,768 FLOP`` for the bound of an unknown cost."""
     return "no bound of its FLOPs" if bound is None else f"at most {bound:,} FLOP"
 
 
 def rule_wanted(ops: Iterable[UnknownOp]) -> str | None:
-    """What their user has to write for operators without a rule; ``None`` if none of them lacks one."""
+    """Return how to add a rule for operators without one; ``None`` if all have rules."""
     names = sorted({o.op for o in ops if o.why == NO_RULE})
     if not names:
         return None
@@ -103,30 +105,30 @@ def rule_wanted(ops: Iterable[UnknownOp]) -> str | None:
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class Ledger(NotebookRepr):
-    """All that one source says about one target at one workload."""
+    """All counts of one source for one target and workload."""
 
     source: str
     nodes: tuple[CostNode, ...]
     metrics: tuple[Metric, ...]
-    """The metrics that this source can give at all; the others are not zero but absent."""
+    """Metrics that this source gives; others are absent, not zero."""
     stages: tuple[str, ...]
-    """The stages that this source covers."""
+    """Stages that this source covers."""
     unknown_ops: tuple[UnknownOp, ...] = ()
     notes: tuple[str, ...] = ()
     conventions: dict[str, str] = field(default_factory=dict)
-    """Where this source departs from the conventions of the capture: ``{"unit": "mac"}``. The comparer
-    brings such numbers together; nothing else may explain a difference as one of convention."""
+    """Deviations from the conventions of the capture, such as ``{"unit": "mac"}``. The comparison converts such
+    numbers; nothing else may explain a difference as one of convention."""
     sizes: dict[str, dict[str, int]] = field(default_factory=dict)
-    """``stage[invocation]`` -> symbol -> its value by the shapes of what goes in, which no formula has a part in."""
+    """``stage[invocation]`` -> symbol -> value from the shapes of the inputs, independent of formulas."""
     bounds: bool = False
-    """Whether nodes have the metrics of :data:`~costproof.ledger.metrics.OF_BOUNDS`, where they are not 0."""
+    """Whether nodes have the metrics of :data:`~costproof.ledger.metrics.OF_BOUNDS` where they are not 0."""
 
     def __repr__(self) -> str:
-        """One line: a notebook must not print a thousand nodes."""
+        """Return one line, since a notebook must not print a thousand nodes."""
         return f"Ledger({self.source}: {plural(len(self.nodes), 'node')}, {plural(len(self.stages), 'stage')})"
 
     def without(self, left: Collection[Metric]) -> Ledger:
-        """The same where the source does not give these metrics."""
+        """Return the ledger without these metrics."""
 
         def kept(node: CostNode) -> CostNode:
             costs = {m: cost for m, cost in node.costs.items() if m not in left}
@@ -136,17 +138,17 @@ class Ledger(NotebookRepr):
         return replace(self, nodes=tuple(map(kept, self.nodes)), metrics=metrics)
 
     def hides(self, metric: Metric, stage: str | None = None) -> bool:
-        """Whether an operator without a rule, in any stage or in one, leaves a sum of the metric open."""
+        """Return whether an unknown operator, in any stage or in one, makes a sum of the metric unknown."""
         of_operators = metric != "calls" and metric not in STAGE_WIDE
         return of_operators and any(stage in (None, op.stage) for op in self.unknown_ops)
 
     def total(
         self, metric: Metric, where: Callable[[CostNode], bool] | None = None, stage: str | None = None
     ) -> int | None:
-        """:func:`total` over the nodes that ``where`` picks, of all stages or of one.
+        """Return :func:`total` over the nodes that ``where`` selects, of all stages or of one.
 
-        ``None`` for a metric that the source does not give, and where an operator without a rule leaves it open:
-        :func:`known_part` is what is known then.
+        Returns ``None`` for a metric that the source does not give, and if an unknown operator leaves the sum open;
+        :func:`known_part` is then a lower bound.
 
         Raises:
             BadInput: there is no such metric.
@@ -159,7 +161,7 @@ class Ledger(NotebookRepr):
         return total(picked, metric)
 
     def stage_total(self, stage: str, metric: Metric, invocation: str | None = None) -> int | None:
-        """:meth:`total` over one stage, or over one invocation of it.
+        """Return :meth:`total` over a stage, or over one invocation of it.
 
         Raises:
             BadInput: the source does not cover the stage, or there is no such metric.
@@ -175,17 +177,16 @@ class Ledger(NotebookRepr):
 
 
 def bearing(nodes: Iterable[CostNode], metric: Metric) -> list[CostNode]:
-    """The nodes that a metric concerns, as a sum takes them.
+    """Return the nodes that have a metric, each module once for stage-wide metrics.
 
-    A stage-wide metric belongs to the module: a module that works in two stages (a decoder in ``prefill`` and
-    in ``decode``) is there once.
+    A module that works in two stages (a decoder in ``prefill`` and in ``decode``) owns its parameters once.
     """
     found = [n for n in nodes if metric in n.costs or metric in n.exprs]
     return list({n.module: n for n in found}.values()) if metric in STAGE_WIDE else found
 
 
 def total(nodes: Iterable[CostNode], metric: Metric) -> int | None:
-    """The sum of a metric over nodes: the only one there is.
+    """Return the sum of a metric over nodes; all totals use this function.
 
     A node without the metric is not concerned, ``None`` is unknown and makes the sum unknown, 0 is zero.
     """
@@ -193,12 +194,12 @@ def total(nodes: Iterable[CostNode], metric: Metric) -> int | None:
 
 
 def known_part(nodes: Iterable[CostNode], metric: Metric) -> int:
-    """What is known of :func:`total`: a lower bound where some of it is unknown."""
+    """Return the sum of known values: a lower bound of :func:`total` if some are unknown."""
     return sum(n.cost(metric) or 0 for n in bearing(nodes, metric))
 
 
 def exact_sum(values: Iterable[int | None]) -> int | None:
-    """The sum, or ``None`` as soon as one value is unknown."""
+    """Return the sum, or ``None`` if a value is unknown."""
     total = 0
     for value in values:
         if value is None:

@@ -1,4 +1,4 @@
-"""Base class of results that notebooks and consoles display through the reports."""
+"""Provide base classes of results that notebooks and consoles display as reports."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from typing import Literal
 
 Format = Literal["text", "md", "html"]
 display: Callable[[object, Format], str] | None = None
-"""Formats a result. :mod:`costproof.api` sets it: this room imports no reports."""
+"""Function that formats a result. :mod:`costproof.api` sets it, since this package imports no reports."""
 
 
 class NotebookRepr:
-    """A result that a notebook displays as HTML."""
+    """A result that notebooks display as HTML."""
 
     __slots__ = ()
 
     def _repr_html_(self) -> str | None:
-        """Return the markup of a notebook cell, or None (no HTML) if the API was not imported."""
+        """Return the HTML of a notebook cell, or ``None`` if the API was not imported."""
         return None if display is None else display(self, "html")
 
 
 class ReportRepr(NotebookRepr):
-    """A result whose ``repr`` is a report: the text of its command; Markdown where a viewer asks for that."""
+    """A result whose ``repr`` is the text report of its command, with Markdown for viewers that request it."""
 
     __slots__ = ()
 

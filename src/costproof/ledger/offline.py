@@ -1,4 +1,4 @@
-"""Nothing is fetched while a verb runs: the switches of the libraries that download what a file names."""
+"""Disable downloads of libraries while a command runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OFFLINE: Final = {
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "USE_HUB_KERNELS": "NO",
 }
-"""Variables of the environment, as other processes and libraries that are not imported yet read them."""
+"""Environment variables for other processes and for libraries that are not imported yet."""
 _CONSTANTS: Final = (
     ("huggingface_hub.constants", "HF_HUB_OFFLINE", True, ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")),
     ("huggingface_hub.constants", "HF_HUB_DISABLE_TELEMETRY", True, ("HF_HUB_DISABLE_TELEMETRY",)),
@@ -27,14 +27,14 @@ _CONSTANTS: Final = (
     ("datasets.config", "HF_DATASETS_OFFLINE", True, ("HF_DATASETS_OFFLINE",)),
     ("transformers.integrations.hub_kernels", "_kernels_enabled", False, ("USE_HUB_KERNELS",)),
 )
-"""(module, constant that it set from the environment when it was imported, its value offline, the variables)."""
+"""(module, constant that it set from the environment at import, its offline value, the variables)."""
 _SESSIONS: Final = "huggingface_hub.utils._http"
-"""Before version 1 a session is offline or not for as long as it lives."""
+"""Before version 1 a session is online or offline for its whole life."""
 _TRUE: Final = ("1", "ON", "YES", "TRUE")
 
 
 class _Switch:
-    """Something of the process that is changed while anyone needs it, and put back by the last one."""
+    """Process-wide state that is changed while anyone needs it, and restored by the last user."""
 
     def __init__(self, on: Callable[[ExitStack], None]) -> None:
         self._on = on
@@ -47,7 +47,7 @@ class _Switch:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Keep it on."""
+        """Keep the switch on inside the context."""
         me = threading.get_ident()
         try:  # around all of it: an interrupt may hit between any two lines
             with self._lock:
@@ -63,7 +63,7 @@ class _Switch:
                     self._undo.close()
 
     def _forked(self) -> None:
-        """Renew the lock, and put back what only threads hold that the child does not have."""
+        """Replace the lock in a forked child, and undo what only threads of the parent hold."""
         self._lock = threading.Lock()
         gone = bool(self._holders)
         self._holders = [thread for thread in self._holders if thread == threading.get_ident()]
@@ -89,7 +89,7 @@ def _off(undo: ExitStack) -> None:
 
 
 def _as_imported(module: str, name: str, value: bool) -> None:
-    """Set a constant of a module that was imported offline to what it would be without."""
+    """Set a constant of a module that was imported offline to its online value."""
     if hasattr(sys.modules.get(module), name):
         setattr(sys.modules[module], name, value)
 
@@ -105,7 +105,7 @@ _offline: Final = _Switch(_off)
 
 @contextmanager
 def offline() -> Iterator[None]:
-    """Switch downloads off for this process and the processes that it starts; afterwards all is as it was before."""
+    """Disable downloads of this process and its children inside the context; restore the state afterwards."""
     with _offline.held():
         yield
 
@@ -141,7 +141,7 @@ _guarded: Final = _Switch(_guard)
 
 @contextmanager
 def no_network() -> Iterator[None]:
-    """:func:`offline`, and this thread cannot reach another machine either: not every library has a switch."""
+    """Disable downloads, and network connections of this thread, since not every library has a switch."""
     with _offline.held(), _guarded.held():
         token = _refused.set(True)
         try:

@@ -1,8 +1,10 @@
-"""The peak of live activations, of every call of a stage: by its exported graph, and by the module as written.
+"""Describe the peak of live activations of every call of a stage, in its exported graph and in the eager module.
 
-Two quantities that are not the same. The *graph peak* frees a tensor after its last reader; the *eager peak* is what
-the module holds while Python runs it, whose frames keep tensors that nothing reads any more. Neither is a sum over
-nodes: it is the largest sum of what is alive at one moment.
+The two peaks differ. The *graph peak* frees a tensor after its last reader. The *eager peak* is what the module holds
+while
+Python runs it, whose frames keep tensors that nothing reads anymore. Neither is a sum over nodes: each is the largest
+sum of
+live bytes at one moment.
 """
 
 from __future__ import annotations
@@ -20,76 +22,75 @@ from costproof.ledger.workload import TargetInfo, Workload
 
 @dataclass(frozen=True, slots=True)
 class LiveTensor:
-    """A piece of memory, by the tensor that it was made for; views share it."""
+    """A piece of memory, described by the tensor that it was allocated for; views share it."""
 
     name: str
-    """Of an input: the argument. Else the operator without its namespace."""
+    """Argument name of an input; otherwise the operator without its namespace."""
     shape: tuple[int, ...]
     dtype: str
     bytes: int
-    """Of the memory, which may be more than the tensor's elements take."""
+    """Bytes of the memory, which may exceed those of the tensor's elements."""
     operator: str
-    """What made it; empty for an input."""
+    """Operator that created it; empty for an input."""
     module: str
-    """Path of the module that made it, from the root of the model."""
+    """Path of the module that created it, from the root of the model."""
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """A stretch of an execution, by the first moment in it at which most bytes are alive."""
+    """The highest moment of one section of an execution."""
 
     event: int
-    """How many pieces of memory were made or given back before."""
+    """Number of allocations and releases before it."""
     bytes: int
     module: str
-    """Path of the module that made the last piece; empty for the inputs."""
+    """Path of the module with the last allocation; empty for the inputs."""
 
 
 STRETCHES: Final = 120
-"""Of an execution: enough for a picture of it, however many operators run."""
+"""Maximum number of sections of a curve, enough for a picture of any execution."""
 
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """The first moment at which most bytes are alive. Inputs and outputs count; parameters and buffers do not."""
+    """The first moment with the most live bytes; inputs and outputs count, parameters and buffers do not."""
 
     bytes: int
     operator: str
-    """What runs then."""
+    """Operator that runs at the peak."""
     module: str
     alive: tuple[LiveTensor, ...]
-    """In the order in which they were made; they sum to the peak."""
+    """Live tensors in order of allocation; they sum to the peak."""
     events: int = 0
-    """Pieces of memory that are made or given back in the whole execution; 0 in files of before."""
+    """Allocations and releases in the whole execution."""
     curve: tuple[Moment, ...] = ()
-    """The execution in at most :data:`STRETCHES` stretches of equally many events, in their order; the largest of
-    their bytes is the peak."""
+    """The execution in at most :data:`STRETCHES` sections of equally many events; their maximum is the peak."""
 
 
 GapKind = Literal["held", "eager only", "graph only", "elsewhere"]
-"""``held``: a tensor that nothing reads any more. ``eager only``: one that the module makes and its graph does not.
-``graph only``: the other way round, or one that the graph still holds. ``elsewhere``: how much less the graph holds at
-this moment than at its own peak."""
+"""``held``: a tensor that nothing reads anymore. ``eager only``: a tensor that the module creates and its graph does
+not. ``graph only``: the reverse, or a tensor that only the graph still holds. ``elsewhere``: how much less the graph
+holds at this moment than at its own peak."""
 
 
 @dataclass(frozen=True, slots=True)
 class GapPart:
-    """A part of the eager peak less the graph peak."""
+    """A part of the eager peak minus the graph peak."""
 
     kind: GapKind
     bytes: int
-    """Signed; the parts of a call sum to its gap."""
+    """Signed bytes; the parts of a call sum to its gap."""
     tensor: LiveTensor | None
-    """``None`` for ``elsewhere``."""
+    """The tensor; ``None`` for ``elsewhere``."""
     holders: tuple[str, ...] = ()
     """Variables that hold the tensor, outermost first: ``LlamaDecoderLayer.forward: residual``."""
     where: str = ""
-    """Of ``elsewhere``: the module in which the graph has its peak."""
+    """For ``elsewhere``, the module in which the graph has its peak."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallPeaks:
-    """One call of a stage, or of a part of it that is run alone; of decode steps the last."""
+    """Peaks of one call of a stage or of a separately run part of it; the last of several decode steps."""
 
     stage: str
     invocation: str
@@ -98,28 +99,28 @@ class CallPeaks:
     eager: Peak | None
     gap: tuple[GapPart, ...] = ()
     notes: tuple[str, ...] = ()
-    """Why a peak is not known, and what was taken for granted."""
+    """Why a peak is unknown, and assumptions."""
     form: str = ""
-    """The graph peak in symbols, which holds where the exported graph does; empty where it is not known."""
+    """Graph peak in symbols, valid wherever the exported graph is; empty if unknown."""
     given: str = ""
-    """What the inputs have of it, which stand all the while."""
+    """Part of the peak from inputs, which are alive throughout."""
     holds: tuple[str, ...] = ()
-    """Expressions of which none is negative where the exported graph holds."""
+    """Path conditions of the exported graph: expressions that are all nonnegative where it is valid."""
 
     @property
     def gap_bytes(self) -> int | None:
-        """The eager peak less the graph peak."""
+        """Return the eager peak minus the graph peak."""
         return None if self.graph is None or self.eager is None else self.eager.bytes - self.graph.bytes
 
     @property
     def residual(self) -> int | None:
-        """What of the gap no part explains."""
+        """Return the part of the gap that no part explains."""
         return None if self.gap_bytes is None else self.gap_bytes - sum(p.bytes for p in self.gap)
 
 
 @dataclass(frozen=True, slots=True)
 class StagePeaks:
-    """The largest peaks of a stage's calls; ``None``: one of them is not known."""
+    """Largest peaks over a stage's calls; ``None`` if one of them is unknown."""
 
     stage: str
     graph_peak_bytes: int | None
@@ -128,7 +129,7 @@ class StagePeaks:
 
 @dataclass(frozen=True, slots=True)
 class Peaks:
-    """``peaks.json``."""
+    """Content of ``peaks.json``."""
 
     conventions: Conventions
     target: TargetInfo
@@ -139,12 +140,12 @@ class Peaks:
 
     @property
     def exit_code(self) -> int:
-        """0 if every peak is known, else 3."""
+        """Return 0 if every peak is known, else 3."""
         known = all(c.graph is not None and c.eager is not None for c in self.calls)
         return EXIT_OK if known and self.calls else EXIT_INCOMPLETE
 
     def __repr__(self) -> str:
-        """One line: a notebook must not print every tensor."""
+        """Return one line, since a notebook must not print every tensor."""
         return f"Peaks({self.target.name} at {self.workload.name}: {plural(len(self.calls), 'call')})"
 
 
@@ -152,7 +153,7 @@ PEAKS: Final = FileKind(name="costproof/peaks", version=(1, 5), type=Peaks)
 
 
 def by_stage(calls: Iterable[CallPeaks]) -> tuple[StagePeaks, ...]:
-    """The stages that were called, each with the largest of its peaks."""
+    """Return the largest peaks of each stage."""
     of: dict[str, list[CallPeaks]] = {}
     for call in calls:
         of.setdefault(call.stage, []).append(call)
@@ -167,6 +168,6 @@ def _bytes(peak: Peak | None) -> int | None:
 
 
 def largest(sizes: Iterable[int | None]) -> int | None:
-    """The largest; ``None`` if one is not known, or there is none."""
+    """Return the maximum; ``None`` if a value is unknown or there is none."""
     every = list(sizes)
     return max((s for s in every if s is not None), default=None) if None not in every else None

@@ -1,4 +1,4 @@
-"""Counts in sentences."""
+"""Format counts with their nouns and verbs."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ def plural(count: int, one: str, many: str | None = None) -> str:
 
 
 def verb(count: int, one: str = "is", many: str = "are") -> str:
-    """Return the verb of a count: ``is`` of one thing, else ``are``."""
+    """Return the verb for a count: ``is`` for one, else ``are``."""
     return one if count == 1 else many

@@ -1,6 +1,6 @@
-"""Measured times of one real run: what a stage, a module and an operator took, and how far the runs differ.
+"""Describe measured times of a real run, by stage, module and operator.
 
-Times are measurements, never counts: each stands with all its runs, and nothing compares them exactly.
+Times are measurements, not counts: each has all its runs, and they are never compared exactly.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from costproof.ledger.workload import TargetInfo, Workload
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Nanoseconds of the same work in several runs, in the order of the runs."""
+    """Nanoseconds of the same work in several runs, in order."""
 
     runs: tuple[int, ...]
 
     @property
     def median(self) -> int:
-        """The middle one; of an even number the mean of the two in the middle, rounded down."""
+        """Return the median; for an even number of runs the mean of the middle two, rounded down."""
         return (median_low(self.runs) + median_high(self.runs)) // 2
 
 
 @dataclass(frozen=True, slots=True)
 class StageTime:
-    """One stage in one forward, measured without a profiler."""
+    """Time of one stage in one forward, measured without a profiler."""
 
     run: str
     """``page``, ``prompt`` or ``step@P``."""
@@ -40,34 +40,34 @@ class StageTime:
 
 @dataclass(frozen=True, slots=True)
 class ModuleTime:
-    """One module in all profiled forwards together. The profiler itself takes time; shares mean more than sums."""
+    """Time of one module in all profiled forwards. The profiler itself takes time; shares mean more than sums."""
 
     module: str
-    """As in the callgraph."""
+    """Path as in the callgraph."""
     calls: int
-    """Per profiled run."""
+    """Calls per profiled run."""
     cpu: Timing
-    """With its children."""
+    """CPU time including children."""
     cpu_self: Timing
-    """Without its children."""
+    """CPU time without children."""
     device: Timing | None
-    """Kernels on the GPU, with its children; ``None`` on the CPU."""
+    """Time of kernels on the GPU including children; ``None`` on the CPU."""
 
 
 @dataclass(frozen=True, slots=True)
 class OperatorTime:
-    """One operator in the innermost module that ran it."""
+    """Time of one operator in the innermost module that ran it."""
 
     module: str
     operator: str
     calls: int
-    """Per profiled run."""
+    """Calls per profiled run."""
     cpu_self: Timing
     device_self: Timing | None
     memory_bytes: int
-    """What it allocated less what it freed on the device of the run, in the last profiled run."""
+    """Bytes allocated minus bytes freed on the device, in the last profiled run."""
     shapes: tuple[tuple[int, ...], ...] = ()
-    """Of the tensors in its first call."""
+    """Shapes of the tensors in its first call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class Measured:
     device: str
     """``cpu``, or the name of the GPU."""
     clock: str
-    """What measured the stages: ``perf_counter`` or ``CUDA events``."""
+    """Clock of the stage times: ``perf_counter`` or ``CUDA events``."""
     threads: int
     warm_up: int
     """Runs before the measured ones."""
@@ -85,12 +85,12 @@ class Measured:
     modules: tuple[ModuleTime, ...]
     operators: tuple[OperatorTime, ...]
     peak_bytes: int | None = None
-    """Most memory that the GPU's allocator held; ``None`` on the CPU."""
+    """Peak memory of the GPU's allocator; ``None`` on the CPU."""
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """``profile.json``: the header of every file, then the times."""
+    """Content of ``profile.json``."""
 
     conventions: Conventions
     target: TargetInfo
@@ -99,7 +99,7 @@ class Profile:
     run: RunOptions
     measured: Measured
     flops: dict[str, int | None] = field(default_factory=dict)
-    """Headline FLOPs as ``run/stage/invocation``, from the trace of the same forwards."""
+    """``run/stage/invocation`` -> headline FLOPs from the trace of the same forwards."""
 
 
 PROFILE: Final = FileKind(name="costproof/profile", version=(2, 3), type=Profile)

@@ -1,12 +1,12 @@
-"""How work that takes a while tells how far it is."""
+"""Define the callback that reports progress."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 Progress = Callable[[str, int, int], None]
-"""(what is being done, how much of it is done, of how much)."""
+"""Callback with (phase, steps done, total steps)."""
 
 
 def silent(what: str, done: int, total: int) -> None:
-    """Tells nobody."""
+    """Report nothing."""

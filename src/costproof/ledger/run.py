@@ -1,4 +1,4 @@
-"""Describe how sources run a model: device, weights, number of layers, and further conventions."""
+"""Describe the sources and how they run a model: device, weights, number of layers, further conventions."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from costproof.ledger.errors import BadInput, CostproofError, Problems
 
 @dataclass(frozen=True, slots=True)
 class CountingSource:
-    """One way to count a whole run."""
+    """A way to count a whole run."""
 
     name: str
     doing: str
-    """What it does, for a line of progress."""
+    """Description of its work, for progress."""
     graph: bool = True
-    """Whether it counts operators of a graph; formulas do not."""
+    """Whether it counts operators of a graph, unlike formulas."""
     default: bool = True
-    """Whether it counts unless somebody says otherwise."""
+    """Whether it counts by default."""
 
 
 SOURCES: Final = (
@@ -31,7 +31,7 @@ SOURCES: Final = (
     CountingSource("dynamic", "tracing the run"),
     CountingSource("isolated", "tracing every stage alone", default=False),
 )
-"""In the order in which they are shown and compared."""
+"""All sources, in the order of reports and comparisons."""
 
 ALL_SOURCES: Final = tuple(s.name for s in SOURCES)
 GRAPH_SOURCES: Final = tuple(s.name for s in SOURCES if s.graph)
@@ -41,41 +41,41 @@ DEFAULT_SOURCES: Final = tuple(s.name for s in SOURCES if s.default)
 RunDevice = Literal["meta", "cpu", "cuda"]
 
 Convention = Literal["fvcore-macs"]
-"""Conventions of other tools that can be counted beside our own."""
+"""Conventions of other tools that can be counted in addition to ours."""
 
 _WHOLE: Final = re.compile(r"[+-]?[0-9]{1,18}")
 
 RANDOM: Final = "random"
-"""Weights drawn from a seeded generator, in place of a checkpoint."""
+"""Value of ``weights`` for a seeded generator in place of a checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """What a person chooses about a run beside the workload. The default is shapes without numbers."""
+    """Options of a run besides the workload; by default shapes without values."""
 
     device: RunDevice = "meta"
-    """``meta`` computes shapes alone; on ``cpu`` and ``cuda`` the model really runs."""
+    """``meta`` computes only shapes; on ``cpu`` and ``cuda`` the model runs."""
     weights: str = RANDOM
-    """``random``, or the folder of a checkpoint. A capture holds the folder's name, not its path."""
+    """``random``, or the folder of a checkpoint. A capture has the folder's name, not its path."""
     seed: int = 0
-    """Of random weights, pixels and tokens."""
+    """Seed of random weights, pixels and tokens."""
     layers: int | None = None
-    """Decoder layers that are kept; ``None``: the whole model."""
+    """Number of decoder layers (default: the whole model)."""
     profile: int = 0
-    """Timed runs; 0: nothing is timed."""
+    """Number of timed runs."""
     convention: Convention | None = None
-    """Another tool's convention that the graph sources count beside ours."""
+    """Another tool's convention that the graph sources count in addition to ours."""
 
     @property
     def real(self) -> bool:
-        """Whether tensors hold numbers."""
+        """Return whether tensors have values."""
         return self.device != "meta"
 
     def check(self) -> None:
-        """Refuse what needs numbers where there are none.
+        """Refuse options that need values on the meta device.
 
         Raises:
-            BadInput: weights or times on meta.
+            BadInput: weights or timing on meta.
         """
         for wanted, what, where in (
             (self.weights != RANDOM, "weights need a device that holds numbers", "--weights"),
@@ -85,48 +85,49 @@ class RunOptions:
                 raise BadInput(what, where=where, expected="--run cpu or --run cuda", got="--run meta")
 
     def public(self) -> RunOptions:
-        """The options as a capture states them: without the path of this machine."""
+        """Return the options as a capture states them, without the path of this machine."""
         return self if self.weights == RANDOM else replace(self, weights=PurePath(self.weights).name)
 
 
 @dataclass(frozen=True, slots=True)
 class TracedRun:
-    """One traced forward, counted apart."""
+    """A traced forward, counted separately."""
 
     id: str
     """``page``, ``prompt`` or ``step@P``."""
     context: int | None
-    """Tokens in the cache before it; ``None`` for the prefill."""
+    """Tokens in the cache before the forward; ``None`` for the prefill."""
     operators: int
     module_calls: int
     flops: int | None
-    """Headline FLOPs of this forward alone."""
+    """Headline FLOPs of this forward."""
     vector_flops: int | None
     kv_cache_bytes: int | None
     expert_tokens: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    """Module of routed experts -> rows that each expert received; 0 is an expert that did not run. Real runs only."""
+    """Module of routed experts -> rows that each expert received, 0 for an expert that did not run; only for real
+    runs."""
     expert_flops: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    """The same -> headline FLOPs of each expert, by the second judge, where experts are modules."""
+    """Module of routed experts -> headline FLOPs of each expert by FlopCounterMode, if experts are modules."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """How the dynamic source ran, and what each of its forwards cost."""
+    """Options of the dynamic source and the costs of its forwards."""
 
     options: RunOptions
     notes: tuple[str, ...] = ()
-    """What was loaded, converted, left out."""
+    """Notes on what was loaded, converted or left out."""
     runs: tuple[TracedRun, ...] = ()
 
 
 def run_options(given: Mapping[str, Any], place: Callable[[str], str] = lambda name: f"--{name}") -> RunOptions:
-    """How the dynamic source shall run, from settings of which ``None`` leaves the default.
+    """Return the run options from settings, of which ``None`` leaves the default.
 
     Args:
-        place: where a setting was made, for messages.
+        place: returns the origin of a setting, for messages.
 
     Raises:
-        Problems: everything that is wrong with them.
+        Problems: all invalid settings.
     """
     values = {("device" if k == "run" else k): v for k, v in given.items() if v is not None}
     problems: list[CostproofError] = []
@@ -153,10 +154,10 @@ def run_options(given: Mapping[str, Any], place: Callable[[str], str] = lambda n
 
 
 def parse_integer(value: object, where: str | None) -> int:
-    """An integer, or its decimal digits.
+    """Return an integer, or parse its decimal digits.
 
     Raises:
-        BadInput: it is something else, or of more than 18 digits.
+        BadInput: the value is something else, or has more than 18 digits.
     """
     text = str(value).strip()
     if isinstance(value, bool) or not _WHOLE.fullmatch(text):

@@ -1,8 +1,10 @@
-"""The files that others read: kinds, versions, JSON Schemas, and strict reading.
+"""Define kinds of files with versions and JSON Schemas, and read them strictly.
 
-A file starts with ``schema`` and ``schema_version`` ("major.minor"). A newer minor version only
-adds, so an older one is read; another major version is refused. Types are dataclasses; pydantic
-checks them at the edge, strictly, and derives the JSON Schema, so neither can drift from the code.
+A file begins with ``schema`` and ``schema_version`` ("major.minor"). Newer minor versions only add fields, so they are
+read;
+other major versions are refused. Contents are dataclasses: pydantic validates them strictly on reading and derives the
+JSON
+Schema, so neither can drift from the code.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 
 @dataclass(frozen=True, slots=True)
 class FileKind(Generic[T]):
-    """One kind of file: its name, the version written here, and the type of its content."""
+    """A kind of file: name, written version, and type of its content."""
 
     name: str
     version: tuple[int, int]
@@ -36,7 +38,7 @@ _adapters: dict[type, TypeAdapter[Any]] = {}
 
 
 def adapter(kind: type[T]) -> TypeAdapter[T]:
-    """Pydantic's view of a dataclass; imported late, because only files need it."""
+    """Return pydantic's adapter of a dataclass; pydantic is imported late, since only files need it."""
     if kind not in _adapters:
         from pydantic import TypeAdapter
 
@@ -45,7 +47,7 @@ def adapter(kind: type[T]) -> TypeAdapter[T]:
 
 
 def to_data(kind: FileKind[T], value: T) -> dict[str, Any]:
-    """The JSON object of a file, header first."""
+    """Return the JSON object of a file, header first."""
     body: dict[str, Any] = adapter(kind.type).dump_python(value, mode="json")
     return {"schema": kind.name, "schema_version": "{}.{}".format(*kind.version), **body}
 
@@ -54,17 +56,17 @@ def load(path: Path, kind: FileKind[T], *, make_again: str) -> T:
     """Read a file of a kind.
 
     Args:
-        make_again: the command that makes such a file, for the error text.
+        make_again: command that creates such a file, for the error text.
 
     Raises:
-        Problems: every field that is wrong, each with its path.
+        Problems: all invalid fields, each with its path.
         BadInput: the file is not of this kind or version.
     """
     return from_data(read_json(path, what=kind.name.split("/")[-1]), kind, where=str(path), make_again=make_again)
 
 
 def from_data(data: object, kind: FileKind[T], *, where: str, make_again: str) -> T:
-    """:func:`load` for a value that is already read."""
+    """Parse a value that is already read as JSON; see :func:`load`."""
     from pydantic import ValidationError
 
     short = kind.name.split("/")[-1]
@@ -102,7 +104,7 @@ def from_data(data: object, kind: FileKind[T], *, where: str, make_again: str) -
 
 
 def json_schema(kind: FileKind[T]) -> dict[str, Any]:
-    """JSON Schema 2020-12 of a kind of file."""
+    """Return the JSON Schema 2020-12 of a kind of file."""
     schema: dict[str, Any] = adapter(kind.type).json_schema(mode="serialization")
     schema["$schema"] = DIALECT
     schema["title"] = kind.name
@@ -116,23 +118,23 @@ def json_schema(kind: FileKind[T]) -> dict[str, Any]:
 
 
 SCALAR: Final = {"type": ["string", "number"]}
-"""A text or a number of a file that people write: an editor takes ``12`` for a number, reading keeps its digits."""
+"""Schema of a string or number in files that people write: editors read ``12`` as a number, and we keep its digits."""
 MAP: Final = {"type": "object", "additionalProperties": SCALAR}
 
 
 def form_schema(title: str, schema: dict[str, Any]) -> dict[str, Any]:
-    """JSON Schema 2020-12 of a form that people fill in."""
+    """Return the JSON Schema 2020-12 of a file that people write."""
     return {"$schema": DIALECT, "title": title, **schema}
 
 
 def _version(text: object) -> tuple[int | None, int]:
-    """Major and minor as numbers; no major version where the text is not "major.minor"."""
+    """Return major and minor version as integers; no major version if the text is not "major.minor"."""
     found = re.fullmatch(r"([0-9]{1,9})\.([0-9]{1,9})", text) if isinstance(text, str) else None
     return (int(found[1]), int(found[2])) if found else (None, 0)
 
 
 def location(parts: tuple[int | str, ...]) -> str:
-    """A place in a file as messages write it: ``$.claims[2].id``."""
+    """Return a place in a file as messages write it: ``$.claims[2].id``."""
     return "$" + "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in parts)
 
 

@@ -1,8 +1,8 @@
-"""Limits in seconds: what a file asks for ends after so much time of the processor.
+"""Limit the processor time that processing a file may take.
 
-Bytes, depth and terms bound the pieces; many pieces, each within its bounds, may still take hours. So whoever works
-for a file sets a limit, and the loops over its pieces ask whether it is passed. Time of the thread is what counts: a
-busy machine makes no file wrong.
+Limits on bytes, depth and terms bound each piece of a file, but many pieces may still take hours. Code that processes a
+file sets a limit, and loops over its pieces check it. Only time of the thread counts, so a busy machine refuses no
+file.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from costproof.ledger.errors import BadInput
 @dataclass(slots=True)
 class _Limit:
     end: float
-    """By the thread's clock."""
+    """End of the limit on the thread's clock."""
     earliest: float
-    """By the clock on the wall, which is cheap to read: before, the thread cannot have come to the end."""
+    """Earliest possible end on the wall clock, which is cheaper to read."""
     seconds: int
     what: str
     where: str
@@ -46,15 +46,13 @@ _HERE = _Here()
 
 @contextmanager
 def time_limit(seconds: int, what: str, *, where: str, fix: str | None = None) -> Iterator[None]:
-    """What is done inside, by this thread, takes at most so many seconds of the processor.
-
-    One inside another does nothing: the outer one bounds it.
+    """Limit the processor time of this thread inside the context; nested limits have no effect.
 
     Args:
-        what: the error's sentence.
+        what: sentence of the error.
 
     Raises:
-        BadInput: it took longer. What was worked out by then is not used, also where somebody inside kept the error.
+        BadInput: the limit was exceeded; partial results are discarded, even if code inside caught the error.
     """
     if _HERE.limit is not None:
         yield
@@ -69,10 +67,10 @@ def time_limit(seconds: int, what: str, *, where: str, fix: str | None = None) -
 
 
 def check_time() -> None:
-    """Called in every loop whose length a file says.
+    """Check the limit of this thread; called in every loop whose length a file determines.
 
     Raises:
-        BadInput: the limit that this thread works under is passed.
+        BadInput: the limit is exceeded.
     """
     if (limit := _HERE.limit) is not None:
         limit.check()

@@ -1,8 +1,9 @@
-"""What a capture says of itself, computed again: nothing that is read is taken on trust.
+"""Recompute the numbers of a capture and check that its parts agree.
 
-A file may be cut, edited or made by somebody else. Its expressions, the values of their symbols and the runs that were
-traced are in it, so its numbers can be checked without torch, in a fraction of a second. That shows a file that
-contradicts itself; it does not show who wrote it.
+A file may be truncated, edited or made by somebody else. It contains its expressions, the values of their symbols and
+the
+traced runs, so its numbers can be checked without torch, in a fraction of a second. This finds files that contradict
+themselves; it does not show who wrote them.
 """
 
 from __future__ import annotations
@@ -25,26 +26,28 @@ from costproof.ledger.run import TracedRun
 from costproof.ledger.time_limits import check_time
 
 _SHOWN: Final = 20
-"""Problems that are told of one file."""
+"""Maximum number of problems reported for a file."""
 _LARGEST: Final = 10**18
-"""Of the value of a symbol, and of calls: settings have at most 18 digits."""
+"""Limit of symbol values and of calls: settings have at most 18 digits."""
 _LARGEST_COST: Final = 10**100
 _MOST_TERMS: Final = 5_000
-"""Of all different expressions of a file, multiplied out; those of DeepSeek-OCR counted three ways have 530."""
+"""Maximum number of terms of all distinct expressions of a file, expanded; DeepSeek-OCR counted three ways has 530."""
 _MOST_TERMS_EACH: Final = 500
-"""Those of 61 layers have 12 at most. A report sums and factors them, at some milliseconds a term."""
+"""Maximum number of terms of one expression; 61 layers have at most 12. Reports sum and factor them, at some
+milliseconds per term."""
 _LATEX: Final = re.compile(r"[A-Za-z0-9_{}\\^ ,.'()*+-]{0,200}")
-"""How a symbol may be typeset: it stands as it is in Markdown."""
+"""Allowed typesetting of a symbol, which appears unescaped in Markdown."""
 
 
 def validate_capture(capture: Capture, *, where: str) -> None:
     """Refuse a capture whose parts contradict each other.
 
-    Stages and invocations are those that the capture names, each source counts once, each quantity stands once, costs
-    are what their expressions are at the capture's symbols, and the dynamic source is the sum of its runs.
+    Stages and invocations are those that the capture names; sources and quantities occur once; costs equal their
+    expressions
+    at the capture's symbols; and the dynamic source is the sum of its runs.
 
     Raises:
-        Problems: what does not hold, each with its place.
+        Problems: all contradictions, each with its path in the file.
     """
     found = [problem for problem, _ in zip(_problems(capture), range(_SHOWN), strict=False)]
     if found:
@@ -77,7 +80,7 @@ def _problems(capture: Capture) -> Iterator[BadInput]:
 
 
 def _check_whole(whole: WholeModel, stages: Collection[str]) -> Iterator[BadInput]:
-    """Stages sum to the total, of the metrics that a stage has for itself; every number is known or has a reason."""
+    """Check that stages sum to the total, except for stage-wide metrics, and that names are valid."""
     if not whole.stages.keys() <= set(stages):
         yield BadInput("not the stages of this target", where="$.whole.stages", got=", ".join(whole.stages))
     if unknown := sorted({m for costs in (whole.totals, *whole.stages.values()) for m in costs} - EVERY_METRIC.keys()):
@@ -92,7 +95,7 @@ def _check_whole(whole: WholeModel, stages: Collection[str]) -> Iterator[BadInpu
 
 
 def _check_peaks(capture: Capture, call: CallPeaks, where: str) -> Iterator[BadInput]:
-    """What is alive sums to the peak, and the parts of the gap to the gap."""
+    """Check that live tensors sum to the peak, and the parts of the gap to the gap."""
     if call.stage not in capture.target.stages:
         yield BadInput("not a stage of this target", where=f"{where}.stage", got=call.stage)
     for name, peak in (("graph", call.graph), ("eager", call.eager)):
@@ -106,7 +109,7 @@ def _check_peaks(capture: Capture, call: CallPeaks, where: str) -> Iterator[BadI
 
 
 def _check_curve(peak: Peak, where: str) -> Iterator[BadInput]:
-    """The curve goes forward, within the execution, and is as high as the peak."""
+    """Check that the curve is increasing in time, within the execution, and as high as the peak."""
     highest = max(m.bytes for m in peak.curve)
     if highest != peak.bytes or any(m.bytes < 0 for m in peak.curve):
         yield BadInput("the curve is not as high as the peak", where=where, expected=peak.bytes, got=highest)
@@ -116,7 +119,7 @@ def _check_curve(peak: Peak, where: str) -> Iterator[BadInput]:
 
 
 def _check_sizes(capture: Capture) -> Iterator[BadInput]:
-    """What would be slow or long whatever is done with it."""
+    """Check for contents that would be slow or long to process."""
     for name, doc in capture.symbols.items():
         if not _LATEX.fullmatch(doc.latex) or not name.isidentifier():
             yield BadInput("not how a symbol is typeset", where=f"$.symbols.{name[:80]}.latex", expected=_LATEX.pattern)
@@ -186,7 +189,7 @@ def _check_ledger(
 def _check_node(
     node: CostNode, at: str, values: dict[str, int], cache: dict[tuple[str, str, str], int | BadInput]
 ) -> Iterator[BadInput]:
-    """Costs are not negative, and what the node's own expressions are. Like layers share expressions: ``cache``."""
+    """Check that costs are not negative and equal the node's expressions; equal expressions are cached."""
     for metric, cost in node.costs.items():
         if cost is not None and not 0 <= cost < _LARGEST_COST:
             yield BadInput("a cost is 0 or more, of at most 100 digits", where=f"{at}.costs.{metric}")
@@ -211,9 +214,9 @@ def _check_node(
 
 
 def _check_runs(capture: Capture) -> Iterator[BadInput]:
-    """The dynamic source is the sum of the runs that were traced, where it is known.
+    """Check that the dynamic ledger is the sum of the traced runs.
 
-    Of many decode steps some are traced; every cost then lies on a straight line, so N steps cost N (first + last) / 2.
+    If only some decode steps are traced, every cost is linear in the step, and N steps cost N (first + last) / 2.
     """
     ledger = next((x for x in capture.ledgers if x.source == "dynamic"), None)
     if ledger is None or capture.run is None or not capture.run.runs:

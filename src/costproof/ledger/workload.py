@@ -1,4 +1,4 @@
-"""Describe a workload and a counted model as plain data, with the line that begins every report."""
+"""Describe a workload and a counted model as plain data, and the line about them that begins every report."""
 
 from __future__ import annotations
 
@@ -14,50 +14,51 @@ Dtype = Literal["bfloat16", "float16", "float32"]
 AttentionKind = Literal["sdpa", "eager", "flash_attention_2"]
 Logits = Literal["all", "last"]
 ExpertKernel = Literal["grouped_mm", "batched_mm", "eager"]
-"""``eager`` loops over the experts that received tokens: which ones is data, so only real runs can trace it."""
+"""``eager`` loops over the experts that received tokens; which ones is data, so only real runs can trace it."""
 
 FLOAT_BYTES: Final[dict[str, int]] = {
     "float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1,
     "complex64": 8, "complex128": 16,
 }  # fmt: skip
-"""Bytes per element of what counts as an activation."""
+"""Bytes per element of dtypes that count as activations."""
 ITEM_BYTES: Final[dict[str, int]] = {
     **FLOAT_BYTES, "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "bool": 1,
 }  # fmt: skip
-"""Of every type."""
+"""Bytes per element of every dtype."""
 
 
 ConfigValue = bool | int | float | str | tuple[int | str, ...] | None
-"""What a key of a configuration may be."""
+"""A value of a configuration key."""
 SettingValue = int | str | tuple[int, ...]
-"""What a setting of a target's own may be: plain data."""
+"""A value of a target's own setting."""
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """One run: a batch of equal prompts, a prefill and some decode steps."""
+    """A run: a batch of equal prompts, a prefill and decode steps."""
 
     name: str
     text_tokens: int
-    """Tokens of text in the prompt, per sequence."""
+    """Text tokens of the prompt, per sequence."""
     new_tokens: int = 1
     """Decode steps after the prefill; step i runs at a context of P + i tokens in the cache."""
     batch: int = 1
-    """1 where the arguments of a module of one's own have no first dimension in common."""
+    """1 for a module whose arguments have no common first dimension."""
     dtype: Dtype = "bfloat16"
     attention: AttentionKind = "sdpa"
     logits: Logits = "all"
-    """Positions that lm_head maps in the prefill."""
+    """Prefill positions that lm_head maps."""
     experts: ExpertKernel = "grouped_mm"
     inputs: dict[str, SettingValue] = field(default_factory=dict)
-    """The target's own settings: what goes in beside text. The target alone reads them."""
+    """The target's own settings of inputs other than text; only the target reads them."""
     what: str = ""
-    """The same in words, by the target: ``global view 1024, 2x2 crops of 640``."""
+    """The inputs in words: ``global view 1024, 2x2 crops of 640``."""
     arguments: dict[str, str] = field(default_factory=dict)
-    """Of a target without formulas, what the first stage is called with: ``image`` -> ``float32[2,3,64,64]``.
+    """Arguments of the first stage of a target without formulas: ``image`` -> ``float32[2,3,64,64]``.
 
-    Where values decide a size or a branch of the run, values of tensors follow their shape.
-    Those of a target with formulas follow from its settings and its configuration.
+    Where values decide a size or a branch of the run, the values of tensors follow their shape. The arguments of a
+    target with
+    formulas follow from its settings and its configuration.
     """
 
 
@@ -71,12 +72,12 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class Invocation:
-    """One call of a stage, or a series of calls (decode steps), with its own shapes."""
+    """A call of a stage, or a series of calls (decode steps), with its own shapes."""
 
     stage: str
     id: str
     calls: int
-    """How often the stage runs in this invocation: 1, or the number of decode steps."""
+    """Number of runs of the stage: 1, or the number of decode steps."""
     symbols: dict[str, int]
     """Values of the workload's symbols in this invocation."""
     inputs: tuple[TensorSpec, ...]
@@ -96,12 +97,12 @@ def _call(call: Invocation) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ModuleKind:
-    """Equal modules of one place of a model: the same class, settings and parameters."""
+    """Equal modules at one path pattern of a model: the same class, settings and parameters."""
 
     kind: str
     """Name of the class."""
     settings: dict[str, ConfigValue]
-    """Plain attributes, without a layer's own index."""
+    """Scalar attributes, without a layer's own index."""
     shapes: dict[str, str]
     """Own parameter -> dtype and shape: ``weight`` -> ``float32[10,64]``."""
     count: int
@@ -109,7 +110,7 @@ class ModuleKind:
 
 UNREAD: Final = "nothing reads it"
 SIZE_FROM: Final = "image_size_from"
-"""Input of a workload: the key of a processor that its image size is from."""
+"""Input of a workload: the key of a processor that gives its image size."""
 FURTHER_TOKENS: Final = "layers that predict further tokens (MTP) are not part of the class"
 OWN_CODE: Final = "transformers has the class: the code that it names does not run"
 NO_CLASS: Final = "transformers has no such type: that of the architecture is counted"
@@ -119,45 +120,45 @@ STATED_REASONS: Final = {
     OWN_CODE: "own code not run, transformers has the class",
     NO_CLASS: "counted as the type of its architecture",
 }
-"""Reasons of ``TargetInfo.waived`` that every text states -> in which words, before the keys."""
+"""Reasons in ``TargetInfo.waived`` that every report states -> wording before the keys."""
 
 
 @dataclass(frozen=True, slots=True)
 class TargetInfo:
-    """The counted model, as data."""
+    """The counted model."""
 
     name: str
     implementation: str
     """``native`` (classes of transformers) or ``vendor`` (remote code of a snapshot)."""
     config_hash: str
-    """First twelve hex digits of the SHA-256 of the normalised configuration."""
+    """First twelve hex digits of the SHA-256 of the normalized configuration."""
     symbols: dict[str, int]
     """Values of the configuration's symbols."""
     stages: tuple[str, ...]
     waived: dict[str, str] = field(default_factory=dict)
-    """Configuration keys that were read and deliberately not used, with the reason."""
+    """Configuration keys that were read and deliberately not used -> reason."""
     cut: dict[str, str] = field(default_factory=dict)
-    """Parts of the model that were left out by request: ``decoder layers`` -> ``2 of 12``."""
+    """Parts of the model that were left out on request: ``decoder layers`` -> ``2 of 12``."""
     changed: dict[str, str] | None = None
-    """Where the configuration is not the published one: ``text.topk`` -> ``8, published 6``; ``None``: not known."""
+    """Differences from the published configuration: ``text.topk`` -> ``8, published 6``; ``None`` if unknown."""
     config: dict[str, ConfigValue] | None = None
-    """All that decides a cost, by key: ``text.topk`` -> 6, what a file left out filled in; ``None``: not known."""
+    """Keys that determine a cost, with defaults filled in: ``text.topk`` -> 6; ``None`` if unknown."""
     quantised: dict[str, str] = field(default_factory=dict)
-    """What the checkpoint stores in a format that is not counted: ``weights`` or ``cache`` -> the format.
+    """Parts stored in a format that is not counted: ``weights`` or ``cache`` -> format.
 
-    Their bytes are counted as if all were in the dtype of the run.
+    Their bytes are counted as if they were in the dtype of the run.
     """
     dtypes: tuple[str, ...] = ()
-    """Those of the parameters of a module that has its own; empty: they are in the dtype of the run."""
+    """Parameter dtypes of a module that has its own; empty if parameters are in the dtype of the run."""
 
     @property
     def title(self) -> str:
-        """The name, and how much of the model was counted where it was cut: ``llama, decoder layers 2 of 32``."""
+        """Return the name, with the counted part if the model is cut: ``llama, decoder layers 2 of 32``."""
         return ", ".join((self.name, *(f"{part} {of}" for part, of in sorted(self.cut.items()))))
 
 
 ModuleKinds = dict[str, tuple[ModuleKind, ...]]
-"""Path with ``*`` for numbers -> the modules there; ``(root)`` for the model itself."""
+"""Path with ``*`` for numbers -> modules there; ``(root)`` for the model itself."""
 
 _NUMBER: Final = re.compile(r"(?<![^.])\d+(?![^.])")
 
@@ -168,7 +169,7 @@ def folded_path(module: str) -> str:
 
 
 def sampled_steps(count: int) -> tuple[int, ...]:
-    """The first, the middle and the last of so many decode steps: a straight line through them is that of all."""
+    """Return the first, the middle and the last of ``count`` decode steps; a line through them fits all steps."""
     return tuple(sorted({0, (count - 1) // 2, count - 1})) if count else ()
 
 
@@ -177,9 +178,9 @@ _CACHE: Final[frozenset[Metric]] = frozenset({"kv_read_bytes", "kv_cache_bytes",
 
 
 def counted_line(target: TargetInfo, workload: Workload) -> str:
-    """Return dtype, attention, whether the model was cut, keys that were not used, and a format that is not counted.
+    """Return the line with dtype, attention, cuts, unused keys and formats that are not counted.
 
-    JSON has the same in ``workload.dtype``, ``workload.attention`` and in ``cut``, ``waived`` and ``quantised`` of
+    In JSON these are ``workload.dtype``, ``workload.attention``, and ``cut``, ``waived`` and ``quantised`` of
     ``target``.
     """
     dtypes = " and ".join(target.dtypes) or workload.dtype
@@ -196,7 +197,7 @@ def counted_line(target: TargetInfo, workload: Workload) -> str:
 
 
 def _unused(target: TargetInfo) -> str:
-    """Return how many keys of a configuration were read and not used; nothing where nobody looked at them."""
+    """Return the number of configuration keys that were read and not used; empty if they were not checked."""
     unused = len(target.waived)
     if unused:
         return f"{plural(unused, 'key')} of the configuration not used (target.waived in JSON)"
@@ -204,7 +205,7 @@ def _unused(target: TargetInfo) -> str:
 
 
 def quantised_clause(target: TargetInfo, workload: Workload) -> str:
-    """Return which bytes are not those of the checkpoint, and why; an empty text where nothing is quantised."""
+    """Return which bytes differ from those of the checkpoint, and why; empty if nothing is quantized."""
     if not target.quantised:
         return ""
     which = " and ".join(f"all of the {part}" if part == "cache" else f"all {part}" for part in target.quantised)
@@ -213,6 +214,6 @@ def quantised_clause(target: TargetInfo, workload: Workload) -> str:
 
 
 def unknown_bytes(target: TargetInfo) -> frozenset[Metric]:
-    """Return the metrics whose numbers are not those of the quantised checkpoint."""
+    """Return the metrics whose numbers differ from those of the quantized checkpoint."""
     found = {"weights": _WEIGHTS, "cache": _CACHE}
     return frozenset(metric for part in target.quantised for metric in found.get(part, _WEIGHTS | _CACHE))

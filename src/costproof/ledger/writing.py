@@ -1,7 +1,8 @@
-"""Writing files: each whole or not at all, several as one as far as a file system allows.
+"""Write files atomically: each completely or not at all, and several together as far as the file system allows.
 
-Files are written aside in the folder, made durable, and renamed while no signal interrupts. Whoever writes into a
-folder holds its lock, so what lies aside there belongs to a run that died, and is removed.
+Files are written to temporary names in the same folder, flushed, and renamed while signals are blocked. A writer locks
+the
+folder, so temporary files of dead runs can be recognized and removed.
 """
 
 from __future__ import annotations
@@ -24,30 +25,31 @@ from costproof.ledger.ending import ENDING
 from costproof.ledger.errors import BadInput
 
 Content: TypeAlias = str | bytes | Path
-"""Of a file: text, which is written as UTF-8, bytes, or a finished file beside it, which is moved there."""
+"""Content of a file: text (written as UTF-8), bytes, or a finished file in the same folder, which is moved."""
 _OPEN: Final = re.compile(r"/dev/fd|/proc/([0-9]+)(/task/[0-9]+)?/fd")
-"""A folder of the open files of a process."""
+"""Folder of a process's open files."""
 
 
 def write_texts(
     texts: Mapping[Path, Content], *, gone: Sequence[Path] = (), mode: int = 0o777, durable: bool = True
 ) -> tuple[Path, ...]:
-    """Write all files, or none: aside first, renamed in their order when all are whole.
+    """Write all files or none: to temporary names first, renamed in order when all are complete.
 
-    A file that is replaced keeps its permissions and, where this process may set them, its owner and group; its other
-    hard links keep the old content. A read-only file is refused. A link leads where :func:`places` says; a pipe or a
-    device is written to, and stays.
+    A replaced file keeps its permissions and, if this process may set them, its owner and group; its other hard links
+    keep the
+    old content. A read-only file is refused. Links are resolved as in :func:`places`; pipes and devices are written in
+    place.
 
     Args:
-        gone: files of an earlier run, which are removed before the first is renamed; links stay.
-        mode: permissions of a folder that is made for the files.
-        durable: wait until the files would outlast a crash of the machine.
+        gone: files of an earlier run, which are removed before the first rename; links stay.
+        mode: permissions of folders created for the files.
+        durable: wait until the files would survive a crash of the machine.
 
     Returns:
-        Which of those there were.
+        The files of ``gone`` that existed.
 
     Raises:
-        BadInput: a folder cannot be made or written, or a link leads out of it; nothing new is left behind.
+        BadInput: a folder cannot be created or written, or a link leads out of it; nothing new is left behind.
     """
     made: list[Path] = []
     texts = dict(zip(places(texts), texts.values(), strict=True))
@@ -87,7 +89,7 @@ def write_texts(
 
 
 def write_named(path: Path, content: Content) -> None:
-    """Write to what a person named: a link leads to the file that is meant. Errors as for :func:`write_texts`."""
+    """Write the file that a user named, following links; errors as in :func:`write_texts`."""
     try:
         named = resolve_named(path)
     except OSError as error:
@@ -96,12 +98,12 @@ def write_named(path: Path, content: Content) -> None:
 
 
 def places(paths: Iterable[Path]) -> list[Path]:
-    """Return where files of a folder are written: a link leads to a place in its folder, or to a device.
+    """Return where files of a folder are written; links may lead to a place in their folder, or to a device.
 
-    Whoever made the folder need not be who writes there, and must not choose which file of theirs is overwritten.
+    Whoever created the folder may be another user, and must not choose which file of the writer is overwritten.
 
     Raises:
-        BadInput: a link leads to a place outside of its folder, in a circle, or to another of the files.
+        BadInput: a link leads out of its folder, in a circle, or to another of the files.
     """
     named: dict[Path, Path] = {}
     found: list[Path] = []
@@ -129,7 +131,7 @@ def places(paths: Iterable[Path]) -> list[Path]:
 
 
 def resolve_named(path: Path) -> Path:
-    """Return the file that a person means who names a path: a link leads to it, whether it is there or not.
+    """Return the file that a user names with a path, following links, whether or not it exists.
 
     Raises:
         OSError: links lead in a circle.
@@ -143,7 +145,7 @@ def resolve_named(path: Path) -> Path:
 
 
 def written_in_place(path: Path) -> bool:
-    """Whether a path is written to as it is: a pipe, a device, an open file. Renaming over it would replace it."""
+    """Return whether a path is a pipe, a device or an open file, which a rename would replace."""
     try:
         mode = path.stat().st_mode
     except (OSError, ValueError):
@@ -153,10 +155,10 @@ def written_in_place(path: Path) -> bool:
 
 @contextmanager
 def open_in_place(path: Path) -> Iterator[BinaryIO]:
-    """Open what is written to as it is; when its reader has gone, the rest is dropped.
+    """Open a path that is written in place; output is dropped once its reader has gone.
 
     Raises:
-        BadInput: it cannot be opened, or not be written to.
+        BadInput: it cannot be opened or written.
     """
     number = _descriptor(path)
     try:
@@ -169,7 +171,7 @@ def open_in_place(path: Path) -> Iterator[BinaryIO]:
 
 
 class _PipeWriter(RawIOBase):
-    """A stream whose reader may go."""
+    """A stream that ignores the end of its reader."""
 
     def __init__(self, raw: RawIOBase) -> None:
         self._raw = raw
@@ -185,7 +187,7 @@ class _PipeWriter(RawIOBase):
 
 
 def _descriptor(path: Path) -> int | None:
-    """Return the number of the open file of this process that a path such as ``/dev/stdout`` names."""
+    """Return the descriptor of this process that a path such as ``/dev/stdout`` names."""
     found = os.path.abspath(path)
     for _ in range(40):  # links, as many as the system follows
         folder, name = os.path.split(found)
@@ -200,7 +202,7 @@ def _descriptor(path: Path) -> int | None:
 
 
 def write_error(path: Path, error: OSError) -> BadInput:
-    """Return what the system says against writing there, as an error of ours."""
+    """Return the system's refusal to write as an error of ours."""
     return BadInput(
         "cannot write a file",
         where=str(path),
@@ -238,7 +240,7 @@ def _write_aside(path: Path, content: Content, parts: list[tuple[Path, Path]], d
 
 
 def check_replaceable(path: Path) -> os.stat_result | None:
-    """Return what is known of the file that will be replaced; ``None``: there is none.
+    """Return the status of the file that will be replaced, or ``None`` if there is none.
 
     Raises:
         OSError: it must not be replaced.
@@ -273,7 +275,7 @@ def _commit(parts: Sequence[tuple[Path, Path]], gone: Sequence[Path]) -> tuple[P
 
 
 def _durable(folder: Path) -> None:
-    """What was renamed in the folder outlasts a crash of the machine, where its file system can say so."""
+    """Flush the renames in a folder to disk, if the file system supports that."""
     with suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)
         try:
@@ -284,7 +286,7 @@ def _durable(folder: Path) -> None:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Signals that end a command wait until this is done."""
+    """Delay signals that end a command until the context exits."""
     if threading.current_thread() is not threading.main_thread():
         yield  # they are for the main thread
         return

@@ -66,7 +66,7 @@ def _step(
     past_key_values: Any,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Attention of new tokens [B, q, width] to T latents: scores of rank + rope elements, sums of rank elements."""
+    """Return attention of new tokens [B, q, width] to T latents: scores over rank + rope, sums over rank elements."""
     import torch
 
     batch, new = hidden_states.shape[:-1]
@@ -102,7 +102,7 @@ def _step(
 
 
 def _rotated(modeling: Any, queries: torch.Tensor, keys: torch.Tensor, positions: Any) -> Any:
-    """Queries and keys, rotated as the class does it."""
+    """Return queries and keys, rotated by the function of the class."""
     if hasattr(modeling, "apply_rotary_emb"):
         return modeling.apply_rotary_emb(queries, keys, positions.to(queries.device))
     return modeling.apply_rotary_pos_emb_interleave(queries, keys, *positions)

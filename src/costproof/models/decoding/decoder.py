@@ -25,14 +25,14 @@ Masks = tuple["torch.Tensor | None", "torch.Tensor | None"]
 
 
 def fill_layer(layer: Any, keys: torch.Tensor, values: torch.Tensor) -> None:
-    """Leave a layer of a ``DynamicCache`` as its own first ``update`` would, without its concatenation with nothing."""
+    """Set the tensors of a layer of a ``DynamicCache`` as its first ``update`` would, without a concatenation."""
     layer.keys, layer.values = keys, values
     if hasattr(layer, "cumulative_length"):  # a layer with a window
         layer.cumulative_length = keys.shape[-2]
 
 
 def llm_stack(layers: str, module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, int]:
-    """Layers of the decoder, and the positions that pass them: ``{"layers": 12, "positions": 703}``.
+    """Return the number of layers of the decoder and of input positions: ``{"layers": 12, "positions": 703}``.
 
     Args:
         layers: name of the list of layers in the module.
@@ -46,12 +46,12 @@ def llm_stack(layers: str, module: Any, args: tuple[Any, ...], kwargs: Mapping[s
 
 
 def in_prompt(path: str, call: int) -> tuple[str, str]:
-    """Where a module works in the prefill of a model that is all decoder."""
+    """Return the stage and the invocation of a module in the prefill of a decoder-only model."""
     return "prefill", "prompt"
 
 
 def in_step(path: str, call: int) -> tuple[str, str]:
-    """Where a module works in a decode step."""
+    """Return the stage and the invocation of a module in a decode step."""
     return "decode", "steps"
 
 
@@ -83,35 +83,35 @@ class Decoder:
     """What attention the other parts of the model run where the decoder runs FlashAttention, for the record."""
 
     def attention_paths(self, model: nn.Module) -> tuple[str, ...]:
-        """Module path that owns the key/value cache of each layer."""
+        """Return, for each layer, the path of the module that owns its key/value cache."""
         layers: int = text_config(model).num_hidden_layers
         return tuple(f"{self.stack}.{self.attention.format(i=i)}" for i in range(layers))
 
     def marks(self) -> tuple[Mark, ...]:
-        """The events of a run in a callgraph; the last one says how deep the decoder is."""
+        """Return the events that a callgraph records; the last one reports the depth of the decoder."""
         return (*self.seen, Mark("llm_stack", self.stack, partial(llm_stack, self.attention.partition(".")[0])))
 
     @property
     def window(self) -> int:
-        """The window of the layers that have one; 0: none has."""
+        """Return the window of the layers that have one; 0 if no layer has a window."""
         return max(self.windows, default=0)
 
     def in_cache(self, context: int) -> int:
-        """Tokens of a context that the cache of a layer with a window holds."""
+        """Return how many of ``context`` tokens the cache of a layer with a window holds."""
         return min(context, self.window - 1) if self.window else context
 
     def fills_window(self, workload: Workload) -> bool:
-        """Whether the prompt leaves as much in the cache as layers with a window keep."""
+        """Return whether the prompt fills the cache of the layers with a window."""
         return 0 < self.window <= workload.text_tokens + 1
 
     def mask(self, masks: Masks) -> Any:
-        """Prepared masks as the model takes them; ``None`` where attention is causal by itself."""
+        """Return prepared masks in the form that the model takes; ``None`` if attention is causal by a flag."""
         if self.masks:
             return dict.fromkeys(self.masks, masks[0]) | dict.fromkeys(self.window_masks, masks[1])
         return masks[self.window > 0]
 
     def empty_masks(self, workload: Workload, queries: int, context: int, batch: int | None = None) -> Masks:
-        """On meta, those that a run would get in a call on ``queries`` new tokens after ``context`` others.
+        """Return the masks, on the meta device, of a call on ``queries`` new tokens after ``context`` others.
 
         For eager attention [B, 1, queries, keys], that of a window alone where a model of windows takes one mask; none
         for fused attention, which is causal by flag, but where keys are outside of a window: then yes or no in the same
@@ -126,7 +126,7 @@ class Decoder:
         return None, seen.to(torch.bool) if 0 < self.window <= seen.shape[-1] else None
 
     def filled_cache(self, model: nn.Module, past: Past) -> Any:
-        """A cache whose prefill was ``past``."""
+        """Return a cache that contains ``past``."""
         from transformers.cache_utils import DynamicCache
 
         cache = DynamicCache(config=text_config(model))
@@ -136,14 +136,14 @@ class Decoder:
         return cache
 
     def cache_tensors(self, cache: Any) -> list[tuple[torch.Tensor, ...]]:
-        """Tensors of keys and values that each layer of a cache holds."""
+        """Return, for each layer of a cache, its tensors of keys and values."""
         return [
             tuple(t for t in (getattr(layer, n, None) for n in self.cache) if t is not None and t.dim() > 1)
             for layer in cache.layers
         ]
 
     def past(self, model: nn.Module, workload: Workload, batch: int, context: int) -> Past:
-        """Keys and values on meta of ``context`` tokens, of which a layer with a window keeps the last."""
+        """Return keys and values of ``context`` tokens on the meta device, cut to the window of each layer."""
         text = text_config(model)
         if self.latent:
             one = tuple(on_meta(workload, batch, 1, context, width) for width in self.latent)
@@ -156,12 +156,12 @@ class Decoder:
 
 
 def config_of(model: nn.Module) -> Any:
-    """The model's configuration; torch types the attribute of a module as tensor or module."""
+    """Return the configuration of a model; torch types attributes of modules as tensors or modules."""
     return model.config
 
 
 def text_config(model: nn.Module) -> Any:
-    """The configuration of the model's decoder."""
+    """Return the configuration of the decoder of a model."""
     config = config_of(model)
     try:
         return config.get_text_config()
@@ -170,14 +170,14 @@ def text_config(model: nn.Module) -> Any:
 
 
 def on_meta(workload: Workload, *shape: int) -> torch.Tensor:
-    """An empty tensor on meta in the workload's dtype."""
+    """Return an empty tensor on the meta device in the dtype of the workload."""
     import torch
 
     return torch.empty(*shape, dtype=getattr(torch, workload.dtype), device="meta")
 
 
 def ids_on_meta(batch: int, length: int) -> torch.Tensor:
-    """Ids [B, S] on meta."""
+    """Return token ids [B, S] on the meta device."""
     import torch
 
     return torch.zeros(batch, length, dtype=torch.long, device="meta")

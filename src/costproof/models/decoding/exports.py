@@ -20,7 +20,7 @@ _MASKS = ("mask", "window_mask")
 
 
 def export_jobs(model: nn.Module, workload: Workload, decoder: Decoder, *, embeds: bool = False) -> list[ExportJob]:
-    """Prefill, and a step if the workload has one.
+    """Return the export jobs of the prefill, and of a decode step if the workload has steps.
 
     Args:
         embeds: the prefill gets embeddings that are made elsewhere.
@@ -37,7 +37,7 @@ def export_jobs(model: nn.Module, workload: Workload, decoder: Decoder, *, embed
 def stage_runs(
     model: nn.Module, workload: Workload, decoder: Decoder, length: int, *, embeds: bool = False
 ) -> list[ExportJob]:
-    """The prefill of ``length`` tokens alone, and the first, the middle and the last decode step."""
+    """Return isolated jobs of the prefill of ``length`` tokens and of the first, middle and last decode step."""
     batch = workload.batch
     steps = {n: step_job(model, workload, decoder, batch, n) for n in contexts(workload, length)}
     return [
@@ -47,7 +47,7 @@ def stage_runs(
 
 
 def contexts(workload: Workload, length: int) -> tuple[int, ...]:
-    """Tokens in the cache before the first, the middle and the last decode step after a prompt of ``length``."""
+    """Return the cache lengths before the first, middle and last decode step after a prompt of ``length`` tokens."""
     return tuple(length + i for i in sampled_steps(workload.new_tokens))
 
 
@@ -60,7 +60,7 @@ def prefill_job(
     *,
     embeds: bool = False,
 ) -> ExportJob:
-    """The prefill, batch and length symbolic."""
+    """Return the export job of the prefill, with symbolic batch and length."""
     from costproof.models.decoding.modules import Prefill
 
     length = _example(_LENGTH, workload, decoder) if length is None else length
@@ -87,7 +87,7 @@ def prefill_job(
 def step_job(
     model: nn.Module, workload: Workload, decoder: Decoder, batch: int = _BATCH, context: int | None = None
 ) -> ExportJob:
-    """One decode step, batch and past length symbolic; a cache that holds a whole window keeps its length."""
+    """Return the export job of a decode step, with symbolic batch and cache length; a full window is not symbolic."""
     from costproof.models.decoding.modules import Step
 
     context = _example(_CONTEXT, workload, decoder) if context is None else context
@@ -121,7 +121,7 @@ def step_job(
 
 
 def _example(usual: int, workload: Workload, decoder: Decoder) -> int:
-    """A length that the windows treat as they treat the workload's: below all of them, or beyond."""
+    """Return an example length on the same side of the window as the length of the workload."""
     window = decoder.window
     if decoder.fills_window(workload):
         return max(usual, window + usual)

@@ -27,7 +27,7 @@ STEP_LIMIT: Final = 8
 
 
 def prompt_inputs(workload: Workload, decoder: Decoder, length: int) -> dict[str, Any]:
-    """Keyword arguments of the prefill on meta: ids [B, S]."""
+    """Return the keyword arguments of the prefill on the meta device, with ids [B, S]."""
     return {
         "input_ids": ids_on_meta(workload.batch, length),
         "attention_mask": decoder.mask(decoder.empty_masks(workload, length, 0)),
@@ -37,7 +37,7 @@ def prompt_inputs(workload: Workload, decoder: Decoder, length: int) -> dict[str
 
 
 def step_inputs(model: nn.Module, workload: Workload, decoder: Decoder, context: int) -> dict[str, Any]:
-    """Keyword arguments of one decode step on meta with ``context`` tokens in the cache."""
+    """Return the keyword arguments of a decode step on the meta device, with ``context`` tokens in the cache."""
     return {
         "input_ids": ids_on_meta(workload.batch, 1),
         "attention_mask": decoder.mask(decoder.empty_masks(workload, 1, context)),
@@ -49,7 +49,7 @@ def step_inputs(model: nn.Module, workload: Workload, decoder: Decoder, context:
 def shape_runs(
     model: nn.Module, workload: Workload, decoder: Decoder, prompt: dict[str, Any], name: str = "prompt"
 ) -> tuple[Run, ...]:
-    """The prefill, then the first, the middle and the last decode step.
+    """Return the runs of the prefill and of the first, middle and last decode step, on the meta device.
 
     Args:
         prompt: keyword arguments of the prefill.
@@ -66,7 +66,7 @@ def shape_runs(
 def real_runs(
     model: nn.Module, workload: Workload, decoder: Decoder, prompt: dict[str, Any], name: str = "prompt"
 ) -> tuple[Run, ...]:
-    """The prefill and the traced decode steps, each with its inputs, its cache, and what it must return.
+    """Return the runs of the prefill and of the traced decode steps, with inputs, cache and expected output.
 
     Args:
         prompt, name: as for :func:`shape_runs`.
@@ -131,14 +131,14 @@ def computed(
 def real_prompt(
     model: nn.Module, workload: Workload, decoder: Decoder, shapes: Mapping[str, Any], ids: torch.Tensor
 ) -> dict[str, Any]:
-    """Keyword arguments of a prefill with numbers: ``shapes`` with the given ids and a mask."""
+    """Return the keyword arguments of a prefill with values: ``shapes`` with the given ids and a mask."""
     length = ids.shape[1]
     mask = decoder.mask(real_masks(model, workload, decoder, length, 0))
     return {**shapes, "input_ids": ids.to(next(model.parameters()).device), "attention_mask": mask}
 
 
 def drawn_ids(vocab: int, shape: tuple[int, ...], seed: int) -> torch.Tensor:
-    """Ids [B, S] that depend on the seed alone."""
+    """Return random token ids [B, S] that depend only on the seed."""
     import torch
 
     from costproof.models.decoding.build import generator
@@ -147,7 +147,7 @@ def drawn_ids(vocab: int, shape: tuple[int, ...], seed: int) -> torch.Tensor:
 
 
 def real_masks(model: nn.Module, workload: Workload, decoder: Decoder, queries: int, context: int) -> Masks:
-    """As :meth:`~costproof.models.decoding.decoder.Decoder.empty_masks`, with numbers.
+    """Return :meth:`~costproof.models.decoding.decoder.Decoder.empty_masks` with values.
 
     They are 0 where a query may look, the dtype's least number elsewhere.
     """
@@ -170,7 +170,7 @@ def real_masks(model: nn.Module, workload: Workload, decoder: Decoder, queries: 
 
 
 def traced_steps(workload: Workload) -> frozenset[int]:
-    """Which of the decode steps are traced; looped experts are called as the data wants, so then all of them."""
+    """Return the indices of the traced decode steps: all of them if a loop over experts depends on the data."""
     count = workload.new_tokens
     if count <= STEP_LIMIT or workload.experts == "eager":
         return frozenset(range(count))
@@ -179,7 +179,7 @@ def traced_steps(workload: Workload) -> frozenset[int]:
 
 @contextmanager
 def expert_rows(model: nn.Module) -> Iterator[dict[str, list[int]]]:
-    """Counts, while it is open, the rows that each expert of each mixture receives.
+    """Count, inside the context, the rows that each expert of each mixture receives.
 
     A mixture is one module that gets the numbers of the chosen experts as its second argument, or a list of
     modules of which each is an expert.

@@ -81,7 +81,7 @@ class BertConfig(TextEncoderConfig):
     activation: str = "gelu"
     architecture: str = "BertModel"
     types: int = 2
-    """Kinds of segments."""
+    """Number of segment types."""
 
     model_type: ClassVar[str] = "bert"
     architectures: ClassVar = {"BertForMaskedLM": False, "BertModel": False, "BertForSequenceClassification": True}
@@ -132,7 +132,7 @@ class Bert(TextTarget[BertConfig]):
 
     @classmethod
     def draw_fields(cls, p: Mapping[str, int], rng: random.Random) -> dict[str, Any]:
-        """Kinds of segments."""
+        """Return the drawn number of segment types."""
         return {"types": p["text_types"]}
 
 

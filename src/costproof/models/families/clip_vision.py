@@ -58,7 +58,7 @@ def clip_tower(
     root: bool = False,
     read: bool = True,
 ) -> tuple[ModulePart, ...]:
-    """All modules from pixels to the normalised class token; other arguments as those of :func:`formulas`.
+    """Return all parts from the pixels to the normalised class token; arguments as for ``vision_encoder``.
 
     Args:
         root: whether a module around them calls the encoder.
@@ -113,7 +113,7 @@ class ClipVisionConfig(VisionConfig):
 
     @classmethod
     def read_fields(cls, top: Section, read: Mapping[str, Any]) -> dict[str, Any]:
-        """The width of the projection, if there is one."""
+        """Return the width of the projection, 0 without one."""
         width = top.integer("projection_dim", 512)
         return {"pooled": width if top.data.get("architectures") == [PROJECTED] else 0}
 

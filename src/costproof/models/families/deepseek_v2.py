@@ -53,12 +53,12 @@ class DeepseekV2Config(LatentConfig):
 
     @classmethod
     def flag_names(cls) -> tuple[str, ...]:
-        """The fields that are yes or no, each under a key of its own."""
+        """Return the names of the boolean fields that have a key."""
         return ("tied", "attention_bias")
 
     @classmethod
     def read_fields(cls, top: Section, sizes: Mapping[str, int]) -> dict[str, Any]:
-        """Experts, their groups, dense layers, and the widths of latent attention."""
+        """Return experts, their groups, dense layers, and the widths of latent attention."""
         top.fixed("scoring_func", "softmax", why="the class scores experts in this way alone")
         top.fixed("mlp_bias", False, why="the formulas describe MLPs without biases")
         how = top.fixed("topk_method", "greedy", "group_limited_greedy", why="the class knows these ways alone")

@@ -98,13 +98,13 @@ class Dinov2Config(VisionConfig):
     }
 
     def __post_init__(self) -> None:
-        """The inner width of the MLP."""
+        """Set the inner width of the MLP."""
         inner = self.hidden * self.mlp_ratio
         object.__setattr__(self, "intermediate", (inner * 2 // 3 + 7) // 8 * 8 if self.gated else inner)
 
     @classmethod
     def read_class(cls, top: Section) -> dict[str, Any]:
-        """The class of transformers, which drops no paths."""
+        """Return the class of transformers; check that no paths are dropped."""
         top.fixed("drop_path_rate", 0.0, 0, why="the formulas describe no dropped paths")
         return super(Dinov2Config, cls).read_class(top)
 
@@ -140,7 +140,7 @@ class Dinov2(VisionTarget[Dinov2Config]):
         return encoder_ledger(parts, _GATED_NAMES if config.gated else _NAMES, border)
 
     def domain(self) -> Domain:
-        """As of every encoder of images, with the ratio of the two widths of an MLP."""
+        """Return the domain of an encoder of images, with the ratio of the inner width of the MLP to the width."""
         usual = VisionTarget.domain(self)
         drawn = usual.parameters
         return replace(

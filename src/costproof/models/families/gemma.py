@@ -47,7 +47,7 @@ class GemmaConfig(DecoderConfig):
 
     @classmethod
     def read_fields(cls, top: Section, sizes: Mapping[str, int]) -> dict[str, Any]:
-        """None; attention sees what came before."""
+        """Return no fields; check that attention is causal."""
         why = "the formulas describe attention to what came before alone"
         top.fixed("use_bidirectional_attention", None, False, why=why)
         return {}

@@ -59,7 +59,7 @@ class Gemma2Config(WindowedConfig):
 
     @classmethod
     def read_fields(cls, top: Section, sizes: Mapping[str, int]) -> dict[str, Any]:
-        """Window and pattern."""
+        """Return the window and the kinds of layers."""
         why = "the formulas describe attention to what came before alone"
         top.fixed("use_bidirectional_attention", None, False, why=why)
         window = top.integer("sliding_window", 4096)

@@ -58,7 +58,7 @@ class Gemma3Config(WindowedConfig):
 
     @classmethod
     def read_fields(cls, top: Section, sizes: Mapping[str, int]) -> dict[str, Any]:
-        """Window and pattern; ``sliding_window_pattern`` says which layers have none: every so many."""
+        """Return the window and the kinds of layers; every ``sliding_window_pattern``-th layer has full attention."""
         why = "the formulas describe attention to what came before alone"
         top.fixed("use_bidirectional_attention", False, None, why=why)
         every = top.integer("sliding_window_pattern", 6)

@@ -57,7 +57,7 @@ class GptOssConfig(MixtureConfig):
 
     @classmethod
     def read_fields(cls, top: Section, sizes: Mapping[str, int]) -> dict[str, Any]:
-        """Experts, window, and the layers that have one: every other unless the file says else."""
+        """Return experts, window, and the kinds of layers; by default every other layer has a window."""
         window, pattern = top.integer("sliding_window", 128), pattern_of(top, sizes["layers"], "wf")
         return {**experts_of(top, cls(), "num_experts"), "window": window, "pattern": pattern}
 

@@ -39,7 +39,7 @@ class MistralConfig(WindowedConfig):
 
     @classmethod
     def read_fields(cls, top: Section, sizes: Mapping[str, int]) -> dict[str, Any]:
-        """The window, of all layers; ``null`` for none, as from version 0.2 on."""
+        """Return the window of all layers; ``null`` is none, as in version 0.2 and later."""
         return window_of_all(top, 4096)
 
 

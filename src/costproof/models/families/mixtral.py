@@ -45,7 +45,7 @@ class MixtralConfig(MixtureConfig):
 
     @classmethod
     def read_fields(cls, top: Section, sizes: Mapping[str, int]) -> dict[str, Any]:
-        """Experts and window."""
+        """Return experts and window."""
         return {**experts_of(top, cls(), "num_experts"), **window_of_all(top)}
 
 

@@ -139,17 +139,17 @@ class Qwen25VlVisionConfig(EncoderConfig):
 
     @property
     def volume(self) -> int:
-        """Elements of a patch."""
+        """Return the number of elements of a patch."""
         return self.channels * self.frames * self.patch**2
 
     @property
     def step(self) -> int:
-        """Pixels along a side of a token."""
+        """Return the side of a token in pixels."""
         return self.patch * self.merge
 
     @property
     def units(self) -> int:
-        """Tokens along a side of a window."""
+        """Return the side of a window in tokens."""
         return self.window // self.merge // self.patch
 
     def sizes(self) -> dict[str, int]:
@@ -163,7 +163,7 @@ class Qwen25VlVisionConfig(EncoderConfig):
 
     @classmethod
     def read_fields(cls, top: Section, read: Mapping[str, Any]) -> dict[str, Any]:
-        """The layers without windows."""
+        """Return the layers without windows."""
         return {"whole": top.integers("fullatt_block_indexes", (7, 15, 23, 31), least=0)}
 
     def contradictions(self) -> list[CostproofError]:
@@ -180,7 +180,7 @@ class Qwen25VlVisionConfig(EncoderConfig):
         return found
 
     def __post_init__(self) -> None:
-        """A file of a certificate has a list."""
+        """Convert the list of a certificate to a tuple."""
         object.__setattr__(self, "whole", tuple(self.whole))
 
 
@@ -209,7 +209,7 @@ class Qwen25VlTextConfig(DecoderConfig):
 
     @classmethod
     def caches_as(cls, data: Mapping[str, Any]) -> bool:
-        """Whether a cache keeps the tokens that the formulas say: the class drops a window that is not in use."""
+        """Return True: the class removes a window that is not in use."""
         return True
 
     def native(self) -> dict[str, Any]:
@@ -219,7 +219,7 @@ class Qwen25VlTextConfig(DecoderConfig):
 
     @classmethod
     def read_fields(cls, top: Section, sizes: Mapping[str, int]) -> dict[str, Any]:
-        """The sections; that no layer has a window."""
+        """Return the sections of the rotary frequencies; check that no layer has a window."""
         why = "the class of transformers has windows in none of its kernels but FlashAttention"
         top.fixed("use_sliding_window", False, None, why=why, default=False)
         types = top.take("layer_types", None)
@@ -239,7 +239,7 @@ class Qwen25VlTextConfig(DecoderConfig):
         return found
 
     def __post_init__(self) -> None:
-        """A file of a certificate has a list."""
+        """Convert the list of a certificate to a tuple."""
         object.__setattr__(self, "sections", tuple(self.sections))
 
 
@@ -257,7 +257,7 @@ class Qwen25VlConfig(ImageTextConfig):
 
     @classmethod
     def read_parts(cls, top: Section) -> Self:
-        """All fields; published files have the keys of the decoder beside those of the whole."""
+        """Return the configuration; published files have the keys of the decoder at the top level."""
         nested = top.data.get(TEXT) is not None
         given = top.take(TEXT, {}) if nested else {k: v for k, v in top.data.items() if k not in _TOP_KEYS}
         top.known.update(() if nested else given)
@@ -277,7 +277,7 @@ class Qwen25VlConfig(ImageTextConfig):
 
 
 def _rotated(given: Any) -> Any:
-    """The keys of a decoder; positions on three axes are rotated as any other, by frequencies in sections."""
+    """Return the keys of a decoder, with its multimodal rotary embedding rewritten as a default one with sections."""
     if not isinstance(given, dict):
         return given
     found = dict(given)
@@ -292,7 +292,7 @@ def _rotated(given: Any) -> Any:
 
 
 def _tower(config: Qwen25VlConfig, patches: Size, tokens: Size, *, eager: bool) -> tuple[ModulePart, ...]:
-    """All modules from patches to tokens.
+    """Return all parts of the tower, from patches to tokens.
 
     Branches: a configuration says which layers have windows.
     """
@@ -345,7 +345,7 @@ class Qwen25Vl(ImageTextTarget[Qwen25VlConfig]):
 
     @staticmethod
     def mistakes() -> Mistakes:
-        """What wrong models of its tower do."""
+        """Return the mistakes that are common in models of its tower."""
         from costproof.models.mistakes.qwen2_5_vl import MISTAKES
 
         return MISTAKES
@@ -381,12 +381,12 @@ class Qwen25Vl(ImageTextTarget[Qwen25VlConfig]):
         return (first, common.IMAGE_SIZE, *others)
 
     def least_layers(self) -> int:
-        """One of each kind, with windows and without, as far as it has both."""
+        """Return the number of layers that includes one of each kind, with windows and without."""
         whole = [i in self.config.vision.whole for i in range(self.config.vision.layers)]
         return max(whole.index(kind) for kind in {*whole}) + 1
 
     def with_input(self, workload: Workload, given: dict[str, Any], found: list[CostproofError]) -> Workload:
-        """The workload with other images."""
+        """Return the workload with the given images."""
         side = given.pop(SIZE, None)
         counted = ImageTextTarget.with_input(self, workload, given, found)
         count = images_of(counted)
@@ -408,7 +408,7 @@ class Qwen25Vl(ImageTextTarget[Qwen25VlConfig]):
         return replace(sized, inputs={**sized.inputs, **where})
 
     def problems(self, workload: Workload) -> list[CostproofError]:
-        """Everything that keeps the model from running a workload; images are told apart by the text between them."""
+        """Return an error for each reason why the model cannot run a workload; images need text between them."""
         found, least = ImageTextTarget.problems(self, workload), images_of(workload)
         if not found and workload.text_tokens < least:
             what = "each image needs a token of text behind it"
@@ -417,31 +417,31 @@ class Qwen25Vl(ImageTextTarget[Qwen25VlConfig]):
         return found
 
     def _units(self, workload: Workload) -> int:
-        """Tokens along a side of an image."""
+        """Return the side of an image in tokens."""
         return side_of(workload) // self.config.vision.step
 
     def image_tokens(self, workload: Workload) -> int:
-        """Places in a prompt that an image takes."""
+        """Return the number of tokens of an image in the prompt."""
         return self._units(workload) ** 2 if images_of(workload) else 0
 
     def _patches(self, workload: Workload) -> int:
         return self.image_tokens(workload) * self.config.vision.merge**2
 
     def tower_invocations(self, workload: Workload, count: int) -> tuple[Invocation, ...]:
-        """The tower on so many images."""
+        """Return the invocation of the tower on ``count`` images."""
         values = {"n": count, "b": FLOAT_BYTES[workload.dtype], "U": self._units(workload)}
         taken = TensorSpec((count * self._patches(workload), self.config.vision.volume), workload.dtype)
         return (Invocation("vision", CALL, 1, values, (taken,)),)
 
     def _lengths(self, workload: Workload, count: int) -> tuple[PackedLengths, PackedLengths]:
-        """Patches of each image, and of each window."""
+        """Return the numbers of patches of each image and of each window."""
         side, window, merge = self._units(workload), self.config.vision.units, self.config.vision.merge
         pieces = [min(window, side - at) for at in range(0, side, window)]
         windows = [merge**2 * rows * columns for rows in pieces for columns in pieces]
         return PackedLengths((self._patches(workload),) * count), PackedLengths((*windows,) * count)
 
     def image_inputs(self, workload: Workload, count: int) -> dict[str, Any]:
-        """Patches [n U² merge², volume], and what the grid of the images decides, on meta or as numbers."""
+        """Return patches [n U² merge², volume] on the meta device, and what follows from the grid of the images."""
         import torch
 
         images, windows = self._lengths(workload, count)
@@ -457,7 +457,7 @@ class Qwen25Vl(ImageTextTarget[Qwen25VlConfig]):
         }
 
     def random_image_inputs(self, model: nn.Module, workload: Workload, kwargs: dict[str, Any]) -> dict[str, Any]:
-        """The same with numbers: pixels are seeded, all else follows from the grid, as transformers works it out."""
+        """Return :meth:`image_inputs` with values: seeded pixels, and what transformers derives from the grid."""
         import torch
         from transformers.vision_utils import get_vision_position_ids, get_vision_window_index
 
@@ -477,7 +477,7 @@ class Qwen25Vl(ImageTextTarget[Qwen25VlConfig]):
         }
 
     def tower_jobs(self, model: nn.Module, workload: Workload, count: int | None) -> tuple[ExportJob, ...]:
-        """The tower alone, at the sizes of the run: the class splits attention by numbers."""
+        """Return the job of the tower at the sizes of the run: the class splits attention by concrete lengths."""
         from costproof.models.image_text.modules import PatchTower
 
         images = workload.batch * images_of(workload) if count is None else count
@@ -487,13 +487,13 @@ class Qwen25Vl(ImageTextTarget[Qwen25VlConfig]):
         return (tower_job("vision", _TOWER, module, sized=False, x=given["pixel_values"], places=places, order=order),)
 
     def domain(self) -> Domain:
-        """One image in a prompt, several, none; random sizes."""
+        """Return the domain of a proof: prompts with one image, several or none, and random sizes."""
         from costproof.models.image_text.domain import domain_in_patches
 
         return domain_in_patches(self.workload(), self.config.vision.step)
 
     def drawn_run(self, p: Mapping[str, int], workload: Workload) -> Workload:
-        """The prompt of a draw, with its images."""
+        """Return a workload with the prompt of a draw, including its images."""
         return with_images(self.drawn_text(p, workload), p["images"], p["U"] * self.config.vision.step)
 
     @classmethod

@@ -72,7 +72,7 @@ class Qwen3MoeConfig(MixtureConfig):
 
     @classmethod
     def read_fields(cls, top: Section, sizes: Mapping[str, int]) -> dict[str, Any]:
-        """Experts, the layers that have them, and the window of all layers, none unless ``use_sliding_window``."""
+        """Return experts, the layers that have them, and the window of all layers if ``use_sliding_window`` is set."""
         windows = window_of_all(top, 4096)
         return {
             **experts_of(top, cls(), "num_local_experts"),
@@ -100,7 +100,7 @@ class Qwen3MoeConfig(MixtureConfig):
 
 
 def _kinds(top: Section, layers: int) -> str:
-    """The layers with experts: every so many, but those that are listed."""
+    """Return the kinds of layers: every ``decoder_sparse_step``-th has experts unless it is in ``mlp_only_layers``."""
     every, dense = top.integer("decoder_sparse_step", 1), top.integers("mlp_only_layers", (), least=0)
     return shortest("".join("d" if i in dense or (i + 1) % every else "m" for i in range(layers)))
 

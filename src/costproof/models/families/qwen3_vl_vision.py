@@ -117,7 +117,7 @@ class Qwen3VlVisionConfig(EncoderConfig):
 
     @property
     def volume(self) -> int:
-        """Elements of a patch."""
+        """Return the number of elements of a patch."""
         return self.channels * self.frames * self.patch**2
 
     def sizes(self) -> dict[str, int]:
@@ -131,7 +131,7 @@ class Qwen3VlVisionConfig(EncoderConfig):
 
     @classmethod
     def read_fields(cls, top: Section, read: Mapping[str, Any]) -> dict[str, Any]:
-        """The layers with a merger."""
+        """Return the layers that are followed by a merger."""
         key = "deepstack_visual_indexes"
         return {"deep": top.integers(key, (8, 16, 24), least=0, most=max(0, read["layers"] - 1))}
 
@@ -146,7 +146,7 @@ class Qwen3VlVisionConfig(EncoderConfig):
         return found
 
     def __post_init__(self) -> None:
-        """A file of a certificate has a list."""
+        """Convert the list of a certificate to a tuple."""
         object.__setattr__(self, "deep", tuple(self.deep))
 
 
@@ -177,7 +177,7 @@ class Qwen3VlVision(EncoderTarget[Qwen3VlVisionConfig]):
 
     @staticmethod
     def mistakes() -> Mistakes:
-        """What wrong models of it do."""
+        """Return the mistakes that are common in models of it."""
         from costproof.models.mistakes.qwen3_vl_vision import MISTAKES
 
         return MISTAKES
@@ -222,23 +222,23 @@ class Qwen3VlVision(EncoderTarget[Qwen3VlVisionConfig]):
 
     @property
     def step(self) -> int:
-        """Pixels along a side of a token."""
+        """Return the side of a token in pixels."""
         return self.config.patch * self.config.merge
 
     def default_workload(self, name: str) -> Workload:
-        """One image."""
+        """Return the workload of a preset: one image."""
         return self._sized(Workload(name, 0, 0), -(-_USUAL // self.step) * self.step)
 
     def _sized(self, workload: Workload, side: int) -> Workload:
         return replace(workload, inputs={SIZE: side}, what=f"an image of {side} x {side}")
 
     def with_input(self, workload: Workload, given: dict[str, Any], found: list[CostproofError]) -> Workload:
-        """The workload with an image of another size."""
+        """Return the workload with an image of the given size."""
         side = given.pop(SIZE, None)
         return workload if side is None else self._sized(workload, side)
 
     def problems(self, workload: Workload) -> list[CostproofError]:
-        """An image that is not cut into whole tokens."""
+        """Return an error if the image is not a whole number of tokens."""
         side = side_of(workload)
         if side % self.step == 0 and 0 < side <= _LARGEST:
             return []
@@ -246,18 +246,18 @@ class Qwen3VlVision(EncoderTarget[Qwen3VlVisionConfig]):
         return [BadInput("the image is not cut into whole tokens", where="--image-size", expected=expected, got=side)]
 
     def values(self, workload: Workload) -> dict[str, int]:
-        """Patches, bytes of an element."""
+        """Return the values of n (patches) and b (bytes per element)."""
         return {"n": self._patches(workload), "b": FLOAT_BYTES[workload.dtype]}
 
     def _patches(self, workload: Workload) -> int:
         return (side_of(workload) // self.config.patch) ** 2
 
     def arguments(self, workload: Workload) -> dict[str, Any]:
-        """One sequence of patches; what else the grid decides is prepared."""
+        """Return the length of the one sequence of patches; what follows from the grid is passed as tensors."""
         return {"grid_thw": None, "cu_seqlens": PackedLengths((self._patches(workload),))}
 
     def takes(self, workload: Workload) -> Mapping[str, TensorSpec]:
-        """Patches [n, volume], and for each the rows of the table, their weights, and its row and column."""
+        """Return the shapes of patches [n, volume], table rows and weights [n, 4], and coordinates [n, 2]."""
         n = self._patches(workload)
         return {
             "hidden_states": TensorSpec((n, self.config.volume), workload.dtype),
@@ -267,15 +267,15 @@ class Qwen3VlVision(EncoderTarget[Qwen3VlVisionConfig]):
         }
 
     def example(self, workload: Workload) -> tuple[Tensors, tuple[SymbolicSize, ...]]:
-        """The image of the workload: the class splits attention by numbers, so that no size is a symbol."""
+        """Return the inputs of the workload without symbolic sizes: the class splits attention by concrete lengths."""
         return self.inputs(workload), ()
 
     def id_limit(self) -> int:
-        """Indices are below the size of the table."""
+        """Return the size of the table of positions."""
         return self.config.table
 
     def domain(self) -> Domain:
-        """Images of two sizes; random sizes."""
+        """Return the domain of a proof: images of two sizes, and random sizes."""
         from costproof.models.encoding.domain import PATCHES, Domain
 
         usual = self.default_workload("image")
@@ -305,7 +305,7 @@ class Qwen3VlVision(EncoderTarget[Qwen3VlVisionConfig]):
         return cls(config), {"mergers behind some layers": bool(config.deep)}
 
     def drawn_run(self, p: Mapping[str, int], workload: Workload) -> Workload:
-        """An image of some tokens."""
+        """Return a workload with an image of the drawn number of tokens."""
         return replace(self._sized(workload, p["side"] * self.step), batch=1)
 
 

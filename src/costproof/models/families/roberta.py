@@ -78,7 +78,7 @@ class RobertaConfig(BertConfig):
 
     @classmethod
     def read_fields(cls, top: Section, read: Mapping[str, Any]) -> dict[str, Any]:
-        """The padding id."""
+        """Return the padding id."""
         return {"padding": top.integer("pad_token_id", 1, least=0)}
 
     def contradictions(self) -> list[CostproofError]:
@@ -133,7 +133,7 @@ class Roberta(TextTarget[RobertaConfig]):
         return encoder_ledger((ModulePart("root"), *parts, *head), _names("roberta."), texts * labels * b)
 
     def domain(self) -> Domain:
-        """Texts of any length; random sizes, with positions for the longest text behind the last padding id."""
+        """Return the domain of a proof, with positions for the longest text after the largest padding id."""
         found = TextTarget.domain(self)
         ranges = found.parameters.ranges
         positions = ranges["text_positions"]
@@ -142,7 +142,7 @@ class Roberta(TextTarget[RobertaConfig]):
 
     @classmethod
     def draw_fields(cls, p: Mapping[str, int], rng: random.Random) -> dict[str, Any]:
-        """Kinds of segments, and the padding id."""
+        """Return a random padding id, and the drawn number of segment types."""
         return {"types": p["text_types"], "padding": rng.choice(_PADDINGS)}
 
 

@@ -102,7 +102,7 @@ class SiglipVision(VisionTarget[SiglipVisionConfig]):
         )
 
     def domain(self) -> Domain:
-        """As of every encoder of images, without a class token."""
+        """Return the domain of an encoder of images without a class token."""
         usual = VisionTarget.domain(self)
         drawn = usual.parameters
         independent = {**drawn.independent, "vision_positions": "vision_grid**2"}

@@ -90,12 +90,12 @@ class T5Config(NativeConfig):
 
     @property
     def activation(self) -> str:
-        """The activation of the MLPs."""
+        """Return the activation of the MLPs."""
         return _MLPS[self.mlp][0]
 
     @property
     def gated(self) -> bool:
-        """Whether the MLPs are gated."""
+        """Return whether the MLPs are gated."""
         return _MLPS[self.mlp][1]
 
     def symbols(self) -> dict[str, int]:
@@ -115,7 +115,7 @@ class T5Config(NativeConfig):
 
     @classmethod
     def read(cls, data: object, problems: list[CostproofError]) -> Self:
-        """A T5 in the value of a file; a key that is left out has the default of the class of transformers."""
+        """Return the configuration in the parsed content of a file; omitted keys have the defaults of the class."""
         top = Section(data, "$", problems)
         top.waive(dict.fromkeys(("relative_attention_max_distance", "n_positions"), "decides no cost"))
         check_type(top, cls.model_type)
@@ -142,7 +142,7 @@ class T5Config(NativeConfig):
         return config
 
     def contradictions(self) -> list[CostproofError]:
-        """Sizes that transformers' class cannot run."""
+        """Return an error if the class in transformers cannot run the number of buckets."""
         if self.buckets >= _LEAST_BUCKETS:
             return []
         where, expected = "$.relative_attention_num_buckets", f"at least {_LEAST_BUCKETS}"
@@ -161,7 +161,7 @@ class T5(Native[T5Config]):
 
     @classmethod
     def describes(cls, architecture: str) -> bool:
-        """Whether the formulas describe this class of transformers."""
+        """Return whether the formulas describe this class of transformers."""
         return architecture == T5Config.architecture
 
     def symbol_docs(self) -> dict[str, SymbolDoc]:
@@ -187,23 +187,23 @@ class T5(Native[T5Config]):
 
     @classmethod
     def settings(cls) -> tuple[Setting, ...]:
-        """What can be chosen about a run beside the preset; in float16 the class clamps, which has no formula."""
+        """Return the settings of a run; float16 is excluded, because the class clamps it, which has no formula."""
         dtype = replace(common.DTYPE, choices=("bfloat16", "float32"))
         return (common.SEQ_LEN, common.NEW_TOKENS, common.BATCH, dtype, replace(common.ATTENTION, choices=("sdpa",)))
 
     @staticmethod
     def presets() -> tuple[NamedWorkload, ...]:
-        """Texts of two lengths."""
+        """Return the presets: texts of two lengths."""
         return PRESETS
 
     def first_layers(self, layers: int) -> tuple[T5Config, dict[str, str]]:
-        """The first layers of both stacks, all else as it was."""
+        """Return the configuration with the first layers of both stacks, and what was cut."""
         most = (self.config.layers, self.config.decoder_layers)
         cut = {f"{s} layers": layers_cut(s, layers, 1, m)[1] for s, m in zip(("encoder", "decoder"), most, strict=True)}
         return replace(self.config, layers=layers, decoder_layers=layers), {k: v for k, v in cut.items() if v}
 
     def workload(self, preset: str | None = None, **given: Any) -> Workload:
-        """A preset with changes."""
+        """Return the workload of a preset with changed settings."""
         named = {p.name: p for p in PRESETS}
         name = common.known_preset(preset or PRESETS[0].name, named)
         plain = Workload(name, named[name].tokens["text"], _ANSWERS[name], dtype=self.dtype)
@@ -217,7 +217,7 @@ class T5(Native[T5Config]):
         return made if made == plain else replace(made, name="custom")
 
     def problems(self, workload: Workload) -> list[CostproofError]:
-        """A batch out of range, an empty text, or less than no new token."""
+        """Return an error for a batch out of range, an empty text, or a negative number of new tokens."""
         found = common.batch_problems(workload)
         sizes = (("--seq-len", workload.text_tokens, 1), ("--new-tokens", workload.new_tokens, 0))
         for option, value, least in sizes:
@@ -226,13 +226,13 @@ class T5(Native[T5Config]):
         return found
 
     def invocations(self, workload: Workload) -> tuple[Invocation, ...]:
-        """The calls, with the values of their symbols."""
+        """Return the invocations, with the values of their symbols."""
         batch, length = workload.batch, workload.text_tokens
         ids = TensorSpec((batch, length), "int64")
         return two_stack_calls(workload, {"B": batch, "S": length}, (ids,))
 
     def _stacks(self, workload: Workload) -> TwoStacks:
-        """How a run is cut; nothing is run for it."""
+        """Return how a run is cut into stages, derived from the configuration."""
         from costproof.models.generic.inputs import Inputs
 
         c, batch, length = self.config, workload.batch, workload.text_tokens
@@ -249,7 +249,7 @@ class T5(Native[T5Config]):
         return TwoStacks(workload, Inputs({"input_ids": ids_on_meta(batch, length)}, sizes), first)
 
     def build(self, workload: Workload) -> nn.Module:
-        """The model on the meta device."""
+        """Return the model on the meta device."""
         import transformers
 
         from costproof.models.decoding.build import build
@@ -259,7 +259,7 @@ class T5(Native[T5Config]):
         return build(base, config, dtype=workload.dtype, attention=workload.attention)
 
     def build_run(self, workload: Workload, progress: Progress) -> Built:
-        """The model that the dynamic source runs, on meta or with numbers.
+        """Return the model that the dynamic source runs, on the meta device or with weights.
 
         Raises:
             Problems: the checkpoint does not fit.
@@ -270,15 +270,15 @@ class T5(Native[T5Config]):
         return with_numbers(self.build(workload), workload, Decoder(), self.options, progress)
 
     def stages_of(self, path: str, workload: Workload) -> tuple[str, ...]:
-        """The stages that a module works in."""
+        """Return the stages in which a module runs."""
         return self._stacks(workload).first.stages_of(path)
 
     def export_jobs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
-        """The encoder, the first token, and a step, at example sizes."""
+        """Return the export jobs of the encoder, the first token and a step, at example sizes."""
         return self._stacks(replace(workload, batch=_BATCH, text_tokens=_LENGTH)).export_jobs(model)
 
     def runs(self, model: nn.Module, workload: Workload) -> tuple[Run, ...]:
-        """The encoder with the first token, then the first, the middle and the last step."""
+        """Return the runs of the encoder with the first token, and of the first, middle and last step."""
         from costproof.models.generic.copies import with_values
 
         found, device = self._stacks(workload).runs(model), next(model.parameters()).device
@@ -288,17 +288,17 @@ class T5(Native[T5Config]):
 
     @staticmethod
     def proof_settings() -> tuple[Setting, ...]:
-        """None: a run has no sizes to enumerate."""
+        """Return no settings: a run has no sizes to enumerate."""
         return ()
 
     def proof(self, samples: int, seed: int) -> Proof:
-        """The three stages with their sizes as symbols, and random configurations."""
+        """Return the proof of the three stages in symbolic sizes and for random configurations."""
         from costproof.models.encoding.domain import proof
 
         return proof(self, samples, seed)
 
     def domain(self) -> Domain:
-        """Texts of any length; random sizes."""
+        """Return the domain of a proof: texts of any length, and random sizes."""
         from costproof.models.encoding.domain import TWO_STACKS, Domain
 
         usual = self.workload()
@@ -322,7 +322,7 @@ class T5(Native[T5Config]):
         return cls(config), {"gated MLPs": config.gated, "a scaled result": config.scaled}
 
     def drawn_run(self, p: Mapping[str, int], workload: Workload) -> Workload:
-        """A text of the drawn length."""
+        """Return a workload with a text of the drawn length."""
         return replace(workload, text_tokens=p["S"])
 
 
@@ -330,7 +330,7 @@ TARGET: Final = T5
 
 
 def _names(*, gated: bool) -> Mapping[str, str]:
-    """Roles -> module paths."""
+    """Return role -> module path."""
     return {
         "root": "",
         "shared": "shared",
@@ -383,7 +383,7 @@ _DROPOUTS: Final = ("attention_dropout", "mlp_dropout", "mlp.dropout")
 
 
 def _decoder(config: T5Config, call: StackCall) -> tuple[ModulePart, ...]:
-    """One token through the decoder, with its logits."""
+    """Return the parts of the decoder on one token, with its logits."""
     width, b = sym("text_hidden"), call.item_bytes
     return (
         ModulePart("root", (Scale(call.rows * width, b) if config.scaled else CONTAINER,)),
@@ -393,7 +393,7 @@ def _decoder(config: T5Config, call: StackCall) -> tuple[ModulePart, ...]:
 
 
 def _parts(config: T5Config, stack: str, call: StackCall) -> tuple[ModulePart, ...]:
-    """One of the two stacks."""
+    """Return the parts of one of the two stacks."""
     width, b, vocab, decodes = sym("text_hidden"), call.item_bytes, sym("text_vocab"), stack == "decoder"
     dropouts = (*_DROPOUTS, *(("cross_dropout",) if decodes else ()))
     layers = (
@@ -412,7 +412,7 @@ def _parts(config: T5Config, stack: str, call: StackCall) -> tuple[ModulePart, .
 
 
 def _layer(config: T5Config, stack: str, call: StackCall, *, first: bool) -> tuple[ModulePart, ...]:
-    """One layer; the first makes the biases of all.
+    """Return the parts of one layer; the first layer computes the position biases of all.
 
     Branches: biases of zeros for cross attention are made only where a further layer takes them.
     """

@@ -90,7 +90,7 @@ class VitConfig(VisionConfig):
 
     @classmethod
     def read_fields(cls, top: Section, read: Mapping[str, Any]) -> dict[str, Any]:
-        """What the pooler is, if there is one."""
+        """Return the width and the activation of the pooler, if the class has one."""
         width = top.take("pooler_output_size", None)
         pooled = read["hidden"] if width is None else top.check_integer(width, "pooler_output_size")
         function = activation(top, "pooler_act", "tanh")

@@ -42,14 +42,14 @@ def _with_one_more(name: str, what: str, *more: Change, metrics: frozenset[Metri
 
 
 def _head_and_projection(term: ClaimTerm) -> Fraction:
-    """Twice the logits, and 2 x 2 h x h FLOPs a token beside the 2 h V of an output projection."""
+    """Return the factor for twice the logits and a projection of 2 h x h, relative to 2 h V FLOPs a token."""
     v = term.values
     tokens, mapped = (v["S"], v["L"]) if "S" in v else (1, 1)
     return 2 + Fraction(2 * v["text_hidden"] * tokens, v["text_vocab"] * mapped)
 
 
 def _scales(term: ClaimTerm) -> Fraction | None:
-    """Scales for each element of a matrix of a layer; ``None`` for what has none."""
+    """Return the number of scales per element of a matrix of a layer; ``None`` without scales."""
     if not term.counted or not term.within("layer") or term.norm or term.part == "router":
         return None
     v = {name.removeprefix("text_"): value for name, value in term.values.items()}

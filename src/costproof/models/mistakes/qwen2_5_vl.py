@@ -22,7 +22,7 @@ def _windowed(term: ClaimTerm) -> bool:
 
 
 def _of_pixels(term: ClaimTerm) -> Fraction | None:
-    """Attention of every patch to as many as a window has pixels, over what it costs."""
+    """Return attention of each patch to as many patches as a window has pixels, relative to its real cost."""
     v = term.values
     if not term.scores:
         return None

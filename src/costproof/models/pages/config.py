@@ -89,7 +89,7 @@ class EqualHeads:
 
     @property
     def head_dim(self) -> int:
-        """Width of one attention head."""
+        """Return the width of one attention head."""
         return self.hidden // self.heads
 
 
@@ -112,12 +112,12 @@ class SamConfig(EqualHeads):
 
     @property
     def channels(self) -> int:
-        """Channels of a page."""
+        """Return the number of channels of a page."""
         return CHANNELS
 
     @property
     def stride(self) -> int:
-        """Pixels per feature along a side: the patch, halved twice by the two convolutions."""
+        """Return the pixels per feature along a side: the patch, times 2 for each of the two convolutions."""
         return self.patch * 4
 
 
@@ -129,7 +129,7 @@ class DrawnSam(SamConfig):
 
     @property
     def channels(self) -> int:
-        """Channels of a page."""
+        """Return the number of channels of a page."""
         return self.colours
 
 
@@ -166,7 +166,7 @@ NOT_DRAWN: Final = {
 
 
 def read_sam(section: Section, model_type: str, defaults: SamConfig) -> SamConfig:
-    """The section of SAM.
+    """Return the configuration in the section of SAM.
 
     Args:
         defaults: the class's own values of keys that a file may leave out.
@@ -186,7 +186,7 @@ def read_sam(section: Section, model_type: str, defaults: SamConfig) -> SamConfi
 
 
 def read_text(section: Section, model_type: str, defaults: PageDecoderConfig) -> PageDecoderConfig:
-    """The section of a decoder with attention of many heads and mixtures of experts, which has no window.
+    """Return the configuration in the section of a decoder with multi-head attention and mixtures of experts.
 
     Args:
         defaults: the class's own values of keys that a file may leave out.
@@ -223,7 +223,7 @@ def read_text(section: Section, model_type: str, defaults: PageDecoderConfig) ->
 
 
 def _dense_layers(section: Section, layers: int) -> int:
-    """Dense layers, from ``mlp_layer_types`` or the older ``first_k_dense_replace``."""
+    """Return the number of dense layers, from ``mlp_layer_types`` or the older ``first_k_dense_replace``."""
     first = section.integer("first_k_dense_replace", 1, least=0)
     kinds = section.take("mlp_layer_types", None)
     if kinds is None:
@@ -246,7 +246,7 @@ def _dense_layers(section: Section, layers: int) -> int:
 
 
 def _rope(section: Section) -> float:
-    """Base of the rotary embedding; every kind of scaling is unsupported."""
+    """Return the base of the rotary embedding; scaling is not supported."""
     defaults = PageDecoderConfig().rope_theta
     theta = section.number("rope_theta", defaults)
     section.fixed("rope_scaling", None, why="scaled rotary embedding is not described by the formulas")
@@ -258,7 +258,7 @@ def _rope(section: Section) -> float:
 
 
 def read_downsample(section: Section, *default: tuple[int, int]) -> tuple[int, int]:
-    """Widths of the two convolutions behind SAM; a key that is missing without a default is a problem."""
+    """Return the widths of the two convolutions after SAM; without ``default`` the key is required."""
     widths = section.integers("downsample_channels", *default)
     if len(widths) == 2:
         return widths[0], widths[1]
@@ -270,7 +270,7 @@ def read_downsample(section: Section, *default: tuple[int, int]) -> tuple[int, i
 
 
 def contradictions(config: Any, paths: Mapping[str, str], second: str = "clip") -> list[CostproofError]:
-    """Every pair of numbers that cannot stand together in a model that runs.
+    """Return an error for each pair of numbers with which no model can run.
 
     Args:
         config: of SAM, of a second tower that reads its features, and of the decoder.

@@ -65,7 +65,7 @@ class PageStructure:
 
 
 def windows_per_side(grid: Size, window: Size) -> Size:
-    """Windows along one side of a grid that is padded up to whole windows: ceiling(grid / window)."""
+    """Return the number of windows along a side of a padded grid: ceiling(grid / window)."""
     if isinstance(grid, int) and isinstance(window, int):
         return -(-grid // window)
     return sympy.ceiling(sympy.sympify(grid) / window)
@@ -171,7 +171,7 @@ class RelativePosition:
 
 
 def sam_parts(structure: PageStructure, view: View) -> tuple[ModulePart, ...]:
-    """All modules of the encoder on n views of H x H pixels; H is a multiple of 4 patches.
+    """Return all parts of SAM on n views of H x H pixels; H is a multiple of 4 patches.
 
     Source: Kirillov et al. 2023, Segment Anything; ``UnlimitedOcrSamVisionEncoder`` (transformers),
     ``ImageEncoderViT`` (vendor).
@@ -240,7 +240,7 @@ def _sam_layer(structure: PageStructure, view: View, i: int) -> tuple[ModulePart
 def page_decoder_parts(
     structure: PageStructure, call: StackCall, positions: Size, glue: Layer
 ) -> tuple[ModulePart, ...]:
-    """All modules from the root to the output projection.
+    """Return all parts of one call, from the root to the output projection.
 
     Args:
         positions: positions per sequence that get logits.

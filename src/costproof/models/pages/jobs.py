@@ -118,7 +118,7 @@ class PageReader:
 
 
 def stride(model: nn.Module) -> int:
-    """Pixels per feature along a side: a patch embedding, and two 3x3 convolutions of stride 2 and padding 1."""
+    """Return the pixels per feature along a side: a patch, and two 3x3 convolutions of stride 2 and padding 1."""
     patch: int = config_of(model).vision_config.sam_config.patch_size
     return 4 * patch
 
@@ -126,13 +126,13 @@ def stride(model: nn.Module) -> int:
 def vision_job(
     stage: str, side: int, invocations: tuple[str, ...], module: nn.Module, prefix: dict[str, str], **args: torch.Tensor
 ) -> ExportJob:
-    """A vision stage at one size of its views; the number of views is the first dimension of every argument."""
+    """Return the job of a vision stage at one view size; dimension 0 of each argument is the number of views."""
     sizes = [SymbolicSize((name,), 0, "n") for name in args]
     return ExportJob(f"{stage}@{side}", stage, invocations, module, prefix, args, sizes)
 
 
 def vision_inputs(module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, int | tuple[int, ...]]:
-    """Images of a forward, and the crops of each with their grid; nothing without images."""
+    """Return the images of a forward, and the crops of each with their grid; empty without images."""
     views = kwargs.get("pixel_values")
     if views is None:
         return {}
@@ -141,7 +141,7 @@ def vision_inputs(module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any])
 
 
 def images_in(crops: Sequence[int], grids: Sequence[Sequence[int]]) -> dict[str, int | tuple[int, ...]]:
-    """``{"images": 2, "crops": (4, 4), "columns": (2, 4), "rows": (2, 1)}``; 0 for an image that is not cropped.
+    """Return, for example, ``{"images": 2, "crops": (4, 4), "columns": (2, 4), "rows": (2, 1)}``; 0 without crops.
 
     Args:
         crops: how many came in, for each image.

@@ -34,7 +34,7 @@ class ClipOnFeatures(PartModule):
 
 
 def symbolic_int() -> AbstractContextManager[Any]:
-    """The native module's ``int()``, which would fix symbolic sizes, leaves them alone for the time of a block."""
+    """Patch ``int()`` of the native module, which specialises symbolic sizes, to return them unchanged."""
     from transformers.models.unlimited_ocr import modeling_unlimited_ocr as modeling
 
     return mock.patch.object(modeling, "int", lambda s: s if isinstance(s, torch.SymInt) else int(s), create=True)

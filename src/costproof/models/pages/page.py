@@ -36,7 +36,7 @@ class Page:
 
     @property
     def crops(self) -> int:
-        """Crops per page."""
+        """Return the number of crops per page."""
         return self.grid[0] * self.grid[1] if self.grid else 0
 
     def __str__(self) -> str:
@@ -45,17 +45,17 @@ class Page:
 
 
 def page_of(workload: Workload) -> Page | None:
-    """The page of a workload; ``None`` is a text-only run: the vision stages do not run."""
+    """Return the page of a workload; ``None`` for a text-only run, in which vision stages do not run."""
     return Page(**cast(dict[str, Any], workload.inputs)) if workload.inputs else None
 
 
 def prefill_name(workload: Workload) -> str:
-    """What the run of the prefill is called."""
+    """Return the name of the run of the prefill."""
     return "page" if workload.inputs else "prompt"
 
 
 def with_page(workload: Workload, page: Page | None, **changes: Any) -> Workload:
-    """The workload with another page, or none, and other changes."""
+    """Return the workload with another page, or without one, and other changes."""
     if page is None:
         return replace(workload, inputs={}, what="text only", **changes)
     inputs = {"base_size": page.base_size, "image_size": page.image_size}
@@ -64,12 +64,12 @@ def with_page(workload: Workload, page: Page | None, **changes: Any) -> Workload
 
 
 def page_workload(name: str, page: Page | None, text_tokens: int, *more: Any, **settings: Any) -> Workload:
-    """A :class:`Workload` with a page; ``more`` are its fields after ``text_tokens``."""
+    """Return a :class:`Workload` with a page; ``more`` are its fields after ``text_tokens``."""
     return with_page(Workload(name, text_tokens, *more, **settings), page)
 
 
 def views(workload: Workload) -> tuple[tuple[str, int, int], ...]:
-    """Call, number and side in pixels of the views: the global one first, as the native model calls them."""
+    """Return (invocation, number, side in pixels) of the views, the global one first as in the native model."""
     page = page_of(workload)
     if page is None:
         return ()
@@ -78,7 +78,7 @@ def views(workload: Workload) -> tuple[tuple[str, int, int], ...]:
 
 
 def sides(workload: Workload) -> dict[int, tuple[str, ...]]:
-    """Side of a view in pixels -> the calls whose views have it."""
+    """Return side of a view in pixels -> the invocations whose views have it."""
     found: dict[int, tuple[str, ...]] = {}
     for call, _, side in views(workload):
         found[side] = (*found.get(side, ()), call)
@@ -86,12 +86,12 @@ def sides(workload: Workload) -> dict[int, tuple[str, ...]]:
 
 
 def grids(most: int = MAX_CROPS) -> list[tuple[int, int]]:
-    """Columns and rows of every grid of at least :data:`MIN_CROPS` crops and at most ``most``."""
+    """Return (columns, rows) of every grid of :data:`MIN_CROPS` to ``most`` crops."""
     return [(c, r) for c in range(1, most + 1) for r in range(1, most + 1) if MIN_CROPS <= c * r <= most]
 
 
 def choose_grid(width: int, height: int, image_size: int, *, most: int = MAX_CROPS) -> tuple[int, int] | None:
-    """Columns and rows of crops for a page of ``width`` x ``height`` pixels; ``None``: global view alone.
+    """Return (columns, rows) of crops for a page of ``width`` x ``height`` pixels; ``None`` for only a global view.
 
     The grid whose aspect ratio is closest to the page's wins. Of grids equally close, a later and
     larger one wins while the page has more than half the grid's pixels. Ratios are compared as
@@ -115,7 +115,7 @@ def choose_grid(width: int, height: int, image_size: int, *, most: int = MAX_CRO
 
 
 def image_sides(path: Path) -> tuple[int, int]:
-    """Width and height in pixels of an image file as it is shown, from its header.
+    """Return width and height in pixels of an image file as displayed, from its header.
 
     Raises:
         BadInput: Pillow is missing, the file cannot be read, or is not an image.
@@ -154,7 +154,7 @@ def image_sides(path: Path) -> tuple[int, int]:
 
 
 def _exif_behind_pixels(path: Path) -> bytes:
-    """The EXIF data of a PNG that has none before its pixels; Pillow would decode them all to look for it."""
+    """Return the EXIF data after the pixels of a PNG; Pillow would decode all pixels to find it."""
     with path.open("rb") as file:
         file.seek(8)
         for _ in range(_MOST_CHUNKS):

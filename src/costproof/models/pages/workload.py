@@ -69,7 +69,7 @@ class PageModes:
     most_crops: int = MAX_CROPS
 
     def named(self) -> tuple[NamedWorkload, ...]:
-        """The presets with the tokens that they make at 64 pixels per feature, as published."""
+        """Return the presets with their token counts at 64 pixels per feature, as published."""
         return tuple(
             NamedWorkload(
                 name,
@@ -81,7 +81,7 @@ class PageModes:
         )
 
     def find(self, name: str) -> tuple[str, PagePreset, str | None]:
-        """The name alone, its preset, and the grid after its colon if there is one.
+        """Return the name without its grid, its preset, and the grid after the colon if there is one.
 
         Raises:
             BadInput: there is no such preset, or it takes no grid.
@@ -99,12 +99,12 @@ class ReadsPages(Protocol):
 
     @property
     def sam(self) -> SamConfig:
-        """The tower that sees the pixels."""
+        """Return the configuration of SAM."""
         ...
 
     @property
     def text(self) -> PageDecoderConfig:
-        """The decoder."""
+        """Return the configuration of the decoder."""
         ...
 
 
@@ -121,7 +121,7 @@ def preset_workload(
     default_dtype: Dtype = "bfloat16",
     **given: Any,
 ) -> Workload:
-    """A preset with what the caller changes about it.
+    """Return the workload of a preset with changed settings.
 
     Args:
         preset: a name among the modes; a mode with crops takes a grid, ``gundam:3x2``.
@@ -171,7 +171,7 @@ def preset_workload(
 
 
 def _name(unchanged: Workload, workload: Workload) -> str:
-    """The preset's name as long as the workload is the preset; a mode with crops may have any grid."""
+    """Return the name of the preset if the workload differs from it at most in its grid, otherwise ``custom``."""
     if workload == unchanged:
         return workload.name
     usual, page = page_of(unchanged), page_of(workload)
@@ -189,7 +189,7 @@ def _with_grid(
     modes: PageModes,
     problems: list[CostproofError],
 ) -> Page:
-    """The page with the grid that was asked for, or that an image leads to."""
+    """Return the page with the given grid, or with the grid that the preprocessing chooses for an image."""
     try:
         if grid is not None:
             return replace(page, grid=parse_grid(grid))
@@ -203,7 +203,7 @@ def _with_grid(
 
 
 def parse_grid(grid: str | tuple[int, int]) -> tuple[int, int]:
-    """Columns and rows from ``"2x3"``.
+    """Return columns and rows from ``"2x3"``.
 
     Raises:
         BadInput: not a valid grid.
@@ -219,7 +219,7 @@ def parse_grid(grid: str | tuple[int, int]) -> tuple[int, int]:
 def _with_length(
     config: ReadsPages, workload: Workload, length: int, modes: PageModes, problems: list[CostproofError]
 ) -> Workload:
-    """The workload with as many text tokens as fill the prompt to ``length``."""
+    """Return the workload with the text tokens that extend the prompt to ``length`` tokens."""
     page = page_of(workload)
     problems += page_problems(page, config.sam.stride, modes) if page else []
     if problems:
@@ -239,7 +239,7 @@ def _with_length(
 
 
 def page_run_problems(config: ReadsPages, workload: Workload, modes: PageModes) -> list[CostproofError]:
-    """Everything that keeps this model from running this workload."""
+    """Return an error for each reason why this model cannot run this workload."""
     page = page_of(workload)
     found = page_problems(page, config.sam.stride, modes) if page else []
     found += common.problems(workload, config.text.head_dim, least_text=1 if page is None else 0)
@@ -263,7 +263,7 @@ def page_run_problems(config: ReadsPages, workload: Workload, modes: PageModes) 
 
 
 def page_problems(page: Page, stride: int, modes: PageModes) -> list[CostproofError]:
-    """Everything that is wrong with the geometry of a page for a model with ``stride`` pixels per feature."""
+    """Return an error for each problem of a page's geometry, for a model with ``stride`` pixels per feature."""
     found: list[CostproofError] = []
     # SAM's patches and its two stride-2 convolutions divide each side by the stride; any other
     # size runs too, with cut pixels and rounded maps, but the closed formulas do not describe it.

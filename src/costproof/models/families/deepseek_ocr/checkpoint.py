@@ -54,7 +54,7 @@ NEVER_RUN: Final = "loaded, never run"
 
 @lru_cache(maxsize=1)
 def tensors() -> dict[str, tuple[int, ...]]:
-    """Name -> shape of every tensor of the checkpoint."""
+    """Return name -> shape of every tensor of the checkpoint."""
     raw = (
         files("costproof.models.families.deepseek_ocr").joinpath("checkpoint_tensors.json").read_text(encoding="utf-8")
     )
@@ -62,7 +62,7 @@ def tensors() -> dict[str, tuple[int, ...]]:
 
 
 def expand(pattern: str) -> Iterator[str]:
-    """All names of a pattern: ``a.[0-1,3].b`` stands for ``a.0.b``, ``a.1.b`` and ``a.3.b``."""
+    """Yield all names of a pattern: ``a.[0-1,3].b`` stands for ``a.0.b``, ``a.1.b`` and ``a.3.b``."""
     pieces = re.split(r"\[([\d,-]+)\]", pattern)
     choices = [_runs(piece) if i % 2 else (piece,) for i, piece in enumerate(pieces)]
     return ("".join(parts) for parts in product(*choices))
@@ -77,7 +77,7 @@ def _runs(text: str) -> tuple[str, ...]:
 
 
 def placed(name: str) -> tuple[tuple[str, ...], Transform] | None:
-    """The native parameters that a vendor tensor fills, and how; ``None`` for a name that nothing is known of."""
+    """Return the native parameters that a vendor tensor fills, and how; ``None`` for an unknown name."""
     # Native names with one tensor per expert are the vendor's names behind a longer prefix.
     name = name.replace("model.language_model.", "model.", 1)
     for pattern, (transform, targets) in RULES.items():
@@ -91,7 +91,7 @@ def placed(name: str) -> tuple[tuple[str, ...], Transform] | None:
 
 
 def checkpoint_ledger() -> Ledger:
-    """Parameters of the checkpoint on the paths of the native modules, stage-wide.
+    """Return a ledger of the checkpoint's parameters on the paths of the native modules, per stage.
 
     What no code runs is a node of its own with the owner :data:`NEVER_RUN`. The decoder's modules
     stand under ``prefill`` and under ``decode``, as in every ledger.

@@ -111,7 +111,7 @@ class ClipConfig(EqualHeads):
 
     @property
     def positions(self) -> int:
-        """Rows of the position table: one for the class token, one for each patch."""
+        """Return the rows of the position table: one for the class token and one for each patch."""
         return (self.image // self.patch) ** 2 + 1
 
 
@@ -130,11 +130,11 @@ class OcrConfig(Config):
 
     @property
     def projector_in(self) -> int:
-        """Features per vision token that the projector reads."""
+        """Return the number of features per vision token that the projector reads."""
         return self.clip.hidden + self.sam.downsample[1]
 
     def shapes(self) -> dict[str, Any]:
-        """What decides the shapes of the parameters: two configurations with equal ones share a checkpoint."""
+        """Return the fields that decide parameter shapes; configurations with equal ones can share a checkpoint."""
         data = self.normalised()
         del data["image_token"]
         for key in ("topk", "max_positions", "sliding_window", "rms_norm_eps", "rope_theta", "routed_scaling_factor"):
@@ -142,7 +142,7 @@ class OcrConfig(Config):
         return data
 
     def contradictions(self) -> list[CostproofError]:
-        """Every pair of numbers that cannot stand together, at their places in a native file."""
+        """Return an error for each contradiction, with paths in a native file."""
         widths = cast("tuple[int, ...]", self.sam.downsample)  # what a key was set to has any length
         if len(widths) != 2:
             what, where = "there are two stride-2 convolutions", _NATIVE_PATHS["sam.downsample"]
@@ -150,7 +150,7 @@ class OcrConfig(Config):
         return contradictions(self, _NATIVE_PATHS)
 
     def config_hash(self) -> str:
-        """First twelve hex digits of the SHA-256 of the normalised configuration."""
+        """Return the first twelve hex digits of the SHA-256 of the normalised configuration."""
         text = json.dumps(self.normalised(), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
@@ -169,7 +169,7 @@ class OcrConfig(Config):
         }
 
     def native_kwargs(self) -> dict[str, Any]:
-        """Keyword arguments for transformers' ``UnlimitedOcrConfig``.
+        """Return the keyword arguments of transformers' ``UnlimitedOcrConfig``.
 
         The reference window is as long as the context, which makes it full attention: no run that
         :func:`~costproof.models.families.deepseek_ocr.workload.problems_of` lets pass can exceed it.
@@ -199,7 +199,7 @@ class OcrConfig(Config):
 
 
 def from_normalised(data: dict[str, Any]) -> OcrConfig:
-    """The configuration that :meth:`OcrConfig.normalised` wrote; it is trusted, not checked."""
+    """Return the configuration that :meth:`OcrConfig.normalised` wrote, without checking it."""
     sam: dict[str, Any] = {
         key: tuple(value) if isinstance(value, list) else value for key, value in data["sam"].items()
     }
@@ -222,7 +222,7 @@ def load_config(path: Path) -> OcrConfig:
 
 
 def parse_config(data: object, *, where: str) -> OcrConfig:
-    """:func:`load_config` for a value that is already read; ``where`` names it in error messages."""
+    """Return the configuration in parsed JSON, as :func:`load_config`; ``where`` names it in error messages."""
     if not isinstance(data, dict):
         raise BadInput("a configuration must be a JSON object", where=f"$ in {where}", expected="a JSON object")
     vendor = any(k in data for k in ("language_config", "projector_config"))
@@ -245,7 +245,7 @@ def parse_config(data: object, *, where: str) -> OcrConfig:
 
 
 def _read_native(top: Section) -> OcrConfig:
-    """The configuration in the native file; what is wrong with it becomes a problem of the section."""
+    """Return the configuration in a native file; errors are added to the section."""
     top.waive(WAIVED)
     top.fixed("model_type", "unlimited_ocr", why="this model type is not the native DeepSeek-OCR's")
     top.fixed("tie_word_embeddings", False, why="an lm_head that shares the embedding table is not described")
@@ -288,7 +288,7 @@ def _layer_types(section: Section, layers: int) -> None:
 
 
 def _read_vendor(top: Section) -> OcrConfig:
-    """The configuration in the vendor's file; what is wrong with it becomes a problem of the section."""
+    """Return the configuration in the vendor's file; errors are added to the section."""
     top.waive({**GENERAL_KEYS, "candidate_resolutions": "the workload decides the sizes of the views"})
     top.fixed("model_type", "deepseek_vl_v2", "DeepseekOCR", why="this model type is not DeepSeek-OCR's")
     top.fixed("tile_tag", "2D", why="the formulas describe one newline token per row of features")
@@ -372,7 +372,7 @@ def _vendor_language(top: Section) -> PageDecoderConfig:
 
 
 def _check_repeated(top: Section, language: Section) -> None:
-    """Consume the decoder's keys at top level, which must say the same as ``language_config``."""
+    """Consume the top-level keys of the decoder, which must equal those in ``language_config``."""
     for key in sorted(language.known & set(top.data) - top.known):
         top.known.add(key)
         if key not in language.data:

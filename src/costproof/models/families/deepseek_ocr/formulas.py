@@ -35,7 +35,7 @@ from costproof.models.pages.formulas import PageStructure, View, page_decoder_pa
 
 
 def ocr_ledger(structure: PageStructure, names: Mapping[str, str] = NATIVE_NAMES) -> Ledger:
-    """All stages in symbols: ``exprs`` filled, ``costs`` empty.
+    """Return the symbolic ledger of all stages: ``exprs`` are set, ``costs`` are empty.
 
     Decode nodes hold the sum over N steps at contexts P, P+1, ..., P+N-1.
 
@@ -59,12 +59,12 @@ def _nodes(structure: PageStructure, names: Mapping[str, str]) -> Iterator[CostN
 
 
 def _decoder_parts(structure: PageStructure, call: StackCall) -> tuple[ModulePart, ...]:
-    """One call: image tokens into the prompt, if any, then the decoder on all of it."""
+    """Return the parts of one call: image tokens into the prompt, if any, then the decoder."""
     return page_decoder_parts(structure, call, _positions(structure, call), _glue(structure, call.tokens))
 
 
 def _positions(structure: PageStructure, call: StackCall) -> Size:
-    """Positions per sequence that get logits."""
+    """Return the number of positions per sequence that get logits."""
     return 1 if structure.logits == "last" and not structure.remote else call.tokens
 
 
@@ -73,7 +73,7 @@ EMPTY_SIDE: Final = 64
 
 
 def _projector(structure: PageStructure) -> tuple[ModulePart, ...]:
-    """The joining of both towers' features where a module does it, and the projection, on (H / 4 sam_patch)² tokens.
+    """Return the concatenation of the features of both towers and the projector, on (H / 4 sam_patch)² tokens.
 
     Source: Wei et al. 2025, DeepSeek-OCR, section 3.2; ``UnlimitedOcrVisionModel`` (transformers),
     ``MlpProjector`` (vendor).
@@ -87,7 +87,7 @@ def _projector(structure: PageStructure) -> tuple[ModulePart, ...]:
 
 
 def _glue(structure: PageStructure, prompt: Size) -> Layer:
-    """What the module around the decoder does itself.
+    """Return the layer of the module that contains towers and decoder.
 
     Branches: ``prompt`` = 1 is a decode step, which has no page; a page has crops if it has a second view.
     """
@@ -123,7 +123,7 @@ def _glue(structure: PageStructure, prompt: Size) -> Layer:
 
 
 def _clip_parts(structure: PageStructure, view: View) -> tuple[ModulePart, ...]:
-    """All modules of the encoder on n views of (H / 4 sam_patch)² features and a class token.
+    """Return all parts of CLIP on n views of (H / 4 sam_patch)² features and a class token.
 
     Source: Radford et al. 2021, CLIP; ``UnlimitedOcrVisionEncoder`` (transformers), ``VitModel`` (vendor).
     """
@@ -165,7 +165,7 @@ def _clip_layer(structure: PageStructure) -> TransformerLayer:
 
 
 def _tower_border(stage: str) -> Size:
-    """Bytes that a vision stage gets and returns, on n views of H x H pixels.
+    """Return the activation bytes that enter and leave a vision stage, on n views of H x H pixels.
 
     SAM makes (H / 4 sam_patch)² features of a view, CLIP takes them in place of patches and returns one token more; the
     projector takes what both made, the class token apart.
@@ -183,7 +183,7 @@ def _tower_border(stage: str) -> Size:
 
 
 def _decoder_border(structure: PageStructure, call: StackCall, positions: Size) -> Size:
-    """Bytes that one call of the decoder gets and returns beside the cache.
+    """Return the activation bytes that enter and leave the decoder in one call, without the cache.
 
     Args:
         positions: positions per sequence that get logits.
@@ -204,7 +204,7 @@ def _decoder_border(structure: PageStructure, call: StackCall, positions: Size) 
 
 
 def _image_border(structure: PageStructure) -> Size:
-    """Tokens of a page as they come projected and as they are returned, with newlines and separator.
+    """Return the projected tokens that enter plus the tokens with newlines and separator that are returned.
 
     Branches: a page has crops if it has a second view.
     """
@@ -258,5 +258,5 @@ _OWN: Final[dict[str, tuple[str, str]]] = {
 
 
 def symbol_docs() -> dict[str, SymbolDoc]:
-    """Every symbol of a run and of a configuration."""
+    """Return the typesetting and the meaning of every symbol."""
     return {**RUN_SYMBOLS, **DECODER_SYMBOLS, **{name: SymbolDoc(*doc) for name, doc in _OWN.items()}}

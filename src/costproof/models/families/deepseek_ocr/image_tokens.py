@@ -27,7 +27,7 @@ class FeatureConcat:
 
 
 def vision_tokens(grid: Size, columns: Size = 0, rows: Size = 0, crop_grid: Size = 0) -> Size:
-    """Image tokens per page.
+    """Return the number of image tokens per page.
 
     The global view gives grid rows of grid tokens with a newline token each, then one separator; a
     crop grid gives rows crop_grid rows of columns crop_grid tokens with a newline token each:

@@ -50,7 +50,7 @@ def build_model(
     experts: ExpertKernel = "grouped_mm",
     context: int = 0,
 ) -> nn.Module:
-    """The whole model on the meta device, in eval mode, which runs without further care.
+    """Return the whole model on the meta device, in eval mode.
 
     Other arguments and errors as for :func:`costproof.models.decoding.build.build`.
 
@@ -84,16 +84,16 @@ _CHECK: Final = "torch_compilable_check"
 
 
 def _unchecked(*args: Any, **kwargs: Any) -> None:
-    """Checks nothing."""
+    """Accept any arguments and check nothing."""
 
 
 def unchecked() -> AbstractContextManager[None]:
-    """What a forward of a part of the model needs."""
+    """Return the context in which a forward of a part of the model runs."""
     return running({_modules()[0]: {_CHECK: _unchecked}})
 
 
 def _fill(layer: Any, keys: torch.Tensor, values: torch.Tensor) -> None:
-    """Leave a layer of the decoder's cache as its own first ``update`` would."""
+    """Set the tensors of a layer of the decoder's cache as its first ``update`` would."""
     if not hasattr(layer, "prefill_keys"):
         raise Incomplete("the decoder's cache is not the one known here", got=type(layer).__name__)
     layer.prefill_keys, layer.prefill_values = keys, values
@@ -124,7 +124,7 @@ READER: Final = PageReader(DECODER, vision_tokens)
 
 
 def _modules() -> tuple[Any, Any]:
-    """transformers' modules of the model and of its configuration."""
+    """Return the modules of transformers that define the model and its configuration."""
     try:
         from transformers.models.unlimited_ocr import configuration_unlimited_ocr as configuration
         from transformers.models.unlimited_ocr import modeling_unlimited_ocr as modeling
@@ -139,7 +139,7 @@ def _modules() -> tuple[Any, Any]:
 
 
 def export_jobs(model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
-    """One export per vision stage and view size, the decoder's prefill and step, and the glue between."""
+    """Return the export jobs: each vision stage at each view size, the glue, the prefill and a decode step."""
     jobs: list[ExportJob] = []
     for side, calls in sides(workload).items():
         jobs += vision_jobs(model, workload, side, calls)
@@ -151,7 +151,7 @@ def export_jobs(model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
 
 
 def stage_runs(model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
-    """Every invocation of every stage by itself, and the first, the middle and the last decode step."""
+    """Return jobs that run each invocation of each stage in isolation, and the first, middle and last decode step."""
     found: list[ExportJob] = []
     for invocation, count, side in views(workload):
         jobs = vision_jobs(model, workload, side, (invocation,), count)
@@ -166,7 +166,7 @@ def stage_runs(model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
 def vision_jobs(
     model: nn.Module, workload: Workload, side: int, invocations: tuple[str, ...], views: int = VIEWS
 ) -> list[ExportJob]:
-    """The towers and the projector on views of ``side`` pixels, their number symbolic."""
+    """Return the jobs of towers and projector on views of ``side`` pixels; the number of views is symbolic."""
     from costproof.models.image_text.modules import PartModule
     from costproof.models.pages.modules import VisionProjector
 
@@ -187,7 +187,7 @@ def vision_jobs(
 
 
 def page_glue(model: nn.Module, workload: Workload) -> ExportJob:
-    """Newlines, separator and scatter between projector and decoder."""
+    """Return the job of newlines, separator and scatter between projector and decoder."""
     page = page_of(workload)
     assert page is not None
     rows = [(size // stride(model)) ** 2 for size in (page.base_size, page.image_size)]

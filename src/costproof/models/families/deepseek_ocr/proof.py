@@ -42,7 +42,7 @@ GREATEST_SIDE: Final = 8192
 
 
 def variants() -> tuple[Workload, ...]:
-    """The runs whose graphs are compared as expressions: pages and text, two dtypes, both kernels."""
+    """Return the workloads whose ledgers are compared as expressions: pages and text, two dtypes, both kernels."""
     page = Page(1024, 640, (2, 2))
     return (
         page_workload("page", page, 512, 4),
@@ -52,18 +52,18 @@ def variants() -> tuple[Workload, ...]:
 
 
 def sides(config: OcrConfig, least: int, most: int) -> tuple[int, ...]:
-    """Every side from ``least`` to ``most`` pixels in steps of the model's stride."""
+    """Return all sides from ``least`` to ``most`` pixels in steps of the model's stride."""
     step = config.sam.stride
     return tuple(range(-(-least // step) * step, most + 1, step))
 
 
 def symbolic_sides(config: OcrConfig) -> tuple[int, ...]:
-    """The sides at which a graph with a symbolic side is asked whether it holds: 128 steps of the stride."""
+    """Return the sides for which the guards of a graph with a symbolic side are evaluated: 128 steps of the stride."""
     return sides(config, config.sam.stride, 128 * config.sam.stride)
 
 
 def pages(config: OcrConfig) -> tuple[Workload, ...]:
-    """Every grid that the preprocessing makes, 2 to 9 crops, on two pairs of sides and two batches."""
+    """Return workloads with each grid of 2 to 9 crops that the preprocessing chooses."""
     step = config.sam.stride
     found = [page_workload(f"page {8 * step}", Page(8 * step, 8 * step), 8, 1)]
     for i, grid in enumerate(grids()):
@@ -77,7 +77,7 @@ _VIEWS: Final = (2, 3, 5)
 
 
 def proof(target: DeepseekOcr, samples: int, seed: int, asked: str) -> Proof:
-    """All pieces of a proof about one configuration.
+    """Return all pieces of a proof about one configuration.
 
     Args:
         asked: least and most side of a view in pixels to enumerate, ``64-2048``, or one side.
@@ -139,7 +139,7 @@ def proof(target: DeepseekOcr, samples: int, seed: int, asked: str) -> Proof:
 
 
 def _any_side(config: OcrConfig) -> tuple[Piece[Provable], ...]:
-    """The vision stages with the side of a view as a symbol; sides that whole windows tile make graphs of their own."""
+    """Return the pieces with a symbolic side of a view; sides that whole windows tile have a separate graph."""
     asked = {side: tuple({"n": n, "H": side} for n in _VIEWS) for side in symbolic_sides(config)}
     targets = [AnySideOcr(config)]
     if targets[0].whole_step != config.sam.stride:
@@ -171,17 +171,17 @@ class AnySideOcr(DeepseekOcr):
 
     @property
     def whole_step(self) -> int:
-        """Sides that whole windows tile are multiples of this many pixels."""
+        """Return the step, in pixels, of the sides that whole windows tile."""
         sam = self.config.sam
         return math.lcm(sam.stride, sam.patch * sam.window)
 
     @property
     def step(self) -> int:
-        """The sides are multiples of this many pixels."""
+        """Return the step of the sides in pixels."""
         return self.whole_step if self.tiled else self.config.sam.stride
 
     def run(self) -> Workload:
-        """The run of which the exports are made: one view whose side stands for all others.
+        """Return the workload that is exported: one view, whose side represents all others.
 
         Where windows need padding at some side, they need it at this one, unless whole windows shall tile it.
         """
@@ -198,7 +198,7 @@ class AnySideOcr(DeepseekOcr):
         return page_workload(name, Page(side, side), 8, 1)
 
     def export_jobs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
-        """The exports of towers and projector with H pixels per side and n views; where tiled, of SAM alone."""
+        """Return the export jobs of towers and projector with symbolic H and n; only SAM if ``tiled``."""
         from costproof.models.pages.modules import SymbolicSideSam
 
         ((_, _, side),) = views(workload)
@@ -293,12 +293,12 @@ class DrawnText(PageDecoderConfig):
 
     @property
     def head_dim(self) -> int:
-        """Width of one attention head."""
+        """Return the width of one attention head."""
         return self.head_width
 
 
 def draw(seed: int, number: int) -> Piece[DeepseekOcr]:
-    """A run of the configuration with that number in the sequence of a seed: the same everywhere, in any order.
+    """Return the run of draw ``number`` of a seed, equal on every machine and in any order.
 
     Only FlashAttention depends on the machine: without its package the run has another attention.
     """
@@ -323,7 +323,7 @@ def draw(seed: int, number: int) -> Piece[DeepseekOcr]:
 
 
 def _config(p: Mapping[str, int], rng: random.Random, deep: str) -> OcrConfig:
-    """A configuration of these sizes; layers and what kinds they are of are drawn here."""
+    """Return a configuration of the drawn sizes, with random numbers and kinds of layers."""
     usual = {"sam": SamConfig().layers, "clip": ClipConfig().layers, "text": PageDecoderConfig().layers}
     layers = {part: rng.choice(_FEW[part]) if part != deep else published + 1 for part, published in usual.items()}
     clip_patch = rng.choice((1, 2, 3))
@@ -378,7 +378,7 @@ def _in_rows(config: OcrConfig) -> OcrConfig:
 
 
 def choices(drawn: Piece[DeepseekOcr]) -> tuple[str, ...]:
-    """What a draw has of the things that are not numbers in a formula, in words."""
+    """Return the names of the features that a draw has and that are not sizes in a formula."""
     config, run = drawn.target.config, drawn.workload
     sam, text, usual = config.sam, config.text, OcrConfig()
     has = {

@@ -70,7 +70,7 @@ def read_snapshot(folder: Path) -> Snapshot:
 
 
 def imported(folder: Path) -> tuple[str, ...]:
-    """Files beside the code that it imports (``from .conversation import …``), and that these import in turn."""
+    """Return the names of the local files that the code imports, directly or indirectly."""
     found: dict[str, None] = {}
     todo = list(CODE)
     while todo:

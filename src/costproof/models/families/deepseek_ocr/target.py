@@ -56,7 +56,7 @@ class DeepseekOcr(Configured[OcrConfig]):
 
     @staticmethod
     def presets() -> tuple[NamedWorkload, ...]:
-        """The modes of the paper, and two more."""
+        """Return the presets: the modes of the paper, and two more."""
         return MODES.named()
 
     def symbol_docs(self) -> dict[str, SymbolDoc]:
@@ -70,46 +70,46 @@ class DeepseekOcr(Configured[OcrConfig]):
 
     @staticmethod
     def mistakes() -> Mistakes:
-        """What models of the vision towers and of the projector get wrong."""
+        """Return the mistakes that are common in models of the vision towers and of the projector."""
         from costproof.models.mistakes.deepseek_ocr import MISTAKES
 
         return MISTAKES
 
     @classmethod
     def default(cls) -> DeepseekOcr:
-        """The published checkpoint's configuration."""
+        """Return the target with the published configuration."""
         return cls()
 
     @classmethod
     def from_file(cls, path: Path) -> DeepseekOcr:
-        """The configuration in a vendor or native file."""
+        """Return the target with the configuration in a vendor or native file."""
         data = read_configuration(path)
         return cls(parse_config(data, where=str(path)), stored=stored(data, path))
 
     @classmethod
     def from_normalised(cls, text: str) -> DeepseekOcr:
-        """The configuration that :meth:`normalised` wrote."""
+        """Return the target with the configuration that :meth:`normalised` wrote."""
         return cls(from_normalised(json.loads(text)))
 
     @staticmethod
     def reads(folder: Path) -> bool:
-        """Whether a folder is meant for this target: it holds a file of the remote code."""
+        """Return whether a folder contains a file of the remote code."""
         return any((folder / name).is_file() for name in CODE)
 
     @staticmethod
     def folder_holds() -> str:
-        """What a folder for this target holds."""
+        """Return a description of the folders that this target reads."""
         return "a snapshot of DeepSeek-OCR: " + ", ".join(REQUIRED)
 
     @staticmethod
     def from_folder(folder: Path, *, trusted: bool) -> Target:
-        """The remote code in a folder."""
+        """Return the target that runs the remote code in a folder."""
         from costproof.models.families.deepseek_ocr.vendor import RemoteCodeOcr
 
         return RemoteCodeOcr.from_folder(folder, trusted=trusted)
 
     def first_layers(self, layers: int) -> tuple[OcrConfig, dict[str, str]]:
-        """The model with its first decoder layers, and towers cut as far as their structure allows.
+        """Return the configuration with the first layers of decoder and towers, and what was cut.
 
         The decoder keeps its dense layers and at least one mixture of experts. SAM keeps its layers up to
         the first one with global attention (and one with windows, where it has any); CLIP keeps as many layers as the
@@ -137,7 +137,7 @@ class DeepseekOcr(Configured[OcrConfig]):
         return make_workload(preset or DEFAULT_PRESET, config=self.config, default_dtype=self.dtype, **settings)
 
     def problems(self, workload: Workload) -> list[CostproofError]:
-        """Everything that keeps the model from running a workload."""
+        """Return an error for each reason why the model cannot run a workload."""
         found = problems_of(self.config, workload)
         text = self.config.text
         if workload.attention == "eager" and text.kv_heads != text.heads:
@@ -153,7 +153,7 @@ class DeepseekOcr(Configured[OcrConfig]):
         return found + settings.device_problems(workload, self.options)
 
     def invocations(self, workload: Workload) -> tuple[Invocation, ...]:
-        """The calls of the stages in one run, in order, with the values of their symbols."""
+        """Return the invocations of the stages in one run, in order, with the values of their symbols."""
         return invocations(self.config, workload)
 
     def formulas(self, workload: Workload) -> Ledger:
@@ -163,22 +163,22 @@ class DeepseekOcr(Configured[OcrConfig]):
         return replace(found, conventions={"expert_kernel": "grouped_mm"}) if workload.experts == "eager" else found
 
     def checkpoint(self) -> Ledger | None:
-        """Parameters of the published checkpoint, if this configuration has its shapes."""
+        """Return the ledger of the published checkpoint if this configuration has its shapes."""
         return checkpoint_ledger() if self.config.shapes() == OcrConfig().shapes() else None
 
     @staticmethod
     def proof_settings() -> tuple[Setting, ...]:
-        """What can be chosen about a proof beside the random configurations."""
+        """Return the settings of a proof: the sides to enumerate."""
         return (SIDES,)
 
     def proof(self, samples: int, seed: int, sides: str = DEFAULT_SIDES) -> Proof:
-        """The pieces of a proof: runs, sides, pages, and random small configurations."""
+        """Return the proof: runs, sides, pages, and random small configurations."""
         from costproof.models.families.deepseek_ocr.proof import proof
 
         return proof(self, samples, seed, sides)
 
     def build(self, workload: Workload) -> nn.Module:
-        """The model on the meta device, in the workload's dtype.
+        """Return the model on the meta device, in the dtype of the workload.
 
         A loop over experts depends on data; what is exported in its place does the same products.
         """
@@ -194,7 +194,7 @@ class DeepseekOcr(Configured[OcrConfig]):
         )
 
     def build_run(self, workload: Workload, progress: Progress) -> Built:
-        """The model that the dynamic source runs, on meta or with numbers.
+        """Return the model that the dynamic source runs, on the meta device or with weights.
 
         Raises:
             Problems: the checkpoint does not fit.
@@ -204,28 +204,28 @@ class DeepseekOcr(Configured[OcrConfig]):
         return with_numbers(model, workload, native.DECODER, self.options, progress, placed)
 
     def stages_of(self, path: str, workload: Workload) -> tuple[str, ...]:
-        """The stages that a module works in, in the order of the run."""
+        """Return the stages in which a module runs, in order."""
         return native.NATIVE_STAGES.stages(path, workload.new_tokens)
 
     def export_jobs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
-        """What the static source has to export."""
+        """Return the export jobs of the static source."""
         return native.export_jobs(model, workload)
 
     def runs(self, model: nn.Module, workload: Workload) -> tuple[Run, ...]:
-        """What the dynamic source has to trace."""
+        """Return the runs of the dynamic source."""
         if next(model.parameters()).device.type == "meta":
             return native.READER.shape_runs(model, workload)
         return native.READER.real_runs(model, workload, self.options.seed)
 
     def derivable(self, stage: str) -> tuple[Exportable, Workload, dict[str, int]] | None:
-        """The vision stages with the side of a view as a symbol."""
+        """Return a target, a workload and the symbols with which a vision stage can be exported for any side."""
         from costproof.models.families.deepseek_ocr.proof import AnySideOcr
 
         target = AnySideOcr(self.config)
         return (target, target.run(), {"H": target.step}) if stage in IMAGE_STAGES else None
 
     def stage_runs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
-        """What the isolated source has to trace."""
+        """Return the jobs of the isolated source."""
         return native.stage_runs(model, workload)
 
 

@@ -89,7 +89,7 @@ class RemoteCodeOcr(Configured[OcrConfig]):
 
     @classmethod
     def from_folder(cls, folder: Path, *, trusted: bool) -> RemoteCodeOcr:
-        """The target in a folder."""
+        """Return the target with the snapshot in a folder."""
         snapshot = read_snapshot(folder)
         if not trusted:
             raise BadInput(
@@ -103,24 +103,24 @@ class RemoteCodeOcr(Configured[OcrConfig]):
         return cls(snapshot.config, snapshot=snapshot, stored=stored(read_configuration(path), path))
 
     def info(self) -> TargetInfo:
-        """The target as data; the folder's path is not part of it."""
+        """Return the target as data, without the path of the folder."""
         info = Configured.info(self)
         return replace(info, implementation="vendor", symbols={**info.symbols, "clip_patch": self.config.clip.patch})
 
     def with_options(self, options: RunOptions) -> RemoteCodeOcr:
-        """The same model, run in another way. Its loops need numbers: in place of ``meta`` it runs on the CPU."""
+        """Return the model with other options; loops need concrete values, so ``meta`` is replaced by the CPU."""
         made = Configured.with_options(self, options if options.real else replace(options, device="cpu"))
         return replace(made, snapshot=replace(self.snapshot, config=made.config))
 
     def first_layers(self, layers: int) -> tuple[OcrConfig, dict[str, str]]:
-        """The first layers of the decoder; the towers stay whole."""
+        """Return the configuration with the first layers of the decoder, and what was cut; towers are not cut."""
         text = self.config.text
         least = min(text.dense_layers + 1, text.layers)
         kept, cut = layers_cut("decoder", layers, least, text.layers)
         return replace(self.config, text=replace(text, layers=kept)), {"decoder layers": cut} if cut else {}
 
     def workload(self, preset: str | None = None, **given: Any) -> Workload:
-        """A preset with changes; attention, experts and logits are the code's own."""
+        """Return a preset with changed settings; the code fixes attention, experts and logits."""
         wrong = _unlike({k: v for k in _FIXED if (v := given.pop(k, None)) is not None})
         if wrong:
             raise Problems("the workload cannot be run", wrong)
@@ -128,11 +128,11 @@ class RemoteCodeOcr(Configured[OcrConfig]):
         return replace(made, attention="eager", experts="eager")
 
     def settings(self) -> tuple[Setting, ...]:
-        """What can be chosen about a workload; attention, experts and logits are the code's own."""
+        """Return the settings of a workload; the code fixes attention, experts and logits."""
         return tuple(s for s in PAGE_SETTINGS if s.name not in _FIXED)
 
     def problems(self, workload: Workload) -> list[CostproofError]:
-        """Everything that keeps the model from running a workload."""
+        """Return an error for each reason why the model cannot run a workload."""
         found = problems_of(self.config, workload)
         found += _unlike({name: getattr(workload, name) for name in _FIXED})
         if workload.batch != 1:
@@ -155,7 +155,7 @@ class RemoteCodeOcr(Configured[OcrConfig]):
         return found
 
     def invocations(self, workload: Workload) -> tuple[Invocation, ...]:
-        """The calls of the stages in one run, in order: the crops go first here."""
+        """Return the invocations of the stages in one run, in order: crops first."""
         found = invocations(self.config, workload)
         return tuple(sorted(found, key=lambda i: i.id != "crops"))
 
@@ -165,30 +165,30 @@ class RemoteCodeOcr(Configured[OcrConfig]):
         return ocr_ledger(structure(self.config, towers, remote=True), VENDOR_NAMES)
 
     def build(self, workload: Workload) -> nn.Module:
-        """The model on the meta device, in the workload's dtype; its towers can be exported."""
+        """Return the model on the meta device, in the dtype of the workload; only its towers can be exported."""
         return build_vendor(self.snapshot, workload.dtype, "meta")
 
     def build_run(self, workload: Workload, progress: Progress) -> Built:
-        """The model with its numbers, and what is patched while it runs."""
+        """Return the model with weights, and notes about what is patched while it runs."""
         model, numbers = build_with_values(self.snapshot, workload.dtype, self.options, progress)
         patched = tuple(f"patched while it ran: {p.name} ({p.why})" for p in patches_for(model))
         return Built(model, (*numbers, *patched))
 
     def stages_of(self, path: str, workload: Workload) -> tuple[str, ...]:
-        """The stages that a module works in, in the order of the run."""
+        """Return the stages in which a module runs, in order."""
         return VENDOR_STAGES.stages(path)
 
     def export_jobs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
-        """What the static source has to export."""
+        """Return the export jobs of the static source."""
         return vendor_export_jobs(model, self.config, workload)
 
     def runs(self, model: nn.Module, workload: Workload) -> tuple[Run, ...]:
-        """What the dynamic source has to trace."""
+        """Return the runs of the dynamic source."""
         return real_runs(model, self.config, workload, self.options.seed)
 
 
 def _unlike(chosen: Mapping[str, object]) -> list[CostproofError]:
-    """What is wrong with settings that the code has fixed."""
+    """Return an error for each setting that differs from what the vendor's code supports."""
     return [
         BadInput("the vendor's code cannot do this", where=f"--{k}", expected=_FIXED[k], got=str(v)[:40])
         for k, v in chosen.items()
@@ -197,7 +197,7 @@ def _unlike(chosen: Mapping[str, object]) -> list[CostproofError]:
 
 
 def _vision_inputs(module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, int | tuple[int, ...]]:
-    """Images of a forward and crops of each; nothing for a decode step and for empty views."""
+    """Return the images of a forward and their crops; empty for a decode step and for empty views."""
     images = kwargs.get("images")
     if images is None or kwargs["input_ids"].shape[1] == 1 or not images[0][1].any():
         return {}
@@ -208,7 +208,7 @@ DECODER: Final = Decoder(seen=(Mark("vision_inputs", "model", _vision_inputs),))
 
 
 def page_inputs(config: OcrConfig, workload: Workload, seed: int, device: torch.device) -> dict[str, Any]:
-    """Keyword arguments of the prefill, drawn from a seed.
+    """Return the keyword arguments of the prefill, with seeded values.
 
     ``images`` is a list with one pair (crops [c, 3, H, H], global view [1, 3, H, H]). The pixels are
     positive, or zero where the workload has no view: that is what the code's branches ask for.
@@ -246,7 +246,7 @@ def page_inputs(config: OcrConfig, workload: Workload, seed: int, device: torch.
 
 
 def real_runs(model: nn.Module, config: OcrConfig, workload: Workload, seed: int) -> tuple[Run, ...]:
-    """The prefill and every decode step, each with its inputs, its cache, and what it must return."""
+    """Return the runs of the prefill and of every decode step, with inputs, cache and expected output."""
 
     def step(context: int, result: Any) -> dict[str, Any]:
         return {
@@ -278,7 +278,7 @@ def real_runs(model: nn.Module, config: OcrConfig, workload: Workload, seed: int
 
 
 def vendor_export_jobs(model: nn.Module, config: OcrConfig, workload: Workload) -> tuple[ExportJob, ...]:
-    """One export per vision stage and view size, the number of views symbolic."""
+    """Return the export job of each vision stage at each view size; the number of views is symbolic."""
     from costproof.models.image_text.modules import PartModule
     from costproof.models.pages.modules import ClipOnFeatures
 

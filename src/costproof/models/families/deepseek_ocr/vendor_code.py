@@ -43,7 +43,7 @@ _DECORATION: Final = "torchvision"
 
 
 def load_code(snapshot: Snapshot) -> ModuleType:
-    """The snapshot's modelling module, imported once per folder.
+    """Import the modelling module of the snapshot, once per folder.
 
     Raises:
         BadInput: the installed packages cannot run it.
@@ -67,7 +67,7 @@ def load_code(snapshot: Snapshot) -> ModuleType:
 
 
 def cannot_run(snapshot: Snapshot, error: Exception) -> BadInput:
-    """The environment does not fit the snapshot."""
+    """Return the error that the installed packages cannot run the snapshot."""
     from costproof.ledger.environment import installed
 
     return BadInput(
@@ -80,7 +80,7 @@ def cannot_run(snapshot: Snapshot, error: Exception) -> BadInput:
 
 
 def build_vendor(snapshot: Snapshot, dtype: str, device: str) -> nn.Module:
-    """The model in eval mode, parameters in ``dtype`` and uninitialised; buffers keep their own dtype.
+    """Return the model in eval mode, with uninitialised parameters in ``dtype``; buffers keep their own dtype.
 
     Raises:
         BadInput: the installed packages cannot run the code, or it failed or ended the program.
@@ -119,7 +119,7 @@ def _build(snapshot: Snapshot, dtype: str, device: str) -> nn.Module:
 def build_with_values(
     snapshot: Snapshot, dtype: str, options: RunOptions, progress: Progress
 ) -> tuple[nn.Module, tuple[str, ...]]:
-    """The model on the device of the run with random weights or those of a checkpoint; what was done, in sentences.
+    """Return the model on the device of the run with random or published weights, and notes about what was done.
 
     Raises:
         BadInput: as :func:`build_vendor`, or there is no checkpoint.
@@ -161,7 +161,7 @@ def random_weights(model: nn.Module, seed: int) -> None:
 
 @contextmanager
 def _importing() -> Iterator[None]:
-    """No bytecode beside the snapshot's files; empty stand-ins for absent packages of its preprocessing."""
+    """Disable bytecode, and replace missing packages of the preprocessing by empty modules."""
     absent: list[str] = []
     with mock.patch.object(sys, "dont_write_bytecode", True):
         try:
@@ -216,7 +216,7 @@ class VendorPatch:
 
 
 def patches_for(model: nn.Module) -> tuple[VendorPatch, ...]:
-    """What a run of this model needs where it is."""
+    """Return the patches that a run of this model needs on its device."""
     import torch
 
     found = []
@@ -258,7 +258,7 @@ def quiet() -> Iterator[None]:
 
 
 def _modules_of(model: nn.Module) -> list[Any]:
-    """The snapshot's own modules, those that define the classes of the model."""
+    """Return the modules of the snapshot that define the classes of the model."""
     package = type(model).__module__.rpartition(".")[0]
     names = {type(m).__module__ for m in model.modules()}
     return [sys.modules[n] for n in sorted(names) if n.startswith(package + ".") and n in sys.modules]

@@ -47,7 +47,7 @@ SIDES: Final = Setting(
 
 
 def vision_tokens(page: Page | None, stride: int = 64) -> int:
-    """Vision tokens per sequence.
+    """Return the number of vision tokens per sequence.
 
     The global view of side s gives q = s/stride features per side, a newline token after each row,
     and one separator: q(q+1) + 1. A grid of w x h crops of q' features per side is laid out as one
@@ -86,12 +86,12 @@ def problems_of(config: ReadsPages, workload: Workload) -> list[CostproofError]:
 
 
 def sequence_length(config: OcrConfig, workload: Workload) -> int:
-    """Tokens of the prompt per sequence: vision and text."""
+    """Return the length of the prompt in tokens: vision and text."""
     return vision_tokens(page_of(workload), config.sam.stride) + workload.text_tokens
 
 
 def invocations(config: OcrConfig, workload: Workload) -> tuple[Invocation, ...]:
-    """The calls of the stages in one run, in order of execution, with the values of their symbols.
+    """Return the invocations of the stages in one run, in order of execution, with the values of their symbols.
 
     Symbols. All: B sequences, b bytes per element. Towers and projector: n views, H pixels per side.
     Prefill: S prompt tokens, V vision tokens among them, L positions that lm_head maps, and with a
@@ -114,7 +114,7 @@ def invocations(config: OcrConfig, workload: Workload) -> tuple[Invocation, ...]
 
 
 def structure(config: OcrConfig, workload: Workload, *, remote: bool = False) -> PageStructure:
-    """What must be concrete before the formulas of this run can be written down.
+    """Return the concrete structure that the formulas of this run depend on.
 
     A position table is resampled when it was trained for another grid than the view's
     (``interpolate_pos_encoding`` of both towers).
@@ -147,7 +147,7 @@ def structure(config: OcrConfig, workload: Workload, *, remote: bool = False) ->
 
 
 def _towers(config: OcrConfig, workload: Workload, name: str, count: int, side: int) -> list[Invocation]:
-    """One view through SAM, CLIP and the projector."""
+    """Return the invocations of SAM, CLIP and the projector on the views of one call."""
     per_side = side // config.sam.stride
     symbols = {"B": workload.batch, "b": FLOAT_BYTES[workload.dtype], "n": count, "H": side}
     shapes = {

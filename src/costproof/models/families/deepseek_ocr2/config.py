@@ -139,7 +139,7 @@ class Ocr2Config(NativeConfig):
 
     @classmethod
     def read(cls, data: object, problems: list[CostproofError]) -> Self:
-        """A model in the value of a file."""
+        """Return the configuration in the parsed content of a file."""
         top = Section(data, "$", problems)
         top.waive(WAIVED)
         top.fixed("architectures", [cls.architecture], None, why="no formulas for this class", default=None)
@@ -163,7 +163,7 @@ class Ocr2Config(NativeConfig):
 
     @classmethod
     def from_normalised(cls, text: str) -> Self:
-        """The configuration that :meth:`normalised` wrote; it is trusted, not checked."""
+        """Return the configuration that :meth:`normalised` wrote, without checking it."""
         data = json.loads(text)
         sam: dict[str, Any] = {
             key: tuple(value) if isinstance(value, list) else value for key, value in data["sam"].items()
@@ -172,12 +172,12 @@ class Ocr2Config(NativeConfig):
         return cls(*made, image_token=data["image_token"])
 
     def contradictions(self) -> list[CostproofError]:
-        """Every number that a model cannot run with, or that cannot stand beside another."""
+        """Return an error for each number that the model cannot run with or that contradicts another."""
         return contradictions(self, PATHS, "encoder")
 
 
 def _sam(section: Section) -> SamConfig:
-    """The class works the MLP's width out of the tower's where a file does not say it."""
+    """Return the section of SAM; the class derives the width of the MLP from ``mlp_ratio`` if a file omits it."""
     section.waive({"scale": "the model's code never reads it"})
     ratio, hidden, defaults = (
         section.number("mlp_ratio", 4.0),

@@ -57,7 +57,7 @@ _ANY_VIEW: Final = View("", sam_resampled=False, clip_resampled=False)
 
 
 def ocr2_ledger(structure: PageStructure, encoder_layers: int) -> Ledger:
-    """All stages in symbols: ``exprs`` filled, ``costs`` empty.
+    """Return the symbolic ledger of all stages: ``exprs`` are set, ``costs`` are empty.
 
     Source: Wei et al. 2026, DeepSeek-OCR 2: Visual Causal Flow; ``DeepseekOcr2ForConditionalGeneration``
     (transformers).
@@ -102,13 +102,13 @@ def ocr2_ledger(structure: PageStructure, encoder_layers: int) -> Ledger:
 
 
 def _projector() -> tuple[ModulePart, ...]:
-    """The projection of the queries' results."""
+    """Return the projector on the outputs of the queries."""
     n, b = sym("n"), sym("b")
     return (ModulePart("projector", (Linear(n * sym("Q"), sym("encoder_hidden"), sym("text_hidden"), b),)),)
 
 
 def _border(stage: str) -> Size:
-    """Bytes that a vision stage gets and returns, on n views of H x H pixels with Q queries.
+    """Return the activation bytes that enter and leave a vision stage, on n views of H x H pixels with Q queries.
 
     The encoder returns the results of all, of which those of the queries are a view.
     """
@@ -124,7 +124,7 @@ def _border(stage: str) -> Size:
 
 
 def _tokens(structure: PageStructure) -> Size:
-    """Tokens of all views of a page: Q_g of the global one, Q_c of each crop.
+    """Return the tokens of all views of a page: Q_g of the global view, Q_c of each crop.
 
     Branches: a page has crops if it has a second view.
     """
@@ -205,7 +205,7 @@ class WrittenMask:
 
 
 def _encoder_parts(layers: int, *, eager: bool) -> tuple[ModulePart, ...]:
-    """All modules of the encoder on n views of H x H pixels with Q queries.
+    """Return all parts of the encoder on n views of H x H pixels with Q queries.
 
     A query sees all features and the queries up to itself, features see each other: a mask says so, and all scores
     are computed. It holds yes or no, but for eager attention, which adds it. Only the queries' results go on, which are
@@ -294,6 +294,6 @@ _OWN: Final[dict[str, tuple[str, str]]] = {
 
 
 def symbol_docs() -> dict[str, SymbolDoc]:
-    """Every symbol of a run and of a configuration."""
+    """Return the typesetting and the meaning of every symbol."""
     shared = {name: doc for name, doc in page_symbol_docs().items() if not name.startswith("clip_")}
     return {**shared, **{name: SymbolDoc(*doc) for name, doc in _OWN.items()}}

@@ -33,7 +33,7 @@ READER: Final = PageReader(DECODER, vision_tokens, takes_grid=False)
 
 
 def build_model(config: Ocr2Config, workload: Workload) -> nn.Module:
-    """The whole model on the meta device, in eval mode, which runs without further care.
+    """Return the whole model on the meta device, in eval mode.
 
     Raises:
         Incomplete: the installed transformers has no classes for it.
@@ -52,7 +52,7 @@ def build_model(config: Ocr2Config, workload: Workload) -> nn.Module:
 
 
 def export_jobs(model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
-    """One export per vision stage and size of view, what puts a page into the prompt, prefill and step."""
+    """Return the export jobs: each vision stage at each view size, the glue into the prompt, the prefill and a step."""
     jobs = [job for side, calls in sides(workload).items() for job in _vision(model, workload, side, calls)]
     embeds = bool(workload.inputs)
     jobs += [_glue(model, workload)] if embeds else []
@@ -60,7 +60,7 @@ def export_jobs(model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
 
 
 def stage_runs(model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
-    """Every invocation of every stage by itself, and the first, the middle and the last decode step."""
+    """Return jobs that run each invocation of each stage in isolation, and the first, middle and last decode step."""
     found: list[ExportJob] = []
     for invocation, count, side in views(workload):
         jobs = _vision(model, workload, side, (invocation,), count)
@@ -74,7 +74,7 @@ def stage_runs(model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
 def _vision(
     model: nn.Module, workload: Workload, side: int, calls: tuple[str, ...], count: int = VIEWS
 ) -> list[ExportJob]:
-    """Towers and projector on views of ``side`` pixels, their number symbolic."""
+    """Return the jobs of towers and projector on views of ``side`` pixels; the number of views is symbolic."""
     from costproof.models.image_text.modules import PartModule, without_children
     from costproof.models.pages.modules import EchoTower
 
@@ -100,12 +100,12 @@ def _glue(model: nn.Module, workload: Workload) -> ExportJob:
 
 
 def _unchecked() -> AbstractContextManager[None]:
-    """What a forward of a part of the model needs."""
+    """Return the context in which a forward of a part of the model runs."""
     return decoding.running({_modules()[0]: no_image_check()})
 
 
 def _modules() -> tuple[Any, Any]:
-    """transformers' modules of the model and of its configuration."""
+    """Return the modules of transformers that define the model and its configuration."""
     try:
         from transformers.models.deepseek_ocr2 import configuration_deepseek_ocr2 as configuration
         from transformers.models.deepseek_ocr2 import modeling_deepseek_ocr2 as modeling

@@ -72,7 +72,7 @@ PARAMETERS: Final = Parameters(
 
 
 def domain() -> Domain:
-    """A page with crops, one view in eager attention, and text alone, at the sides that the processor makes."""
+    """Return the domain: a page with crops, a single view with eager attention, and text only."""
     return Domain(
         (
             page_workload("page", Page(1024, 768, (2, 3)), 16, 4),
@@ -87,7 +87,7 @@ def domain() -> Domain:
 
 
 def drawn(p: Mapping[str, int], rng: random.Random) -> tuple[Ocr2Config, dict[str, bool]]:
-    """A random small configuration; and of the things that are not numbers, whether it has them."""
+    """Return a random small configuration, and feature -> whether the configuration has it."""
     layers = {part: rng.choice((1, 1, 1, 2)) for part in ("sam", "encoder")}
     # Heads are a share of the width, and rotation needs pairs.
     row = GROUPED_ROW if _grouped(p) else 2
@@ -139,7 +139,7 @@ def drawn(p: Mapping[str, int], rng: random.Random) -> tuple[Ocr2Config, dict[st
 
 
 def drawn_run(p: Mapping[str, int], workload: Workload) -> Workload:
-    """The page and the text of a draw, put into a workload without them."""
+    """Return the workload with the page and the text of a draw."""
     stride = 4 * p["sam_patch"]
     page = Page(p["side"] * stride, p["crop"] * stride, _GRIDS[p["grid"]]) if p["page"] else None
     more: dict[str, Any] = {"text_tokens": p["text_tokens"], "logits": "last" if p["last"] else "all"}

@@ -50,17 +50,17 @@ class DeepseekOcr2(Native[Ocr2Config]):
 
     @staticmethod
     def presets() -> tuple[NamedWorkload, ...]:
-        """The views that the processor makes of a page."""
+        """Return the presets, with the view sizes that the processor produces."""
         return MODES.named()
 
     @classmethod
     def describes(cls, architecture: str) -> bool:
-        """Whether the formulas describe this class of transformers."""
+        """Return whether the formulas describe this class of transformers."""
         return architecture == Ocr2Config.architecture
 
     @classmethod
     def from_normalised(cls, text: str) -> Self:
-        """The configuration that a certificate holds."""
+        """Return the target with a configuration from a certificate."""
         return cls(Ocr2Config.from_normalised(text))
 
     def symbol_docs(self) -> dict[str, SymbolDoc]:
@@ -68,7 +68,7 @@ class DeepseekOcr2(Native[Ocr2Config]):
         return symbol_docs()
 
     def first_layers(self, layers: int) -> tuple[Ocr2Config, dict[str, str]]:
-        """The first layers of the decoder, of the encoder as many, of SAM until both its kinds are there."""
+        """Return the configuration with the first layers of decoder, encoder and SAM, and what was cut."""
         text, sam, encoder = self.config.text, self.config.sam, self.config.encoder
         layers, words = layers_cut("decoder", layers, min(text.dense_layers + 1, text.layers), text.layers)
         cut = {"decoder layers": words}
@@ -87,17 +87,17 @@ class DeepseekOcr2(Native[Ocr2Config]):
         return small, cut
 
     def workload(self, preset: str | None = None, **settings: Any) -> Workload:
-        """A preset with changes."""
+        """Return the workload of a preset with changed settings."""
         return preset_workload(
             preset or MODES.default, config=self.config, modes=MODES, default_dtype=self.dtype, **settings
         )
 
     def problems(self, workload: Workload) -> list[CostproofError]:
-        """Everything that keeps the model from running a workload."""
+        """Return an error for each reason why the model cannot run a workload."""
         return page_run_problems(self.config, workload, MODES) + settings.device_problems(workload, self.options)
 
     def invocations(self, workload: Workload) -> tuple[Invocation, ...]:
-        """The calls of the stages in one run, in order, with the values of their symbols.
+        """Return the invocations of the stages in one run, in order, with the values of their symbols.
 
         Symbols. Towers and projector: n views, H pixels per side, Q queries. Prefill: S prompt tokens, V vision tokens
         among them, and with a page Q_g, with crops Q_c, grid_w, grid_h. All else as for a decoder.
@@ -149,17 +149,17 @@ class DeepseekOcr2(Native[Ocr2Config]):
 
     @staticmethod
     def proof_settings() -> tuple[Setting, ...]:
-        """None: the sides of views are the processor's."""
+        """Return no settings: the processor decides the sides of views."""
         return ()
 
     def proof(self, samples: int, seed: int) -> Proof:
-        """All stages with their sizes as symbols, and random configurations."""
+        """Return the proof of all stages in symbolic sizes and for random configurations."""
         from costproof.models.encoding.domain import proof
 
         return proof(self, samples, seed)
 
     def domain(self) -> Domain:
-        """Pages with crops and without, text; random sizes."""
+        """Return the domain of a proof: pages with and without crops, text, and random sizes."""
         from costproof.models.families.deepseek_ocr2.proof import domain
 
         return domain()
@@ -173,17 +173,17 @@ class DeepseekOcr2(Native[Ocr2Config]):
         return cls(config), features
 
     def drawn_run(self, p: Mapping[str, int], workload: Workload) -> Workload:
-        """The page and the text of a draw."""
+        """Return the workload with the page and the text of a draw."""
         from costproof.models.families.deepseek_ocr2.proof import drawn_run
 
         return drawn_run(p, workload)
 
     def build(self, workload: Workload) -> nn.Module:
-        """The model on the meta device, in the workload's dtype."""
+        """Return the model on the meta device, in the dtype of the workload."""
         return native.build_model(self.config, workload)
 
     def build_run(self, workload: Workload, progress: Progress) -> Built:
-        """The model that the dynamic source runs, on meta or with numbers.
+        """Return the model that the dynamic source runs, on the meta device or with weights.
 
         Raises:
             Problems: the checkpoint does not fit.
@@ -192,19 +192,19 @@ class DeepseekOcr2(Native[Ocr2Config]):
         return with_numbers(self.build(workload), workload, native.DECODER, self.options, progress)
 
     def stages_of(self, path: str, workload: Workload) -> tuple[str, ...]:
-        """The stages that a module works in, in the order of the run."""
+        """Return the stages in which a module runs, in order."""
         return native.NATIVE_STAGES.stages(path, workload.new_tokens)
 
     def export_jobs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
-        """What the static source has to export."""
+        """Return the export jobs of the static source."""
         return native.export_jobs(model, workload)
 
     def stage_runs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
-        """What the isolated source has to trace."""
+        """Return the jobs of the isolated source."""
         return native.stage_runs(model, workload)
 
     def runs(self, model: nn.Module, workload: Workload) -> tuple[Run, ...]:
-        """What the dynamic source has to trace."""
+        """Return the runs of the dynamic source."""
         if next(model.parameters()).device.type == "meta":
             return native.READER.shape_runs(model, workload)
         return native.READER.real_runs(model, workload, self.options.seed)

@@ -16,7 +16,7 @@ IMAGE_STAGES: Final = STAGES[:3]
 
 
 def queries(side: int, stride: int) -> int:
-    """Queries of a view of that side in pixels: the small table where it has a row for each feature.
+    """Return the number of queries of a view; the small table is used if it has a row for each feature.
 
     Source: ``DeepseekOcr2VisionModel.forward``.
     """
@@ -24,7 +24,7 @@ def queries(side: int, stride: int) -> int:
 
 
 def vision_tokens(page: Page | None, stride: int = 64) -> int:
-    """Vision tokens per sequence: the queries of every crop, those of the global view, and one separator.
+    """Return the vision tokens per sequence: the queries of all crops and of the global view, and one separator.
 
     Source: ``DeepseekOcr2Model.get_image_features``.
 
