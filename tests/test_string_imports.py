@@ -24,8 +24,8 @@ def test_strings_name_no_module_of_a_room_above() -> None:
     for path in sorted((ROOT / "src/costproof").rglob("*.py")):
         room = path.relative_to(ROOT / "src/costproof").parts[0].removesuffix(".py")
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            text = node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
-            named = MODULE.fullmatch(text)
-            if named and room in rank and rank.get(named[1], rank[room]) < rank[room]:
-                found.append(f"{path.name}:{node.lineno}: {text}")
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                named = MODULE.fullmatch(node.value)
+                if named and room in rank and rank.get(named[1], rank[room]) < rank[room]:
+                    found.append(f"{path.name}:{node.lineno}: {node.value}")
     assert found == []
