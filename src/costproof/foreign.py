@@ -1,4 +1,4 @@
-"""Calls into code of others: factories, rule files, plug-ins, remote code. Whatever such code does, the caller goes on.
+"""Guard calls into foreign code: factories, rule files, plug-ins, remote code.
 
 Code that runs in this process cannot be stopped from doing harm on purpose. What code does by accident, or because it
 was written as a script, is contained: it exits, prints, changes the folder, the environment or torch's defaults.
@@ -51,7 +51,7 @@ _lock = threading.RLock()
 
 
 def interrupt(name: str) -> None:
-    """Raise KeyboardInterrupt for a signal, which tells it apart from one that foreign code raises itself.
+    """Raise KeyboardInterrupt for a signal, distinguishable from one that foreign code raises itself.
 
     While the state of the process is put back, it is raised at the end of that.
     """
@@ -63,7 +63,7 @@ def interrupt(name: str) -> None:
 
 @contextmanager
 def as_command() -> Iterator[None]:
-    """Contain all foreign code in this process, as :func:`running` says."""
+    """Contain all foreign code in this process as :func:`running` does."""
     global _command
     before, _command = _command, True
     _skipped.clear()  # of an earlier command of this process
@@ -74,12 +74,12 @@ def as_command() -> Iterator[None]:
 
 
 def own(*files: Any) -> None:
-    """Keep files, pipes and sockets of this process from foreign code and from its forks, as long as they live."""
+    """Protect files, pipes and sockets of this process from foreign code and its forks while they are open."""
     _own_files.update(files)
 
 
 def in_command() -> bool:
-    """Return whether this process is a command of ours, or a child that works for one."""
+    """Return whether this process is a costproof command or a worker of one."""
     return _command
 
 
@@ -93,7 +93,7 @@ def contained(
     fix: str | None = None,
     state: bool = True,
 ) -> Iterator[None]:
-    """Run foreign code: whatever it raises is a BadInput, and the state of the process is as it was afterwards.
+    """Run foreign code: convert any exception to BadInput, and restore the state of the process afterwards.
 
     What it prints goes to stderr. A process that it forks and that comes back ends here.
 
@@ -128,7 +128,7 @@ def contained(
 
 @contextmanager
 def running(what: str) -> Iterator[None]:
-    """Run code of ours that calls foreign code, such as a module's forward; errors pass.
+    """Run code that calls foreign code, such as a module's forward, and let its errors pass.
 
     Within :func:`as_command` prints go to stderr, and no function of :mod:`os` ends the process.
 
@@ -160,12 +160,12 @@ def running(what: str) -> Iterator[None]:
 
 
 def owned(root: str, owner: str) -> None:
-    """Say whose code a file or folder is, for :func:`blamed`."""
+    """Record the owner of a file or folder, for :func:`blamed`."""
     _owners[root] = owner
 
 
 def blamed(error: BaseException) -> BadInput | None:
-    """The message for an error that comes out of a plug-in's code; ``None`` if none ran."""
+    """Return the message for an error from a plug-in's code, or ``None`` if no plug-in code ran."""
     files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
     for root, owner in _owners.items():
         if any(file == root or file.startswith(os.path.join(root, "")) for file in files):
@@ -174,12 +174,12 @@ def blamed(error: BaseException) -> BadInput | None:
 
 
 def skip(error: BadInput) -> None:
-    """Note that a plug-in cannot be used, and go on without it."""
+    """Record that a plug-in cannot be used."""
     _skipped[error.line] = error
 
 
 def skipped() -> tuple[BadInput, ...]:
-    """The plug-ins that were skipped since this was asked."""
+    """Return and clear the plug-ins recorded by :func:`skip`."""
     found = tuple(_skipped.values())
     _skipped.clear()
     return found
@@ -190,7 +190,7 @@ def _ended(what: str, error: BaseException) -> BadInput:
 
 
 class _Block:
-    """The time while foreign code runs; what it raises is kept."""
+    """Scope of a call into foreign code, which records what the code raises."""
 
     def __init__(self, state: _State) -> None:
         self._state, self._process, self._signals = state, os.getpid(), _signals
@@ -207,7 +207,7 @@ class _Block:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, *_: object) -> bool:
-        """Put everything back.
+        """Restore everything.
 
         Raises:
             KeyboardInterrupt: a signal interrupted the code, whatever that made of it.
@@ -234,7 +234,7 @@ def _text_of(error: BaseException, root: str | os.PathLike[str] | None = None) -
 
 
 def line_of(error: BaseException, root: str | os.PathLike[str] | None = None) -> str | None:
-    """File and line in foreign code where an error comes from: ``model.py:12``; ``None`` if no foreign code ran."""
+    """Return the file and line in foreign code that raised an error, such as ``model.py:12``, or ``None``."""
     if isinstance(error, SyntaxError) and error.filename and error.lineno:
         return f"{Path(error.filename).name}:{error.lineno}"
     frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
@@ -253,14 +253,14 @@ _PACKAGES: Final = tuple(sysconfig.get_path(name) + os.sep for name in ("purelib
 
 
 def _is_standard(file: str) -> bool:
-    """Whether a file belongs to Python itself, or to the package that stands in for a part of it."""
+    """Return whether a file belongs to Python itself or to a package that replaces a part of it."""
     if f"{os.sep}importlib_metadata{os.sep}" in file:
         return True
     return file.startswith(_STANDARD) and not file.startswith(os.path.join(_STANDARD, "site-packages"))
 
 
 class _State:
-    """What foreign code may change of this process, as it is when this is made."""
+    """Snapshot of what foreign code may change in this process."""
 
     def __init__(self, *, everything: bool) -> None:
         self.settings = SavedSettings(everything=everything)
@@ -272,7 +272,7 @@ class _State:
 
     @contextmanager
     def streams(self) -> Iterator[None]:
-        """Send what is printed to stderr, and keep stdin, stdout and stderr open."""
+        """Redirect prints to stderr, and keep stdin, stdout and stderr open."""
         for stream in (sys.stdout, sys.__stdout__):
             with suppress(Exception):
                 stream.flush()  # type: ignore[union-attr]  # its errors are for whoever writes the report
@@ -295,7 +295,7 @@ class _State:
                 _close(copy)
 
     def put_back(self) -> tuple[list[str], list[str]]:
-        """Make the state what it was; returns what was replaced of torch, and what could not be put back."""
+        """Restore the state; return replaced functions of torch, and what could not be restored."""
         replaced = self.settings.put_back()
         if self._taken:
             signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -303,7 +303,7 @@ class _State:
 
 
 class _Into(io.RawIOBase):
-    """Bytes for a stream of text that belongs to somebody else: whoever closes this one closes nothing else."""
+    """Byte stream over a text stream of someone else, which it does not close."""
 
     def __init__(self, stream: Any) -> None:
         self.stream = stream
@@ -334,7 +334,7 @@ def _lent(stream: Any) -> io.TextIOWrapper:
 
 
 def original(stream: Any) -> Any:
-    """Return the stream of this process that was lent to foreign code; any other stream itself."""
+    """Return the stream of this process that was lent to foreign code; any other stream is returned unchanged."""
     with suppress(AttributeError, ValueError):  # it may have been closed or detached
         return original(stream.buffer.raw.stream)
     return stream
@@ -342,7 +342,7 @@ def original(stream: Any) -> Any:
 
 @contextmanager
 def _replaced(process: int) -> Iterator[None]:
-    """Let the functions that end a program raise SystemExit in this process, and those that close spare its files.
+    """Make functions that end a program raise SystemExit here, and make those that close files spare our own.
 
     Forks end as they want.
     """
@@ -368,7 +368,7 @@ def _replaced(process: int) -> Iterator[None]:
 
 
 def _own_numbers() -> list[int]:
-    """The file descriptors of this process that foreign code must not close, in order."""
+    """Return the file descriptors that foreign code must not close, in order."""
     found = set(_kept_open)
     for file in list(_own_files):
         with suppress(OSError, ValueError):  # it is closed
@@ -408,7 +408,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def _copy(number: int) -> int | None:
-    """A copy of a file descriptor; ``None`` if it is closed."""
+    """Return a duplicate of a file descriptor, or ``None`` if it is closed."""
     try:
         return os.dup(number)
     except OSError:

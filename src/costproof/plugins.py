@@ -1,4 +1,4 @@
-"""Everything that can be added under a name: one lazy registry for targets, rules, counters, formats.
+"""Register targets, rules, counters and formats by name, and load them lazily.
 
 A kind of thing has a name in the plural (``counters``). Ours stand in its registry; another distribution
 adds its own by an entry point of the group ``costproof.counters``. Nothing is imported before it is asked
@@ -28,7 +28,7 @@ OURS: Final = "costproof"
 
 @dataclass(frozen=True, slots=True)
 class Plugin(Generic[T]):
-    """A name, what stands for it, and how to get at it."""
+    """Registered object: its name, origin and loader."""
 
     name: str
     what: str
@@ -39,7 +39,7 @@ class Plugin(Generic[T]):
 
 
 def at(place: str) -> Callable[[], Any]:
-    """What loads ``module:attribute`` of ours.
+    """Return a loader for ``module:attribute`` of costproof.
 
     The function imports the module when it is called; whatever that raises passes through.
     """
@@ -53,13 +53,13 @@ def at(place: str) -> Callable[[], Any]:
 
 @cache
 def _offered(read: Callable[..., Iterable[EntryPoint]], group: str, path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
-    """What other distributions on a path offer; to look takes 5 ms, and one command asks some twenty times."""
+    """Return the entry points on a path, memoized: a look-up takes 5 ms, and one command makes some twenty."""
     return tuple(sorted(read(group=group), key=lambda p: (p.name, p.value)))
 
 
 @dataclass(frozen=True, slots=True)
 class Registry(Generic[T]):
-    """All things of one kind, by name."""
+    """All registered objects of one kind, by name."""
 
     kind: str
     """In the plural; the entry points' group is ``costproof.KIND``."""
@@ -75,11 +75,11 @@ class Registry(Generic[T]):
 
     @property
     def group(self) -> str:
-        """The group of entry points."""
+        """Return the name of the entry point group."""
         return f"costproof.{self.kind}"
 
     def all(self) -> dict[str, Plugin[T]]:
-        """Ours in their order, then those of other distributions by name; none of them is loaded."""
+        """Return the built-in objects in order, then those of other distributions by name, none of them loaded."""
         found = {item.name: item for item in self.ours}
         for item in map(self._theirs, _offered(entry_points, self.group, tuple(sys.path))):
             other = found.get(item.name)
@@ -99,7 +99,7 @@ class Registry(Generic[T]):
         return found
 
     def usable(self, items: Iterable[Plugin[T]] | None = None) -> Iterator[tuple[Plugin[T], T]]:
-        """Load one after the other; those of other distributions that cannot be loaded are skipped, with a note.
+        """Yield each object, loaded; those of other distributions that fail to load are skipped with a note.
 
         Args:
             items: all unless given.
@@ -115,14 +115,14 @@ class Registry(Generic[T]):
                 yield item, made
 
     def listed(self) -> dict[str, Plugin[T]]:
-        """:meth:`all` but those of other distributions that cannot be loaded; ours are not loaded."""
+        """Return :meth:`all` without plug-ins that fail to load; built-in objects are not loaded."""
         known = self.all()
         theirs = [item for item in known.values() if item.owner != OURS]
         names = {item.name for item, _ in self.usable(theirs)}
         return {name: item for name, item in known.items() if item.owner == OURS or name in names}
 
     def load(self, name: str) -> T:
-        """The one of that name.
+        """Load the object with this name.
 
         Raises:
             BadInput: nobody offers it, or what another distribution offers cannot be loaded.
@@ -169,7 +169,7 @@ def _raising(error: BadInput) -> Callable[[], Any]:
 
 
 def _own(point: EntryPoint, owner: str) -> None:
-    """Note the files of a plug-in's package as its own."""
+    """Record the files of a plug-in's package as its own."""
     module = sys.modules.get(point.module.partition(".")[0])
     file = getattr(module, "__file__", None)
     if file is not None:

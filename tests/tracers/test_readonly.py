@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 from torchlens import postprocess
+from torchlens.backends.torch import belt
 from torchlens.ir.live_index import LiveIndex
 from torchlens.postprocess import control_flow
 
@@ -116,6 +118,22 @@ def test_what_torchlens_leaves_out_is_in_no_graph(monkeypatch: pytest.MonkeyPatc
         assert trace_graph(run_of(Forked())).graph == short
         indexed.assert_called_once()
     assert "linear" in [op.name for op in short.ops]
+
+
+def test_modules_are_searched_again_only_if_they_may_have_changed() -> None:
+    """TorchLens replaces some functions under each name by which a module has imported them."""
+    mine, run = ModuleType("mine"), run_of(Breaking().eval())
+    sys.modules["mine"] = mine
+    try:
+        trace_graph(run)
+        assert len(belt._swept_module_ids) > 100
+        assert not {id(mine), id(sys.modules[__name__])} & belt._swept_module_ids.keys()
+        mine.from_numpy = plain = torch.from_numpy  # type: ignore[attr-defined]
+        with wrapped_once():
+            assert mine.from_numpy is torch.from_numpy is not plain
+        assert mine.from_numpy is torch.from_numpy is plain
+    finally:
+        del sys.modules["mine"]
 
 
 def test_edges_are_found_anew_where_a_record_has_others() -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import os
 import sys
 import warnings
 import weakref
@@ -19,7 +18,7 @@ from contextlib import ExitStack, contextmanager
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
-from costproof.patches.patch import LoadedPatch, Patch, patched
+from costproof.patches.patch import LoadedPatch, Patch, is_complete, patched
 from costproof.patches.state_snapshot import StateSnapshot
 
 if TYPE_CHECKING:
@@ -207,7 +206,7 @@ def _modules_to_search() -> list[Any]:
     modules = {id(module): module for module in list(sys.modules.values())}
     found = [modules[key] for key in modules.keys() - _lacking.keys()]
     for module in found:
-        if type(module) is ModuleType and _is_complete(module) and _NAMES.isdisjoint(vars(module)):
+        if is_complete(module) and _NAMES.isdisjoint(vars(module)):
             _remember_lacking(module)
     return found
 
@@ -216,13 +215,6 @@ def _remember_lacking(module: ModuleType) -> None:
     """Remember that a module lacks the functions until it is deleted, since another may get its id then."""
     key, lacking = id(module), _lacking  # the global is None when Python exits
     lacking[key] = weakref.ref(module, lambda _: lacking.pop(key, None))
-
-
-def _is_complete(module: ModuleType) -> bool:
-    """Return whether a module belongs to Python or an installed package and is not being imported right now."""
-    file, spec = getattr(module, "__file__", None) or "", getattr(module, "__spec__", None)
-    installed = f"{os.sep}site-packages{os.sep}" in file or module.__name__.partition(".")[0] in sys.stdlib_module_names
-    return installed and spec is not None and not getattr(spec, "_initializing", False)
 
 
 def _mask_lacks_values(value: Any) -> bool:

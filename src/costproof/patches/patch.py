@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gc
+import os
 import pkgutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any, Literal
 
 
@@ -103,3 +105,16 @@ def gc_disabled() -> Iterator[None]:
     finally:
         if was:
             gc.enable()
+
+
+def is_complete(module: Any) -> bool:
+    """Return whether a module is a plain one of Python or an installed package and is not being imported right now.
+
+    Nobody assigns its variables later. A module of anybody else may be reloaded or written to, and one with a class of
+    its own may import an attribute when it is first asked for it.
+    """
+    if type(module) is not ModuleType:
+        return False
+    file, spec = getattr(module, "__file__", None) or "", getattr(module, "__spec__", None)
+    installed = f"{os.sep}site-packages{os.sep}" in file or module.__name__.partition(".")[0] in sys.stdlib_module_names
+    return installed and spec is not None and not getattr(spec, "_initializing", False)

@@ -7,12 +7,13 @@ import re
 import sys
 import threading
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Final
 
-from costproof.patches.patch import Patch, patched
+from costproof.patches.patch import Patch, is_complete, patched
 from costproof.patches.tensor import TORCH_PYTHON
 
 _TEST: Final = "tracers/test_readonly.py"
@@ -80,6 +81,40 @@ KEEP_COMPILER_TABLES: Final = Patch(
 )
 
 
+_searched: Final[dict[int, weakref.ref[Any]]] = {}
+"""Modules of packages that TorchLens has searched and left unchanged, by id; removed when they are deleted."""
+
+
+def _keep_searched_modules(original: Callable[[], None]) -> Callable[[], None]:
+    from torchlens.backends.torch import belt
+
+    searched, live = _searched, belt._swept_ids_live  # globals are None when Python exits
+
+    def remember(key: int, module: Any) -> None:
+        searched[key] = weakref.ref(module, lambda _: (searched.pop(key, None), live.discard(key)))
+
+    def restore() -> None:
+        changed = {id(module()) for module, *_ in belt._ledger}
+        for key in belt._swept_module_ids.keys() - searched.keys() - changed:
+            module = belt._swept_module_ids[key]()
+            if is_complete(module):
+                remember(key, module)
+        original()
+        belt._swept_module_ids.update(searched)
+        live.update(searched)
+
+    return restore
+
+
+KEEP_SEARCHED_MODULES: Final = Patch(
+    "torchlens.backends.torch.belt:restore_belt_references",
+    _keep_searched_modules,
+    "it forgets which modules hold no function that is to be wrapped, and the next trace searches all of them again",
+    _TEST,
+    missing="skip",
+)
+
+
 @contextmanager
 def _fast_wrapping(*, keep_tables: bool = False) -> Iterator[None]:
     """Speed up installing and removing TorchLens's wrappers.
@@ -91,7 +126,7 @@ def _fast_wrapping(*, keep_tables: bool = False) -> Iterator[None]:
     with warnings.catch_warnings():
         for category in (DeprecationWarning, PendingDeprecationWarning, FutureWarning, UserWarning):
             warnings.simplefilter("ignore", category)
-        with patched(SET_DIRECTLY, *([KEEP_COMPILER_TABLES] if keep_tables else [])):
+        with patched(SET_DIRECTLY, KEEP_SEARCHED_MODULES, *([KEEP_COMPILER_TABLES] if keep_tables else [])):
             yield
 
 

@@ -1,4 +1,4 @@
-"""Work in another Python: one protocol for all that runs outside this process.
+"""Run work in other Python processes, through one protocol.
 
 A piece of work is a function that can be pickled. The other process reads its orders from stdin: it is not a fork of
 this one, and no ``multiprocessing`` child that would import the caller's script again, so it works from a notebook too.
@@ -29,7 +29,7 @@ Work = Callable[[Say], R]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one piece of work may use; 0 for no limit."""
+    """Resource limits of one piece of work; 0 means no limit."""
 
     seconds: int = 0
     memory_bytes: int = 0
@@ -38,7 +38,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Outcome(Generic[R]):
-    """How a piece of work ended."""
+    """Result or failure of a piece of work."""
 
     name: str
     answer: R | None = None
@@ -46,7 +46,7 @@ class Outcome(Generic[R]):
     """Why there is no answer."""
 
     def result(self) -> R:
-        """The answer.
+        """Return the result.
 
         Raises:
             CostproofError: there is none.
@@ -61,12 +61,12 @@ Hear = Callable[[str, Any], None]
 
 
 class Pool(Generic[R]):
-    """A few processes that take pieces of work from one queue; a context manager that ends them."""
+    """Process pool with one queue; a context manager that ends its processes."""
 
     def __init__(
         self, processes: int, limits: Limits | None = None, *, fresh: bool = False, ready: tuple[str, ...] = ()
     ) -> None:
-        """Begin without a process.
+        """Create the pool without starting a process.
 
         Args:
             fresh: each piece has a process of its own, so that none meets what another left behind.
@@ -95,7 +95,7 @@ class Pool(Generic[R]):
             thread.join()
 
     def results(self, work: Mapping[str, Work[R]], hear: Hear = lambda name, said: None) -> Iterator[Outcome[R]]:
-        """Begin at once, and yield how each piece ended, in the order in which they do.
+        """Start at once, and yield the outcome of each piece in the order of completion.
 
         Args:
             work: by name; taken up in this order.
@@ -114,7 +114,7 @@ class Pool(Generic[R]):
     def _serve(
         self, todo: queue.SimpleQueue[tuple[str, bytes]], done: queue.SimpleQueue[Outcome[R]], hear: Hear
     ) -> None:
-        """Hand one piece after the other to a process. One that dies takes its piece with it, not the others."""
+        """Give pieces to a process one after another; a process that dies loses only its current piece."""
         child: Child | None = None
         try:
             while True:
@@ -156,4 +156,4 @@ class Pool(Generic[R]):
 
 
 class _Closed(Exception):
-    """Nobody waits for the pool any more."""
+    """Signal that nobody waits for the pool any more."""

@@ -1,4 +1,4 @@
-"""One other process, from both ends: what orders its work, and what carries it out."""
+"""A worker process, seen from both ends: the parent's handle and the worker's loop."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ _LONGEST: Final = 300
 
 
 class Failed(Incomplete):
-    """Work ended with an error that is none of ours, or with its process; ``what`` says it in one line."""
+    """Work failed with a foreign exception or with its process; ``what`` describes it in one line."""
 
 
 class Late(Failed):
-    """Work took longer than it may."""
+    """Work exceeded its time limit."""
 
 
 class Child:
-    """One other process, at the end of who orders."""
+    """Handle of a worker process."""
 
     def __init__(
         self, memory_bytes: int, environment: Mapping[str, str], *, alone: bool, ready: tuple[str, ...] = ()
     ) -> None:
-        """Start it.
+        """Start the process.
 
         Args:
             environment: what :func:`environment_now` returned before code of others ran beside this.
@@ -66,7 +66,7 @@ class Child:
             own(self.process.stdin, self.process.stdout)
 
     def do(self, order: bytes, seconds: int, hear: Callable[[Any], None]) -> Any:
-        """The answer to an order.
+        """Send an order and return the answer.
 
         Raises:
             CostproofError: the work raised it.
@@ -108,13 +108,13 @@ class Child:
             self.dead |= late.is_set()
 
     def kill(self) -> None:
-        """End the process and all that it started."""
+        """Kill the process and everything that it started."""
         if self.process.returncode is None:
             with suppress(OSError):
                 _end_group(self.process.pid)
 
     def end(self) -> None:
-        """:meth:`kill`, and close what belongs to the process."""
+        """Kill the process, and close its pipes."""
         self.kill()
         self.process.wait()
         for stream in (self.process.stdin, self.process.stdout, self.said):
@@ -123,7 +123,7 @@ class Child:
                     stream.close()
 
     def _how_it_ended(self) -> str:
-        """Its code, and the last line that it wrote to stderr."""
+        """Return the exit code, and the last line on stderr."""
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(5)  # it has closed its pipe, so it is about to end
         self.kill()
@@ -134,12 +134,12 @@ class Child:
 
 
 def environment_now() -> dict[str, str]:
-    """Variables for another Python that works for this one."""
+    """Return the environment for another Python process of this one."""
     return {**os.environ, **OFFLINE, **safe_path()}
 
 
 def safe_path() -> dict[str, str]:
-    """Variables with which another Python finds what this one finds, and nothing in the current folder.
+    """Return variables with which another Python finds the same packages, and none in the current folder.
 
     A downloaded model is where people work: a ``bisect.py`` beside its configuration is not the library's.
     """
@@ -147,7 +147,7 @@ def safe_path() -> dict[str, str]:
 
 
 def failure(error: BaseException, memory_bytes: int = 0) -> CostproofError:
-    """An error of a piece of work, as one that can be sent."""
+    """Return an error of a piece of work in a form that can be sent."""
     if isinstance(error, CostproofError):
         return error
     if memory_bytes and (isinstance(error, MemoryError) or "can't allocate memory" in message_of(error)):
@@ -158,7 +158,7 @@ def failure(error: BaseException, memory_bytes: int = 0) -> CostproofError:
 
 
 def serve(memory_bytes: int) -> None:
-    """The other process: orders on stdin, answers on stdout, until stdin ends."""
+    """Run the worker: read orders on stdin and write answers on stdout, until stdin ends."""
     answers, orders = os.fdopen(os.dup(1), "wb"), os.fdopen(os.dup(0), "rb")
     os.dup2(2, 1)  # whatever a library prints must not get between the answers
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -187,7 +187,7 @@ def serve(memory_bytes: int) -> None:
 
 
 def _listen(orders: IO[bytes], inbox: queue.SimpleQueue[bytes]) -> None:
-    """Read orders while the work goes on. The end of stdin is the end of whoever ordered it, and of all this."""
+    """Read orders while work is under way; the end of stdin ends this process."""
     try:
         while True:
             inbox.put(pickle.load(orders))  # bytes: what is in them is for the main thread
@@ -196,7 +196,7 @@ def _listen(orders: IO[bytes], inbox: queue.SimpleQueue[bytes]) -> None:
 
 
 def _end_group(leader: int) -> None:
-    """End a process and all that it started."""
+    """Kill a process and everything that it started."""
     if hasattr(os, "killpg"):
         os.killpg(leader, signal.SIGKILL)
     else:

@@ -1,4 +1,4 @@
-"""A process that has imported what work needs and does nothing but fork: every copy is new, and begins at once.
+"""Fork workers from a process that has already imported everything that the work needs.
 
 It has run nothing but imports, on one thread, and ends as soon as the process does that asked for it. There is one
 where processes can be forked safely after imports, which is Linux; elsewhere each process is a plain Python.
@@ -36,7 +36,7 @@ _lock = threading.RLock()
 
 
 def template(modules: tuple[str, ...], environment: Mapping[str, str]) -> Template | None:
-    """The process that has imported these modules with this environment; ``None`` where none can be had.
+    """Return the template process with these imports and environment, or ``None`` if there can be none.
 
     Raises:
         OSError: there is no room for a process.
@@ -55,7 +55,7 @@ def template(modules: tuple[str, ...], environment: Mapping[str, str]) -> Templa
 
 
 def end_all() -> None:
-    """End what this process could fork from. They would end with it, a little later while they still import."""
+    """End all templates, which would otherwise end only after their imports."""
     for key, found in list(_kept.items()):
         if isinstance(key, tuple) and key[1] == os.getpid():
             found.kill()
@@ -66,7 +66,7 @@ atexit.register(end_all)
 
 @contextmanager
 def starting() -> Iterator[None]:
-    """Let no thread fork this process within, in which another one is started."""
+    """Prevent threads from forking while another process is being started."""
     with _lock:
         yield
 
@@ -81,7 +81,7 @@ def _release() -> None:
 
 
 def _renew_lock() -> None:
-    """Free the lock in a forked process: a thread that had it is not there. The templates stay with their process."""
+    """Replace the lock in a forked process, whose owner thread is gone; templates stay with the parent."""
     global _lock
     _lock = threading.RLock()
 
@@ -91,7 +91,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class Forked:
-    """A process that a template forked, with the part of :class:`subprocess.Popen` that is needed."""
+    """Process forked by a template, with the needed part of the interface of :class:`subprocess.Popen`."""
 
     def __init__(self, stdin: IO[bytes], stdout: IO[bytes], notes: IO[bytes]) -> None:
         self.stdin, self.stdout, self._notes = stdin, stdout, notes
@@ -100,7 +100,7 @@ class Forked:
         self.pid = 0
 
     def begin(self) -> None:
-        """Wait until it runs.
+        """Wait until the process runs.
 
         Raises:
             OSError: there is no process to fork from any more.
@@ -110,7 +110,7 @@ class Forked:
             raise OSError("the process to fork from has ended")
 
     def wait(self, timeout: float | None = None) -> int:
-        """The exit code; minus a signal's number.
+        """Return the exit code, or minus the number of a signal.
 
         Raises:
             subprocess.TimeoutExpired: it still runs.
@@ -125,13 +125,13 @@ class Forked:
         return self.returncode
 
     def _note(self) -> int:
-        """What the template says next of this process; 0 if it has ended."""
+        """Return the template's next message about this process; 0 if the template has ended."""
         data = self._notes.read(_NOTE.size)
         return int(_NOTE.unpack(data)[0]) if len(data) == _NOTE.size else 0
 
 
 class Template:
-    """The process to fork, at the end of who asks."""
+    """Handle of a template process."""
 
     def __init__(self, modules: tuple[str, ...], environment: Mapping[str, str]) -> None:
         self._asking, answering = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -148,11 +148,11 @@ class Template:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing can be forked any more."""
+        """Return whether the template can no longer fork."""
         return self._process.poll() is not None
 
     def fork(self, said: int, memory_bytes: int) -> Forked:
-        """A new process that waits for orders; what it writes to stderr goes to ``said``.
+        """Return a new process that waits for orders and writes its stderr to ``said``.
 
         Raises:
             OSError: there is no room for a process.
@@ -172,19 +172,19 @@ class Template:
         return forked
 
     def end(self) -> None:
-        """End it; what it forked goes on."""
+        """End the template; forked processes go on."""
         self._asking.close()
         self.kill()
         self._process.wait()
 
     def kill(self) -> None:
-        """End it, and wait for nothing."""
+        """Kill the template without waiting."""
         with suppress(OSError):
             self._process.kill()
 
 
 def stand(modules: tuple[str, ...]) -> None:
-    """The process to fork: import, then fork whenever asked, until nobody can ask any more."""
+    """Run the template: import, then fork on request until the parent is gone."""
     signal.pthread_sigmask(signal.SIG_SETMASK, ())  # whoever asks may have been started with signals blocked
     asked = socket.socket(fileno=os.dup(0))
     with _ending_with(asked):
@@ -214,7 +214,7 @@ def stand(modules: tuple[str, ...]) -> None:
 
 @contextmanager
 def _ending_with(asked: socket.socket) -> Iterator[None]:
-    """End this process as soon as nobody can ask, while it is busy. Afterwards it has one thread again."""
+    """End this process when the parent is gone, also while it is busy; afterwards it has one thread again."""
     done, finish = os.pipe()
 
     def watch() -> None:
@@ -266,7 +266,7 @@ def _work(message: bytes, streams: list[int]) -> NoReturn:
 
 
 def _reap(running: dict[int, int]) -> None:
-    """Note how each process that has ended did."""
+    """Record the exit status of each ended process."""
     while running:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if not pid:

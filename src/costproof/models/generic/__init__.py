@@ -1,1 +1,1 @@
-"""Any module of PyTorch, any configuration of transformers: one forward, exported with its sizes as symbols."""
+"""Targets without formulas: any PyTorch module and any configuration of transformers."""

@@ -39,7 +39,7 @@ FORMS: Final = "hf:CONFIG.json, hf:FOLDER, hf:MODEL_TYPE, FILE.py:FUNCTION, pack
 
 
 def names_function(text: str) -> bool:
-    """Whether a text names a function that makes a module, not a file at a revision of git (``main:baseline``).
+    """Return whether a text names a factory function rather than a file at a git revision (``main:baseline``).
 
     A module is one that lies in the current folder, or that Python finds; nothing of it runs.
     """
@@ -54,7 +54,7 @@ def names_function(text: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """The name of a model, read."""
+    """Parsed address of a model."""
 
     kind: Kind
     place: str
@@ -64,13 +64,13 @@ class Address:
 
     @property
     def path(self) -> Path | None:
-        """The file or folder of a configuration; ``None`` for a model type alone."""
+        """Return the file or folder of the configuration, or ``None`` for a bare model type."""
         here = Path(self.place)
         is_path = here.exists() or here.suffix == ".json" or "/" in self.place or "\\" in self.place
         return here if self.kind == "configuration" and is_path else None
 
     def seen_from(self, folder: Path) -> str:
-        """Return the address with its file or folder as a path from a folder."""
+        """Return the address with its file or folder relative to a folder."""
         is_path = self.kind in ("file", "folder") or self.path is not None
         place = Path(os.path.relpath(self.place, folder)).as_posix() if is_path else self.place
         head = CONFIGURATION if self.kind == "configuration" else ""
@@ -78,14 +78,14 @@ class Address:
 
     @property
     def name(self) -> str:
-        """What the target is called: ``bert``; of a function its file or module too: ``tiny:make``."""
+        """Return the name of the target: ``bert``, or for a function ``tiny:make``."""
         if self.function:
             return f"{PurePath(self.place).stem if self.kind == 'file' else self.place}:{self.function}"
         return self.label
 
     @property
     def label(self) -> str:
-        """A short word for it, such as a folder can have: ``bert``, ``tiny-make``."""
+        """Return a short name that is valid as a folder name: ``bert``, ``tiny-make``."""
         if self.function:
             return self.name.replace(":", "-")
         path = PurePath(self.place)
@@ -95,7 +95,7 @@ class Address:
 
 
 def _kind_of_ours(file: Path) -> str | None:
-    """Return the kind that the header of a file of ours names; ``None``: it is another file, or none."""
+    """Return the kind in the header of a file written by costproof, or ``None`` for any other file."""
     try:
         found = _HEADER.search(first_bytes(file, _HEADER_BYTES, regular=True))
     except OSError:
@@ -104,7 +104,7 @@ def _kind_of_ours(file: Path) -> str | None:
 
 
 def address(text: str, names: Container[str] = ()) -> Address:
-    """Read the name of a model. Nothing is opened, and nothing runs.
+    """Parse the address of a model; no file is opened and no code is run.
 
     Args:
         names: what is registered: a registered name is one, whatever else it looks like.
@@ -140,7 +140,7 @@ def address(text: str, names: Container[str] = ()) -> Address:
 
 
 def _counted(text: str, what: str, got: str) -> BadInput:
-    """Return the error on what an earlier run wrote, where a target is expected."""
+    """Return the error for a file or folder of an earlier run where a target is expected."""
     return BadInput(
         f"this {what} names no target",
         where=text[:80],
@@ -159,7 +159,7 @@ _FIX = "run the file with python to see the traceback, or set COSTPROOF_DEBUG=1"
 
 @dataclass(frozen=True, slots=True)
 class Factory:
-    """Where the function is. It is run whenever the module is needed, in every process that needs it."""
+    """The user's function that builds a module; it is run in every process that needs the module."""
 
     place: str
     """The file, as an absolute path, or the module."""
@@ -168,32 +168,32 @@ class Factory:
 
     @property
     def name(self) -> str:
-        """The file or module, and the function."""
+        """Return the name of the file or module, and of the function."""
         return f"{Path(self.place).stem if self.in_file else self.place}:{self.function}"
 
     @property
     def what(self) -> str:
-        """Says that the code was run."""
+        """Return a phrase that says whose code was run."""
         place = Path(self.place).name if self.in_file else self.place
         return f"the module that {place}:{self.function} returned when it was run"
 
     @property
     def numbers(self) -> Mapping[str, int]:
-        """None."""
+        """Return no configuration values, since there is no configuration."""
         return {}
 
     @property
     def chooses(self) -> frozenset[str]:
-        """None: it makes what it makes."""
+        """Return no choices: the function decides dtype and attention."""
         return frozenset()
 
     @property
     def stored(self) -> Stored:
-        """As the module itself has them."""
+        """Return the storage format of a plain checkpoint."""
         return Stored()
 
     def make(self, dtype: Dtype | None, attention: AttentionKind | None) -> Made:
-        """Run the function.
+        """Run the function and check what it returns.
 
         Raises:
             BadInput: there is none, it fails, or it returns no module.
@@ -241,7 +241,7 @@ class Factory:
 
     @contextmanager
     def _findable(self) -> Iterator[None]:
-        """What lies beside the file, or in the current folder, may be imported, as when it is run; not afterwards."""
+        """Make the folder of the file, or the current folder, importable for the time of the block."""
         folder = str(Path(self.place).parent) if self.in_file else os.getcwd()
         sys.path.insert(0, folder)
         try:
@@ -252,7 +252,7 @@ class Factory:
 
 
 def check_call(module: nn.Module, given: Any, where: str) -> None:
-    """Check that no module is part of itself, that files can hold names, and that tensors are whole and have shapes.
+    """Check that no module contains itself, that names are valid in files, and that tensors have shapes.
 
     Raises:
         BadInput: no.
@@ -276,7 +276,7 @@ def check_call(module: nn.Module, given: Any, where: str) -> None:
 
 
 def named_inputs(module: nn.Module, inputs: Any) -> dict[str, Any]:
-    """The arguments of a call by name, from a tensor, a sequence, or a mapping.
+    """Return the arguments of a call by name, from a tensor, a sequence, or a mapping.
 
     Raises:
         BadInput: forward does not take them.
@@ -287,7 +287,7 @@ def named_inputs(module: nn.Module, inputs: Any) -> dict[str, Any]:
 
 
 def bound(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Positional and keyword arguments of a call of forward, by name.
+    """Return positional and keyword arguments of a call of ``forward`` by name.
 
     A forward that takes any number of arguments by position gets one of ours, with a name for each; the module is
     changed then, so it should be a copy.
@@ -326,7 +326,7 @@ def bound(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
 
 
 def _hooks_by_position(module: nn.Module, names: tuple[str, ...]) -> None:
-    """Let hooks of a module that is called by name see, and change, what was given by position, as they expect it."""
+    """Let forward hooks see positional arguments although the module is called by keyword."""
 
     def before(hook: Any, part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         named = [name for name in names if name in kwargs]  # a tracer may give them by position after all
@@ -348,7 +348,7 @@ def _hooks_by_position(module: nn.Module, names: tuple[str, ...]) -> None:
 
 
 def _name_arguments(module: nn.Module, names: tuple[str, ...], by_position: int) -> None:
-    """Give a module a forward that takes its arguments by these names; the first ones go on by position."""
+    """Give a module a ``forward`` with these argument names, passing the first ones on by position."""
     original = module.forward
 
     def forward(**given: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The cache that a decoder of transformers keeps, found out by a short run of it."""
+"""Find out, by a short run on meta, which cache a decoder of transformers keeps."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class CacheLayer:
-    """What one layer of a model's own cache holds."""
+    """Contents of one layer of a model's own cache."""
 
     keys: tuple[int, int]
     """Heads, and the width of each."""
@@ -30,17 +30,17 @@ class CacheLayer:
     """Positions that a query sees; ``None`` for all. The layer holds one fewer."""
 
     def grows(self, context: int) -> bool:
-        """Whether another token makes the layer longer."""
+        """Return whether the layer grows with each token."""
         return self.window is None or context < self.window - 1
 
     def held(self, context: int) -> int:
-        """Positions of the layer after ``context`` tokens."""
+        """Return the cached positions of the layer after ``context`` tokens."""
         return context if self.window is None else min(context, self.window - 1)
 
 
 @dataclass(frozen=True, slots=True)
 class OwnCache(Decoder):
-    """A decoder whose cache is as its own first run left it."""
+    """Decoder whose key/value cache has the form that its first run showed."""
 
     layers: tuple[CacheLayer, ...] = ()
     owners: tuple[str, ...] = ()
@@ -49,11 +49,11 @@ class OwnCache(Decoder):
     """Modules that ids alone do not reach: towers, projectors."""
 
     def attention_paths(self, model: nn.Module) -> tuple[str, ...]:
-        """Module path that owns the cache of each layer."""
+        """Return the path of the module that owns the cache of each layer."""
         return self.owners
 
     def past(self, model: nn.Module, workload: Workload, batch: int, context: int) -> Past:
-        """Keys and values on meta of ``context`` tokens."""
+        """Return cached keys and values of ``context`` tokens, on meta."""
 
         def made(heads: int, width: int, layer: CacheLayer) -> torch.Tensor:
             return on_meta(workload, batch, heads, layer.held(context), width)
@@ -61,7 +61,7 @@ class OwnCache(Decoder):
         return [(made(*layer.keys, layer), made(*layer.values, layer)) for layer in self.layers]
 
     def problems(self, workload: Workload) -> list[BadInput]:
-        """What keeps the steps from a closed sum: a window that is passed while they run."""
+        """Return a problem if decode steps have no closed sum, since a window is passed while they run."""
         first, steps = workload.text_tokens, workload.new_tokens
         if steps > 1 and not any(layer.grows(first) for layer in self.layers):
             return [
@@ -85,7 +85,7 @@ class OwnCache(Decoder):
         ]
 
     def step_job(self, model: nn.Module, workload: Workload) -> ExportJob:
-        """One step at the workload's sizes; what grows with the context is a symbol."""
+        """Return the export of one decode step at the workload's sizes, with the context as a symbol."""
         from costproof.models.generic.export_wrappers import Step
 
         # An export takes a context of one token for a constant; that the first step is as the others, its run shows.
@@ -111,7 +111,7 @@ class OwnCache(Decoder):
         )  # fmt: skip
 
     def step_run(self, model: nn.Module, workload: Workload, context: int) -> Run:
-        """One step after ``context`` tokens."""
+        """Return the run of one decode step after ``context`` tokens."""
         cache = self.filled_cache(model, self.past(model, workload, workload.batch, context))
         before = [(keys, values) for keys, values in self.cache_tensors(cache)]
         kwargs = {"input_ids": ids_on_meta(workload.batch, 1), "past_key_values": cache, "use_cache": True}
@@ -119,7 +119,7 @@ class OwnCache(Decoder):
 
 
 def own_cache(model: nn.Module) -> OwnCache | HeldCache | str | None:
-    """The cache of a model that keeps one, or why there are no steps with it; found out by a short run on meta.
+    """Return the cache of a model, or the reason why decode steps with it are not supported.
 
     One of keys and values per layer is filled with any number of them; of another kind the model makes it.
     """
@@ -159,7 +159,7 @@ def _inside(path: str, outer: str) -> bool:
 
 
 def _layer(layer: Any) -> CacheLayer | None:
-    """What it holds; ``None`` where that is not keys and values alone: a step on half of a cache is another step."""
+    """Return the contents of a cache layer, or ``None`` if it holds anything besides keys and values."""
     tensors = {k: v for k, v in vars(layer).items() if has_attribute(v, "new_empty") and v.dim() > 1}
     states = [t for v in vars(layer).values() if isinstance(v, dict) for t in v.values() if t is not None]
     held = any(has_attribute(t, "new_empty") for t in states)
@@ -171,7 +171,7 @@ def _layer(layer: Any) -> CacheLayer | None:
 
 
 def _owners(model: nn.Module, decoder: str) -> tuple[str, ...]:
-    """The innermost module of the decoder that knows itself to be layer i, of every i."""
+    """Return, for each layer index, the innermost decoder module that has this ``layer_idx``."""
     found: dict[int, str] = {}
     for path, module in model.named_modules():
         index = attribute(module, "layer_idx", None)

@@ -31,7 +31,7 @@ _DEEPEST: Final = 7
 
 
 def caches_of(values: Any) -> dict[str, Any]:
-    """The caches in the keyword arguments or the result of a forward, by name; else those of a result inside of it."""
+    """Return the caches in the arguments or the result of a forward by name, or else those in a nested result."""
     given = values if isinstance(values, Mapping) else {name: getattr(values, name, None) for name in CACHES}
     found = {name: given[name] for name in CACHES if given.get(name) is not None}
     inside = (caches_of(part) for part in given.values() if isinstance(part, Mapping))
@@ -39,27 +39,27 @@ def caches_of(values: Any) -> dict[str, Any]:
 
 
 def is_cache(value: Any) -> bool:
-    """Whether a value is an object that holds a cache; it is filled in place, by whom it is handed to."""
+    """Return whether a value is a cache object, which a forward fills in place."""
     return type(value).__name__.endswith("Cache") and hasattr(value, "__dict__")
 
 
 def held(*caches: Any) -> int:
-    """Bytes of the floating-point tensors in caches, each once; positions and lengths are not states."""
+    """Return the bytes of the floating-point tensors in caches, each once; positions and lengths are not counted."""
     return sum(t.nbytes for t in states(*caches))
 
 
 def states(*caches: Any) -> list[torch.Tensor]:
-    """The floating-point tensors in caches, each once."""
+    """Return the floating-point tensors in caches, each once."""
     return [leaf for _, leaf in leaves(caches) if not isinstance(leaf, int) and leaf.is_floating_point()]
 
 
 def by_layer(cache: Any) -> list[int]:
-    """Bytes in each layer of a cache of one stack; empty for one that has no layers."""
+    """Return the bytes of each layer of a single-stack cache, or ``[]`` for a cache without layers."""
     return [held(layer) for layer in (cache if isinstance(cache, tuple) else getattr(cache, "layers", ()))]
 
 
 def leaves(value: Any, path: Path = (), seen: set[int] | None = None) -> Iterator[tuple[Path, Any]]:
-    """Tensors, each once, and integers in a cache or in several, with how to come to them; no module is looked into."""
+    """Yield each tensor, once, and each integer in caches, with its access path; modules are not searched."""
     import torch
 
     seen = set() if seen is None else seen
@@ -88,7 +88,7 @@ _RESULTS: Final = ("logits", "last_hidden_state")
 
 @dataclass(frozen=True, slots=True)
 class HeldCache:
-    """A decoder of transformers whose cache is made by its own prefill, at every context anew."""
+    """Decoder whose cache, of any form, is built by its own prefill for every context length."""
 
     model: nn.Module = field(compare=False)
     """The one that makes the caches; those that are exported and run are others."""
@@ -100,22 +100,22 @@ class HeldCache:
 
     @property
     def places(self) -> Any:
-        """Where modules work in the prefill and in a step."""
+        """Return the stages of modules in the prefill and in a step."""
         return in_prompt, in_step
 
     @property
     def owners(self) -> tuple[str, ...]:
-        """None: which module writes a layer is seen when it does."""
+        """Return no owners: the module that writes a layer is seen when it writes."""
         return ()
 
     def held(self, batch: int, context: int) -> Any:
-        """The cache after ``context`` tokens, on meta; not to be changed."""
+        """Return the cache after ``context`` tokens on meta; it must not be modified."""
         if (batch, context) not in self.made:
             self.made[batch, context] = prefilled(self.model, self.name, batch, context)
         return self.made[batch, context]
 
     def problems(self, workload: Workload) -> list[BadInput]:
-        """What keeps the steps from a closed sum: a cache that does not grow by the same in each."""
+        """Return a problem if decode steps have no closed sum, since the cache does not grow evenly."""
         batch, first, steps = workload.batch, workload.text_tokens, workload.new_tokens
         if steps < 2 or grows_evenly(self.held(batch, first), self.held(batch, first + steps), steps):
             return []
@@ -129,7 +129,7 @@ class HeldCache:
         ]
 
     def step_job(self, model: nn.Module, workload: Workload) -> ExportJob:
-        """One step at the workload's sizes; what grows with the context is a symbol."""
+        """Return the export of one decode step at the workload's sizes, with growing dimensions as symbols."""
         from costproof.models.generic.export_wrappers import HeldStep
 
         batch, steps = workload.batch, max(1, workload.new_tokens)
@@ -154,14 +154,14 @@ class HeldCache:
         )
 
     def step_run(self, model: nn.Module, workload: Workload, context: int) -> Run:
-        """One step after ``context`` tokens."""
+        """Return the run of one decode step after ``context`` tokens."""
         cache = copied(self.held(workload.batch, context))
         kwargs = {"input_ids": ids_on_meta(workload.batch, 1), self.name: cache, "use_cache": True}
         return Run(f"step@{context}", model, kwargs, in_step, context, elsewhere=True)
 
 
 def held_cache(model: nn.Module, result: Any, towers: frozenset[str]) -> HeldCache | str | None:
-    """The cache that a run of 3 tokens, batch 2, returned, or why a step with it cannot be; ``None``: it has none."""
+    """Return the cache left by a run of 3 tokens at batch 2, the reason why steps are not supported, or ``None``."""
     from costproof.models.generic.copies import short_run
 
     if result is None:
@@ -182,7 +182,7 @@ def _text(tokens: int) -> dict[str, Any]:
 
 
 def _refused(model: nn.Module, kwargs: Mapping[str, Any]) -> str:
-    """What a call on meta ends with."""
+    """Return the error of a call on meta as text, or an empty string."""
     from costproof.models.generic.copies import unchecked
     from costproof.patches.inference import inference_context
 
@@ -195,7 +195,7 @@ def _refused(model: nn.Module, kwargs: Mapping[str, Any]) -> str:
 
 
 def prefilled(model: nn.Module, name: str, batch: int, context: int) -> Any:
-    """The cache of so many tokens that a model made, on meta; ``None`` where it does not run."""
+    """Return the cache that a prefill of this length leaves on meta, or ``None`` if the model does not run."""
     from costproof.models.generic.copies import short_run
 
     result = short_run(model, {"input_ids": ids_on_meta(batch, context), "use_cache": True})
@@ -203,29 +203,29 @@ def prefilled(model: nn.Module, name: str, batch: int, context: int) -> Any:
 
 
 def on_meta(cache: Any) -> Any:
-    """A copy with every tensor on meta."""
+    """Return a copy with every tensor on meta."""
     import torch
 
     return copied(cache, {i: torch.empty_like(t, device="meta") for i, t in own_tensors(cache).items()})
 
 
 def copied(cache: Any, tensors: Mapping[int, torch.Tensor] | None = None) -> Any:
-    """A copy with other tensors in place of some, by their ids."""
+    """Return a copy with some tensors replaced, by their ids."""
     return copy.deepcopy(cache, dict(tensors or {}))
 
 
 def own_tensors(cache: Any) -> dict[int, torch.Tensor]:
-    """Every tensor of a cache by its id: a copy with these shares them."""
+    """Return every tensor of a cache by id, so that a copy shares them."""
     return {id(leaf): leaf for _, leaf in leaves(cache) if not isinstance(leaf, int)}
 
 
 def held_places(cache: Any) -> list[torch.Tensor]:
-    """The tensors of integers in a cache, such as positions: no states, and no bytes of a cache."""
+    """Return the integer tensors of a cache, such as positions, which are not counted as cache bytes."""
     return [t for t in own_tensors(cache).values() if t.dim() and not t.is_floating_point()]
 
 
 def grows_evenly(before: Any, after: Any, steps: int) -> bool:
-    """Whether every size and number in a cache is the same or larger by ``steps`` after so many of them."""
+    """Return whether each size and number in the cache is unchanged or has grown by exactly ``steps``."""
     one, other = ([*states(cache), *held_places(cache)] for cache in (before, after))
     numbers = dict(_numbers(after))
     if [t.dim() for t in one] != [t.dim() for t in other] or dict(_numbers(before)).keys() != numbers.keys():
@@ -237,7 +237,7 @@ def grows_evenly(before: Any, after: Any, steps: int) -> bool:
 def _sizes(
     name: str, given: list[torch.Tensor], later: list[torch.Tensor], more: list[torch.Tensor], context: int
 ) -> Iterator[SymbolicSize]:
-    """The dimensions that another batch changes, and those that grow."""
+    """Return the dimensions that scale with the batch, and those that grow with the context."""
     for i, (tensor, after, beside) in enumerate(zip(given, later, more, strict=True)):
         for dim, size in enumerate(tensor.shape):
             if after.shape[dim] != size:
@@ -247,7 +247,7 @@ def _sizes(
 
 
 def put(cache: Any, path: Path, value: Any) -> None:
-    """Change what an object holds."""
+    """Replace the contents of an object at an access path."""
     for kind, key in path[:-1]:
         cache = getattr(cache, key) if kind == "attribute" else cache[key]
     kind, key = path[-1]

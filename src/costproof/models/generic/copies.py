@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Span(NamedTuple):
-    """Elements of a piece of memory, from one to before another, in which some tensors lie."""
+    """Range of elements of a storage that overlapping tensors cover, and these tensors."""
 
     first: int
     end: int
@@ -32,7 +32,7 @@ class Span(NamedTuple):
 
 
 def alike(values: Any, change: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """``change``, made once of every tensor among some nested values.
+    """Return ``change`` memoized over the tensors in nested values, preserving their aliasing.
 
     Of tensors that overlap in one piece of memory, or do not fill theirs in some order, it is made of the memory that
     they span, and they are views of that.
@@ -62,7 +62,7 @@ def alike(values: Any, change: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def held_bytes(tensors: Mapping[str, torch.Tensor]) -> dict[str, int | None]:
-    """Return the bytes of some tensors; memory that several of them share counts for the first.
+    """Return the bytes of tensors by name; memory that several of them share is counted for the first.
 
     ``None``: a tensor without a shape yet, or one that does not say where its elements are, such as a sparse one.
     """
@@ -87,7 +87,7 @@ def _each_once(tensors: Iterable[torch.Tensor]) -> Iterable[torch.Tensor]:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a tensor is among some arguments."""
+    """Position of a tensor among some arguments."""
 
     name: str
     index: int
@@ -95,7 +95,7 @@ class Place:
 
 
 def once(args: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Arguments that are tensors, or nested lists of them, with each tensor once, and how those were that changed.
+    """Return arguments with each tensor only once, and the structure of the arguments that this changed.
 
     Of an argument with a tensor that was there before, the others are left, as a list; it is gone where there are none.
     How it was is told with a :class:`Place` for every tensor.
@@ -117,7 +117,7 @@ def once(args: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def restored(args: Mapping[str, Any], changed: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments as they were before :func:`once`."""
+    """Undo :func:`once`."""
     from torch.utils._pytree import tree_leaves, tree_map
 
     found = {name: tree_leaves(value) for name, value in args.items()} if changed else {}
@@ -125,19 +125,19 @@ def restored(args: Mapping[str, Any], changed: Mapping[str, Any]) -> dict[str, A
 
 
 def _in_one_piece(tensor: torch.Tensor) -> bool:
-    """Whether its elements are those of its memory, at places that its strides tell."""
+    """Return whether a tensor's elements lie in its storage at the offsets given by its strides."""
     return _strided(tensor) and tensor.numel() > 0 and not (tensor.is_quantized or tensor.is_conj() or tensor.is_neg())
 
 
 def _strided(tensor: torch.Tensor) -> bool:
-    """Whether it is an ordinary tensor, and not sparse."""
+    """Return whether a tensor is an ordinary dense one."""
     import torch
 
     return type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided
 
 
 def _spans(tensors: Iterable[torch.Tensor]) -> list[Span]:
-    """What tensors span of the pieces of memory that they are in; those that overlap together."""
+    """Group tensors of one storage and dtype by overlap, and return the span of each group."""
     memories: dict[tuple[int, torch.dtype], list[torch.Tensor]] = {}
     for tensor in tensors:
         memories.setdefault((tensor.untyped_storage()._cdata, tensor.dtype), []).append(tensor)
@@ -172,7 +172,7 @@ _WRAPPERS: Final = {"OptimizedModule": "_orig_mod", "DataParallel": "module", "D
 
 
 class TooLarge(Incomplete):
-    """A module has too many parameters to be given numbers."""
+    """Error for a module with too many parameters to be materialised."""
 
 
 MOST_BYTES: Final = 2 * 1024**3
@@ -180,12 +180,12 @@ MOST_BYTES: Final = 2 * 1024**3
 
 
 def on_meta(module: nn.Module) -> nn.Module:
-    """The module with every parameter and buffer on meta, hooks and modes as they were; no memory is copied."""
+    """Return the module with every parameter and buffer on meta, without copying memory; hooks and modes are kept."""
     return with_tensors(module, _on_meta)
 
 
 def _on_meta(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor of the same layout on meta, no fake one either, which belongs to a mode."""
+    """Return a meta tensor of the same layout, and not a fake tensor, which would belong to a mode."""
     import torch
     from torch._subclasses.fake_tensor import FakeTensor
 
@@ -195,7 +195,7 @@ def _on_meta(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def own_copy(module: nn.Module) -> nn.Module:
-    """The module with the same parameters, and buffers of its own: a run may write to buffers.
+    """Return a module that shares the parameters and has copies of the buffers, which a run may write to.
 
     Parameters that were made in ``inference_mode``, which nothing can trace, are copied.
     """
@@ -209,7 +209,7 @@ def own_copy(module: nn.Module) -> nn.Module:
 
 
 def short_run(module: nn.Module, kwargs: Mapping[str, Any]) -> Any:
-    """The result of a call on meta; where that looks at numbers, of a copy with ones; ``None`` if neither runs."""
+    """Return the result of a call on meta, or of a copy with ones if it reads values; ``None`` if both fail."""
     import torch
 
     from costproof.patches.inference import inference_context
@@ -222,7 +222,7 @@ def short_run(module: nn.Module, kwargs: Mapping[str, Any]) -> Any:
 
 
 def runs_on_meta(module: nn.Module, kwargs: Mapping[str, Any]) -> Any:
-    """The result of a call on meta, ``None`` if it does not run there."""
+    """Return the result of a call on meta, or ``None`` if it fails."""
     from costproof.patches.inference import inference_context
 
     # It is code of other packages, which raises what it likes.
@@ -232,12 +232,12 @@ def runs_on_meta(module: nn.Module, kwargs: Mapping[str, Any]) -> Any:
 
 
 def unchecked() -> AbstractContextManager[Any]:
-    """For inputs without numbers, or with ones: whether a text has as many places as an image fills, numbers tell."""
+    """Disable the check that a text has as many placeholder tokens as images fill, which needs real values."""
     return mock.patch.dict(os.environ, {"TRANSFORMERS_DISABLE_TORCH_CHECK": "1"})
 
 
 def with_ones(module: nn.Module) -> nn.Module:
-    """Return a copy on the CPU with the numbers that the module has, and ones where it has none.
+    """Return a copy on the CPU with the values that the module has, and ones where it has none.
 
     Parameters that have numbers are shared. Integers in buffers that have none are made: sizes come from them, and a
     model of transformers sets them as it does for any module that was made on meta.
@@ -273,7 +273,7 @@ def _lacks_integers(part: nn.Module) -> bool:
 
 
 def _numbered(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a parameter with numbers on the CPU itself, of other tensors a copy there; ones where there are none.
+    """Return a parameter with values on the CPU itself, a CPU copy of other tensors, and ones for those on meta.
 
     What a run writes into a sparse parameter could not be undone, so it is copied too.
     """
@@ -288,7 +288,7 @@ def _numbered(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def own_inputs(inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments with copies of their tensors, outside of graphs of gradients, and of caches, which a run fills."""
+    """Return arguments with detached copies of their tensors and of caches, which a run may fill."""
     import torch
 
     def made(value: Any) -> Any:
@@ -299,7 +299,7 @@ def own_inputs(inputs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _own(value: Any) -> Any:
-    """A copy of what a run may fill, a cache for one; what cannot be copied is handed on, and so is a module."""
+    """Return a copy of an object that a run may fill, or the object itself if it is a module or cannot be copied."""
     import torch
 
     if not isinstance(value, torch.nn.Module):
@@ -309,7 +309,7 @@ def _own(value: Any) -> Any:
 
 
 def inputs_on_meta(inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments with their tensors on meta, and copies of what a run may fill."""
+    """Return arguments with their tensors on meta, and copies of objects that a run may fill."""
     import torch
     from torch._subclasses.fake_tensor import FakeTensor
 
@@ -323,7 +323,7 @@ def inputs_on_meta(inputs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_values(inputs: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
-    """Arguments with zeros in place of tensors on meta, of those too that a cache holds, which is a copy then."""
+    """Return arguments with zeros in place of meta tensors, also inside caches, which are copied."""
     import torch
 
     def made(value: Any) -> Any:
@@ -337,7 +337,7 @@ def with_values(inputs: Mapping[str, Any], device: torch.device) -> dict[str, An
 
 
 def _held(value: Any, seen: set[int] | None = None) -> Iterator[torch.Tensor]:
-    """Tensors that an object holds, however deep; a module's are its own."""
+    """Return the tensors that an object holds at any depth, except those of modules."""
     import torch
 
     seen = set() if seen is None else seen
@@ -361,8 +361,7 @@ def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def with_tensors(module: nn.Module, change: Callable[[torch.Tensor], torch.Tensor]) -> nn.Module:
-    """A copy with another tensor in place of each: parameters stay parameters, what is tied stays tied, and buffers
-    that share memory share it.
+    """Return a copy with every tensor replaced, preserving parameters, ties and shared memory.
 
     Raises:
         Incomplete: something else that the module holds cannot be copied.
@@ -396,7 +395,7 @@ def with_tensors(module: nn.Module, change: Callable[[torch.Tensor], torch.Tenso
 
 
 def _rebound(function: FunctionType, memo: dict[int, Any]) -> FunctionType:
-    """The function with the copies of modules, and of their methods, in place of what it holds and names.
+    """Return a function whose references to modules and their methods point to the copies.
 
     It holds what is in its closure, and names variables beside it. ``deepcopy`` keeps it as it is.
     """
@@ -426,7 +425,7 @@ def _rebound(function: FunctionType, memo: dict[int, Any]) -> FunctionType:
 
 
 def _names(code: CodeType) -> Iterator[str]:
-    """Names that a function, or one that is made in it, may look up beside it."""
+    """Return the global names that a function, or one nested in it, may look up."""
     yield from code.co_names
     for value in code.co_consts:
         if isinstance(value, CodeType):
@@ -434,14 +433,14 @@ def _names(code: CodeType) -> Iterator[str]:
 
 
 def _is_part(value: Any, memo: dict[int, Any]) -> bool:
-    """Whether it is a part of what was copied, or a method of one."""
+    """Return whether a value is one of the copied modules or a method of one."""
     if isinstance(value, partial):
         return any(_is_part(v, memo) for v in (value.func, *value.args, *value.keywords.values()))
     return id(attribute(value, "__self__", value) if isinstance(value, MethodType) else value) in memo
 
 
 def _tensors(module: nn.Module) -> Iterator[torch.Tensor]:
-    """Parameters, buffers, and tensors that are plain attributes, such as a weight that a hook computes."""
+    """Return the parameters, buffers and tensors in plain attributes, such as a weight computed by a hook."""
     import torch
 
     yield from module.parameters()
@@ -451,8 +450,9 @@ def _tensors(module: nn.Module) -> Iterator[torch.Tensor]:
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
-    """Return the module without what ``torch.compile`` or data parallelism put around it and its parts, and with
-    modules of ``torch.fx`` as if their code had been written by hand; changes the module.
+    """Remove wrappers of ``torch.compile`` and data parallelism and rewrite ``torch.fx`` modules, in place.
+
+    Returns the module.
 
     ``torch.export`` takes a ``GraphModule`` for a part of its caller, and books its work there.
     """
@@ -475,7 +475,7 @@ def unwrapped(module: nn.Module) -> nn.Module:
 
 
 def _written(module: nn.Module) -> nn.Module:
-    """Return a module of ``torch.fx`` as one of a plain class with the same attributes; others as they are."""
+    """Return a ``torch.fx`` module as an instance of a plain class with the same attributes; others unchanged."""
     import torch
 
     if not isinstance(module, torch.fx.GraphModule):

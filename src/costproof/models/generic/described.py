@@ -1,4 +1,4 @@
-"""A module and the arguments of its call as plain data: what is compared between two captures, and hashed."""
+"""Describe a module and the arguments of a call as plain data, to compare captures and to compute fingerprints."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _VOLATILE: Final = ("_name_or_path", "name_or_path", "transformers_version")
 
 
 def arguments(given: Mapping[str, Any]) -> dict[str, str]:
-    """Return the arguments of a call, nested ones by path: ``image`` -> ``float32[2,3,64,64] 1f0c3a9be2d7``.
+    """Return the arguments of a call by path: ``image`` -> ``float32[2,3,64,64] 1f0c3a9be2d7``.
 
     Of a tensor with values a scalar and few integers are listed, and others are hashed.
     """
@@ -48,7 +48,7 @@ def arguments(given: Mapping[str, Any]) -> dict[str, str]:
 
 
 def shapes(given: Mapping[str, Any]) -> dict[str, str]:
-    """Return :func:`arguments` without the numbers in tensors."""
+    """Return :func:`arguments` without hashes of the tensor values."""
     return _listed(given, _Leaves(objects=True))
 
 
@@ -71,7 +71,7 @@ def _listed(given: Mapping[str, Any], how: _Leaves) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class _Leaves:
-    """Divides a value into leaves, each with its path and a text.
+    """Flattens a value into leaves, each with a path and a text.
 
     Args:
         objects: list what is inside objects of any class, not their class alone.
@@ -99,7 +99,7 @@ class _Leaves:
             yield from self.of(f"{name}.{_written(key)}", part, depth + 1)
 
     def _divided(self, value: Any, depth: int) -> tuple[str | None, list[tuple[str, Any]]]:
-        """Return the text of a leaf, or what is inside the value."""
+        """Return the text of a leaf, or the contents of any other value."""
         try:
             text = self._leaf(value)
             inner = [] if text is not None or depth == _DEEPEST else [*self._inside(value)]
@@ -108,7 +108,7 @@ class _Leaves:
         return (text, inner) if text is not None or inner else (_named(value), inner)
 
     def _leaf(self, value: Any) -> str | None:
-        """Return what is not divided further as text, a list of plain values too; ``None`` for all else."""
+        """Return the text of a value that is not divided further, such as a list of plain values, or ``None``."""
         if isinstance(value, bool | int):
             return repr(value) if abs(value) < _LARGEST else hex(value)
         if value is None or isinstance(value, float | complex | str | bytes):
@@ -151,7 +151,7 @@ class _Leaves:
             yield from ((name, getattr(value, name)) for name in slots if hasattr(value, name))
 
     def _captured(self, function: Any) -> Iterator[tuple[str, Any]]:
-        """Yield what a function brings along, if anything: its object, default values and the variables around it."""
+        """Yield what a function captures: its bound object, default values and closure variables."""
         code, cells = getattr(function, "__code__", None), getattr(function, "__closure__", None) or ()
         for name, cell in zip(getattr(code, "co_freevars", ()), cells, strict=False):
             with suppress(ValueError):  # nothing is in it yet
@@ -167,12 +167,12 @@ def _slots(kind: type) -> tuple[str, ...]:
 
 
 def _written(text: str) -> str:
-    """Return a text as a file can hold it: no half of a character."""
+    """Return a text that can be encoded, with lone surrogates replaced."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _is_tensor(value: Any) -> bool:
-    """Whether it has a dtype and integers, or sizes that stand for some, as its shape; a nested one has parts."""
+    """Return whether a value has a dtype and a shape of integers or symbols, or is a nested tensor."""
     if getattr(value, "is_nested", False) is True:
         return True
     shape = getattr(value, "shape", None)
@@ -180,12 +180,12 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _is_inexact(tensor: Any) -> bool:
-    """Whether its numbers are floating-point or complex ones, as weights are."""
+    """Return whether a tensor has a floating-point or complex dtype, as weights have."""
     return any(kind in str(tensor.dtype) for kind in ("float", "complex"))
 
 
 def _numbers(tensor: Any) -> str:
-    """Return the values of a scalar or of few integers, and a hash of all others; nothing where there are none."""
+    """Return the values of a scalar or of few integers, or a hash of any others; empty on meta."""
     if getattr(tensor, "is_nested", False) or getattr(tensor, "is_meta", False):
         return ""
     size, dtype = math.prod(map(int, tensor.shape)), str(tensor.dtype).removeprefix("torch.")
@@ -198,7 +198,7 @@ def _numbers(tensor: Any) -> str:
 
 
 def _bytes(tensor: Any) -> bytes:
-    """Return the memory of a tensor, of torch or of NumPy."""
+    """Return the memory of a torch tensor or a NumPy array."""
     import torch
 
     if not isinstance(tensor, torch.Tensor):
@@ -214,7 +214,7 @@ def tensor_text(tensor: Any) -> str:
 
 
 def _shape(tensor: Any) -> tuple[Any, ...]:
-    """Return the sizes of a tensor; of a nested one how many it holds, and the sizes of each."""
+    """Return the sizes of a tensor; of a nested one the number of its parts and the sizes of each."""
     if getattr(tensor, "is_nested", False):
         return tuple("x".join(map(str, part.shape)) for part in tensor.unbind())
     return tuple(tensor.shape)
@@ -225,7 +225,7 @@ def _size(size: Any) -> str:
 
 
 def check_parts(module: nn.Module) -> None:
-    """Check that no module is a part of itself, and that files can hold the names of modules, parameters and buffers.
+    """Check that no module contains itself, and that names of modules, parameters and buffers are valid in files.
 
     Raises:
         BadInput: one is, or a name is not a text or has half of a character.
@@ -243,7 +243,7 @@ def check_parts(module: nn.Module) -> None:
 
 
 def _path_to_itself(module: nn.Module) -> str | None:
-    """Return the path of a module that is among the modules around it; ``None`` if there is none."""
+    """Return the path of a module that occurs among its own ancestors, or ``None``."""
     done: set[int] = set()
     around: dict[int, tuple[str, Iterator[tuple[str, nn.Module]]]] = {id(module): ("", _children(module))}
     while around:
@@ -266,7 +266,7 @@ def _children(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def module_kinds(module: nn.Module) -> ModuleKinds:
-    """Return the kinds of modules under each path, numbers in paths as ``*``."""
+    """Return the kinds of modules at each path pattern, with ``*`` for numbers."""
     found: dict[str, dict[str, ModuleKind]] = {}
     for path, part in module.named_modules():
         numbers = {int(n) for n in path.split(".") if n.isdecimal()}
@@ -281,7 +281,7 @@ def module_kinds(module: nn.Module) -> ModuleKinds:
 
 
 def _settings(part: nn.Module) -> Iterator[tuple[str, ConfigValue]]:
-    """Yield the plain attributes that a class gave its module."""
+    """Yield the plain attributes that a module's constructor has set."""
     for name, value in vars(part).items():
         if name.startswith("_") or name in ("training", *_VOLATILE):
             continue
@@ -302,12 +302,12 @@ def _is_plain(value: Any) -> bool:
 
 
 def _is_word(value: Any) -> TypeGuard[str]:
-    """Whether it is a short text that a file can hold, and no path of this machine."""
+    """Return whether a value is a short text without a path of this machine."""
     return type(value) is str and len(value) <= _LONGEST and _written(value) == value and not Path(value).is_absolute()
 
 
 def fingerprint(module: nn.Module, numbers: Mapping[str, int]) -> str:
-    """Return twelve hex digits that change with whatever of a module may change a number.
+    """Return twelve hex digits that change with everything in a module that may change a cost.
 
     Hashed are the class, the attributes, the hooks, the configuration, and the shapes and dtypes of every module, with
     the values of its integers; of the classes that no installed package defines, the files too.
@@ -348,7 +348,7 @@ def _without_origin(value: Any) -> Any:
 
 
 def _code(kinds: Iterable[type]) -> list[str]:
-    """Return the code of the files that define classes, without comments; what a package or Python has is left out.
+    """Return the source of the files that define classes, without comments; installed packages are skipped.
 
     Of a class without a file it is the compiled code of its functions.
     """
@@ -369,12 +369,12 @@ def _code(kinds: Iterable[type]) -> list[str]:
 
 
 def _is_installed(file: Path) -> bool:
-    """Whether a package or Python has the file."""
+    """Return whether a file belongs to an installed package or to Python."""
     return bool({"site-packages", "dist-packages"} & {*file.parts}) or file.is_relative_to(_PYTHON)
 
 
 def _compiled(code: CodeType) -> str:
-    """Return what a function does, as text: its compiled code, with the constants and the functions inside."""
+    """Return the bytecode of a function as text, with its constants and nested functions."""
     constants = [_compiled(c) if isinstance(c, CodeType) else _ADDRESS.sub("", repr(c)) for c in code.co_consts]
     return f"{code.co_code.hex()} {code.co_names} {constants}"
 
@@ -384,7 +384,7 @@ def _digest(value: object) -> str:
 
 
 def _named(value: object) -> str:
-    """Return a text for what JSON does not have, without the addresses that a ``repr`` may show.
+    """Return a text for a value that JSON cannot hold, without memory addresses.
 
     Of a class that writes its objects in no way of its own it is the name.
     """

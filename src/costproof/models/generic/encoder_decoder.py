@@ -1,4 +1,4 @@
-"""The stages of an encoder-decoder: encode, prefill of one token, decode with a cache of both stacks."""
+"""Stages of an encoder-decoder: encode, prefill of one token, and decode with the caches of both stacks."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class FirstRun:
-    """What a run on meta shows: where the encoder sits, and the shapes of what it and the cache hand on."""
+    """Findings of one run on meta: the encoder's path, and the shapes of its result and of the cache."""
 
     encoder: str
     """Path of the encoder."""
@@ -49,20 +49,20 @@ class FirstRun:
     """The same of the encoder's positions."""
 
     def located(self, path: str, call: int) -> tuple[str, str]:
-        """Where a module works in the run of the encoder and the first token."""
+        """Return the stage and invocation of a module in the run of the encoder and the first token."""
         inside = path == self.encoder or path.startswith(f"{self.encoder}.") or (path in self.shared and call == 1)
         stage = "encode" if inside else "prefill"
         return stage, _CALLS[stage]
 
     def stages_of(self, path: str) -> tuple[str, ...]:
-        """The stages that a module works in."""
+        """Return the stages that use a module."""
         if path in self.shared | self.lenders:
             return TWO_STAGES
         return TWO_STAGES[:1] if self.located(path, 1)[0] == "encode" else TWO_STAGES[1:]
 
 
 def first_run(model: nn.Module, inputs: Mapping[str, Any]) -> FirstRun | None:
-    """Run a model on meta once, if it is an encoder-decoder whose cache is keys and values of two stacks."""
+    """Run a model once on meta, and return the findings if it is an encoder-decoder with a key/value cache."""
     two = attribute(attribute(model, "config", None), "is_encoder_decoder", False) and has_attribute(model, "generate")
     if not two or not inputs:
         return None
@@ -94,7 +94,7 @@ def first_run(model: nn.Module, inputs: Mapping[str, Any]) -> FirstRun | None:
 
 
 def _cross_without(model: nn.Module, hidden: torch.Tensor, batch: int) -> tuple[tuple[Shape, Shape], ...] | None:
-    """What the cache of the other stack holds where the decoder gets the last hidden state alone."""
+    """Return the cross-attention cache of a decoder that gets only the last hidden state."""
     from costproof.models.generic.encoder_decoder_wrappers import Handed
 
     given = {"encoder_outputs": Handed(hidden), "decoder_input_ids": ids_on_meta(batch, PROMPT), "use_cache": True}
@@ -108,7 +108,7 @@ def _shapes(layers: Iterable[Any]) -> tuple[tuple[Shape, Shape], ...]:
 
 
 def two_stack_calls(run: Workload, sizes: Mapping[str, int], inputs: tuple[TensorSpec, ...]) -> tuple[Invocation, ...]:
-    """The calls of an encoder and its decoder, with numbers alone: no tensor is made for it.
+    """Return the calls of an encoder and its decoder in numbers, without creating tensors.
 
     Args:
         sizes: symbols of the encoder's inputs.
@@ -127,7 +127,7 @@ def two_stack_calls(run: Workload, sizes: Mapping[str, int], inputs: tuple[Tenso
 
 @dataclass(frozen=True, slots=True)
 class TwoStacks:
-    """Encode, prefill, decode."""
+    """Plan of an encoder-decoder: encode, prefill, decode."""
 
     workload: Workload
     inputs: Inputs
@@ -135,11 +135,11 @@ class TwoStacks:
     first: FirstRun
 
     def invocations(self) -> tuple[Invocation, ...]:
-        """The calls; S positions of the encoder, where they can be chosen, P of the decoder before the first step."""
+        """Return the calls, with S encoder positions, if they can be chosen, and P decoder positions."""
         return two_stack_calls(self.workload, self.inputs.values, specs(self.inputs.args.values()))
 
     def export_jobs(self, model: nn.Module) -> tuple[ExportJob, ...]:
-        """The encoder, the first token, and a step if there is one."""
+        """Return the exports of the encoder, the first token, and a step if there is one."""
         from costproof.models.generic.encoder_decoder_wrappers import CrossStep, FirstToken, encode
 
         batch, part = self.workload.batch, {"part": ""}
@@ -194,7 +194,7 @@ class TwoStacks:
         return jobs if self.workload.new_tokens else jobs[:-1]
 
     def runs(self, model: nn.Module) -> tuple[Run, ...]:
-        """The encoder with the first token, then the first, the middle and the last step."""
+        """Return the run of the encoder with the first token, and those of the first, middle and last steps."""
         from costproof.models.generic.encoder_decoder_wrappers import Handed, two_caches
 
         batch = self.workload.batch
@@ -211,7 +211,7 @@ class TwoStacks:
         return tuple(found)
 
     def _long(self, positions: int) -> bool:
-        """Whether the encoder hands on as many positions as it gets, and that number can be chosen."""
+        """Return whether the encoder returns as many positions as it gets, and the number can be chosen."""
         return self.inputs.values.get("S") == positions
 
     def _handed(self) -> dict[str, torch.Tensor]:
@@ -226,6 +226,6 @@ class TwoStacks:
 
 
 def of_encoder(inputs: Inputs) -> Inputs:
-    """The inputs without those of the decoder."""
+    """Return the inputs without those of the decoder."""
     kept = {name: value for name, value in inputs.args.items() if not name.startswith("decoder_")}
     return replace(inputs, args=kept, sizes=tuple(s for s in inputs.sizes if s.argument[0] in kept))

@@ -1,4 +1,4 @@
-"""Modules around the parts of an encoder-decoder; they add no operators. Needs torch and transformers to load."""
+"""Wrappers around parts of an encoder-decoder that add no operators. Needs torch and transformers to load."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from costproof.models.generic.export_wrappers import cache_tensors, signature, t
 
 @dataclass
 class Handed(BaseModelOutput):  # type: ignore[misc]  # transformers has no types
-    """What an encoder hands on; all else that a decoder may ask for, such as a mask, is not there."""
+    """Encoder output; every other attribute that a decoder may read, such as a mask, is ``None``."""
 
     pooler_output: torch.Tensor | None = None
     """What decoders beside some encoders of images read in place of the last hidden state."""
@@ -27,19 +27,19 @@ class Handed(BaseModelOutput):  # type: ignore[misc]  # transformers has no type
 
 
 class Encode(nn.Module):
-    """The encoder of a model; returns the first ``count`` of its tensors."""
+    """Encoder of a model, which returns the first ``count`` of its tensors."""
 
     def __init__(self, part: nn.Module, count: int) -> None:
         super().__init__()
         self.part, self.count = part, count
 
     def called(self, args: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
-        """What it hands on."""
+        """Return the output of the encoder."""
         return tensors(self.part.get_encoder()(**args))[: self.count]  # type: ignore[operator]
 
 
 def encode(part: nn.Module, names: tuple[str, ...], count: int) -> nn.Module:
-    """An :class:`Encode` whose forward has arguments of these names."""
+    """Return an :class:`Encode` whose ``forward`` has arguments with these names."""
 
     def forward(self: Encode, **args: torch.Tensor) -> list[torch.Tensor]:
         return self.called(args)
@@ -50,7 +50,7 @@ def encode(part: nn.Module, names: tuple[str, ...], count: int) -> nn.Module:
 
 
 class FirstToken(nn.Module):
-    """A decoder's first token, on what its encoder handed on under these names."""
+    """First token of a decoder, on encoder outputs passed under these names."""
 
     def __init__(self, part: nn.Module, names: tuple[str, ...]) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class FirstToken(nn.Module):
 
 
 class CrossStep(nn.Module):
-    """One decode step beside an encoder; of the two caches its own grows, and is returned."""
+    """One decode step with cross-attention; it returns the self-attention cache, which has grown."""
 
     def __init__(self, part: nn.Module, names: tuple[str, ...]) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ class CrossStep(nn.Module):
 
 
 def two_caches(own: Past, cross: Past) -> EncoderDecoderCache:
-    """A cache whose two halves hold these keys and values."""
+    """Return an encoder-decoder cache filled with these keys and values."""
     halves = []
     for past in (own, cross):
         half = DynamicCache()

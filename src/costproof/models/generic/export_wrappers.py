@@ -1,4 +1,4 @@
-"""Modules around a model that hand its tensors out of an export; they add no operators. Needs torch to load."""
+"""Wrappers around a model that return its tensors from an export without adding operators. Needs torch to load."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from costproof.models.generic.copies import restored
 
 
 class Forward(nn.Module):
-    """Calls a model and returns its floating-point tensors; of a model with a cache those, and the cache."""
+    """Wrapper that returns the floating-point tensors of a model's result, and its cache if there is one."""
 
     def __init__(self, part: nn.Module, rest: Mapping[str, Any], again: Mapping[str, Any], *, cached: bool) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ def around(
     *,
     cached: bool = False,
 ) -> Forward:
-    """A :class:`Forward` whose signature has the given arguments: an export maps its symbols to their names.
+    """Return a :class:`Forward` whose signature names the arguments, as an export needs for its symbols.
 
     Args:
         rest: arguments that are not tensors.
@@ -61,13 +61,13 @@ def around(
 
 
 def signature(names: tuple[str, ...]) -> inspect.Signature:
-    """Of a method with these keyword arguments."""
+    """Return the signature of a method with these keyword arguments."""
     own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return inspect.Signature([own, *(inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY) for n in names)])
 
 
 class Step(nn.Module):
-    """One decode step on a cache of given keys and values."""
+    """One decode step on a key/value cache given as arguments."""
 
     def __init__(self, part: nn.Module, decoder: Decoder) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ class Step(nn.Module):
 
 
 class HeldStep(nn.Module):
-    """One decode step on a cache like the one given, with the states that an export gives it.
+    """One decode step on a copy of a cache, filled with states that an export passes in.
 
     Args:
         counters: numbers in the cache that grow with it -> how much more they are than the context.
@@ -109,12 +109,12 @@ class HeldStep(nn.Module):
 
 
 def cache_tensors(result: Any) -> list[torch.Tensor]:
-    """Floating-point tensors of the caches that a model returned, whatever they hold; none where it returned none."""
+    """Return the floating-point tensors of the caches in a model's result, or ``[]``."""
     return held_states(*caches_of(result).values())
 
 
 def tensors(value: Any) -> list[torch.Tensor]:
-    """Floating-point tensors of a nested result, complex ones too, in order; a cache that has a name is none of it."""
+    """Return the floating-point and complex tensors of a nested result in order, without its caches."""
     if isinstance(value, torch.Tensor):
         return [value] if value.is_floating_point() or value.is_complex() else []
     if is_cache(value):

@@ -1,4 +1,4 @@
-"""What makes the module of a generic target: plain data, which goes to other processes."""
+"""Factories of the modules of generic targets, as plain data that can be sent to other processes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """A module that is ready to run."""
+    """Module that is ready to run, with notes about it."""
 
     module: nn.Module
     inputs: Mapping[str, Any] | None = None
@@ -28,35 +28,35 @@ class Made:
 
 
 class Maker(Hashable, Protocol):
-    """Makes the module of a target."""
+    """Factory of a target's module."""
 
     @property
     def name(self) -> str:
-        """What the target is called."""
+        """Return the name of the target."""
         ...
 
     @property
     def what(self) -> str:
-        """Where the module comes from, in words: ``BertForMaskedLM of transformers``."""
+        """Return a description of the module's origin, such as ``BertForMaskedLM of transformers``."""
         ...
 
     @property
     def numbers(self) -> Mapping[str, int]:
-        """Numbers of its configuration by name."""
+        """Return the integers of its configuration by name."""
         ...
 
     @property
     def chooses(self) -> frozenset[str]:
-        """What :meth:`make` can be asked for: ``dtype``, ``attention``."""
+        """Return the options that :meth:`make` respects: ``dtype``, ``attention``."""
         ...
 
     @property
     def stored(self) -> Stored:
-        """How the checkpoint of the model stores its weights."""
+        """Return how the checkpoint of the model stores its weights."""
         ...
 
     def make(self, dtype: Dtype | None, attention: AttentionKind | None) -> Made:
-        """The module and its inputs, on meta where the maker can choose; ``None`` leaves a choice to the model.
+        """Build the module and its inputs, on meta if the factory can; ``None`` leaves a choice to the model.
 
         Raises:
             BadInput: there is nothing that makes a module.
@@ -67,10 +67,10 @@ class Maker(Hashable, Protocol):
 
 @runtime_checkable
 class Cuttable(Maker, Protocol):
-    """Makes a module that can be had with fewer layers."""
+    """Factory of a module that can be built with fewer layers."""
 
     def first_layers(self, layers: int, *, more: bool = False) -> tuple[Maker, CutModel]:
-        """What makes it with so many layers, and what that says about the whole module.
+        """Return the factory of the truncated module, and the truncation.
 
         Args:
             more: with one more layer of each kind that is left out.
@@ -81,7 +81,7 @@ class Cuttable(Maker, Protocol):
         ...
 
     def check_depth(self, module: nn.Module) -> None:
-        """Check that the module has no more layers than can be counted.
+        """Check that the module does not have too many layers to be counted.
 
         Raises:
             BadInput: it has more.
@@ -91,7 +91,7 @@ class Cuttable(Maker, Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Given:
-    """A module that is at hand, with the arguments of its call."""
+    """Factory that returns a module object of this process, with the arguments of its call."""
 
     name: str
     what: str
@@ -104,5 +104,5 @@ class Given:
     stored: Stored = PLAIN
 
     def make(self, dtype: Dtype | None, attention: AttentionKind | None) -> Made:
-        """The module itself."""
+        """Return the module itself."""
         return Made(self.module, self.inputs, self.notes)

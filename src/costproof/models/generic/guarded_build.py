@@ -56,7 +56,7 @@ _MANY: Final = re.compile(r"(num|n)_.*|.*(layer|depth|block|expert|stage).*")
 
 
 def check_keys(data: Mapping[str, Any], path: str) -> None:
-    """Check the keys of a configuration that no class checks, before anything is made of them.
+    """Check configuration keys that no configuration class checks, before anything is built from them.
 
     Args:
         path: of the file, for messages.
@@ -73,7 +73,7 @@ _SHOWN: Final = 20
 
 
 def _types(data: Mapping[str, Any]) -> Iterator[CostproofError]:
-    """Yield what is wrong with the keys that decide which class is built."""
+    """Yield the problems with the keys that select the class to build."""
     kind = data["model_type"]
     if not (0 < len(kind) <= 100 and kind.isprintable()):
         yield _wrong("this is not a model type", "$.model_type", "a short name", kind)
@@ -86,7 +86,7 @@ def _types(data: Mapping[str, Any]) -> Iterator[CostproofError]:
 
 
 def _bounds(path: str, key: str, value: object, levels: int) -> Iterator[CostproofError]:
-    """Yield what is out of bounds at and below a place of the configuration."""
+    """Yield the values out of bounds at and below a path of the configuration."""
     if isinstance(value, bool):
         return
     if isinstance(value, int):
@@ -130,7 +130,7 @@ def _wrong(what: str, where: str, expected: str, got: object = NOT_GIVEN) -> Bad
 
 @dataclass(slots=True)
 class _Built:
-    """What one thread has built so far."""
+    """Counters of what one thread has built so far."""
 
     data: Mapping[str, Any]
     where: str
@@ -139,7 +139,7 @@ class _Built:
     elements: int = 0
 
     def module(self, module: nn.Module, name: str, part: nn.Module | None) -> None:
-        """Count a module that is put into another one."""
+        """Count a module that becomes a submodule."""
         if threading.get_ident() != self.thread:
             return
         self.modules += 1
@@ -166,7 +166,7 @@ class _Built:
 
 @contextmanager
 def bounded(data: Mapping[str, Any], where: str) -> Iterator[None]:
-    """Bound what this thread builds meanwhile: modules, elements, sizes of tensors, seconds.
+    """Limit what this thread builds in the block: modules, elements, sizes of tensors, seconds.
 
     Args:
         data: the configuration, to name the key that is too large.
@@ -190,7 +190,7 @@ def bounded(data: Mapping[str, Any], where: str) -> Iterator[None]:
 
 
 def check_depth(module: nn.Module, data: Mapping[str, Any], where: str) -> None:
-    """Check that a model has no more layers than can be counted in some minutes.
+    """Check that a model does not have more layers than can be counted in some minutes.
 
     Raises:
         BadInput: a stack has more than :data:`MOST_COUNTED`.
@@ -211,18 +211,18 @@ def check_depth(module: nn.Module, data: Mapping[str, Any], where: str) -> None:
 
 
 def _place_of(data: Mapping[str, Any], value: int) -> str | None:
-    """Return the path of the first integer of a configuration that is this one."""
+    """Return the path of the first integer in a configuration that has this value."""
     return next((path for path, _, number in _integers(data) if number == value), None)
 
 
 def _largest(data: Mapping[str, Any]) -> str | None:
-    """Return the path of the largest number of something that is built."""
+    """Return the path of the largest integer in the configuration of something being built."""
     found = [(number, path) for path, key, number in _integers(data) if _MANY.fullmatch(key)]
     return max(found)[1] if found else None
 
 
 def _integers(data: Mapping[str, Any], path: str = "$") -> Iterator[tuple[str, str, int]]:
-    """Yield path, key and value of every integer in the objects of a configuration."""
+    """Yield path, key and value of every integer in a configuration."""
     for key, value in data.items():
         if isinstance(value, dict):
             yield from _integers(value, f"{path}.{key}")
@@ -234,7 +234,7 @@ _said: set[tuple[str, str]] = set()
 
 
 def _is_new(record: logging.LogRecord) -> bool:
-    """Whether this process has not said it yet."""
+    """Return whether this process has not yet logged a message."""
     message = (record.name, record.getMessage())
     if message in _said:
         return False
@@ -244,7 +244,7 @@ def _is_new(record: logging.LogRecord) -> bool:
 
 @contextmanager
 def said_once() -> Iterator[None]:
-    """Let each warning of transformers through once in this process; its handlers are as they were afterwards."""
+    """Log each warning of transformers only once per process, for the time of the block."""
     with ExitStack() as undo:
         for handler in logging.getLogger("transformers").handlers:
             if _is_new not in handler.filters:
@@ -261,7 +261,7 @@ _ASKED: Final = ("transformers.dynamic_module_utils", "TIME_OUT_REMOTE_CODE")
 
 @contextmanager
 def unasked() -> Iterator[None]:
-    """Refuse kernels of the Hub, and code that nobody has allowed, without a question, for the time of the block."""
+    """Refuse kernels of the Hub and untrusted remote code without prompting, for the time of the block."""
     importlib.import_module("transformers.modeling_utils")  # loads the package kernels, where that is installed
     with ExitStack() as undo:
         for module, name in _KERNELS:

@@ -1,4 +1,4 @@
-"""The model of a Hugging Face configuration: the class that the configuration names, built on meta without weights."""
+"""Build the class that a Hugging Face configuration names, on meta and without weights."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _NOT_OPTIONS: Final = ("model_type", "architectures", "auto_map", "transformers_
 
 @dataclass(frozen=True)
 class HuggingFace:
-    """One configuration; nothing is downloaded."""
+    """Factory for one configuration; nothing is downloaded."""
 
     text: str
     """The configuration as JSON."""
@@ -63,34 +63,34 @@ class HuggingFace:
 
     @cached_property
     def data(self) -> dict[str, Any]:
-        """The configuration."""
+        """Return the configuration as JSON data."""
         found: dict[str, Any] = json.loads(self.text)
         return found
 
     @cached_property
     def name(self) -> str:
-        """The model type; of one without a class that of the class that the configuration names."""
+        """Return the model type, or that of the named class if the type has no class."""
         own = None if self.code is not None else type_of_class(self.data)
         return own or str(self.data["model_type"])
 
     @property
     def what(self) -> str:
-        """The class that is counted."""
+        """Return the class that is counted."""
         with self._alone():
             return self._chosen()[1]
 
     @property
     def numbers(self) -> Mapping[str, int]:
-        """Sizes of the configuration."""
+        """Return the sizes in the configuration."""
         return _with_head_width(numbers(self.config().to_dict()))
 
     @property
     def chooses(self) -> frozenset[str]:
-        """Both."""
+        """Return both choices, ``dtype`` and ``attention``."""
         return frozenset({"dtype", "attention"})
 
     def first_layers(self, layers: int, *, more: bool = False) -> tuple[HuggingFace, CutModel]:
-        """The model with its first layers alone.
+        """Return the model truncated to its first layers, and the truncation.
 
         Args:
             more: with one more layer of each kind that is left out.
@@ -107,11 +107,11 @@ class HuggingFace:
         return replace(self, edits=found.edits), found
 
     def check_depth(self, module: nn.Module) -> None:
-        """Check that its model has no more layers than can be counted: :func:`.bounded.check_depth`."""
+        """Check the number of layers, as :func:`~.guarded_build.check_depth` does."""
         check_depth(module, self.data, self.where)
 
     def config(self) -> Any:
-        """A fresh configuration object, with the values that were changed.
+        """Return a new configuration object, with overrides applied.
 
         Raises:
             BadInput: transformers does not know the model type, or refuses a value.
@@ -121,8 +121,7 @@ class HuggingFace:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Keep the libraries off the network and from asking; a model's own code is contained, and may open its own
-        connections.
+        """Keep libraries off the network and from prompting; remote code is contained, and may use the network.
 
         Raises:
             BadInput: the model's own code failed or ended the program.
@@ -173,7 +172,7 @@ class HuggingFace:
             ) from error
 
     def make(self, dtype: Dtype | None, attention: AttentionKind | None) -> Made:
-        """The model on meta, in evaluation; attention as asked for, or as the class has it.
+        """Build the model on meta in evaluation mode, with the requested or the default attention.
 
         Raises:
             BadInput: the class does not have this attention.
@@ -207,7 +206,7 @@ class HuggingFace:
             ) from error
 
     def _waived(self, module: nn.Module) -> dict[str, str]:
-        """The keys that decide no cost, with the reason."""
+        """Return the keys that affect no cost, with the reason."""
         found = unused(self.config(), self.data, module, self.where)
         return found | ({} if self.name == self.data["model_type"] else {"$.model_type": NO_CLASS})
 
@@ -223,7 +222,7 @@ class HuggingFace:
         return made.eval()
 
     def _chosen(self) -> tuple[Any, str, tuple[str, ...]]:
-        """What builds the model of a configuration, its name in words, and what is to say about the choice."""
+        """Return the builder of the model, its name in words, and notes on the choice."""
         named = [str(n) for n in self.data.get("architectures") or ()]
         if self.code is not None:
             build, name = self._remote(named)
@@ -240,7 +239,7 @@ class HuggingFace:
         return model._from_config, f"{found} of transformers", notes
 
     def _remote(self, named: list[str]) -> tuple[Any, str]:
-        """The class in the model's own code that its configuration names first."""
+        """Return the class in the model's own code that its configuration names first."""
         from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
         places = {k: v for k, v in self.data["auto_map"].items() if k != "AutoConfig" and isinstance(v, str)}
@@ -250,7 +249,7 @@ class HuggingFace:
 
 
 def _make_long_frequencies(model: nn.Module) -> None:
-    """Make the frequencies that LongRoPE makes in its first forward and keeps as a plain attribute.
+    """Create the LongRoPE frequencies that the first forward would otherwise create as attributes.
 
     An export leaves its own tensor there, which no other export takes; as a buffer they are given back.
     """
@@ -265,7 +264,7 @@ def _make_long_frequencies(model: nn.Module) -> None:
 
 
 def _class_named(name: str) -> Any:
-    """Return what transformers exports under a name; ``None`` where it has no class that can be imported."""
+    """Return the object that transformers exports under a name, or ``None`` if it cannot be imported."""
     import transformers
 
     try:
@@ -275,7 +274,7 @@ def _class_named(name: str) -> Any:
 
 
 def huggingface(place: str, path: Path | None, *, trusted: bool) -> HuggingFace:
-    """The maker of a configuration file, of a folder with a ``config.json``, or of a model type alone.
+    """Return the factory for a configuration file, a folder with ``config.json``, or a bare model type.
 
     Args:
         place: what was asked for, for a model type.
@@ -322,21 +321,21 @@ def huggingface(place: str, path: Path | None, *, trusted: bool) -> HuggingFace:
 
 
 def _has_class(data: Mapping[str, Any]) -> bool:
-    """Whether transformers has a class for a configuration."""
+    """Return whether transformers has a class for a configuration."""
     from transformers import CONFIG_MAPPING
 
     return data["model_type"] in CONFIG_MAPPING or type_of_class(data) is not None
 
 
 def _files_of(data: Mapping[str, Any]) -> set[str]:
-    """Names of the files beside a configuration that ``auto_map`` names, but for those of repositories."""
+    """Return the files named by ``auto_map``, except those of other repositories."""
     places = data["auto_map"].values() if isinstance(data["auto_map"], dict) else ()
     texts = (part for place in places for part in (place if isinstance(place, list) else [place]))
     return {f"{t.rpartition('.')[0]}.py" for t in texts if isinstance(t, str) and "." in t and "--" not in t}
 
 
 def _as_built(value: Any) -> Any:
-    """Return a part of a configuration without what would be fetched, unpickled or run.
+    """Return a part of a configuration without values that would be fetched, unpickled or run.
 
     That is kernels of the Hub, weights of a backbone, and the code that a part names: for a part that it has no class
     for, transformers asks stdin whether to run it.
@@ -353,7 +352,7 @@ def _as_built(value: Any) -> Any:
 
 
 def _kernels(value: Any, path: str = "$") -> Iterator[tuple[str, str]]:
-    """Where a configuration names a kernel of the Hub, and which."""
+    """Yield each place in a configuration that names a kernel of the Hub, and the kernel."""
     for key, part in value.items() if isinstance(value, dict) else ():
         yield from ((f"{path}.{key}", kernel) for kernel in _kernels_under(key, part))
         yield from _kernels(part, f"{path}.{key}")
@@ -362,7 +361,7 @@ def _kernels(value: Any, path: str = "$") -> Iterator[tuple[str, str]]:
 
 
 def _kernels_under(key: object, value: Any) -> tuple[str, ...]:
-    """The kernels of the Hub that a key chooses, for one part or for several by name."""
+    """Yield the kernels of the Hub that a key selects, for one part or several by name."""
     if str(key).strip("_").removesuffix("_internal") not in _KERNELS:
         return ()
     if isinstance(value, dict):
@@ -377,7 +376,7 @@ def _unfetched(place: str, kernel: str) -> str:
 
 
 def _usual_attention(config: Any) -> Any:
-    """Return a configuration whose parts, and itself, choose no kernel; those are refused by name."""
+    """Return a configuration without kernel selections, which are refused by name."""
     parts = (getattr(config, name, None) for name in getattr(config, "sub_configs", {}))
     for part in (config, *(part for part in parts if part is not None)):
         if _kernels_under(_KERNELS[0], getattr(part, "_attn_implementation", None)):
@@ -386,7 +385,7 @@ def _usual_attention(config: Any) -> Any:
 
 
 def _with_floats(value: Any) -> Any:
-    """A part of a configuration with the numbers that JSON has none of, as transformers writes them: ``_FLOAT``."""
+    """Return a part of a configuration with ``{"__float__": "Infinity"}`` and the like converted to floats."""
     if isinstance(value, dict):
         if value.keys() == {_FLOAT}:
             return float(value[_FLOAT])
@@ -395,7 +394,7 @@ def _with_floats(value: Any) -> Any:
 
 
 def default_config(model_type: str) -> dict[str, Any]:
-    """The keys that the configuration class of a model type has of its own, with their defaults."""
+    """Return the keys and defaults of the configuration class of a model type."""
     from transformers import AutoConfig, PretrainedConfig
 
     config = AutoConfig.for_model(model_type)
@@ -406,7 +405,7 @@ def default_config(model_type: str) -> dict[str, Any]:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """The configuration in a file, or in a folder.
+    """Read the configuration in a file or in a folder.
 
     Raises:
         BadInput: it is not an object with a ``model_type``.
@@ -426,7 +425,7 @@ def _file(path: Path) -> Path:
 
 @lru_cache(maxsize=64)
 def auto_class(config: Hashable) -> Any:
-    """The model that the auto classes have for configurations of this class; of several the first."""
+    """Return the first class that the auto classes have for configurations of this class."""
     import transformers
 
     for head in (*(f"AutoModelFor{h}" for h in HEADS), "AutoModel"):
@@ -438,7 +437,7 @@ def auto_class(config: Hashable) -> Any:
 
 
 def _is_base(name: str) -> bool:
-    """Whether a class is a model without a head, by the custom of transformers: ``LlamaModel``."""
+    """Return whether a class is a model without a head by its name, such as ``LlamaModel``."""
     return name.endswith("Model") and "For" not in name and "Head" not in name
 
 
@@ -447,7 +446,7 @@ def _headless(name: str) -> str:
 
 
 def numbers(data: Mapping[str, Any], prefix: str = "") -> dict[str, int]:
-    """Integers above 1 of a configuration that may be sizes, nested names joined by an underscore.
+    """Return the integers above 1 in a configuration, with nested names joined by an underscore.
 
     Limits (``max_position_embeddings``) and ids of tokens are not sizes of a computation, numbers of layers
     none of one module.
@@ -470,7 +469,7 @@ def numbers(data: Mapping[str, Any], prefix: str = "") -> dict[str, int]:
 
 
 def _with_head_width(config: dict[str, int]) -> dict[str, int]:
-    """With the width of a head, which many configurations leave to be worked out."""
+    """Add the head width, which many configurations do not state."""
     hidden, heads = config.get("hidden_size"), config.get("num_attention_heads")
     if hidden and heads and hidden % heads == 0:
         config.setdefault("head_dim", hidden // heads)
@@ -478,5 +477,5 @@ def _with_head_width(config: dict[str, int]) -> dict[str, int]:
 
 
 def counts_layers(name: str) -> bool:
-    """Whether a name of a configuration is a number of layers."""
+    """Return whether a configuration key is a number of layers."""
     return name.endswith(("layers", "_layer"))

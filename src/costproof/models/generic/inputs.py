@@ -43,19 +43,19 @@ _SOUNDS: Final = ("input_values", "input_features")
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """Keyword arguments of a forward."""
+    """Keyword arguments of a forward, and their symbolic dimensions."""
 
     args: Mapping[str, Any]
     sizes: tuple[SymbolicSize, ...]
 
     @property
     def values(self) -> dict[str, int]:
-        """Symbol -> its value in these inputs."""
+        """Return the value of each symbol in these inputs."""
         return {s.symbol: int(self.args[str(s.argument[0])].shape[s.dim]) for s in self.sizes}
 
 
 def input_choices(case: Case) -> list[tuple[str, ...]]:
-    """Arguments that forward may be given, the best choice first.
+    """Return the sets of arguments with which ``forward`` may be called, the best first.
 
     These are what a model is usually given, with and without what comes beside an image; that with masks of images and
     sounds; with all else that is known, but for a video beside an image; what it is usually given with one way alone in
@@ -79,7 +79,7 @@ def input_choices(case: Case) -> list[tuple[str, ...]]:
 
 
 def example_inputs(case: Case, own: Mapping[str, Any] | None = None, names: tuple[str, ...] | None = None) -> Inputs:
-    """Keyword arguments: those that come with the module, or what its signature asks for; given shapes on top.
+    """Return keyword arguments: the module's own, or those that its signature requires, plus given shapes.
 
     Of a module's own arguments the first dimension is the batch, and the second the sequence if they are integers.
 
@@ -112,14 +112,14 @@ def example_inputs(case: Case, own: Mapping[str, Any] | None = None, names: tupl
 
 
 def _as_declared(example: Example, parameter: inspect.Parameter) -> Example:
-    """The input in the dtype that the signature names: a mask may be a ``BoolTensor``."""
+    """Return an input in the dtype that the signature names, such as ``BoolTensor`` for a mask."""
     if "BoolTensor" not in str(parameter.annotation) or isinstance(example.tensor, list):
         return example
     return Example(example.tensor.bool(), example.symbols)
 
 
 def symbolic(args: Mapping[str, Any]) -> tuple[SymbolicSize, ...]:
-    """The batch of every tensor, if all have one, and the sequence of those that are integers."""
+    """Return the dimensions to keep symbolic: a common batch, and the sequence of integer tensors."""
     tensors = {key: value for key, value in args.items() if attribute(value, "dim", int)()}
     if len({int(v.shape[0]) for v in tensors.values()}) != 1:
         return ()
@@ -134,7 +134,7 @@ def symbolic(args: Mapping[str, Any]) -> tuple[SymbolicSize, ...]:
 
 
 def other_dtypes(case: Case) -> tuple[str, ...]:
-    """Of inputs that a user gives in another dtype than the parameters, that only a run with numbers refuses them."""
+    """Return a note on inputs with another dtype than the parameters, which only a real run would refuse."""
     own = {p.dtype for p in case.module.parameters() if p.is_floating_point()}
     given = {name: e.tensor.dtype for name, e in _given(case).items() if not isinstance(e.tensor, list)}
     return tuple(
@@ -146,7 +146,7 @@ def other_dtypes(case: Case) -> tuple[str, ...]:
 
 
 def _given(case: Case) -> dict[str, Example]:
-    """Inputs by shape, such as a user gives them."""
+    """Return the inputs that the user gave as shapes."""
     import torch
 
     found: dict[str, Example] = {}
@@ -170,26 +170,26 @@ def _given(case: Case) -> dict[str, Example]:
 
 @makes("past_values")
 def _past(case: Case) -> Example:
-    """[B, past], with the lags that the configuration wants; [B, past, channels] of several series, and turned."""
+    """Return past values [B, past] with lags, or [B, past, channels] for several series, or transposed."""
     return Example(case.floats(case.batch, _seen(case), *_channels(case)))
 
 
 @makes("past_observed_mask")
 def _observed(case: Case) -> Example | None:
-    """As the past values; of a model that has a time for each of them."""
+    """Return the observation mask of past values, for models with time features."""
     return _past(case) if case.needs("past_time_features") else None
 
 
 @makes("future_values")
 def _future(case: Case) -> Example | None:
-    """As the past values, which a decoder takes from one position on; elsewhere they are what a loss compares with."""
+    """Return future values: decoder inputs for models with a decoder, else the target of the loss."""
     if not case.needs("past_time_features"):
         return None
     return Example(case.floats(case.batch, _coming(case), *_channels(case)))
 
 
 def _times(case: Case, future: bool) -> Example | None:
-    """[B, positions, features of a time]."""
+    """Return time features [B, positions, features]."""
     if not case.needs("past_time_features"):
         return None
     positions = _coming(case) if future else _seen(case)
@@ -201,13 +201,13 @@ for _name, _future_ones in {"past_time_features": False, "future_time_features":
 
 
 def _channels(case: Case) -> tuple[int, ...]:
-    """How many series there are; nothing of one that has no dimension of its own."""
+    """Return the channel dimension of a series, or nothing if it has none."""
     channels = case.number("num_input_channels", "input_size", default=1)
     return (channels,) if channels > 1 or case.turned else ()
 
 
 def _seen(case: Case) -> int:
-    """Positions of the past, with the lags that the configuration wants."""
+    """Return the number of past positions, including the lags that the configuration needs."""
     context = case.number("context_length", "prediction_length", default=case.length)
     lags: list[int] = attribute(case.config, "lags_sequence", None) or [0]
     return context + max(lags)

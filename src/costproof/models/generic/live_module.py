@@ -32,17 +32,17 @@ _AS_GIVEN: Final = "its own weights"
 
 @dataclass(frozen=True, slots=True)
 class OneCall(GenericTarget):
-    """A module of which one call is asked about."""
+    """Target for one call of one module."""
 
     whose: nn.Module | None = None
     """The module that was given, whose parameters the runs share."""
 
     def export_jobs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
-        """At the sizes of the call: an export in symbols takes twice as long, and would serve no other call."""
+        """Return an export at the sizes of the call; one with symbols would take twice as long for no gain."""
         return tuple(replace(job, sizes=()) for job in GenericTarget.export_jobs(self, model, workload))
 
     def runs(self, model: nn.Module, workload: Workload) -> tuple[Run, ...]:
-        """The call, after which the parameters are as they were before it."""
+        """Return the call; parameters are restored afterwards."""
         found = GenericTarget.runs(self, model, workload)
         if self.whose is None:
             return found
@@ -55,7 +55,7 @@ class OneCall(GenericTarget):
 def at_hand(
     module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], before: Before | None = None
 ) -> Iterator[OneCall]:
-    """The call of a copy that shares the parameters, in evaluation, without gradients and outside of all modes.
+    """Return the call of a copy that shares the parameters, in evaluation mode, without gradients or modes.
 
     Args:
         before: saves what its owner puts back; by default it is put back at the end of the block.
@@ -99,7 +99,7 @@ def at_hand(
 
 
 def _check(module: Any, given: Any) -> None:
-    """Whether this is a module, and tensors have shapes and memory of their own.
+    """Check that the object is a module, and that its tensors have shapes and storages.
 
     Raises:
         BadInput: no.
@@ -126,14 +126,14 @@ def _check(module: Any, given: Any) -> None:
 
 
 def _of_compiled(module: nn.Module, copied: nn.Module, given: dict[str, Any]) -> tuple[str, ...]:
-    """Of a module that is compiled, into how many graphs; it is counted as it was written."""
+    """Return a note on how many graphs ``torch.compile`` makes; the module is counted as written."""
     from costproof.models.generic.module_snapshot import unwritten
 
     return (graphs(own_copy(copied), own_inputs(given), partial(unwritten, module)),) if is_compiled(module) else ()
 
 
 def _options(made: Given) -> RunOptions:
-    """Where the call runs: where tensors are; on meta if any of them has no numbers."""
+    """Return the run options: the device of the tensors, or meta if any of them has no values."""
     import torch
     from torch.utils._pytree import tree_leaves
 
@@ -145,7 +145,7 @@ def _options(made: Given) -> RunOptions:
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """Whether a module, or a part of it, is."""
+    """Return whether a module or a part of it is compiled."""
     return any(
         type(part).__name__ == "OptimizedModule" or getattr(part, "_compiled_call_impl", None) is not None
         for part in module.modules()
@@ -157,7 +157,7 @@ def graphs(
     inputs: Mapping[str, Any],
     around: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> str:
-    """In words how many graphs a call of a module makes, and what ends all but the last.
+    """Return a sentence on how many graphs a call makes under ``torch.compile``, and why each ends.
 
     The call is made once more, with graphs that run as they were written. What others have compiled stays compiled.
 
@@ -192,7 +192,7 @@ def graphs(
 
 
 def _reason(ended: Any) -> str:
-    """Why a graph ends, and at which line of whose code."""
+    """Return the reason for a graph break, and the line of code."""
     why = str(ended.reason).strip().splitlines()[0]
     at = ended.user_stack[-1] if ended.user_stack else None
     return why if at is None else f"{why} (line {at.lineno} of {Path(at.filename).name})"

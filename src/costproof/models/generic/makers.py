@@ -1,4 +1,4 @@
-"""What makes the arguments of a module that are known by name: texts, images, sounds, series; shapes on meta.
+"""Create example arguments by name on the meta device: texts, images, sounds.
 
 What an argument of a certain name looks like is one function of the registry below. Arguments with a structure of
 their own are in :mod:`costproof.models.generic.structured`.
@@ -41,7 +41,7 @@ _PARTS: Final = ("vision", "audio", "asr", "encoder", "semantic_model", "text")
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What is asked for, and of which module."""
+    """Request for example inputs: a module, and the sizes of a run."""
 
     module: nn.Module
     batch: int
@@ -62,22 +62,22 @@ class Case:
 
     @property
     def config(self) -> Any:
-        """The module's configuration, or ``None``."""
+        """Return the module's configuration, or ``None``."""
         return attribute(self.module, "config", None)
 
     @property
     def takes(self) -> Mapping[str, inspect.Parameter]:
-        """Arguments of its forward."""
+        """Return the argument names of ``forward``."""
         return inspect.signature(self.module.forward).parameters
 
     def needs(self, name: str) -> bool:
-        """Whether forward cannot be called without this argument."""
+        """Return whether ``forward`` requires this argument."""
         found = self.takes.get(name)
         named = found is not None and found.kind not in (found.VAR_KEYWORD, found.VAR_POSITIONAL)
         return named and found is not None and found.default is found.empty
 
     def number(self, *names: str, default: int) -> int:
-        """The first of these that the configuration, or that of the part that takes an input, has."""
+        """Return the first of these keys in the configuration or in that of the part that takes an input."""
         inside = [attribute(self.config, f"{part}_config", None) for part in _PARTS]
         deeper = (attribute(one, f"{part}_config", None) for one in inside for part in _PARTS)
         parts = [self.config, *inside, *deeper]
@@ -85,14 +85,14 @@ class Case:
         return next((v for v in found if isinstance(v, int) and not isinstance(v, bool)), default)
 
     def floats(self, *shape: int) -> torch.Tensor:
-        """An empty tensor on meta."""
+        """Return an empty floating-point tensor on meta."""
         import torch
 
         usual = next((p.dtype for p in self.module.parameters() if p.is_floating_point()), torch.float32)
         return torch.empty(shape, dtype=self.dtype or usual, device="meta")
 
     def whole(self, *shape: int) -> torch.Tensor:
-        """Integers on meta."""
+        """Return an integer tensor on meta."""
         import torch
 
         return torch.zeros(shape, dtype=torch.long, device="meta")
@@ -100,7 +100,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One input."""
+    """Example of one input, and its symbolic dimensions."""
 
     tensor: torch.Tensor | KnownIntegers | list[list[int]]
     symbols: Mapping[int, str] = field(default_factory=lambda: {0: "B"})
@@ -108,7 +108,7 @@ class Example:
 
 
 def known(values: Sequence[int | list[int]]) -> Example:
-    """Integers that the model looks at."""
+    """Return integers with concrete values, which the model reads."""
     import torch
 
     from costproof.patches.input_values import KnownIntegers
@@ -122,7 +122,7 @@ MAKERS: Final[dict[str, Maker]] = {}
 
 
 def makes(*names: str) -> Callable[[Maker], Maker]:
-    """Register what makes the arguments of these names."""
+    """Register the creator of the arguments with these names."""
 
     def add(maker: Maker) -> Maker:
         MAKERS.update(dict.fromkeys(names, maker))
@@ -133,7 +133,7 @@ def makes(*names: str) -> Callable[[Maker], Maker]:
 
 @makes("input_ids")
 def _ids(case: Case) -> Example:
-    """[B, S]; turned, of a decoder that hears, [B, S, one token and a code of each book]; known if some are filled."""
+    """Create [B, S]; for speech decoders [B, S, codebooks + 1]; with concrete values if placeholders are filled."""
     if case.filled is not None:
         token, filled = case.number(*PLACEHOLDERS, default=0), min(case.filled, case.length)
         return known([[token] * filled + [abs(token - 1)] * (case.length - filled)] * case.batch)
@@ -143,7 +143,7 @@ def _ids(case: Case) -> Example:
 
 @makes("position_ids")
 def _positions_of_images(case: Case) -> Example | None:
-    """[axes, B, S], where patches have rows and columns: whoever serves the model works them out beforehand."""
+    """Create [axes, B, S] where image patches have rows and columns; servers prepare these in advance."""
     if not {"image_grid_thw", "target_sizes"} & case.takes.keys() or "mm_token_type_ids" not in case.takes:
         return None
     text = attribute(case.config, "text_config", case.config)
@@ -153,7 +153,7 @@ def _positions_of_images(case: Case) -> Example | None:
 
 @makes("decoder_input_ids")
 def _target_ids(case: Case) -> Example:
-    """[B, T]; of a decoder of sounds a row for each of its books of codes."""
+    """Create [B, T], or one row per codebook for a decoder of sounds."""
     books = attribute(attribute(case.config, "decoder", None), "num_codebooks", 1)
     return Example(case.whole(case.batch * books, case.target), {0: "B", 1: "T"} if books == 1 else {1: "T"})
 
@@ -176,7 +176,7 @@ def _video(case: Case) -> Example:
 
 
 def sides(case: Case) -> tuple[int, int]:
-    """Pixels of an image, down and across.
+    """Return the height and the width of an image in pixels.
 
     Where images are scaled down before they are cut, enough for one patch of the smallest; half of the height where
     an example stands above each.
@@ -192,7 +192,7 @@ def sides(case: Case) -> tuple[int, int]:
 
 
 def own_side(config: Any) -> Any:
-    """Return the size of images that a configuration or a part of it names, in pixels; ``None``: there is none."""
+    """Return the image size in pixels that a configuration or a part of it names, or ``None``."""
     vision, backbone = (attribute(config, f"{part}_config", None) for part in ("vision", "backbone"))
     inner = attribute(attribute(config, "encoder", None), "vision_config", None)
     parts = (vision, inner, config, backbone, attribute(vision, "backbone_config", None))
@@ -202,7 +202,7 @@ def own_side(config: Any) -> Any:
 
 @makes("input_features", "audio_mel")
 def _spectrum(case: Case) -> Example:
-    """[B, mel bins, frames], turned [B, frames, mel bins], or what a layer that begins there takes of a frame.
+    """Create [B, mel bins, frames], transposed [B, frames, mel bins], or frames as the first layer takes them.
 
     [B, S, features] if the configuration says how many; [B, 1, frames, mel bins], as many as pixels of an image, where
     forward is told which sounds are longer than that; and [B, mel bins, frames] where it is told how long chunks are.
@@ -224,20 +224,20 @@ def _spectrum(case: Case) -> Example:
 
 
 def _features(case: Case) -> int:
-    """Of one position, where the configuration says it, or how many frames one holds; else 0."""
+    """Return the features of one position that the configuration names, or frames per position, or 0."""
     stacked = case.number("num_stacked_frames", default=0) * case.number("num_mel_bins", default=0)
     names = ("input_feat_per_channel", "feature_projection_input_dim", "feature_size", "num_chroma")
     return stacked or case.number(*names, default=0)
 
 
 def _positions(case: Case) -> int:
-    """Of features: as many as the samples beside them fill, if forward must have both, else those of a text."""
+    """Return the positions of features: those of required samples, else those of a text."""
     hop = case.number("hop_length", default=0) if case.needs("input_values") else 0
     return SAMPLES // hop if hop else case.length
 
 
 def first_layer(case: Case, modality: str | None = None) -> nn.Module:
-    """The layer that numbers enter; in an embedding they are looked up.
+    """Return the first layer that receives numbers rather than ids.
 
     Args:
         modality: of what they are, ``image`` or ``audio``, where a model has a tower for each.
@@ -253,39 +253,39 @@ def first_layer(case: Case, modality: str | None = None) -> nn.Module:
 
 
 def _frames(case: Case) -> int:
-    """Of a spectrum; where each position of a text hears some, as many as it hears."""
+    """Return the frames of a spectrum, or one per text position where each position hears some."""
     heard = case.number("audio_length_per_tok", default=0)
     return case.length * heard or 2 * case.number("max_source_positions", default=1500)
 
 
 @makes("input_features_mask", "feature_attention_mask", "audio_mel_mask")
 def _heard(case: Case) -> Example:
-    """[B, frames] of a spectrum, [B, S] of features; beside a text their sum says how many places a sound takes."""
+    """Create the mask [B, frames] of a spectrum or [B, S] of features, which determines the audio placeholders."""
     length = _positions(case) if _features(case) else _frames(case)
     return known([[1] * length] * case.batch) if "input_ids" in case.takes else Example(case.whole(case.batch, length))
 
 
 @makes(_IN_CHUNKS)
 def _chunks(case: Case) -> Example:
-    """[B]: samples of each chunk of a sound."""
+    """Create [B], the number of samples of each chunk."""
     return known([_CHUNK * case.number("hop_length", default=160)] * case.batch)
 
 
 @makes("audio_input_ids")
 def _codes(case: Case) -> Example:
-    """[B, frames, books]: codes of a sound."""
+    """Create [B, frames, codebooks]."""
     return Example(case.whole(case.batch, _CODES, case.number("num_codebooks", default=1)))
 
 
 @makes("padding_mask")
 def _unpadded(case: Case) -> Example | None:
-    """[B, samples] of a sound beside a text: how many there are says how many places it takes."""
+    """Create the mask [B, samples] of a sound, which determines its placeholders in a text."""
     return known([[1] * SAMPLES] * case.batch) if "input_values" in case.takes and "input_ids" in case.takes else None
 
 
 @makes("image_embeds_position_mask")
 def _where(case: Case) -> Example:
-    """[B, S]: the places of an image, one for each of the queries that ask it."""
+    """Create [B, S], the positions of an image in a text, one per query."""
     places = min(case.number("latent_query_num", default=1), case.length)
     return known([[1] * places + [0] * (case.length - places)] * case.batch)
 
@@ -302,7 +302,7 @@ def _task(case: Case) -> Example:
 
 @makes("input_values")
 def _wave(case: Case) -> Example | None:
-    """[B, samples] of a second at 16 kHz, turned [B, 1, samples]; or [B, frames, mel bins]."""
+    """Create [B, samples], one second at 16 kHz, transposed [B, 1, samples], or [B, frames, mel bins]."""
     bins, length = case.number("num_mel_bins", default=0), case.number("max_length", default=0)
     one = (1,) if case.turned else ()
     return Example(case.floats(case.batch, *((length, bins) if bins and length else (*one, SAMPLES))))

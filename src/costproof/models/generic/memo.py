@@ -39,7 +39,7 @@ _ROWS: Final = (2, 3)
 
 
 def beyond(module: nn.Module, text: Any, cache: object) -> tuple[str, ...]:
-    """Return a note for each number of the configuration that the class exceeds.
+    """Return a note for each way in which the class does more work than the configuration names.
 
     Args:
         module: the model, on meta.
@@ -97,7 +97,7 @@ TARGET_LENGTH: Final = 29
 
 
 def made_of(maker: Maker, dtype: Dtype | None, attention: AttentionKind | None) -> Made:
-    """The module of a maker, made once in a process for each choice; one that is at hand is not kept from its end."""
+    """Return the module of a factory, memoized per choice; a live module is not kept alive."""
     with offline():
         return maker.make(dtype, attention) if isinstance(maker, Given) else _kept(maker, dtype, attention)
 
@@ -108,7 +108,7 @@ def _kept(maker: Maker, dtype: Dtype | None, attention: AttentionKind | None) ->
 
 
 def fingerprint_of(maker: Maker) -> str:
-    """Return the hash of that module, with the numbers of the maker's configuration."""
+    """Return the fingerprint of the module and the integers of its configuration."""
     return _of(maker) if isinstance(maker, Given) else _fingerprint(maker)
 
 
@@ -129,20 +129,20 @@ def _cache_or_why(
 
 
 def cache_of(maker: Maker, dtype: Dtype | None, attention: AttentionKind | None) -> OwnCache | HeldCache | None:
-    """The cache of that module."""
+    """Return the cache of the module."""
     found = _cache_or_why(maker, dtype, attention)
     return None if isinstance(found, str) else found
 
 
 def why_one_stage(maker: Maker, dtype: Dtype | None, attention: AttentionKind | None) -> tuple[str, ...]:
-    """Why a module that says it uses a cache has no steps with it, as a note."""
+    """Return a note on why a module that has a cache has no decode steps."""
     found = _cache_or_why(maker, dtype, attention)
     return (f"prefill and decode are one stage: {found}",) if isinstance(found, str) else ()
 
 
 @lru_cache(maxsize=4)
 def beyond_of(maker: Maker, dtype: Dtype | None, attention: AttentionKind | None) -> tuple[str, ...]:
-    """What that module does beyond its configuration, as notes."""
+    """Return the notes of :func:`beyond` for the module."""
     module = made_of(maker, dtype, attention).module
     config = attribute(module, "config", None)
     text = text_config(module) if has_attribute(config, "get_text_config") else config
@@ -153,7 +153,7 @@ def beyond_of(maker: Maker, dtype: Dtype | None, attention: AttentionKind | None
 def first_run_of(
     maker: Maker, dtype: Dtype | None, attention: AttentionKind | None, batch: int, length: int
 ) -> FirstRun | None:
-    """What that module hands from its encoder to its decoder."""
+    """Return the findings of the first run of an encoder-decoder."""
     made = made_of(maker, dtype, attention)
     if not attribute(attribute(made.module, "config", None), "is_encoder_decoder", False):
         return None
@@ -164,7 +164,7 @@ def first_run_of(
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Which inputs a module gets."""
+    """Selection of the inputs that a module gets."""
 
     names: tuple[str, ...] | None = None
     """Of its arguments; what forward is usually given if ``None``."""
@@ -174,14 +174,14 @@ class Choice:
     """Whether the model must see in the text where images or sounds are."""
 
     def of(self, case: Case, filled: int | None = None) -> Case:
-        """What the inputs of this choice are made for; all positions of a text are filled unless it says how many."""
+        """Return the case for these inputs; placeholders fill the whole text unless a number is given."""
         most = case.length if filled is None else filled
         return replace(case, turned=self.turned, filled=most if self.placed else None)
 
 
 @lru_cache(maxsize=4)
 def choice_of(maker: Maker, dtype: Dtype | None, attention: AttentionKind | None) -> Choice:
-    """The inputs of that module: the first choice with which it runs on meta, or with ones; else that of most.
+    """Return the first choice of inputs with which the module runs on meta or with ones, else the fullest.
 
     One with more images and sounds that runs with ones alone comes before one with fewer that runs on meta.
     """
@@ -213,7 +213,7 @@ def choice_of(maker: Maker, dtype: Dtype | None, attention: AttentionKind | None
 
 @lru_cache(maxsize=4)
 def towers_of(maker: Maker) -> Towers:
-    """The towers of that module, which neither sizes nor dtype change."""
+    """Return the towers of the module, which do not depend on sizes or dtype."""
     made, choice = made_of(maker, None, None), choice_of(maker, None, None)
     return towers(made.module, example_inputs(_small(made, choice), None, choice.names).args) if choice.names else NONE
 
@@ -225,7 +225,7 @@ def _small(made: Made, choice: Choice, side: int | None = None) -> Case:
 
 @lru_cache(maxsize=8)
 def places_of(maker: Maker, dtype: Dtype | None, attention: AttentionKind | None, side: int | None) -> int:
-    """Positions of a text that one element's image or sound fills; 0 where the module takes none."""
+    """Return the text positions that the images or sounds of one element fill, or 0."""
     made, choice = made_of(maker, dtype, attention), choice_of(maker, dtype, attention)
     if set(choice.names or ()) <= {"input_ids"}:
         return 0
@@ -243,13 +243,13 @@ TEXT_ALONE: Final = 0
 
 
 def side_of(workload: Workload) -> int | None:
-    """Pixels per side of an image, if they were chosen."""
+    """Return the chosen image size in pixels per side, or ``None``."""
     side = workload.inputs.get("image_size")
     return side if isinstance(side, int) else None
 
 
 def too_short(workload: Workload, filled: int) -> list[BadInput]:
-    """What is wrong with a prompt in which images or sounds of one element fill so many positions."""
+    """Return a problem if a prompt is shorter than the placeholders of its images or sounds."""
     if workload.text_tokens >= filled:
         return []
     what = "the prompt is shorter than what images or sounds fill of it"
@@ -258,7 +258,7 @@ def too_short(workload: Workload, filled: int) -> list[BadInput]:
 
 
 def case_of(made: Made, workload: Workload) -> Case:
-    """What the inputs of a module are made for."""
+    """Return the case for which the inputs of a module are created."""
     import torch
 
     return Case(
@@ -273,7 +273,7 @@ def case_of(made: Made, workload: Workload) -> Case:
 
 
 def dtype_of(module: nn.Module) -> Dtype:
-    """The dtype of most elements of a module's parameters, as far as a workload can say it."""
+    """Return the dtype of most parameter elements of a module, or float32 if no workload has it."""
     from torch.nn.parameter import is_lazy
 
     elements = Counter[str]()
@@ -285,12 +285,12 @@ def dtype_of(module: nn.Module) -> Dtype:
 
 
 def dtypes_of(module: nn.Module) -> tuple[str, ...]:
-    """The dtypes of a module's parameters."""
+    """Return the dtypes of a module's parameters."""
     return tuple(sorted({str(p.dtype).removeprefix("torch.") for p in module.parameters()}))
 
 
 def attention_of(module: nn.Module) -> AttentionKind:
-    """What a model of transformers runs, without having been told."""
+    """Return the attention implementation that a model of transformers uses by default."""
     config = attribute(module, "config", None)
     # A configuration that was told nothing belongs to a model that has nothing to choose from.
     name = attribute(config, "_attn_implementation", "sdpa") or "eager"
@@ -311,7 +311,7 @@ def _rows(into: torch.Tensor, values: Any) -> int:
 
 
 def places(model: nn.Module, inputs: Mapping[str, Any]) -> int:
-    """Positions of all rows of a batch that a model fills with what its towers made; 0 where it has none."""
+    """Return the positions in all rows of a batch that tower outputs fill, or 0 without towers."""
     ids = inputs.get("input_ids")
     if ids is None or len(inputs) == 1:
         return 0

@@ -1,4 +1,4 @@
-"""Any module as a target: its stages are found, its inputs given or guessed; no formulas."""
+"""Target for any module without formulas: its stages are discovered, its inputs given or derived."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ EXAMPLE: Final = {"batch": 3, "seq_len": 37, "new_tokens": 1}
 
 @dataclass(frozen=True, slots=True)
 class GenericTarget:
-    """A module, exported and run as it stands."""
+    """Module that is exported and run as it is."""
 
     name: str
     maker: Maker
@@ -93,7 +93,7 @@ class GenericTarget:
     """What makes it with all its layers, where it is cut."""
 
     def info(self) -> TargetInfo:
-        """The target as data."""
+        """Return the target as plain data."""
         made, numbers = made_of(self.maker, None, None), dict(self.maker.numbers)
         return TargetInfo(
             self.name,
@@ -108,21 +108,21 @@ class GenericTarget:
         )
 
     def module_kinds(self) -> ModuleKinds:
-        """The modules of the model, by place."""
+        """Return the modules of the model by path."""
         return module_kinds(made_of(self.maker, None, None).module)
 
     @staticmethod
     def settings() -> tuple[Setting, ...]:
-        """All that some model takes."""
+        """Return the settings that at least one model accepts."""
         return SETTINGS
 
     @staticmethod
     def presets() -> tuple[NamedWorkload, ...]:
-        """None."""
+        """Return no presets."""
         return ()
 
     def workload(self, preset: str | None = None, **settings: Any) -> Workload:
-        """The usual run with changes: batch 1, a prompt of 512 tokens and one new one where there is text.
+        """Return the default run with changes: batch 1, and for text, 512 tokens and one new token.
 
         Where images or sounds fill more of a prompt than that, it is 512 longer than they are.
         """
@@ -172,14 +172,14 @@ class GenericTarget:
         return replace(plain, what=what, arguments=shapes(found.args))
 
     def _images(self, made: Made) -> ImageSize | None:
-        """Return the size of images that the processor beside the configuration makes, also of a usual one."""
+        """Return the image size of the processor next to the configuration, clamped to its pixel limits."""
         found = self.maker.stored
         if found.pixels is None or own_side(attribute(made.module, "config", None)) is not None:
             return found.images
         return found.pixels.fit(SIDE)
 
     def _check_size(self, made: Made, workload: Workload, images: ImageSize) -> None:
-        """Check that the model runs on images of the processor's size, if it runs on shapes at all."""
+        """Check that the model runs on images of the processor's size, if it runs on meta at all."""
         own = replace(workload, inputs={k: v for k, v in workload.inputs.items() if k == "input"})
         sized, usual = (self._inputs(made, run).args for run in (workload, own))
         if runs_on_meta(made.module, sized) is None and runs_on_meta(made.module, usual) is not None:
@@ -195,11 +195,11 @@ class GenericTarget:
         return replace(workload, arguments=arguments(given))
 
     def conventions(self, workload: Workload) -> Conventions:
-        """The usual ones."""
+        """Return the default conventions."""
         return Conventions(attention=workload.attention, dtype=workload.dtype)
 
     def check(self, workload: Workload) -> None:
-        """Sizes that nothing has, or more positions than the model."""
+        """Check the sizes of a workload, and that it is not longer than the model's positions."""
         found: list[CostproofError] = []
         for what, option, value, least in (
             ("a batch has at least one element", "--batch", workload.batch, 1),
@@ -220,15 +220,15 @@ class GenericTarget:
             raise Problems("the workload cannot be run", found)
 
     def invocations(self, workload: Workload) -> tuple[Invocation, ...]:
-        """The calls of the stages."""
+        """Return the calls of the stages."""
         return self._plan(workload).invocations()
 
     def build(self, workload: Workload) -> nn.Module:
-        """A module for the exports: on meta, or with the numbers that it has where it runs with them."""
+        """Return a module for the exports, on meta, or with its values if it runs with them."""
         return self._built(workload).module
 
     def export_jobs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
-        """What is exported, stage by stage."""
+        """Return the exports, stage by stage."""
         plan = self._plan(workload)
         jobs = (replace(j, elsewhere=not self.options.real) for j in plan.export_jobs(model))
         first, *rest = jobs
@@ -238,7 +238,7 @@ class GenericTarget:
         return (first, *rest)
 
     def stages_of(self, path: str, workload: Workload) -> tuple[str, ...]:
-        """The stages that a module works in."""
+        """Return the stages that use a module."""
         plan = self._plan(workload)
         if isinstance(plan, TwoStacks):
             return plan.first.stages_of(path)
@@ -249,17 +249,17 @@ class GenericTarget:
         return (STAGE,)
 
     def derivable(self, stage: str) -> tuple[GenericTarget, Workload, Mapping[str, int]] | None:
-        """The exports at example sizes, of which none is 1."""
+        """Return the exports at example sizes, none of which is 1."""
         takes = self._takes(self.workload())
         return self, self.workload(None, **{k: v for k, v in EXAMPLE.items() if k in takes}), {}
 
     @property
     def here(self) -> bool:
-        """Whether the module is an object of this process."""
+        """Return whether the module is an object of this process."""
         return isinstance(self.maker, Given)
 
     def with_options(self, options: RunOptions) -> GenericTarget:
-        """The same module, run in another way; with ``layers``, cut to its first ones."""
+        """Return the same module with other run options; ``layers`` truncates it."""
         options.check()
         if options.layers is None or options.layers == self.options.layers:
             return replace(self, options=options)
@@ -271,18 +271,18 @@ class GenericTarget:
         return replace(self, maker=maker, options=options, cut=cut, whole=self.maker) if cut.edits else self
 
     def stretched(self) -> tuple[Stretch, GenericTarget, Stretch] | None:
-        """What the cut model says about the whole one, the model with more layers, and what that says."""
+        """Return the truncation, a deeper truncation of the model, and the truncation of that one."""
         if self.cut is None or self.options.layers is None or not isinstance(self.whole, Cuttable):
             return None
         maker, cut = self.whole.first_layers(self.options.layers, more=True)
         return self.cut.stretch, replace(self, maker=maker, cut=cut, whole=None), cut.stretch
 
     def uncut(self) -> GenericTarget:
-        """The model with all its layers, as shapes without numbers."""
+        """Return the model with all its layers, as shapes without values."""
         return replace(self, maker=self.whole or self.maker, options=RunOptions(), cut=None, whole=None)
 
     def build_run(self, workload: Workload, progress: Progress) -> Built:
-        """The module that the dynamic source runs, with random weights where it is made on meta and runs with numbers.
+        """Return the module for the dynamic source, with random weights if it was built on meta and runs for real.
 
         Raises:
             Incomplete: the device is not there.
@@ -296,7 +296,7 @@ class GenericTarget:
         return Built(made.module, self._notes(workload))
 
     def runs(self, model: nn.Module, workload: Workload) -> tuple[Run, ...]:
-        """One forward, or the prefill and some steps."""
+        """Return one forward, or the prefill and selected steps."""
         found = self._plan(workload).runs(model)
         device = next((p.device for p in model.parameters() if not p.is_meta), None)
         if device:
@@ -306,7 +306,7 @@ class GenericTarget:
         return tuple(replace(run, real=partial(self._numbered_run, i, workload)) for i, run in enumerate(found))
 
     def _has_numbers(self, workload: Workload) -> bool:
-        """Return whether a run on meta drops numbers of the module, or of inputs that came with it."""
+        """Return whether a run on meta would drop values of the module or of its inputs."""
         from torch._subclasses.fake_tensor import FakeTensor
         from torch.utils._pytree import tree_leaves
 
@@ -316,7 +316,7 @@ class GenericTarget:
         return not self.options.real and bool(known) and not any(isinstance(t, FakeTensor) for t in known)
 
     def _numbered(self, workload: Workload) -> tuple[GenericTarget, nn.Module]:
-        """Return the target and its module with the numbers that they came with."""
+        """Return the target and its module with the values that they came with."""
         made = made_of(self.maker, workload.dtype, workload.attention)
         return replace(self, options=replace(self.options, device="cpu")), unwrapped(made.module)
 
@@ -329,7 +329,7 @@ class GenericTarget:
         return target._plan(workload).runs(module)[index]
 
     def _notes(self, workload: Workload) -> tuple[str, ...]:
-        """What is to say about the module, and about its stages."""
+        """Return notes on the module and its stages."""
         made = made_of(self.maker, workload.dtype, workload.attention)
         whole = made.inputs is None and isinstance(self._plan(workload), Whole)
         why = why_one_stage(self.maker, workload.dtype, workload.attention) if whole else ()
@@ -337,19 +337,19 @@ class GenericTarget:
         return (*made.notes, *self._beyond(workload), *why, *given, *_of_modules(made.module))
 
     def _beyond(self, workload: Workload) -> tuple[str, ...]:
-        """What the class does beyond its configuration, where it is of transformers."""
+        """Return notes on work of a class of transformers beyond its configuration."""
         if isinstance(self.maker, Given) or not isinstance(self.maker, Cuttable):
             return ()
         return beyond_of(self.maker, workload.dtype, workload.attention)
 
     def _filled(self, made: Made, dtype: Dtype | None, attention: AttentionKind | None, side: int | None) -> int:
-        """Positions of a prompt that one element's images or sounds fill."""
+        """Return the text positions that the images or sounds of one element fill."""
         if made.inputs is not None or side == TEXT_ALONE:
             return 0
         return places_of(self.maker, dtype, attention, side)
 
     def _built(self, workload: Workload) -> Made:
-        """A module of its own for every source; on meta unless the run has numbers."""
+        """Return a separate module for each source, on meta unless the run has values."""
         made = self.maker.make(workload.dtype, workload.attention)
         if self.options.real or all(t.is_meta for t in (*made.module.parameters(), *made.module.buffers())):
             return replace(made, module=unwrapped(made.module))
@@ -368,7 +368,7 @@ class GenericTarget:
         return Whole(inputs, self._towers(workload))
 
     def _stages(self, made: Made) -> tuple[str, ...]:
-        """The stages, which no workload changes."""
+        """Return the stages, which do not depend on the workload."""
         if made.inputs is not None:
             return (STAGE,)
         beside = self._towers().names
@@ -387,7 +387,7 @@ class GenericTarget:
         return example_inputs(self._case(made, workload, choice), own, choice.names)
 
     def _case(self, made: Made, workload: Workload, choice: Choice) -> Case:
-        """What the inputs are made for; the first positions of a text are those of images and sounds."""
+        """Return the case of the inputs, with placeholders at the first positions of a text."""
         filled = self._filled(made, workload.dtype, workload.attention, side_of(workload)) if choice.placed else 0
         return choice.of(case_of(made, workload), filled)
 
@@ -397,7 +397,7 @@ class GenericTarget:
         return Choice() if made.inputs is not None else choice_of(self.maker, workload.dtype, workload.attention)
 
     def _takes(self, workload: Workload) -> set[str]:
-        """The settings that change something about a run of this module."""
+        """Return the settings that affect a run of this module."""
         made = made_of(self.maker, workload.dtype, workload.attention)
         plan = self._plan(workload)
         if isinstance(plan, TwoStacks):
@@ -419,7 +419,7 @@ class GenericTarget:
 
 
 def _titles(args: Mapping[str, Any]) -> Iterator[str]:
-    """Yield arguments in words: of a cache how many tokens it holds, of all else the shapes."""
+    """Yield descriptions of arguments: the token count of a cache, the shape of anything else."""
     for name, value in args.items():
         tokens = _cached_tokens(value) if is_cache(value) else None
         if tokens is None:
@@ -429,7 +429,7 @@ def _titles(args: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _cached_tokens(cache: Any) -> int | None:
-    """Return how many tokens a cache holds; ``None`` where its class does not say."""
+    """Return the number of tokens in a cache, or ``None`` if its class does not report it."""
     with suppress(Exception):  # of the class of the cache, whatever it raises
         tokens = cache.get_seq_length()
         return tokens if type(tokens) is int else None
@@ -437,7 +437,7 @@ def _cached_tokens(cache: Any) -> int | None:
 
 
 def _of_modules(module: nn.Module) -> tuple[str, ...]:
-    """What is to say about modules whose numbers may be taken for others."""
+    """Return notes on modules whose counts are easily misread."""
     from torch import nn
 
     notes = []
@@ -455,6 +455,6 @@ def _of_modules(module: nn.Module) -> tuple[str, ...]:
 
 
 def _with_numbers(args: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Return arguments with the numbers that came with the module, which are gone where it runs on meta."""
+    """Return arguments with the values that came with the module, which a run on meta has dropped."""
     alike = (n for n, value in own.items() if n in args and shapes({n: value}) == shapes({n: args[n]}))
     return {**args, **{name: own[name] for name in alike}}

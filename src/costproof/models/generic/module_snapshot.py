@@ -1,4 +1,4 @@
-"""A module as it was before it ran. Needs torch to load.
+"""Restore a module after a run. Needs torch to load.
 
 Runs share the parameters of a module that somebody else owns, and memory may be for one copy of them alone. What an
 operator is about to write to is copied before; a small module is copied whole.
@@ -31,7 +31,7 @@ _OF_STORAGES = ("resize_", "copy_", "fill_", "__setitem__")
 
 
 class Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Tell the state of a module before something writes to memory, while it is entered; changes nothing itself."""
+    """Dispatch mode that reports writes to memory to the module's snapshot in advance, and changes nothing."""
 
     supports_higher_order_operators = True
 
@@ -48,7 +48,7 @@ class Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @contextmanager
 def watching(state: ModuleState) -> Iterator[None]:
-    """Keep what is written to, for the time of the block; whoever gets the memory of a tensor may write there."""
+    """Save memory before it is written, for the time of the block; whoever gets a pointer may write."""
 
     def before(original: Callable[..., Any]) -> Callable[..., Any]:
         def call(owner: Any, *args: Any, **kwargs: Any) -> Any:
@@ -66,7 +66,7 @@ def watching(state: ModuleState) -> Iterator[None]:
 
 
 class Before:
-    """Everything that a count leaves as it was: modes, process, module. Used under the lock of one count at a time."""
+    """Snapshot of everything that a count restores: modes, process, module. Used under the global lock."""
 
     def __init__(self) -> None:
         self.modes = Modes()
@@ -77,7 +77,7 @@ class Before:
         self._done = False
 
     def save(self, module: nn.Module, arguments: dict[str, Any]) -> ModuleState:
-        """Save the state of the process, of a module and of the arguments of its call. No mode may be on."""
+        """Take the snapshot of the process, a module and its arguments; no mode may be active."""
         with suppress(ImportError):  # before it is looked at what TorchLens changes
             import_module("torchlens.backends.torch.wrappers")
         kinds = dict.fromkeys(kind for part in module.modules() for kind in type(part).__mro__ if kind is not object)
@@ -88,7 +88,7 @@ class Before:
         return self._module
 
     def put_back(self) -> None:
-        """Undo what can be undone. An interrupt may hit this: it is called twice, and the second call goes on."""
+        """Restore everything that can be restored; called twice, since an interrupt may hit the first call."""
         if not self._done:
             self.modes.lift()
             if self._module is not None:
@@ -101,14 +101,14 @@ class Before:
             self._done = True
 
     def put_back_in_fork(self) -> None:
-        """The same in a process that another thread has forked: the modes of that thread are its own."""
+        """Restore the state in a process that another thread has forked, which has its own modes."""
         if self._module is not None:
             self._module.put_back()
         if self._process is not None:
             self._process.put_back_in_fork()
 
     def check(self) -> None:
-        """Say what could not be undone.
+        """Raise an error that names what could not be restored.
 
         Raises:
             Changed: something; an interrupt that is on its way gets it as a note.
@@ -124,7 +124,7 @@ class Before:
 
 
 class Changed(Incomplete):
-    """A module, or the process, is not as it was before a count, and could not be put back."""
+    """Error for a module or a process that a count has changed and could not restore."""
 
     def __init__(self, differences: Sequence[str]) -> None:
         more = f"; and {len(differences) - _SHOWN} more" if len(differences) > _SHOWN else ""
@@ -141,7 +141,7 @@ _SHOWN: Final = 5
 
 @contextmanager
 def unwritten(module: nn.Module) -> Iterator[None]:
-    """Let a module run; afterwards its tensors are as they were, as far as what was written could be seen."""
+    """Run a module in the block, then restore its tensors as far as the writes were observed."""
     state = ModuleState(module, bits=False)
     try:
         with watching(state):
@@ -152,7 +152,7 @@ def unwritten(module: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def evaluated(module: nn.Module) -> Iterator[None]:
-    """A module and its parts in evaluation for the time of the block, without asking its ``train``."""
+    """Put a module and its parts into evaluation mode for the block, without calling ``train``."""
     modes = {part: part.training for part in module.modules()}
     try:
         for part in modes:
@@ -164,7 +164,7 @@ def evaluated(module: nn.Module) -> Iterator[None]:
 
 
 def _written(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
-    """The tensors that a call of an operator writes to."""
+    """Return the tensors that a call of an operator writes to."""
     schema = getattr(func, "_schema", None)
     if schema is None:
         return []

@@ -35,7 +35,7 @@ _WEIGHTS: Final = np.random.default_rng(0).integers(2**64, size=1024, dtype=np.u
 
 
 class Bits:
-    """The memory of one storage."""
+    """Snapshot of the memory of one storage."""
 
     def __init__(self, storage: torch.UntypedStorage, name: str) -> None:
         self.name = name
@@ -45,20 +45,20 @@ class Bits:
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """Return the size in bytes."""
         return self._size
 
     def keep(self) -> None:
-        """Copy the bits, unless that was done before."""
+        """Copy the memory, unless that was done before."""
         if self._kept is None:
             self._kept = _read(self._storage)
 
     def sum(self) -> None:
-        """Note checksums, with which a change is found but not put back."""
+        """Record checksums, which detect a change but cannot undo it."""
         self._sums = _sums(self._storage)
 
     def put_back(self) -> None:
-        """Write what was kept, if it differs."""
+        """Restore the copied memory if it differs."""
         if self._kept is None:
             return
         if self._storage.nbytes() != self._size:
@@ -67,7 +67,7 @@ class Bits:
             _write(self._storage, self._kept)
 
     def differences(self) -> Iterable[str]:
-        """What is not as it was."""
+        """Yield a phrase for each difference from the snapshot."""
         if self._storage.nbytes() != self._size:
             yield f"{self.name}: memory of {self._size:,} bytes -> {self._storage.nbytes():,}"
             return
@@ -82,7 +82,7 @@ class Bits:
 
 
 def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
-    """The memory of a tensor; ``None`` if it has none that can be read: on meta, sparse, of a class of its own."""
+    """Return the storage of a tensor, or ``None`` if it is on meta, sparse, or otherwise unreadable."""
     with suppress(Exception):
         if tensor.layout == torch.strided:
             storage = tensor.untyped_storage()
@@ -91,7 +91,7 @@ def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
 
 
 def _bytes(storage: torch.UntypedStorage) -> Any:
-    """The memory of a storage on the CPU as an array, not copied."""
+    """Return the memory of a CPU storage as an array that shares it."""
     memory: Any = (ctypes.c_uint8 * storage.nbytes()).from_address(storage.data_ptr())
     return np.frombuffer(memory, np.uint8)
 
@@ -114,7 +114,7 @@ def _equal(storage: torch.UntypedStorage, kept: Any) -> bool:
 
 
 def _same(now: Any, before: Any) -> bool:
-    """Compare two arrays of bytes, as words: NumPy makes a truth value of every element."""
+    """Compare two byte arrays as 64-bit words, which is faster than by element."""
     if len(now) != len(before):
         return False
     whole = len(now) - len(now) % 8
@@ -133,7 +133,7 @@ def _sums(storage: torch.UntypedStorage) -> list[bytes]:
 
 
 def _sum(piece: Any) -> bytes:
-    """Return a checksum, twice as quickly as CRC-32 and no weaker.
+    """Return a checksum that is twice as fast as CRC-32 and no weaker.
 
     It is a multilinear hash modulo 2**64 of each row of words. As the weights are odd, a change of one word always
     shows, and a change of several hides with probability 2**-32 at most if it reaches the lower half of a word. The
@@ -163,10 +163,10 @@ _COMPRESSED: Final = {
 
 
 class ModuleState:
-    """The state of a module, and of other objects, at the time of creation."""
+    """Snapshot of a module and of other objects."""
 
     def __init__(self, module: nn.Module, arguments: dict[str, Any] | None = None, *, bits: bool) -> None:
-        """Save.
+        """Take the snapshot.
 
         Args:
             arguments: of its call, whose state is saved too.
@@ -191,19 +191,19 @@ class ModuleState:
             self._save_bits()
 
     def about_to_write(self, tensor: torch.Tensor | torch.UntypedStorage) -> None:
-        """Keep the bits of a tensor or a storage, if it shares memory with one of the module."""
+        """Copy the memory of a tensor or a storage if it overlaps that of the module."""
         storage = tensor if isinstance(tensor, torch.UntypedStorage) else storage_of(tensor)
         if storage is not None and (found := self._bits.get(storage._cdata)) is not None:
             found.keep()
 
     def put_back(self) -> None:
-        """Undo what can be undone; may be called again."""
+        """Restore everything that can be restored; may be called again."""
         for held in self._held:
             held.put_back()
         self.put_back_tensors()
 
     def put_back_tensors(self) -> None:
-        """Undo what can be undone of what happened to tensors; what parts hold stays."""
+        """Restore only tensors, and leave other attributes."""
         with DisableTorchFunction(), torch.no_grad():
             for held in self._set:
                 held.put_back()
@@ -215,7 +215,7 @@ class ModuleState:
                 tensor.put_back_version()
 
     def differences(self) -> list[str]:
-        """What is not as it was, one phrase each: ``0.weight: dtype torch.float32 -> torch.float16``."""
+        """Return a phrase for each difference: ``0.weight: dtype torch.float32 -> torch.float16``."""
         with DisableTorchFunction():
             found = [line for held in (*self._held, *self._set) for line in held.differences()]
             found += [line for tensor in self._tensors for line in tensor.differences()]
@@ -230,7 +230,7 @@ class ModuleState:
                 bits.sum()
 
     def _value(self, value: Any, name: str) -> None:
-        """Save what an object holds: a tensor, a module, a container, an object of the code of the module."""
+        """Save an object: a tensor, a module, a container, or an instance of a class from the module's code."""
         if isinstance(value, torch.Tensor):
             self._tensor(value, name)
         elif id(value) not in self._seen:
@@ -304,7 +304,7 @@ class ModuleState:
 
 
 class _Held:
-    """One thing that is held somewhere, by identity."""
+    """Reference held somewhere, compared by identity."""
 
     def __init__(self, name: str, before: Any, get: Callable[[], Any], put: Callable[[Any], None]) -> None:
         self._name, self._before, self._get, self._put = name, before, get, put
@@ -320,7 +320,7 @@ class _Held:
 
 
 class _OfClass:
-    """The attributes of a class that are not code: counters, caches, tables."""
+    """Attributes of a class that are not code: counters, caches, tables."""
 
     def __init__(self, kind: type) -> None:
         self._kind = kind
@@ -351,7 +351,7 @@ class _OfClass:
 
 
 class _Contents:
-    """What a container holds, and in which order."""
+    """Contents of a container, in order."""
 
     def __init__(self, name: str, container: Any) -> None:
         self._name, self._container = name, container
@@ -393,7 +393,7 @@ class _Contents:
 
 
 class _Tensor:
-    """What is set on one tensor."""
+    """Attributes set on one tensor."""
 
     def __init__(self, tensor: torch.Tensor, name: str) -> None:
         self._tensor, self._name = tensor, name
@@ -442,7 +442,7 @@ _ATTRIBUTES: Final = {
 
 
 def _facts(tensor: torch.Tensor) -> Iterator[tuple[str, Any]]:
-    """Everything about a tensor but its bits and attributes; ``None`` for what its class does not say."""
+    """Return the properties of a tensor except its memory and attributes; ``None`` for those it does not report."""
     readers: dict[str, Callable[[], Any]] = {
         "class": lambda: type(tensor),
         "storage": lambda: tensor.untyped_storage()._cdata,
@@ -469,7 +469,7 @@ def _facts(tensor: torch.Tensor) -> Iterator[tuple[str, Any]]:
 
 
 def _parts(tensor: torch.Tensor) -> Iterable[tuple[str, torch.Tensor]]:
-    """The tensors that one is made of, where it has no memory of its own."""
+    """Return the inner tensors of a wrapper tensor, which has no memory of its own."""
     found: list[tuple[str, torch.Tensor]] = []
     with suppress(Exception):
         whole: Any = tensor
@@ -505,7 +505,7 @@ def _set_class(value: Any, kind: type) -> None:
 
 
 def _text(value: Any) -> str:
-    """A value in a few characters; of a tensor its shape, since its numbers may be many."""
+    """Return a short text of a value; of a tensor its shape."""
     if value is _ABSENT:
         return "nothing"
     if isinstance(value, torch.Tensor):

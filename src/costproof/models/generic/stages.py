@@ -1,4 +1,4 @@
-"""The stages of a module: prefill and decode where it has a cache, else one forward."""
+"""Plan the stages of a module: prefill and decode if it has a cache, else one forward."""
 
 from __future__ import annotations
 
@@ -25,35 +25,35 @@ if TYPE_CHECKING:
 
 
 class Plan(Protocol):
-    """How a module is cut into stages, at one workload."""
+    """Division of a module into stages for one workload."""
 
     def invocations(self) -> tuple[Invocation, ...]:
-        """The calls, with the values of their symbols."""
+        """Return the calls, with the values of their symbols."""
         ...
 
     def export_jobs(self, model: nn.Module) -> tuple[ExportJob, ...]:
-        """The exports, at the sizes of the workload: whatever way the model takes there is the one that is counted."""
+        """Return the exports at the sizes of the workload, so that the branches taken there are counted."""
         ...
 
     def runs(self, model: nn.Module) -> tuple[Run, ...]:
-        """What is run."""
+        """Return the runs to trace."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """One stage, one call."""
+    """Plan with one stage and one call."""
 
     inputs: Inputs
     towers: Towers = NONE
 
     def invocations(self) -> tuple[Invocation, ...]:
-        """One call, with the sizes of its inputs, in which towers work too."""
+        """Return one call with the sizes of its inputs, in which towers have their own stages."""
         given = specs(self.inputs.args.values())
         return tuple(Invocation(s, STAGE, 1, self.inputs.values, given) for s in (*self.towers.names, STAGE))
 
     def export_jobs(self, model: nn.Module) -> tuple[ExportJob, ...]:
-        """One export of the whole."""
+        """Return one export of the whole module."""
         from costproof.models.generic.export_wrappers import around
 
         every = {k: v for k, v in self.inputs.args.items() if _is_tensor(v)}
@@ -69,25 +69,25 @@ class Whole:
         return (replace(whole, parts=self.towers.stages),)
 
     def runs(self, model: nn.Module) -> tuple[Run, ...]:
-        """One forward."""
+        """Return one forward."""
         return (Run(STAGE, model, dict(self.inputs.args), self.towers.around(place), elsewhere=True),)
 
 
 def _is_tensor(value: Any) -> bool:
-    """Whether an argument of a forward is tensors: an export has places for those alone."""
+    """Return whether an argument consists of tensors, which are all that an export takes as inputs."""
     if isinstance(value, list | tuple):
         return bool(value) and all(map(_is_tensor, value))
     return has_attribute(value, "new_empty")
 
 
 def specs(values: Iterable[Any]) -> tuple[TensorSpec, ...]:
-    """Shapes and dtypes of the tensors among some arguments."""
+    """Return shapes and dtypes of the tensors in some arguments."""
     tensors = [v for v in values if has_attribute(v, "new_empty")]
     return tuple(TensorSpec(tuple(map(int, v.shape)), str(v.dtype).removeprefix("torch.")) for v in tensors)
 
 
 def free(sizes: Iterable[SymbolicSize], args: Mapping[str, Any]) -> tuple[SymbolicSize, ...]:
-    """The sizes that an export at these arguments can keep as symbols: it takes a size of 1 for a constant."""
+    """Return the sizes that an export can keep symbolic; it specialises a size of 1."""
     found = []
     for size in sizes:
         value: Any = args
@@ -99,7 +99,7 @@ def free(sizes: Iterable[SymbolicSize], args: Mapping[str, Any]) -> tuple[Symbol
 
 
 def returns_cache(model: nn.Module, args: Mapping[str, Any]) -> bool:
-    """Whether a call returns a cache, which a run on meta shows, or fills one that it is given."""
+    """Return whether a call on meta returns a cache, or fills one that it is given."""
     from costproof.models.generic import copies
     from costproof.models.generic.export_wrappers import cache_tensors
 
@@ -117,7 +117,7 @@ def returns_cache(model: nn.Module, args: Mapping[str, Any]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Cached:
-    """A decoder with a cache: the prefill, then steps."""
+    """Plan of a decoder with a cache: the prefill, then steps."""
 
     workload: Workload
     decoder: OwnCache | HeldCache
@@ -126,13 +126,13 @@ class Cached:
     towers: Towers = NONE
 
     def problems(self) -> list[BadInput]:
-        """No prompt, or what keeps the steps from a closed sum: a window that is passed while they run."""
+        """Return a problem for an empty prompt, or for a window that is passed while the steps run."""
         if (first := self.workload.text_tokens) < 1:
             return [BadInput("the run is too short", where="--seq-len", expected="at least 1", got=first)]
         return self.decoder.problems(self.workload) if self.workload.new_tokens else []
 
     def invocations(self) -> tuple[Invocation, ...]:
-        """Prompt and steps, with the symbols that decoders have."""
+        """Return the prompt and the steps, with the symbols of decoders."""
         run = self.workload
         common = {"B": run.batch, "b": FLOAT_BYTES[run.dtype]}
         prompt = specs(self.prompt.args.values())
@@ -145,7 +145,7 @@ class Cached:
         )
 
     def export_jobs(self, model: nn.Module) -> tuple[ExportJob, ...]:
-        """Prefill, and a step if there is one, at the workload's sizes, with symbols."""
+        """Return the exports of the prefill and of a step if there is one, with symbols."""
         from costproof.models.generic.export_wrappers import around
 
         decoder = self.decoder
@@ -161,7 +161,7 @@ class Cached:
         return first, replace(step, sizes=free(step.sizes, step.args))
 
     def runs(self, model: nn.Module) -> tuple[Run, ...]:
-        """The prefill, then the first, the middle and the last step."""
+        """Return the prefill, and the first, the middle and the last step."""
         run, decoder = self.workload, self.decoder
         prompt = {**self.prompt.args, "use_cache": True}
         found = [Run("prompt", model, prompt, self.towers.around(decoder.places[0]), elsewhere=True)]
@@ -170,7 +170,7 @@ class Cached:
 
 
 def longest(model: nn.Module) -> int | None:
-    """Positions that a model has a place for, as far as its configuration says."""
+    """Return the maximum number of positions that the configuration states, or ``None``."""
     config = attribute(model, "config", None)
     text = text_config(model) if has_attribute(config, "get_text_config") else config
     most = attribute(text, "max_position_embeddings", None)

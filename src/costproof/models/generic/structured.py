@@ -1,4 +1,4 @@
-"""What makes arguments with a structure of their own: images as they are, or cut into patches with their grids.
+"""Create example arguments with structure: images, or patches with their grids, and inputs of agents and drafts.
 
 Every maker looks at the other arguments that forward takes: of an image in patches all come from one grid.
 """
@@ -24,7 +24,7 @@ _BOXES = 36
 
 @makes("pixel_values")
 def _pixels(case: Case) -> Example | None:
-    """[B, channels, height, width]; of a video [B, frames, channels, height, width], and so of one image turned.
+    """Create [B, channels, height, width], or [B, frames, channels, height, width] for a video; may be transposed.
 
     Where forward takes the grids of images, these are packed one behind the other: [patches of all, elements of one],
     turned [patches of all, channels, height, width], or where a linear layer reads them [tokens of all, height, width,
@@ -55,7 +55,7 @@ def _pixels(case: Case) -> Example | None:
 
 
 def _turned(case: Case) -> tuple[int, ...]:
-    """Sizes of a patch as its layer reads it; of what becomes one token, where that layer is linear."""
+    """Return the patch sizes in the order of the patch layer, or the sizes of one token for a linear layer."""
     volume, side = _volume(case), _patch(case)
     if len(_first_weight(case).shape) > 2 or volume % side**2:
         return tuple(_first_weight(case).shape[1:])
@@ -63,7 +63,7 @@ def _turned(case: Case) -> tuple[int, ...]:
 
 
 def _in_rows(case: Case) -> bool:
-    """Whether each image is a row of patches."""
+    """Return whether each image is a row of patches."""
     from torch import nn
 
     shaped = "spatial_shapes" in case.takes or case.needs("pixel_position_ids")
@@ -71,17 +71,17 @@ def _in_rows(case: Case) -> bool:
 
 
 def _packed(case: Case) -> bool:
-    """Whether images come one behind the other, with their grids."""
+    """Return whether images are concatenated, with a grid for each."""
     return any(name in case.takes for name in _GRIDS)
 
 
 def _tile(case: Case) -> int:
-    """Pixels per side of a tile of an image."""
+    """Return the pixels per side of a tile of an image."""
     return int(attribute(attribute(case.config, "vision_config", None), "image_size", 0)) or sides(case)[0]
 
 
 def _tiles(case: Case) -> int | None:
-    """Tiles that the model itself cuts an image into, the small view of it among them; ``None``: it cuts none."""
+    """Return the number of tiles of an image with its thumbnail, or ``None`` if the model does not cut images."""
     count = attribute(sys.modules.get(type(case.module).__module__), "image_size_to_num_patches", None)
     points = attribute(case.config, "image_grid_pinpoints", None)
     return None if count is None or points is None else int(count(list(sides(case)), points, _tile(case)))
@@ -92,14 +92,14 @@ def _most_tiles(case: Case) -> int:
 
 
 def _compares(case: Case) -> bool:
-    """Whether a model of transformers matches the points of two images."""
+    """Return whether a model of transformers matches keypoints of two images."""
     auto = attribute(sys.modules.get("transformers"), "AutoModelForKeypointMatching", None)
     return auto is not None and type(case.config) in auto._model_mapping
 
 
 @makes("hidden_states", "latents", "inputs_embeds")
 def _states(case: Case) -> Example | None:
-    """What the first layer of a part takes, where forward must have it: [B, channels, S], samples of one channel.
+    """Create the required input of a part's first layer: [B, channels, S], samples of one channel.
 
     A tower that gets the grids of its images takes patches: [patches of all images, elements of one].
     """
@@ -116,7 +116,7 @@ def _states(case: Case) -> Example | None:
 
 @makes("query_embeds")
 def _queries(case: Case) -> Example:
-    """[B, queries, width]."""
+    """Create [B, queries, width]."""
     return Example(
         case.floats(case.batch, case.number("num_query_tokens", default=32), case.number("hidden_size", default=1))
     )
@@ -124,14 +124,14 @@ def _queries(case: Case) -> Example:
 
 @makes("encoder_hidden_states")
 def _attended(case: Case) -> Example | None:
-    """[B, S, width of the encoder], of a part that asks it with queries."""
+    """Create [B, S, encoder width], for a part with cross-attention queries."""
     if not case.needs("query_embeds"):
         return None
     return Example(case.floats(case.batch, case.length, case.number("encoder_hidden_size", "hidden_size", default=1)))
 
 
 def _moments(case: Case, size: str) -> Example | None:
-    """[B, S, size of one moment], of a model of episodes."""
+    """Create [B, S, size of one step], for a model of episodes."""
     if "states" not in case.takes:
         return None
     return Example(case.floats(case.batch, case.length, case.number(size, default=1)), {0: "B", 1: "S"})
@@ -143,33 +143,33 @@ for _name, _size in {"states": "state_dim", "actions": "act_dim", "rewards": "",
 
 @makes("state")
 def _state(case: Case) -> Example | None:
-    """[B, numbers of one], of a machine whose next actions are wanted."""
+    """Create [B, state size], for a robot policy."""
     width = case.number("max_state_dim", default=0)
     return Example(case.floats(case.batch, width)) if width else None
 
 
 @makes("noise")
 def _noise(case: Case) -> Example | None:
-    """[B, actions, numbers of one], out of which they come."""
+    """Create [B, actions, action size], the noise from which actions are denoised."""
     width = case.number("max_action_dim", default=0)
     return Example(case.floats(case.batch, case.number("chunk_size", default=1), width)) if width else None
 
 
 @makes("timestep")
 def _time(case: Case) -> Example | None:
-    """[B]: how far they have come."""
+    """Create [B], the denoising time."""
     return Example(case.floats(case.batch)) if "state" in case.takes and "noise" in case.takes else None
 
 
 @makes("noise_embeds")
 def _block(case: Case) -> Example:
-    """[B, tokens of a draft, width]."""
+    """Create [B, draft tokens, width]."""
     return Example(case.floats(case.batch, case.number("block_size", default=1), case.number("hidden_size", default=1)))
 
 
 @makes("context_hidden_states")
 def _drafted_on(case: Case) -> Example:
-    """[B, S, widths of the layers beside each other that a draft reads]."""
+    """Create [B, S, concatenated widths of the layers that a draft model reads]."""
     layers = len(attribute(case.config, "target_layer_ids", ()))
     width = layers * case.number("hidden_size", default=1)
     return Example(case.floats(case.batch, case.length, width), {0: "B", 1: "S"})
@@ -177,25 +177,25 @@ def _drafted_on(case: Case) -> Example:
 
 @makes("timesteps")
 def _times(case: Case) -> Example | None:
-    """[B, S]: when each of the states was."""
+    """Create [B, S], the time step of each state."""
     return Example(case.whole(case.batch, case.length), {0: "B", 1: "S"}) if "states" in case.takes else None
 
 
 @makes("grid_thw", "image_grid_thw")
 def _grids(case: Case) -> Example | None:
-    """Frames, rows and columns of patches of each image."""
+    """Create the frames, rows and columns of patches of each image."""
     return known([[1, *_grid(case)]] * case.batch) if _packed(case) else None
 
 
 @makes("image_grid_hw")
 def _planes(case: Case) -> Example:
-    """Rows and columns of patches of each image."""
+    """Create the rows and columns of patches of each image."""
     return known([list(_grid(case))] * case.batch)
 
 
 @makes("image_sizes")
 def _sizes(case: Case) -> Example | None:
-    """Height and width of each image, beside its pixels."""
+    """Create the height and the width of each image."""
     if "pixel_values" not in case.takes:
         return None
     # What cuts images into tiles takes numbers as they are.
@@ -205,38 +205,38 @@ def _sizes(case: Case) -> Example | None:
 
 @makes("high_res_pixel_values")
 def _high(case: Case) -> Example:
-    """[B, channels, height, width] of the same image for a second tower."""
+    """Create [B, channels, height, width] of the same image for a second tower."""
     side = int(attribute(attribute(case.config, "high_res_vision_config", None), "image_size", sides(case)[0]))
     return Example(case.floats(case.batch, 3, side, side))
 
 
 @makes("aspect_ratio_ids")
 def _ratio(case: Case) -> Example:
-    """[B, 1]: which of the ratios each image has."""
+    """Create [B, 1], the index of each image's aspect ratio."""
     return Example(case.whole(case.batch, 1))
 
 
 @makes("aspect_ratio_mask")
 def _ratios(case: Case) -> Example:
-    """[B, 1, tiles]: which tiles each image has."""
+    """Create [B, 1, tiles], the mask of tiles of each image."""
     return Example(case.whole(case.batch, 1, _most_tiles(case)))
 
 
 @makes("spatial_shapes", "target_sizes")
 def _shapes(case: Case) -> Example:
-    """Rows and columns of patches of each image."""
+    """Create the rows and columns of patches of each image."""
     return known([list(_grid(case))] * case.batch)
 
 
 @makes("merge_sizes", "image_merge_sizes")
 def _merged(case: Case) -> Example:
-    """Patches along a side of a token, of each image."""
+    """Create the patches per side of a token of each image."""
     return known([_merge(case)] * case.batch)
 
 
 @makes("pixel_attention_mask")
 def _seen(case: Case) -> Example | None:
-    """[B, patches] of images in rows of patches; [B, images] of what a machine sees, or of images one by one."""
+    """Create a mask: [B, patches] of images in rows of patches, or [B, images]."""
     if "state" in case.takes:
         return Example(case.whole(case.batch, 1))
     if "tile_fine_mask" in case.takes and case.turned:
@@ -250,24 +250,24 @@ def _seen(case: Case) -> Example | None:
 
 @makes("flattened_patches")
 def _flattened(case: Case) -> Example:
-    """[B, patches, row and column of one, then its elements]."""
+    """Create [B, patches, row, column and elements of one patch]."""
     return Example(case.floats(case.batch, _count(case), 2 + _volume(case)), {})
 
 
 @makes("pixel_position_ids")
 def _places(case: Case) -> Example | None:
-    """[B, patches, 2]: column and row of each patch."""
+    """Create [B, patches, 2], the column and the row of each patch."""
     return Example(case.whole(case.batch, _count(case), 2), {}) if case.needs("pixel_position_ids") else None
 
 
 @makes("image_attention_mask")
 def _looked_at(case: Case) -> Example | None:
-    """[B, S, images], of images one by one in a row: which of them each position sees."""
+    """Create [B, S, images], the mask of images that each position attends to."""
     return Example(case.whole(case.batch, case.length, 1), {0: "B", 1: "S"}) if case.turned else None
 
 
 def _boxed(case: Case, width: str) -> Example | None:
-    """[B, boxes, numbers of one], where the configuration says how many these are."""
+    """Create [B, boxes, values per box], if the configuration says how many values a box has."""
     found = case.number(width, default=0)
     return Example(case.floats(case.batch, _BOXES, found)) if found else None
 
@@ -277,7 +277,7 @@ for _name, _width in {"visual_feats": "visual_feat_dim", "visual_pos": "visual_p
 
 
 def _grid(case: Case) -> tuple[int, int]:
-    """Rows and columns of patches; each a multiple of what is merged into one token."""
+    """Return rows and columns of patches, each a multiple of the merge size."""
     patch, merge = _patch(case), _merge(case)
     height, width = sides(case)
     return -(-height // (patch * merge)) * merge, -(-width // (patch * merge)) * merge
@@ -292,14 +292,14 @@ def _patch(case: Case) -> int:
 
 
 def _merge(case: Case) -> int:
-    """Patches along a side of a token; some models say how many are one: ``16x``."""
+    """Return the patches per side of a token; some models state it as ``16x``."""
     if mode := attribute(case.config, "downsample_mode", ""):
         return math.isqrt(int(mode.rstrip("x")))
     return case.number("spatial_merge_size", "merge_size", "pooling_kernel_size", default=1)
 
 
 def _volume(case: Case) -> int:
-    """Elements of a patch: what the first layer takes."""
+    """Return the elements of a patch, which the first layer takes."""
     return math.prod(_first_weight(case).shape[1:])
 
 

@@ -1,4 +1,4 @@
-"""Towers and projectors of a multimodal model: the modules that a text alone does not reach."""
+"""Find the towers and projectors of a multimodal model: the modules that text does not reach."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ IDS: Final = "input_ids"
 
 @dataclass(frozen=True, slots=True)
 class Towers:
-    """Modules with a stage of their own, in the order in which they run."""
+    """Modules that are stages of their own, in the order in which they run."""
 
     stages: Mapping[str, str]
     """Path of a tower or projector, or of the list that holds several of one -> its stage."""
 
     def stage_of(self, path: str) -> str | None:
-        """The stage of a module inside a tower; ``None`` for one of the rest of the model."""
+        """Return the stage of a module inside a tower, or ``None`` for any other module."""
         return next((s for p, s in self.stages.items() if path == p or path.startswith(f"{p}.")), None)
 
     def around(self, locate: Locate) -> Locate:
-        """Where modules work: those of a tower in its stage, the others where they would without."""
+        """Return a locator that places modules of towers in their stages and delegates the others."""
 
         def located(path: str, call: int) -> tuple[str, str]:
             stage, invocation = locate(path, call)
@@ -39,7 +39,7 @@ class Towers:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Their stages."""
+        """Return the stages of the towers."""
         return tuple(dict.fromkeys(self.stages.values()))
 
 
@@ -47,7 +47,7 @@ NONE: Final = Towers({})
 
 
 def towers(model: nn.Module, inputs: Mapping[str, Any]) -> Towers:
-    """The towers of a model that takes a text and something beside it; found out by short runs.
+    """Return the towers of a model that takes text and other inputs, found by short runs.
 
     Where a text alone does not run at all, these are the parts of the model that run, each beside the others.
     """
@@ -70,13 +70,13 @@ def towers(model: nn.Module, inputs: Mapping[str, Any]) -> Towers:
 
 
 def _parts(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """The parts of a model with parameters; of the one part that has them all, its parts."""
+    """Return the children of a model that have parameters, descending while there is only one."""
     found = [(n, m) for n, m in model.named_children() if any(True for _ in m.parameters())]
     return [(f"{found[0][0]}.{n}", m) for n, m in _parts(found[0][1])] if len(found) == 1 else found
 
 
 def _outermost(paths: Iterable[str], called: Iterable[str]) -> dict[str, None]:
-    """Of modules those inside no other one; a list, which nobody calls, stands for its members."""
+    """Return the modules that are inside no other one; a list is represented by its members."""
     known, lone = set(called), dict.fromkeys(paths)
     found: dict[str, None] = {}
     for path in lone:
@@ -88,14 +88,14 @@ def _outermost(paths: Iterable[str], called: Iterable[str]) -> dict[str, None]:
 
 
 def _named(paths: Iterable[str]) -> Towers:
-    """Each named by the end of its path, or by all of it where two end alike."""
+    """Return a stage name for each path: its last component, or all of it where two are equal."""
     ends = [p.rpartition(".")[2] for p in paths]
     return Towers({p: end if ends.count(end) == 1 else p for p, end in zip(paths, ends, strict=True)})
 
 
 @contextmanager
 def _reached(model: nn.Module) -> Iterator[dict[str, None]]:
-    """Paths of the modules that are called while it is open, in order."""
+    """Record the paths of the modules that are called in the block, in order."""
     found: dict[str, None] = {}
 
     def noting(path: str) -> Any:
@@ -110,7 +110,7 @@ def _reached(model: nn.Module) -> Iterator[dict[str, None]]:
 
 
 def decoder_path(model: nn.Module) -> str:
-    """Path of the stack of layers, as far as the model says; else that of the whole."""
+    """Return the path of the decoder stack as the model states it, else that of the whole."""
     ask = attribute(model, "get_decoder", None)
     decoder = ask() if callable(ask) else None
     return next((path for path, module in model.named_modules() if module is decoder), "")

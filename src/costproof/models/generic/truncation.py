@@ -26,7 +26,7 @@ Kind = tuple[Hashable, frozenset[tuple[Hashable, Hashable]]]
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """A list of layers that run one after another."""
+    """List of layers that run one after another."""
 
     path: str
     """Of the list in the module."""
@@ -39,7 +39,7 @@ class Stack:
     """Where its layers keep their own number: (path in the layer, attribute)."""
 
     def begins(self, whole: Stack) -> bool:
-        """Whether its layers are the first of another stack, but for what each says about how many there are."""
+        """Return whether the layers equal the first ones of another stack, apart from the number of layers."""
         return all(
             mine == other or (mine[0] == other[0] and self._counted(dict(mine[1]), dict(other[1]), len(whole.kinds)))
             for mine, other in zip(self.kinds, whole.kinds, strict=False)
@@ -57,23 +57,23 @@ class Stack:
 
     @property
     def least(self) -> int:
-        """The first layers that have one of every kind among them."""
+        """Return the least number of first layers that includes every kind."""
         return max(self.kinds.index(kind) for kind in self.kinds) + 1
 
     def more(self, kept: int) -> int:
-        """The first layers beyond ``kept`` that have one more of every kind that is left out."""
+        """Return the least number of layers beyond ``kept`` that adds one of every omitted kind."""
         out = self.kinds[kept:]
         return kept + max((out.index(kind) + 1 for kind in out), default=0)
 
     def times(self, kept: int) -> tuple[int, ...]:
-        """For how many layers each of the first ``kept`` stands: the last of a kind for those left out too."""
+        """Return how many layers each of the first ``kept`` represents; the last of a kind represents omitted ones."""
         out = Counter(self.kinds[kept:])
         first = self.kinds[:kept]
         return tuple(1 + (0 if kind in first[i + 1 :] else out[kind]) for i, kind in enumerate(first))
 
 
 def stacks(module: nn.Module, like: Mapping[str, Stack] | None = None) -> tuple[Stack, ...]:
-    """The stacks of a module, those inside no other one.
+    """Return the outermost stacks of layers in a module.
 
     Args:
         like: stacks by path that say where layers keep their number: a single layer does not show it.
@@ -89,7 +89,7 @@ def stacks(module: nn.Module, like: Mapping[str, Stack] | None = None) -> tuple[
 
 
 def elsewhere(module: nn.Module, found: Sequence[Stack]) -> dict[str, tuple[int, ...]]:
-    """Shapes of the parameters outside of these stacks."""
+    """Return the shapes of the parameters outside of these stacks."""
     inside = tuple(f"{s.path}." for s in found)
     return {n: tuple(p.shape) for n, p in module.named_parameters() if not n.startswith(inside)}
 
@@ -113,7 +113,7 @@ def _shape(layer: nn.Module) -> Hashable:
 
 
 def _choices(module: nn.Module) -> Iterator[tuple[str, Hashable]]:
-    """What a module keeps beside tensors and modules; of a rate of dropout, which may grow with depth, if it is 0."""
+    """Return the plain attributes of a module; dropout rates, which may grow with depth, only as zero or not."""
     for name, value in vars(module).items():
         if not name.startswith("_") and name != "training" and (known := plain(value)) is not None:
             rate = isinstance(value, float) and any(
@@ -123,7 +123,7 @@ def _choices(module: nn.Module) -> Iterator[tuple[str, Hashable]]:
 
 
 def plain(value: Any) -> Hashable:
-    """A value that may decide what a layer does, to be compared; ``None`` for what does not."""
+    """Return a value that may decide what a layer does in comparable form, or ``None``."""
     if isinstance(value, bool | int | float | str):
         return type(value).__name__, value
     if isinstance(value, tuple | list):
@@ -134,7 +134,7 @@ def plain(value: Any) -> Hashable:
 
 
 def _numbers(values: Sequence[tuple[int, Hashable]]) -> bool:
-    """Whether it is the layer's own number, counted from anywhere, in steps of one or more; or follows from it.
+    """Return whether an attribute is the layer's own index, or follows from it.
 
     A fraction that is another one in every layer does: what it changes is seen where more layers are counted.
     """
@@ -158,7 +158,7 @@ Edits = tuple[tuple[str, Any], ...]
 
 @dataclass(frozen=True, slots=True)
 class CutModel:
-    """The first layers of a model."""
+    """Factory and truncation of a model's first layers."""
 
     edits: Edits
     """What is other in the configuration; empty where every layer is kept."""
@@ -170,7 +170,7 @@ class CutModel:
 def first_layers(
     config: Callable[[], Any], build: Callable[[Edits], nn.Module], layers: int, *, more: bool = False
 ) -> CutModel:
-    """The first layers of every stack: as many as asked for, or more until it has all its kinds.
+    """Return a configuration with the first layers of every stack, as many as needed to have all kinds.
 
     Stacks that no key counts stay whole, and others of which more than half would stay.
 
@@ -225,7 +225,7 @@ def first_layers(
 
 
 def edited(config: Any, edits: Edits) -> Any:
-    """The configuration with other values."""
+    """Return the configuration with other values."""
     for key, value in edits:
         place, name = _place(config, key)
         setattr(place, name, list(value) if isinstance(value, tuple) else value)
@@ -240,7 +240,7 @@ def _place(config: Any, key: str) -> tuple[Any, str]:
 
 
 def _counts(config: Any, prefix: str = "") -> Iterator[tuple[str, int]]:
-    """Keys that may count layers, those of nested configurations too, and how many."""
+    """Return the keys that may count layers, also in nested configurations, and their values."""
     from transformers import PretrainedConfig
 
     for name, value in vars(config).items():
@@ -254,14 +254,14 @@ def _counts(config: Any, prefix: str = "") -> Iterator[tuple[str, int]]:
 
 
 def _alone(config: Any, key: str, most: int, kept: int) -> dict[str, Any]:
-    """The key itself."""
+    """Return an edit of the key only."""
     place, name = _place(config, key)
     value = getattr(place, name)
     return {key: kept if isinstance(value, int) else tuple(value[:kept])}
 
 
 def _edits(config: Any, key: str, most: int, kept: int) -> dict[str, Any]:
-    """The key itself, and what its configuration says layer by layer."""
+    """Return an edit of the key and of the per-layer lists of its configuration."""
     place, name = _place(config, key)
     prefix = key.removesuffix(name)
     found: dict[str, Any] = {key: kept}
@@ -274,13 +274,13 @@ def _edits(config: Any, key: str, most: int, kept: int) -> dict[str, Any]:
 
 
 def _each(name: str, value: Any, most: int) -> bool:
-    """Whether a value says one thing of every layer of a stack; a text does that in patterns alone: ``M-M*``."""
+    """Return whether a value has one entry per layer of a stack; a text only if it is a pattern such as ``M-M*``."""
     listed = isinstance(value, list | tuple) or (isinstance(value, str) and "pattern" in name)
     return listed and len(value) == most and not name.startswith("_")
 
 
 def _some(name: str, value: Any, most: int) -> bool:
-    """Whether a value lists layers of a stack by number, in any order; some may be beyond it."""
+    """Return whether a value lists layer indices of a stack, in any order."""
     listed = isinstance(value, list | tuple) and len(value) > 0 and all(type(v) is int and v >= 0 for v in value)
     if not (listed and len({*value}) == len(value) and _PLACES.search(name)):
         return False
@@ -289,7 +289,7 @@ def _some(name: str, value: Any, most: int) -> bool:
 
 
 def _as_configured(stack: Stack, config: Any, key: str) -> Stack:
-    """The stack with what its configuration says layer by layer among the kinds: a layer may not know it itself."""
+    """Return the stack with per-layer configuration values as part of the kinds of its layers."""
     place, _ = _place(config, key)
     most = len(stack.kinds)
     said: dict[str, Sequence[Hashable]] = {}
@@ -310,7 +310,7 @@ def _counted_by(
     build: Callable[[Edits], nn.Module],
     known: Mapping[str, Stack],
 ) -> list[Stack]:
-    """The stacks that become shorter with a key, by trial."""
+    """Return the stacks that a key shortens, found by trial."""
     for kept in dict.fromkeys((1, most - 1)):
         with suppress(Incomplete, BadInput):
             now = {s.path: len(s.kinds) for s in stacks(build(tuple(edits(config, key, most, kept).items())))}
@@ -319,13 +319,13 @@ def _counted_by(
 
 
 def _alike(key: str, other: str, config: Any) -> bool:
-    """Whether two keys of one configuration have the same number."""
+    """Return whether two keys of one configuration have the same number."""
     (place, name), (beside, second) = _place(config, key), _place(config, other)
     return place is beside and getattr(place, name) == getattr(beside, second)
 
 
 def _begins(known: Mapping[str, Stack], now: Sequence[Stack]) -> None:
-    """Fewer layers are the first of all of them: what one does may hang on how many there are.
+    """Check that a truncated model consists of the first layers of the whole one.
 
     Raises:
         BadInput: they are not.
@@ -338,7 +338,7 @@ def _begins(known: Mapping[str, Stack], now: Sequence[Stack]) -> None:
 
 
 def _stretch(whole: nn.Module, known: Mapping[str, Stack], cut: nn.Module) -> Stretch:
-    """What the cut model stands for.
+    """Return what the layers of the truncated model represent.
 
     Raises:
         BadInput: it is not the beginning of the whole one.

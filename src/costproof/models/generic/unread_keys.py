@@ -1,4 +1,4 @@
-"""Keys of a configuration that its model does not use, for models without formulas.
+"""Find the keys of a configuration that its model does not use, for models without formulas.
 
 A class of transformers has fields, and its code reads further keys from the configuration object; nothing reads any
 other key. Some fields are read nowhere either: classes keep them for the files of older versions.
@@ -33,7 +33,7 @@ _SHARED: Final = (
 
 
 def unused(config: Any, data: Mapping[str, Any], module: nn.Module, where: str) -> dict[str, str]:
-    """Return the path of every key that decides no cost -> the reason.
+    """Return the path of every key that affects no cost, with the reason.
 
     Args:
         config: what transformers made of the configuration.
@@ -92,7 +92,7 @@ def _unused(
 
 
 def _read_below(parts: Mapping[str, Any], key: str, value: object) -> str | None:
-    """The first part that reads a key, where none of those that do has this value."""
+    """Return the first part that reads a key, if no part that reads it has this value."""
     decoder_first = sorted(parts.items(), key=lambda item: "text" not in item[0])
     found = [(name, part) for name, part in decoder_first if key in _fields(part)]
     values = [vars(part).get(type(part).attribute_map.get(key, key)) for _, part in found]
@@ -100,14 +100,14 @@ def _read_below(parts: Mapping[str, Any], key: str, value: object) -> str | None
 
 
 def _fields(config: Any) -> frozenset[str]:
-    """The keys that the class of a configuration has."""
+    """Return the keys of a configuration class."""
     kind = type(config)
     named = getattr(kind, "__dataclass_fields__", None) or inspect.signature(kind).parameters
     return frozenset((*named, *getattr(kind, "attribute_map", {})))
 
 
 def _dead(config: Any, data: Mapping[str, Any], read: frozenset[str]) -> frozenset[str]:
-    """Return the fields of a configuration that no code reads, under any of their names, where a file changes them.
+    """Return the configuration fields that a file changes and that no code reads under any of their names.
 
     Args:
         read: names that the code of the model and of the configuration reads.
@@ -123,7 +123,7 @@ def _dead(config: Any, data: Mapping[str, Any], read: frozenset[str]) -> frozens
 
 @dataclass(frozen=True, slots=True)
 class _Reads:
-    """Names in the code of some modules."""
+    """Names that the code of some modules reads."""
 
     keys: frozenset[str] = frozenset()
     """Attributes of configuration objects: ``config.x``, ``getattr(config, "x", 0)``; those that are taken too."""
@@ -140,7 +140,7 @@ class _Reads:
 
 
 def _reads(modules: set[str]) -> _Reads:
-    """Return the names in modules of transformers, and in ours."""
+    """Return the names read in modules of transformers, and in the generic target."""
     found = _Reads()
     for module in sorted(m for m in modules if m.startswith(("transformers", "costproof"))):
         found |= _names(module)
@@ -167,19 +167,19 @@ def _names(module: str) -> _Reads:
 
 
 def _text(call: ast.Call, function: str, place: int) -> str | None:
-    """Return the text at a place of the arguments of a function, or of a method."""
+    """Return the string constant at a position of a call's arguments."""
     given = call.args[place] if place < len(call.args) and _last_name(call.func) == function else None
     return given.value if isinstance(given, ast.Constant) and isinstance(given.value, str) else None
 
 
 def _is_config(node: ast.expr) -> bool:
-    """Whether an expression is a configuration by its name: ``config``, ``self.config``, ``config.text_config``."""
+    """Return whether an expression is named as a configuration: ``config``, ``self.config``, ``text_config``."""
     name = _last_name(node).lower()
     return "config" in name or "cfg" in name
 
 
 def _last_name(node: ast.expr) -> str:
-    """Return the name of a variable, an attribute, or what is called: ``c`` of ``a.b.c(d)``."""
+    """Return the last name of a variable, an attribute or a call: ``c`` of ``a.b.c(d)``."""
     while isinstance(node, ast.Call):
         node = node.func
     return str(getattr(node, "attr", getattr(node, "id", "")))
