@@ -42,8 +42,8 @@ class ImageTokens:
 
     This only moves data: no FLOPs. Inputs are the global features (batch grid² hidden), the features of the crops
     (batch columns rows crop_grid² hidden), and the embedded prompt (batch prompt hidden). Outputs are the prompt with
-    the image tokens (batch prompt hidden), and the image tokens (batch vision_tokens hidden; see :func:`vision_tokens`).
-    The newline and the separator are 2 hidden parameters.
+    the image tokens (batch prompt hidden), and the image tokens (batch vision_tokens hidden, see
+    :func:`vision_tokens`). The newline and the separator are 2 hidden parameters.
 
     Unfused, per page: the rows of each view are concatenated with newlines, then all views with the separator, then
     pages with each other, and the result is written into the prompt. That writes and reads all but the separator of the
@@ -98,8 +98,8 @@ class PageInPlace:
         vector_flops = pixels
 
     The rest only moves data. Unfused, image tokens are concatenated as in :class:`ImageTokens`, then with those of
-    other pages (none), and written over the prompt: (6 tokens - 2) hidden. The newline is read for every view. The mask is
-    built in float32, which is written and read: 8 prompt² bytes.
+    other pages (none), and written over the prompt: (6 tokens - 2) hidden. The newline is read for every view. The
+    mask is built in float32, which is written and read: 8 prompt² bytes.
     """
 
     name: ClassVar[str] = "page_in_place"
