@@ -58,8 +58,8 @@ class PageStructure:
 
     SAM skips padding and resampling without effect, writes the norms of the neck in primitives, and has no module
     around the downsampling. CLIP has one projection for queries, keys and values, no module for the activation, and a
-    patch embedding that never runs; it looks up positions before it resamples them. The page is written into the prompt in
-    place. The decoder builds a mask for every prompt and a rotary table per layer, and loops over its experts.
+    patch embedding that never runs; it looks up positions before it resamples them. The page is written into the prompt
+    in place. The decoder builds a mask for every prompt and a rotary table per layer, and loops over its experts.
     """
 
 
