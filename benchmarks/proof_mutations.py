@@ -21,7 +21,7 @@ from typing import Final
 
 from benchmarks.hidden_mistakes import Mistake, by_hand, generated
 from costproof.compare.align import align
-from costproof.compare.context import context
+from costproof.compare.causes import context
 from costproof.compare.diagnose import module_findings
 from costproof.compare.patterns import expand
 from costproof.ledger.capture import Capture
