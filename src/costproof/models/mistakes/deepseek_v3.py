@@ -20,7 +20,7 @@ from costproof.claims.terms import ClaimTerm, dense_terms
 from costproof.ledger.metrics import Metric
 
 _BLOCK: Final = 128
-"""Rows and columns of a block that has one scale."""
+"""Rows, and columns, of a block with one scale."""
 _SCALE: Final = 4
 """Bytes of a scale, and of a bias of the router."""
 

@@ -10,7 +10,7 @@ from costproof.claims.effects import FLOPS, NOT_STAGE_WIDE, Mistake, Mistakes, T
 from costproof.claims.terms import ClaimTerm
 
 _VOLUME: Final = 3 * 2
-"""Channels, and frames, of a patch."""
+"""Channels times frames of a patch."""
 
 
 def _merger(term: ClaimTerm) -> bool:
