@@ -59,29 +59,33 @@ def _mistakes(terms: ClaimTerms, metric: Metric, own: Mistakes, everywhere: Mapp
 
 
 def mistakes_markdown(own: Mapping[str, Mistakes]) -> str:
-    """Return the known mistakes as a Markdown table, one line for each name.
+    """Return the known mistakes as Markdown lists, one for each set of metrics, one item for each name.
 
     Args:
         own: name of a target -> the mistakes that it adds.
     """
-    lines = ["| cause | what is counted | metrics |", "|---|---|---|"]
-    for title, table in (("", mistake_table(Mistakes())), *((name, m.table) for name, m in own.items())):
-        metrics: dict[tuple[str, str], dict[Metric, None]] = {}
+    lists: dict[str, list[str]] = {}
+    for title, table in (
+        ("Every model", mistake_table(Mistakes())),
+        *((f"`{name}`", m.table) for name, m in own.items()),
+    ):
+        metrics: dict[tuple[str, str], set[Metric]] = {}
         for row in table:
-            given = metrics.setdefault((row.cause, row.what), {})
-            given |= dict.fromkeys(m for m in (*METRICS, *PEAK_METRICS) if m in row.metrics)
-        of = f"{title}: " if title else ""
-        lines += [f"| `{cause}` | {of}{what} | {_words(found)} |" for (cause, what), found in metrics.items()]
-    return "\n".join(lines) + "\n"
+            metrics.setdefault((row.cause, row.what), set()).update(
+                m for m in (*METRICS, *PEAK_METRICS) if m in row.metrics
+            )
+        for (cause, what), found in metrics.items():
+            lists.setdefault(f"{title}, {_words(found)}:", []).append(f"- `{cause}`: {what}")
+    return "\n\n".join(f"{head}\n\n" + "\n".join(items) for head, items in lists.items()) + "\n"
 
 
 def _words(metrics: Container[Metric]) -> str:
     given = [m for m in METRICS if m in metrics]
     missing = [m for m in METRICS if m not in metrics]
     if not missing:
-        return "all"
+        return "all metrics"
     if given and len(missing) <= _FEW:
-        return "all but " + ", ".join(f"`{m}`" for m in missing)
+        return "all metrics but " + ", ".join(f"`{m}`" for m in missing)
     return ", ".join(f"`{m}`" for m in (*METRICS, *PEAK_METRICS) if m in metrics)
 
 
