@@ -72,10 +72,18 @@ def test_what_the_page_says_is_what_the_packages_do(installed: Path) -> None:
 
 def test_the_page_quotes_the_packages_word_for_word() -> None:
     page = PAGE.read_text()
-    files = [p for p in sorted(PACKAGES.rglob("*")) if p.suffix in (".py", ".toml") and p.parent.name != "layer"]
-    assert len(files) == 7
-    for file in (*files, PACKAGES / "layer" / "low_rank.py"):
+    files = [p for p in sorted(PACKAGES.rglob("*.py")) if p.parent.name != "layer"]
+    assert len(files) == 4
+    for file in (*files, PACKAGES / "layer" / "low_rank.py", PACKAGES / "rule" / "pyproject.toml"):
         assert f"\n{file.read_text()}```\n" in page, file
+
+
+def test_the_page_quotes_the_entry_points_word_for_word() -> None:
+    page = PAGE.read_text()
+    for name in ("family", "counter"):
+        text = (PACKAGES / name / "pyproject.toml").read_text()
+        quoted = text[text.index("[project.entry-points") : text.index("\n[tool.hatch")]
+        assert f"```toml\n{quoted}```\n" in page, name
 
 
 def test_all_lines_for_the_packages_are_run_here() -> None:
