@@ -180,4 +180,4 @@ def test_an_operator_that_could_not_be_made_is_told(unrun: Measurement) -> None:
 def test_weights_of_what_never_runs(folder: Path) -> None:
     done = costproof("measure", "deepseek-ocr", *RUN, "--predict", "--weights", ".", "--run", "cpu", cwd=folder)
     assert done.code == 2
-    assert "nothing runs that has these weights" in done.stderr
+    assert "weights have no effect on a prediction" in done.stderr

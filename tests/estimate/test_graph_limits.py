@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 import costproof
-from costproof.compare.proof.closed_form import Limit as Condition
+from costproof.algebra.conditions import Condition
 from costproof.estimate.memory import MemoryLimit
 from costproof.ledger.errors import BadInput
 from costproof.ledger.metrics import Metric

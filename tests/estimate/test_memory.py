@@ -403,14 +403,14 @@ def test_sizes(text: str, number: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "GB", "80G", "-1GB", "80gb", "1e-9", "0GB", "1.5B", "80GBs"])
 def test_what_is_not_a_size(text: str) -> None:
-    with pytest.raises(BadInput, match=r"not a size of a memory|not a whole number of bytes") as caught:
+    with pytest.raises(BadInput, match=r"invalid memory size|not a whole number of bytes") as caught:
         parse_size(text, "--memory")
     assert caught.value.where == "--memory"
 
 
 @pytest.mark.parametrize(
     ("given", "said"),
-    [({}, "no memory to fit into"), ({"on": "h100"}, "no such device"), ({"memory": "x"}, "not a size")],
+    [({}, "no memory to fit into"), ({"on": "h100"}, "no such device"), ({"memory": "x"}, "invalid memory size")],
 )
 def test_wrong_input(given: Any, said: str) -> None:
     with pytest.raises(BadInput, match=said):

@@ -284,7 +284,7 @@ def test_a_capture_is_the_same_as_its_target(tmp_path: Path, llama: Roofline) ->
 def test_what_is_not_known_makes_the_sum_unknown(tmp_path: Path) -> None:
     made = toy()
     # The toy has no input_bytes at all, so nothing can be said of its traffic.
-    with pytest.raises(Incomplete, match="no source here counts what is needed"):
+    with pytest.raises(Incomplete, match="no source has the required metrics"):
         api.roofline(made, on=SLOW)
     whole = api.capture("llama-3.1-8b", sources=["analytic"])
     ledger = whole.ledger("analytic")

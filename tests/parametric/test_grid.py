@@ -115,7 +115,7 @@ def test_two_problems_at_once(llama: Evaluator[Any]) -> None:
 
 def test_tables_that_are_none(tmp_path: Path) -> None:
     file = tmp_path / "t.csv"
-    wrong = {"batch\n": "without points", "batch\n1,2\n": "row 2", "batch\nx\n": "row 2, batch", "": "table"}
+    wrong = {"batch\n": "no points", "batch\n1,2\n": "row 2", "batch\nx\n": "row 2, batch", "": "table"}
     for text, words in wrong.items():
         file.write_text(text)
         with pytest.raises(BadInput) as caught:

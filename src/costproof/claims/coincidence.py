@@ -60,7 +60,7 @@ class SizeProducts:
 
     def weight(self, number: int) -> Fraction:
         """Return the probability that the walk passes a number; 0 if the number is not a product of sizes."""
-        # A number with another prime factor is no product of sizes: a fast test that rejects nearly all.
+        # a number with another prime factor is not a product of sizes: a fast test that rejects nearly all.
         if number < 1 or pow(self._primes, number.bit_length(), number):
             return Fraction(0)
         return Fraction(self._pass(number), _ONE)

@@ -149,7 +149,7 @@ def stands_for(*names: str) -> Pick:
 def substitute(term: ClaimTerm, **symbols: str) -> Fraction | None:
     """Return the new value over the old one if symbols are replaced by expressions; None if that has no meaning.
 
-    A name that is no symbol of the term is one of its tower: in ``text.layer.experts`` ``topk`` is ``text_topk``.
+    A name that is not a symbol of the term is one of its tower: in ``text.layer.experts`` ``topk`` is ``text_topk``.
     """
 
     def full(name: str) -> str:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
-from costproof.algebra.evaluation import evaluate
 from costproof.algebra.identity import free_symbols
 from costproof.claims.effects import Mistakes
 from costproof.claims.explaining import CHANCE, at_lengths, distance, explained, same_everywhere
@@ -159,17 +158,9 @@ def _problems(case: ClaimCase) -> Iterator[BadInput]:
                 "the claim is made at another workload", where=key(claim.where, f"at.{name}"), expected=str(value),
                 got=", ".join(map(str, sorted(found))) or "no such symbol",
             )  # fmt: skip
-    for margin in claim.holds:
-        if not all(_met(margin, call.symbols) for call in case.calls):
-            yield BadInput("the claim is made at other workloads alone", where=claim.where, expected=f"{margin} >= 0")
-
-
-def _met(margin: str, symbols: Mapping[str, int]) -> bool:
-    """Whether a condition is met in a call; what has no value there is not."""
-    try:
-        return evaluate(margin, symbols) >= 0
-    except BadInput:
-        return False
+    for condition in claim.holds:
+        if not all(condition.holds(call.symbols) for call in case.calls):
+            yield BadInput("the claim is made at other workloads alone", where=claim.where, expected=condition.text)
 
 
 def _about_peaks(claim: Claim) -> Iterator[BadInput]:

@@ -239,7 +239,7 @@ DECODER: Final[MistakeTable] = (
 
 
 def _views(terms: ClaimTerms, _: Mapping[str, int]) -> Iterator[Mistake]:
-    """Yield the calls of what is no decoder: each may be forgotten, or counted twice."""
+    """Yield the calls of stages other than decoders: each may be forgotten, or counted twice."""
     calls = sorted({t.invocation for t in terms if not t.text and t.counted})
     for name in calls:
 

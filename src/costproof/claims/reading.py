@@ -6,6 +6,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from costproof.algebra.conditions import Condition
 from costproof.algebra.symbols import parse
 from costproof.claims.amounts import amount, is_number
 from costproof.claims.catalogue import STATED
@@ -93,7 +94,7 @@ class Reader:
         """Whether a claim may be a formula; otherwise it is a printed number."""
         self.conventions: dict[str, str] = {}
         self.at: dict[str, int] = {}
-        self.holds: tuple[str, ...] = ()
+        self.holds: tuple[Condition, ...] = ()
         """What all claims state."""
         self.claims: list[Claim] = []
         self.problems: list[CostproofError] = []
@@ -193,8 +194,8 @@ class Reader:
             return None
         return Formula(given)
 
-    def conditions(self, given: YamlValue, where: str) -> tuple[str, ...]:
-        """Expressions none of which is negative where the claims are made."""
+    def conditions(self, given: YamlValue, where: str) -> tuple[Condition, ...]:
+        """Return the conditions of expressions that are not negative where the claims are made."""
         found = tuple(self.text(one, f"{where}[{i}]") for i, one in enumerate(self.items(given, where)))
         for i, one in enumerate(found):
             try:
@@ -202,7 +203,7 @@ class Reader:
             except CostproofError as error:
                 error.where = f"{where}[{i}]: {error.where}"
                 self.problems.append(error)
-        return found
+        return tuple(Condition(f"{one} >= 0", one) for one in found)
 
     def items(self, given: YamlValue, where: str) -> list[YamlValue]:
         if isinstance(given, list):

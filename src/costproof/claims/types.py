@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from costproof.ledger.errors import EXIT_FINDINGS, EXIT_INCOMPLETE, EXIT_OK
 from costproof.ledger.metrics import Metric
@@ -11,6 +11,9 @@ from costproof.ledger.notebook import NotebookRepr
 from costproof.ledger.plural import plural
 from costproof.ledger.schema import FileKind
 from costproof.ledger.workload import TargetInfo, Workload, unknown_bytes
+
+if TYPE_CHECKING:
+    from costproof.algebra.conditions import Condition
 
 TOTAL: Final = "total"
 """The stage name that stands for all stages together."""
@@ -56,8 +59,8 @@ class Claim:
     """What is known of the conventions that the claim was made under."""
     at: dict[str, int] = field(default_factory=dict)
     """Symbols of the workload at whose value alone the claim is made; the other symbols may vary."""
-    holds: tuple[str, ...] = ()
-    """Expressions of these symbols, none of which is negative where the claim is made."""
+    holds: tuple[Condition, ...] = ()
+    """The conditions on these symbols under which the claim is made."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -179,7 +179,7 @@ def read_device(path: Path) -> Device:
     found = load(path, DEVICE, make_again=_AGAIN)
     problems = list(_problems(found))
     if problems:
-        raise Problems(f"the device {path} is not described as it should be", problems, fix=_AGAIN)
+        raise Problems(f"the device {path} has an invalid description", problems, fix=_AGAIN)
     return found
 
 

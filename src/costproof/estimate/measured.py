@@ -85,8 +85,11 @@ class OperatorWork:
 
 
 def work_kind(subject: str, in_experts: bool) -> WorkKind:
-    """Return the kind of an operator, by the subject of its rule
-    (:func:`~costproof.opgraph.rules.registry.subject_of`).
+    """Return the kind of an operator.
+
+    Args:
+        subject: the subject of its rule, see :func:`costproof.opgraph.rules.registry.subject_of`.
+        in_experts: whether it runs in a module of routed experts.
     """
     if in_experts:
         return "experts"

@@ -188,7 +188,7 @@ def parse_size(text: str, where: str) -> int:
     found = _SIZE.fullmatch(text.strip())
     if found is None:
         expected = "bytes, or a number with kB, MB, GB, TB or KiB, MiB, GiB, TiB"
-        raise BadInput("this is not a size of a memory", where=where, expected=expected, got=text[:60])
+        raise BadInput("invalid memory size", where=where, expected=expected, got=text[:60])
     whole, decimals, exponent, unit = found[1], found[2] or "", int(found[3] or 0), found[4] or "B"
     rank = 0 if unit == "B" else _PREFIXES.index(unit[0].replace("K", "k")) + 1
     number = (

@@ -246,7 +246,7 @@ def _unlike(bound: WorkBound, of: Roof, where: str, *, summed: bool = False) -> 
     if bound != expected:
         name = next(f.name for f in fields(WorkBound) if getattr(bound, f.name) != getattr(expected, f.name))
         right, got = (str(getattr(b, name))[:80] for b in (expected, bound))
-        yield BadInput("this is not what its work makes", where=f"{where}.{name}", expected=right, got=got)
+        yield BadInput("this does not follow from its work", where=f"{where}.{name}", expected=right, got=got)
 
 
 def _inexact(value: Rational | None, where: str) -> Iterator[BadInput]:
@@ -361,7 +361,7 @@ def choose_source(side: Baseline, source: str | None = None, needed: Iterable[Me
         if all(metric in side.sources[name].metrics for metric in wanted):
             return name, side.sources[name]
     raise Incomplete(
-        "no source here counts what is needed",
+        "no source has the required metrics",
         where=side.name,
         expected=", ".join(wanted),
         got="; ".join(f"{n}: {', '.join(side.sources[n].metrics)}" for n in names) or "no source",

@@ -311,7 +311,7 @@ class Evaluator(Generic[T]):
         problems: list[CostproofError] = []
         chosen = typed_settings(self.target.settings(), settings, option, problems)
         if problems:
-            raise Problems("invalid workload", problems)
+            raise Problems("the workload cannot be run", problems)
         return PointChoices(keys, preset, chosen)
 
     def regime(self, choices: PointChoices) -> tuple[Regime, dict[str, int]]:

@@ -163,7 +163,7 @@ def _axis(points: Evaluator[WithKeys], names: str, values: Any, where: str) -> G
     else:
         rows = [tuple(row) for row in values]
         if any(len(row) != len(chosen) for row in rows):
-            raise BadInput("values in step are tuples", where=where, expected=f"{len(chosen)} in each")
+            raise BadInput("names in step need tuples of values", where=where, expected=f"{len(chosen)} in each")
         made = tuple(_checked(name, [row[i] for row in rows], where) for i, name in enumerate(chosen))
     if not len(made[0]):
         raise BadInput("nothing to vary", where=where, expected="values")
@@ -174,7 +174,7 @@ def _pairs(names: tuple[GridParameter, ...], item: str, where: str) -> list[tupl
     parts = item.split("/")
     if len(parts) != len(names):
         expected = "/".join(n.given for n in names)
-        raise BadInput("values in step are joined by /", where=where, expected=expected, got=item[:60])
+        raise BadInput("names in step need values joined by /", where=where, expected=expected, got=item[:60])
     return list(zip(names, parts, strict=True))
 
 
@@ -184,7 +184,7 @@ def _in_step(words: list[tuple[GridParameter, str]], where: str) -> list[Sequenc
     longest = max(map(len, parts))
     if any(len(part) not in (1, longest) for part in parts):
         got = " and ".join(str(len(part)) for part in parts)
-        raise BadInput("values in step are equally many", where=where, got=got)
+        raise BadInput("names in step need equally many values", where=where, got=got)
     if any(len(part) != longest for part in parts):
         _check_listed(longest, where)
     return [part if len(part) == longest else list(part) * longest for part in parts]
@@ -294,9 +294,9 @@ def axes_from_csv(points: Evaluator[WithKeys], path: Path) -> tuple[GridAxis, ..
     columns: list[list[Any]] = [[] for _ in names]
     for number, (_, row) in enumerate(rows, 2):
         if len(row) != len(names):
-            raise BadInput("a row is not as long as the first", where=f"{path}, row {number}", got=len(row))
+            raise BadInput("a row differs in length from the header", where=f"{path}, row {number}", got=len(row))
         for name, column, value in zip(names, columns, row, strict=True):
             column.append(parse_value(name, value.strip(), f"{path}, row {number}, {name.given}"))
     if not columns[0]:
-        raise BadInput("a table without points", where=str(path))
+        raise BadInput("the table has no points", where=str(path))
     return (GridAxis(names, tuple(columns)),)

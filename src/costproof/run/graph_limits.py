@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from costproof.algebra.conditions import Condition
 from costproof.algebra.evaluation import evaluate
 from costproof.algebra.identity import free_symbols
 from costproof.algebra.symbols import parse
@@ -19,9 +20,6 @@ from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.workload import Workload
 from costproof.models.target import Exportable
 from costproof.run.count_lock import count_lock
-
-if TYPE_CHECKING:
-    from costproof.compare.proof.closed_form import Limit as Condition
 
 _FAR: Final = 2**40
 """Upper end of the search."""
@@ -158,7 +156,7 @@ class GraphRun:
                             f"the graph of {stage} was exported at {option} {own}, as a number; "
                             f"a run of {option} {own + 1} or more may have a symbol"
                         )
-                    if unmet := next((c.text for c in conditions if not _met(c, values)), ""):
+                    if unmet := next((c.text for c in conditions if not c.holds(values)), ""):
                         raise _NotKnownError(f"the graph of {stage} holds only where {unmet}")
 
     def _graphs(self) -> list[tuple[str, frozenset[str], tuple[Condition, ...]]]:
@@ -179,10 +177,3 @@ class GraphRun:
                         raise _NotKnownError(error.line) from error
                     found.append((stage, free, conditions))
         return found
-
-
-def _met(condition: Condition, values: Mapping[str, int]) -> bool:
-    try:
-        return evaluate(parse(condition.margin), values) >= 0
-    except BadInput:
-        return False

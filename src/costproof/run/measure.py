@@ -80,7 +80,9 @@ def _measured(
     count = asked.run.profile or TIMES
     where: Literal["cpu", "cuda"] = "cuda" if asked.run.device == "cuda" else "cpu"
     if predict and asked.run.weights != RANDOM:
-        raise BadInput("nothing runs that has these weights", where="--weights", expected="no --weights with --predict")
+        raise BadInput(
+            "weights have no effect on a prediction", where="--weights", expected="no --weights with --predict"
+        )
     require("trace", "measuring a run")
     require_device(where)
     # The dynamic source counts alone: the profiler's passes would be thrown away.

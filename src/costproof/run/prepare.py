@@ -161,4 +161,4 @@ def check_run(options: RunOptions) -> None:
         problems: list[CostproofError] = []
         shards(Path(options.weights), problems)
         if problems:
-            raise Problems(f"the checkpoint {options.weights} is not whole", problems)
+            raise Problems(f"the checkpoint {options.weights} is incomplete", problems)

@@ -89,7 +89,7 @@ def prepare_proof(asked: RunRequest) -> tuple[WithProof, Proof]:
     target = load_run_target(asked)
     if not isinstance(target, WithProof):
         raise BadInput(
-            "this target does not say what a proof ranges over",
+            "this target does not define the domain of a proof",
             where=target.name,
             expected="a target with a method proof(samples, seed)",
             fix=f"costproof derive {asked.target} checks the closed form of a graph at random sizes",
@@ -196,7 +196,7 @@ def prepare_repeat(old: Certificate) -> tuple[WithProof, Proof]:
                        expected=f"0 to {MOST_SAMPLES:,}")  # fmt: skip
     factory = TARGETS.load(name)
     if not isinstance(factory, Proves):
-        raise BadInput("this target cannot be made of a certificate", where="$.target.name", got=name)
+        raise BadInput("this target cannot be rebuilt from a certificate", where="$.target.name", got=name)
     try:
         target = factory.from_normalised(settings.config)
         proof = with_runs(target.proof(settings.samples, settings.seed, **settings.chosen))
@@ -208,7 +208,7 @@ def prepare_repeat(old: Certificate) -> tuple[WithProof, Proof]:
     for place, (said, made) in stated.items():
         if said != made:
             raise BadInput(
-                "the settings are of another proof than the certificate",
+                "the settings do not match the certificate",
                 where=f"$.{place}",
                 expected=str(made)[:_SHOWN],
                 got=str(said)[:_SHOWN],

@@ -160,7 +160,7 @@ def sweep(
     problems += [no_such("stage", s, known, where="--stage") for s in named if s not in known]
     fixed = {f"setting:{name}": name for name in chosen} | ({"preset": "preset"} if preset is not None else {})
     twice = {fixed[n.variable] for grid in found for axis in grid for n in axis.names if n.variable in fixed}
-    problems += [BadInput("this is varied, and fixed too", where=option(name)) for name in sorted(twice)]
+    problems += [BadInput("this setting is both varied and fixed", where=option(name)) for name in sorted(twice)]
     if not found:
         problems.append(BadInput("nothing to vary", where="--over", expected="NAME=VALUES"))
     count = sum(prod(map(len, grid)) for grid in found)

@@ -341,8 +341,7 @@ def not_symbolic_errors(products: Iterable[Sequence[GridAxis]]) -> list[BadInput
     )
     expected = f"{', '.join(_SYMBOLIC_SETTINGS)}, or what is not a number"
     return [
-        BadInput("a graph peak has no symbol for what is varied", where=f"--over {name}", expected=expected)
-        for name in wrong
+        BadInput("a graph peak cannot vary with this name", where=f"--over {name}", expected=expected) for name in wrong
     ]
 
 

@@ -14,6 +14,7 @@ from typing import Final, Literal
 import sympy
 from sympy.printing.str import StrPrinter
 
+from costproof.algebra.conditions import Condition
 from costproof.algebra.symbols import factored, parse, text
 from costproof.compare.kinds import kind_of
 from costproof.compare.patterns import ROOT, Mask, expand, patterns, template
@@ -26,16 +27,6 @@ _FACTORS: Final[dict[str, tuple[int, ...]]] = {"linear": (2,), "attention": (2, 
 """What the products of a kind multiply a term by: 2 per multiply-accumulate, times the products it stands for."""
 _WIDTHS: Final = ("hidden", "hidden_size", "d_model", "n_embd", "embed_dim", "dim")
 _ANY_FACTOR: Final = (1, 2, 3, 4, 6, 8)
-
-
-@dataclass(frozen=True, slots=True)
-class Limit:
-    """A condition on the sizes."""
-
-    text: str
-    """For people: ``P >= 511``."""
-    margin: str
-    """An expression that is not negative where it is met: ``P - 511``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +56,7 @@ class ClosedForm:
     symbols: tuple[str, ...]
     fixed: Mapping[str, int]
     """Symbols of the workload that the graph holds as numbers; the YAML states them."""
-    holds: tuple[Limit, ...] = ()
+    holds: tuple[Condition, ...] = ()
     """Where it is the model: at sizes that meet all of these."""
 
 
@@ -74,7 +65,7 @@ def closed_form(
     nodes: Iterable[CostNode],
     config: Mapping[str, int],
     fixed: Mapping[str, int] | None = None,
-    holds: Sequence[Limit] = (),
+    holds: Sequence[Condition] = (),
 ) -> ClosedForm:
     """Group nodes by pattern and kind.
 
@@ -104,8 +95,8 @@ def closed_form(
         for pattern, inside in patterns(modules):
             lines.append(Line(stage, call, pattern, kind, len(inside), text(each), named, readings))
     whole = factored(total)
-    limited = {s for limit in holds for s in parse(limit.margin).free_symbols}
-    symbols = tuple(sorted(s.name for s in whole.free_symbols | limited))
+    limited = {name for condition in holds for name in condition.symbols}
+    symbols = tuple(sorted({s.name for s in whole.free_symbols} | limited))
     return ClosedForm(name, tuple(lines), text(whole), symbols, fixed or {}, tuple(holds))
 
 
@@ -181,12 +172,12 @@ def _text(form: ClosedForm) -> str:
 
 
 def _where(form: ClosedForm) -> str:
-    return ", ".join(limit.text for limit in form.holds)
+    return ", ".join(condition.text for condition in form.holds)
 
 
 def _latex(form: ClosedForm) -> str:
     rows = [rf"\text{{total}} &= {sympy.latex(parse(form.total))} \\"]
-    rows += [rf"& {sympy.latex(parse(limit.margin))} \ge 0 \\" for limit in form.holds]
+    rows += [rf"& {sympy.latex(parse(condition.margin))} \ge 0 \\" for condition in form.holds]
     for line in form.lines:
         name = re.sub(r"([_#$%&{}])", r"\\\1", f"{line.module or '(root)'} {line.kind}")
         rows.append(rf"\text{{{name}}} &= {sympy.latex(parse(line.each))} \quad (\times {line.modules}) \\")
@@ -200,7 +191,7 @@ def _python(form: ClosedForm) -> str:
     arguments = ", ".join(f"{s}: int" for s in form.symbols)
     where = f"; where {_where(form)}" if form.holds else ""
     # Values are integers where sizes are: quotients are of sizes that are whole.
-    least = [f"{_Integers().whole(parse(limit.margin))} < 0" for limit in form.holds]
+    least = [f"{_Integers().whole(parse(condition.margin))} < 0" for condition in form.holds]
     refused = f"    if {' or '.join(least)}:\n        raise ValueError({'holds' + where[1:]!r})\n" if least else ""
     return (
         f'def {name}_flops({arguments}) -> int:\n    """FLOPs, 2 per multiply-accumulate{where}."""\n{refused}'
@@ -237,7 +228,7 @@ def _yaml(form: ClosedForm) -> str:
         out.append("at: {" + ", ".join(f"{name}: {value}" for name, value in sorted(form.fixed.items())) + "}")
     if form.holds:
         out.append(f"# holds where {_where(form)}")
-        out.append("holds: [" + ", ".join(_quoted(limit.margin) for limit in form.holds) + "]")
+        out.append("holds: [" + ", ".join(_quoted(condition.margin) for condition in form.holds) + "]")
     out.append("claims:")
     # A claim is about modules, whichever operators do their work; patterns of two operators may overlap.
     work: dict[tuple[str, str, str], list[str]] = {}

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from costproof.algebra.conditions import Condition, all_hold
 from costproof.algebra.evaluation import evaluate
 from costproof.algebra.symbols import parse
-from costproof.compare.proof.closed_form import Limit
 from costproof.ledger.errors import CostproofError, Incomplete, first_line
 from costproof.ledger.node import CostNode, rule_wanted, unknown_clause
 from costproof.opgraph.account import account
@@ -17,7 +17,7 @@ from costproof.opgraph.costed import bound_unknown, cost_graph
 from costproof.opgraph.graph import path_renamer
 from costproof.opgraph.merge import merge_nodes
 from costproof.tracers.cache import cached_export
-from costproof.tracers.derive.subject import SizeSampler, Subject, all_hold, example_sizes, size_limits
+from costproof.tracers.derive.subject import SizeSampler, Subject, example_sizes, size_limits
 from costproof.tracers.exporting import with_sizes
 
 POINTS: Final = 5
@@ -45,7 +45,7 @@ class Derived:
 
     nodes: tuple[CostNode, ...]
     points: tuple[SizeCheck, ...]
-    holds: tuple[Limit, ...]
+    holds: tuple[Condition, ...]
 
 
 def derive(subject: Subject, *, points: int = POINTS, seed: int = 1) -> Derived:
@@ -78,8 +78,8 @@ def derive(subject: Subject, *, points: int = POINTS, seed: int = 1) -> Derived:
 
 
 def _above_one(
-    subject: Subject, nodes: tuple[CostNode, ...], usual: Mapping[str, int], holds: tuple[Limit, ...]
-) -> Iterator[Limit]:
+    subject: Subject, nodes: tuple[CostNode, ...], usual: Mapping[str, int], holds: tuple[Condition, ...]
+) -> Iterator[Condition]:
     """Yield a limit for symbols that must exceed 1, or one step, which the exporter assumes without a guard."""
     for name in usual:
         least = subject.steps.get(name, 1)
@@ -91,7 +91,7 @@ def _above_one(
         except Incomplete:
             equal = False
         if not equal:
-            yield Limit(f"{name} >= {2 * least}", f"{name} - {2 * least}")
+            yield Condition(f"{name} >= {2 * least}", f"{name} - {2 * least}")
 
 
 def _check(subject: Subject, nodes: tuple[CostNode, ...], sizes: dict[str, int]) -> SizeCheck:

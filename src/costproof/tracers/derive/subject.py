@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from itertools import chain, product, repeat
@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import sympy
 
-from costproof.algebra.evaluation import compile_expression, evaluate
+from costproof.algebra.conditions import Condition, merge_bounds
+from costproof.algebra.evaluation import compile_expression
 from costproof.algebra.identity import free_symbols
-from costproof.algebra.symbols import factored, parse, sym, text
-from costproof.compare.proof.closed_form import Limit
+from costproof.algebra.symbols import parse, sym
 from costproof.ledger.errors import BadInput, Incomplete, Problems
 from costproof.ledger.workload import Workload
 from costproof.models.generic.huggingface import counts_layers
@@ -177,9 +177,9 @@ class SizeSampler:
             got="none of those drawn meets the conditions of the export",
         )
 
-    def ends(self, holds: Sequence[Limit]) -> Iterator[dict[str, int]]:
+    def ends(self, holds: Sequence[Condition]) -> Iterator[dict[str, int]]:
         """Yield for each symbol of a condition the last sizes in both directions at which all conditions hold."""
-        symbols = {s.name for limit in holds for s in parse(limit.margin).free_symbols}
+        symbols = {name for condition in holds for name in condition.symbols}
         start = self.point() if symbols else {}
         for name in sorted(symbols & start.keys()):
             step = self.subject.steps.get(name, 1)
@@ -218,8 +218,6 @@ class SizeSampler:
         return max(2, example // 2), max(3, 2 * example)
 
 
-MOST_SHOWN: Final = 200
-"""Longest condition that is written in words, in characters; a longer one is only an expression in data."""
 _SIZES: Final = (*range(2, 40), 63, 64, 65, 100, 127, 128, 1_000, 4_097, 131_072, 1_000_003)
 _FEW: Final = (2, 3, 4, 5, 7, 13, 37, 64, 4_097)
 _LONG: Final = 80
@@ -227,7 +225,7 @@ _LONG: Final = 80
 Point = dict[str, int]
 
 
-def size_limits(exported: Exported, steps: Mapping[str, int]) -> tuple[Limit, ...]:
+def size_limits(exported: Exported, steps: Mapping[str, int]) -> tuple[Condition, ...]:
     """Return the conditions that fail at some of many sizes, which include the conditions' own numbers.
 
     Bounds of one symbol become one condition for each direction. Of the others those that exclude no more sizes than
@@ -241,55 +239,21 @@ def size_limits(exported: Exported, steps: Mapping[str, int]) -> tuple[Limit, ..
     """
     found = [c for c in guard_conditions(exported) if not all(map(c.met, _points_to_try(c, exported, steps)))]
     usual = [p for c in found for p in _points_to_try(c, exported, steps)]
-    bounds, others = dict[tuple[str, int], int](), list[sympy.Expr]()
-    for margin in map(parse, exported.job.holds):
-        if not _is_bound(margin, bounds):
-            others.append(margin)
+    margins = list(map(parse, exported.job.holds))
     for condition in sorted(found, key=lambda c: len(c.text)):
         left = [p for p in usual if not condition.met(p)]
         if not left:
             continue
         usual = [p for p in usual if condition.met(p)]
-        margin = _without_rounding(condition.margin(), steps)
-        if not _is_bound(margin, bounds):
-            others.append(margin)
-    made = [sym(name) - end if way > 0 else end - sym(name) for (name, way), end in bounds.items()]
-    whole = (
-        Limit(f"{name} is a multiple of {step}", text(step * sympy.floor(sym(name) / step) - sym(name)))
-        for name, step in steps.items()
-    )
-    return (*(Limit(format_condition(m), text(m)) for m in (*made, *dict.fromkeys(others))), *whole)
+        margins.append(_without_rounding(condition.margin(), steps))
+    whole = (Condition.multiple(name, step) for name, step in steps.items())
+    return (*map(Condition.from_margin, merge_bounds(margins)), *whole)
 
 
 def _without_rounding(margin: sympy.Expr, steps: Mapping[str, int]) -> sympy.Expr:
     """Remove rounding from a condition that is exact because a symbol is a multiple of its step."""
     times = {sym(name): step * sym(name) for name, step in steps.items()}
     return plain_sympy(margin.xreplace(times)).xreplace({sym(name): sym(name) / step for name, step in steps.items()})
-
-
-def _is_bound(margin: sympy.Expr, bounds: dict[tuple[str, int], int]) -> bool:
-    """Return whether a condition is a bound of one symbol; then merge it into the bounds, keeping the narrower one."""
-    symbol, *more = sorted(margin.free_symbols, key=str)
-    slope = margin.coeff(symbol)
-    rest = sympy.expand(margin - slope * symbol)
-    if more or not slope.is_Integer or not rest.is_Integer or slope == 0:
-        return False
-    end, key = int(sympy.ceiling(-rest / slope) if slope > 0 else sympy.floor(-rest / slope)), int(sympy.sign(slope))
-    before = bounds.get((symbol.name, key), end)
-    bounds[symbol.name, key] = max(before, end) if slope > 0 else min(before, end)
-    return True
-
-
-def all_hold(given: Iterable[Limit], sizes: Mapping[str, int]) -> bool:
-    """Return whether all conditions hold; one without a value does not."""
-    return all(_holds(parse(limit.margin), sizes) for limit in given)
-
-
-def _holds(margin: sympy.Expr, sizes: Mapping[str, int]) -> bool:
-    try:
-        return evaluate(margin, sizes) >= 0
-    except BadInput:
-        return False
 
 
 def _points_to_try(condition: GuardCondition, exported: Exported, steps: Mapping[str, int]) -> Iterator[Point]:
@@ -303,26 +267,3 @@ def _points_to_try(condition: GuardCondition, exported: Exported, steps: Mapping
     usual = {name: 7 * steps.get(name, 1) for name in every} | example_sizes(exported.job)
     for point in product(sorted(s for s in sizes if s >= 2), repeat=len(names)):
         yield usual | {name: size * steps.get(name, 1) for name, size in zip(names, point, strict=True)}
-
-
-def format_condition(margin: sympy.Expr) -> str:
-    """Return a condition in mathematical notation: ``P >= 511``, ``B*S <= 400``, ``S != 100``."""
-    for sign, square in (("==", -margin), ("!=", margin + 1)):
-        times, of = factored(square).as_coeff_Mul()
-        squares = sympy.Mul.make_args(of)
-        if times > 0 and all(s.is_Pow and s.exp.is_even and s.exp > 0 for s in squares):
-            return _sides(sympy.Mul(*(s.base for s in squares if not s.base.is_positive)), sign)
-    return _sides(margin, ">=")
-
-
-def _sides(margin: sympy.Expr, sign: str) -> str:
-    """Return ``left sign right`` without minus signs, divided by the common factor."""
-    terms = sympy.expand(margin).as_coefficients_dict()
-    common = sympy.gcd_list([abs(n) for n in terms.values()]) if len(terms) > 1 else 1
-    left, right = (
-        sympy.Add(*(abs(n) / common * term for term, n in terms.items() if (n > 0) == up)) for up in (True, False)
-    )
-    if left.is_number:
-        left, right, sign = right, left, {">=": "<="}.get(sign, sign)
-    shown = f"{text(left)} {sign} {text(right)}"
-    return shown if len(shown) <= MOST_SHOWN else f"{shown[: MOST_SHOWN - 2]} …"
