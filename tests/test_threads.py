@@ -33,7 +33,7 @@ def test_one_count_goes_on_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
         return SimpleNamespace(name="", config={}, fixed={}), ()
 
     asked = cast("Any", SimpleNamespace(rules=(), no_cache=True))
-    monkeypatch.setattr(capture, "_counted", counted)
+    monkeypatch.setattr(capture, "_count_all", counted)
     monkeypatch.setattr("costproof.models.generic.live_module.at_hand", lambda *_: nullcontext(counted()))
     monkeypatch.setattr(derive, "request", lambda *_, **__: asked)
     monkeypatch.setattr(derive, "prepare_derivation", lambda _: (5, lambda: counted()[0]))

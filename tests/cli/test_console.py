@@ -25,7 +25,7 @@ claims:
 
 
 def on_a_terminal(*arguments: str, cwd: Path, columns: int = 100) -> Result:
-    with mock.patch.object(output, "terminal", return_value=True):
+    with mock.patch.object(output, "is_terminal", return_value=True):
         return costproof(*arguments, cwd=cwd, columns=columns)
 
 

@@ -22,7 +22,7 @@ needs_joblib = pytest.mark.skipif(installed("joblib") is None, reason="joblib is
 @needs_joblib
 def test_points_are_drawn_among_models_and_counted_exactly() -> None:
     made = sweep("llama", TINY)
-    drawn = list(validating._drawn(made, 100, random.Random(1)))
+    drawn = list(validating._draw_points(made, 100, random.Random(1)))
     # Of 2 x 2 x 5 points those with three key/value heads are refused.
     assert len(drawn) == 10
     found = made.validate(1, jobs=1)

@@ -12,7 +12,7 @@ from costproof.cli.options import format_option, options
 from costproof.cli.output import emit, terminal_width
 from costproof.cli.params import DEVICE, ChoiceParam
 from costproof.ledger.errors import BadInput
-from costproof.reports.device_text import devices_text
+from costproof.reports.devices import devices_text
 from costproof.reports.outputs import variant
 
 

@@ -18,7 +18,7 @@ from costproof.ledger.capture import CAPTURE, Capture
 from costproof.ledger.errors import NOT_GIVEN, BadInput
 from costproof.ledger.files import first_bytes
 from costproof.ledger.metrics import PEAK_METRICS
-from costproof.reports.listing_text import listing_text
+from costproof.reports.listing import listing_text
 from costproof.reports.outputs import PICTURES, variant, variants
 from costproof.views.explanation import peaks_in
 from costproof.views.quantities import EXPLAINED

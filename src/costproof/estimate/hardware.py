@@ -189,7 +189,7 @@ def _problems(found: Device) -> Iterator[BadInput]:
             yield BadInput("a source has no address", where=f"$.sources.{name}.url", expected="https://…")
     for number, peak in enumerate(found.peaks):
         where = f"$.peaks[{number}]"
-        yield from _quoted(found, peak.quotes, where)
+        yield from _quote_problems(found, peak.quotes, where)
         if not _LEAST_PEAK <= peak.flops <= LARGEST_FIGURE:
             expected = f"FLOP a second, from {_LEAST_PEAK:,} to {LARGEST_FIGURE:,}"
             yield BadInput("a peak is out of range", where=f"{where}.flops", expected=expected, got=peak.flops)
@@ -198,13 +198,13 @@ def _problems(found: Device) -> Iterator[BadInput]:
             yield BadInput("a peak is there twice", where="$.peaks", got=f"{dtype}, {sparsity}, {unit}")
     for name, figure in found.figures().items():
         _, of, least = FIGURES[name]
-        yield from _quoted(found, figure.quotes, f"$.{name}")
+        yield from _quote_problems(found, figure.quotes, f"$.{name}")
         if not least <= figure.value <= LARGEST_FIGURE:
             expected = f"{of}, from {least:,} to {LARGEST_FIGURE:,}"
             yield BadInput("a figure is out of range", where=f"$.{name}.value", expected=expected, got=figure.value)
 
 
-def _quoted(found: Device, quotes: tuple[FigureQuote, ...], where: str) -> Iterator[BadInput]:
+def _quote_problems(found: Device, quotes: tuple[FigureQuote, ...], where: str) -> Iterator[BadInput]:
     if not quotes:
         yield BadInput("a figure without a source", where=f"{where}.quotes", expected="what a source says", got="[]")
     for number, quote in enumerate(quotes):

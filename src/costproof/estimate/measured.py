@@ -323,12 +323,14 @@ def _row(
     if floor.seconds is not None and roof.seconds is not None:
         known = {module: Fraction(b.seconds or 0) * _NANO for module, b in roofs.items()}
         parts = split_time(Fraction(floor.seconds) * _NANO, known, works, time)
-    certain = of.bound(floor.flops, exact_sum((floor.bytes, -_spared(nodes, routed))), floor.least)
+    certain = of.bound(floor.flops, exact_sum((floor.bytes, -_spared_bytes(nodes, routed))), floor.least)
     fastest = None if time is None else min(time.runs)
-    return StageTime(*place, floor, roof, replay, time, parts, of_peak, of_bandwidth, _wrong(certain, fastest, replay))
+    return StageTime(
+        *place, floor, roof, replay, time, parts, of_peak, of_bandwidth, _impossibility(certain, fastest, replay)
+    )
 
 
-def _spared(nodes: Iterable[CostNode], routed: Mapping[str, int]) -> int:
+def _spared_bytes(nodes: Iterable[CostNode], routed: Mapping[str, int]) -> int:
     """Return the counted bytes of experts that a routing need not touch."""
     here = [node for node in nodes if node.module in routed]
     counted = sum(node.cost("weight_read_bytes") or 0 for node in here)
@@ -383,21 +385,21 @@ def part_times(
             alone = exact_sum(spent.get((run, stage, module), 0) for module in modules)
             # Activations may come from the caches; weights do not, for these are emptied before each call.
             weights = total(own, "weight_read_bytes")
-            least = of.bound(roof.flops, None if weights is None else weights - _spared(own, routed), roof.least)
+            least = of.bound(roof.flops, None if weights is None else weights - _spared_bytes(own, routed), roof.least)
             # Experts with a module each are counted together: their operators are those of other parts.
             apart = not alone or any(n.owner == "experts" for n in own)
-            wrong = "" if apart else _wrong(least, alone, operators=True)
+            wrong = "" if apart else _impossibility(least, alone, operators=True)
             ran = [times[run, stage, module] for module in modules if (run, stage, module) in times]
             measured = Timing(tuple(map(sum, zip(*ran, strict=True)))) if ran else None
             if not wrong and not apart and measured is not None:
                 # Small weights stay in the caches from run to run: only products are certain.
-                wrong = _wrong(of.bound(roof.flops, 0, roof.least), min(measured.runs))
+                wrong = _impossibility(of.bound(roof.flops, 0, roof.least), min(measured.runs))
             of_peak = _share(roof.flops, alone, of.flops)
             found.append(PartTime(run, stage, part, roof, alone, of_peak, wrong, measured))
     return tuple(sorted(found, key=lambda row: (row.replay is not None, -(row.replay or 0))))
 
 
-def _wrong(floor: WorkBound, spent: int | None, replay: int | None = None, *, operators: bool = False) -> str:
+def _impossibility(floor: WorkBound, spent: int | None, replay: int | None = None, *, operators: bool = False) -> str:
     """Return why a time is impossible, or an empty text.
 
     Args:

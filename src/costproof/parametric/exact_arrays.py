@@ -130,7 +130,7 @@ class PointBatch:
 
     def _sum(self, terms: Terms) -> Any:
         """Return the sum modulo 2^64: arrays of int64 wrap around."""
-        return self._nested(horner(terms), _signed, self.whole, lambda array: array)
+        return self._nested(horner(terms), _wrap, self.whole, lambda array: array)
 
     def _float(self, terms: Terms) -> Any:
         return self._nested(horner(terms), float, self.floats, np.float64)
@@ -280,7 +280,7 @@ def _function(name: str, parts: list[Any]) -> Any:
     return result
 
 
-def _signed(number: int) -> int:
+def _wrap(number: int) -> int:
     """Return the number modulo 2^64, in the range of int64."""
     rest = int(number) % 2**64
     return rest - 2**64 if rest >= _LIMIT else rest

@@ -157,14 +157,14 @@ def _axis(points: Evaluator[WithKeys], names: str, values: Any, where: str) -> G
         columns = [_in_step(_pairs(chosen, item, where), where) for item in values.split(",")]
         if len(columns) > 1:
             _check_listed(sum(len(column[0]) for column in columns), where)
-        made = tuple(_joined([c[i] for c in columns]) for i in range(len(chosen)))
+        made = tuple(_concatenate([c[i] for c in columns]) for i in range(len(chosen)))
     elif len(chosen) == 1:
-        made = (_checked(chosen[0], values, where),)
+        made = (_check_values(chosen[0], values, where),)
     else:
         rows = [tuple(row) for row in values]
         if any(len(row) != len(chosen) for row in rows):
             raise BadInput("names in step need tuples of values", where=where, expected=f"{len(chosen)} in each")
-        made = tuple(_checked(name, [row[i] for row in rows], where) for i, name in enumerate(chosen))
+        made = tuple(_check_values(name, [row[i] for row in rows], where) for i, name in enumerate(chosen))
     if not len(made[0]):
         raise BadInput("nothing to vary", where=where, expected="values")
     return GridAxis(chosen, made)
@@ -198,7 +198,7 @@ def _check_listed(count: int, where: str) -> None:
         )
 
 
-def _joined(parts: list[Sequence[Any]]) -> Sequence[Any]:
+def _concatenate(parts: list[Sequence[Any]]) -> Sequence[Any]:
     return parts[0] if len(parts) == 1 else [value for part in parts for value in part]
 
 
@@ -266,7 +266,7 @@ def parse_value(name: GridParameter, text: str, where: str) -> Any:
     return text
 
 
-def _checked(name: GridParameter, values: Iterable[Any], where: str) -> Sequence[Any]:
+def _check_values(name: GridParameter, values: Iterable[Any], where: str) -> Sequence[Any]:
     """Return the values of a Python iterable, after checking their type."""
     if isinstance(values, range) and name.number and values.step > 0 and values.start >= 0:
         return values

@@ -146,13 +146,13 @@ def multiply(left: Polynomial, right: Polynomial) -> Polynomial:
     result: dict[Monomial, Fraction] = {}
     for m, c in left.items():
         for n, d in right.items():
-            both = _joined(m, n)
+            both = _multiply_monomials(m, n)
             result[both] = result.get(both, Fraction(0)) + c * d
     return {m: c for m, c in result.items() if c}
 
 
 @cache
-def _joined(left: Monomial, right: Monomial) -> Monomial:
+def _multiply_monomials(left: Monomial, right: Monomial) -> Monomial:
     powers = dict(left)
     for atom, exponent in right:
         powers[atom] = powers.get(atom, 0) + exponent

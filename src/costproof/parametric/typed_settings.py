@@ -30,7 +30,7 @@ def typed_settings(
     for name, value in given.items():
         if name in by_name:
             with collect_problems(problems):
-                found[name] = _typed(by_name[name], value, place(name))
+                found[name] = _convert(by_name[name], value, place(name))
         else:
             where, expected = place(name[:60]), "one of " + ", ".join(by_name)
             problems.append(
@@ -39,7 +39,7 @@ def typed_settings(
     return found
 
 
-def _typed(setting: Setting, value: Any, where: str) -> TypedValue:
+def _convert(setting: Setting, value: Any, where: str) -> TypedValue:
     if setting.kind == "integer":
         return parse_integer(value, where)
     if setting.kind == "file":

@@ -1,1 +1,1 @@
-"""Reports: one renderer per output. Each has a data half (pure) and a writing half (text)."""
+"""Reports: documents on one subject each, and the printers that format them."""

@@ -111,7 +111,7 @@ def _sums(c: Certificate) -> Table:
 
 
 def sections(c: Certificate) -> Iterator[tuple[str, list[Block]]]:
-    """Titles and what stands below them; what refutes first."""
+    """Yield titles and contents of the sections; refutations first."""
     mistakes = c.mistakes()
     if mistakes:
         told = [block for examples in mistakes[:MOST_EXAMPLES] for block in example(examples)]
@@ -146,7 +146,7 @@ def _claimed(c: Certificate) -> list[Block]:
 
 
 def totals(c: Certificate) -> dict[str, sympy.Expr]:
-    """Stage -> the sum of the claims about its FLOPs: what a reader will look for first."""
+    """Return the sum of the claims about FLOPs of each stage, as an expression in the free symbols."""
     found = {}
     for stage in c.target.stages:
         mine = [x for x in c.claims if x.stage == stage and x.metric == "flops"]
@@ -230,7 +230,7 @@ def _configurations(c: Certificate) -> Iterator[Block]:
 
 
 def _seen(c: Certificate) -> Iterator[Prose]:
-    """Which keys the draws varied how far, and which never."""
+    """Yield the ranges of configuration keys over the drawn configurations, and the keys that never varied."""
     seen = c.coverage.seen
     ranges = [(k, f"{s.least:,} to {s.greatest:,}") for k, s in seen.items() if s.values > 1 and s.least is not None]
     others = [(k, f"{s.values} values") for k, s in seen.items() if s.values > 1 and s.least is None]
@@ -243,13 +243,13 @@ def _seen(c: Certificate) -> Iterator[Prose]:
 
 
 def place(e: Counterexample) -> str:
-    """``sam[crops]/sam.layers.0.lin:linear``."""
+    """Return the node that a counterexample is about: ``sam[crops]/sam.layers.0.lin:linear``."""
     where = f"{e.stage}[{e.invocation}]/{e.module}" if e.invocation else f"{e.stage}/{e.module}"
     return where + (f":{e.kind}" if e.kind else "")
 
 
 def example(found: Sequence[Counterexample]) -> list[Block]:
-    """A quantity in which the two differ, by its most telling counterexample."""
+    """Return the blocks on a quantity in which formula and graph differ, with its most telling counterexample."""
     e, *others = found
     return [(Code(place(e)), f": {e.metric}"), Items((*_example(e), *_elsewhere(others)))]
 

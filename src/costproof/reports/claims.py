@@ -40,7 +40,7 @@ WORDS: Final[dict[str, str]] = {s: s for s in get_args(ClaimStatus)} | {"explain
 
 
 def sentence(report: ClaimsReport) -> str:
-    """``unexplained: 3 claims, 1 explained, 2 refuted.``"""
+    """Return the verdict with counts: ``unexplained: 3 claims, 1 explained, 2 refuted.``"""
     counts = [f"{n} {word}" for word in WORDS if (n := sum(j.status == word for j in report.judgements))]
     return f"{report.verdict}: {plural(len(report.judgements), 'claim')}, {', '.join(counts)}."
 
@@ -105,12 +105,12 @@ def _because(j: Judgement) -> str:
 
 
 def claimed_text(j: Judgement) -> Code:
-    """The claim as printed, as long as a table has room for."""
+    """Return the claim as printed, truncated to the width of a table cell."""
     return Code(truncate(j.claimed, _MOST_CLAIMED))
 
 
 def cause_pieces(j: Judgement) -> tuple[str, ...]:
-    """The causes that lead to a claim: ``: `mac`, `causal triangle`; residual 0``; nothing where there are none.
+    """Return the causes that lead to a claim: ``: `mac`, `causal triangle`; residual 0``; empty if there are none.
 
     Causes that do the same here are all named; that other sets of as many causes lead there as well is said.
     """
@@ -129,7 +129,7 @@ def other_causes(j: Judgement) -> str:
 
 
 def claim_story(j: Judgement) -> list[Block]:
-    """How a claim comes about; nothing where it is plainly right."""
+    """Return how a claim comes about; empty if it is right without further explanation."""
     return list(_story(j)) if j.status != "right" or j.explanations or j.note else []
 
 
@@ -154,7 +154,7 @@ def _story(j: Judgement) -> Iterator[Block]:
 
 
 def _last(j: Judgement) -> Iterator[Prose]:
-    """The sentences after the tables."""
+    """Yield the sentences after the tables."""
     if j.status in ("unexplained", "refuted"):
         agree = not j.residual and (j.residual_expression or j.counterexample)
         yield "The numbers agree at this workload." if agree else f"Unexplained rest: {j.residual:+,}."
@@ -174,7 +174,7 @@ def _last(j: Judgement) -> Iterator[Prose]:
 
 
 def _lengths(lengths: Lengths) -> Iterator[Block]:
-    """What the claim's stage costs just below and just above the claim, in each way to count it."""
+    """Yield the cost of the claim's stage just below and just above the claim, for each set of conventions."""
     end = "up" if lengths.longest is None else f"to {lengths.longest:,} (the model's limit)"
     what = (f"{_LENGTH[lengths.symbol]} ", Code(lengths.symbol), f" from {lengths.start} {end}")
     fits = [r for r in lengths.readings if r.fits]

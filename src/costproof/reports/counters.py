@@ -157,16 +157,16 @@ def _tool(found: CounterTool) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One line of the table, and what is said below it."""
+    """A row of the table, with its causes and remark."""
 
     cells: tuple[str, ...]
-    """Under :data:`HEAD`."""
+    """Cells under :data:`HEAD`."""
     causes: tuple[tuple[int, str, str, str], ...]
     """(amount, cause, why, for example)"""
     remark: str
-    """What went wrong, or stays open; empty if nothing."""
+    """The error, or the unexplained rest; empty if there is none."""
     values: tuple[int | None, ...]
-    """Exact numbers of the cells between the name and the verdict; ``None`` where a cell is not one."""
+    """Exact numbers behind the cells between name and verdict; None for cells that are not numbers."""
 
     def lines(self, *, causes: bool) -> list[str]:
         """Return the lines of text below the table: the remark, or the causes."""
@@ -176,12 +176,12 @@ class Figure:
 
     @property
     def name(self) -> str:
-        """Of the counter, or of a number of the user's own."""
+        """Return the name of the counter, or of the user's own number."""
         return self.cells[0]
 
 
 def figure_groups(report: CounterReport) -> list[tuple[str, list[Figure], bool]]:
-    """Title, rows, and whether they stand first, with causes on the console: sums, and places of own numbers."""
+    """Return (title, rows, whether it comes first and lists its causes): the totals, then each call of a stage."""
     compared = report.compared
     places: dict[tuple[str, str], list[Figure]] = {}
     for found in compared.findings:
@@ -253,7 +253,7 @@ def _own_figure(number: OwnNumber) -> Figure:
 
 
 def _error(normalised: int | None, truth: int | None) -> str:
-    """``+1.23 %`` of the truth."""
+    """Return the relative error: ``+1.23 %`` of the truth."""
     if normalised is None or not truth:
         return "?"
     delta = normalised - truth

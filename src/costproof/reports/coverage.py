@@ -1,4 +1,4 @@
-"""Which operators a capture's sources met, and what no rule covers."""
+"""Report the operators that a capture's sources met, and those without a rule."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from costproof.views.numbers import exact, share
 
 
 def coverage_text(capture: Capture, glob: str = "*", width: int | None = None) -> str:
-    """One table per source: operator kind, modules, FLOPs, share, vector FLOPs; then what is unknown."""
+    """Return a table per source (operator kind, modules, FLOPs, share, vector FLOPs), then the unknown operators."""
     lines: list[str] = []
     for ledger in capture.ledgers:
         if "flops" in ledger.metrics:

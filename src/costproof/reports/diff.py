@@ -50,10 +50,10 @@ from costproof.views.frames import DIFF_COLUMNS, diff_rows
 from costproof.views.numbers import exact, first_names, human, share, truncate
 
 MAX_ROWS: Final = 15
-"""Rows of the first table."""
+"""Maximum number of rows of the first table."""
 MAX_CHANGES: Final = 15
 MAX_TOLD: Final = 8
-"""Changes whose effect is told in words."""
+"""Changes whose effect is described."""
 _PARTNERS: Final = 3
 _LONGEST: Final = 60
 _TOLD: Final = 400
@@ -70,7 +70,7 @@ _UNITS: Final = {"FLOP": "FLOP", "bytes": "B", "MAC": "MAC"}
 _REASONS: Final = 5
 _NAME: Final = 120
 _TERMS: Final = 40
-"""Terms of one quantity in a comment; the JSON has all."""
+"""Maximum number of terms per quantity in a comment; the JSON has all."""
 Sums = dict[Metric, Quantity]
 
 
@@ -292,7 +292,7 @@ def _side(name: str, side: Side) -> Prose:
 
 @dataclass(frozen=True, slots=True)
 class SumChange:
-    """A sum on both sides."""
+    """A sum of a metric over a stage or the whole run, in base and head."""
 
     stage: str
     metric: Metric
@@ -300,7 +300,7 @@ class SumChange:
 
 
 def headline(found: Diff) -> Metric:
-    """The metric that is told first: FLOPs, or the first in the order of reports that changed where they did not."""
+    """Return the metric reported first: FLOPs, or the first changed metric if FLOPs did not change."""
     order = ("flops", *(m for m in EVERY_METRIC if m != "flops"))
     there = [m for m in order if m in found.totals]
     changed = (m for m in there if any(s.totals[m].delta for s in found.stages))
@@ -308,7 +308,7 @@ def headline(found: Diff) -> Metric:
 
 
 def diff_sentence(found: Diff) -> str:
-    """The verdict in one sentence, or two."""
+    """Return the verdict in one or two sentences."""
     rows = sum(len(part.rows) for part in found.by_source.values())
     every = rows + sum(part.same_rows for part in found.by_source.values())
     sources = first_names([truncate(s, _LONGEST) for s in found.by_source], 4)
@@ -340,23 +340,23 @@ def _size(q: Quantity, metric: Metric) -> str:
 
 
 def _change(delta: int, base: int | None, metric: Metric) -> str:
-    """``+440 FLOP (+16.6 %)``."""
+    """Format a difference with its percentage: ``+440 FLOP (+16.6 %)``."""
     part = percent(delta, base)
     return format_delta(delta, metric) + (f" ({part})" if part else "")
 
 
 def format_amount(value: int | None, metric: Metric) -> str:
-    """A number with its unit: ``1.47 TFLOP``; ``unknown``."""
+    """Format a number with its unit: ``1.47 TFLOP``; ``unknown`` for None."""
     return "unknown" if value is None else human(value, _UNITS.get(EVERY_METRIC[metric].unit, ""))
 
 
 def format_delta(value: int | None, metric: Metric) -> str:
-    """:func:`amount` of a difference: ``+1.47 TFLOP``."""
+    """Format a difference with sign and unit: ``+1.47 TFLOP``."""
     return f"+{format_amount(value, metric)}" if value and value > 0 else format_amount(value, metric)
 
 
 def percent(part: int | None, whole: int | None) -> str:
-    """A difference in percent of what it changed, with its sign: ``+73.1 %``; empty where that was 0 or is unknown."""
+    """Return a signed difference in percent of the base: ``+73.1 %``; empty if the base is 0 or unknown."""
     if part is None or not whole:
         return ""
     size = share(abs(part), abs(whole))
@@ -364,7 +364,7 @@ def percent(part: int | None, whole: int | None) -> str:
 
 
 def format_value(plain: ConfigValue) -> str:
-    """A value of a key as text: lists with commas, ``—`` for nothing."""
+    """Format the value of a configuration key: lists with commas, ``—`` for None."""
     if plain is None:
         return "—"
     if isinstance(plain, bool):
@@ -373,12 +373,12 @@ def format_value(plain: ConfigValue) -> str:
 
 
 def format_change(one: Change) -> str:
-    """``6 → 8``."""
+    """Format both values of a changed key: ``6 → 8``."""
     return f"{format_value(one.base)} → {format_value(one.head)}"
 
 
 def changed_sums(found: Diff) -> Iterator[SumChange]:
-    """What stands in the first table: sums that changed; the headline by stage, then the others in all, then those.
+    """Yield the sums that changed: the headline by stage, the other totals, peaks, then the other sums by stage.
 
     Peaks, which nothing adds up to, stand after what does.
     """
@@ -400,18 +400,18 @@ def changed_sums(found: Diff) -> Iterator[SumChange]:
 
 
 def uncompared_peaks(found: Diff) -> list[str]:
-    """What is not compared and leaves no gap in the cost."""
+    """Return the peaks that could not be compared, with the reason. They leave no gap in the cost."""
     left = [(EVERY_METRIC[m].title, why) for m, why in found.not_comparable.items() if m in PEAK_METRICS]
     return [f"not compared: {title} ({why})" for title, why in left]
 
 
 def _named(name: str) -> str:
-    """What is not a key, in words."""
+    """Return the description of a change that is not a configuration key."""
     return " with ".join(_APART.get(part, part) for part in name.split(" + "))
 
 
 def attribute_changes(found: Diff) -> Iterator[tuple[str, str]]:
-    """What did it, largest first: a change, and its part of the headline in words."""
+    """Yield each change and its share of the headline metric in words, largest first."""
     metric = headline(found)
     q = found.totals.get(metric)
     if q is None:
@@ -446,7 +446,7 @@ def attribute_changes(found: Diff) -> Iterator[tuple[str, str]]:
 
 
 def _other_effects(found: Diff, metric: Metric, name: str) -> str:
-    """What a change of a part does to parameters and bytes beside the headline; empty for all other changes."""
+    """Return the effect of a changed part on parameters and bytes; empty for other kinds of changes."""
     if name not in {c.key for c in found.modules.changed}:
         return ""
     shares = {m: found.totals[m].shares.get(name) for m in _BESIDE if m in found.totals and m != metric}
@@ -454,7 +454,7 @@ def _other_effects(found: Diff, metric: Metric, name: str) -> str:
 
 
 def _mostly(found: Diff, metric: Metric, name: str, share: int) -> str:
-    """The stage that has at least half of a share: ``all in prefill``, ``+4.10 GFLOP in decode``."""
+    """Return the stage that has at least half of a share: ``all in prefill``, ``+4.10 GFLOP in decode``."""
     shares = {s.id: s.totals[metric].shares.get(name, 0) for s in found.stages if metric in s.totals}
     stage = max(shares, key=lambda s: abs(shares[s]), default="")
     if len(shares) < 2 or metric in STAGE_WIDE or 2 * abs(shares[stage]) < abs(share):

@@ -121,17 +121,17 @@ class Table:
 
     @property
     def cells(self) -> list[tuple[Cell, ...]]:
-        """The rows without their details."""
+        """Return the rows without their details."""
         return [row.cells if isinstance(row, TableRow) else row for row in self.rows]
 
     @property
     def left(self) -> int:
-        """The number of leading columns that are aligned to the left."""
+        """Return the number of leading columns that are aligned to the left."""
         return len(self.align) - len(self.align.lstrip("l"))
 
     @property
     def left_out(self) -> int:
-        """The number of rows beyond :attr:`most`."""
+        """Return the number of rows beyond :attr:`most`."""
         return 0 if self.most is None else max(0, len(self.rows) - self.most)
 
 

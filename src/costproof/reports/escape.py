@@ -1,4 +1,4 @@
-"""Names from models and files, made harmless in Markdown. They are data, never markup."""
+"""Escape names from models and files for Markdown, text and files. They are data, never markup."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ _INVISIBLE: Final = re.compile(
 
 
 def visible(text: str) -> str:
-    """Control characters, line breaks, direction marks and halves of characters as ``\\n``, ``\\x1b``, ``\\u202e``."""
+    """Escape control characters, direction marks and lone surrogates as ``\\n``, ``\\x1b``, ``\\u202e``."""
     return _INVISIBLE.sub(lambda m: m.group().encode("unicode_escape").decode(), text)
 
 
 def plain(text: str) -> str:
-    """The text with what no file can hold made visible: control characters, line breaks, lone surrogates."""
+    """Return text that every file can hold: control characters and lone surrogates are escaped."""
     return visible(text).encode("utf-8", "backslashreplace").decode()
 
 
 def shorten(text: str, width: int) -> str:
-    """The text, its middle left out where it is longer than ``width`` characters; the end says more than the start."""
+    """Return the text with its middle elided if it is longer than ``width`` characters; the end is kept longer."""
     if len(text) <= width:
         return text
     tail = (width - 1) * 2 // 3
@@ -38,17 +38,17 @@ def shorten(text: str, width: int) -> str:
 
 
 def markdown(text: str) -> str:
-    """Prose: characters that Markdown or HTML could read as markup become entities, all on one line."""
+    """Escape text for one line of Markdown: characters that Markdown or HTML read as markup become entities."""
     return _MARKUP.sub(lambda m: f"&#{ord(m.group())};", visible(text))
 
 
 def unbroken(text: str) -> str:
-    """A number that keeps its unit beside it, however narrow the page is."""
+    """Return a number with no-break spaces, so that it stays next to its unit."""
     return text.replace(" ", "\N{NO-BREAK SPACE}")
 
 
 def code(text: str) -> str:
-    """A code span that is safe in prose and in a table cell."""
+    """Return a code span that is safe in prose and in table cells."""
     shown = visible(text)
     if not shown:
         return "—"
@@ -58,7 +58,7 @@ def code(text: str) -> str:
 
 
 def table(header: tuple[str, ...], align: str, rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """A Markdown table. Cells must be escaped already.
+    """Return the lines of a Markdown table of cells that are already escaped.
 
     Args:
         align: one letter per column: ``l`` or ``r``.
@@ -69,5 +69,5 @@ def table(header: tuple[str, ...], align: str, rows: Sequence[tuple[str, ...]]) 
 
 
 def details(summary: str, body: list[str]) -> list[str]:
-    """A folded block. GitHub needs the blank lines around Markdown inside HTML."""
+    """Return a folded block, with the blank lines that GitHub needs around Markdown inside HTML."""
     return ["<details>", f"<summary>{summary}</summary>", "", *body, "", "</details>", ""]

@@ -108,7 +108,7 @@ def _part_lines(part: FormulaPart, unit: str) -> list[str]:
 
 
 def match_words(part: FormulaPart, match: GraphMatch) -> str:
-    """What a graph source has there: ``static: equal, aten.linear (aten.linear_1, aten.linear_6)``; not escaped."""
+    """Format the graph's count for a part: ``static: equal, aten.linear (aten.linear_1)``. The text is not escaped."""
     if match.value is None:
         same = "unknown"
     elif match.value == part.total:

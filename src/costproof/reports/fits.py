@@ -54,7 +54,7 @@ def document(found: Fits, form: Form) -> Document:
 
 
 def fit_sentence(found: Fits) -> str:
-    """What can be said, and why."""
+    """Return the verdict with its reason."""
     room = f"{exact(found.memory_bytes)} B"
     peaked = found.peaks_bytes is not None
     if reason := quantised_clause(found.target, found.workload):
@@ -120,7 +120,7 @@ def _stages(found: Fits) -> list[tuple[str, ...]]:
 
 
 def limit_sentences(x: MemoryLimit, room: int) -> tuple[str, str]:
-    """One limit: a sentence, and what is held on both sides of it."""
+    """Return a solved limit: the limit in a sentence, and the bytes held on both sides of it."""
     name = x.setting.replace("_", "-")
     held = _HELD[x.held]
     sides = "; ".join(

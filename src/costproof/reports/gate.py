@@ -41,12 +41,12 @@ _ALIGN: Final = "lllrrrrr"
 _REASON: Final = 300
 _NAME: Final = 120
 _MOST_ROWS: Final = 20
-"""Rows and reasons of the text."""
+"""Maximum number of rows and reasons in the text."""
 _MOST_COMMENTED: Final = 15
 _MOST_REASONS: Final = 5
 _MOST_FOLDED: Final = 200
 MOST: Final = 10
-"""Annotations of a kind that GitHub shows for one step."""
+"""Maximum number of annotations per kind that GitHub shows for one step."""
 _RULES: Final = {
     "over": (
         "costproof/over-the-limit",
@@ -64,7 +64,7 @@ _RULES: Final = {
         "Count both with the same sources at the same workload; inputs: any lets workloads and targets differ.",
     ),
 }
-"""Status -> rule, what it says, what to do."""
+"""Status -> (rule id, description, advice)."""
 _NOT_XML: Final = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
@@ -140,14 +140,14 @@ def _cells(x: GateLine, longest: int | None = None) -> tuple[Cell, ...]:
 
 @dataclass(frozen=True, slots=True)
 class GateLine:
-    """Checks of several sources that say the same."""
+    """A check, with all sources that give the same result."""
 
     check: Check
     sources: tuple[str, ...]
 
     @property
     def sentence(self) -> str:
-        """``prefill: FLOPs +310.20 GFLOP (+23.2 %), 1.34 → 1.65 TFLOP; limit increase 1 %, 296.80 GFLOP over``."""
+        """Return the check in words: ``prefill: FLOPs +310.20 GFLOP (+23.2 %), 1.34 → 1.65 TFLOP; increase 1 %``."""
         c = self.check
         name = f"{c.place}: {EVERY_METRIC[c.metric].title}"
         who = ", ".join(self.sources)
@@ -162,7 +162,7 @@ class GateLine:
 
 
 def merged_checks(found: Gate, *statuses: CheckStatus) -> list[GateLine]:
-    """The checks that ended so, furthest above their limit first, sources that say the same together."""
+    """Return the checks with these statuses, furthest above their limit first; equal ones of several sources merged."""
     merged: dict[tuple[object, ...], list[Check]] = {}
     for c in found.of(*statuses):
         key = (c.metric, c.place, c.limit, c.base, c.head, c.status, c.why, c.line)
@@ -171,7 +171,7 @@ def merged_checks(found: Gate, *statuses: CheckStatus) -> list[GateLine]:
 
 
 def shared_reasons(found: Sequence[GateLine]) -> list[tuple[str, str]]:
-    """What there is to say of the rows of a table: places, and what is the same of all of them."""
+    """Return (places, reason) for the rows of a table; equal reasons are merged."""
     said: dict[str, dict[str, None]] = {}
     for x in found:
         if x.check.why:
@@ -180,7 +180,7 @@ def shared_reasons(found: Sequence[GateLine]) -> list[tuple[str, str]]:
 
 
 def gate_sentence(found: Gate) -> str:
-    """The verdict in one sentence."""
+    """Return the verdict in one sentence."""
     over, allowed = merged_checks(found, "over"), merged_checks(found, "allowed")
     every = merged_checks(found, "passed", "allowed", "over", "unknown")
     by = f", {len(allowed):,} of them by an allowance" if allowed else ""
@@ -198,17 +198,17 @@ def gate_sentence(found: Gate) -> str:
 
 
 def reasons(found: Gate) -> list[str]:
-    """Why nothing may be claimed."""
+    """Return the reasons why the gate cannot be decided."""
     return [*found.incomplete, *found.silent, *(x.sentence for x in merged_checks(found, "unknown"))]
 
 
 def unused_allowances(found: Gate) -> list[str]:
-    """Allowances to take out of the policy."""
+    """Return the allowances of the policy that have expired or are not needed."""
     return [idle_text(a) for a in found.allowances if a.state != "used"]
 
 
 def idle_text(a: AllowanceUse) -> str:
-    """One of them."""
+    """Return the sentence on an unused allowance."""
     state = "has run out" if a.state == "expired" else "is not needed"
     return f"the allowance for {a.place} ({truncate(a.reason, 80)}, until {a.until}) {state}"
 
@@ -218,7 +218,7 @@ def _name(line: GateLine) -> str:
 
 
 def gate_junit(found: Gate) -> str:
-    """One test case a check; what keeps the gate as a whole from a verdict is an error of its own."""
+    """Return JUnit XML with one test case per check; reasons for an undecided gate are errors of their own."""
     every = merged_checks(found, "unknown", "over", "allowed", "passed")
     unknown = sum(x.check.status == "unknown" for x in every)
     reasons = (*found.incomplete, *found.silent)
@@ -250,7 +250,7 @@ def _xml(text: str) -> str:
 
 
 def gate_sarif(found: Gate) -> str:
-    """SARIF 2.1.0: one result for each limit that is passed, at its line in the policy."""
+    """Return SARIF 2.1.0 with one result per violated limit, located at its line in the policy."""
     results = [_result(found, "incomplete", 1, why, why) for why in (*found.incomplete, *found.silent)]
     results += [
         _result(found, x.check.status, x.check.line, x.sentence, f"{_name(x)}, {', '.join(x.sources)}")
@@ -274,7 +274,7 @@ def gate_sarif(found: Gate) -> str:
 
 
 def _result(found: Gate, status: str, line: int, message: str, about: str) -> dict[str, Any]:
-    """A result with all that GitHub wants of one.
+    """Return one SARIF result with the fields that GitHub requires.
 
     Args:
         about: what tells it from others; a limit with a pattern has many at one line.
@@ -291,7 +291,7 @@ def _result(found: Gate, status: str, line: int, message: str, about: str) -> di
 
 
 def gate_github(found: Gate) -> str:
-    """Workflow commands: errors for what does not pass, notices for what is allowed, warnings for idle allowances.
+    """Return workflow commands: errors for violations, notices for allowed increases, warnings for unused allowances.
 
     GitHub shows ten of a kind; where there are more, the first one says how many.
     """

@@ -214,7 +214,7 @@ def profile_document(profile: Profile, form: Form) -> Document:
 
 
 def require_profile(found: T | None) -> T:
-    """What was measured of a run.
+    """Return the measurements of a run.
 
     Raises:
         Absent: nothing was.
@@ -229,7 +229,7 @@ def require_profile(found: T | None) -> T:
 
 
 def format_nanoseconds(nanoseconds: int) -> str:
-    """``1.234 s``, ``12.3 ms``, ``45 µs``, rounded half up in integers."""
+    """Format a time as ``1.234 s``, ``12.3 ms``, ``45 µs``, rounded half up in integers."""
     if nanoseconds >= 999_950_000:
         milliseconds = (nanoseconds + 500_000) // 10**6
         return f"{milliseconds // 1000}.{milliseconds % 1000:03d} s"

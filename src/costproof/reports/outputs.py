@@ -1,4 +1,4 @@
-"""All outputs in one table: formats of commands, the folder of a report and the list of schemas are made of it."""
+"""List all outputs. The formats of commands, the folder of a report and the schemas derive from it."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ Folder = Literal["", "report", "measured", "later"]
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """One output."""
+    """An output: its data half, and the half that writes it as text."""
 
     name: str
-    """What it is about and its format: ``static-md``."""
+    """Subject and format: ``static-md``."""
     file: str
-    """The usual name of the file."""
+    """The default name of the file."""
     meaning: str
     data: Callable[[Report], Any] | None = None
     """The data half; ``None`` where a command of its own makes the data. May raise
@@ -35,19 +35,19 @@ class Output:
     """Loads the writing half, which takes the data, and the width if it is :attr:`for_screens`; JSON of ``kind`` if
     ``None``."""
     kind: Callable[[], FileKind[Any]] | None = None
-    """Loads the kind of file that the data are, with its schema."""
+    """Loads the file kind of the data, with its schema."""
     states_verdict: bool = False
-    """Whether the text says how the comparison ended, so that the exit code says it too."""
+    """Whether the text states the verdict, so that the exit code reflects it."""
     folder: Folder = ""
     """``report``: a part of the folder of a report. ``measured``: likewise, but no capture holds its data.
     ``later``: written beside its capture by another command."""
 
     for_screens: bool = False
-    """Whether it is read on a terminal, and made as narrow as one."""
+    """Whether it is wrapped to the width of a terminal."""
 
     @property
     def of_capture(self) -> bool:
-        """Whether a capture can be rendered to it."""
+        """Return whether a capture can be rendered to this output."""
         return self.data is not None and self.folder != "measured"
 
     def text(self, data: Any, width: int | None = None) -> str:
@@ -70,7 +70,7 @@ def _at(place: str) -> Callable[[], Any]:
 
 
 def _of(place: str, *parts: str) -> Callable[[Report], Any]:
-    """The data half that a function of ours makes of some parts of a report."""
+    """Return a data half that passes attributes of a report to a lazily imported function."""
     return lambda report: _at(place)()(*(getattr(report, part) for part in parts))
 
 
@@ -207,7 +207,7 @@ OUTPUTS: Final[tuple[Output, ...]] = (
     ),
     Output(
         "modules", "modules.txt", "what each module costs, equal layers in one row, for the console",
-        _whole, _at("reports.modules_text:modules_text"), states_verdict=True, for_screens=True,
+        _whole, _at("reports.modules:modules_text"), states_verdict=True, for_screens=True,
     ),
     *_outputs("counters", "third-party counters beside the truth", "text md json html", "views.counters:COUNTERS",
               data=_COUNTERS, folder="report"),
@@ -239,7 +239,7 @@ OUTPUTS: Final[tuple[Output, ...]] = (
     *_outputs("fits", "whether a run fits into a memory", "text md json", "estimate.memory:FITS"),
     *_outputs("peaks", "peaks of live activations and what holds them", "text md json html", "ledger.peaks:PEAKS"),
     Output("device-text", "device.txt", "a device and its sources, for the console",
-           write=_at("reports.device_text:device_text"), for_screens=True),
+           write=_at("reports.devices:device_text"), for_screens=True),
     Output("device-json", "device.json", "a device and its sources, for programs",
            kind=_at("estimate.hardware:DEVICE")),
     Output("sweep-json", "sweep.json", "formulas at many points, for programs", kind=_at("views.sweep_file:SWEEP")),
@@ -258,21 +258,21 @@ REGISTRY: Final[Registry[Output]] = Registry(
     instance=Output,
     command="costproof render --list",
 )
-"""What a capture can be rendered to. Another distribution offers an :class:`Output` of the same name."""
+"""Outputs that a capture can be rendered to. Plug-ins register further :class:`Output` objects."""
 
 
 def formats() -> dict[str, str]:
-    """What a capture can be rendered to, by name, with its meaning."""
+    """Return the outputs that a capture can be rendered to: name -> meaning."""
     return {name: plugin.what for name, plugin in REGISTRY.listed().items()}
 
 
 def variants(about: str) -> dict[str, Output]:
-    """Our outputs about one thing, by format: ``variants("claims")`` has ``md`` and ``json``."""
+    """Return our outputs on one subject by format: ``variants("claims")`` has ``md``, ``json`` and ``html``."""
     return {o.name.removeprefix(f"{about}-"): o for o in OUTPUTS if o.name.startswith(f"{about}-")}
 
 
 PICTURES: Final = (*variants("graph"), "png")
-"""What a graph is drawn as; resvg makes the PNG of the SVG."""
+"""Formats of graphs; resvg rasterizes the SVG for PNG."""
 
 
 def variant(about: str, format_: str | None, file: Path | None = None) -> Output:

@@ -38,7 +38,7 @@ MEANING: Final = (
 )
 FORM: Final = "graph peak in symbols"
 MOST_ROWS: Final = 10
-"""Of what is alive at a peak, on the console; Markdown has all of it."""
+"""Maximum number of live tensors in the text; Markdown has all."""
 _WHY: Final = {
     "held": "held, and read no more",
     "eager only": "not in the graph",
@@ -46,7 +46,7 @@ _WHY: Final = {
     "elsewhere": "the graph has its peak elsewhere",
 }
 MOST: Final = 15
-"""Tensors of a peak that are named."""
+"""Maximum number of tensors of a peak on a page."""
 _WIDTH: Final = 1200
 _HEIGHT: Final = 200
 
@@ -98,7 +98,7 @@ def _by_size(peak: Peak) -> list[tuple[tuple[str, ...], int]]:
 
 
 def _peaks(call: CallPeaks) -> list[tuple[str, Peak]]:
-    """Those that are known; one where both hold the same at the same place."""
+    """Return the known peaks with their names; one entry if graph and eager peak are the same."""
     graph, eager = call.graph, call.eager
     if (
         graph is not None
@@ -110,12 +110,12 @@ def _peaks(call: CallPeaks) -> list[tuple[str, Peak]]:
 
 
 def condition_text(call: CallPeaks) -> str:
-    """For which sizes the form of a call holds; empty where it holds for all."""
+    """Return the sizes for which the symbolic peak holds; empty if for all."""
     return f", where {' and '.join(f'{margin} >= 0' for margin in call.holds)}" if call.holds else ""
 
 
 def call_name(call: CallPeaks) -> str:
-    """Stage, call and part."""
+    """Return stage, call and part."""
     return ", ".join(filter(None, (call.stage, call.invocation, call.part)))
 
 
@@ -125,7 +125,7 @@ def _row(call: CallPeaks) -> tuple[str, ...]:
 
 
 def gap_rows(call: CallPeaks) -> list[tuple[str, ...]]:
-    """Rows of :data:`GAP`."""
+    """Return the rows of :data:`GAP`."""
     return [(_WHY[p.kind], _gap_label(p), first_names(p.holders, 1), exact(p.bytes)) for p in call.gap]
 
 
@@ -146,12 +146,12 @@ def _shape(tensor: LiveTensor) -> str:
 
 
 def peak_place(peak: Peak) -> str:
-    """What runs at a peak, and where."""
+    """Return the operator that runs at a peak, and its module."""
     return f"at {peak.operator} in {peak.module or '(root)'}" if peak.operator else "at its inputs"
 
 
 def alive_rows(peak: Peak) -> list[tuple[str, ...]]:
-    """Rows of :data:`ALIVE`, in the order in which tensors were made."""
+    """Return the rows of :data:`ALIVE`, in the order in which tensors were made."""
     return [
         (t.name, _shape(t), t.dtype, t.module or "(root)" if t.operator else "(input)", exact(t.bytes))
         for t in peak.alive
@@ -205,7 +205,7 @@ def _call(call: CallPeaks) -> Markup:
 
 
 def _curves(call: CallPeaks) -> Html | None:
-    """Both curves over each other, each from its first event to its last."""
+    """Return both memory curves over each other, each from its first event to its last."""
     ways = [(w, p) for w, p in (("as written", call.eager), ("graph", call.graph)) if p is not None and p.curve]
     if not ways:
         return None
@@ -226,7 +226,7 @@ def _curves(call: CallPeaks) -> Html | None:
 
 
 def _bars(peak: Peak, top: int) -> Iterator[Html]:
-    """A bar for each stretch, whose title has the exact number."""
+    """Yield a bar for each stretch of a curve; its tooltip has the exact bytes."""
     many = len(peak.curve)
     for i, moment in enumerate(peak.curve):
         left, right = (_WIDTH * n // many for n in (i, i + 1))

@@ -29,7 +29,7 @@ class Report(Results):
     """The results of a run with their outputs; prints as the summary table."""
 
     def render(self, name: str, width: int | None = None) -> str:
-        """The text of an output, such as ``static-md``; ``costproof render --list`` names them all.
+        """Return the text of an output such as ``static-md``; ``costproof render --list`` names them all.
 
         Args:
             width: columns of the screen that it is read on; ``None`` is a file.
@@ -45,11 +45,11 @@ class Report(Results):
 
 
 class Written(NamedTuple):
-    """What became of a folder."""
+    """The result of writing a folder."""
 
     files: tuple[Path, ...]
     removed: tuple[Path, ...]
-    """Files of an earlier run, which do not belong to this capture."""
+    """Removed files of an earlier run."""
 
 
 def write_report(found: Report, folder: Path, progress: Progress = silent, *, source: str = "") -> Written:
@@ -84,11 +84,11 @@ def write_report(found: Report, folder: Path, progress: Progress = silent, *, so
 
 
 _HEADER_BYTES: Final = 100
-"""Bytes that hold the schema of a file of ours."""
+"""Bytes at the start of our files that contain the schema."""
 
 
 def check_report_folder(folder: Path) -> None:
-    """:func:`check_folder`, and that no file of somebody else would be replaced.
+    """Check that a folder can take a report and that no foreign file would be overwritten.
 
     Raises:
         BadInput: as it does, or a JSON file there has the name of one of ours and is another.
@@ -109,7 +109,7 @@ def check_report_folder(folder: Path) -> None:
 
 
 def check_folder(folder: Path, files: Iterable[str] = ()) -> None:
-    """Fail before minutes of work, not after.
+    """Check before any work that files can be written into a folder.
 
     Args:
         files: names of what will be written there.

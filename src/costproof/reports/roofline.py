@@ -67,9 +67,9 @@ _RIGHT: Final = 30
 _TOP: Final = 70
 _BOTTOM: Final = 60
 _NAMED: Final = 8
-"""Parts whose names stand beside them."""
+"""Maximum number of labeled parts."""
 _NAME: Final = (7, 16)
-"""Width of a letter of such a name, and height of its line."""
+"""Width of a letter and height of a line of a label, in pixels."""
 Scale = Callable[[Fraction], float]
 """Maps a number to a position in pixels."""
 
@@ -123,14 +123,14 @@ def section(found: Roofline | None) -> DocumentSection | None:
 
 
 def decimal(value: Fraction, places: int) -> str:
-    """A number that is not negative with so many digits behind the point, rounded half up."""
+    """Format a non-negative number with a fixed number of decimals, rounded half up."""
     scale = 10**places
     whole, part = divmod((2 * value.numerator * scale + value.denominator) // (2 * value.denominator), scale)
     return f"{whole:,}" + (f".{part:0{places}d}" if places else "")
 
 
 def duration(seconds: str | None, places: int = _PLACES) -> str:
-    """``4.481 ms``; ``?`` for unknown."""
+    """Format seconds: ``4.481 ms``; ``?`` for None."""
     if seconds is None:
         return "?"
     value = Fraction(seconds)
@@ -139,17 +139,17 @@ def duration(seconds: str | None, places: int = _PLACES) -> str:
 
 
 def ratio(value: str | None) -> str:
-    """An intensity: ``295.2``; empty where no byte moves."""
+    """Format an operational intensity in FLOP per byte: ``295.2``; empty if no byte moves."""
     return "" if value is None else decimal(Fraction(value), 1)
 
 
 def percent(part: str | None, whole: str | None) -> str:
-    """``49.8 %``; empty where there is nothing to divide."""
+    """Return a part in percent of the whole: ``49.8 %``; empty if one of them is unknown or the whole is 0."""
     return "" if part is None or whole is None else share(Fraction(part), Fraction(whole))
 
 
 def device_line(found: Roofline) -> str:
-    """The figures that everything here is made of."""
+    """Return the device's peak, bandwidth and ridge point, from which all times follow."""
     ridge = decimal(Fraction(found.peak_flops, found.bandwidth), 1)
     peak, width = human(found.peak_flops, "FLOP/s", places=3), human(found.bandwidth, "B/s", places=3)
     seen = ", measured" if found.device.origin == "measured" else ""
@@ -181,7 +181,7 @@ def peak_notes(found: Roofline) -> list[str]:
 
 
 def module_bound_sentence(found: Roofline) -> str:
-    """What the time at the roof holds, and whether it is a bound."""
+    """Return what the time at the roof includes, and whether it is a bound."""
     return (
         f"At the roof: nothing is faster{_if_routed(found)} that runs {MODULES}"
         if _is_bound(found)
@@ -190,7 +190,7 @@ def module_bound_sentence(found: Roofline) -> str:
 
 
 def floor_sentence(found: Roofline) -> str:
-    """What the floor holds, and whether it is a bound."""
+    """Return what the floor includes, and whether it is a bound."""
     what = FLOOR.format(experts=ROUTING.get(found.routing, BOUND_ROUTING))
     if found.target.quantised:
         return f"No bound of the quantised checkpoint, whose bytes are not known. Floor: {what}"
@@ -200,7 +200,7 @@ def floor_sentence(found: Roofline) -> str:
 
 
 def omission_notes(found: Roofline) -> list[str]:
-    """What of the headline is not in the times, and which way of latent attention."""
+    """Return what the times leave out of the headline FLOPs, and the decoding variant of latent attention."""
     said = [LEFT_OUT] if found.run.full is not None else []
     return [*said, LATENTS[found.conventions.mla]] if found.conventions.mla in LATENTS else said
 
@@ -212,7 +212,7 @@ def _if_routed(found: Roofline) -> str:
 
 
 def _is_bound(found: Roofline) -> bool:
-    """Whether the times are bounds: the counts say what may be left out, and rates are not those reached once."""
+    """Return whether the times are bounds: the counts separate avoidable work, and the rates are published peaks."""
     return found.kept and found.device.origin == "published"
 
 
@@ -228,7 +228,7 @@ def _not_bound_clause(found: Roofline) -> str:
 
 
 def expert_sentences(found: Roofline) -> list[str]:
-    """Experts that the layers of each part touch in a call."""
+    """Return how many experts the layers of each part touch in a call."""
     groups: dict[tuple[str, str], list[TouchedExperts]] = {}
     for one in found.experts:
         groups.setdefault((one.stage, one.part), []).append(one)
@@ -244,7 +244,7 @@ def _experts(stage: str, part: str, layers: list[TouchedExperts]) -> str:
 
 
 def stage_rows(found: Roofline) -> list[tuple[str, ...]]:
-    """Rows of :data:`STAGES`; the whole run is the last, unless it is one stage."""
+    """Return the rows of :data:`STAGES`; the whole run comes last, unless there is only one stage."""
     return [_stage(s) for s in (*found.stages, *([found.run] if len(found.stages) != 1 else []))]
 
 
@@ -262,7 +262,7 @@ def _work(b: WorkBound) -> tuple[str, str, str]:
 
 
 def longest_parts(found: Roofline) -> list[PartBound]:
-    """The parts that take longest; unknown ones first."""
+    """Return the parts by time at the roof, longest first; unknown ones before all others."""
 
     def size(part: PartBound) -> tuple[bool, Fraction]:
         return part.at_roof.seconds is not None, -Fraction(part.at_roof.seconds or 0)
@@ -271,7 +271,7 @@ def longest_parts(found: Roofline) -> list[PartBound]:
 
 
 def part_rows(found: Roofline) -> list[tuple[str, ...]]:
-    """Rows of :data:`PARTS`."""
+    """Return the rows of :data:`PARTS`."""
     return [
         (
             p.stage, p.part, *_work(p.at_roof), duration(p.at_roof.seconds),
@@ -282,7 +282,7 @@ def part_rows(found: Roofline) -> list[tuple[str, ...]]:
 
 
 def memory_share_sentence(found: Roofline) -> str:
-    """How much of the time waits for memory."""
+    """Return how much of the time is spent in memory-bound parts."""
     whole, compute = found.run.modules.seconds, found.run.compute_bound_s
     if whole is None or compute is None:
         unknown = sorted({p.part for p in found.parts if p.at_roof.seconds is None})
@@ -292,7 +292,7 @@ def memory_share_sentence(found: Roofline) -> str:
 
 
 def border_sentences(b: Threshold) -> tuple[str, str]:
-    """One border: a sentence, and both sides as they were evaluated."""
+    """Return a solved boundary: the boundary in a sentence, and both sides as evaluated."""
     name = b.setting.replace("_", "-")
     sides = f"{b.left} against {b.right}, " + "; ".join(_point(b, p, name) for p in b.points)
     if b.outcome == "from":
@@ -312,7 +312,7 @@ def _point(b: Threshold, point: ThresholdPoint, name: str) -> str:
 
 
 def _apart(left: Rational, right: Rational) -> tuple[str, str]:
-    """Two times, with as many digits as it takes to see that one is longer."""
+    """Format two times with as many digits as it takes to tell them apart."""
     places = _PLACES
     while Fraction(left) != Fraction(right) and duration(left, places) == duration(right, places):
         places += 1
@@ -320,12 +320,12 @@ def _apart(left: Rational, right: Rational) -> tuple[str, str]:
 
 
 def time_chip(found: Roofline) -> tuple[str, str, str]:
-    """Time among the metrics of the first screen: name, title, what the run comes to."""
+    """Return the choice of time among the metrics of a page: name, title, total."""
     return _TIME, _TITLE, duration(found.run.modules.seconds)
 
 
 def time_metric(found: Roofline, order: Sequence[str]) -> Html:
-    """Time as the metrics of the first screen are shown: a bar of shares and a table.
+    """Return the time at the roof by stage, as a bar of shares and a table.
 
     Args:
         order: all stages, by which colours go.
@@ -357,7 +357,7 @@ def time_metric(found: Roofline, order: Sequence[str]) -> Html:
 
 
 def roofline_csv(found: Roofline) -> str:
-    """Exact integers; seconds and intensities as rational numbers. An unknown number is empty."""
+    """Return exact integers, with seconds and intensities as rational numbers; unknown numbers are empty."""
     out = StringIO()
     writer = csv.DictWriter(out, COLUMNS, lineterminator="\n")
     writer.writeheader()
@@ -380,7 +380,7 @@ def roofline_csv(found: Roofline) -> str:
 
 
 def roofline_svg(found: Roofline) -> str:
-    """The picture. Parts without products or without bytes have no place in it."""
+    """Return the roofline plot. Parts without FLOPs or without bytes do not appear in it."""
     ridge = Fraction(found.peak_flops, found.bandwidth)
     placed = [p for p in found.parts if p.at_roof.taken and p.at_roof.bytes and p.at_roof.seconds is not None]
     every = [Fraction(p.at_roof.taken or 0, p.at_roof.bytes or 1) for p in placed]

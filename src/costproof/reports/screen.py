@@ -1,4 +1,4 @@
-"""Tables and sentences that fit a screen: a table that is too wide is split by columns, and no number is ever cut."""
+"""Fit tables and sentences to a screen: wide tables are split by columns, and numbers are never broken."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 _GAP: Final = 2
 _GAP_TYPESET: Final = 3
 _EDGES: Final = 2
-"""Columns between and around those of a table with rules."""
+"""Padding between and around the columns of a table with rules."""
 _PROSE: Final = 32
 _PROSE_TYPESET: Final = 18
-"""Columns that sentences need in a row of a table; with less they follow it."""
+"""Minimum width of sentences in a table row; if there is less, they follow the row."""
 _MOST_PANELS: Final = 3
 _NUMBER: Final = re.compile(r"[-+]?\d(?:[\d,._]*\d)?")
 _SOFT: Final = frozenset("./_,:;=-|)]}>*")

@@ -32,7 +32,7 @@ from costproof.views.results import Results
 from costproof.views.static_compute import InvocationCompute, StaticCompute
 
 MAX_STAGES: Final = 13
-"""Rows of the first table besides the total: a person reads one screen."""
+"""Maximum number of stages in the first table, which fits one screen."""
 GIVEN: Final = "The configuration's numbers are put in; the JSON file has the same formulas in symbols."
 DERIVED: Final = (
     "Derived, not given: read off the exported graph with its sizes in symbols. ",
@@ -104,7 +104,7 @@ def _overview(static: StaticCompute) -> list[Block]:
 
 
 def _given(static: StaticCompute) -> set[str]:
-    """Quantities that some source gives; for the others an unknown would be no news."""
+    """Return the quantities that some source gives. The others are left out rather than shown as unknown."""
     given = {metric for said in static.sources.values() for metric in said}
     return {name for name, shown in SHOWN.items() if given.issuperset(shown.of)}
 
@@ -188,12 +188,12 @@ def _put_in(call: InvocationCompute, formula: FormulaText, metric: str) -> Prose
 
 
 def whole_title(whole: WholeModel) -> str:
-    """How its numbers came about."""
+    """Return the title of the section on the whole model: extrapolated, or by formulas."""
     return WORKED_OUT if whole.times else EVALUATED
 
 
 def stack_sentences(whole: WholeModel) -> list[str]:
-    """A sentence for each stack of layers: how many were counted, what they stand for, what it was checked with.
+    """Return a sentence for each stack of layers: how many were counted, what they stand for, and the check.
 
     Another where all layers were not run beside.
     """
@@ -206,13 +206,13 @@ def stack_sentences(whole: WholeModel) -> list[str]:
 
 
 def _join_counts(times: tuple[int, ...]) -> str:
-    """``1, 1 and 30`` layers."""
+    """Join counts of layers: ``1, 1 and 30``."""
     *first, last = map(str, times)
     return f"{', '.join(first)} and {last}" if first else last
 
 
 def whole_rows(whole: WholeModel, *, digits: bool) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Headings, and a row for each stage and for all: metrics with a column of their own, ``?`` where not known."""
+    """Return headings and a row per stage and for the total: metrics with their own column, ``?`` if unknown."""
     shown = [(m, i) for m, i in METRICS.items() if i.column and m in whole.totals.keys() | whole.left_out.keys()]
     rows = [
         (
@@ -228,7 +228,7 @@ def whole_rows(whole: WholeModel, *, digits: bool) -> tuple[tuple[str, ...], lis
 
 
 def unknown_sentences(whole: WholeModel) -> list[str]:
-    """Quantities of the whole model that are not known, with the reason; equal reasons in one line."""
+    """Return the unknown quantities of the whole model with the reasons; equal reasons share a line."""
     reasons: dict[str, list[str]] = {}
     for metric in METRICS:
         if metric in whole.left_out:

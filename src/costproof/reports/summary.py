@@ -1,4 +1,4 @@
-"""The table that ``costproof report`` prints."""
+"""Print the table of ``costproof report``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from costproof.compare.verdict import next_step
 from costproof.ledger.plural import plural
 from costproof.ledger.run import ALL_SOURCES
 from costproof.ledger.workload import counted_line
-from costproof.reports.modules_text import short_table
+from costproof.reports.modules import short_table
 from costproof.reports.screen import align_table, print_line, print_table, table_fits
 from costproof.reports.static import (
     CONVENTION,
@@ -79,7 +79,7 @@ def print_summary(console: Console, report: Report) -> None:
 
 
 def _open(found: Discrepancy) -> list[str]:
-    """What is left over, and why the result is incomplete."""
+    """Return the open findings and the reasons why the result is incomplete."""
     bad = open_findings(found)
     lines = [
         f"{f.id}: residual {exact(f.residual)}" + (f" = {f.error_expression} per module" if f.error_expression else "")
@@ -92,14 +92,14 @@ def _open(found: Discrepancy) -> list[str]:
 
 
 def _notes(found: Discrepancy) -> list[str]:
-    """What the sources say about how they counted: a class without its head, parts that nothing reached."""
+    """Return the notes of the sources on how they counted: a missing head, parts that never ran."""
     said = list(dict.fromkeys(note for _, covered in sorted(found.coverage.items()) for note in covered.notes))
     more = [f"and {plural(len(said) - _MAX_NOTES, 'more note')} in discrepancy.md"] if len(said) > _MAX_NOTES else []
     return [*said[:_MAX_NOTES], *more]
 
 
 def _rows(report: Report, *, digits: bool) -> tuple[tuple[str, ...], list[tuple[str | Text, ...]]]:
-    """Headings and rows with all digits; or with rounded numbers, and then the sources say what the FLOPs are."""
+    """Return headings and rows with exact numbers, or with rounded ones for narrow terminals."""
     from rich.text import Text
 
     static, compared = report.figures, report.discrepancy
@@ -121,16 +121,16 @@ def _rows(report: Report, *, digits: bool) -> tuple[tuple[str, ...], list[tuple[
 
 
 def _status(found: Discrepancy, stage: StageCompute) -> str:
-    """A stage that does not run at this workload is called so, unless something is wrong with it."""
+    """Return the status of a stage; ``not-executed`` if it does not run at this workload and nothing is wrong."""
     words = stage_words(found, stage.id)
     return words if stage.invocations or _word(words) not in GOOD else "not-executed"
 
 
 def _word(status: str) -> str:
-    """The status without the metrics that have it."""
+    """Return the status without the metrics that have it."""
     return status.partition(" ")[0]
 
 
 def summary_text(report: Report, width: int | None = None) -> str:
-    """The summary without colour, as a file holds it."""
+    """Return the summary without color, as a file contains it."""
     return print_plain(lambda console: print_summary(console, report), width)

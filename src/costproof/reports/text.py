@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 _UNBOUNDED: Final = 100_000
-"""Columns of a file."""
+"""Width of a file, practically unlimited."""
 _STYLES: Final = {
     **dict.fromkeys(("exact", "explained", "right", "same", "passed", "proved"), "green"),
     **dict.fromkeys(("unexplained", "refuted", "over", "failed", "silent"), "bold red"),
@@ -39,7 +39,7 @@ _STYLES: Final = {
     "": "",
     "not-executed": "",
 }
-"""Status or verdict -> how a terminal shows it."""
+"""Status or verdict -> rich style."""
 
 
 class TextPrinter:

@@ -88,10 +88,10 @@ def count_sources(run: Prepared, progress: Progress = silent) -> Report:
         Incomplete: every source failed.
     """
     with count_lock(), cache_enabled(not run.no_cache):
-        return _counted(run, progress)
+        return _count_all(run, progress)
 
 
-def _counted(run: Prepared, progress: Progress) -> Report:
+def _count_all(run: Prepared, progress: Progress) -> Report:
     target, workload = run.target, run.workload
     missing = lacking(target, run.sources)
     sources = [s for s in run.sources if s not in missing]
@@ -112,14 +112,14 @@ def _counted(run: Prepared, progress: Progress) -> Report:
             continue
         progress(source, 0, 1)
         if source == "static" and together:
-            found |= _source("static and dynamic", partial(_static_and_dynamic, run, _phases(progress)))
+            found |= _run_source("static and dynamic", partial(_static_and_dynamic, run, _phases(progress)))
         else:
-            found[source] = _tried(source, partial(_one, run, source, _within(source, progress)))
+            found[source] = _try_source(source, partial(_count_with, run, source, _within(source, progress)))
         progress(source, 1, 1)
     failed = {source: result for source, result in found.items() if isinstance(result, Incomplete)}
     found = {source: result for source, result in found.items() if source not in failed}
     if failed and not found:
-        raise _unfit(run) or _all_failed(failed)
+        raise _input_error(run) or _all_failed_error(failed)
     missing |= {source: FAILED + error.line for source, error in failed.items()}
     dynamic: DynamicResult | None = found.get("dynamic")
     followed = dynamic is not None and dynamic.by_values
@@ -132,7 +132,7 @@ def _counted(run: Prepared, progress: Progress) -> Report:
     if checkpoint is not None:
         ledgers["checkpoint"] = checkpoint
     info, calls = target.info(), target.invocations(workload)
-    kept = _called(info.stages, calls, ledgers.values())
+    kept = _called_stages(info.stages, calls, ledgers.values())
     if kept != info.stages:
         info = replace(info, stages=kept)
         ledgers = {source: _of_stages(ledger, kept) for source, ledger in ledgers.items()}
@@ -167,7 +167,7 @@ def _counted(run: Prepared, progress: Progress) -> Report:
     return Report(capture, profile, dynamic.chrome_trace)
 
 
-def _called(stages: tuple[str, ...], calls: Iterable[Invocation], ledgers: Iterable[Ledger]) -> tuple[str, ...]:
+def _called_stages(stages: tuple[str, ...], calls: Iterable[Invocation], ledgers: Iterable[Ledger]) -> tuple[str, ...]:
     """Return the stages that are called or have modules of their own, which leaves out decode of no steps."""
     called = {call.stage for call in calls}
     modules: dict[str, set[str]] = {}
@@ -182,7 +182,7 @@ def _of_stages(ledger: Ledger, stages: tuple[str, ...]) -> Ledger:
     return replace(ledger, nodes=kept, stages=tuple(s for s in ledger.stages if s in stages))
 
 
-def _unfit(run: Prepared) -> Incomplete | None:
+def _input_error(run: Prepared) -> Incomplete | None:
     """Return the error with which the model refuses its inputs, if that is why no source can count it."""
     with suppress(Exception):  # code of other packages; the reasons of the sources are there already
         if isinstance(run.target, Runnable):
@@ -195,7 +195,7 @@ def _unfit(run: Prepared) -> Incomplete | None:
     return None
 
 
-def _all_failed(failed: Mapping[str, Incomplete]) -> Incomplete:
+def _all_failed_error(failed: Mapping[str, Incomplete]) -> Incomplete:
     """Return one error for all sources, since each of them may have the helpful reason."""
     first, *others = failed.values()
     if not others:
@@ -213,7 +213,7 @@ def _stage_flops(forwards: Mapping[str, Iterable[CostNode]]) -> dict[str, int | 
     return {place: total(found, "flops") for place, found in places.items()}
 
 
-def _one(run: Prepared, source: str, progress: Progress) -> Any:
+def _count_with(run: Prepared, source: str, progress: Progress) -> Any:
     """Count with one source. The target supports it: :func:`lacking` was asked before."""
     if source == "analytic":
         return evaluate_formulas(cast(WithFormulas, run.target), run.workload)
@@ -226,10 +226,10 @@ def _static_and_dynamic(run: Prepared, progress: Progress) -> dict[str, Any]:
     return {"static": traced.static, "dynamic": traced.dynamic}
 
 
-def _tried(name: str, run: Callable[[], T]) -> T | Incomplete:
+def _try_source(name: str, run: Callable[[], T]) -> T | Incomplete:
     """Run a source, and return its result, or the error if it is incomplete."""
     try:
-        return _source(name, run)
+        return _run_source(name, run)
     except Incomplete as error:
         return error
 
@@ -244,7 +244,7 @@ def _phases(progress: Progress) -> Progress:
     return lambda step, done, total: progress(step.partition(":")[0], done, total)
 
 
-def _source(name: str, run: Callable[[], T]) -> T:
+def _run_source(name: str, run: Callable[[], T]) -> T:
     """Run a tracer, and turn any exception of foreign code into the error of a failed source."""
     try:
         return run()

@@ -55,7 +55,7 @@ def check(
             has no formulas.
     """
     path = Path(claims)
-    _in_order(path, target)
+    _check_order(path, target)
     said = read_claims(path)
     named = target.target if isinstance(target, RunRequest) else target
     if said.target and named and said.target != named and read_address(named).kind == "name":
@@ -71,10 +71,10 @@ def check(
         raise refused
     given = {k: v for k, v in choices.items() if v is not None and v is not False and v != ()}
     if capture is not None:
-        proved = _proved(Path(capture), name, given)
+        proved = _read_agreed_capture(Path(capture), name, given)
         return judge_claims(said, proved, mistakes_of(proved.target.name), truth="a capture whose sources agree",
-                            runs=_runs(said, proved, target_of(fold_capture(proved))))  # fmt: skip
-    base = target if isinstance(target, RunRequest) else _named(said, name)
+                            runs=_workload_family(said, proved, target_of(fold_capture(proved))))  # fmt: skip
+    base = target if isinstance(target, RunRequest) else _request_of(said, name)
     asked = request(request(base, **given), sources=("analytic",))
     truth = "the formulas of the target, not compared with a graph in this run"
     with count_lock(asked.rules):
@@ -87,23 +87,23 @@ def check(
         if any(c.metric in PEAK_METRICS for c in said.claims):
             counted = replace(counted, peaks=measure_peaks(prepared.target, prepared.workload, progress))
             truth += "; peaks by its exported graph and by its modules as written"
-        runs = _runs(said, counted, prepared.target)
+        runs = _workload_family(said, counted, prepared.target)
         return judge_claims(said, counted, mistakes_of(counted.target.name), truth=truth, runs=runs)
 
 
-def _runs(claims: ClaimsFile, counted: Capture, target: Target | None) -> WorkloadFamily | None:
+def _workload_family(claims: ClaimsFile, counted: Capture, target: Target | None) -> WorkloadFamily | None:
     """Return the other runs of a target, if a claim has a formula and the target has formulas."""
     asked = any(isinstance(c.value, Formula) for c in claims.claims)
     return WorkloadFamily(fold_capture(counted), target) if asked and isinstance(target, WithKeys) else None
 
 
-def _named(claims: ClaimsFile, target: str) -> RunRequest:
+def _request_of(claims: ClaimsFile, target: str) -> RunRequest:
     """Return the run that a claims file names."""
     workload = {key.replace("-", "_"): value for key, value in claims.workload.items()}
     return request(target, place=lambda name: f"$.workload.{name}", **workload)
 
 
-def _in_order(path: Path, target: object) -> None:
+def _check_order(path: Path, target: object) -> None:
     if isinstance(target, str) and not path.exists() and str(path) in TARGETS.all() and Path(target).is_file():
         raise BadInput(
             "the claims file comes first", where="costproof check", expected="CLAIMS TARGET", got=f"{path} {target}",
@@ -111,7 +111,7 @@ def _in_order(path: Path, target: object) -> None:
         )  # fmt: skip
 
 
-def _proved(path: Path, target: str, choices: Mapping[str, Any]) -> Capture:
+def _read_agreed_capture(path: Path, target: str, choices: Mapping[str, Any]) -> Capture:
     if choices:
         raise BadInput(
             "a capture has its own configuration and workload", where=", ".join(sorted(choices)),

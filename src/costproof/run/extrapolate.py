@@ -49,26 +49,26 @@ def whole_model(
     times, beyond = dict(stretch.times), dict(more.times)
     checked = {path: len(beyond[path]) if path in beyond else sum(t) for path, t in times.items()}
     if idle := sorted(path for path, layers in checked.items() if layers == len(times[path])):
-        return _unknown(times, checked, f"the second count has as many layers in {idle[0]} as the first")
+        return _unknown_model(times, checked, f"the second count has as many layers in {idle[0]} as the first")
     progress("whole model", 0, 1)
     try:
         second = count(replace(run, target=deeper))
     except Incomplete as error:
-        return _unknown(times, checked, error.line)
+        return _unknown_model(times, checked, error.line)
     progress("whole model", 1, 1)
     pairs = [
-        (_scaled(capture.by_source[source], stretch), _scaled(second.by_source[source], more))
+        (_scale(capture.by_source[source], stretch), _scale(second.by_source[source], more))
         for source in ALL_SOURCES
         if source in capture.by_source and source in second.by_source
     ]
     if not pairs:
-        return _unknown(times, checked, "the two counts have no source in common")
+        return _unknown_model(times, checked, "the two counts have no source in common")
     stages: dict[str, dict[Metric, int]] = {stage: {} for stage in capture.target.stages}
     totals: dict[Metric, int] = {}
     left: dict[Metric, str] = {}
     for metric in METRICS:
         for stage, costs in ((None, totals), *reversed(stages.items())):
-            said = _said([p for p in pairs if provides(p[0], metric, stage)], metric, stage)
+            said = _agreed_total([p for p in pairs if provides(p[0], metric, stage)], metric, stage)
             if isinstance(said, int):
                 costs[metric] = said
             elif said:
@@ -126,11 +126,11 @@ def _all_layers(target: Truncatable, workload: Workload, stretch: Truncation) ->
     return {}, refused[0]
 
 
-def _unknown(times: dict[str, tuple[int, ...]], checked: dict[str, int], why: str) -> WholeModel:
+def _unknown_model(times: dict[str, tuple[int, ...]], checked: dict[str, int], why: str) -> WholeModel:
     return WholeModel(times, checked, {}, {}, dict.fromkeys(METRICS, why))
 
 
-def _scaled(ledger: Ledger, stretch: Truncation) -> Ledger:
+def _scale(ledger: Ledger, stretch: Truncation) -> Ledger:
     """Multiply each node by the number of layers that it represents."""
 
     def scaled(node: CostNode) -> CostNode:
@@ -141,7 +141,7 @@ def _scaled(ledger: Ledger, stretch: Truncation) -> Ledger:
     return replace(ledger, nodes=tuple(map(scaled, ledger.nodes)))
 
 
-def _said(pairs: Sequence[tuple[Ledger, Ledger]], metric: Metric, stage: str | None) -> int | str:
+def _agreed_total(pairs: Sequence[tuple[Ledger, Ledger]], metric: Metric, stage: str | None) -> int | str:
     """Return the total on which both counts of every source agree, or why there is none; empty without counts."""
     said = [tuple(value(ledger, metric, stage) for ledger in pair) for pair in pairs]
     known = {number for pair in said for number in pair}

@@ -63,7 +63,7 @@ def fits(
         Incomplete: no source counts weights, caches and activations.
     """
     device = on if on is None or isinstance(on, Device) else machine(on)
-    room = _room(device, memory)
+    room = _memory_limit(device, memory)
     check_counted(rules, trust_remote_code, target)
     read = read_operand(target, config, rules=rules, trust_remote_code=trust_remote_code)
     side = read.baseline
@@ -134,7 +134,7 @@ def _peaks(calls: Iterable[CallPeaks], stage: str) -> tuple[int | None, int | No
     return max(made, default=None), whole
 
 
-def _room(device: Device | None, memory: int | str | None) -> int:
+def _memory_limit(device: Device | None, memory: int | str | None) -> int:
     if isinstance(memory, str):
         return parse_size(memory, "--memory")
     if memory is not None:
@@ -159,7 +159,7 @@ def _limits(
         for what, sums in held.items():
             grow = [terms for terms in sums if of.depends(terms)]
             if grow:
-                found = min((of.first(terms, (), room - weights) for terms in grow), key=_first)
+                found = min((of.first(terms, (), room - weights) for terms in grow), key=_report_order)
                 if what == "weights and graph peak":
                     found = _where_graphs_hold(found, of, peaks)
                 places = found.places(of.own)
@@ -167,7 +167,7 @@ def _limits(
                 yield MemoryLimit(setting, what, found.outcome, found.at, points, found.why)
 
 
-def _known(of: SettingCurve, peaks: Iterable[CallPeaks]) -> Iterator[CallPeaks]:
+def _symbolic_peaks(of: SettingCurve, peaks: Iterable[CallPeaks]) -> Iterator[CallPeaks]:
     """Yield the calls whose graph peak is an expression of symbols of the run."""
     sizes = of.sizes(of.own)
     for call in peaks:
@@ -178,7 +178,7 @@ def _known(of: SettingCurve, peaks: Iterable[CallPeaks]) -> Iterator[CallPeaks]:
 
 def _moments(of: SettingCurve, peaks: Iterable[CallPeaks]) -> Iterator[FormulaSum]:
     """Yield the live bytes at each moment of the graph peaks that are known as expressions, arguments subtracted."""
-    for call in _known(of, peaks):
+    for call in _symbolic_peaks(of, peaks):
         peak, given = parse(call.form), parse(call.given or "0")
         for moment in peak.args if peak.func == FUNCTIONS["Max"] else (peak,):
             yield (CallTerm(text(moment - given), call.stage, call.invocation),)
@@ -197,13 +197,13 @@ def _where_graphs_hold(found: Threshold, of: SettingCurve, peaks: Iterable[CallP
             return Threshold("not solved", None, f"a graph in symbols need not be that of {of.setting} 1")
         if of.regime(at) is not of.regime(of.own):
             return Threshold("not solved", None, f"other formulas hold at {of.setting} {at:,}, and maybe another graph")
-        for call in _known(of, peaks):
+        for call in _symbolic_peaks(of, peaks):
             for source in call.holds:
                 if of.value(at, (CallTerm(source, call.stage, call.invocation),)) < 0:
                     return Threshold("not solved", None, f"the graph of {call.stage} holds only where {source} >= 0")
     return found
 
 
-def _first(found: Threshold) -> tuple[int, int]:
+def _report_order(found: Threshold) -> tuple[int, int]:
     """Return the sort key of a threshold, to report the first of several: unsolved ones, then the smallest value."""
     return ({"not solved": 0, "from": 1, "refused": 1, "never": 2}[found.outcome], found.at or 0)

@@ -71,10 +71,10 @@ def measure(
     if asked.run.device == "meta":
         asked = request(asked, run="cpu")
     with count_lock(asked.rules):
-        return _measured(asked, on, math, predict, progress)
+        return _measure(asked, on, math, predict, progress)
 
 
-def _measured(
+def _measure(
     asked: RunRequest, on: str | os.PathLike[str] | Device | None, math: str | None, predict: bool, progress: Progress
 ) -> Measurement:
     count = asked.run.profile or TIMES
@@ -100,7 +100,7 @@ def _measured(
     from costproof.tracers.timing import clock_of, time_modules, time_stages
 
     counted = dynamic_ledger(model, workload, progress)
-    forwards, routed = counted.forwards, _routed(counted.ledger)
+    forwards, routed = counted.forwards, _routed_experts(counted.ledger)
     runs = model.runs(model.build_run(workload, progress).model, workload)
     clock, threads = clock_of(where)
     times: dict[TimePlace, Timing | None]
@@ -141,7 +141,7 @@ def _measured(
     )  # fmt: skip
 
 
-def _routed(ledger: Ledger) -> dict[str, int]:
+def _routed_experts(ledger: Ledger) -> dict[str, int]:
     """Return module of routed experts -> bytes of the weights that one token passes, the least that a call reads."""
     found = {}
     for node in ledger.nodes:

@@ -75,7 +75,7 @@ def _in_git(text: str) -> bytes:
     return _git("blob", text)
 
 
-_NONE: Final = (b"not a git repository", b"Not a valid object name")
+_MISSING: Final = (b"not a git repository", b"Not a valid object name")
 """Messages of git for a missing object. It may refuse to look into a folder of another user."""
 
 
@@ -87,20 +87,20 @@ def is_revision(name: str) -> bool:
     """
     if name.startswith("-") or which("git") is None:
         return False
-    done = _asked("-t", name)
-    return done.returncode == 0 or not any(said in done.stderr for said in _NONE)
+    done = _run_git("-t", name)
+    return done.returncode == 0 or not any(said in done.stderr for said in _MISSING)
 
 
 def _git(what: str, name: str) -> bytes:
     """Return the output of ``git cat-file`` for an object; objects that are not in the clone are not downloaded."""
-    done = _asked(what, name)
+    done = _run_git(what, name)
     if done.returncode:
         said = done.stderr.decode("utf-8", "replace").strip().splitlines()
         raise BadInput("git does not have this file", where=name, got=said[0][:200] if said else None)
     return done.stdout
 
 
-def _asked(what: str, name: str) -> subprocess.CompletedProcess[bytes]:
+def _run_git(what: str, name: str) -> subprocess.CompletedProcess[bytes]:
     # A clone without all of its objects asks its remote for them, by the program that its own configuration names.
     environment = {**os.environ, "GIT_ALLOW_PROTOCOL": "none", "GIT_NO_LAZY_FETCH": "1", "LC_ALL": "C"}
     command = ["git", "cat-file", what, name]

@@ -71,7 +71,7 @@ def read_operand(
     text = os.fspath(given)
     if names_target(text):
         with count_lock(rules):
-            return _counted(text, config, trust_remote_code, by_graph)
+            return _count_target(text, config, trust_remote_code, by_graph)
     if config is not None:
         raise BadInput("only a target takes a configuration file", where=text, got=os.fspath(config))
     baseline, peaks = file_at(text)
@@ -175,18 +175,18 @@ def target_with_settings(
     return target, build_workload(target, asked.workload)
 
 
-def _counted(text: str, config: str | os.PathLike[str] | None, trusted: bool, by_graph: bool) -> Operand:
+def _count_target(text: str, config: str | os.PathLike[str] | None, trusted: bool, by_graph: bool) -> Operand:
     """Evaluate a target by its formulas, or export it if it has none."""
     target, work = target_with_settings(text, config, trusted=trusted)
     if by_graph or not isinstance(target, WithKeys):
-        return _exported(target, work)
+        return _export_target(target, work)
     ledgers = (evaluate_formulas(target, work),)
     calls = target.invocations(work)
     found = Capture(target.conventions(work), target.info(), work, environment(), calls, ledgers)
     return Operand(fold_capture(found), target, counted=True)
 
 
-def _exported(target: Target, work: Workload) -> Operand:
+def _export_target(target: Target, work: Workload) -> Operand:
     from costproof.run.capture import count_sources  # loads the tracers
     from costproof.run.prepare import Prepared
 

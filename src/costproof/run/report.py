@@ -29,7 +29,7 @@ def capture(target: str | RunRequest, *, progress: Progress = silent, **choices:
         BadInput: target, configuration, workload or sources are invalid.
         Incomplete: a source failed.
     """
-    return _counted(request(target, **choices), progress).capture
+    return _count(request(target, **choices), progress).capture
 
 
 def report(
@@ -43,7 +43,7 @@ def report(
     if out is not None:
         check_report_folder(Path(out))
     asked = request(target, **choices)
-    found = _counted(asked, progress)
+    found = _count(asked, progress)
     progress("compare", 0, 1)
     found.discrepancy  # noqa: B018  (computed here, so that the phase is the comparison's)
     progress("compare", 1, 1)
@@ -52,7 +52,7 @@ def report(
     return found
 
 
-def _counted(asked: RunRequest, progress: Progress) -> Report:
+def _count(asked: RunRequest, progress: Progress) -> Report:
     with count_lock(asked.rules):
         progress("load", 0, 1)
         prepared = prepare(asked)

@@ -137,14 +137,14 @@ def request_from(
     """Return the request of a document that is already parsed; as :func:`read_request`."""
     if not isinstance(data, dict):
         raise BadInput("not a request file", where=f"$ in {where}", expected="a map with target, workload, …")
-    problems: list[CostproofError] = [_unknown(f"$.{key[:60]}", key, _KEYS) for key in data if key not in _KEYS]
-    sections = {key: _map(data.get(key, {}), f"$.{key}", problems) for key in ("run", "workload", *VERBS)}
+    problems: list[CostproofError] = [_unknown_key(f"$.{key[:60]}", key, _KEYS) for key in data if key not in _KEYS]
+    sections = {key: _section(data.get(key, {}), f"$.{key}", problems) for key in ("run", "workload", *VERBS)}
     found: dict[str, tuple[str, YamlValue]] = {key: (f"$.{key}", data[key]) for key in _SINGLE if key in data}
     for key, value in sections["run"].items():
         if key in _RUN:
             found[_RUN[key]] = f"$.run.{key}", value
         else:
-            problems.append(_unknown(f"$.run.{key[:60]}", key, _RUN))
+            problems.append(_unknown_key(f"$.run.{key[:60]}", key, _RUN))
     choices: dict[str, Any] = {}
     if "name" in sections["workload"]:
         choices["workload"] = _workload(sections["workload"], problems)
@@ -152,16 +152,16 @@ def request_from(
         found |= {key: (f"$.workload.{key}", value) for key, value in sections["workload"].items()}
     for name, (place, value) in found.items():
         with collect_problems(problems):
-            choices[name] = _typed(name, value, place)
+            choices[name] = _typed_value(name, value, place)
     for verb in VERBS:
         choices[verb] = {}
         for key, value in sections[verb].items():
             with collect_problems(problems):
-                choices[verb][key] = _typed(key, value, f"$.{verb}.{key}")
+                choices[verb][key] = _typed_value(key, value, f"$.{verb}.{key}")
     named = data.get("target", "")
     if not isinstance(named, str):
         problems.append(BadInput("this is a short text", where="$.target"))
-    own = named if isinstance(named, str) and not _nothing(named) else None
+    own = named if isinstance(named, str) and not _is_null(named) else None
     given = {"target": target, "rules": rules, "trust_remote_code": trust_remote_code}
     with collect_problems(problems):
         problems += refused_code({**choices, "target": own}, given, where)
@@ -178,16 +178,16 @@ def request_from(
     return made
 
 
-def _map(given: YamlValue, where: str, problems: list[CostproofError]) -> dict[str, YamlValue]:
+def _section(given: YamlValue, where: str, problems: list[CostproofError]) -> dict[str, YamlValue]:
     """Return the keys of a section that have a value."""
     if isinstance(given, dict):
-        return {key: value for key, value in given.items() if not _nothing(value)}
+        return {key: value for key, value in given.items() if not _is_null(value)}
     problems.append(BadInput("this is a map", where=where))
     return {}
 
 
-def _typed(name: str, value: Any, where: str) -> Any:
-    if _nothing(value):
+def _typed_value(name: str, value: Any, where: str) -> Any:
+    if _is_null(value):
         return None
     if name in LISTS:
         items = [value] if isinstance(value, str) else value
@@ -223,11 +223,11 @@ def _workload(data: dict[str, YamlValue], problems: list[CostproofError]) -> Wor
         return None
 
 
-def _unknown(where: str, key: str, known: Iterable[str]) -> BadInput:
+def _unknown_key(where: str, key: str, known: Iterable[str]) -> BadInput:
     return BadInput("unknown key", where=where, expected="one of " + ", ".join(known), fix=did_you_mean(key, known))
 
 
-def _nothing(value: YamlValue) -> bool:
+def _is_null(value: YamlValue) -> bool:
     """Return whether a scalar, which is always read as a text, is one of YAML's spellings of null."""
     return value in ("", "null", "~")
 
@@ -237,7 +237,7 @@ def _with_none(value: YamlValue) -> Any:
         return {k: _with_none(v) for k, v in value.items()}
     if isinstance(value, list):
         return [_with_none(v) for v in value]
-    return None if _nothing(value) else value
+    return None if _is_null(value) else value
 
 
 def _plain(value: Any) -> Any:

@@ -106,17 +106,17 @@ def request_schema() -> dict[str, Any]:
     own: dict[str, Any] = {
         "target": {"type": "string"},
         "config": SCALAR,
-        "workload": {"type": "object", "properties": _described(workload)},
-        "run": {"type": "object", "properties": _described(options), "additionalProperties": False},
+        "workload": {"type": "object", "properties": _with_descriptions(workload)},
+        "run": {"type": "object", "properties": _with_descriptions(options), "additionalProperties": False},
         **texts,
         **{name: _word(True, False, "true", "false") for name in SWITCHES},
         **{name: {"type": "object"} for name in VERBS},
     }
-    properties = _described({name: own[name] for name in own if name in names})
+    properties = _with_descriptions({name: own[name] for name in own if name in names})
     return form_schema("request.yaml", {"type": "object", "properties": properties, "additionalProperties": False})
 
 
-def _described(properties: dict[str, Any]) -> dict[str, Any]:
+def _with_descriptions(properties: dict[str, Any]) -> dict[str, Any]:
     """Add the description of each key, and accept null as its default."""
     return {
         name: ({"anyOf": [schema, _NOTHING]} if schema.get("type") != "object" else schema)

@@ -122,14 +122,14 @@ def write(sweep: SweepPoints, path: Path, progress: Progress = silent) -> Tally:
                 return stream(sweep, lambda text: out.write(text.encode()))
         if pipe:
             with scratch() as folder:
-                tally, whole = _joined(sweep, kind, folder, progress)
+                tally, whole = _write_parts(sweep, kind, folder, progress)
                 write_named(path, whole)
             return tally
         file = resolve_named(path)
         check_replaceable(file)  # not only when all points are evaluated
         folder = _parts_folder(file)
         with own_parts_folder(folder, busy="another sweep is being written to this file"):
-            tally, whole = _joined(sweep, kind, folder, progress)
+            tally, whole = _write_parts(sweep, kind, folder, progress)
             write_texts({file: whole})
             remove_parts(folder, _PART)
     except OSError as error:
@@ -144,13 +144,13 @@ def _parts_folder(file: Path) -> Path:
     return file.with_name(name)
 
 
-def _joined(sweep: SweepPoints, kind: str, folder: Path, progress: Progress) -> tuple[Tally, Path]:
+def _write_parts(sweep: SweepPoints, kind: str, folder: Path, progress: Progress) -> tuple[Tally, Path]:
     """Compute the missing parts, and join all parts to one file in their folder."""
     writer = _WRITERS[kind]
     known = sha256(f"{kind} {identity(sweep)}".encode()).hexdigest()
-    tally, done = Tally(), _begun(folder, known)
+    tally, done = Tally(), _resume(folder, known)
     for part_file in done:
-        tally.add(**(_kept(part_file, known) or {}))
+        tally.add(**(_saved_tally(part_file, known) or {}))
     progress("points", tally.points, len(sweep))
     for number, part in enumerate(sweep.parts(skip=len(done)), len(done)):
         done.append(_part(folder, known, number))
@@ -173,7 +173,7 @@ def _part(folder: Path, known: str, number: int) -> Path:
     return folder / f"{known[:12]}-{number:08d}.part"
 
 
-def _kept(part: Path, known: str) -> dict[str, Any] | None:
+def _saved_tally(part: Path, known: str) -> dict[str, Any] | None:
     """Return the saved tally of a part, or ``None`` if the part is missing or damaged."""
     try:
         found = json.loads(part.with_suffix(".json").read_bytes())
@@ -191,10 +191,10 @@ def _digest(part: Path, said: Mapping[str, Any]) -> str:
     return found.hexdigest()
 
 
-def _begun(folder: Path, known: str) -> list[Path]:
+def _resume(folder: Path, known: str) -> list[Path]:
     """Return the intact parts of this sweep, and remove all other files."""
     done: list[Path] = []
-    while _kept(part := _part(folder, known, len(done)), known) is not None:
+    while _saved_tally(part := _part(folder, known, len(done)), known) is not None:
         done.append(part)
     kept = {p.with_suffix(end).name for p in done for end in (".part", ".json")}
     remove_files(folder, _PART, kept)

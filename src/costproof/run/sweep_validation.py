@@ -72,14 +72,16 @@ def validate(
     require("trace", "validating a sweep")
     import joblib
 
-    drawn = list(_drawn(sweep, points, random.Random(f"costproof:{seed}")))
+    drawn = list(_draw_points(sweep, points, random.Random(f"costproof:{seed}")))
     work = [
-        joblib.delayed(with_rules_in_force(_counted))(*sweep.points.run(place, numbers), dict(point), sweep.cells, sure)
+        joblib.delayed(with_rules_in_force(_validate_point))(
+            *sweep.points.run(place, numbers), dict(point), sweep.cells, sure
+        )
         for place, numbers, point, sure in drawn
     ]
     progress("validate", 0, len(work))
     with ExitStack() as stack:
-        stack.enter_context(_on(cluster))
+        stack.enter_context(_joblib_backend(cluster))
         how = {"n_jobs": jobs} if cluster is None else {}
         found: list[ValidatedPoint] = []
         # Dask's backend gives all results at once.
@@ -89,7 +91,7 @@ def validate(
     return tuple(found)
 
 
-def _on(cluster: str | None) -> AbstractContextManager[Any]:
+def _joblib_backend(cluster: str | None) -> AbstractContextManager[Any]:
     """Return a context in which joblib uses the cluster, if any."""
     if cluster is None:
         return nullcontext()
@@ -110,7 +112,7 @@ def _on(cluster: str | None) -> AbstractContextManager[Any]:
     return stack
 
 
-def _drawn(
+def _draw_points(
     sweep: SweepPoints, points: int, rng: random.Random
 ) -> Iterator[tuple[PointChoices, dict[str, int], dict[str, Any], dict[CostCell, int]]]:
     """Yield distinct random points that are valid, with the numbers of the sweep."""
@@ -147,7 +149,7 @@ def _drawn(
         yield place, numbers, {n: names[n] for n in sweep.names if n in names}, shape.at(sweep.cells, numbers)
 
 
-def _counted(
+def _validate_point(
     target: WithKeys, workload: Workload, point: dict[str, Any], cells: tuple[CostCell, ...], sure: dict[CostCell, int]
 ) -> ValidatedPoint:
     """Count a point in the current process, and compare it with the sweep."""

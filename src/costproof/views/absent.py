@@ -1,4 +1,4 @@
-"""What a capture was made without."""
+"""Define the error for an output whose data the capture lacks."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from costproof.ledger.errors import Incomplete
 
 
 class Absent(Incomplete):
-    """An output has no data in this capture. A folder of reports leaves it out; who asks for it by name is told."""
+    """Raised if a capture lacks the data for an output. A folder of reports then omits that file."""
 
 
 def sources(capture: Capture) -> str:
-    """``sources analytic, static``, for a message."""
+    """Return the sources of a capture for a message: ``sources analytic, static``."""
     return "sources " + (", ".join(x.source for x in capture.ledgers) or "none")
 
 
 def callgraph_of(capture: Capture) -> CallGraph:
-    """The callgraph of a capture.
+    """Return the callgraph of a capture.
 
     Raises:
         Absent: the capture was made without the dynamic source.

@@ -1,4 +1,4 @@
-"""``callgraph.json``: what the dynamic run called, how often, on which shapes."""
+"""Read and build ``callgraph.json``: the calls of the dynamic run with counts and shapes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CALLGRAPH: Final = FileKind(name="costproof/callgraph", version=(2, 3), type=Cal
 _MAKE_AGAIN: Final = "costproof render CAPTURE -f callgraph-json"
 
 Drawable: TypeAlias = Capture | CallGraph
-"""What a picture can be drawn of: the less it knows of the run, the fewer numbers stand beside its calls."""
+"""Inputs of pictures. A callgraph without ledgers gives pictures without costs."""
 
 
 def read_drawable(path: Path) -> Drawable:
@@ -51,7 +51,7 @@ def read_drawable(path: Path) -> Drawable:
 
 
 def callgraph_file(capture: Capture) -> CallGraphFile:
-    """The callgraph of a capture under the common header.
+    """Return the callgraph of a capture under the common header.
 
     Raises:
         Absent: the capture was made without the dynamic source.

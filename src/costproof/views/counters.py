@@ -1,4 +1,4 @@
-"""Third-party counters and numbers of the user's own beside the truth, as data."""
+"""Define the comparison of third-party counters and the user's own numbers with the truth."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class OwnNumber:
 
     @property
     def settled(self) -> bool:
-        """Whether nothing is left to explain."""
+        """Return whether nothing is left to explain."""
         return self.judgement.status in ("right", "explained")
 
 
@@ -44,17 +44,17 @@ class CounterReport(NotebookRepr):
     environment: dict[str, str]
     compared: CounterComparison
     spent: dict[str, CounterUsage] = field(default_factory=dict)
-    """By counter, what it needed."""
+    """Counter -> time and memory it needed."""
     own: tuple[OwnNumber, ...] = ()
 
     def __repr__(self) -> str:
-        """One line: ``compared`` has the findings."""
+        """Return one line; ``compared`` has the findings."""
         tools = len(self.compared.tools)
         return f"CounterReport({self.target.name} at {self.workload.name}: {tools} counters)"
 
     @property
     def exit_code(self) -> int:
-        """3 if the truth or a counter failed, 1 if a difference stays unexplained, else 0."""
+        """Return 3 if the truth or a counter failed, 1 if a difference stays unexplained, else 0."""
         if self.compared.incomplete:
             return EXIT_INCOMPLETE
         open_ = any(f.residual for f in self.compared.findings)
@@ -65,7 +65,7 @@ COUNTERS: Final = FileKind(name="costproof/counters", version=(2, 3), type=Count
 
 
 def counter_report(capture: Capture, found: Discrepancy, spent: dict[str, CounterUsage]) -> CounterReport:
-    """The counters of a capture.
+    """Return the counters of a capture, compared with the truth.
 
     Raises:
         Absent: none ran.

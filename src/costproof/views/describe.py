@@ -1,4 +1,4 @@
-"""Targets, workloads, conventions and versions in words, for the head and the foot of a report."""
+"""Describe targets, workloads, conventions and versions in one line each."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ MEANING: Final[dict[tuple[str, str], str]] = {
 
 
 def workload_line(workload: Workload) -> str:
-    """The workload in one line: what the target says of its own settings, text and new tokens, batch, dtype."""
+    """Return the workload in one line: the target's own settings, text and new tokens, batch, dtype."""
     text = f"{workload.text_tokens} text tokens" if workload.text_tokens or workload.new_tokens else ""
     new = plural(workload.new_tokens, "new token") if workload.new_tokens else ""
     # The shapes of a module's own arguments say all that is known of a batch.
@@ -47,7 +47,7 @@ def workload_line(workload: Workload) -> str:
 
 
 def model_line(target: TargetInfo) -> str:
-    """The configuration in one line: ``native, changed configuration 0123456789ab (text.topk 8, published 6)``."""
+    """Return the configuration in one line: ``native, changed configuration 0123456789ab (text.topk 8)``."""
     kind = "" if target.changed is None else "changed " if target.changed else "published "
     changed = sorted((target.changed or {}).items())  # a file has them in this order too
     shown = [f"{key} {value}" for key, value in changed[:_MOST_CHANGES]]
@@ -58,7 +58,7 @@ def model_line(target: TargetInfo) -> str:
 
 
 def _unused(target: TargetInfo) -> str:
-    """What of the configuration was not used, and why: ``; keys that nothing reads: a, b``."""
+    """Return the unused keys of the configuration with the reason: ``; keys that nothing reads: a, b``."""
     found = {
         words: sorted(k for k, why in target.waived.items() if why == reason)
         for reason, words in STATED_REASONS.items()
@@ -81,7 +81,7 @@ def counted_lines(base: Side, head: Side) -> list[str]:
 
 
 def run_line(run: RunRecord | None) -> str:
-    """How the dynamic source ran, in one sentence; nothing where it ran on shapes alone."""
+    """Return how the dynamic source ran, in one sentence; empty if it ran on the meta device."""
     if run is None or not run.options.real:
         return ""
     weights = f"random weights (seed {run.options.seed})" if run.options.weights == RANDOM else run.options.weights
@@ -89,10 +89,10 @@ def run_line(run: RunRecord | None) -> str:
 
 
 def mixed_attention(conventions: Conventions) -> str:
-    """Which parts run which attention, where they differ; empty where all run the same."""
+    """Return which parts run which attention kernel; empty if all run the same."""
     return MEANING[("attention", conventions.attention)] if conventions.attention == "flash_attention_2" else ""
 
 
 def versions_line(environment: dict[str, str]) -> str:
-    """``costproof 0.1.0, python 3.12.3, torch 2.13.0``."""
+    """Return package versions: ``costproof 0.1.0, python 3.12.3, torch 2.13.0``."""
     return ", ".join(f"{name} {version}" for name, version in sorted(environment.items())) or "not recorded"

@@ -1,4 +1,4 @@
-"""Why a stage costs what it costs: formula, derivation, numbers put in, result, and the graph nodes that match."""
+"""Break a stage's cost down by formula, with inserted numbers and the matching graph nodes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from costproof.views.quantities import EXPLAINED, TOTAL, with_quantity
 
 @dataclass(frozen=True, slots=True)
 class GraphMatch:
-    """What a graph source has at the same modules."""
+    """The count of a graph source at the same modules."""
 
     source: str
     kinds: tuple[str, ...]
@@ -32,7 +32,7 @@ class GraphMatch:
 
 @dataclass(frozen=True, slots=True)
 class FormulaPart:
-    """One formula and the modules it stands for."""
+    """A formula and the modules it applies to."""
 
     modules: str
     """Pattern of module paths; ``(root)`` for the model itself."""
@@ -41,7 +41,7 @@ class FormulaPart:
     owner: str
     """Name of the layer whose formula it is."""
     formula: FormulaText
-    """Of one module."""
+    """The formula for one module."""
     numbers: dict[str, int]
     """The symbols of the formula with their values."""
     each: int | None
@@ -65,7 +65,7 @@ class ExplainedCall:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Explanation(ReportRepr):
-    """Answer to ``costproof explain``; printed, it is the text of the command."""
+    """The result of ``costproof explain``; its ``repr`` is the text of the command."""
 
     target: TargetInfo
     workload: Workload
@@ -77,7 +77,7 @@ class Explanation(ReportRepr):
     symbols: dict[str, str]
     """Symbol -> meaning, for those that occur."""
     attention: str = ""
-    """What runs as attention where, unless it is the same everywhere."""
+    """Which parts run which attention kernel; empty if all run the same."""
 
 
 def no_formulas(name: str, why: str, address: str, stage: str) -> BadInput:
@@ -164,7 +164,7 @@ def explain(
 
 
 def peaks_in(capture: Capture, stage: str) -> Peaks:
-    """The peaks of the calls of a stage, or of all, as a capture has them.
+    """Return the peaks of the calls of a stage, or of all stages, from a capture.
 
     Raises:
         BadInput: no such stage.
@@ -213,7 +213,7 @@ def _call(
 def _parts(
     capture: Capture, group: list[CostNode], metric: Metric, values: dict[str, int], graph: Capture | None
 ) -> list[FormulaPart]:
-    """One part per pattern: paths of one template that are not a full grid become several."""
+    """Return one part per pattern of module paths; paths that do not form a full grid become several parts."""
     first = group[0]
     formula = nodes_formula([first], metric, capture.target.symbols, capture.symbols)
     if formula is None:

@@ -1,4 +1,4 @@
-"""A stage's formula: the sum of its nodes' expressions, brought into a form that a person can read."""
+"""Sum the expressions of nodes into readable formulas of stages and calls."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class FormulaText:
     version: str
     """Twelve hex digits of the normal form of ``expression``: another version is another formula."""
     at_config: str
-    """With the configuration's numbers put in: symbols of the workload alone."""
+    """The expression with the configuration's numbers inserted: only symbols of the workload are left."""
     symbols: tuple[str, ...]
     """Symbols that ``at_config`` still has."""
 
@@ -39,7 +39,7 @@ class FormulaText:
 def stage_formula(
     ledger: Ledger, metric: Metric, stage: str, config: Mapping[str, int], docs: Mapping[str, SymbolDoc]
 ) -> FormulaText | None:
-    """The formula of a stage over all its invocations.
+    """Return the formula of a stage over all its invocations.
 
     Where a stage is called more than once, the workload's symbols carry the invocation's name
     (``H_global``, ``H_crops``), because each call has its own sizes.
@@ -70,7 +70,7 @@ def stage_formula(
 def nodes_formula(
     nodes: Iterable[CostNode], metric: Metric, config: Mapping[str, int], docs: Mapping[str, SymbolDoc]
 ) -> FormulaText | None:
-    """The formula of the sum over some nodes; ``None`` if none of them has an expression."""
+    """Return the formula of the sum over some nodes; None if no node has an expression."""
     check_time()
     texts = _texts(nodes, metric)
     if not texts:
@@ -85,7 +85,7 @@ def _texts(nodes: Iterable[CostNode], metric: Metric) -> tuple[tuple[str, int], 
 
 @lru_cache(maxsize=1024)
 def _sum_of(texts: tuple[tuple[str, int], ...]) -> sympy.Expr:
-    """Equal expressions are added as ``count * expression``: a model of equal layers has few different ones."""
+    """Return the sum of expressions, equal ones as ``count * expression``: equal layers have equal expressions."""
     import sympy as sp
 
     from costproof.algebra.symbols import parse
@@ -121,7 +121,7 @@ def _version(total: sympy.Expr) -> str:
 
 @lru_cache(maxsize=1024)
 def _readable(total: sympy.Expr, config: tuple[tuple[str, int], ...]) -> sympy.Expr:
-    """The configuration's numbers put in; factored where that is short, otherwise a plain sum of terms."""
+    """Return an expression with the configuration's numbers inserted; factored if short, else a sum of terms."""
     import sympy as sp
 
     from costproof.algebra.symbols import sym

@@ -1,4 +1,4 @@
-"""A DataFrame for every table. pandas is imported only here, and only when somebody asks."""
+"""Convert results to pandas DataFrames. pandas is imported only on use."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class Tabled(Protocol):
-    """A result of a verb that says itself what the rows of its table are."""
+    """A result that supplies the rows of its table."""
 
     def table_rows(self) -> Sequence[object]:
         """Return the rows: dataclasses, mappings, or texts."""
@@ -48,7 +48,7 @@ class Tabled(Protocol):
 
 @runtime_checkable
 class Framed(Protocol):
-    """A result that makes its table itself."""
+    """A result that builds its own DataFrame."""
 
     def frame(self) -> pd.DataFrame:
         """Return the table."""
@@ -118,7 +118,7 @@ def _rows(value: object) -> list[dict[str, Any]]:
 
 
 def _plain(item: object, prefix: str = "") -> dict[str, Any]:
-    """One row: nested values in columns of their own, lists of texts in one cell; functions are left out."""
+    """Return one row: nested dataclasses flattened into columns, lists of strings joined, functions left out."""
     if isinstance(item, str):
         return {prefix or "name": item}
     if isinstance(item, Mapping):
@@ -163,7 +163,7 @@ def _nodes(ledger: Ledger) -> list[dict[str, Any]]:
 
 @_rows.register
 def finding_rows(d: Discrepancy) -> list[dict[str, Any]]:
-    """One row per finding: identity, a column per source, delta, causes, residual."""
+    """Return one row per finding: identity, a column per source, delta, causes, residual."""
     sources = order(d.coverage)
     plain = ("id", "level", "stage", "invocation", "module", "kind", "metric", "status", "count")
     return [
@@ -208,7 +208,7 @@ DIFF_COLUMNS: Final = (
 
 @_rows.register
 def diff_rows(found: Diff) -> list[dict[str, Any]]:
-    """Totals, stages and rows of every source; ``None`` is unknown. Sums that are the same are there too."""
+    """Return totals, stages and rows of every source, unchanged sums included; None is unknown."""
     rows: list[dict[str, Any]] = []
     for source, part in found.by_source.items():
         sums = (("total", "", "", part.totals), *(("stage", s.id, s.change, s.totals) for s in part.stages))
@@ -384,7 +384,7 @@ def _modules(graph: CallGraph) -> list[dict[str, Any]]:
 
 
 def _bytes(way: str, values: Sequence[ValueAt], calls: int) -> dict[str, int | None]:
-    """Activations that a caller sees go in or out: of the first call that is told of, and of all if all are."""
+    """Return the bytes that a module takes or returns in its first recorded call, and in all calls if recorded."""
     told: dict[int, list[int | None]] = {}
     for v in values:
         told.setdefault(v.call, []).append(_size(v))

@@ -1,4 +1,4 @@
-"""Which files of a folder belong together: their hashes, written before the first of them is replaced.
+"""Hash the files of a report folder, so that files of two runs are never mixed.
 
 A file system replaces one file at a time. A run that is killed between two of them leaves files of two runs side by
 side; then some of them are not what the manifest says, and whoever reads the folder refuses it.
@@ -32,7 +32,7 @@ class Manifest:
 MANIFEST: Final = FileKind(name="costproof/manifest", version=(1, 1), type=Manifest)
 NAME: Final = "manifest.json"
 _MOST_BYTES: Final = 2**30
-"""Of the files whose hashes are taken, together; a report has a few million."""
+"""Maximum total size of the hashed files; a report has a few million bytes."""
 
 
 def manifest(texts: Mapping[Path, str], source: str = "") -> Manifest:
@@ -96,7 +96,7 @@ def check_manifest(folder: Path) -> None:
 
 
 def capture_file(path: Path) -> Path:
-    """The file of a capture: the path, or in a folder of reports the one there.
+    """Return the file of a capture: the path itself, or the capture in a folder of reports.
 
     Raises:
         BadInput: the folder holds none, or files of two runs.

@@ -11,7 +11,7 @@ _SHOWN = 3
 
 
 def pattern(paths: Sequence[str]) -> str:
-    """``model.layers.[0-11]``; ``attn.{q,k,v}`` where one part differs; else the first few patterns."""
+    """Return paths as one pattern: ``model.layers.[0-11]``, ``attn.{q,k,v}``; else the first few patterns."""
     found = [text for text, _ in patterns(dict.fromkeys(paths))]
     if len(found) == 1:
         return found[0]
@@ -26,10 +26,10 @@ def pattern(paths: Sequence[str]) -> str:
 
 
 def below(path: str, prefix: str) -> bool:
-    """Whether a module is the one at ``prefix`` or inside it; ``(root)`` holds everything."""
+    """Return whether a module is at ``prefix`` or inside it; ``(root)`` contains everything."""
     return prefix == "(root)" or path == prefix or path.startswith(prefix + ".")
 
 
 def natural(path: str) -> tuple[tuple[int, int, str], ...]:
-    """Sort key that puts ``layers.10`` after ``layers.9``."""
+    """Return a sort key that puts ``layers.10`` after ``layers.9``."""
     return tuple((0, int(p), "") if p.isdecimal() and p.isascii() else (1, 0, p) for p in path.split("."))

@@ -1,4 +1,4 @@
-"""The modules of a capture as a tree, equal layers folded: the rows of the page, with all that they lead to."""
+"""Build the tree of modules for the page of a capture, with equal layers folded into one row."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ if TYPE_CHECKING:
 LABELS: Final = 3
 """Names of graph nodes that a row shows for each operator."""
 Values = dict[Metric, dict[str, int | None]]
-"""Metric -> source -> number, of the sources that give the metric in the stage."""
+"""Metric -> source -> value, for the sources that give the metric in the stage."""
 Row = dict[str, Any]
 
 
 @dataclass(slots=True)
 class _TreeNode:
-    """One module of a stage, or a container on the way to one."""
+    """A module of a stage, or a container on the path to one."""
 
     path: str
     children: dict[str, _TreeNode] = field(default_factory=dict)
     nodes: dict[str, list[CostNode]] = field(default_factory=lambda: defaultdict(list))
-    """By source."""
+    """Source -> its cost nodes of this module."""
     findings: list[int] = field(default_factory=list)
     own: Values = field(default_factory=dict)
     sums: Values = field(default_factory=dict)
     like: int = 0
-    """Places of the same number are equal in everything but their paths."""
+    """A number that is equal for modules that differ only in their paths."""
 
 
 class ModuleRows:
@@ -87,7 +87,7 @@ class ModuleRows:
         place.like = self._likes.setdefault(key, len(self._likes))
 
     def _emit(self, stage: str, group: Sequence[_TreeNode], parent: int | None, name: str) -> list[int]:
-        """The row of some places that are equal, and the rows below. Returns all findings of them."""
+        """Append the row of some equal modules and the rows below it. Return the findings of all of them."""
         families = _families(group)
         while parent is not None and not group[0].own and not group[0].findings and len(families) == 1:
             # A container that costs nothing has no row of its own.
@@ -134,11 +134,11 @@ class FormulaTable:
         self.places: dict[str, int] = {}
 
     def at(self, expression: str) -> int:
-        """The place of an expression in the table."""
+        """Return the index of an expression in the table."""
         return self.places.setdefault(expression, len(self.places))
 
     def of(self, nodes: Iterable[CostNode]) -> list[list[object]]:
-        """``[call, kind, owner, metric, place, value]`` for each formula of a module."""
+        """Return ``[call, kind, owner, metric, index, value]`` for each formula of a module."""
         return [
             [n.invocation, n.kind, n.owner, m, self.at(e), n.cost(m)]
             for n in nodes
@@ -171,7 +171,7 @@ def _grow_tree(stage: str, here: Sequence[Ledger], findings: Sequence[Finding]) 
 
 
 def _families(group: Sequence[_TreeNode]) -> dict[str, list[_TreeNode]]:
-    """The children of equal places by name; numbered ones that are equal together."""
+    """Return the children of equal modules by name; equal numbered children are grouped."""
     numbered: dict[tuple[str, int], list[str]] = {}
     for name, child in group[0].children.items():
         alike = ("", child.like) if name.isdecimal() and name.isascii() else (name, child.like)
@@ -183,13 +183,13 @@ def _families(group: Sequence[_TreeNode]) -> dict[str, list[_TreeNode]]:
 
 
 def _merge_equal(values: dict[str, int | None], many: int) -> object:
-    """One number where all sources say it, else by source."""
+    """Return one number if all sources agree, else the numbers by source."""
     scaled = {s: None if v is None else v * many for s, v in values.items()}
     return next(iter(scaled.values())) if len(set(scaled.values())) == 1 else scaled
 
 
 def _operators(source: str, nodes: Iterable[CostNode]) -> list[list[object]]:
-    """``[source, call, operator, costs, first names, number of names]``."""
+    """Return ``[source, call, operator, costs, first names, number of names]`` for each operator."""
     return [
         [source, n.invocation, n.kind, dict(sorted(n.costs.items())), list(n.evidence[:LABELS]), len(n.evidence)]
         for n in nodes
@@ -198,7 +198,7 @@ def _operators(source: str, nodes: Iterable[CostNode]) -> list[list[object]]:
 
 
 def _shapes(values: Iterable[object]) -> list[str]:
-    """``args[0]: [1, 16, 4] bfloat16`` of the first call."""
+    """Return the tensors of the first call: ``args[0]: [1, 16, 4] bfloat16``."""
     return [
         f"{v.place}: [{', '.join(map(str, v.shape))}] {v.dtype}"
         for v in values

@@ -1,4 +1,4 @@
-"""Exact integers as text for people. Rounding is done in integers, so no count ever passes through a float."""
+"""Format exact integers for people. Rounding uses integers, so no count passes through a float."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ _SCALES: Final = ((10**18, "E"), (10**15, "P"), (10**12, "T"), (10**9, "G"), (10
 
 
 def exact(value: int | None) -> str:
-    """All digits, in groups of three: ``571,922,513,920``; ``?`` for unknown."""
+    """Format all digits in groups of three: ``571,922,513,920``; ``?`` for None."""
     return "?" if value is None else f"{value:,}"
 
 
 def human(value: int | None, unit: str = "", *, places: int = 2) -> str:
-    """Decimal prefix and ``places`` digits, rounded half up: ``571.92 GFLOP``; ``?`` for unknown.
+    """Format with a decimal prefix and ``places`` digits, rounded half up: ``571.92 GFLOP``; ``?`` for None.
 
     Args:
         unit: ``FLOP``, ``B``; prefixes are powers of 1000 for bytes too.
@@ -40,14 +40,14 @@ def _scaled(size: int, rank: int, places: int) -> int:
 
 
 def human_or_bound(value: int | None, at_least: int | None, unit: str = "") -> str:
-    """:func:`human`, or ``≥`` and the known part where the whole is unknown."""
+    """Format like :func:`human`, or as ``≥`` and the known part if the total is unknown."""
     if value is None and at_least is not None:
         return "≥ " + human(at_least, unit)
     return human(value, unit)
 
 
 def share(part: int | Fraction | None, whole: int | Fraction | None) -> str:
-    """Percent with one digit, rounded half up: ``49.8 %``; empty where there is nothing to divide.
+    """Return the percentage with one digit, rounded half up: ``49.8 %``; empty if it cannot be computed.
 
     A part that is not nothing is never ``0.0 %``, and one that is not all is never ``100.0 %``.
     """
@@ -62,11 +62,11 @@ def share(part: int | Fraction | None, whole: int | Fraction | None) -> str:
 
 
 def first_names(names: Sequence[str], most: int) -> str:
-    """The first names, and how many more there are: ``a, b and 3 more``."""
+    """Join the first names and the number of the others: ``a, b and 3 more``."""
     more = len(names) - most
     return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 def truncate(text: str, most: int) -> str:
-    """The text, or its beginning where it is longer than ``most`` characters."""
+    """Return the text, truncated with an ellipsis if it is longer than ``most`` characters."""
     return text if len(text) <= most else text[: most - 1] + "…"

@@ -12,12 +12,12 @@ from costproof.ledger.node import CostNode, Ledger, exact_sum, known_part
 from costproof.ledger.run import ALL_SOURCES
 
 Costs = dict[str, int | None]
-"""KnownAmount -> number; ``None`` is unknown or disputed."""
+"""Quantity -> value; None is unknown or disputed."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShownQuantity:
-    """How a quantity is called, its unit, and the metrics that it is made of."""
+    """A quantity's title, unit, and the metrics it is derived from."""
 
     title: str
     unit: str
@@ -25,7 +25,7 @@ class ShownQuantity:
 
 
 TOTAL: Final = "total"
-"""What stands for all stages together, where one is named."""
+"""The name for all stages together, used in place of a stage."""
 _DERIVED: Final[dict[str, ShownQuantity]] = {
     "params_executed": ShownQuantity("parameters of modules that this run reads", "elements", ("params",)),
     "macs": ShownQuantity("multiply-accumulates", "MAC", ("flops",)),
@@ -35,7 +35,7 @@ _DERIVED: Final[dict[str, ShownQuantity]] = {
 """``activation_bytes`` is another name of ``output_bytes`` in files, and has no row of its own."""
 
 METRICS_SHOWN: Final[tuple[Metric, ...]] = tuple(m for m, i in METRICS.items() if i.unit != "calls")
-"""Calls are of a module: their sum over modules says nothing."""
+"""Metrics shown in reports; calls are left out, since their sum over modules is meaningless."""
 PER_CALL: Final[tuple[Metric, ...]] = tuple(m for m in METRICS_SHOWN if not METRICS[m].stage_wide)
 SHOWN: Final[dict[str, ShownQuantity]] = {
     name: shown
@@ -45,13 +45,13 @@ SHOWN: Final[dict[str, ShownQuantity]] = {
         *((n, d) for n, d in _DERIVED.items() if d.of[-1] == metric),
     )
 }
-"""In the order of tables: what follows from metrics stands behind the last of them."""
+"""Quantities in the order of tables; derived ones follow the last metric that they need."""
 UNITS: Final = {"bytes": "B", "FLOP": "FLOP", "MAC": "MAC"}
-"""Units as they stand behind a number; elements have none."""
+"""Unit -> symbol behind a number; elements have none."""
 
 
 def with_derived(found: Mapping[Metric, KnownAmount], executed: int | None) -> dict[str, KnownAmount]:
-    """The quantities of some metrics, and those that follow from them.
+    """Return metrics together with the quantities derived from them.
 
     Args:
         executed: elements of the parameters that this run reads.
@@ -74,11 +74,11 @@ EXPLAINED: Final[dict[str, MetricInfo]] = {
         if d.of[0] not in STAGE_WIDE
     },
 }
-"""The quantities that are made of formulas alone. Which parameters a run reads, a formula does not say."""
+"""Quantities that formulas determine. Which parameters a run reads is not among them."""
 
 
 def with_quantity(ledger: Ledger, name: str) -> Ledger:
-    """A ledger of which each node carries a quantity that follows from its metrics."""
+    """Return a ledger whose nodes also carry a derived quantity."""
     of = _DERIVED[name].of
     half = _DERIVED[name].unit == "MAC"
 
@@ -115,28 +115,28 @@ class KnownAmount:
 
 
 def ledgers(capture: Capture) -> tuple[Ledger, ...]:
-    """The ledgers that may stand in the headline, in order."""
+    """Return the ledgers that may supply headline numbers, in order of precedence."""
     found = (capture.by_source.get(name) for name in ALL_SOURCES)
     return tuple(x for x in found if x is not None)
 
 
 def provides(ledger: Ledger, metric: Metric, stage: str | None = None) -> bool:
-    """Whether a source says anything about a metric (of a stage)."""
+    """Return whether a source gives a metric (for a stage)."""
     return metric in ledger.metrics and (stage is None or stage in ledger.stages)
 
 
 def whole(capture: Capture, ledger: Ledger) -> bool:
-    """Whether a source covers every stage: only then is its sum a total."""
+    """Return whether a source covers every stage; only then is its sum a total."""
     return set(capture.target.stages) <= set(ledger.stages)
 
 
 def value(ledger: Ledger, metric: Metric, stage: str | None = None, where: Where | None = None) -> int | None:
-    """A source's sum, ``None`` where it does not know: an operator without a rule leaves FLOPs and bytes open."""
+    """Return a source's sum; None if an operator without a rule leaves it unknown."""
     return ledger.total(metric, where, stage) if provides(ledger, metric, stage) else None
 
 
 def known(ledger: Ledger, metric: Metric, stage: str | None = None, where: Where | None = None) -> int:
-    """The part of a source's sum that it does know."""
+    """Return the known part of a source's sum."""
     inside = _both(stage, where)
     return known_part(filter(inside, ledger.nodes), metric)
 
@@ -144,7 +144,7 @@ def known(ledger: Ledger, metric: Metric, stage: str | None = None, where: Where
 def quantity(
     capture: Capture, metric: Metric, stage: str | None = None, where: Where | None = None, *, settled: bool
 ) -> KnownAmount:
-    """The headline number of a metric.
+    """Return the headline number of a metric.
 
     Args:
         settled: the comparison ended exact or explained, so that the first source may speak for all.
@@ -161,7 +161,7 @@ def quantity(
 
 
 def add_known(*parts: KnownAmount) -> KnownAmount:
-    """The sum of quantities: unknown as soon as one is, and then at least the sum of what is known."""
+    """Return the sum of amounts; if one is unknown, None with the sum of the known parts as a lower bound."""
     total = exact_sum(p.value for p in parts)
     if total is not None:
         return KnownAmount(total)
@@ -170,7 +170,7 @@ def add_known(*parts: KnownAmount) -> KnownAmount:
 
 
 def executed(ledger: Ledger, stage: str) -> frozenset[str]:
-    """Modules of a stage whose own parameters this run reads."""
+    """Return the modules of a stage whose own parameters this run reads."""
     metric: Metric = "weight_read_bytes" if provides(ledger, "weight_read_bytes") else "calls"
     return frozenset(n.module for n in ledger.nodes if n.stage == stage and n.invocation and n.cost(metric))
 
@@ -189,7 +189,7 @@ class Flat:
 
     @classmethod
     def quantities(cls) -> tuple[str, ...]:
-        """The keys of ``costs``."""
+        """Return the keys of ``costs``."""
         raise NotImplementedError
 
     @classmethod

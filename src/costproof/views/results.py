@@ -1,4 +1,4 @@
-"""The results of one run: its capture, and what follows from it, each computed on first use."""
+"""Hold the results of one run: its capture, and everything computed from it on first use."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Results(ReportRepr):
-    """A capture and what follows from it: computed once, when it is first asked for."""
+    """A capture and everything computed from it, each part once and on first use."""
 
     capture: Capture
     """All ledgers of the run."""
@@ -29,32 +29,32 @@ class Results(ReportRepr):
     """Measured times, if the run was measured."""
     chrome_trace: str = ""
     spent: dict[str, CounterUsage] = field(default_factory=dict)
-    """What each third-party counter needed, if they ran."""
+    """Time and memory that each third-party counter needed, if they ran."""
     roofline: Roofline | None = None
-    """The run under the roof of a device, if one was named."""
+    """The roofline on a device, if one was named."""
 
     @cached_property
     def discrepancy(self) -> Discrepancy:
-        """Every finding of the comparison of the capture's sources."""
+        """Return every finding of the comparison of the capture's sources."""
         from costproof.compare.compare import compare
 
         return compare(self.capture)
 
     @cached_property
     def sentence(self) -> str:
-        """The verdict in one sentence."""
+        """Return the verdict in one sentence."""
         from costproof.compare.verdict import verdict_sentence
 
         return verdict_sentence(self.discrepancy)
 
     @cached_property
     def static(self) -> StaticCompute:
-        """What each stage costs."""
+        """Return the cost of each stage with its formulas."""
         return self._static(formulas=True)
 
     @cached_property
     def figures(self) -> StaticCompute:
-        """:attr:`static` without its formulas, which take most of the time."""
+        """Return :attr:`static` without formulas, which take most of the time."""
         return self._static(formulas=False)
 
     def _static(self, *, formulas: bool) -> StaticCompute:
@@ -64,30 +64,30 @@ class Results(ReportRepr):
 
     @property
     def verdict(self) -> str:
-        """``exact``, ``explained``, ``unexplained`` or ``incomplete``."""
+        """Return ``exact``, ``explained``, ``unexplained`` or ``incomplete``."""
         return self.discrepancy.verdict
 
     @property
     def exit_code(self) -> int:
-        """0 exact or explained, 1 unexplained, 3 incomplete."""
+        """Return 0 for exact or explained, 1 for unexplained, 3 for incomplete."""
         from costproof.compare.verdict import exit_code
 
         return exit_code(self.discrepancy)
 
     def stages(self) -> pd.DataFrame:
-        """One row per stage."""
+        """Return one row per stage."""
         return _frame(self.figures)
 
     def findings(self) -> pd.DataFrame:
-        """One row per finding."""
+        """Return one row per finding."""
         return _frame(self.discrepancy)
 
     def nodes(self) -> pd.DataFrame:
-        """One row per source and cost node."""
+        """Return one row per source and cost node."""
         return _frame(self.capture)
 
     def modules(self) -> pd.DataFrame:
-        """One row per module, with what each source counts in it and everything inside it."""
+        """Return one row per module, with the counts of each source in it and everything inside it."""
         from costproof.views.frames import module_rows
 
         return _frame(module_rows(self.capture))

@@ -1,4 +1,4 @@
-"""The data of ``static_compute.json``: what each stage costs, with every source beside the headline."""
+"""Compute ``static_compute.json``: the cost of each stage, with every source next to the headline."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class InvocationCompute(Flat):
     id: str
     calls: int
     costs: Costs
-    """Of the metrics that grow with what is run."""
+    """Metrics that depend on the call."""
     inputs: tuple[TensorSpec, ...]
     symbols: dict[str, int]
     formulas: dict[str, FormulaText]
@@ -61,7 +61,7 @@ class StageCompute(Flat):
 
     id: str
     costs: Costs
-    """Of every quantity that a report shows."""
+    """All quantities that a report shows."""
     graph_peak_bytes: int | None
     """The largest sum of what is alive at once, by the graph; ``None`` also where nobody asked for it."""
     eager_peak_bytes: int | None
@@ -113,12 +113,12 @@ class StaticCompute:
 
     @property
     def one_stage(self) -> bool:
-        """Whether the sums of the only stage are the totals, so that nothing needs both."""
+        """Return whether the sums of the only stage equal the totals, so that one of them can be left out."""
         totals = (self.totals, self.totals_at_least, self.sources)
         return [(s.costs, s.at_least, s.sources) for s in self.stages] == [totals]
 
     def __repr__(self) -> str:
-        """One line: ``frame`` has the table."""
+        """Return one line; ``frame`` has the table."""
         return f"StaticCompute({self.target.name} at {self.workload.name}: {plural(len(self.stages), 'stage')})"
 
 
@@ -126,7 +126,7 @@ STATIC_COMPUTE: Final = FileKind(name="costproof/static_compute", version=(3, 2)
 
 
 def static_compute(capture: Capture, verdict: str, *, formulas: bool = True) -> StaticCompute:
-    """What the capture's sources say, stage by stage.
+    """Compute the cost of each stage from the sources of a capture.
 
     Args:
         verdict: of the comparison: ``exact``, ``explained``, ``unexplained`` or ``incomplete``.
@@ -170,7 +170,7 @@ def static_compute(capture: Capture, verdict: str, *, formulas: bool = True) -> 
 
 
 def check_sums(result: StaticCompute) -> None:
-    """Rows must sum to their total.
+    """Check that rows sum to their total.
 
     Raises:
         Bug: they do not.
@@ -184,7 +184,7 @@ def check_sums(result: StaticCompute) -> None:
 
 
 def _closed(capture: Capture) -> Ledger | None:
-    """The source with closed forms: our formulas, or where there are none the graph with its sizes in symbols."""
+    """Return the source with closed forms: our formulas, or else the graph with symbolic sizes."""
     found = (capture.by_source.get(source) for source in ("analytic", "static"))
     return next((x for x in found if x is not None and any(n.exprs for n in x.nodes)), None)
 
@@ -236,7 +236,7 @@ def _stage(capture: Capture, stage: str, settled: bool, closed: Ledger | None) -
 
 
 def _by_kind(ledger: Ledger, stage: str, *, known: bool) -> dict[str, int | None]:
-    """FLOPs per operator kind in the words of one source; all unknown where their sum is."""
+    """Return the FLOPs per operator kind from one source; all None if their sum is unknown."""
     kinds: dict[str, int | None] = {}
     for n in ledger.nodes:
         flops = n.cost("flops")

@@ -1,4 +1,4 @@
-"""The JSON file of a sweep. It is written row by row, for there may be millions; these types say what it holds."""
+"""Define the JSON file of a sweep, which is written row by row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which status a stage has: the worst of its findings."""
+"""Derive the status of a stage from its findings."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _SETTLED: Final = ("explained", "exact")
 _ONE_SOURCE: Final = ("analytic-only", "static-only", "dynamic-only", "isolated-only")
 _MOST_METRICS: Final = 2
 GOOD: Final = frozenset({"exact", "explained", "not-executed"})
-"""Statuses that leave nothing open."""
+"""Statuses without an open difference."""
 
 
 def worst(findings: list[Finding]) -> str:
-    """The worst status of some findings; ``—`` without any.
+    """Return the worst status of some findings; ``—`` without any.
 
     A headline metric of a stage that one source alone gives is not proven, so it ranks with what is incomplete.
     Any other metric, and what only a run can tell of a module (the experts it reached), says nothing against the rest.
@@ -37,7 +37,7 @@ def worst(findings: list[Finding]) -> str:
 
 
 def stage_words(discrepancy: Discrepancy, stage: str) -> str:
-    """The worst status of a stage, with the metrics that have it where FLOPs do not: ``explained (params)``."""
+    """Return the worst status of a stage, with its metrics if FLOPs are not among them: ``explained (params)``."""
     here = [f for f in discrepancy.findings if f.stage == stage]
     status = worst(here)
     named = list(dict.fromkeys(f.metric for f in here if f.status == status))
@@ -47,14 +47,14 @@ def stage_words(discrepancy: Discrepancy, stage: str) -> str:
 
 
 def open_findings(discrepancy: Discrepancy) -> list[Finding]:
-    """Findings of modules and traces with something left over, largest residual first."""
+    """Return findings of modules and traces with a residual, largest first."""
     bad = [f for f in discrepancy.findings if f.status in ("unexplained", "unsupported")]
     located = [f for f in bad if f.level in ("module", "trace", "judge", "source")] or bad
     return sorted(located, key=lambda f: (-abs(f.residual or 0), f.id))
 
 
 def tally(discrepancy: Discrepancy) -> str:
-    """How many findings there are of each status: ``29 comparisons: 25 exact, 4 unexplained``."""
+    """Return the number of findings by status: ``29 comparisons: 25 exact, 4 unexplained``."""
     counts = Counter(str(f.status) for f in discrepancy.findings)
     words = ", ".join(f"{n:,} {s}" for s, n in sorted(counts.items(), key=lambda item: (-item[1], item[0])))
     return f"{plural(len(discrepancy.findings), 'comparison')}: {words or 'none'}"

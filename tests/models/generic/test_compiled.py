@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from torch import nn
 
 import costproof
+from costproof.ledger.errors import BadInput
 from costproof.models.generic.live_module import graphs, is_compiled
 from costproof.reports.report import Report
 
@@ -77,3 +79,32 @@ def test_what_was_compiled_stays_compiled(times: int) -> None:
         costproof.count(module, torch.ones(2, 5))
     module(torch.ones(2, 5))
     assert len(made) == 1
+
+
+WRAPPED = """
+import torch
+from torch import nn
+
+def inside():
+    return nn.Sequential(nn.Linear(4, 6), nn.ReLU())
+
+def compiled():
+    return torch.compile(inside()), torch.zeros(2, 4)
+
+def parallel():
+    return nn.DataParallel(inside()), {"input": torch.zeros(2, 4)}
+
+def scripted():
+    return torch.jit.script(inside()), torch.zeros(2, 4)
+"""
+
+
+def test_a_factory_may_wrap_its_module(tmp_path: Path) -> None:
+    file = tmp_path / "wrapped.py"
+    file.write_text(WRAPPED, encoding="utf-8")
+    for name in ("compiled", "parallel"):
+        found = costproof.report(f"{file}:{name}")
+        assert [ledger.total("flops") for ledger in found.capture.ledgers] == [2 * 2 * 4 * 6] * 2
+    with pytest.raises(BadInput, match="forward does not say what it takes") as caught:
+        costproof.report(f"{file}:scripted")
+    assert "before torch.jit" in str(caught.value)

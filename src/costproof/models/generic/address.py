@@ -21,6 +21,7 @@ from costproof.ledger.errors import BadInput, first_line
 from costproof.ledger.files import first_bytes
 from costproof.ledger.workload import AttentionKind, Dtype
 from costproof.models.checkpoint import Stored
+from costproof.models.generic.copies import innermost
 from costproof.models.generic.described import check_parts
 from costproof.models.generic.factories import Made
 
@@ -211,6 +212,7 @@ class Factory:
         if not isinstance(module, nn.Module):
             raise BadInput("the factory makes no module", where=where, expected=RETURNS, got=type(made).__name__)
         check_call(module, inputs, where)
+        module = innermost(module)  # the wrapper of torch.compile takes any arguments, and is not what is counted
         return Made(module, None if inputs is None else named_inputs(module, inputs))
 
     def _function(self) -> Callable[[], Any]:
@@ -295,11 +297,12 @@ def bound(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
     Raises:
         BadInput: forward does not take them.
     """
-    try:
-        signature = inspect.signature(module.forward)
-    except ValueError as error:  # of a compiled TorchScript
+    import torch
+
+    if isinstance(module, torch.jit.ScriptModule):  # a traced one has no signature, a scripted one no graph
         fix = "give the module as it was before torch.jit"
-        raise BadInput("forward does not say what it takes", where=type(module).__name__, fix=fix) from error
+        raise BadInput("forward does not say what it takes", where=type(module).__name__, fix=fix)
+    signature = inspect.signature(module.forward)
     try:
         found = signature.bind(*args, **kwargs)
     except TypeError as error:

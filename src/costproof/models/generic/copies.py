@@ -449,6 +449,13 @@ def _tensors(module: nn.Module) -> Iterator[torch.Tensor]:
         yield from (value for value in vars(part).values() if isinstance(value, torch.Tensor))
 
 
+def innermost(module: nn.Module) -> nn.Module:
+    """Return the module inside the wrappers of ``torch.compile`` and of data parallelism; changes nothing."""
+    while (name := _WRAPPERS.get(type(module).__name__)) is not None:
+        module = getattr(module, name)
+    return module
+
+
 def unwrapped(module: nn.Module) -> nn.Module:
     """Remove wrappers of ``torch.compile`` and data parallelism and rewrite ``torch.fx`` modules, in place.
 
@@ -459,8 +466,7 @@ def unwrapped(module: nn.Module) -> nn.Module:
     plain: dict[int, nn.Module] = {}
 
     def inside(part: nn.Module) -> nn.Module:
-        while (name := _WRAPPERS.get(type(part).__name__)) is not None:
-            part = getattr(part, name)
+        part = innermost(part)
         if id(part) not in plain:
             plain[id(part)] = _written(part)
         return plain[id(part)]

@@ -1,4 +1,4 @@
-"""What the ledgers say about the modules of a callgraph."""
+"""Look up the costs of a callgraph's modules in the ledgers."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from costproof.views.quantities import with_quantity
 
 ROOT: Final = "(root)"
 MOVED: Final = "io_bytes"
-"""Bytes read and written, which follow from the metrics of :data:`~costproof.ledger.metrics.TRAFFIC`."""
+"""Bytes read and written, derived from the metrics of :data:`~costproof.ledger.metrics.TRAFFIC`."""
 EXPERTS: Final = "experts"
 """The last word of the role of a layer's routed experts."""
 _SOURCES: Final = DEFAULT_SOURCES[::-1]
-"""Where a number is taken from: the first that gives it. The run comes first, as the callgraph is of a run."""
+"""Sources in order of precedence. The dynamic source comes first, as the callgraph records a run."""
 
 
 @dataclass(frozen=True)
 class ModuleNumbers:
-    """What is known about the modules of a callgraph, in all stages or in one. ``None`` is unknown."""
+    """Costs of the modules of a callgraph, over all stages or one. None is unknown."""
 
     modules: frozenset[str]
-    """Modules that the ledgers know there."""
+    """Modules with cost nodes in these stages."""
     own: Mapping[Metric, Mapping[str, int | None]]
-    """Of the modules themselves; a metric that no source gives is not there."""
+    """Metric -> module -> value without inner modules; metrics that no source gives are absent."""
     drawn: Mapping[str, frozenset[str]]
-    """Module that bears costs and never runs, such as a list of experts -> the modules in it that run."""
+    """Module that has costs but never runs, such as a list of experts -> the modules in it that run."""
     experts: Mapping[str, str]
-    """Module that holds routed experts, and the one around it -> ``64 experts, top 6``, where formulas say it."""
+    """Holder of routed experts, and its parent -> ``64 experts, top 6``, if formulas give it."""
 
     @cached_property
     def _inside(self) -> Mapping[Metric, Mapping[str, int | None]]:
@@ -46,7 +46,7 @@ class ModuleNumbers:
         return found
 
     def inside(self, metric: Metric, instances: Sequence[str]) -> int | None:
-        """The metric of modules and of all inside them."""
+        """Return the sum of a metric over modules and everything inside them; None if unknown."""
         if metric not in self.own:
             return None
         chosen = set(instances)
@@ -54,19 +54,19 @@ class ModuleNumbers:
         return exact_sum([*(self._inside[metric].get(p, 0) for p in outer), *self._borne(metric, outer)])
 
     def owns_work(self, instances: Sequence[str]) -> bool:
-        """Whether the modules themselves do matmul-like work. Unknown work counts as some."""
+        """Return whether the modules themselves do matmul-like work. Unknown work counts as work."""
         if "flops" not in self.own:
             return False
         own = self.own["flops"]
         return exact_sum([*(own.get(p, 0) for p in instances), *self._borne("flops", set(instances))]) != 0
 
     def calls(self, instances: Sequence[str], traced: int | None) -> int | None:
-        """Calls at the workload; those of the trace, which may have fewer decode steps, where no source has them."""
+        """Return the calls at the workload, or those of the trace (maybe fewer decode steps) if no source has any."""
         known = self.own.get("calls", {})
         return exact_sum(known.get(p, 0) for p in instances) if any(p in known for p in instances) else traced
 
     def _borne(self, metric: Metric, modules: set[str]) -> list[int | None]:
-        """What a list bears for its modules: all of it if they are all here, else nobody knows which part."""
+        """Return the costs that module lists carry for these modules: all, or None if only some of a list are here."""
         own = self.own[metric]
         bare = modules - self._inside[metric].keys()
         lists = {above for p in bare for above in list(_upwards(p))[1:] if above in self.drawn and above in own}
@@ -76,7 +76,7 @@ class ModuleNumbers:
 def module_numbers(
     ledgers: Sequence[Ledger], graph: CallGraph, stage: str | None, symbols: Mapping[str, int] | None = None
 ) -> ModuleNumbers:
-    """Numbers of all stages, or of one.
+    """Return the costs of modules in all stages, or in one.
 
     Args:
         symbols: the sizes of the configuration.
@@ -96,7 +96,7 @@ def module_numbers(
 
 
 def _experts(ledgers: Sequence[Ledger], symbols: Mapping[str, int] | None) -> dict[str, str]:
-    """What formulas say of routed experts: they hold E times the weights of one, a token passes k times as many."""
+    """Return the routed experts of modules as text, E and k from the ratio of their parameter formulas."""
     found: dict[str, str] = {}
     for node in (n for x in ledgers for n in x.nodes):
         held, passed = node.exprs.get("params"), node.exprs.get("params_active")
@@ -118,7 +118,7 @@ def _ratio(held: str, passed: str, symbols: tuple[tuple[str, int], ...]) -> str:
 
 
 def _own_costs(ledger: Ledger, metric: Metric, stage: str | None) -> dict[str, int | None]:
-    """The metric of each module alone."""
+    """Return the metric of each module without the modules inside it."""
     nodes: dict[str, list[CostNode]] = {}
     for node in ledger.nodes:
         if metric in node.costs and stage in (None, node.stage):
@@ -130,7 +130,7 @@ def _own_costs(ledger: Ledger, metric: Metric, stage: str | None) -> dict[str, i
 
 
 def _idle_holders(graph: CallGraph, idle: set[str]) -> dict[str, frozenset[str]]:
-    """For each module that never ran: those directly in it, if any of them ran."""
+    """Return, for each module that never ran, the modules directly inside it, if any of them ran."""
     inside: dict[str, set[str]] = {}
     for path in {*graph.call_counts, *graph.module_types}:
         inside.setdefault(path.rpartition(".")[0], set()).add(path)
@@ -138,7 +138,7 @@ def _idle_holders(graph: CallGraph, idle: set[str]) -> dict[str, frozenset[str]]
 
 
 def _upwards(path: str) -> Iterable[str]:
-    """The path and every path around it."""
+    """Yield a path and the paths of all modules around it."""
     while path:
         yield path
         path = path.rpartition(".")[0]

@@ -1,4 +1,4 @@
-"""The grouped view as DOT text, for Graphviz and everything that reads it."""
+"""Write a view of a callgraph as DOT for Graphviz, and as a Mermaid flowchart."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LOOKS: Final = {
 
 
 def dot(view: GraphView) -> str:
-    """A digraph: boxes are families of modules, solid arrows calls, dashed arrows data."""
+    """Return a DOT digraph: boxes are families of modules, solid arrows calls, dashed arrows data."""
     label = "\n".join([view.title, *view.head])
     lines = [
         "digraph callgraph {",
@@ -47,7 +47,7 @@ def _node(node: Node) -> str:
 
 
 def _quoted(text: str) -> str:
-    """A DOT string. Line breaks stay breaks; a backslash in a name must not start one of DOT's own escapes."""
+    """Return a DOT string in which line breaks stay breaks and backslashes start no escape."""
     lines = [plain(line).replace("\\", "\\\\").replace('"', '\\"') for line in text.split("\n")]
     # An entity in a name would be read as a character.
     return '"' + "\\n".join(escape(line, quote=False) for line in lines) + '"'
@@ -64,7 +64,7 @@ _MERMAID_CLASSES: Final = {"for": "series", "parfor": "parallel"}
 
 
 def mermaid(view: GraphView) -> str:
-    """A flowchart: boxes are families of modules, solid arrows calls, dotted arrows data.
+    """Return a Mermaid flowchart: boxes are families of modules, solid arrows calls, dotted arrows data.
 
     Where it would be too large, the deepest nodes are left out first, of those the ones with the least work; then
     data arrows, then arrows of calls. A last node says how many.
@@ -110,5 +110,5 @@ def _mermaid_box(node: Node) -> str:
 
 
 def _mermaid_text(text: str) -> str:
-    """Anything that Mermaid, Markdown or HTML could read becomes a character number."""
+    """Replace every character that Mermaid, Markdown or HTML could interpret by its character code."""
     return _MERMAID_PLAIN.sub(lambda m: f"#{ord(m.group())};", shorten(plain(text), 2 * _MERMAID_WIDTH))

@@ -63,7 +63,7 @@ def group(graph: CallGraph) -> GraphView:
 def _callees(
     structure: CallStructure, members: Sequence[str], home: Mapping[str, int]
 ) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
-    """Families among what the members of a family call: instances and how they repeat under one member."""
+    """Return the families among the callees of a family, each with its instances and loops."""
     inside = frozenset(members)
     slots: dict[Slot, dict[str, list[str]]] = defaultdict(dict)
     when: dict[Slot, int] = {}
@@ -95,7 +95,7 @@ def _callees(
 
 
 def _slot_flow(structure: CallStructure, slots: Mapping[Slot, Mapping[str, Sequence[str]]]) -> dict[Slot, set[Slot]]:
-    """Which slot feeds which: by the data, or else by shapes along the order of calls."""
+    """Return which slot feeds which: by data flow, or else by matching shapes in the order of calls."""
     place = {c: slot for slot, callees in slots.items() for cs in callees.values() for c in cs}
     found: dict[Slot, set[Slot]] = defaultdict(set)
     last: dict[Hashable, str] = {}
@@ -112,7 +112,7 @@ def _slot_flow(structure: CallStructure, slots: Mapping[Slot, Mapping[str, Seque
 
 
 def _repeats(structure: CallStructure, instances: Sequence[str]) -> tuple[str, ...]:
-    """The loop over calls of one instance by one call of a caller."""
+    """Return the loop over calls of one instance within one call of its caller."""
     calls = ((caller, path) for path in instances for caller in structure.callers.get(path, ()))
     spans = [n for call in calls for n in structure.per_call.get(call, ())]
     return (_loop("parfor", spans),) if max(spans, default=1) > 1 else ()
@@ -135,26 +135,26 @@ FamilyKind = Literal["one", "for", "parfor"]
 
 
 Slot = tuple[str, Hashable]
-"""What the members of a family call alike: its name below the member, and its kind."""
+"""Identifies equal callees of the members of a family: (name relative to the member, kind)."""
 
 
 @dataclass(frozen=True)
 class Sibling:
-    """One callee of a caller."""
+    """A callee among the other callees of its caller."""
 
     slot: Slot
     kind: Hashable
-    """Equal for modules that may share a family."""
+    """A key that is equal for modules that may share a family."""
     ran: bool
 
     @cached_property
     def mask(self) -> Mask:
-        """Its name without the numbers."""
+        """Return the name without its numbers."""
         return unnumbered(self.slot[0])
 
     @property
     def where(self) -> str:
-        """What holds it: modules held in different places share a family only if a number tells them apart."""
+        """Return the path of the holder: modules of different holders share a family only if they are numbered."""
         return self.slot[0].rpartition(".")[0]
 
 
@@ -167,7 +167,7 @@ class Family:
 
 
 def split(siblings: Sequence[Sibling], flow: Mapping[Slot, Collection[Slot]]) -> list[Family]:
-    """Families of siblings, in the order of their first members.
+    """Split siblings into families, in the order of their first members.
 
     Args:
         siblings: in the order of their first call; those that never ran last.
@@ -201,7 +201,7 @@ def split(siblings: Sequence[Sibling], flow: Mapping[Slot, Collection[Slot]]) ->
 
 
 class _FlowOrder:
-    """What the flow says about siblings: which feeds which, directly or through others, and on which level."""
+    """Reachability and levels of siblings in the data flow between them."""
 
     def __init__(self, forward: Mapping[Slot, Sequence[Slot]]) -> None:
         """Take slot -> slots that read what it made, all of them later in the mapping."""
@@ -226,7 +226,7 @@ _Found = Iterator[tuple[FamilyKind, list[Sibling]]]
 
 
 def _repeated_families(alike: list[Sibling], order: _FlowOrder) -> _Found:
-    """Siblings of one kind: first those with a number, then all that are single of their name."""
+    """Yield families of siblings of one kind: numbered ones first, then those with unique names."""
     lone: list[Sibling] = []
     for numbered in _grouped_by(alike, lambda s: s.mask).values():
         for members in _components(numbered, order):
@@ -241,7 +241,7 @@ def _repeated_families(alike: list[Sibling], order: _FlowOrder) -> _Found:
 
 
 def _named(siblings: list[Sibling], order: _FlowOrder) -> _Found:
-    """Like siblings without a common number: those on one level, then chains of direct neighbours.
+    """Yield families of like siblings without a common number: one level first, then chains of direct neighbors.
 
     Levels come first: a query, key and value projection are three of a kind, though each also feeds the like
     projection after the attention.
@@ -264,7 +264,7 @@ def _named(siblings: list[Sibling], order: _FlowOrder) -> _Found:
 
 
 def _by_level(members: list[Sibling], order: _FlowOrder) -> _Found:
-    """Members that branch: each level with several is a ``parfor``, chains of single ones are a ``for``."""
+    """Yield families of members that branch: a level with several is a ``parfor``, a chain of single ones a ``for``."""
     run: list[Sibling] = []
     for _, same in sorted(_grouped_by(members, lambda s: order.level[s.slot]).items()):
         if run and (len(same) > 1 or not order.feeds(run[-1], same[0])):
@@ -279,7 +279,7 @@ def _by_level(members: list[Sibling], order: _FlowOrder) -> _Found:
 
 
 def _components(members: list[Sibling], order: _FlowOrder) -> list[list[Sibling]]:
-    """Members joined wherever one reaches another; those that reach none and are reached by none stay together."""
+    """Return members joined wherever one reaches another; isolated members form one group."""
     joined: list[list[Sibling]] = []
     for sibling in members:
         linked = [c for c in joined if any(order.linked(sibling, m) for m in c)]

@@ -1,4 +1,4 @@
-"""Layered layout of a directed graph, left to right, without any tool from outside.
+"""Lay out a directed graph in layers from left to right, without external tools.
 
 Sugiyama's method: cycles are broken, each node gets the rank of the longest path to it, arrows over several ranks
 get a bend in each, ranks are ordered by barycenters as long as that saves crossings, and the nodes of a rank move
@@ -18,14 +18,14 @@ COLUMN_GAP = 70
 """Pixels between ranks."""
 _ROW_GAP = 12
 _BEND = 4
-"""Pixels between nodes of a rank, and that a bend is high."""
+"""Pixels between the nodes of a rank, and height of a bend."""
 
 Pair = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where things are, in pixels from the top left."""
+    """Positions of nodes and bends, in pixels from the top left."""
 
     x: tuple[int, ...]
     y: tuple[int, ...]
@@ -77,7 +77,7 @@ def layout(sizes: Sequence[Pair], arrows: Iterable[Pair], gap: int = COLUMN_GAP,
 
 
 def crossings(rows: Sequence[Sequence[int]], segments: Iterable[Pair]) -> int:
-    """How many pairs of arrows between neighbouring ranks cross."""
+    """Return how many pairs of arrows between neighboring ranks cross."""
     place = {i: p for row in rows for p, i in enumerate(row)}
     rank = {i: r for r, row in enumerate(rows) for i in row}
     between: dict[int, list[Pair]] = {}
@@ -93,7 +93,7 @@ def crossings(rows: Sequence[Sequence[int]], segments: Iterable[Pair]) -> int:
 
 
 def _acyclic(count: int, arrows: Sequence[Pair]) -> list[Pair]:
-    """The arrows without those that lead back to a node on the way to them."""
+    """Return the arrows without those that close a cycle."""
     targets: dict[int, list[int]] = {i: [] for i in range(count)}
     called = set()
     for a, b in arrows:
@@ -131,7 +131,7 @@ def _ranks(count: int, arrows: Sequence[Pair]) -> list[int]:
 
 
 def _late(ranks: Sequence[int], arrows: Sequence[Pair]) -> list[int]:
-    """The ranks with what leads on moved to just before the first node that it leads to."""
+    """Push each node down to the rank just above its first successor."""
     after: dict[int, list[int]] = {}
     for a, b in arrows:
         after.setdefault(a, []).append(b)
@@ -144,7 +144,7 @@ def _late(ranks: Sequence[int], arrows: Sequence[Pair]) -> list[int]:
 def _with_bends(
     count: int, arrows: Sequence[Pair], ranks: Sequence[int]
 ) -> tuple[list[list[int]], list[Pair], dict[Pair, tuple[int, ...]]]:
-    """Ranks with a node for every rank that an arrow passes, in the order in which a walk meets them."""
+    """Return the ranks with a bend node in every rank that an arrow passes, in the order of a depth-first walk."""
     new = count
     segments: list[Pair] = []
     chains: dict[Pair, tuple[int, ...]] = {}
@@ -198,7 +198,7 @@ def _fewest_crossings(rows: list[list[int]], segments: Sequence[Pair]) -> list[l
 
 
 def _by_barycenter(row: list[int], around: Mapping[int, Sequence[int]]) -> list[int]:
-    """The row sorted by the mean place of neighbours; a node without neighbours goes with the one before it."""
+    """Sort a rank by the mean position of neighbors; nodes without neighbors follow their predecessor."""
     keys: dict[int, float] = {}
     last = -1.0
     for node in row:
@@ -211,7 +211,7 @@ def _by_barycenter(row: list[int], around: Mapping[int, Sequence[int]]) -> list[
 def _straighten(
     rows: Sequence[Sequence[int]], segments: Sequence[Pair], heights: Mapping[int, int]
 ) -> dict[int, float]:
-    """Middle of every node: near the mean of its neighbours, in order, a gap apart."""
+    """Return the center of every node: near the mean of its neighbors, in order, at least a gap apart."""
     around: dict[int, list[int]] = {i: [] for row in rows for i in row}
     for a, b in segments:
         around[a].append(b)
@@ -233,7 +233,7 @@ def _straighten(
 
 
 def _ascending(values: Sequence[float]) -> list[float]:
-    """The non-decreasing numbers nearest to the values in least squares: neighbours out of order are pooled."""
+    """Return the non-decreasing sequence nearest to the values in least squares (pool adjacent violators)."""
     pools: list[tuple[float, int]] = []
     for value in values:
         mean, size = value, 1

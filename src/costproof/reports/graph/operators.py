@@ -1,4 +1,4 @@
-"""The operators of an exported stage as a picture: boxes are operators, arrows are data."""
+"""Draw the operators of an exported stage: boxes are operators, arrows are data."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from costproof.reports.escape import plain
 from costproof.reports.graph.picture import Edge, GraphView, Node
 from costproof.reports.graph.svg import inline
 from costproof.reports.html.document import Html, h, join_markup
-from costproof.reports.listing_text import form, layers
+from costproof.reports.listing import form, layers
 from costproof.views.module_paths import pattern
 from costproof.views.numbers import exact, first_names, human, share
 
 MOST: Final = 2_000
-"""Boxes of a picture: beyond, neither a viewer nor a reader follows, and placing them takes minutes."""
+"""Maximum number of boxes: larger pictures are unreadable, and their layout takes minutes."""
 _SHAPES: Final = 2
 """Tensors that a box names; the tooltip has all."""
 _LEGEND: Final = (
@@ -32,28 +32,28 @@ _LEGEND: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Operator(Node):
-    """An operator, or the same one of several equal layers."""
+    """A box for an operator, or for the same operator of several equal layers."""
 
     vector: int | None = 0
     """Vector FLOPs; ``None`` is unknown."""
     labels: tuple[str, ...] = ()
     """Names in the exported graph."""
     why: str = ""
-    """Of what is unknown."""
+    """The reason why costs are unknown."""
 
     @property
     def look(self) -> str:
-        """``for`` where it repeats."""
+        """Return ``for`` if the operator repeats, else nothing."""
         return "for" if self.loops else ""
 
     @property
     def figures(self) -> str:
-        """Shapes and work."""
+        """Return shapes and work."""
         return " · ".join([first_names(self.outputs, _SHAPES), *self.work, *self._vector, *self.traffic])
 
     @property
     def tooltip(self) -> list[str]:
-        """Everything, line by line."""
+        """Return all known facts, line by line."""
         return [
             plain(f"{self.class_name} @ {self.pattern}"),
             plain(first_names([f"%{x}" for x in self.labels], 12)),
@@ -70,7 +70,7 @@ class Operator(Node):
 
 
 def operator_view(found: Sequence[OperatorListing], *, unrolled: bool = False) -> GraphView:
-    """The operators of some listings, each a graph of its own, with their share of the FLOPs of all of them.
+    """Return the graph of the operators of some listings, with their share of the FLOPs of all of them.
 
     Args:
         unrolled: draw every operator. Otherwise equal layers are drawn once, and an operator that does no work, such as
@@ -105,7 +105,7 @@ def operator_view(found: Sequence[OperatorListing], *, unrolled: bool = False) -
 
 
 def _boxes(lines: Sequence[OperatorLine], unrolled: bool) -> Iterator[tuple[int, ...]]:
-    """Places of the lines that are drawn as one, in the order of the first."""
+    """Yield the indices of lines that are drawn as one box, in the order of their first line."""
     alike: dict[object, list[range]] = {}
     at = 0
     for path, some_ in layers(lines):
@@ -120,7 +120,7 @@ def _boxes(lines: Sequence[OperatorLine], unrolled: bool) -> Iterator[tuple[int,
 
 
 def _feeds(lines: Sequence[OperatorLine], drawn: Collection[int]) -> Iterator[tuple[int, int]]:
-    """Pairs of drawn lines of which the first feeds the second, also through lines that are not drawn."""
+    """Yield (producer, consumer) pairs of drawn lines, also through lines that are not drawn."""
     made: dict[str, tuple[int, ...]] = {}
     for i, line in enumerate(lines):
         sources = tuple(dict.fromkeys(place for name in line.reads for place in made.get(name, ())))

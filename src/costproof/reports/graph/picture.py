@@ -1,4 +1,4 @@
-"""The picture of a callgraph: families of modules as boxes, arrows between them, and the words on both."""
+"""Define the picture of a callgraph: families of modules as boxes, arrows between them, and their labels."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ORDER: Final = 12
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A family: modules that are drawn as one box. Until a view adds them, it has no numbers of the ledgers."""
+    """A family of modules drawn as one box. A view adds the costs from the ledgers."""
 
     id: str
     """``n0``, ``n1`` …: the same for one capture and prefix, whatever else is chosen."""
@@ -35,18 +35,18 @@ class Node:
     not_executed: int
     """Instances that never ran."""
     depth: int
-    """Calls below the outermost node."""
+    """Number of calls below the outermost node."""
     params: int | None = None
     """Elements of parameters of the modules and of all inside them; ``None`` if unknown."""
     flops: int | None = None
-    """Matmul-like FLOPs likewise."""
+    """Matmul-like FLOPs of the modules and of all inside them."""
     moved: int | None = None
-    """Bytes that they read and write, likewise: the sum of the five ways; of an operator where it runs on its own."""
+    """Bytes read and written by the modules and all inside them; of an operator, as if it ran unfused."""
     inputs: tuple[str, ...] = ()
     """Tensors of the first call of the first instance that ran: ``[1, 3, 1024, 1024] bfloat16``."""
     outputs: tuple[str, ...] = ()
     whole: int | None = None
-    """Matmul-like FLOPs of all that the numbers are about, of which the box has a share."""
+    """Matmul-like FLOPs of the whole picture, the denominator of the share."""
     experts: str = ""
     """``64 experts, top 6``, of modules that route."""
     hidden: int = 0
@@ -55,22 +55,22 @@ class Node:
 
     @property
     def ran(self) -> bool:
-        """Whether any of the instances ran."""
+        """Return whether any of the instances ran."""
         return self.not_executed < len(self.instances)
 
     @property
     def look(self) -> str:
-        """How the box is drawn: ``idle``, ``for``, ``parfor``, or plain."""
+        """Return the style of the box: ``idle``, ``for``, ``parfor``, or plain."""
         return "idle" if not self.ran else self.loops[0].partition(" ")[0] if self.loops else ""
 
     @property
     def repetition(self) -> str:
-        """``for 12``, ``parfor 2 · for 3``; empty for one module called once."""
+        """Return the loops: ``for 12``, ``parfor 2 · for 3``; empty for one module called once."""
         return " · ".join(self.loops)
 
     @property
     def figures(self) -> str:
-        """Calls, parameters, FLOPs and bytes moved in one line; what is zero is left out."""
+        """Return calls, parameters, FLOPs and bytes moved in one line; zeros are left out."""
         params = [f"{human(self.params)} params"] if self.params or (self.params is None and self.ran) else []
         if not self.ran:
             return " · ".join(["not executed", *params])
@@ -79,28 +79,28 @@ class Node:
 
     @property
     def traffic(self) -> list[str]:
-        """Bytes moved, where they are known and not zero: the tooltip says so where they are unknown."""
+        """Return the bytes moved, if known and not zero; the tooltip says if they are unknown."""
         return [human(self.moved, "B") + " moved"] if self.moved else []
 
     @property
     def work(self) -> list[str]:
-        """FLOPs with their share, unless they are zero; and the experts."""
+        """Return the FLOPs with their share, unless they are zero, and the number of experts."""
         part = f" ({self.share})" if self.share else ""
         return [*([human(self.flops, "FLOP") + part] if self.flops != 0 else []), *filter(None, [self.experts])]
 
     @property
     def share(self) -> str:
-        """``35.3 %`` of the FLOPs; empty where it is not known, all of them, or less than one in a thousand."""
+        """Return the share of all FLOPs: ``35.3 %``; empty if unknown, all of them, or below one in a thousand."""
         known = self.flops is not None and self.whole is not None
         return share(self.flops, self.whole) if known and self.whole != self.flops and self.part_of(1000) else ""
 
     def part_of(self, length: int) -> int:
-        """The share of the FLOPs on a bar of that length, rounded down; 0 where it is not known."""
+        """Return the share of the FLOPs on a bar of this length, rounded down; 0 if unknown."""
         return length * self.flops // self.whole if self.flops and self.whole else 0
 
     @property
     def tooltip(self) -> list[str]:
-        """Everything, line by line."""
+        """Return all known facts, line by line."""
         ran = f", {self.not_executed} not executed" if self.not_executed else ""
         series = any(loop.startswith("for") for loop in self.loops)
         # Paths as they feed each other, where that is not the order of their names.
@@ -131,12 +131,12 @@ class Edge:
     source: str
     target: str
     count: int
-    """Calls, 0 to what never ran; or pairs of calls of which the first feeds the second."""
+    """Calls (0 for a target that never ran), or pairs of calls where the first feeds the second."""
 
 
 @dataclass(frozen=True, slots=True)
 class GraphView:
-    """Nodes and arrows."""
+    """A picture to draw: nodes, arrows, title and notes."""
 
     title: str
     nodes: tuple[Node, ...]
@@ -145,7 +145,7 @@ class GraphView:
     flow: tuple[Edge, ...]
     """Data, between nodes that one node calls."""
     notes: tuple[str, ...] = ()
-    """What a reader has to know: what is left out, what the numbers lack, what contradicts itself."""
+    """Caveats: omissions, missing numbers, contradictions."""
     about: tuple[str, ...] = ()
     """The model's configuration and the workload."""
     legend: str = (
@@ -156,17 +156,17 @@ class GraphView:
     """Whether it is read from top to bottom and its arrows are data, all in :attr:`calls`: a program of operators."""
 
     def said(self, edge: Edge) -> str:
-        """What an arrow of :attr:`calls` stands for."""
+        """Return the meaning of an arrow of :attr:`calls`."""
         return f"feeds, {plural(edge.count, 'pair')} of operators" if self.down else plural(edge.count, "call")
 
     @property
     def head(self) -> tuple[str, ...]:
-        """The lines below the title."""
+        """Return the lines below the title."""
         return (*self.about, *self.notes)
 
     @property
     def counted(self) -> frozenset[Edge]:
-        """Arrows of :attr:`calls` beside which the count says more than the node that they lead to does."""
+        """Return the arrows of :attr:`calls` whose count differs from the number of calls of their target."""
         if self.down:
             times = {n.id: n.calls for n in self.nodes}
             return frozenset(e for e in self.calls if e.count != times[e.target])

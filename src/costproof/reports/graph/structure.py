@@ -1,4 +1,4 @@
-"""What a callgraph says about single modules: likeness, calls per call of a caller, modules that never ran."""
+"""Derive facts about modules from a callgraph: kinds, calls per call of a caller, modules that never ran."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ _LISTS = frozenset({"ModuleList", "ModuleDict"})
 
 @dataclass(frozen=True)
 class CallStructure:
-    """A callgraph with what follows from it. Nothing here depends on how modules are named in one architecture."""
+    """Facts derived from a callgraph, independent of the module names of any architecture."""
 
     graph: CallGraph
 
     @cached_property
     def order(self) -> dict[str, int]:
-        """Module -> place of its first call; the order of the file where there are no events."""
+        """Return module -> position of its first call; the order of the file if there are no events."""
         entered = (e.name for e in self.graph.events if e.event == "enter")
         rest = sorted((*self.graph.call_counts, *self.graph.module_types), key=natural)
         return {path: i for i, path in enumerate(dict.fromkeys((*entered, *rest)))}
 
     @cached_property
     def edges(self) -> dict[tuple[str, str], int]:
-        """(caller, callee) -> calls, callees in the order of their first call."""
+        """Return (caller, callee) -> calls, callees in the order of their first call."""
         called = arrows(self.graph.edges, self.order)
         return dict(sorted(called.items(), key=lambda arrow: self.order[arrow[0][1]]))
 
     @cached_property
     def callers(self) -> dict[str, frozenset[str]]:
-        """Module -> its callers; a module that never ran has those of its neighbours in a list, or what holds it."""
+        """Return module -> callers; a module that never ran gets those of its list neighbors, or its holder."""
         found: dict[str, set[str]] = defaultdict(set)
         for caller, callee in self.edges:
             found[callee].add(caller)
@@ -49,7 +49,7 @@ class CallStructure:
 
     @cached_property
     def callees(self) -> dict[str, tuple[str, ...]]:
-        """Caller -> callees, those that never ran last."""
+        """Return caller -> callees, those that never ran last."""
         found: dict[str, list[str]] = defaultdict(list)
         for caller, callee in (*self.edges, *((a, path) for path in self.idle for a in sorted(self.callers[path]))):
             found[caller].append(callee)
@@ -57,7 +57,7 @@ class CallStructure:
 
     @cached_property
     def flow(self) -> dict[str, dict[str, int]]:
-        """Sibling -> sibling that reads what it made -> how often."""
+        """Return producer -> consumer -> how often the consumer reads its output."""
         found: dict[str, dict[str, int]] = defaultdict(dict)
         for (a, b), count in arrows(self.graph.data_edges, self.order).items():
             found[a][b] = count
@@ -65,7 +65,7 @@ class CallStructure:
 
     @cached_property
     def idle(self) -> dict[str, bool]:
-        """Module that never ran and holds none that ran -> whether what holds it ran, lists looked through.
+        """Return module that never ran, with nothing inside that ran -> whether its holder (lists skipped) ran.
 
         Those of which that is so stand first; outermost first among the others.
         """
@@ -85,7 +85,7 @@ class CallStructure:
 
     @cached_property
     def per_call(self) -> dict[tuple[str, str], set[int]]:
-        """(caller, callee) -> how many calls there are in one call of the caller that calls it at all.
+        """Return (caller, callee) -> numbers of calls within one call of the caller.
 
         From the events; where they do not cover every call, from the counts, as evenly as they divide.
         """
@@ -102,13 +102,13 @@ class CallStructure:
 
     @cached_property
     def roots(self) -> tuple[str, ...]:
-        """Modules that ran and that no other module called."""
+        """Return the modules that ran and that no other module called."""
         called = {b for a, b in self.edges if a != b}
         return tuple(p for p in sorted(self.graph.call_counts, key=lambda p: self.order[p]) if p not in called)
 
     @cached_property
     def likeness(self) -> dict[str, int]:
-        """Module -> number of its kind: equal for equal class, settings, and kinds of the modules inside.
+        """Return module -> number of its kind: equal for equal class, settings, and kinds of the modules inside.
 
         Counts of calls do not matter, so that an expert which no token reached is like the others. Neither do
         floats (rates, scales), nor settings that only number the module (``layer_idx``).
@@ -132,7 +132,7 @@ class CallStructure:
 
     @cached_property
     def _numbering(self) -> dict[Mask, frozenset[str]]:
-        """Masked path -> settings whose value follows a number in the path at a fixed distance."""
+        """Return masked path -> settings whose value follows a number in the path at a fixed distance."""
         by_mask: dict[Mask, list[str]] = defaultdict(list)
         for path in self.graph.constructor_params:
             by_mask[unnumbered(path)].append(path)
@@ -148,28 +148,28 @@ class CallStructure:
         return found
 
     def _holder(self, path: str) -> str:
-        """The nearest module around a path that ran, or that is shown as one that did not."""
+        """Return the nearest module around a path that ran, or that is drawn although it did not."""
         return next((p for p in _ancestors(path)[1:] if p in self.graph.call_counts or p in self.idle), "(root)")
 
     def fits(self, a: str, b: str) -> bool:
-        """Whether something that ``a`` gave first has the shape of something that ``b`` took first."""
+        """Return whether an output of the first call of ``a`` has the shape of an input of the first call of ``b``."""
         gave = {v.shape for v in self.graph.output_metadata.get(a, ()) if isinstance(v, TensorAt)}
         took = {v.shape for v in self.graph.input_metadata.get(b, ()) if isinstance(v, TensorAt)}
         return bool(gave & took)
 
 
 class RecordedCall(NamedTuple):
-    """One call of a module, as the events tell it."""
+    """One call of a module, reconstructed from the events."""
 
     module: str
     callees: Counter[str]
-    """What it called itself, and how often."""
+    """Direct callees with the number of calls."""
     whole: bool
-    """Whether the events go on to its end."""
+    """Whether the events include the end of the call."""
 
 
 def recorded_calls(events: Iterable[Event]) -> Iterator[RecordedCall]:
-    """The calls, innermost first."""
+    """Yield the calls that the events describe, innermost first."""
     stack: list[RecordedCall] = []
     for event in events:
         if event.event == "enter":
@@ -185,12 +185,12 @@ def recorded_calls(events: Iterable[Event]) -> Iterator[RecordedCall]:
 
 
 def unnumbered(path: str) -> Mask:
-    """The path without its numbers."""
+    """Return the path without its numbers."""
     return template(path)[0]
 
 
 def inside(graph: CallGraph, prefix: str) -> CallGraph:
-    """The part of a callgraph at and below a path."""
+    """Return the part of a callgraph at and below a path."""
     kept = {p for p in (*graph.module_types, *graph.call_counts) if below(p, prefix)}
 
     def both(edges: Mapping[str, int]) -> dict[str, int]:
@@ -209,7 +209,7 @@ def inside(graph: CallGraph, prefix: str) -> CallGraph:
 
 
 def arrows(edges: Mapping[str, int], known: Container[str]) -> dict[tuple[str, str], int]:
-    """``{"a->b": n}`` by pairs. A path that holds ``->`` itself is cut where both halves are modules."""
+    """Parse ``{"a->b": n}`` into pairs. A path that contains ``->`` itself is split where both halves are modules."""
     found = {}
     for text, count in edges.items():
         pairs = ((text[: m.start()], text[m.end() :]) for m in re.finditer("->", text))
@@ -227,12 +227,12 @@ def _counts(values: Sequence[object], numbers: list[tuple[int, ...]]) -> bool:
 
 
 def _place(path: str) -> tuple[str, Mask]:
-    """What holds a module, and its name there without the number."""
+    """Return the path of a module's holder, and its name there without the number."""
     above, _, name = path.rpartition(".")
     return above, unnumbered(name)
 
 
 def _ancestors(path: str) -> list[str]:
-    """The path itself and everything around it."""
+    """Return the path itself and the paths of all modules around it."""
     parts = path.split(".")
     return [".".join(parts[:i]) for i in range(len(parts), 0, -1)]

@@ -42,44 +42,44 @@ _STYLE: Final = """
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """How much a picture says, and how wide it lies. Here: class, path and all figures."""
+    """Level of detail of a picture. This one shows class, path and all figures."""
 
     gap: int = COLUMN_GAP
     height: int = 56
-    """Of a box."""
+    """Height of a box in pixels."""
 
     def title(self, node: Node) -> str:
-        """The first line of a box, behind how it repeats; the tooltip has all of it."""
+        """Return the first line of a box, after its repetition."""
         return shorten(plain(node.class_name), 40)
 
     def path(self, node: Node) -> str:
-        """The second line; empty for none."""
+        """Return the second line; empty for none."""
         return shorten(plain(node.pattern), 44)
 
     def figures(self, node: Node) -> str:
-        """The last line."""
+        """Return the last line."""
         return node.figures
 
 
 class Brief(Look):
-    """Of a slide: the end of the path, and the work."""
+    """Level of detail of a slide: the end of the path, and the work."""
 
     def title(self, node: Node) -> str:
-        """The last word of the path, with the one before it where it is a number: ``layers.[1-11]``."""
+        """Return the first line of a box, after its repetition."""
         *before, last = plain(node.pattern).split(".")
         return shorten(".".join([*before[-1:], last]) if last[:1] in "[0123456789" else last, 22)
 
     def path(self, node: Node) -> str:
-        """Nothing."""
+        """Return the second line; empty for none."""
         return ""
 
     def figures(self, node: Node) -> str:
-        """FLOPs, share and experts."""
+        """Return the last line."""
         return " · ".join(node.work)
 
 
 def svg(view: GraphView) -> str:
-    """Boxes are families of modules, grey arrows calls (left to right), dashed arrows data. Tooltips hold the rest."""
+    """Return an SVG: boxes are families of modules, grey arrows calls, dashed arrows data; tooltips hold the rest."""
     drawn = drawing(view, Look())
     width = max(drawn.width, 760, 10 * len(view.title))
     frame = f'{_SPACE} role="img" width="{width}" height="{drawn.height}" viewBox="0 0 {width} {drawn.height}"'
@@ -87,7 +87,7 @@ def svg(view: GraphView) -> str:
 
 
 def inline(view: GraphView) -> str:
-    """The same as part of an HTML page, which brings the style."""
+    """Return the SVG for an HTML page, which brings the style."""
     drawn = drawing(view, Look())
     width = max(drawn.width, 760, 10 * len(view.title))
     frame = f'role="group" width="{width}" height="{drawn.height}" viewBox="0 0 {width} {drawn.height}"'
@@ -96,7 +96,7 @@ def inline(view: GraphView) -> str:
 
 
 def slide(view: GraphView) -> str:
-    """The same for a slide of 16:9, 1280 x 720, of what fits at letters of 12 pixels and more: the heaviest first."""
+    """Return the SVG for a 16:9 slide (1280 x 720): the heaviest families that fit with letters of 12 pixels."""
     chosen: list[Node] = []
     drawn = drawing(view, _SLIDE_LOOK, ())
     # What has all of the work says nothing: the title stands for it.
@@ -127,7 +127,7 @@ _NOTE: Final = 140
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """What is inside a frame, and how large the frame must be."""
+    """Lines of SVG with the size they take, in pixels."""
 
     lines: list[str]
     width: int
@@ -135,7 +135,7 @@ class Drawing:
 
 
 def drawing(view: GraphView, look: Look, kept: Collection[str] | None = None) -> Drawing:
-    """Title, boxes, arrows and legend.
+    """Return title, boxes, arrows and legend with the size they take.
 
     Args:
         kept: ids of the boxes that are drawn; all unless given.
@@ -194,7 +194,7 @@ def _open(view: GraphView, width: int, height: int) -> list[str]:
 
 
 def _width(node: Node, look: Look) -> int:
-    """Of a box, from the usual widths of letters."""
+    """Return the width of a box, estimated from usual letter widths."""
     head = len(node.repetition) + 2 if node.loops else 0
     first = 8 * (head + len(look.title(node)))
     return max(first, 6 * len(look.path(node)) + 6, 6 * len(look.figures(node))) + 22
@@ -223,7 +223,7 @@ def _box(node: Node, x: int, y: int, width: int, look: Look) -> list[str]:
 
 
 def _xml(text: str) -> str:
-    """Text for XML, line breaks kept; what XML 1.0 cannot hold is made visible, lone surrogates too."""
+    """Escape text for XML; characters that XML 1.0 cannot hold are made visible."""
     lines = (plain(line) for line in text.split("\n"))
     return escape("\n".join("".join("\ufffd" if c in "\ufffe\uffff" else c for c in line) for line in lines))
 
@@ -235,7 +235,7 @@ LANE: Final = 10
 def call_arrow(
     edge: Edge, ends: Pair, sizes: list[Pair], placed: Layout, *, labelled: bool, lane: int, said: str
 ) -> str:
-    """A solid arrow, along which the boxes are ranked.
+    """Return a solid arrow, along which the boxes are ranked.
 
     Args:
         ends: places of its two boxes.
@@ -283,7 +283,7 @@ def call_arrow(
 
 
 def flow_arrow(edge: Edge, ends: Pair, sizes: list[Pair], placed: Layout) -> str:
-    """A dashed arrow, which the layout did not know of."""
+    """Return a dashed arrow, which the layout does not know."""
     a, b = ends
     top, bottom = placed.y[a], placed.y[b]
     if placed.x[a] != placed.x[b]:
@@ -304,7 +304,7 @@ def flow_arrow(edge: Edge, ends: Pair, sizes: list[Pair], placed: Layout) -> str
 
 
 def _between(a: int, b: int, placed: Layout) -> bool:
-    """Whether another box of the column lies between two."""
+    """Return whether another box of the column lies between two."""
     return any(x == placed.x[a] and placed.y[a] < y < placed.y[b] for x, y in zip(placed.x, placed.y, strict=True))
 
 

@@ -1,4 +1,4 @@
-"""The part of a grouped callgraph to show, with the numbers of the ledgers: what every writer draws."""
+"""Select the part of a grouped callgraph to show, and add the numbers of the ledgers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _LINK: Final = re.compile(r"(?:https?://|(?![A-Za-z][A-Za-z0-9+.\-]*:)[^\s\x00-\
 
 @dataclass(frozen=True, slots=True)
 class GraphChoice:
-    """What to show; everything unless said."""
+    """Which part of a callgraph to show (default: everything)."""
 
     depth: int | None = None
     """Calls below the outermost nodes shown; ``None`` for as deep as fits on one page."""
@@ -72,11 +72,11 @@ def check_choice(chosen: GraphChoice, stages: Sequence[str], modules: Collection
 
 
 _TOLD: Final = (Capture, CallGraphFile)
-"""What says of which model and workload it is."""
+"""Inputs that identify the model and the workload."""
 _MOST: Final = 5
 """Contradictions that are written out."""
 PAGE: Final = 60
-"""Nodes that fit on one page: the depth that is shown unless one is asked for is the deepest with no more."""
+"""Maximum number of nodes on one page, which limits the default depth."""
 
 
 def graph_view(drawn: Drawable, choice: GraphChoice | None = None) -> GraphView:
@@ -139,7 +139,7 @@ def _title(drawn: Drawable, chosen: GraphChoice) -> str:
 
 
 def _with_callers(calls: Iterable[Edge], heavy: Sequence[str]) -> set[str]:
-    """Nodes and all that call them, directly or not."""
+    """Return nodes and all their direct and indirect callers."""
     callers: dict[str, list[str]] = defaultdict(list)
     for edge in calls:
         callers[edge.target].append(edge.source)
@@ -154,7 +154,7 @@ def _with_callers(calls: Iterable[Edge], heavy: Sequence[str]) -> set[str]:
 
 
 def _depths(calls: Iterable[Edge], picked: Sequence[str]) -> dict[str, int]:
-    """Calls below the outermost picked node; a caller that is not picked does not count."""
+    """Return the number of calls below the outermost picked node; callers that are not picked do not count."""
     inner = set(picked)
     callees: dict[str, list[str]] = defaultdict(list)
     called: set[str] = set()
@@ -179,13 +179,13 @@ def _depths(calls: Iterable[Edge], picked: Sequence[str]) -> dict[str, int]:
 
 
 def _page(depths: Mapping[str, int]) -> int:
-    """The deepest that fits."""
+    """Return the greatest depth whose nodes fit on a page."""
     ordered = sorted(depths.values())
     return max((d for d in ordered if bisect_right(ordered, d) <= PAGE), default=0)
 
 
 def _flow(grouped: GraphView, picked: Collection[str], shown: Collection[str]) -> tuple[Edge, ...]:
-    """Arrows between shown nodes; the way through nodes that are not picked (norms) is one arrow."""
+    """Return the data arrows between shown nodes; paths through nodes that are not picked (norms) are one arrow."""
     place = {n.id: i for i, n in enumerate(grouped.nodes)}
     handed: dict[str, list[Edge]] = defaultdict(list)
     for edge in grouped.flow:
@@ -222,7 +222,7 @@ def _add_numbers(node: Node, graph: CallGraph, costs: ModuleNumbers, link: str |
 
 
 def _fill_link(link: str, path: str, class_name: str) -> str:
-    """The address with path and class put in, so quoted that they cannot change what it leads to."""
+    """Return the address with path and class inserted, quoted so that they cannot change its target."""
     names = {"{path}": path, "{class}": class_name}
     return re.sub(r"\{(path|class)\}", lambda m: quote(names[m.group()], errors="backslashreplace"), link)
 
@@ -254,7 +254,7 @@ def _contradictions(found: Sequence[str]) -> list[str]:
 
 
 def contradictions(graph: CallGraph) -> list[str]:
-    """Contradictions inside a callgraph, one sentence each; empty for a sound one.
+    """Return the contradictions inside a callgraph, one sentence each; empty for a consistent one.
 
     Calls must be as many as events that enter the module, and calls by callers as many as nested enters. Events
     that are cut off cover a part of the run and bound the counts from below.
@@ -280,7 +280,7 @@ def contradictions(graph: CallGraph) -> list[str]:
 
 
 def mark_contradictions(capture: Capture) -> list[str]:
-    """Where the marks of the events are not what the stages were counted for.
+    """Return where the marks of the events contradict the inputs that stages were counted for.
 
     A mark that has the name of a call among its data tells how many inputs that call had, ``{"crops": (4, 4)}``.
     """

@@ -1,4 +1,4 @@
-"""The page of a capture: verdict, shares, sources; a tree of modules down to formulas; the picture of the callgraph."""
+"""Build the page of a capture: verdict, shares, sources, a tree of modules with formulas, and the callgraph."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _LINK: Final = "#at/{path}"
 
 
 def capture_page(found: Report) -> str:
-    """The file."""
+    """Return the file."""
     capture, compared = found.capture, found.discrepancy
     metrics = _metrics(capture)
     picture, boxes = _picture(found)
@@ -81,7 +81,7 @@ def capture_page(found: Report) -> str:
 
 
 def capture_cell(found: Report) -> Iterator[Html | None]:
-    """What a notebook shows of it: no tree, and every metric but the first folded."""
+    """Yield the parts of a notebook cell: no tree, and every metric but the first folded."""
     capture, compared = found.capture, found.discrepancy
     opened = open_findings(compared)
     numbers = {f.id: i for i, f in enumerate(compared.findings)}
@@ -100,7 +100,7 @@ def _metrics(capture: Capture) -> list[Metric]:
 
 
 def _cost(found: Report, metrics: list[Metric]) -> Html:
-    """One table for each metric, of which the script shows the one that is chosen; without it all are there."""
+    """Return a table for each metric; the script shows the chosen one, without scripts all are visible."""
     static = found.figures
     low = static.totals_at_least
     values = [
@@ -164,7 +164,7 @@ def _metric(found: Report, metric: Metric) -> Html:
 
 
 def _whole(capture: Capture) -> Html | None:
-    """What the model costs that was cut for the count."""
+    """Return the section on the whole model if only its first layers were counted."""
     if capture.whole is None:
         return None
     said = (*stack_sentences(capture.whole), *unknown_sentences(capture.whole))
@@ -190,7 +190,7 @@ def _findings(numbers: dict[str, int], title: str, found: list[Any], *, closed: 
 
 
 def _modules(compared: str, formulas: str) -> Html:
-    """The frame that the script fills; without it the page says where the numbers are.
+    """Return the frame that the script fills with the tree of modules.
 
     Args:
         formulas: whose they are, where they are not ours.
@@ -208,7 +208,7 @@ def _modules(compared: str, formulas: str) -> Html:
 
 
 def _picture(found: Report) -> tuple[Html | None, dict[str, str]]:
-    """The folded callgraph, and for each module the box that it is in, or that its caller is in."""
+    """Return the folded callgraph, and for each module the id of its box or of its caller's box."""
     try:
         view = graph_view(found.capture, GraphChoice(link=_LINK))
     except Absent:
@@ -226,7 +226,7 @@ def _picture(found: Report) -> tuple[Html | None, dict[str, str]]:
 
 
 def _stage_formulas(found: Report, formulas: FormulaTable, rows: list[dict[str, Any]]) -> None:
-    """The whole formula of each call, at the row of its stage."""
+    """Add the formula of each whole call to the row of its stage."""
     stages = {s.id: s for s in found.static.stages}
     for row in rows:
         if row["parent"] is None:

@@ -1,4 +1,4 @@
-"""One HTML file: markup that escapes what it is given, the frame around it, the data that its script reads."""
+"""Write HTML: elements that escape their content, the frame of a page, and the data for its script."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from typing import Any, Final
 from costproof.reports.escape import plain
 
 _LARGEST: Final = 2**53 - 1
-"""Of the integers that a JavaScript number holds; larger ones go as text."""
+"""The largest integer that a JavaScript number holds exactly; larger ones are passed as text."""
 _BREAKING: Final = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
 
 
 class Html(str):
-    """Text that is markup already; every other text is escaped where it enters markup."""
+    """Finished markup; every other string is escaped when it enters markup."""
 
     __slots__ = ()
 
@@ -29,7 +29,7 @@ Inside = str | Iterable[str] | None
 
 
 def h(tag: str, /, *inside: Inside, **attributes: str | int | bool | None) -> Html:
-    """An element. ``class_`` is the attribute ``class``, ``aria_label`` is ``aria-label``; ``None`` is left out."""
+    """Return an element. ``class_`` is the attribute ``class``, ``aria_label`` is ``aria-label``; None is left out."""
     named = "".join(
         f" {name}" if value is True else f' {name}="{_text(str(value))}"'
         for name, value in ((k.rstrip("_").replace("_", "-"), v) for k, v in attributes.items())
@@ -39,7 +39,7 @@ def h(tag: str, /, *inside: Inside, **attributes: str | int | bool | None) -> Ht
 
 
 def join_markup(*inside: Inside) -> Html:
-    """Pieces one after the other."""
+    """Return the pieces joined; plain strings are escaped."""
     flat = (piece for part in inside if part is not None for piece in ([part] if isinstance(part, str) else part))
     return Html("".join(piece if isinstance(piece, Html) else _text(piece) for piece in flat))
 
@@ -49,27 +49,27 @@ def _text(text: str) -> str:
 
 
 def line(tag: str, cells: Iterable[str], align: str) -> Html:
-    """A row of a table, by the letters of its columns: ``l`` or ``r``; the last letter is of all that follow, too."""
+    """Return a table row; ``align`` has a letter (``l`` or ``r``) per column, the last one also for all that follow."""
     scope = "col" if tag == "th" else None
     kinds = ("n" if align[min(i, len(align) - 1)] == "r" else None for i in count())
     return h("tr", (h(tag, cell, class_=kind, scope=scope) for cell, kind in zip(cells, kinds, strict=False)))
 
 
 def table(head: Iterable[str], rows: Iterable[Iterable[str]], *, align: str = "lr", class_: str = "") -> Html:
-    """A table that may be wider than a phone."""
+    """Return a table that may be wider than a phone."""
     body = h("tbody", (line("td", cells, align) for cells in rows))
     made = h("table", h("thead", line("th", head, align)), body, class_=class_ or None)
     return h("div", made, class_="wide", tabindex=0)
 
 
 def page(title: str, top: Html, inside: Iterable[Inside], bottom: Html, data: Mapping[str, Any] | None = None) -> str:
-    """A whole file of its head, its sections and its foot; :func:`document` says what data are."""
+    """Return a whole file of head, sections and foot; :func:`document` describes ``data``."""
     main = h("main", *inside, id="content")
     return document(title, h("div", top, main, bottom, class_="page"), data or {})
 
 
 def document(title: str, body: Html, data: Mapping[str, Any]) -> str:
-    """The whole file. Nothing in it is loaded from elsewhere, and no script or style but ours can run.
+    """Return the whole file. It loads nothing from elsewhere, and only our own script and style can run.
 
     Args:
         data: what the script reads: plain values, of which large integers arrive as text.
@@ -102,7 +102,7 @@ def document(title: str, body: Html, data: Mapping[str, Any]) -> str:
 
 
 def payload(data: object) -> str:
-    """JSON that no markup can end."""
+    """Return JSON that cannot end the element it is in."""
     text = json.dumps(_safe(data), ensure_ascii=True, separators=(",", ":"))
     return text.translate(_BREAKING)
 
@@ -121,7 +121,7 @@ def _safe(value: object) -> object:
 
 @cache
 def part(name: str) -> str:
-    """The text of a file beside this one."""
+    """Return the text of a file of this package."""
     return "\n" + files("costproof.reports.html").joinpath(name).read_text(encoding="utf-8")
 
 

@@ -1,4 +1,4 @@
-"""Formulas as MathML, written from their canonical text. Browsers typeset it by themselves."""
+"""Typeset formulas as MathML from their canonical text. Browsers render it without scripts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FENCES: Final = {"ceiling": ("⌈", "⌉"), "floor": ("⌊", "⌋")}
 
 
 def mathml(expression: str, docs: Mapping[str, SymbolDoc]) -> str:
-    """A ``math`` element of an expression of :mod:`costproof.algebra.symbols`; symbols as their documentation says."""
+    """Return the ``math`` element of an expression of :mod:`costproof.algebra.symbols`; ``docs`` typesets symbols."""
     try:
         inside = _row(_write(ast.parse(expression, mode="eval").body, {name: d.latex for name, d in docs.items()}))
     except (RecursionError, MemoryError):
@@ -27,7 +27,7 @@ def mathml(expression: str, docs: Mapping[str, SymbolDoc]) -> str:
 
 @lru_cache(maxsize=1024)
 def symbol(name: str, latex: str = "") -> str:
-    """One symbol: ``h`` with the subscript ``sam``; its name, where it is typeset in no way that is known here."""
+    """Return a typeset symbol: ``h`` with the subscript ``sam``; its plain name if its LaTeX is not a simple symbol."""
     found = _LETTER.fullmatch(latex)
     if found is None:
         return f"<mi>{escape(name)}</mi>"
@@ -37,7 +37,7 @@ def symbol(name: str, latex: str = "") -> str:
 
 
 def _write(tree: ast.AST, names: Mapping[str, str]) -> str:
-    """An element, or several one after the other. The text was read before, so it is of the grammar."""
+    """Return one or several elements for a parsed expression, which is known to follow the grammar."""
     match tree:
         case ast.Constant(value=int(value)):
             return f"<mn>{value}</mn>"
@@ -64,7 +64,7 @@ def _write(tree: ast.AST, names: Mapping[str, str]) -> str:
 
 
 def _terms(tree: ast.AST) -> list[tuple[str, ast.AST]]:
-    """Of a sum, each with the sign before it; without recursion, since sums are long."""
+    """Return the terms of a sum, each with its sign; iteratively, since sums are long."""
     found: list[tuple[str, ast.AST]] = []
     while isinstance(tree, ast.BinOp) and isinstance(tree.op, ast.Add | ast.Sub):
         found.append(("<mo>+</mo>" if isinstance(tree.op, ast.Add) else "<mo>−</mo>", tree.right))
@@ -88,7 +88,7 @@ def _product(factors: Sequence[ast.AST], names: Mapping[str, str]) -> str:
 
 
 def _factor(tree: ast.AST, names: Mapping[str, str], *, alone: bool = False) -> str:
-    """With parentheses where it is a sum."""
+    """Return a factor, in parentheses if it is a sum."""
     sums = isinstance(tree, ast.BinOp) and isinstance(tree.op, ast.Add | ast.Sub)
     bare = _write(tree, names)
     return bare if alone or not (sums or isinstance(tree, ast.UnaryOp)) else _row(f"<mo>(</mo>{bare}<mo>)</mo>")

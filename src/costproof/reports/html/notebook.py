@@ -1,4 +1,4 @@
-"""Results in a cell of a notebook: the parts of their pages, static, in a style that reaches nothing outside it."""
+"""Display results in notebook cells: the static parts of their pages, with a style confined to the cell."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from costproof.views.explanation import Explanation
 from costproof.views.numbers import exact
 
 _TAG: Final = re.compile(r"<[^>]*>")
-"""Of our own markup, in which every other ``<`` and ``>`` is escaped."""
+"""Matches a tag of our own markup, in which every other ``<`` and ``>`` is escaped."""
 _LINK: Final = re.compile(r'^<a( class="[^"]*")?[^>]*>$')
 _PLAIN: Final = """
 & :where(table, thead, tr, th, td) { background: none; border: 0; color: inherit; font-size: inherit; }
@@ -39,7 +39,7 @@ _PLAIN: Final = """
 & :where(h3) { font-weight: bold; }
 [data-jp-theme-light="false"] & { color-scheme: dark; }
 """
-"""What pages leave to the browser, and Jupyter does not."""
+"""Browser defaults that Jupyter overrides."""
 
 
 def display(value: object, format: Format) -> str:  # noqa: A002
@@ -54,20 +54,20 @@ def display(value: object, format: Format) -> str:  # noqa: A002
 
 
 def cell(value: object) -> Html:
-    """Markup without script, identifiers and links, whose style is of its own elements alone."""
+    """Return markup without script, identifiers and links, with a style that applies only to it."""
     inside = join_markup(*_parts(value))
     return h("div", Html(f"<style>{_style()}</style>"), Html(_TAG.sub(_static, inside)), class_="costproof")
 
 
 def _static(tag: re.Match[str]) -> str:
-    """A tag without what would meet another cell's: its identifier, and links to identifiers."""
+    """Return a tag without identifiers and links, which could collide with those of other cells."""
     bare = re.sub(r' (id|data-more|tabindex)="[^"]*"', "", tag[0])
     return "</span>" if bare == "</a>" else _LINK.sub(r"<span\1>", bare)
 
 
 @cache
 def _style() -> str:
-    """The style of pages, nested in the element of the cell. Light or dark is what the notebook is.
+    """Return the style of pages, nested in the cell's element. The notebook's theme decides between light and dark.
 
     Jupyter has colours, alignments and sizes of its own for tables and code in a cell. The name of the element thrice
     is stronger than its selectors, so what a page says holds, and what a page leaves to the browser is put back. A dark

@@ -44,20 +44,20 @@ if TYPE_CHECKING:
 
 _BAD: Final = "unexplained"
 GLYPHS: Final = {"exact": "✓", "explained": "≈", "unexplained": "✗", "unsupported": "✗", "incomplete": "?"}
-"""Beside the words: colour alone says nothing to many readers."""
+"""Signs next to the words, since many readers cannot rely on color."""
 LIKE: Final = {
     "right": "exact", "same": "exact", "passed": "exact", "proved": "exact",
     "allowed": "explained",
     "refuted": _BAD, "over": _BAD, "failed": _BAD,
     "undetermined": "incomplete", "unknown": "incomplete",
 }  # fmt: skip
-"""Verdicts of other comparisons, and which of a report's each is shown like. A change is neither good nor bad."""
+"""Verdict of another comparison -> the report verdict whose style it shares. Changes have a neutral style."""
 MOST: Final = 1_000
-"""Rows of a table in the file; the JSON has all."""
+"""Maximum number of table rows in the file; the JSON has all."""
 AT_ONCE: Final = 100
-"""Of them, those that are in the document when it opens."""
+"""Maximum number of rows in the document when it opens."""
 MOST_IN_A_CELL: Final = 100
-"""Likewise of a notebook, which keeps every cell in its file."""
+"""Maximum number of rows in a notebook cell, which is saved with the notebook."""
 MOST_FINDINGS: Final = 200
 _EVIDENCE: Final = 6
 
@@ -82,7 +82,7 @@ class HtmlPrinter:
         return page(plain_text(d.title), top, map(self.block, d.body), h("footer", map(self.block, foot)), d.data)
 
     def foot(self, section: DocumentSection) -> Iterable[Block]:
-        """Yield the blocks of a section at the foot, below a heading of their own."""
+        """Return conventions and versions, without which numbers cannot be compared."""
         yield Markup(h("h2", self.prose(section.title)))
         yield from section.body
 
@@ -174,7 +174,7 @@ def _piece(piece: str) -> str:
 
 
 def status(word: str) -> Html:
-    """A status with its sign."""
+    """Return a status with its sign."""
     kind = word.partition(" ")[0]
     kind = LIKE.get(kind, kind)
     sign = h("span", f"{GLYPHS.get(kind, '·')} ", aria_hidden="true")  # the word says it already
@@ -182,7 +182,7 @@ def status(word: str) -> Html:
 
 
 def head(title: str, verdict: str, sentence: str, told: Iterable[str]) -> Html:
-    """Title, verdict in a sentence, models and workloads; and the switch between light and dark."""
+    """Return the title, the verdict, lines about the subject, and the switch between light and dark."""
     return h(
         "header",
         h("a", "Skip to the content", href="#content", class_="skip"),
@@ -194,17 +194,17 @@ def head(title: str, verdict: str, sentence: str, told: Iterable[str]) -> Html:
 
 
 def verdict_line(verdict: str, sentence: str) -> Html:
-    """The verdict in a sentence."""
+    """Return the paragraph that states the verdict."""
     return h("p", sentence, class_=f"verdict {LIKE.get(verdict, verdict)}", id="verdict")
 
 
 def about(target: TargetInfo, workload: Workload) -> str:
-    """Which model and workload, for the head of a page."""
+    """Return the line about the model and the workload for the head of a page."""
     return plain_text(subject_lines(target, workload, "html")[0])
 
 
 def chips(values: Iterable[tuple[str, str, str]], first: Metric) -> Html:
-    """The choice of a metric: its name, its title, what it comes to. Hidden where there is no script to act on it."""
+    """Return the choice of a metric, each with its title and total; hidden without scripts."""
     made = (
         h(
             "label",
@@ -218,23 +218,23 @@ def chips(values: Iterable[tuple[str, str, str]], first: Metric) -> Html:
 
 
 def details(title: str, *inside: Html | None) -> Html:
-    """What opens on a click."""
+    """Return an element that unfolds on a click."""
     return h("details", h("summary", title), *inside)
 
 
 def number(value: int | None, shown: str) -> str:
-    """A number as it is read, which the script sorts and copies by its exact value; the text alone for ``None``."""
+    """Return a formatted number with its exact value, which the script sorts and copies; only the text for None."""
     return shown if value is None else h("data", shown, value=value, title=exact(value))
 
 
 def reasons(title: str, why: Sequence[str]) -> Html | None:
-    """What keeps a result from being whole, before everything else."""
+    """Return the section on what keeps a result from being complete; None if there is nothing."""
     shown = [h("li", w) for w in why[:MOST_FINDINGS]]
     return h("section", h("h2", title), h("ul", shown), class_="open") if why else None
 
 
 def foot(conventions: Conventions, environment: dict[str, str], *more: str) -> Html:
-    """Conventions and versions, without which no number can be compared."""
+    """Return conventions and versions, without which numbers cannot be compared."""
     answers = {f.name: str(getattr(conventions, f.name)) for f in fields(conventions)}
     rows = [(q, a, MEANING.get((q, a), "")) for q, a in answers.items()]
     return h(
@@ -247,7 +247,7 @@ def foot(conventions: Conventions, environment: dict[str, str], *more: str) -> H
 
 
 def shares(parts: Sequence[tuple[str, int | Fraction | None]], scale: int | None = None) -> Html:
-    """A bar of shares, as long as the page unless ``scale`` is; the table beside it has the numbers."""
+    """Return a bar of shares, normalized to ``scale`` (default: the sum)."""
     whole = sum(v or 0 for _, v in parts) if scale is None else scale
     at: int | Fraction = 0
     bars = []
@@ -260,12 +260,12 @@ def shares(parts: Sequence[tuple[str, int | Fraction | None]], scale: int | None
 
 
 def swatch(place: int) -> Html:
-    """The colour of a part of the bar."""
+    """Return the color sample of a part of the bar."""
     return h("svg", h("rect", width="100%", height="100%", class_=f"s{place % 8}"), class_="swatch", aria_hidden="true")
 
 
 def finding(place: int, f: Finding) -> Html:
-    """One finding with its causes and their evidence."""
+    """Return a finding with its causes and their evidence."""
     path = expand(f.module)[0] if f.level in ("module", "judge") else ""
     link = h("a", f.id, href=f"#{quote(f.stage)}/{quote(path)}") if path else h("b", f.id)
     many = f", {plural(f.count, 'module')}" if f.count != 1 else ""

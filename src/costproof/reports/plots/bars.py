@@ -43,12 +43,12 @@ class BarPiece:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A row."""
+    """A bar with its label."""
 
     name: str
     pieces: tuple[BarPiece, ...]
     said: str
-    """Beside the bar: its whole, or why there is none."""
+    """Text next to the bar: its total, or why there is none."""
     below: bool = False
     """Whether the row belongs to the one above it."""
 
@@ -64,7 +64,7 @@ def bars(
     unit: str = "",
     line: tuple[float, str] | None = None,
 ) -> bytes:
-    """The picture of some rows, from top to bottom.
+    """Return a picture of horizontal bars, from top to bottom.
 
     Args:
         legend: name, colour, hatched.
@@ -129,7 +129,7 @@ def _legend(figure: object, legend: Sequence[tuple[str, str, bool]]) -> None:
 
 
 _LEFT_OUT: Final = ("calls", "params_active")
-"""Metrics that say nothing about where a cost sits."""
+"""Metrics whose distribution over stages is meaningless."""
 _PIECE_UNITS: Final = {"bytes": "B", "FLOP": "FLOP", "elements": ""}
 _LONGEST_NAME: Final = 24
 
@@ -140,12 +140,12 @@ class Shares:
 
     metric: Metric
     parts: dict[tuple[str, ...], int | None]
-    """Stages -> what they have: one stage, or several that work with the same modules. They sum to the whole."""
+    """Stages -> value: single stages, or several that share modules. The values sum to the whole."""
     whole: int | None
 
 
 def shares(capture: Capture) -> tuple[Shares, ...]:
-    """Every metric that some stage has any of; numbers of the first source that has it in every stage."""
+    """Return every metric that some stage has, from the first source that has it in every stage."""
     found = []
     for metric in (m for m in METRICS if m not in _LEFT_OUT):
         speaking = (x for x in ledgers(capture) if all(provides(x, metric, stage) for stage in capture.target.stages))
@@ -174,7 +174,7 @@ def _shares(ledger: Ledger, metric: Metric, stages: tuple[str, ...]) -> Shares:
 
 
 def draw_shares(report: Report, kind: str) -> bytes:
-    """The picture: a bar of 100 % for each quantity."""
+    """Return a picture with a bar of 100 % for each quantity, split by stage."""
     capture = report.capture
     found = shares(capture)
     groups = list(dict.fromkeys(group for one in found for group in one.parts))
@@ -205,7 +205,7 @@ _REST: Final = "#e4e4e4"
 
 
 def draw_peaks(title: str, calls: Sequence[CallPeaks], kind: str) -> bytes:
-    """The picture: two bars a call, their pieces the largest tensors that are alive."""
+    """Return a picture with two bars a call, split by the largest live tensors."""
     rows = []
     for call in calls:
         part = f" {call.part}" if call.part else ""
@@ -232,11 +232,11 @@ def _peak_bar(name: str, way: str, peak: Peak | None, *, below: bool) -> Bar:
 
 
 _LONGEST_ERROR: Final = 60
-"""Letters of an error."""
+"""Maximum number of characters of an error."""
 
 
 def draw_counters(found: CounterReport, kind: str) -> bytes:
-    """The picture: a bar for the whole of each counter, a point for each call of a stage."""
+    """Return a picture with a bar for the total of each counter and a point for each call of a stage."""
     from matplotlib.ticker import PercentFormatter
 
     title = f"{visible(found.target.title)} at {visible(found.workload.name)}: third-party counters against the truth"

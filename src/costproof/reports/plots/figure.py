@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 KINDS: Final = ("svg", "png")
 COLOURS: Final = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#bb7744", "#777777")
-"""Of stages, in their order; told apart by people with any colour vision (P. Tol's bright scheme, two added)."""
+"""Colors of stages, distinguishable with any color vision (P. Tol's bright scheme, two added)."""
 _SCALE: Final = 150
 """Dots per inch of a PNG."""
 _LOOKS: Final = {
@@ -51,7 +51,7 @@ def style() -> Iterator[None]:
 
 
 def new_figure(width: float, height: float, title: str) -> Figure:
-    """An empty figure; sizes in inches."""
+    """Return an empty figure; sizes in inches."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -63,25 +63,25 @@ def new_figure(width: float, height: float, title: str) -> Figure:
 
 
 def render_figure(figure: Figure, kind: str) -> bytes:
-    """The bytes of a picture."""
+    """Return the bytes of a figure as SVG or PNG."""
     out = BytesIO()
     figure.savefig(out, format=kind, dpi=_SCALE, metadata={"Date": None} if kind == "svg" else {"Software": None})
     return out.getvalue()
 
 
 def colour(number: int) -> str:
-    """Of the stage of that number."""
+    """Return the color of the stage with this index."""
     return COLOURS[number % len(COLOURS)]
 
 
 def ink(background: str) -> str:
-    """Black or white, whichever is read better on a colour: by its luminance."""
+    """Return black or white, whichever contrasts more with a background, by its luminance."""
     red, green, blue = (int(background[i : i + 2], 16) for i in (1, 3, 5))
     return "#111111" if 299 * red + 587 * green + 114 * blue > 130_000 else "#ffffff"
 
 
 def png(svg: str) -> bytes:
-    """The picture as PNG, two dots a pixel; the same bytes wherever the same versions are installed.
+    """Rasterize an SVG at two dots per pixel; byte-identical for equal versions of resvg and matplotlib.
 
     Raises:
         Incomplete: resvg or matplotlib is not installed.

@@ -19,30 +19,30 @@ if TYPE_CHECKING:
 
 WHOLE: Final = "whole run"
 _WIDE: Final = 30
-"""Ratio of the largest to the smallest from which on a scale is logarithmic."""
+"""Ratio of largest to smallest value above which a scale is logarithmic."""
 _SIDE: Final = (4.4, 3.1)
 """Width and height of a panel, in inches."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """A metric over one name, all others as at the base point."""
+    """A metric over one setting, with all others as in the base point."""
 
     name: str
     at: Sequence[Any]
-    """Values of the name at which there is a model."""
+    """Valid values of the setting."""
     stages: Mapping[str, Sequence[int]]
     """Stage -> the metric at these values; the whole run under :data:`WHOLE`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Heat:
-    """A metric of the whole run over two names; ``None`` where there is not a model."""
+    """A metric of the whole run over two settings; None where the settings are invalid."""
 
     names: tuple[str, str]
     at: tuple[Sequence[Any], Sequence[Any]]
     values: Sequence[Sequence[int | None]]
-    """A row for each value of the first name."""
+    """A row for each value of the first setting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +53,12 @@ class Strip:
     unit: str
     lines: tuple[Lines, ...]
     stacked: bool
-    """Whether the first lines are shown as areas on top of each other too."""
+    """Whether the first lines are also shown as stacked areas."""
     heat: Heat | None
 
 
 def draw(strips: Sequence[Strip], title: str, kind: str) -> bytes:
-    """A picture, ``svg`` or ``png``; the same strips make the same bytes.
+    """Return a picture as SVG or PNG; equal strips give equal bytes.
 
     Args:
         title: above everything, such as the base point.
@@ -130,7 +130,7 @@ def _heat(figure: Any, panel: Axes, heat: Heat, strip: Strip) -> None:
 
 
 def _positions(panel: Axes, name: str, at: Sequence[Any], *, log: bool = True) -> list[float]:
-    """Where values stand: numbers at their places, all else side by side."""
+    """Return the positions of values on the axis: integers by value, everything else evenly spaced."""
     from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
     panel.set_xlabel(name)
@@ -158,16 +158,16 @@ def _labelled(panel: Axes, strip: Strip) -> None:
 
 
 POINTS: Final = 200
-"""Of one line, spread evenly."""
+"""Maximum number of points of a line, spread evenly."""
 HEAT: Final = 60
-"""Of each side of a heat map."""
+"""Maximum number of values on each side of a heat map."""
 LINES: Final = 4
-"""Panels of lines."""
+"""Maximum number of panels with lines."""
 _STRIPS: Final = 6
 _MAKE_AGAIN: Final = "costproof sweep TARGET --over NAME=VALUES -o FILE.json"
 
 Group = tuple[int, ...]
-"""Columns that vary in step."""
+"""Indices of columns that vary together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,16 +175,16 @@ class SweepTable:
     """The rows of a sweep, or some of them."""
 
     name: str
-    """Of the target."""
+    """Name of the target."""
     varied: tuple[str, ...]
     costs: tuple[str, ...]
     """``flops`` of the whole run, ``prefill.flops`` of a stage."""
     rows: Sequence[Sequence[Any]]
-    """Values of what varies, then costs."""
+    """Values of the settings that vary, then costs."""
 
 
 def of_json(data: object, where: str) -> SweepTable:
-    """The rows of ``sweep.json``.
+    """Return the rows of a parsed ``sweep.json``.
 
     Raises:
         BadInput, Problems: it is not one.
@@ -198,7 +198,7 @@ def of_json(data: object, where: str) -> SweepTable:
 
 
 def of_csv(path: Path) -> SweepTable:
-    """The rows of a sweep in CSV, which does not say of which target they are: the name of the file stands for it.
+    """Return the rows of a sweep in CSV; the name of the file stands in for the target, which CSV does not name.
 
     Raises:
         BadInput: it is not one.
@@ -220,7 +220,7 @@ def _is_integer(cell: str) -> bool:
 
 
 def _first_cost(columns: Sequence[str], where: str) -> int:
-    """Where the columns of costs begin: what varies stands before them."""
+    """Return the index of the first cost column; the settings that vary precede it."""
     at = next((i for i, c in enumerate(columns) if _cell(c)[1] in EVERY_METRIC), 0)
     if not at or any(_cell(c)[1] not in EVERY_METRIC for c in columns[at:]):
         got = ", ".join(columns[:8]) or "nothing"
@@ -229,13 +229,13 @@ def _first_cost(columns: Sequence[str], where: str) -> int:
 
 
 def _cell(title: str) -> tuple[str, str]:
-    """(stage, metric) of a column."""
+    """Return the (stage, metric) of a column title."""
     stage, _, metric = title.rpartition(".")
     return stage, metric
 
 
 def strips(table: SweepTable) -> tuple[tuple[Strip, ...], str]:
-    """What to draw, and above it the point that all lines go through: the first row.
+    """Return the panels to draw, and a title with the point that all lines pass through: the first row.
 
     A panel varies one name, or names in step, alone. With one that varies, areas are stacked, unless stages share what
     they have; with several, a heat map shows the whole run over the first two.
@@ -264,7 +264,7 @@ def strips(table: SweepTable) -> tuple[tuple[Strip, ...], str]:
 
 
 def _joint_columns(table: SweepTable) -> list[Group]:
-    """Columns that vary, those together of which each value of one has one value of the other."""
+    """Return the columns that vary; columns with a one-to-one relation form one group."""
     found: list[Group] = []
     for i in range(len(table.varied)):
         for number, group in enumerate(found):
@@ -278,13 +278,13 @@ def _joint_columns(table: SweepTable) -> list[Group]:
 
 
 def _rows_like(rows: Sequence[Any], base: Any, free: tuple[Group, ...], groups: list[Group]) -> list[Any]:
-    """The rows that are as the base in all but some groups."""
+    """Return the rows that equal the base row in all but some groups."""
     fixed = [i for g in groups if g not in free for i in g]
     return [row for row in rows if all(row[i] == base[i] for i in fixed)]
 
 
 def _spread(rows: list[Any], group: Group, most: int) -> list[Any]:
-    """At most so many rows, evenly, with both ends; numbers in their order."""
+    """Return at most ``most`` rows, evenly spread with both ends; numbers in ascending order."""
     ordered = sorted(rows, key=lambda row: _group_value(row, group)) if _whole(rows, group) else rows
     last = len(ordered) - 1
     return ordered if last < most else [ordered[i] for i in sorted({i * last // (most - 1) for i in range(most)})]
@@ -295,14 +295,14 @@ def _whole(rows: list[Any], group: Group) -> bool:
 
 
 def _rows_along(table: SweepTable, group: Group, rows: list[Any], metric: str) -> Lines:
-    """A metric at the rows along a group."""
+    """Return a metric at the rows along a group of columns."""
     at = {t: i + len(table.varied) for i, t in enumerate(table.costs) if _cell(t)[1] == metric}
     stages = {_cell(title)[0] or WHOLE: [row[i] for row in rows] for title, i in at.items()}
     return Lines(_group_name(table, group), [_group_value(row, group) for row in rows], stages)
 
 
 def _plane(table: SweepTable, base: Any, sides: tuple[Group, Group], groups: list[Group], metric: str) -> Heat | None:
-    """A metric of the whole run over a plane; ``None`` where it is the same everywhere."""
+    """Return a metric of the whole run over two groups; None if it is constant."""
     if metric not in table.costs:
         return None
     cost = len(table.varied) + table.costs.index(metric)
@@ -320,7 +320,7 @@ def _plane(table: SweepTable, base: Any, sides: tuple[Group, Group], groups: lis
 
 
 def _group_value(row: Sequence[Any], group: Group) -> Any:
-    """Where a row stands in a group: a number, or a text of all its values."""
+    """Return the value of a row in a group: an integer, or a text of all its values."""
     found = [row[i] for i in group]
     return found[0] if len(found) == 1 and type(found[0]) is int else "/".join(map(_value_text, found))
 

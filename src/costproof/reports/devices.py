@@ -1,4 +1,4 @@
-"""Devices as text: a line each, or one with what its sources say."""
+"""Report devices as text: a table of all, or one with its quoted sources."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ UNKNOWN: Final = "not known"
 
 
 def devices_text(devices: Iterable[Device], width: int | None = None) -> str:
-    """A line for each device."""
+    """Return a table with a row for each device."""
     return fill_lines(align_table(_HEAD, [_line(d) for d in devices], 2, width, keys=1), width)
 
 
@@ -34,7 +34,7 @@ def _short(figure: DeviceFigure | None, unit: str) -> str:
 
 
 def device_text(device: Device, width: int | None = None) -> str:
-    """One device: its figures, each with what is quoted for it, and its sources."""
+    """Return the figures of a device, each with its quotations, and its sources."""
     return fill_lines(_lines(device), width)
 
 

@@ -1,4 +1,4 @@
-"""What each module costs, equal layers in one row, for the console."""
+"""Report the cost of each module as text, with equal layers in one row."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LEGEND: Final = "Each row has everything inside the module; x says how many equa
 
 
 def modules_text(found: Report, width: int | None = None) -> str:
-    """Every module, stage by stage."""
+    """Return a table of every module, stage by stage."""
     rows = ModuleRows(found, FormulaTable(), {}).rows
     static = found.figures
     head = [
@@ -34,7 +34,7 @@ def modules_text(found: Report, width: int | None = None) -> str:
 
 
 def short_table(found: Report, width: int) -> list[str]:
-    """The outermost modules of a model of one stage, and those in them as far as they are few; empty for others."""
+    """Return a table of the outermost modules of a single-stage model; empty for others or if there are too many."""
     if len(found.capture.target.stages) != 1:
         return []
     rows = ModuleRows(found, FormulaTable(), {}).rows
@@ -72,12 +72,12 @@ def _level(rows: list[dict[str, Any]], row: dict[str, Any]) -> int:
 
 
 def _first(value: Any) -> int | None:
-    """The number, or that of the first source where the sources differ."""
+    """Return the number, or that of the first source if the sources differ."""
     return next(iter(value.values())) if isinstance(value, dict) else value  # type: ignore[no-any-return]
 
 
 def _format_sum(row: dict[str, Any], metric: Metric) -> str:
-    """The number that all sources give; all digits of each where they differ."""
+    """Format the number that all sources give, or the exact numbers of each if they differ."""
     value = row["sum"].get(metric, 0)
     if isinstance(value, dict):
         return ", ".join(f"{source} {exact(number)}" for source, number in value.items())

@@ -1,4 +1,4 @@
-"""Operators of a stage as a listing: equal layers one after another are written once."""
+"""List the operators of a stage; runs of equal layers are written once."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from costproof.views.numbers import exact, share
 
 _LAYER: Final = re.compile(r"(.*?\.\d+)(?:\.|$)")
 _READS: Final = 60
-"""Letters of the arguments of an operator."""
+"""Maximum number of characters of an operator's arguments."""
 
 
 def listing_text(found: Sequence[OperatorListing], width: int | None = None) -> str:
-    """Lines of ``%node = operator(arguments) -> shapes``, with exact FLOPs, their share of all, and bytes."""
+    """Return lines of ``%node = operator(arguments) -> shapes``, with exact FLOPs, their share, and bytes."""
     return "\n".join(fill_lines(_listing(one), width) for one in found)
 
 
@@ -44,7 +44,7 @@ def _listing(found: OperatorListing) -> Iterator[str]:
 
 
 def _alike(lines: Sequence[OperatorLine]) -> list[list[tuple[str, list[OperatorLine]]]]:
-    """Runs of layers that do the same, layer by layer: path -> its lines."""
+    """Return runs of equal consecutive layers; each layer is (path, lines)."""
     runs: list[list[tuple[str, list[OperatorLine]]]] = []
     for path, some in layers(lines):
         before = runs[-1][-1] if runs else None
@@ -56,7 +56,7 @@ def _alike(lines: Sequence[OperatorLine]) -> list[list[tuple[str, list[OperatorL
 
 
 def layers(lines: Sequence[OperatorLine]) -> list[tuple[str, list[OperatorLine]]]:
-    """The lines cut where one layer ends: path of a layer, empty outside of all, -> what runs there in a row."""
+    """Split lines by layer: (path of the layer, or empty outside of all layers; its consecutive lines)."""
     return [(path, list(some)) for path, some in groupby(lines, key=lambda x: _layer(x.module))]
 
 
@@ -66,7 +66,7 @@ def _layer(module: str) -> str:
 
 
 def form(path: str, lines: Sequence[OperatorLine]) -> tuple[object, ...]:
-    """What makes a layer like another: its place, operators, shapes and costs; not the names of its nodes."""
+    """Return a key that is equal for equal layers: place, operators, shapes and costs, but not node names."""
     own = ((x.operator, x.module[len(path) :], x.returns, x.flops, x.vector_flops, x.why, x.bytes) for x in lines)
     return (path.rpartition(".")[0], *own)
 
