@@ -1,7 +1,7 @@
 """How many wrong claims are explained completely, with the right causes.
 
 ``python -m benchmarks.claims`` makes claims with one to three mistakes each by a cost model that shares
-no code with the search (``benchmarks.wrong_models``), as exact integers and as rounded digits, and
+no code with the search (``tests.oracles.wrong_models``), as exact integers and as rounded digits, and
 judges them. *Complete*: explained, residual 0, and the planted causes are the only explanation.
 *Shown*: they fit, or a smaller set does, but so many numbers made of the same sizes fit other causes
 that the verdict calls them no evidence. *False*: explained by other causes. Claims with a
@@ -17,44 +17,13 @@ import random
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import cache
 
-from benchmarks.wrong_models import Model, flops, rule
-from costproof.claims.judge import judge_claim
-from costproof.claims.truth import ClaimCase
-from costproof.claims.types import Amount, Claim, Judgement
+from tests.oracles.claims import HEADS, MISTAKES, VIEWS, Planted, causes, judged_in, world
+from tests.oracles.wrong_models import Model, flops, rule
+
 from costproof.ledger.capture import Capture
-from costproof.ledger.evaluate import evaluate_ledger
-from costproof.models.families.deepseek_ocr.config import OcrConfig
-from costproof.models.families.deepseek_ocr.target import DeepseekOcr
-from costproof.run.capture import count_sources
-from costproof.run.prepare import Prepared
 
-VIEWS = ("view missing: global", "view missing: crops", "view twice: global", "one crop")
-HEADS = ("lm_head missing", "lm_head halved", "lm_head last token")
-EXPERTS = (
-    "top-k missing", "all experts", "MoE as a dense FFN", "dense-first ignored", "shared experts missing",
-    "router missing", "expert width = dense width", "gate matrix missing", "one shared expert",
-)  # fmt: skip
-MISTAKES: dict[str, tuple[str, ...]] = {
-    "sam": (
-        "mac", "windows as full attention", "window padding missing", "relative positions missing",
-        "patch convolution missing", "merger on patches", "norms counted", "biases counted",
-        "attention missing", *VIEWS,
-    ),
-    "clip": ("mac", "class token missing", "norms counted", "biases counted", "attention missing", *VIEWS),
-    "projector": ("mac", "projector on patches", "projector with class token", *VIEWS),
-    "prefill": (
-        "mac", *HEADS, "embedding as a GEMM", "causal triangle", "causal half", "causal 1.8", "norms counted",
-        "head_dim = hidden / heads: text", "GQA ignored: text", *EXPERTS,
-    ),
-    "decode": (
-        "mac", "lm_head missing", "lm_head halved", "context attention missing", "embedding as a GEMM",
-        "one decode step", "norms counted", "head_dim = hidden / heads: text", "GQA ignored: text", *EXPERTS,
-    ),
-}  # fmt: skip
 EXCLUSIVE = (
     HEADS,
     ("windows as full attention", "window padding missing"),
@@ -69,17 +38,6 @@ EXCLUSIVE = (
     ("projector on patches", "projector with class token"),
     ("attention missing", "windows as full attention"),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Planted:
-    """A wrong claim and what is wrong with it."""
-
-    stage: str
-    mistakes: frozenset[str]
-    value: int
-    digits: int
-    """Digits printed; 0: all."""
 
 
 def make(m: Model, seed: int, most: int) -> Iterator[Planted]:
@@ -125,42 +83,6 @@ def _of_training(m: Model, stage: str) -> Iterator[Planted]:
 
 def _possible(chosen: tuple[str, ...]) -> bool:
     return all(len(set(chosen) & set(group)) < 2 for group in EXCLUSIVE)
-
-
-def printed(planted: Planted) -> Amount:
-    """The number as a table would print it."""
-    size = len(str(planted.value))
-    if not planted.digits or size <= planted.digits:
-        return Amount(str(planted.value), planted.value, planted.value)
-    unit = 10 ** (size - planted.digits)
-    middle = (planted.value + unit // 2) // unit * unit
-    return Amount(f"{planted.value:.{planted.digits}e}", middle - unit // 2, middle + unit // 2)
-
-
-@cache
-def world() -> tuple[Capture, Model]:
-    """A model whose sizes are pairwise different, at a workload with both kinds of views."""
-    usual = OcrConfig()
-    text = replace(usual.text, dense_layers=3, kv_heads=5, topk=4, shared_experts=7)
-    target = DeepseekOcr(replace(usual, text=text))
-    workload = target.workload("dsocr-standard-v1", grid="3x2", batch=2, new_tokens=5)
-    capture = count_sources(Prepared(target, workload, ("analytic",))).capture
-    # Heads that are not width / heads wide: the native class has none, the formulas do.
-    symbols = {**capture.target.symbols, "text_head_dim": 192}
-    values = {(i.stage, i.id): i.symbols for i in capture.invocations}
-    ledger = evaluate_ledger(target.formulas(workload), values, symbols)
-    capture = replace(capture, target=replace(capture.target, symbols=symbols), ledgers=(ledger,))
-    # The geometry by hand: a global view of 1024, six crops of 640 a page, newlines and a separator.
-    vision = 16 * 17 + 1 + (2 * 10) * (3 * 10 + 1)
-    prompt = vision + workload.text_tokens
-    model = Model(symbols, len(usual.sam.global_layers), {"global": (2, 1024), "crops": (12, 640)}, 2, prompt, prompt,
-                  5, vision)  # fmt: skip
-    return capture, model
-
-
-def causes(judged: Judgement) -> list[frozenset[str]]:
-    """The sets of causes that a judgement names."""
-    return [frozenset(s.cause for s in e.steps) for e in judged.explanations]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -215,24 +137,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _as_ratio(ratio: Fraction) -> str | None:
     """What a ratio of whole numbers, or of one to them, or of small ones is called."""
     return f"{ratio} x the truth" if min(ratio.as_integer_ratio()) == 1 or max(ratio.as_integer_ratio()) < 13 else None
-
-
-def judged_in(capture: Capture, planted: Planted) -> Judgement:
-    """The verdict on the number."""
-    claim = Claim("c", "$", planted.stage, "flops", printed(planted))
-    return judge_claim(case_of(capture, planted.stage).claiming(claim))
-
-
-_CASES: dict[str, ClaimCase] = {}
-
-
-def case_of(capture: Capture, stage: str) -> ClaimCase:
-    """One of each stage: what is worked out for it serves every number."""
-    if stage not in _CASES:
-        claim = Claim("c", "$", stage, "flops", Amount("0", 0, 0))
-        case = _CASES[stage] = ClaimCase(claim, capture, capture.by_source["analytic"], DeepseekOcr.mistakes())
-        assert not case.stated  # what hangs on it, terms and causes, is there for all numbers
-    return _CASES[stage]
 
 
 def _strange(model: Model, capture: Capture) -> tuple[int, int]:

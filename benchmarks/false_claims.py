@@ -26,9 +26,11 @@ from functools import cache
 from math import gcd
 from pathlib import Path
 
+from tests import oracles
+from tests.oracles.claims import MISTAKES, Planted, case_of, judged_in, world
+from tests.oracles.wrong_models import flops
+
 import costproof
-from benchmarks.claims import MISTAKES, Planted, case_of, judged_in, world
-from benchmarks.wrong_models import flops
 from costproof.claims.explaining import CHANCE
 from costproof.claims.judge import judge_claim
 from costproof.claims.types import Claim, Formula
@@ -180,7 +182,7 @@ def judged_block(state: str, seed: int, kind: str, digits: int, first: int, numb
 def state() -> str:
     """A short hash of the sources that judge and draw."""
     digest = hashlib.sha256()
-    for folder in (Path(costproof.__file__).parent, Path(__file__).parent):
+    for folder in (Path(costproof.__file__).parent, Path(__file__).parent, Path(oracles.__file__).parent):
         for path in sorted(folder.rglob("*.py")):
             digest.update(path.read_bytes())
     return digest.hexdigest()[:12]

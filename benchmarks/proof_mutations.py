@@ -19,7 +19,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from benchmarks.hidden_mistakes import Mistake, by_hand, generated
+from tests.oracles.hidden_mistakes import Mistake, by_hand, generated
+from tests.oracles.proof_mutations import DEFAULT, TINY
+
 from costproof.compare.align import align
 from costproof.compare.context import context
 from costproof.compare.diagnose import module_findings
@@ -29,10 +31,8 @@ from costproof.ledger.errors import BadInput
 from costproof.ledger.evaluate import evaluate_ledger
 from costproof.ledger.node import Ledger
 from costproof.ledger.workload import Workload
-from costproof.models.families.deepseek_ocr.config import ClipConfig, OcrConfig
 from costproof.models.families.deepseek_ocr.proof import DEEP, draw
 from costproof.models.families.deepseek_ocr.target import DeepseekOcr
-from costproof.models.pages.config import PageDecoderConfig, SamConfig
 from costproof.models.pages.page import Page, page_workload
 from costproof.models.proof import Piece, Provable
 from costproof.run.capture import count_sources
@@ -40,14 +40,6 @@ from costproof.run.prepare import Prepared
 from costproof.run.proof import with_runs
 from costproof.run.proof_pieces import CountedPiece, count_piece
 
-TINY: Final = OcrConfig(
-    sam=SamConfig(24, 3, 4, 96, 64, 4, 3, (1,), 8, (10, 20)),
-    clip=ClipConfig(20, 2, 4, 80, 32, 2),
-    text=PageDecoderConfig(40, 3, 1, 5, 5, 56, 8, 2, 16, 2, 64, 4096),
-    image_token=1,
-)
-"""As in the published model heads x head_dim = width, heads = key/value heads, heads of CLIP = SAM's patch."""
-DEFAULT: Final = page_workload("default", Page(64, 48, (2, 2)), 12, 4)
 ODD: Final = (
     page_workload("three pages, eager", Page(80, 32, (3, 1)), 7, 3, 3, "float32", "eager", "last", "batched_mm"),
     page_workload("one view", Page(48, 32), 5, 2, 2),

@@ -17,7 +17,8 @@ from pathlib import Path
 from textwrap import shorten
 from typing import Final
 
-from benchmarks.zoo_count import OUTCOMES, WORKLOAD, Row, counted
+from tests.oracles.zoo_count import OUTCOMES, WORKLOAD, Row, counted
+
 from costproof.ledger.environment import environment
 from costproof.processes import Limits, Pool
 
@@ -26,11 +27,11 @@ PAGE: Final = Path("docs/zoo.md")
 DATA: Final = Path("docs/zoo.csv")
 _HEAD: Final = """\
 Made by `python -m benchmarks.zoo`; do not edit. Every type for which transformers has a model is counted as `hf:`
-counts it, at a tiny configuration: one rule (`benchmarks/tiny.py`) shrinks a published configuration where
-`tests/models/configs` has one, and the default one otherwise. `benchmarks/completed.py` supplies values without which a
-default configuration does not build or run. An export and a run on the meta device are compared module by module; their
-total is compared with torch's `FlopCounterMode` on plain runs, extended by rules for operators that it lacks (attention
-on the CPU, grouped products, matrix-vector products, recurrent layers, `einsum`).
+counts it, at a tiny configuration: one rule (`tests/oracles/tiny.py`) shrinks a published configuration where
+`tests/models/configs` has one, and the default one otherwise. `tests/oracles/completed.py` supplies values without
+which a default configuration does not build or run. An export and a run on the meta device are compared module by
+module; their total is compared with torch's `FlopCounterMode` on plain runs, extended by rules for operators that
+it lacks (attention on the CPU, grouped products, matrix-vector products, recurrent layers, `einsum`).
 
 [zoo.csv](zoo.csv) has one row per type: outcome, class, stages, FLOPs, seconds, peak memory and the commit that counted
 it. The table below lists the types that are not exact."""

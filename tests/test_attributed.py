@@ -6,12 +6,12 @@ from dataclasses import replace
 from random import Random
 
 import pytest
-from benchmarks.attribution import Exhausted
 
 from costproof.models.families.deepseek_ocr.target import DeepseekOcr
 from costproof.models.known import KNOWN
 from costproof.models.target import Target
 from tests.models.test_config import small_config
+from tests.oracles.attribution import Exhausted
 
 QWEN = next(k for k in KNOWN if k.name == "qwen3-30b-a3b")
 

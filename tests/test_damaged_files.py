@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from benchmarks.fuzz_files import KINDS, fuzzed
+
+from tests.oracles.fuzz_files import KINDS, fuzzed
 
 
 @pytest.mark.parametrize("kind", KINDS)

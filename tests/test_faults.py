@@ -6,7 +6,8 @@ import signal
 from collections.abc import Iterator
 
 import pytest
-from benchmarks.faults import COMMANDS, SIGNALS, Found, Place, Whole, end, place
+
+from tests.oracles.faults import COMMANDS, SIGNALS, Found, Place, Whole, end, place
 
 pytestmark = pytest.mark.slow
 

@@ -15,7 +15,6 @@ from typing import Any
 import huggingface_hub
 import pytest
 import torch
-from benchmarks.network import KERNEL, REPOSITORY, configurations, counted, outcome
 from huggingface_hub import constants
 
 import costproof
@@ -25,6 +24,7 @@ from costproof.ledger.offline import OFFLINE, no_network, offline
 from costproof.models.generic.huggingface import HuggingFace, huggingface
 from costproof.processes import Pool
 from tests.cli.running import costproof as command
+from tests.oracles.network import KERNEL, REPOSITORY, configurations, counted, outcome
 
 OPT = {
     "model_type": "opt", "architectures": ["OPTForCausalLM"], "hidden_size": 64, "ffn_dim": 128,

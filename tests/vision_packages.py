@@ -89,8 +89,9 @@ def reference() -> None:
 def counted(module: Any, *args: Any, **kwargs: Any) -> int:
     """By ``FlopCounterMode``, with rules for the attention that runs on a CPU."""
     import torch
-    from benchmarks.zoo_count import _rules, _singles
     from torch.utils.flop_counter import FlopCounterMode
+
+    from tests.oracles.zoo_count import _rules, _singles
 
     with FlopCounterMode(display=False, custom_mapping=_rules()) as counter, _singles() as single, torch.no_grad():
         module.eval()(*args, **kwargs)

@@ -6,7 +6,6 @@ import io
 from dataclasses import replace
 
 import pytest
-from benchmarks.claims import causes
 from rich.console import Console
 
 from costproof.claims import claims_from_text, judge_claims
@@ -16,6 +15,7 @@ from costproof.models.families.deepseek_ocr.target import DeepseekOcr
 from costproof.reports.claims import document
 from costproof.reports.text import TerminalPrinter
 from tests.claims.test_judge import HEAD, PREFILL, PROMPT, WIDTH, capture, verdict
+from tests.oracles.claims import causes
 
 # 12 layers of 10 heads of 128 in bfloat16: keys and values of a token.
 TOKEN = 12 * 2 * 10 * 128 * 2

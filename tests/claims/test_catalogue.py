@@ -5,10 +5,10 @@ from __future__ import annotations
 from fractions import Fraction
 
 import pytest
-from benchmarks.claims import causes, world
-from benchmarks.wrong_models import flops, rule
 
 from tests.claims.test_judge import verdict
+from tests.oracles.claims import causes, world
+from tests.oracles.wrong_models import flops, rule
 
 # (what is said of a wrong number, stage, cause). In the model of these tests the decoder has 5 heads of keys for 10
 # of queries, heads of 192 where hidden / heads is 128, and 3 dense layers, so that nothing is the same as its mistake.

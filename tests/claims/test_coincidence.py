@@ -5,14 +5,14 @@ from __future__ import annotations
 from fractions import Fraction
 
 import pytest
-from benchmarks.claims import causes, world
-from benchmarks.wrong_models import flops
 
 from costproof.claims.coincidence import Chance, KnownNumbers, ReferenceClass, SizeProducts
 from costproof.claims.effects import Effect
 from costproof.claims.explaining import _is_evidence
 from costproof.claims.types import Amount
 from tests.claims.test_judge import verdict
+from tests.oracles.claims import causes, world
+from tests.oracles.wrong_models import flops
 
 
 def whole(value: int) -> Amount:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from benchmarks.claims import causes
 
 from tests.claims.test_judge import PROMPT, VOCABULARY, WIDTH, verdict
+from tests.oracles.claims import causes
 
 LM_HEAD = "stage: prefill, module: lm_head"
 # 256 + 4 x 100 features through 2048 x 1280 weights.

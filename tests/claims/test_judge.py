@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.claims import causes, world
-from benchmarks.wrong_models import flops
 
 from costproof.claims import Judgement, claims_from_text, explaining, judge_claims, read_claims
 from costproof.claims.judge import judge_claim
@@ -21,6 +19,8 @@ from costproof.claims.types import Amount, Claim
 from costproof.ledger.capture import Capture
 from costproof.ledger.errors import BadInput, Problems
 from costproof.models.families.deepseek_ocr.target import DeepseekOcr
+from tests.oracles.claims import causes, world
+from tests.oracles.wrong_models import flops
 
 MISTAKES = DeepseekOcr.mistakes()
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"

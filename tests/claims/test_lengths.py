@@ -7,14 +7,14 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
-from benchmarks.claims import causes, world
-from benchmarks.wrong_models import Model, flops
 
 from costproof.claims import Judgement, claims_from_text, judge_claims
 from costproof.claims.lengths import Curve
 from costproof.ledger.capture import Capture
 from costproof.models.families.deepseek_ocr.target import DeepseekOcr
 from tests.claims.test_judge import DENSE, HEAD, PREFILL, PROJECTIONS, PROMPT, ROUTED, ROUTER, SHARED, WIDTH, verdict
+from tests.oracles.claims import causes, world
+from tests.oracles.wrong_models import Model, flops
 
 TOKEN = 12 * PROJECTIONS + DENSE + 11 * (ROUTED + SHARED + ROUTER)
 """FLOPs of one token but for scores and lm_head."""

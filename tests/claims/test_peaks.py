@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.claims import causes
 
 from costproof import api
 from costproof.claims import Judgement, claims_from_text, judge_claims
@@ -17,6 +16,7 @@ from costproof.ledger.errors import BadInput, Incomplete
 from costproof.ledger.node import CostNode
 from costproof.ledger.peaks import CallPeaks, LiveTensor, Peak
 from costproof.run import claims as run_claims
+from tests.oracles.claims import causes
 from tests.reports.toy import toy
 
 # Bytes of what is alive; of one view of 64: 3 x 64 x 64 numbers of two bytes.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from benchmarks.claims import causes
 
 from costproof.claims import claims_from_text, judge_claims
 from costproof.models.families.deepseek_ocr.target import DeepseekOcr
@@ -23,6 +22,7 @@ from tests.claims.test_judge import (
     verdict,
 )
 from tests.claims.test_lengths import decode
+from tests.oracles.claims import causes
 
 claims_md = variants("claims")["md"].text
 

@@ -10,7 +10,6 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from benchmarks.claims import causes, world
 
 import costproof
 from costproof import api
@@ -26,6 +25,7 @@ from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.workload import Invocation, TargetInfo
 from costproof.models.registry import mistakes_of
 from tests.compare import builders
+from tests.oracles.claims import causes, world
 
 # One dense layer and one of experts, width 640, on 101 tokens: every number is 2 x rows x in x out.
 SIZES = {"body_hidden": 640, "body_intermediate": 2304, "body_experts": 40, "body_topk": 3, "body_moe": 416,

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from benchmarks.claims import causes
-
 from costproof.claims import Judgement, claims_from_text, judge_claims
 from costproof.models.families.deepseek_ocr.target import DeepseekOcr
 from tests.claims.test_judge import HEAD, PREFILL, PROJECTIONS, PROMPT, VOCABULARY, WIDTH, capture
+from tests.oracles.claims import causes
 
 # Twelve dense layers of two matrices, lm_head, no embedding, no norms, and the two vectors between image features:
 # another model.

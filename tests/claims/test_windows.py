@@ -6,7 +6,6 @@ from functools import cache
 from typing import Any
 
 import pytest
-from benchmarks.claims import causes as sets_of
 
 from costproof import api
 from costproof.claims import Judgement
@@ -16,6 +15,7 @@ from costproof.claims.types import Amount, Claim, Formula
 from costproof.ledger.capture import Capture
 from costproof.ledger.metrics import Metric
 from costproof.models.registry import mistakes_of
+from tests.oracles.claims import causes as sets_of
 
 
 def causes(judgement: Judgement) -> list[set[str]]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from benchmarks.mutations import checked_metrics, run, table
-from benchmarks.planting import OPERATIONS, plant, sites
 
 from costproof.algebra.symbols import parse
 from tests.compare import builders as b
+from tests.oracles.mutations import checked_metrics, run, table
+from tests.oracles.planting import OPERATIONS, plant, sites
 
 
 def test_all_planted_errors_are_located() -> None:

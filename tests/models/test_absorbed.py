@@ -8,7 +8,6 @@ from typing import Any, Final
 
 import pytest
 import torch
-from benchmarks.mutations import run as planted
 from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, DynamicCache
 
 from costproof.ledger.errors import Problems
@@ -23,6 +22,7 @@ from costproof.run.proof_pieces import count_drawn_values
 from tests.models.test_families import SOURCES, exact
 from tests.models.test_latents import GROUPS, V2, V3
 from tests.models.test_mixtures import read
+from tests.oracles.mutations import run as planted
 from tests.variants import with_variants
 
 CASES: Final[dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {

@@ -9,7 +9,6 @@ from typing import Any, Final
 
 import pytest
 import torch
-from benchmarks.mutations import run as planted
 
 import costproof
 from costproof.analytic.costs import costs_of
@@ -32,6 +31,7 @@ from costproof.models.pages.page import Page, with_page
 from costproof.models.registry import load_target
 from costproof.parametric.targets import evaluate_formulas
 from costproof.run.proof_pieces import carry_out_piece
+from tests.oracles.mutations import run as planted
 from tests.variants import with_variants
 
 pytestmark = pytest.mark.usefixtures("one_process")

@@ -8,7 +8,6 @@ from typing import Any, Final
 
 import pytest
 import torch
-from benchmarks.mutations import run as planted
 from torch.utils.flop_counter import FlopCounterMode
 
 import costproof
@@ -32,6 +31,7 @@ from costproof.parametric.targets import evaluate_formulas
 from costproof.run.proof_pieces import carry_out_piece
 from costproof.tracers.dynamic import dynamic_ledger
 from tests.models.test_families import SOURCES
+from tests.oracles.mutations import run as planted
 from tests.same_bounds import assert_same_bounds
 from tests.variants import with_variants
 

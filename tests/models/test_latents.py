@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
-from benchmarks.mutations import run as planted
 
 import costproof
 from costproof.ledger.errors import BadInput, CostproofError
@@ -20,6 +19,7 @@ from costproof.models.registry import load_target
 from costproof.parametric.targets import evaluate_formulas
 from tests.models.test_families import exact
 from tests.models.test_mixtures import read, total
+from tests.oracles.mutations import run as planted
 from tests.variants import with_variants
 
 SIZES: Final = {

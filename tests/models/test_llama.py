@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from benchmarks.mutations import run
 from torch.utils.flop_counter import FlopCounterMode
 
 import costproof
@@ -18,6 +17,7 @@ from costproof.ledger.run import RunOptions
 from costproof.models.families.llama import Llama, LlamaConfig
 from costproof.parametric.targets import evaluate_formulas
 from costproof.tracers.dynamic import dynamic_ledger
+from tests.oracles.mutations import run
 
 SMALL: dict[str, Any] = {
     "model_type": "llama", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "vocab_size": 64,

@@ -8,7 +8,6 @@ from typing import Any, Final
 
 import pytest
 import torch
-from benchmarks.mutations import run as planted
 
 import costproof
 from costproof.compare.compare import compare
@@ -23,6 +22,7 @@ from costproof.models.registry import load_target
 from costproof.parametric.targets import evaluate_formulas
 from costproof.run.proof_pieces import carry_out_piece
 from tests.models.test_families import SOURCES
+from tests.oracles.mutations import run as planted
 from tests.variants import with_variants
 
 pytestmark = pytest.mark.usefixtures("one_process")

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import pytest
-from benchmarks.mutations import run as planted
 
 import costproof
 from costproof.compare.compare import compare
@@ -21,6 +20,7 @@ from costproof.models.families.qwen3_moe import Qwen3Moe, Qwen3MoeConfig
 from costproof.models.registry import load_target
 from costproof.parametric.targets import evaluate_formulas
 from tests.models.test_families import SIZES, SOURCES, exact
+from tests.oracles.mutations import run as planted
 from tests.variants import with_variants
 
 C = TypeVar("C", bound=MixtureConfig)

@@ -8,7 +8,6 @@ from typing import Any, Final
 
 import pytest
 import torch
-from benchmarks.mutations import run as planted
 
 import costproof
 from costproof.analytic.patch_grid import window_pairs
@@ -20,6 +19,7 @@ from costproof.models.families.qwen2_5_vl import Qwen25Vl, Qwen25VlConfig
 from costproof.models.registry import load_target
 from costproof.parametric.targets import evaluate_formulas
 from costproof.run.proof_pieces import carry_out_piece
+from tests.oracles.mutations import run as planted
 from tests.variants import with_variants
 
 pytestmark = pytest.mark.usefixtures("one_process")

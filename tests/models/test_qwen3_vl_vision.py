@@ -8,7 +8,6 @@ from typing import Any, Final
 
 import pytest
 import torch
-from benchmarks.mutations import run as planted
 from torch.utils.flop_counter import FlopCounterMode
 
 import costproof
@@ -23,6 +22,7 @@ from costproof.run.proof_pieces import carry_out_piece
 from costproof.tracers.dynamic import dynamic_ledger
 from costproof.tracers.sources import TracedSources
 from costproof.tracers.static import static_ledger
+from tests.oracles.mutations import run as planted
 
 CLAIMS: Final = Path(__file__).resolve().parents[2] / "docs" / "examples" / "qwen3-vl-vision.yaml"
 SMALL: Final[dict[str, Any]] = {

@@ -6,11 +6,11 @@ import importlib
 import inspect
 
 import pytest
-from benchmarks.rule_mutations import Error, errors, judge, planted
-from benchmarks.rule_subjects import subjects
 
 from costproof.compare.compare import compare
 from costproof.opgraph.rules.registry import registered
+from tests.oracles.rule_mutations import Error, errors, judge, planted
+from tests.oracles.rule_subjects import subjects
 
 
 def test_every_error_fits_its_function_and_is_undone() -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from functools import cache
 
 import pytest
-from benchmarks.hidden_mistakes import Mistake, by_hand, generated, places
-from benchmarks.proof_mutations import DEFAULT, TINY
 
 from costproof.ledger.evaluate import evaluate_ledger
 from costproof.ledger.node import Ledger
 from costproof.models.families.deepseek_ocr.proof import draw
 from costproof.models.families.deepseek_ocr.target import DeepseekOcr
 from costproof.patches import flash_attention
+from tests.oracles.hidden_mistakes import Mistake, by_hand, generated, places
+from tests.oracles.proof_mutations import DEFAULT, TINY
 
 
 @cache

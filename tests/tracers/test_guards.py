@@ -54,7 +54,7 @@ def job(repeated: bool = True) -> ExportJob:
 def counted(batch: int, context: int, steps: int) -> JobCosts:
     """The step, N times from a context."""
     values = {("decode", "step"): {"B": batch, "P": context, "N": steps}}
-    return cost_job(job(), values, export_graph, beside=False, fixed=True, dtype="float32")
+    return cost_job(job(), values, export_graph, with_convention=False, fixed=True, dtype="float32")
 
 
 def product(found: JobCosts) -> CostNode:

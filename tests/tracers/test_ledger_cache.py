@@ -56,14 +56,13 @@ def test_the_same_command_reads_it_without_torch_and_another_one_counts(
     first, imported = command()
     assert imported
     file = kept(tmp_path)
-    again, imported = command()
-    assert not imported
-    assert again == first
-
+    module = first["nodes"][0]["module"]
     changed(file, lambda data: data["ledger"]["nodes"][0].update(module="elsewhere"))
     bent, imported = command()
     assert not imported
-    assert bent["nodes"][0]["module"] == "elsewhere"  # it is the file that was read
+    assert bent["nodes"][0].pop("module") == "elsewhere"  # it is the file that was read
+    bent["nodes"][0]["module"] = module
+    assert bent == first
     assert command("--no-cache") == (first, True)
 
     # A module that was loaded has changed since: it is counted again, and kept in its place.

@@ -1,7 +1,7 @@
-"""The graph peak in symbols: the largest of what is alive at the moments that can be highest at some sizes.
+"""Express the graph peak in symbols, as the maximum over the moments that can be highest at some sizes.
 
-The order of the operators does not depend on the sizes, so what is alive at a moment is a sum of bytes in symbols. Most
-moments hold no more than another one whatever the sizes are: those are left out, and the rest is a maximum.
+The order of the operators does not depend on the sizes, so the live bytes at a moment are a sum of symbolic sizes. Most
+moments never exceed another one, whatever the sizes; they are dropped, and the rest is a maximum.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from costproof.opgraph.graph import Size
 from costproof.opgraph.liveness import MemoryEvent
 
 Bytes = Mapping[sympy.Expr, sympy.Rational]
-"""Product of symbols -> how often it is there."""
+"""Product of symbols -> its coefficient."""
 MOST: Final = 8
-"""Moments in a form; more would be read by nobody."""
+"""Maximum number of moments in a symbolic peak; longer ones are unreadable."""
 
 
 def peak_form(events: Iterable[MemoryEvent], sizes: Sequence[Size]) -> sympy.Expr:
-    """The most bytes that are alive at once, for all sizes at which the graph holds.
+    """Return the peak of live bytes for all sizes at which the graph is valid.
 
     Args:
-        events: what is made and given back, by number.
+        events: allocations and releases, by the number of the piece of memory.
         sizes: bytes of each piece of memory.
 
     Raises:
@@ -41,7 +41,7 @@ def peak_form(events: Iterable[MemoryEvent], sizes: Sequence[Size]) -> sympy.Exp
 
 
 def _moments(events: Iterable[MemoryEvent], sizes: Sequence[Size]) -> Iterable[Bytes]:
-    """What is alive after each event that makes something, as sums of products; equal ones once."""
+    """Return the distinct live bytes after each allocation, as sums of products."""
     terms = [_terms(size) for size in sizes]
     alive: dict[sympy.Expr, sympy.Rational] = {}
     found: dict[frozenset[tuple[sympy.Expr, sympy.Rational]], None] = {}
@@ -58,7 +58,7 @@ def _terms(size: Size) -> Bytes:
 
 
 def _at_least(one: Bytes, other: Bytes) -> bool:
-    """Whether a sum is less than another one nowhere: with 1 more than nothing for each size, no term takes away."""
+    """Return whether one sum is never less than another, by their coefficients with every size >= 1."""
     more = {term: n for term in {*one, *other} if (n := one.get(term, 0) - other.get(term, 0))}
     if all(n > 0 for n in more.values()):
         return True

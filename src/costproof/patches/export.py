@@ -128,11 +128,11 @@ QUIET_EXPORT: Final = (
         "torch.export._trace:print",
         _discard,
         "a failing export prints its whole graph; we report the reason",
-        "tracers/test_exported.py",
+        "models/generic/test_count.py",
         missing="create",
     ),
     *(
-        Patch(f"{module}:log.{name}", _discard, "as print", "tracers/test_exported.py", missing="skip")
+        Patch(f"{module}:log.{name}", _discard, "as print", "models/generic/test_count.py", missing="skip")
         for module in ("torch.export._trace", "torch.fx.experimental.symbolic_shapes")
         for name in ("warning", "error")
     ),

@@ -72,7 +72,7 @@ def folder() -> Path | None:
     named = os.environ.get(FOLDER)
     if named is not None:
         return Path(named) if named else None
-    with suppress(RuntimeError):  # there is no home
+    with suppress(RuntimeError):  # without a home folder
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "costproof" / "exports"
     return None
 
@@ -118,11 +118,7 @@ def _save_export(file: Path, name: str, found: Exported) -> None:
     try:
         data = json.dumps({"name": name, **_export_data(found)})
         same = _read_export(adapter(_StoredExport).validate_json(data, strict=True), found.job) == found
-    except (
-        TypeError,
-        ValueError,
-        CostproofError,
-    ):  # an expression outside of our grammar: with a number that is not whole
+    except (TypeError, ValueError, CostproofError):  # an expression with a fraction, which the stored form lacks
         return
     if same:
         save(file, data.encode())
@@ -147,15 +143,15 @@ def save(file: Path, data: bytes) -> None:
     """Write a file completely or not at all. A folder that cannot be written caches nothing."""
     with suppress(OSError, BadInput):
         if file.is_symlink() or written_in_place(file):
-            file.unlink()  # a pipe or a device, which nobody waits at; nobody links files here either
+            file.unlink()  # a pipe or a device, which would block, or a link, which is not ours
         elif file.is_dir():
-            file.rename(file.with_name(f"{file.name}.folder"))  # not ours, and what is in it stays
+            file.rename(file.with_name(f"{file.name}.folder"))  # not ours, so its content is kept
         write_texts({file: gzip.compress(data, 1, mtime=0)}, mode=0o700, durable=False)
         _evict(file.parent)
 
 
 def _evict(where: Path) -> None:
-    files = [f for f in where.glob(f"*{_SUFFIX}") if _NAME.fullmatch(f.name)]  # others are not ours
+    files = [f for f in where.glob(f"*{_SUFFIX}") if _NAME.fullmatch(f.name)]  # other files are not ours
     for old in sorted(files, key=lambda f: f.stat().st_mtime)[:-MOST_FILES]:
         old.unlink(missing_ok=True)
 
@@ -220,7 +216,7 @@ def cached_static_ledger(target: Exportable, workload: Workload, progress: Progr
     found = _load_ledger(file)
     if found is None:
         found = static_ledger(target, workload, progress)
-        with suppress(OSError):  # a file that was loaded has gone since
+        with suppress(OSError):  # a loaded file was deleted meanwhile
             _save_ledger(file, found)
     return found
 
@@ -230,7 +226,7 @@ def _ledger_file(target: Exportable, workload: Workload) -> Path | None:
     own = "torch" not in sys.modules and _is_command() and not in_force()
     if not own or not isinstance(target, Configured):
         return None
-    # The fields of a target are its configuration and how it is run: all that decides what is built.
+    # The fields of a target are its configuration and run options, which decide what is built.
     return cache_file(lambda: digest([repr((type(target), target, workload)), surroundings(), _package_folders()]))
 
 
@@ -251,7 +247,7 @@ def _loaded_files() -> dict[str, list[int]] | None:
     found: dict[str, list[int]] = {}
     for name, module in tuple(sys.modules.items()):
         place = getattr(module, "__file__", None)
-        if name in _MAIN or not isinstance(place, str) or not Path(place).is_file():  # torch makes some in memory
+        if name in _MAIN or not isinstance(place, str) or not Path(place).is_file():  # torch creates some in memory
             continue
         if not (INSTALLED & set(Path(place).parts) or {OWN, _PYTHON} & set(Path(place).resolve().parents)):
             return None

@@ -121,10 +121,12 @@ _UNKNOWN: Final = object()
 
 
 def _generic(module: nn.Module) -> dict[str, Any]:
-    kind: Any = type(module)  # torch gives its modules a hash of its own
+    kind: Any = type(module)  # torch modules define their own hash
     arguments, mentioned = _constructor(kind)
     found: dict[str, Any] = {}
-    configured = attribute(attribute(module, "config", None), "__dict__", {})  # what is called so may be anything
+    configured = attribute(
+        attribute(module, "config", None), "__dict__", {}
+    )  # an attribute of this name may be anything
     for name in mentioned:
         if _is_size(name) and name in configured:
             found[name] = setting(configured[name])

@@ -53,7 +53,7 @@ def trace_run(run: Run, *, all_calls: bool = False) -> FallbackTrace:
         large.what = f"meta is not enough ({_line(refused)}), and {large.what}"
         raise
     except Exception as error:
-        # With numbers of its own it is the model that fails; with ones the numbers may be why.
+        # With its own values the model itself fails; with ones, these values may be the cause.
         raise error if run.real is not None and isinstance(error, Incomplete) else refused from None
     which = "ones for numbers" if run.real is None else GIVEN
     return replace(found, notes=(f"run {run.id}: on the CPU with {which}, because: {_line(refused)}",))
@@ -97,7 +97,7 @@ def _each(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
         return change(value)
     if isinstance(value, Mapping):
         changed = {k: _each(v, change) for k, v in value.items()}
-        return changed if type(value) is dict else type(value)(**changed)  # results of transformers have a class
+        return changed if type(value) is dict else type(value)(**changed)  # outputs of transformers have a class
     if type(value) in (list, tuple):
         return type(value)(_each(v, change) for v in value)
     if hasattr(value, "__dict__") and not isinstance(value, type | torch.nn.Module):

@@ -122,7 +122,7 @@ def _memory(run: str) -> DeviceFigure | None:
     try:
         size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):
-        return None  # this system does not say
+        return None  # this system does not report it
     return DeviceFigure(size, (FigureQuote(_HERE, f"pages times their size: {size:,} bytes"),))
 
 

@@ -69,7 +69,7 @@ def export_graph(job: ExportJob) -> Exported:
         Incomplete: the export fails, specializes a size that must stay symbolic, or has an operator that
             computes outside the model's own modules.
     """
-    # A cache that is given with the module, not as an argument of the export: it is another one after it.
+    # A cache that belongs to the module and is no argument: the export replaces it.
     before = states(*caches_of(getattr(job.module, "rest", {})).values())
     with autocast_recorded() as cast_to:
         program, assumed = export_program(job)
@@ -242,7 +242,7 @@ class _ExportReader:
         parent: tuple[str, int] | None = None
         trail = ""
         for key, path, class_name in stack:
-            # The key of a repeated call ends in @ and a number, or that of an ancestor does.
+            # The key of a repeated call, or of an ancestor's, ends in @ and a number.
             trail += "/" + key
             module = self.rename(self.paths.module(path))
             if module is None:
@@ -281,7 +281,7 @@ class _ExportReader:
         """Return the outputs in order: the result, then the cache if the job returns one."""
         node = next(n for n in self.program.graph.nodes if n.op == "output")
         spec = self.program.call_spec.out_spec
-        # What the program writes into its inputs comes first; it is not a result.
+        # Mutated inputs come first; they are not results.
         kinds = [s.kind.name for s in self.program.graph_signature.output_specs]
         flat = [n for n, kind in zip(node.args[0], kinds, strict=True) if kind == "USER_OUTPUT"]
         end = _children(spec)[0].num_leaves if self.job.returns_cache and spec is not None else len(flat)
@@ -299,7 +299,7 @@ def _children(spec: Any) -> Sequence[Any]:
     return spec.children() if hasattr(spec, "children") else spec.children_specs  # type: ignore[no-any-return]
 
 
-# Higher-order operators that run the one graph they are given, once, on the arguments after it.
+# Higher-order operators that run one graph once, on the arguments after it.
 _REGIONS: Final = (
     "wrap_with_autocast", "wrap_with_set_grad_enabled", "wrap", "wrap_activation_checkpoint",
     "tag_activation_checkpoint",

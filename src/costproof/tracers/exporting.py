@@ -36,11 +36,8 @@ def _run(job: ExportJob) -> None:
     """Run the forward once. The exporter restores attributes that a forward sets, except replaced modules."""
     from costproof.models.generic.module_snapshot import unwritten
 
-    with (
-        suppress(Exception),
-        unwritten(job.module),
-        inference_context(job.module),
-    ):  # code of other packages raises what it likes
+    # Code of other packages may raise anything.
+    with suppress(Exception), unwritten(job.module), inference_context(job.module):
         job.module(**job.args)
 
 
@@ -79,7 +76,7 @@ def dynamic_shapes(job: ExportJob) -> dict[str, Any]:
     """Return the symbolic dimensions of the arguments as ``dynamic_shapes`` of ``torch.export``."""
     import torch
 
-    # Dimensions that are multiples of a step share one Dim per symbol; the exporter finds out the others.
+    # Dimensions that are multiples of a step share one Dim per symbol; the exporter infers the others.
     steps = {s.symbol: torch.export.Dim(s.symbol, min=2) for s in job.sizes if s.step > 1}
 
     def dim(size: SymbolicSize) -> Any:
@@ -171,7 +168,7 @@ def plain_sympy(expr: sympy.Expr) -> sympy.Expr:
 
     def divide(a: sympy.Expr, b: sympy.Expr) -> sympy.Expr:
         quotient = sympy.cancel(a / b)
-        # Expanded, so that sympy takes whole terms out: floor(1 - x/7 + ceiling(y)) -> 1 + ceiling(y) + floor(-x/7).
+        # Expanded, so that sympy takes integer terms out: floor(1 - x/7 + ceiling(y)) -> 1 + ceiling(y) + floor(-x/7).
         return quotient if is_whole(quotient) else sympy.floor(sympy.expand(quotient))
 
     def remainder(a: sympy.Expr, b: sympy.Expr) -> sympy.Expr:
@@ -181,7 +178,7 @@ def plain_sympy(expr: sympy.Expr) -> sympy.Expr:
         quotients = {f: sympy.Rational(float(f)) for f in x.atoms(sympy.Float)}
         found = sympy.expand(x.xreplace(quotients))
         numbers = found.as_coefficients_dict().values()
-        # Products with others round, as those with 0.3 do, and a negative one is rounded up.
+        # Products with other numbers, such as 0.3, are rounded, and a negative one is rounded up.
         if any(not n.is_Rational or n.q not in _HALVES or n < 0 or n.p > 2**20 for n in numbers):
             raise Incomplete("a size is rounded from a number that is not exact", got=x)
         return found
@@ -189,7 +186,7 @@ def plain_sympy(expr: sympy.Expr) -> sympy.Expr:
     rules: dict[str, Callable[..., sympy.Expr]] = {
         "FloorDiv": divide, "CleanDiv": divide, "IntTrueDiv": lambda a, b: a / b,
         "Mod": remainder, "PythonMod": remainder, "ModularIndexing": lambda a, b, c: remainder(divide(a, b), c),
-        # In floating point, exactly: quotients by a small power of 2.
+        # Exact in floating point: quotients by a small power of 2.
         "ToFloat": lambda a: a, "TruncToInt": lambda a: sympy.floor(exact(a)),
         "FloorToInt": lambda a: sympy.floor(exact(a)), "CeilToInt": lambda a: sympy.ceiling(exact(a)),
         "Max": sympy.Max, "Min": sympy.Min, "PowByNatural": sympy.Pow, "Identity": lambda a: a,
@@ -217,7 +214,7 @@ def map_arguments(job: ExportJob, change: Callable[[Argument, Any], Any]) -> dic
 
     def changed(path: Argument, value: Any) -> Any:
         if isinstance(value, list | tuple):
-            # The exporter wants to be told of a tuple in a tuple, of a named one in its own type.
+            # The exporter requires the same nesting, with named tuples in their own type.
             items = [changed((*path, i), v) for i, v in enumerate(value)]
             return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
         return change(path, value)
@@ -253,7 +250,7 @@ def with_numbers(job: ExportJob) -> ExportJob:
 
     same = alike(dict(given.args), numbered)
     module: Any = materialize(given.module)
-    if rest := getattr(module, "rest", None):  # what a wrapper adds to the arguments is where the module is
+    if rest := getattr(module, "rest", None):  # arguments that a wrapper adds are on the module's device
         module.rest = with_values(rest, torch.device("cpu"))
     args = map_arguments(given, lambda _, value: same(value))
     return replace(job, module=module, args=args, sizes=(), numbers=True)
@@ -267,7 +264,7 @@ def with_sizes(job: ExportJob, values: Mapping[str, int]) -> ExportJob:
 
     def made(path: Argument, value: Any) -> Any:
         shape = [wanted.get(path, {}).get(i, int(dim)) for i, dim in enumerate(value.shape)]
-        # What has the size keeps its memory, and the order in that.
+        # A tensor that has the size keeps its storage and strides.
         return value if shape == list(value.shape) else value.new_empty(shape)
 
     return replace(job, args=map_arguments(job, made), sizes=(), repeated=False)

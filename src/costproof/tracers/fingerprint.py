@@ -66,7 +66,7 @@ def fingerprint(job: ExportJob) -> str | None:
 
 def surroundings() -> list[Any]:
     """Return what every export depends on: versions, the platform, our own code, and environment variables."""
-    # Folders of caches decide nothing, and torch sets one of them on its first export.
+    # Cache folders do not matter, and torch sets one of them on its first export.
     switches = sorted((k, v) for k, v in os.environ.items() if k.startswith(_SWITCHES) and "CACHE" not in k)
     return [environment(), platform.platform(), own_code_digest(), switches]
 
@@ -95,7 +95,7 @@ class _Serializer:
         """
         if type(value) in _PLAIN:
             return [type(value).__name__, repr(value)]
-        if isinstance(value, tuple | list):  # which of two equal ones it is says nothing
+        if isinstance(value, tuple | list):  # their identity does not matter
             return [self._named(type(value)), self._inside(value)]
         if id(value) in self._numbers:
             return ["again", self._numbers[id(value)]]

@@ -75,7 +75,7 @@ class FlopCounterJudge(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.seen.unjudged[self.where(), name] += 1
         elif formula is not None:
             flops = int(formula(*args, **kwargs, out_val=result))
-            if flops:  # one product of complex numbers is four of real ones
+            if flops:  # one complex product is four real ones
                 pairs = any(isinstance(t, torch.Tensor) and t.is_complex() for t in tree_leaves(result))
                 self.seen.flops[self.where(), name] += 4 * flops if pairs else flops
         return result
@@ -123,7 +123,7 @@ class CountingMode(FlopCounterJudge):  # type: ignore[no-untyped-call]
 
 def _reads_values(func: Any, name: str, args: Any) -> bool:
     """Return whether values of tensors decide a size or a branch."""
-    if name == "aten.index":  # tagged for its masks
+    if name == "aten.index":  # tagged because of masks
         return any(isinstance(t, torch.Tensor) and t.dtype in _MASKS for t in args[1])
     return any(tag in getattr(func, "tags", ()) for tag in _VALUE_DEPENDENT) or name.partition(".")[2] in _BRANCHES
 
@@ -141,7 +141,7 @@ def _formula(func: Any) -> Callable[..., int] | bool | None:
     """Return an operator's formula; ``None`` without products, ``False`` if it lacks one, ``True`` for a composite."""
     packet = getattr(func, "_overloadpacket", func)
     space, _, name = _name(func).partition(".")
-    if space == "aten" and name.endswith("_"):  # in place: the same work
+    if space == "aten" and name.endswith("_"):  # in-place variants do the same work
         name = name.rstrip("_")
         packet = getattr(torch.ops.aten, name, packet)
     found = flop_registry.get(packet) or _MISSING.get(f"{space}.{name}")

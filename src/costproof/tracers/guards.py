@@ -104,7 +104,7 @@ def holds_at(exported: Exported, points: Sequence[SizeValues]) -> tuple[bool, ..
         Incomplete: a guard depends on something other than sizes of inputs.
     """
     guards = _guards(exported)
-    # The exporter takes a symbol to be 2 or more.
+    # The exporter assumes that a symbol is at least 2.
     least = {size.symbol: 2 * size.step for size in exported.job.sizes}
     values = [_values(exported, point) for point in points]
     return tuple(

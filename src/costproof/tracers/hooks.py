@@ -98,7 +98,7 @@ class Hooked:
             if outer is not None:
                 outer.inside += grown
         elif outer is None and (made := caches_of(output)):
-            # What calls inside did not write into the cache that this one made, it wrote itself.
+            # What nested calls did not write into the cache that this call created, it wrote itself.
             self.cache_growth[path] += max(0, held(made) - self.cache_growth.total() + filled.grown)
         error = sys.exception()
         if error is not None and error is not before:

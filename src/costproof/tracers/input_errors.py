@@ -41,7 +41,7 @@ def explain_failure(run: Run) -> Incomplete | None:
                     fix="count the network that it differentiates, as a module of its own; its backward pass has as "
                     "many FLOPs of products again for the gradients of inputs, and as many for those of weights",
                 )
-            ours = "meta" in said.lower() or "does not require grad" in said  # nothing has gradients here
+            ours = "meta" in said.lower() or "does not require grad" in said  # there are no gradients here
             if not entered or isinstance(error, NotImplementedError) or ours:
                 return None
             path, module, tensors = entered[-1]

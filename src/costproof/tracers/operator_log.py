@@ -101,7 +101,7 @@ class OperatorLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.namespace == _NO_WORK:
             return func(*args, **(kwargs or {}))
-        # What it takes is noted before it runs: it may write there.
+        # Arguments are recorded before the call, which may write to them.
         call = self._noted(func, args, kwargs or {})
         result = func(*args, **(kwargs or {}))
         if call.results is None:
@@ -181,7 +181,7 @@ def log_operators_without_values(run: Run, device: str) -> OperatorLog:
             model(**kwargs)
     except CostproofError:
         raise
-    except Exception as error:  # code of other packages raises what it likes
+    except Exception as error:  # code of other packages may raise anything
         if run.elsewhere and device == "cpu":
             return log_operators(with_numbers(run))
         raise Incomplete("the model does not run without numbers", where=run.id, got=first_line(error)) from error

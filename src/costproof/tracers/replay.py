@@ -121,19 +121,19 @@ def _time_call(call: LoggedCall, count: int, flush: torch.Tensor) -> TimingOrRea
         sum(t.bytes for t in call.tensors if isinstance(t, TensorForm)) + (call.results or 0),
         free_bytes(flush.device),
     )
-    # The rest is for what the operator takes for itself. Memory that a view only describes is never written.
+    # The rest is for temporaries of the operator. Memory of a view's base is never written.
     if room is not None and wanted > room * 4 // 5 and not call.views:
         return f"it takes {wanted:,} bytes, more than four fifths of the {room:,} that are free"
     found: list[int] = []
     try:
         for i in range(1 + count):
-            # No name holds the tensors of one turn while those of the next are made.
+            # No variable keeps the tensors of one turn alive while those of the next are made.
             spent = _clock(_bind_tensors(call, i, flush), flush.device.type)
             if i:
                 found.append(spent)
             if sum(found) > _MOST:
                 break
-    except Exception as error:  # an operator raises what it likes
+    except Exception as error:  # an operator may raise anything
         return first_line(error)
     return Timing(tuple(found))
 
@@ -181,7 +181,7 @@ def _clock(one: Callable[[], Any], device: str) -> int:
     new_event: Any = torch.cuda.Event
     begin, end = new_event(enable_timing=True), new_event(enable_timing=True)
     torch.cuda.synchronize()
-    # The device is busy until the call has been dispatched: else it would wait for that between the two events.
+    # The device sleeps until the call has been dispatched; otherwise it would wait for that between the events.
     sleep: Any = torch.cuda._sleep
     sleep(_ASLEEP)
     begin.record()
@@ -250,7 +250,7 @@ def can_make_integers(function: Any, tensors: list[Any]) -> bool:
 
 def integer_maker(function: Any, args: Any, kwargs: Any, device: torch.device) -> Callable[[TensorForm], torch.Tensor]:
     """Return a function that makes the integer and mask tensors of a call with these arguments."""
-    name = function._schema.name.split("::")[1].removesuffix("_")  # in place it is the same
+    name = function._schema.name.split("::")[1].removesuffix("_")  # as the in-place variant
     given: CallArguments = {**dict(zip([a.name for a in function._schema.arguments], args, strict=False)), **kwargs}
     source = torch.Generator(device).manual_seed(_SEED)
 
@@ -332,7 +332,7 @@ def _picked(name: str, given: CallArguments, form: TensorForm) -> int:
     if values is None:
         return form.size
     if name == "masked_scatter":
-        # Of a mask that is spread over the features each element in memory picks a row of them.
+        # Each stored element of a mask that is expanded over the features selects a row of them.
         return int(prod(values.shape) * form.size // max(1, prod(given["self"].shape)))
     rest = len(given["self"].shape) - len(form.shape)
     return int(values.shape[0]) if len(values.shape) > rest and values.shape[0] > 1 else form.size

@@ -36,7 +36,7 @@ from costproof.tracers.paths import Paths
 if TYPE_CHECKING:
     from torch import nn
 
-SymbolValues = Mapping[tuple[str, str], Mapping[str, int]]
+InvocationValues = Mapping[tuple[str, str], Mapping[str, int]]
 """(stage, invocation) -> values of the workload's symbols."""
 WITH_ONES: Final = "with ones for numbers"
 WITH_GIVEN: Final = f"with {GIVEN}"
@@ -68,7 +68,7 @@ def exported_ledger(
     model: nn.Module,
     jobs: Sequence[ExportJob],
     stages: Sequence[str],
-    values: SymbolValues,
+    values: InvocationValues,
     progress: Progress = silent,
     export: Callable[[ExportJob], Exported] | None = None,
     *,
@@ -86,10 +86,9 @@ def exported_ledger(
     Raises:
         Incomplete: no stage can be exported; with ``whole``, a part cannot.
     """
-    # Where the exported graph is not what runs (it holds another kernel of experts), a convention over operators
-    # says nothing of the run.
+    # If the exported graph differs from the run (in the kernel of experts), a convention over operators does not apply.
     departs = {key: value for job in jobs for key, value in job.conventions.items()}
-    beside = options_of(target).convention is not None and not departs
+    with_convention = options_of(target).convention is not None and not departs
     tally, notes = LedgerBuilder(), list[str]()
     absent: dict[str, Incomplete] = {}
     for i, job in enumerate(jobs):
@@ -97,7 +96,12 @@ def exported_ledger(
         try:
             with gc_disabled():
                 one = cost_job(
-                    job, values, export or cached_export, beside=beside, fixed=not whole, dtype=workload.dtype
+                    job,
+                    values,
+                    export or cached_export,
+                    with_convention=with_convention,
+                    fixed=not whole,
+                    dtype=workload.dtype,
                 )
         except Incomplete as error:
             if whole:
@@ -116,7 +120,7 @@ def exported_ledger(
     symbolic = Ledger(
         source="static",
         nodes=merge_nodes((*nodes, *(n for n in owned if n.stage in stages))),
-        metrics=graph_metrics(options_of(target) if beside else RunOptions()),
+        metrics=graph_metrics(options_of(target) if with_convention else RunOptions()),
         stages=stages,
         unknown_ops=tally.missing(),
         notes=(
@@ -154,17 +158,17 @@ class JobCosts:
 
 def cost_job(
     job: ExportJob,
-    values: SymbolValues,
+    values: InvocationValues,
     export: Callable[[ExportJob], Exported],
     *,
-    beside: bool,
+    with_convention: bool,
     fixed: bool,
     dtype: str,
 ) -> JobCosts:
     """Return the costs of a job in symbols, or at the sizes of each invocation if it has no such export.
 
     Args:
-        beside: also count by another tool's convention.
+        with_convention: also count by another tool's convention.
         fixed: allow an export without symbols.
         dtype: dtype of the run.
 
@@ -184,7 +188,7 @@ def cost_job(
                 raise Incomplete("at these sizes the model takes another way than its graph in symbols", got=broken)
         notes.update(dict.fromkeys(f"export {job.id}: {note}" for note in exported.notes))
         found, missing = job_nodes(exported, work, dtype)
-        if beside:
+        if with_convention:
             found += convention_nodes(exported, values)
         tally.add(work, found, unknown_ops(exported, work, missing, values), context)
         tally.parameters |= exported.parameters
@@ -252,7 +256,7 @@ def job_nodes(exported: Exported, work: CostedGraph, dtype: str) -> tuple[list[C
     return repeated, found.unknown
 
 
-def convention_nodes(exported: Exported, values: SymbolValues) -> list[CostNode]:
+def convention_nodes(exported: Exported, values: InvocationValues) -> list[CostNode]:
     """Return the nodes of another tool's convention, which rounds: sizes are substituted before it is applied."""
     job, nodes = exported.job, list[CostNode]()
     for invocation in job.invocations:
@@ -272,7 +276,7 @@ def convention_nodes(exported: Exported, values: SymbolValues) -> list[CostNode]
 
 
 def unknown_ops(
-    exported: Exported, work: CostedGraph, found: Sequence[UnknownOp], values: SymbolValues
+    exported: Exported, work: CostedGraph, found: Sequence[UnknownOp], values: InvocationValues
 ) -> list[UnknownOp]:
     """Return the unknown operators of an export in all invocations, bounded at their sizes or at the last step."""
     result: list[UnknownOp] = []
@@ -312,7 +316,7 @@ def input_sizes(target: Exportable, model: nn.Module, workload: Workload) -> dic
     """
     try:
         calls = list(_calls(target, model, workload))
-    except RuntimeError:  # what goes in depends on numbers, which there are none of on meta: the run counts alone
+    except RuntimeError:  # the inputs depend on values, which meta lacks
         return {}
     found: dict[str, dict[str, int]] = {}
     contexts: dict[str, list[int]] = {}
@@ -343,7 +347,7 @@ def _calls(target: Exportable, model: nn.Module, workload: Workload) -> Iterator
     elif isinstance(target, Runnable):
         for run in target.runs(model, workload):
             yield run.locate(*_ROOT), run.kwargs, (), run.context
-            if run.context is None:  # its arguments are those of all parts that are exported
+            if run.context is None:  # its arguments are those of all exported parts
                 yield from (((job.stage, job.invocations[0]), run.kwargs, job.sizes, None) for job in exports)
 
 

@@ -66,7 +66,7 @@ def time_modules(
         for run in runs:
             spent = _time_modules(run, [path for path, _ in run.model.named_modules()])
             for ((stage, _), path), nanoseconds in spent.items() if i >= WARM_UP else ():
-                # What does not run each time, such as an expert, takes nothing then.
+                # A module that does not run each time, such as an expert, has a time of 0 then.
                 found.setdefault((run.id, stage, path), [0] * count)[i - WARM_UP] += nanoseconds
     progress("time the modules", WARM_UP + count, WARM_UP + count)
     return {place: tuple(times) for place, times in found.items()}
@@ -224,7 +224,7 @@ def _profile(runs: Sequence[Run], *, cuda: bool, trace: bool) -> tuple[_Profiled
 
     inputs = [run.inputs() for run in runs]  # outside the measured time
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
-    # The profiler says on stderr when it starts and stops, unless its log level is above all that it has.
+    # The profiler logs its start and stop on stderr unless the log level is above all of its levels.
     unlogged = mock.patch.dict(os.environ, {"KINETO_LOG_LEVEL": os.environ.get("KINETO_LOG_LEVEL", "6")})
     with (
         unlogged,

@@ -90,7 +90,7 @@ def trace_forward(
     except ImportError as error:
         raise Incomplete("the dynamic source needs torchlens", got=str(error), fix=advice("trace")) from error
     options = CaptureOptions(
-        # With numbers the model really runs; then nothing but shapes is kept of what it computes.
+        # With concrete values the model really runs, and only the shapes of its results are kept.
         structure_only=all(p.device.type == "meta" for p in model.parameters()),
         layers_to_save=[],
         recurrence_detection=False,
@@ -99,7 +99,7 @@ def trace_forward(
         inference_only=True,
     )
     with ExitStack() as around:
-        # First of all: what is replaced in torch for a run would be wrapped, and wrapped once more for the next.
+        # First, since functions that are patched for a run would be wrapped, and wrapped again for the next run.
         around.enter_context(wrapped_once())
         assumed = around.enter_context(inference_context(model))
         cast_to = around.enter_context(autocast_recorded())
@@ -111,14 +111,14 @@ def trace_forward(
         around.enter_context(patched(*SPLIT_INDEXING, KEEP_VIEW_LABELS, *ASK_EVERY_STORAGE, *SKIP_UNUSED_WORK))
         around.enter_context(dead_code_recorded())
         try:
-            # That a loop over experts follows the data is known, and what ran is what is counted.
+            # A loop over experts depends on data, and the operators that ran are counted.
             warnings.filterwarnings("ignore", message="TorchLens observed .* scalar escape")
-            # That a trace failed is an error of ours.
+            # A failed trace is reported by our own error.
             warnings.filterwarnings("ignore", message="TorchLens capture attempt failed")
             trace = torchlens.trace(model, *_arguments(model, kwargs), capture=options)
         except Exception as error:
             raise Incomplete("TorchLens cannot trace the model", where=where, got=first_line(error)) from error
-        # TorchLens's own clean-up takes a fifth of the time; its records go when the trace goes.
+        # TorchLens's own clean-up takes a fifth of the time; its records are deleted with the trace.
         reader = _TraceReader(trace, Paths(model), cache_roles, cache_inputs)
         graph = mark_autocast(reader.read(), cast_to.on | cast_to.missing)
         return TracedForward(graph, reader.inputs(), tuple(reader.problems), tuple(assumed))
@@ -316,7 +316,7 @@ def keyword_place(where: Any, form: Signature, after: int) -> tuple[Any, ...]:
         after: number of positional arguments; a name among theirs is wrong and stays a name.
     """
     name, *inside = argument_path(where)
-    # Functions of torch say ``input`` where the schema of their operator says ``self``.
+    # Functions of torch name ``input`` what the schema of their operator names ``self``.
     known = "self" if name == "input" and form.names[:1] == ["self"] else name
     return (form.names.index(known, after) if known in form.names[after:] else name, *inside)
 
@@ -341,7 +341,7 @@ def parameter_places(
         where = _in_list(taken, form) if slot is None else (slot,)
         swap = form.tensors is None and wanted not in certain
         if swap and wanted is not None and slot is not None and wanted != slot < len(form.names):
-            # The names are those of the function around the operator, which passes them in another order.
+            # The names belong to the calling function, which passes the arguments in another order.
             form.names[slot], form.names[wanted] = form.names[wanted], form.names[slot]
         taken.add(where)
         result.append(where)

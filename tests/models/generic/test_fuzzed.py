@@ -6,7 +6,8 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from benchmarks.fuzz_configs import Maker, one
+
+from tests.oracles.fuzz_configs import Maker, one
 
 
 @pytest.mark.filterwarnings("ignore")

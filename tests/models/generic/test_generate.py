@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from benchmarks.zoo_count import _rules
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.models.generic.test_stages import QWEN3, counted
+from tests.oracles.zoo_count import _rules
 
 COMMON: dict[str, Any] = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,

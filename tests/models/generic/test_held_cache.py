@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from benchmarks.zoo_count import _rules
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.cache_utils import (
@@ -19,6 +18,7 @@ from transformers.cache_utils import (
 
 from costproof.models.generic.cache_state import caches_of, grows_evenly, held, held_places
 from tests.models.generic.test_stages import counted
+from tests.oracles.zoo_count import _rules
 
 COMMON: dict[str, Any] = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,

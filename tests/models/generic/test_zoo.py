@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from benchmarks.completed import LACKING, completed
-from benchmarks.tiny import tiny
-from benchmarks.zoo_count import _singles, counted
 from transformers import CONFIG_MAPPING
 
+from tests.oracles.completed import LACKING, completed
+from tests.oracles.tiny import tiny
+from tests.oracles.zoo_count import _singles, counted
 from tests.variants import with_variants
 
 ENCODERS = (

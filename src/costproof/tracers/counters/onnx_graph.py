@@ -57,7 +57,7 @@ def onnx(model: Positional, args: tuple[Tensor, ...]) -> Counted:
     """
     proto = _proto(model, args)
     shapes = {v.name: v for v in (*proto.graph.value_info, *proto.graph.input, *proto.graph.output)}
-    # Other domains may mean something else by the same name.
+    # The same name may have another meaning in another domain.
     named = {f"{n.domain}::{n.op_type}" if n.domain else n.op_type for n in proto.graph.node}
     unknown = sorted(named - _NO_FLOPS - set(_PRODUCTS))
     if unknown:
@@ -81,7 +81,7 @@ def _proto(model: Positional, args: tuple[Tensor, ...]) -> Any:
             found = torch.onnx.export(
                 model, args, dynamo=True, optimize=False, opset_version=OPSET, verbose=False, export_params=False
             )
-    except Exception as error:  # of the exporter, which says the cause last
+    except Exception as error:  # the exporter reports the cause last
         cause: BaseException = error
         while cause.__cause__ is not None:
             cause = cause.__cause__
@@ -102,7 +102,7 @@ def _proto(model: Positional, args: tuple[Tensor, ...]) -> Any:
 def _rows(nodes: list[Any], shapes: Mapping[str, Any]) -> Iterator[Row]:
     for number, node in enumerate(nodes):
         attrs = {a.name: a for a in node.attribute}
-        # A bias behind two operands adds no FLOPs, and the exporter makes some whose shape nothing tells.
+        # A bias after two operands adds no FLOPs, and the shape of some is unknown.
         inputs = node.input if node.op_type == "Einsum" else node.input[:2]
         reads = tuple(_value(name, shapes, node) for name in inputs)
         if node.op_type == "Gemm":

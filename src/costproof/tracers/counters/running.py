@@ -149,7 +149,7 @@ class CounterTask:
         try:
             nodes, notes = _count_cut(tool, job, values, place)
             call = CounterCall(*place, nodes, notes=notes, cut=job.id)
-        except BaseException as error:  # of the tool, in a process for it alone
+        except BaseException as error:  # of the tool, which has a process of its own
             call = CounterCall(*place, error=one_line(failure(error, self.memory_bytes)), cut=job.id)
         return call, CounterUsage(round((time.perf_counter() - begun) * 1000), peak_bytes())
 

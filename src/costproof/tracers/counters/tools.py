@@ -36,7 +36,7 @@ def fvcore(model: Positional, args: tuple[Tensor, ...]) -> Counted:
     """Count with fvcore: a jit trace, one multiply-accumulate per "flop". Rows are (module, operator)."""
     from fvcore.nn import FlopCountAnalysis
 
-    # The tool and the tracer below it warn once per operator; what they would say is in the rows.
+    # The tool and its tracer warn once per operator, which the rows report as well.
     before = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:
@@ -244,7 +244,7 @@ def ptflops(model: Positional, args: tuple[Tensor, ...]) -> Counted:
 
     def record(name: str, value: int) -> None:
         here = inside[-1] if inside else None
-        # The tool's own hook counts these modules; a product in them is the same work again.
+        # The tool's own hook counts these modules; a product inside them is the same work again.
         kind = f"linear>{name}" if isinstance(here, PRODUCTS) and name in ("mm", "addmm", "bmm") else name
         rows.append(Row(paths[id(here)] if here is not None else "", kind, value))
 
@@ -254,7 +254,7 @@ def ptflops(model: Positional, args: tuple[Tensor, ...]) -> Counted:
         rows.extend(below_every_parent(model, own))
 
     def inputs(_: Any) -> dict[str, Tensor]:
-        # Called after the tool has made its hooks: so these run after its own.
+        # Called after the tool has registered its hooks, so these run after its own.
         for module in model.modules():
             hooks.enter_context(module.register_forward_hook(lambda m, a, r: inside.pop() and None))
         hooks.enter_context(model.register_forward_hook(done))

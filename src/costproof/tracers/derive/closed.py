@@ -85,7 +85,7 @@ def _above_one(
         least = subject.steps.get(name, 1)
         sizes = {**usual, name: least}
         if not all_hold(holds, sizes):
-            continue  # said already
+            continue  # reported already
         try:
             equal = not subject.runs(sizes) or _check(subject, nodes, sizes).equal
         except Incomplete:

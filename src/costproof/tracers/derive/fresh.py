@@ -59,7 +59,7 @@ def fresh_flops(model: nn.Module, args: Mapping[str, Any]) -> tuple[dict[str, in
     try:
         return _count_forward(model, args)
     except RuntimeError as error:
-        # Some models look at values on their way (a mask that may be all ones): meta has none.
+        # Some models read values (is this mask all ones?), which meta lacks.
         if "meta" not in message_of(error):
             raise
     numbers = with_numbers(Run("fresh", model, args, lambda path, call: ("", "")))
@@ -112,9 +112,9 @@ class KnownValues:
         inputs = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
         if not all(t in self.values for t in inputs):
             if func._schema.is_mutable:
-                self.values.clear()  # something known may have been written to
+                self.values.clear()  # a known tensor may have been overwritten
             return
-        # Of the factories, ``empty`` and random ones do not say what they make.
+        # Factories like ``empty`` and random ones have no known values.
         certain = inputs or str(func).split(".")[1] in _CERTAIN
         if not isinstance(result, torch.Tensor) or result.device.type != "meta" or not certain:
             return

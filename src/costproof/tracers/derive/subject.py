@@ -145,7 +145,7 @@ _FARTHEST_STEPS: Final = 32
 def example_sizes(job: ExportJob) -> dict[str, int]:
     """Return the sizes at which the export was made."""
     args: Any = job.args
-    plain = (s for s in job.sizes if s.symbol.isidentifier())  # and not one more than another
+    plain = (s for s in job.sizes if s.symbol.isidentifier())  # not an expression
     return {s.symbol: int(reduce(getitem, s.argument, args).shape[s.dim]) for s in plain}
 
 
@@ -222,7 +222,7 @@ _SIZES: Final = (*range(2, 40), 63, 64, 65, 100, 127, 128, 1_000, 4_097, 131_072
 _FEW: Final = (2, 3, 4, 5, 7, 13, 37, 64, 4_097)
 _LONG: Final = 80
 """Length of a guard in characters beyond which its numbers are coefficients and not bounds."""
-Point = dict[str, int]
+SizePoint = dict[str, int]
 
 
 def size_limits(exported: Exported, steps: Mapping[str, int]) -> tuple[Condition, ...]:
@@ -256,7 +256,7 @@ def _without_rounding(margin: sympy.Expr, steps: Mapping[str, int]) -> sympy.Exp
     return plain_sympy(margin.xreplace(times)).xreplace({sym(name): sym(name) / step for name, step in steps.items()})
 
 
-def _points_to_try(condition: GuardCondition, exported: Exported, steps: Mapping[str, int]) -> Iterator[Point]:
+def _points_to_try(condition: GuardCondition, exported: Exported, steps: Mapping[str, int]) -> Iterator[SizePoint]:
     """Yield sizes at which a condition may fail: typical ones, its own numbers and their quotients, plus or minus 1."""
     names, sizes = sorted(condition.names), set(_SIZES if len(condition.names) == 1 else _FEW)
     numbers = {int(n) for n in re.findall(r"(?<![\w.])\d+(?![\w.])", condition.text)}

@@ -204,7 +204,7 @@ def eager_run(
             del result
     except CostproofError:
         raise
-    except Exception as error:  # code of other packages raises what it likes
+    except Exception as error:  # code of other packages may raise anything
         where = f"{job.job.stage}, {job.job.id}"
         raise Incomplete("the module does not run without numbers", where=where, got=first_line(error)) from error
     made_of = any(isinstance(m, _ONE_OPERATOR) for m in module.modules())

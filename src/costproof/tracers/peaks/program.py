@@ -59,7 +59,7 @@ def exported_memory(job: FakeCpuJob) -> ExportedMemory:
         return ExportedMemory(program, tuple(map(in_symbols, reader.seen.sizes)), in_symbols.guards, notes)
     except CostproofError:
         raise
-    except Exception as error:  # operators of other packages raise what they like
+    except Exception as error:  # operators of other packages may raise anything
         where = f"{job.job.stage}, export {job.job.id}"
         raise Incomplete("an operator does not run without numbers", where=where, got=first_line(error)) from error
 
@@ -82,9 +82,9 @@ class _ProgramReader:
         given = len(self.seen.tensors)
         mode = torch._guards.detect_fake_mode(list(self.values.values()))
         assert mode is not None
-        # Operators that are made of others fix sizes unless these are sought in Python first, as the exporter does.
+        # Composite operators specialize sizes unless they are decomposed in Python first, as the exporter does.
         in_symbols = enable_python_dispatcher() if self.job.sizes else nullcontext()
-        # A result stays here for as long as its readers may want it: what goes before that, the operator gave back.
+        # A result is kept for its readers; memory that is freed before belongs to the operator.
         with torch.no_grad(), in_symbols, mode, self.seen:
             for node in graph.nodes:
                 if node.op == "get_attr":

@@ -15,8 +15,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.completed import LACKING, completed
-from benchmarks.tiny import candidates
 from costproof.ledger.errors import CostproofError, first_line
 from costproof.models.generic.huggingface import HuggingFace, default_config
 from costproof.models.generic.inputs import KINDS
@@ -25,9 +23,11 @@ from costproof.models.generic.module import GenericTarget
 from costproof.processes import Say
 from costproof.reports.report import Report
 from costproof.tracers.dynamic import UNUSED
+from tests.oracles.completed import LACKING, completed
+from tests.oracles.tiny import candidates
 
 WORKLOAD: Final = {"batch": 2, "seq_len": 24, "new_tokens": 1}
-PUBLISHED: Final = Path(__file__).resolve().parents[1] / "tests/models/configs"
+PUBLISHED: Final = Path(__file__).resolve().parents[2] / "tests/models/configs"
 """Files of published models; where each was read is in SOURCES.md beside them."""
 _LONGEST: Final = 240
 
