@@ -123,5 +123,5 @@ def test_a_minimum_of_sizes_is_said_and_derived() -> None:
                 ):
                     found.append(part.name)
                     assert "min" in (ast.get_docstring(part) or "").lower(), part.name
-    assert found == ["Embedding", "_Held", "ClampedExperts", "RelativePosition"]
+    assert found == ["Embedding", "_ExpertWeights", "ClampedExperts", "RelativePosition"]
     assert all("min(experts, rows)" in (inspect.getdoc(layer) or "") for layer in (Experts, LoopedExperts))

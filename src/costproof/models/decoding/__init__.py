@@ -1,1 +1,1 @@
-"""What every decoder of transformers shares: built on meta, cut for export, run on shapes and with numbers."""
+"""Base classes of decoder-only models: configuration, formulas, building, export, runs and proof domain."""

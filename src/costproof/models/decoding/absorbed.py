@@ -1,7 +1,7 @@
-"""Latent attention whose decode steps absorb the expansion: a forward of our own on the modules of the class.
+"""Latent attention with absorbed decode steps: our forward on the modules of a class of transformers.
 
-No class of transformers decodes so; servers do (FlashMLA). The prompt runs as the class runs it, as it does there: its
-own keys and values are expanded once. Imported only where a model is at hand.
+Servers decode this way (FlashMLA), classes of transformers do not. The prompt runs as in the class: its keys and values
+are expanded once. Importing this module imports transformers.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from torch import nn
 
 _MADE: Final[dict[Any, Any]] = {}
-"""Classes of attention -> the classes made of them, one for all models of a process."""
+"""Attention class -> its subclass that absorbs the expansion, cached per process."""
 
 
 def absorb(model: nn.Module, layers: str) -> None:
-    """Let all attention modules of a model absorb the expansion in decode steps; their weights stay as they are.
+    """Make all attention modules of a model absorb the expansion in decode steps; weights do not change.
 
     Args:
         layers: path of the layers, each with its attention under ``self_attn``.
@@ -80,12 +80,12 @@ def _step(
     latents, key = self.kv_a_layernorm(latents).view(batch, 1, new, rank), key.view(batch, 1, new, rope)
     turned, key = _rotated(modeling, turned, key, position_embeddings)
     latents, key = past_key_values.update(latents, key, self.layer_idx)
-    # kv_b_proj [heads (nope + value), rank] is two weights: of keys, which goes to the queries, and of values.
+    # kv_b_proj [heads (nope + value), rank] holds the weights of keys, applied to the queries, and those of values.
     of_keys, of_values = self.kv_b_proj.weight.view(heads, -1, rank).split((nope, self.v_head_dim), dim=1)
     absorbed = torch.bmm(plain.transpose(0, 1).reshape(heads, batch * new, nope), of_keys)
     absorbed = absorbed.view(heads, batch, new, rank).transpose(0, 1)
     attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, modeling.eager_attention_forward)
-    # One head of keys and values for all heads of queries: values are the latents themselves.
+    # All heads of queries share one head of keys and values; the values are the latents.
     found, shares = attend(
         SimpleNamespace(num_key_value_groups=heads, is_causal=True, training=False, config=self.config),
         torch.cat((absorbed, turned), dim=-1),

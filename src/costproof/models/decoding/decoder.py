@@ -1,4 +1,4 @@
-"""How a decoder of transformers is called: where its layers sit, what its masks and its cache look like."""
+"""How a decoder of transformers is called: module paths, masks, and cache."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Past = list[tuple["torch.Tensor", "torch.Tensor"]]
 """Keys and values [B, kv heads, P, head dim] of each layer."""
 
 Masks = tuple["torch.Tensor | None", "torch.Tensor | None"]
-"""[B, 1, queries, keys] for the layers that see all, and for those that have a window."""
+"""Masks [B, 1, queries, keys] for layers with full attention, and for layers with a window."""
 
 
 def fill_layer(layer: Any, keys: torch.Tensor, values: torch.Tensor) -> None:
@@ -35,7 +35,7 @@ def llm_stack(layers: str, module: Any, args: tuple[Any, ...], kwargs: Mapping[s
     """Return the number of layers of the decoder and of input positions: ``{"layers": 12, "positions": 703}``.
 
     Args:
-        layers: name of the list of layers in the module.
+        layers: attribute of the module that holds the list of layers.
     """
     found = {"layers": len(getattr(module, layers))}
     inputs = kwargs.get("inputs_embeds")
@@ -57,30 +57,30 @@ def in_step(path: str, call: int) -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
-    """What differs between the decoders of transformers; the default is that of a ``…ForCausalLM``."""
+    """How a decoder of transformers is called: module paths, masks and cache; by default a ``…ForCausalLM``."""
 
     stack: str = "model"
     """Path of the module that holds ``layers``."""
     attention: str = "layers.{i}.self_attn"
-    """Path below it of the attention of layer i."""
+    """Path of the attention of layer i, relative to ``stack``."""
     masks: tuple[str, ...] = ()
-    """Types of attention under which the model takes prepared masks; empty: it takes one mask."""
+    """Keys of the masks that the model takes as a dict; empty if it takes a single mask."""
     window_masks: tuple[str, ...] = ()
-    """The same for the layers that have a window, where others have none."""
+    """Keys of the masks of layers with a window, if other layers have none."""
     windows: tuple[int, ...] = ()
-    """Keys that a query sees in each layer, itself included, 0 for all; empty: no layer has a window."""
+    """For each layer, the number of keys that a query sees, 0 for all; empty if no layer has a window."""
     latent: tuple[int, ...] = ()
-    """Widths of what a cache keeps for all heads together, in place of keys and of values; empty: it keeps those."""
+    """Widths of the two latents that a cache stores instead of keys and values; empty for keys and values."""
     cache: tuple[str, ...] = ("keys", "values")
-    """Where a layer of the cache keeps its tensors."""
+    """Attributes of a layer of the cache that hold its tensors."""
     fill: Callable[[Any, torch.Tensor, torch.Tensor], None] = fill_layer
-    """What puts keys and values into a layer of the cache, which is initialised."""
+    """Function that sets keys and values of an initialised layer of the cache."""
     places: tuple[Locate, Locate] = (in_prompt, in_step)
-    """Where modules work in the prefill and in a step."""
+    """Functions that locate modules in the prefill and in a step."""
     seen: tuple[Mark, ...] = ()
-    """What else a callgraph tells of a run."""
+    """Additional events that a callgraph records."""
     beside: str = ""
-    """What attention the other parts of the model run where the decoder runs FlashAttention, for the record."""
+    """Note about the attention of other parts of the model if the decoder runs FlashAttention."""
 
     def attention_paths(self, model: nn.Module) -> tuple[str, ...]:
         """Return, for each layer, the path of the module that owns its key/value cache."""
@@ -113,9 +113,9 @@ class Decoder:
     def empty_masks(self, workload: Workload, queries: int, context: int, batch: int | None = None) -> Masks:
         """Return the masks, on the meta device, of a call on ``queries`` new tokens after ``context`` others.
 
-        For eager attention [B, 1, queries, keys], that of a window alone where a model of windows takes one mask; none
-        for fused attention, which is causal by flag, but where keys are outside of a window: then yes or no in the same
-        shape.
+        Eager attention gets masks [B, 1, queries, keys]; a model that takes a single mask gets that of its window if it
+        has one. Fused attention is causal by a flag and gets no mask, unless keys are outside of a window: then a
+        boolean mask of the same shape.
         """
         import torch
 
@@ -165,7 +165,7 @@ def text_config(model: nn.Module) -> Any:
     config = config_of(model)
     try:
         return config.get_text_config()
-    except ValueError:  # there is one of an encoder of texts as well
+    except ValueError:  # ambiguous: the model has a text encoder as well
         return config.get_text_config(decoder=True)
 
 

@@ -1,4 +1,4 @@
-"""Where a decoder is cut: prefill and decode step, exported with symbols or traced alone at given sizes."""
+"""Export jobs of the prefill and of a decode step, with symbolic sizes or at given sizes."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from costproof.patches import flash_attention
 if TYPE_CHECKING:
     from torch import nn
 
-# Example sizes of symbolic dimensions: above 1 and pairwise different, so that nothing is taken
-# for a constant and no two are taken for the same.
+# Example sizes of symbolic dimensions: above 1 and pairwise different, so that torch.export neither specialises
+# them nor merges two of them.
 _BATCH, _LENGTH, _CONTEXT = 3, 37, 41
 _MASKS = ("mask", "window_mask")
 
@@ -23,7 +23,7 @@ def export_jobs(model: nn.Module, workload: Workload, decoder: Decoder, *, embed
     """Return the export jobs of the prefill, and of a decode step if the workload has steps.
 
     Args:
-        embeds: the prefill gets embeddings that are made elsewhere.
+        embeds: whether the prefill gets embeddings instead of token ids.
     """
     jobs = [prefill_job(model, workload, decoder, embeds=embeds)]
     if workload.new_tokens:
@@ -71,7 +71,7 @@ def prefill_job(
         args = {"ids": ids_on_meta(batch, length)}
     sizes = [SymbolicSize((name,), dim, symbol) for name in args for dim, symbol in ((0, "B"), (1, "S"))]
     masks = decoder.empty_masks(workload, length, 0, batch)
-    # A prompt of one token less than a window fills the cache, as longer ones do, and is not cut, as they are.
+    # A prompt of window - 1 tokens fills the cache, as longer ones do, but is not truncated.
     masked = workload.attention == "eager" or workload.text_tokens >= decoder.window
     for name, mask in zip(_MASKS, masks if masked else (), strict=masked):
         if mask is not None:
@@ -112,7 +112,7 @@ def step_job(
             if name == "mask" or not full:
                 sizes.append(SymbolicSize((name,), 3, "P + 1"))
     module = Step(model, decoder)
-    # A context that is longer, or shorter, makes a step of other layers: a full window keeps its length.
+    # On the other side of the window the graph differs: a full window keeps its length.
     least, most = f"P - {decoder.window - 1}", f"{decoder.window - 2} - P"
     return ExportJob(
         "step", "decode", ("steps",), module, {"part": ""}, args, sizes, returns_cache=True, repeated=True,
@@ -125,5 +125,5 @@ def _example(usual: int, workload: Workload, decoder: Decoder) -> int:
     window = decoder.window
     if decoder.fills_window(workload):
         return max(usual, window + usual)
-    # Below a window that is short, and not the batch, which it must not be taken for.
+    # Below a short window, and different from the batch, with which torch.export would merge it.
     return usual if not window or usual < window - 1 else next(n for n in (window - 2, window - 3) if n != _BATCH)

@@ -1,6 +1,6 @@
-"""Thin modules around a decoder: its prefill, and one decode step; they add no operators.
+"""Thin modules around a decoder that run its prefill and one decode step; they add no operators.
 
-Imported only where a model is at hand, because they need torch to be defined.
+Importing this module imports torch.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ CacheTensors = list[tuple[torch.Tensor, ...]]
 
 
 class Prefill(nn.Module):
-    """The whole model on ids, or on embeddings that already hold what is not text."""
+    """Runs the whole model on token ids, or on embeddings that include image features."""
 
     def __init__(self, part: nn.Module, decoder: Decoder, logits_to_keep: int) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class Prefill(nn.Module):
 
 
 class Step(nn.Module):
-    """One decode step on a cache of given keys and values."""
+    """Runs one decode step on a cache with the given keys and values."""
 
     def __init__(self, part: nn.Module, decoder: Decoder) -> None:
         super().__init__()

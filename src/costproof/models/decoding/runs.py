@@ -1,7 +1,7 @@
-"""Runs of a whole model: the prefill, then decode steps; on shapes, or with numbers through the model's own cache.
+"""Runs of a whole decoder: the prefill and decode steps, on the meta device or with weights.
 
-With numbers the whole run is made once without a tracer before anything is traced. It gives each step the cache
-that the steps before it left, says what a traced run has to return, and how many rows every expert gets.
+With weights, the whole run is made once without a tracer. It gives each step the cache of the steps before it, the
+expected output of a traced run, and the number of rows of each expert.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 STEP_LIMIT: Final = 8
-"""Decode steps that are all traced; of more, the first, the middle and the last."""
+"""Up to this number all decode steps are traced; of more, only the first, middle and last."""
 
 
 def prompt_inputs(workload: Workload, decoder: Decoder, length: int) -> dict[str, Any]:
@@ -53,7 +53,7 @@ def shape_runs(
 
     Args:
         prompt: keyword arguments of the prefill.
-        name: of the run of the prefill.
+        name: name of the run of the prefill.
     """
     found = [Run(name, model, prompt, decoder.places[0])]
     for context in contexts(workload, prompt["input_ids"].shape[1]):
@@ -98,19 +98,19 @@ def computed(
     name: str,
     around: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> Iterator[Run]:
-    """Run the prefill and all steps without a tracer; those of them that are traced later.
+    """Run the prefill and all steps without a tracer, and yield the runs that are traced later.
 
     Args:
         step: (tokens in the cache, result of the forward before) -> keyword arguments of a decode step.
-        places: where modules are located in the prefill and in a step.
-        around: what must hold while the model runs.
+        places: functions that locate modules in the prefill and in a step.
+        around: context in which the model runs.
     """
     import torch
 
     wanted, inputs = traced_steps(workload), prompt
     before = int(prompt["input_ids"].shape[1]) - 1
     for i in range(workload.new_tokens + 1):
-        # A forward changes the cache that it gets; what is traced later needs it as it was before.
+        # A forward modifies its cache; the traced run needs the cache as it was before.
         kept = copy.deepcopy(inputs) if i == 0 or i - 1 in wanted else None
         with torch.no_grad(), around(), expert_rows(model) as rows:
             result = model(**inputs)
@@ -149,7 +149,7 @@ def drawn_ids(vocab: int, shape: tuple[int, ...], seed: int) -> torch.Tensor:
 def real_masks(model: nn.Module, workload: Workload, decoder: Decoder, queries: int, context: int) -> Masks:
     """Return :meth:`~costproof.models.decoding.decoder.Decoder.empty_masks` with values.
 
-    They are 0 where a query may look, the dtype's least number elsewhere.
+    They are 0 where a query may attend, and the minimum of the dtype elsewhere.
     """
     import torch
 
@@ -181,8 +181,8 @@ def traced_steps(workload: Workload) -> frozenset[int]:
 def expert_rows(model: nn.Module) -> Iterator[dict[str, list[int]]]:
     """Count, inside the context, the rows that each expert of each mixture receives.
 
-    A mixture is one module that gets the numbers of the chosen experts as its second argument, or a list of
-    modules of which each is an expert.
+    A mixture is either one module whose second argument is the indices of the chosen experts, or a list of expert
+    modules.
     """
     from torch import nn
 

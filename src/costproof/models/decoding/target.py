@@ -53,7 +53,7 @@ C = TypeVar("C", bound=DecoderConfig)
 
 @dataclass(frozen=True, slots=True)
 class CausalTarget(Native[C]):
-    """A causal language model of transformers with one configuration."""
+    """Base class of causal language models of transformers with one configuration."""
 
     stages: ClassVar[tuple[str, ...]] = STAGES
     attentions: ClassVar[tuple[AttentionKind, ...]] = ("sdpa", "eager")

@@ -27,7 +27,7 @@ C = TypeVar("C", bound=VisionConfig)
 
 @dataclass(frozen=True, slots=True)
 class VisionTarget(EncoderTarget[C]):
-    """An encoder of images with one configuration."""
+    """Base class of encoders of images with one configuration."""
 
     input_settings: ClassVar[tuple[Setting, ...]] = (common.IMAGE_SIZE,)
     named: ClassVar[tuple[NamedWorkload, ...]] = (

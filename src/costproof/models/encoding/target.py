@@ -33,7 +33,7 @@ Tensors = Mapping[str, "torch.Tensor"]
 
 @dataclass(frozen=True, slots=True)
 class EncoderTarget(Native[C]):
-    """An encoder of transformers with one configuration."""
+    """Base class of encoders of transformers with one configuration."""
 
     stages: ClassVar[tuple[str, ...]] = (STAGE,)
     attentions: ClassVar[tuple[AttentionKind, ...]] = ("sdpa", "eager")

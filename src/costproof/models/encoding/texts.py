@@ -31,7 +31,7 @@ C = TypeVar("C", bound=TextEncoderConfig)
 
 @dataclass(frozen=True, slots=True)
 class TextTarget(EncoderTarget[C]):
-    """An encoder of texts with one configuration."""
+    """Base class of encoders of text with one configuration."""
 
     input_settings: ClassVar[tuple[Setting, ...]] = (common.SEQ_LEN,)
     named: ClassVar[tuple[NamedWorkload, ...]] = PRESETS

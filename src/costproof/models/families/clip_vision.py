@@ -93,7 +93,7 @@ class ClipVisionConfig(VisionConfig):
     architecture: str = "CLIPVisionModel"
     patch: int = 32
     pooled: int = 0
-    """Width of the projected vector; 0: the class has no projection."""
+    """Width of the projected vector; 0 if the class has no projection."""
 
     not_drawn: ClassVar = NO_CLASSIFIER
     model_type: ClassVar[str] = "clip_vision_model"

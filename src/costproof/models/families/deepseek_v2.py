@@ -41,7 +41,7 @@ class DeepseekV2Config(LatentConfig):
     rope: int = 64
     value: int = 128
     limited: bool = True
-    """Whether experts are chosen from the best groups alone."""
+    """Whether experts are chosen only from the best groups."""
 
     model_type: ClassVar[str] = "deepseek_v2"
     architecture: ClassVar[str] = "DeepseekV2ForCausalLM"

@@ -65,7 +65,7 @@ class Dinov2Config(VisionConfig):
     patch: int = 14
     mlp_ratio: int = 4
     gated: bool = False
-    """Whether the MLP is gated; it has two thirds of the inner width then, rounded up to a multiple of 8."""
+    """Whether the MLP is gated; its inner width is then two thirds, rounded up to a multiple of 8."""
     qkv_bias: bool = True
     mask_token: bool = True
 

@@ -89,13 +89,13 @@ _TOP_KEYS: Final = (
     *_IDS, VISION, TEXT, "architectures", "model_type", "image_token_id", "tie_word_embeddings", "transformers_version",
     "torch_dtype", "dtype", "_name_or_path",
 )  # fmt: skip
-"""Keys of the whole, where a file has those of the decoder beside them."""
+"""Keys of the whole model in a file that has the keys of the decoder at the top level."""
 _SECTIONS: Final = "mrope_section"
 
 
 @dataclass(frozen=True, slots=True)
 class Qwen25VlVisionConfig(EncoderConfig):
-    """Sizes, the window of attention, and the layers that attend to the whole image."""
+    """Sizes, the attention window, and the layers that attend to the whole image; by default of Qwen2.5-VL-7B."""
 
     hidden: int = 1280
     intermediate: int = 3420
@@ -104,17 +104,17 @@ class Qwen25VlVisionConfig(EncoderConfig):
     activation: str = "silu"
     architecture: str = "Qwen2_5_VisionTransformerPretrainedModel"
     out: int = 3584
-    """Width of the decoder."""
+    """Width of the decoder that reads the tokens."""
     patch: int = 14
     frames: int = 2
-    """Frames that a patch holds; of an image the same one."""
+    """Number of frames of a patch; an image is repeated."""
     merge: int = 2
-    """Patches along a side that make one token."""
+    """Side of a token in patches."""
     channels: int = 3
     window: int = 112
-    """Pixels along a side of a window."""
+    """Side of a window in pixels."""
     whole: tuple[int, ...] = (7, 15, 23, 31)
-    """Layers, from 0, in which every patch attends to all of its image."""
+    """Indices of the layers in which each patch attends to the whole image."""
 
     not_drawn: ClassVar = ONE_CLASS
     model_type: ClassVar[str] = "qwen2_5_vl_vision"
@@ -186,7 +186,7 @@ class Qwen25VlVisionConfig(EncoderConfig):
 
 @dataclass(frozen=True, slots=True)
 class Qwen25VlTextConfig(DecoderConfig):
-    """Sizes, and how many frequencies each axis of a position turns; queries, keys and values have biases."""
+    """Sizes, and the split of the rotary frequencies between the axes of a position; by default of Qwen2.5-VL-7B."""
 
     hidden: int = 3584
     intermediate: int = 18944
@@ -197,7 +197,7 @@ class Qwen25VlTextConfig(DecoderConfig):
     vocab: int = 152064
     max_positions: int = 128000
     sections: tuple[int, ...] = (16, 24, 24)
-    """Frequencies that positions in time, height and width turn."""
+    """Numbers of rotary frequencies for positions in time, height and width."""
 
     model_type: ClassVar[str] = "qwen2_5_vl_text"
     architecture: ClassVar[str] = "Qwen2_5_VLTextModel"
@@ -245,7 +245,7 @@ class Qwen25VlTextConfig(DecoderConfig):
 
 @dataclass(frozen=True, slots=True)
 class Qwen25VlConfig(ImageTextConfig):
-    """A tower and a decoder; what merges patches to tokens belongs to the tower."""
+    """A tower and a decoder; the tower includes the merger of patches. By default Qwen2.5-VL-7B."""
 
     vision: Qwen25VlVisionConfig = field(default_factory=Qwen25VlVisionConfig)
     text: Qwen25VlTextConfig = field(default_factory=Qwen25VlTextConfig)

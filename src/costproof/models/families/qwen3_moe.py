@@ -43,7 +43,7 @@ class Qwen3MoeConfig(MixtureConfig):
     """Whether the router's weights are divided by their sum."""
     expert_width: int = 768
     kinds: str = "m"
-    """Layers with a mixture of experts are ``m``, those with an MLP ``d``; repeated over the layers."""
+    """Kinds of layers, repeated over the depth: ``m`` for a mixture of experts, ``d`` for an MLP."""
 
     not_drawn: ClassVar = {"pattern": "the class gives all layers the same window"}
     model_type: ClassVar[str] = "qwen3_moe"

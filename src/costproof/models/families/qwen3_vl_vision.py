@@ -88,14 +88,14 @@ class Qwen3VlVisionConfig(EncoderConfig):
     """Width of the decoder that reads the tokens."""
     patch: int = 16
     frames: int = 2
-    """Frames that a patch holds; of an image the same one."""
+    """Number of frames of a patch; an image is repeated."""
     merge: int = 2
-    """Patches along a side that make one token."""
+    """Side of a token in patches."""
     channels: int = 3
     table: int = 2304
-    """Entries of the table of positions."""
+    """Rows of the table of positions."""
     deep: tuple[int, ...] = (8, 16, 24)
-    """Layers, from 0, whose patches are merged as well."""
+    """Indices of the layers whose patches are merged as well."""
 
     not_drawn: ClassVar = ONE_CLASS
     model_type: ClassVar[str] = "qwen3_vl_vision"

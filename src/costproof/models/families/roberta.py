@@ -56,7 +56,7 @@ class RobertaConfig(BertConfig):
     architecture: str = "RobertaModel"
     types: int = 1
     padding: int = 1
-    """Its position is its own; the first token's is one behind it."""
+    """Padding id; positions of tokens begin after it."""
 
     model_type: ClassVar[str] = "roberta"
     architectures: ClassVar = {
@@ -64,8 +64,7 @@ class RobertaConfig(BertConfig):
     }  # fmt: skip
     class_defaults: ClassVar = {"max_position_embeddings": 512, "type_vocab_size": 2}
     head_first: ClassVar[bool] = False
-    """Whether the class makes the head for masked words before the encoder: of the table that both have, it is the
-    owner."""
+    """Whether the class creates the head for masked words before the encoder, so that it owns the shared table."""
 
     @property
     def longest(self) -> int:
@@ -114,7 +113,7 @@ class Roberta(TextTarget[RobertaConfig]):
             config, TextEncoderStyle(positions_from_ids=True, head_first=config.head_first), eager=eager
         )
         if config.masked:
-            # Whatever the layers have, the head has this activation.
+            # The activation of the head is fixed in the class.
             head = masked_words(
                 "gelu", holds_bias="cls.predictions", activates="cls.predictions", owns_words=config.head_first
             )

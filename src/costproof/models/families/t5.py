@@ -51,18 +51,18 @@ PRESETS: Final = (
 )
 _ANSWERS: Final = {"text": 64, "sentence": 32}
 _BATCH, _LENGTH = 3, 37
-"""Of the example that is exported."""
+"""Example sizes of an export: above 1 and different."""
 
 
 _MLPS: Final = {"relu": ("relu", False), "gated-gelu": ("gelu_new", True), "gated-silu": ("silu", True)}
-"""Names in a file -> the activation, and whether the MLP is gated."""
+"""Name of an MLP in a file -> its activation, and whether it is gated."""
 _LEAST_BUCKETS: Final = 4
-"""Half of them for each direction, half of those for distances of their own."""
+"""Minimum of buckets: half are for each direction, and half of these for exact distances."""
 
 
 @dataclass(frozen=True, slots=True)
 class T5Config(NativeConfig):
-    """Sizes, the kind of MLP, and whether the decoder's result is scaled."""
+    """Sizes, the kind of MLP, and whether the output of the decoder is scaled; by default T5-small."""
 
     hidden: int = 512
     head_dim: int = 64
@@ -379,7 +379,7 @@ def _stack(stack: str, gated: bool) -> dict[str, str]:
 
 
 _DROPOUTS: Final = ("attention_dropout", "mlp_dropout", "mlp.dropout")
-"""Of every layer: called, and without effect outside of training."""
+"""Modules of a layer that are called but have no effect outside of training."""
 
 
 def _decoder(config: T5Config, call: StackCall) -> tuple[ModulePart, ...]:

@@ -70,7 +70,7 @@ class VitConfig(VisionConfig):
     labels: int = 1000
     qkv_bias: bool = True
     pooled: int = 0
-    """Width of what the pooler returns; 0: the class has no pooler."""
+    """Width of the output of the pooler; 0 if the class has no pooler."""
     pooler_activation: str = "tanh"
 
     model_type: ClassVar[str] = "vit"

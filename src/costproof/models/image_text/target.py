@@ -49,7 +49,7 @@ C = TypeVar("C", bound=ImageTextConfig)
 
 
 class ImageTextTarget(Native[C]):
-    """A model of images and text of transformers with one configuration."""
+    """Base class of models of images and text of transformers with one configuration."""
 
     __slots__ = ()
     attentions: ClassVar[tuple[AttentionKind, ...]] = ("sdpa", "eager")

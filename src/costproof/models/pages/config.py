@@ -37,7 +37,7 @@ TEXT_KEYS: Final = {
     "vocab": "vocab_size",
     "max_positions": "max_position_embeddings",
 }
-"""Sizes -> their keys in the native file."""
+"""Fields -> their keys in the native file."""
 
 
 GENERAL_KEYS: Final = {
@@ -47,7 +47,7 @@ GENERAL_KEYS: Final = {
     "torch_dtype": "the workload decides the dtype",
     "transformers_version": "says what wrote the file",
 }
-"""Keys that any section may hold and no formula needs, with the reason."""
+"""Keys that may be in any section and that no formula needs -> the reason."""
 DECODER_KEYS: Final = {
     "attention_dropout": "dropout does nothing in inference",
     "bos_token_id": "which token begins a text costs nothing",
@@ -59,7 +59,7 @@ DECODER_KEYS: Final = {
     "topk_group": "greedy routing has no groups",
     "use_cache": "a run of a prefill and decode steps keeps the cache",
 }
-"""The same, of a decoder."""
+"""Keys of a decoder that no formula needs -> the reason."""
 WAIVED: Final = {
     **GENERAL_KEYS,
     "chunk_size_feed_forward": "the model's code never reads it",
@@ -102,11 +102,11 @@ class SamConfig(EqualHeads):
     heads: int = 12
     mlp: int = 3072
     image: int = 1024
-    """Side in pixels for which the position table was trained."""
+    """Side of a view, in pixels, for which the position table was trained."""
     patch: int = 16
     window: int = 14
     global_layers: tuple[int, ...] = (2, 5, 8, 11)
-    """Layers with attention over the whole view; the others attend within windows."""
+    """Indices of the layers with attention over the whole view; others attend within windows."""
     neck: int = 256
     downsample: tuple[int, int] = (512, 1024)
 
@@ -123,7 +123,7 @@ class SamConfig(EqualHeads):
 
 @dataclass(frozen=True, slots=True)
 class DrawnSam(SamConfig):
-    """SAM on pages of other than three channels, which no file can ask for."""
+    """SAM on pages with any number of channels, which no file can describe."""
 
     colours: int = CHANNELS
 
@@ -135,7 +135,7 @@ class DrawnSam(SamConfig):
 
 @dataclass(frozen=True, slots=True)
 class PageDecoderConfig(EqualHeads):
-    """The decoder: multi-head attention, the first layers dense, the others mixtures of experts."""
+    """The decoder: multi-head attention; the first layers are dense, the others mixtures of experts."""
 
     hidden: int = 1280
     layers: int = 12
@@ -143,7 +143,7 @@ class PageDecoderConfig(EqualHeads):
     heads: int = 10
     kv_heads: int = 10
     intermediate: int = 6848
-    """Width of the gated MLP in the dense layers."""
+    """Inner width of the gated MLP in the dense layers."""
     experts: int = 64
     topk: int = 6
     moe_intermediate: int = 896
@@ -151,7 +151,7 @@ class PageDecoderConfig(EqualHeads):
     vocab: int = 129_280
     max_positions: int = 8192
     sliding_window: int | None = None
-    """Decode steps after which the oldest ones leave the cache; ``None``: all stay (the vendor's code)."""
+    """Decode steps after which the oldest ones leave the cache; ``None`` if all stay, as in the vendor's code."""
     rms_norm_eps: float = 1e-6
     rope_theta: float = 10_000.0
     routed_scaling_factor: float = 1.0
@@ -162,7 +162,7 @@ NOT_DRAWN: Final = {
     "text.sliding_window": "runs that would leave it are refused",
     **dict.fromkeys((f"text.{x}" for x in ("rms_norm_eps", "rope_theta", "routed_scaling_factor")), "a constant"),
 }
-"""Fields that no draw of a proof varies, with the reason."""
+"""Fields that no draw of a proof varies -> the reason."""
 
 
 def read_sam(section: Section, model_type: str, defaults: SamConfig) -> SamConfig:

@@ -21,23 +21,23 @@ from costproof.ledger.workload import AttentionKind, ExpertKernel, Logits
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """One call of the vision towers."""
+    """One call of the vision towers, and the branches that they take in it."""
 
     invocation: str
-    """``global`` or ``crops``."""
+    """Its invocation: ``global`` or ``crops``."""
     sam_resampled: bool
-    """Whether SAM's position table is made for another grid than this view's."""
+    """Whether the position table of SAM is resampled, because it has another grid than this view."""
     clip_resampled: bool
-    """Whether CLIP's position table is."""
+    """Whether the position table of CLIP is resampled."""
     sam_padded: bool = True
     """Whether the grid of this view is not a whole number of windows."""
 
 
 @dataclass(frozen=True, slots=True)
 class PageStructure:
-    """The shape of the model and of the run; every size stays a symbol.
+    """The structure of a model and of a run that formulas depend on; every size is a symbol.
 
-    The defaults are the published DeepSeek-OCR, a prompt without a page.
+    The default is the published DeepSeek-OCR on a prompt without a page.
     """
 
     views: tuple[View, ...] = ()
@@ -54,13 +54,12 @@ class PageStructure:
     decode: bool = True
     """Whether there are decode steps."""
     remote: bool = False
-    """Whether the vendor's code runs in place of transformers' classes, which changes what is counted.
+    """Whether the vendor's code runs instead of transformers' classes, which changes what is counted.
 
-    SAM: no padding and no resampling where they do nothing; the norms of the neck written in primitives;
-    no module around the downsampling. CLIP: one projection for queries, keys and values; an activation
-    without a module of its own; positions looked up before they are resampled; a patch embedding that never runs.
-    The page is written into the prompt in place. The decoder makes a mask for every prompt, a rotary
-    table per layer, and loops over its experts.
+    SAM skips padding and resampling without effect, writes the norms of the neck in primitives, and has no module
+    around the downsampling. CLIP has one projection for queries, keys and values, no module for the activation, and a
+    patch embedding that never runs; it looks up positions before it resamples them. The page is written into the prompt
+    in place. The decoder builds a mask for every prompt and a rotary table per layer, and loops over its experts.
     """
 
 
@@ -139,14 +138,14 @@ class RelativePosition:
     source: ClassVar[str] = "Li et al. 2021, MViTv2, equation 4; SAM get_rel_pos and get_decomposed_rel_pos"
 
     sequences: Size
-    """Views or windows, times heads."""
+    """Number of views or windows, times heads."""
     side: Size
     head_dim: Size
     entries: Size
-    """Rows of one table."""
+    """Number of rows of one table."""
     item_bytes: Size
     resampled: bool = True
-    """Whether step 1 runs; an implementation may leave it out where the length is right."""
+    """Whether step 1 runs; an implementation may skip it if the length fits."""
 
     def costs(self) -> LayerCosts:
         """Return the costs of one call."""
@@ -210,7 +209,7 @@ def _sam_layer(structure: PageStructure, view: View, i: int) -> tuple[ModulePart
         sequences, length, table = n, grid, sym("sam_image") / sym("sam_patch")
     else:
         sequences, length, table = n * windows_per_side(grid, window) ** 2, window, window
-    # transformers pads by nothing where windows fit, and resamples tables even to the length that they have.
+    # transformers also pads by zero if windows fit, and also resamples tables to their own length.
     cut = not whole and (view.sam_padded or not remote)
     resampled = not remote or (whole and view.sam_resampled)
     attention = AttentionBlock(
@@ -243,8 +242,8 @@ def page_decoder_parts(
     """Return all parts of one call, from the root to the output projection.
 
     Args:
-        positions: positions per sequence that get logits.
-        glue: what the module that holds decoder and towers does itself; it owns the newline and the separator.
+        positions: number of positions per sequence that get logits.
+        glue: layer of the module that contains decoder and towers; it owns the newline and the separator.
 
     Branches: the first layers of a configuration are dense; a step of one token has no mask in the vendor's code.
 
@@ -253,7 +252,7 @@ def page_decoder_parts(
     """
     remote = structure.remote
     hidden, head_dim, moe = sym("text_hidden"), sym("text_head_dim"), sym("text_moe")
-    # A single token needs no mask there.
+    # The vendor's code builds no mask for a single token.
     masked = call.tokens != 1 if remote else structure.attention == "eager"
     attention = AttentionBlock(
         width=hidden,

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 VIEWS: Final = 7
-"""Example number of views: above 1, and none of the decoder's example sizes."""
+"""Number of views of an export: above 1, and different from the example sizes of the decoder."""
 EMBEDDING: Final = "model.language_model.embed_tokens"
 
 
@@ -152,4 +152,4 @@ def images_in(crops: Sequence[int], grids: Sequence[Sequence[int]]) -> dict[str,
 
 
 VISION_INPUTS: Final = Mark("vision_inputs", "", vision_inputs)
-"""The mark of transformers' own classes."""
+"""The callgraph event for the images of a native class."""

@@ -18,7 +18,7 @@ from costproof.models.image_text.modules import EchoDecoder, PartModule, without
 
 
 class SymbolicSideSam(PartModule):
-    """The same where the side of the views is a symbol."""
+    """Runs SAM with a symbolic side of the views."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         with symbolic_int():
@@ -26,7 +26,7 @@ class SymbolicSideSam(PartModule):
 
 
 class ClipOnFeatures(PartModule):
-    """CLIP of the remote code on given features; of its pixels it looks at their number alone."""
+    """Runs CLIP of the remote code on given features; it reads only the number of its pixels."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         result: torch.Tensor = self.part(x, x)
@@ -41,7 +41,7 @@ def symbolic_int() -> AbstractContextManager[Any]:
 
 
 class VisionProjector(nn.Module):
-    """The vision tower's own operators between given SAM and CLIP results, then the projector."""
+    """Runs the operators of the vision tower between given outputs of SAM and CLIP, and the projector."""
 
     def __init__(self, tower: nn.Module, projector: nn.Module) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class VisionProjector(nn.Module):
 
 
 class PageGlue(nn.Module):
-    """The model's own operators: token embedding, newlines, separator, scatter; its parts are echoes.
+    """Runs the operators between projector and decoder: token embedding, newlines, separator and scatter.
 
     Args:
         part: the module that holds towers and decoder.
@@ -84,7 +84,7 @@ class PageGlue(nn.Module):
 
 
 class EchoTower(nn.Module):
-    """In place of a tower: what comes in goes out as its last hidden state."""
+    """Replaces a tower: returns its input as the last hidden state."""
 
     def forward(self, x: torch.Tensor, **kwargs: Any) -> BaseModelOutput:
         return BaseModelOutput(last_hidden_state=x)

@@ -15,12 +15,12 @@ from costproof.ledger.workload import Workload
 
 MIN_CROPS: Final = 2
 MAX_CROPS: Final = 9
-"""The paper's and the vendor's bound; the native processor's own default of 32 is for another checkpoint."""
+"""Limit in the paper and in the vendor's code; the default of 32 in the native processor is for another checkpoint."""
 
 _MOST_CHUNKS: Final = 100_000
 _MOST_EXIF: Final = 65_536
 _ORIENTATION: Final = 0x0112
-"""EXIF tag; the values 5 to 8 say that the picture is stored turned by a quarter."""
+"""EXIF tag of the orientation; values 5 to 8 mean that the image is stored rotated by 90 degrees."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Page:
     image_size: int
     """Side of one crop in pixels (not used without a grid)."""
     grid: tuple[int, int] | None = None
-    """Columns and rows of crops; ``None`` for the global view alone."""
+    """Columns and rows of crops; ``None`` for only a global view."""
 
     @property
     def crops(self) -> int:

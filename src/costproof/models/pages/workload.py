@@ -25,7 +25,7 @@ from costproof.models.pages.page import (
 from costproof.models.target import NamedWorkload, Setting
 
 TEXT_TOKENS: Final = 16
-"""About the length of the vendor's prompt "<|grounding|>Convert the document to markdown." with its marks."""
+"""Approximate length of the vendor's prompt "<|grounding|>Convert the document to markdown." in tokens."""
 _GRID: Final = re.compile(r"(\d{1,3})[xX×](\d{1,3})")
 
 
@@ -47,7 +47,7 @@ PAGE_SETTINGS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class PagePreset:
-    """A named workload: sizes of the views, and whether the page is cut into crops."""
+    """A named workload: sizes of the views, crop grid, and text tokens."""
 
     what: str
     page: Page | None
@@ -56,7 +56,7 @@ class PagePreset:
 
 @dataclass(frozen=True, slots=True)
 class PageModes:
-    """The named workloads of a model that reads pages, and what its processor makes of one."""
+    """The presets of a model that reads pages, and the properties of its processor."""
 
     presets: Mapping[str, PagePreset]
     default: str
@@ -65,7 +65,7 @@ class PageModes:
     tokens: Callable[[Page | None, int], int]
     """(page, pixels per feature along a side) -> vision tokens per sequence."""
     one_view: str
-    """The preset without crops."""
+    """Name of the preset without crops."""
     most_crops: int = MAX_CROPS
 
     def named(self) -> tuple[NamedWorkload, ...]:
@@ -95,7 +95,7 @@ class PageModes:
 
 
 class ReadsPages(Protocol):
-    """A configuration of a model that reads pages by SAM, and has such a decoder."""
+    """A configuration with SAM and a decoder."""
 
     @property
     def sam(self) -> SamConfig:

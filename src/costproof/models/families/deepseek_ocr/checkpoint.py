@@ -23,7 +23,7 @@ from costproof.models.families.deepseek_ocr.native import NATIVE_STAGES
 from costproof.models.weights import Transform
 
 _MODULES: Final = {VENDOR_NAMES[r]: path for r, path in NATIVE_NAMES.items() if r in VENDOR_NAMES}
-"""Path of a vendor module -> that of the native module of the same role; ``{i}`` is the number of the layer."""
+"""Path of a vendor module -> path of the native module with the same role; ``{i}`` is the index of the layer."""
 _LAYER: Final = re.compile(r"\.(?:layers|blocks)\.(\d+)(?=\.)")
 _EXPERT: Final = r"model\.layers\.(\d+)\.mlp\.experts\.\d+\."
 _EXPERTS_TO: Final = r"model.language_model.layers.\1.mlp.experts."
@@ -40,13 +40,13 @@ RULES: Final[Mapping[str, tuple[Transform, tuple[str, ...]]]] = {
     ),
     r"model\.projector\.layers\.(weight|bias)": ("same", (r"model.multi_modal_projector.\1",)),
     r"model\.image_newline": ("same", ("model.image_newline",)),
-    # The vendor spells it so.
+    # Misspelt by the vendor.
     r"model\.view_seperator": ("same", ("model.view_separator",)),
     _EXPERT + r"gate_proj\.weight": ("stack-gate", (_EXPERTS_TO + "gate_up_proj",)),
     _EXPERT + r"up_proj\.weight": ("stack-up", (_EXPERTS_TO + "gate_up_proj",)),
     _EXPERT + r"down_proj\.weight": ("stack", (_EXPERTS_TO + "down_proj",)),
 }
-"""Vendor tensors that another module of the native class has: how they get there, and what they fill."""
+"""Pattern of vendor tensors -> the transform, and the native tensors that they fill, where names differ."""
 
 NEVER_RUN: Final = "loaded, never run"
 """Owner of checkpoint nodes whose parameters no code reads."""
@@ -93,8 +93,8 @@ def placed(name: str) -> tuple[tuple[str, ...], Transform] | None:
 def checkpoint_ledger() -> Ledger:
     """Return a ledger of the checkpoint's parameters on the paths of the native modules, per stage.
 
-    What no code runs is a node of its own with the owner :data:`NEVER_RUN`. The decoder's modules
-    stand under ``prefill`` and under ``decode``, as in every ledger.
+    Parameters that no code runs have separate nodes with the owner :data:`NEVER_RUN`. Modules of the decoder are in
+    both ``prefill`` and ``decode``, as in every ledger.
     """
     params: Counter[str] = Counter()
     evidence: dict[str, dict[str, None]] = {}

@@ -48,13 +48,13 @@ CLIP_KEYS: Final = {
     "image": "image_size",
     "patch": "patch_size",
 }
-"""Sizes of CLIP -> their keys in the native file."""
+"""Fields of CLIP -> their keys in the native file."""
 _SYMBOLS: Final = {
     "sam": ("hidden", "heads", "head_dim", "mlp", "layers", "window", "patch", "image"),
     "clip": ("hidden", "heads", "head_dim", "mlp", "layers", "positions"),
     "text": ("hidden", "heads", "kv_heads", "head_dim", "intermediate", "layers", "experts", "topk", "vocab"),
 }
-"""Sizes that the formulas name as the configuration does: ``sam_hidden``."""
+"""Sizes whose symbols have the same name as the field: ``sam_hidden``."""
 NATIVE_POSITIONS: Final = 32_768
 """``UnlimitedOcrTextConfig.max_position_embeddings``."""
 NATIVE_WINDOW: Final = 128
@@ -68,7 +68,7 @@ _NATIVE_PATHS: Final = {
     "text.dense_layers": "$.text_config.mlp_layer_types",
     "image_token": "$.image_token_id",
 }
-"""Where each number stands in the file."""
+"""Fields -> JSON paths in the file."""
 SAM_MLP_RATIO: Final = 4
 """``deepencoder.build_sam_vit_b``: ``mlp_ratio = 4``."""
 
@@ -95,12 +95,12 @@ _VENDOR_PATHS: Final = {
     **{f"text.{field}": f"$.language_config.{key}" for field, key in TEXT_KEYS.items()},
     "image_token": "$.language_config.vocab_size",
 }
-"""Where each number stands in the file, or in the code."""
+"""Fields -> JSON paths in the file, or where the code fixes the value."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClipConfig(EqualHeads):
-    """CLIP-L, fed with the features of SAM in place of patches (vendor: ``deepencoder.vit_model_cfg``)."""
+    """CLIP-L, whose input is the features of SAM instead of patches (vendor: ``deepencoder.vit_model_cfg``)."""
 
     hidden: int = 1024
     layers: int = 24
@@ -117,7 +117,7 @@ class ClipConfig(EqualHeads):
 
 @dataclass(frozen=True, slots=True)
 class OcrConfig(Config):
-    """The whole model. The projector is a linear from SAM's and CLIP's features to the decoder's width."""
+    """The whole model; its projector is a linear layer from the features of SAM and CLIP to the decoder."""
 
     sam: SamConfig = field(default_factory=SamConfig)
     clip: ClipConfig = field(default_factory=ClipConfig)

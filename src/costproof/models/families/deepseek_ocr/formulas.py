@@ -69,7 +69,7 @@ def _positions(structure: PageStructure, call: StackCall) -> Size:
 
 
 EMPTY_SIDE: Final = 64
-"""Side of the empty views that the vendor's code wants in a run without a page, since it looks at them first."""
+"""Side, in pixels, of the empty views that the vendor's code requires in a run without a page."""
 
 
 def _projector(structure: PageStructure) -> tuple[ModulePart, ...]:
@@ -108,11 +108,11 @@ def _glue(structure: PageStructure, prompt: Size) -> Layer:
         return PageInPlace(prompt, hidden, b, masked=False)
     channels = sym("in_channels")
     if not page:
-        # The global view is empty, so the code asks no further.
+        # The global view is empty, so the code does not check the crops.
         return PageInPlace(prompt, hidden, b, channels * EMPTY_SIDE**2)
     whole, grid = channels * sym("H_g") ** 2, sym("H_g") / stride
     features, tokens = grid**2, vision_tokens(grid)
-    pixels = 2 * whole  # without crops a page of zeros stands for them
+    pixels = 2 * whole  # without crops, a view of zeros takes their place
     if crops:
         count = sym("grid_w") * sym("grid_h")
         pixels = whole + count * channels * sym("H_c") ** 2
@@ -127,7 +127,7 @@ def _clip_parts(structure: PageStructure, view: View) -> tuple[ModulePart, ...]:
 
     Source: Radford et al. 2021, CLIP; ``UnlimitedOcrVisionEncoder`` (transformers), ``VitModel`` (vendor).
     """
-    # The vendor's code looks positions up whatever the grid, and holds a patch embedding that never runs.
+    # The vendor's code always looks up positions, and has a patch embedding that never runs.
     always, resampled = structure.remote, view.clip_resampled
     n, b, hidden, entries, patch = sym("n"), sym("b"), sym("clip_hidden"), sym("clip_positions"), sym("clip_patch")
     grid = sym("H") / (4 * sym("sam_patch"))
@@ -186,14 +186,14 @@ def _decoder_border(structure: PageStructure, call: StackCall, positions: Size) 
     """Return the activation bytes that enter and leave the decoder in one call, without the cache.
 
     Args:
-        positions: positions per sequence that get logits.
+        positions: number of positions per sequence that get logits.
 
-    Branches: a step has no page; the vendor's code makes its masks itself.
+    Branches: a step has no page; the vendor's code builds its own masks.
     """
     glue = _glue(structure, call.tokens)
     elements = call.batch * positions * sym("text_vocab")
     if isinstance(glue, PageInPlace):
-        # The pixels come, the features of both towers, which are joined for the projector, and what that makes of them.
+        # Pixels, the features of both towers before and after their concatenation, and the projected features.
         joined = glue.features * (glue.clip + glue.sam)
         return (elements + glue.pixels + 2 * joined + glue.features * glue.hidden) * call.item_bytes
     if structure.attention == "eager":
@@ -223,7 +223,7 @@ _TOWERS: Final[dict[str, Callable[[PageStructure, View], tuple[ModulePart, ...]]
 }
 
 _ANY_VIEW: Final = View("", sam_resampled=False, clip_resampled=False)
-"""Parameters do not depend on the view."""
+"""Stands in for any view, because parameters do not depend on the view."""
 
 
 _OWN: Final[dict[str, tuple[str, str]]] = {

@@ -9,7 +9,7 @@ from costproof.analytic.costs import LayerCosts, Size, layer
 
 @layer
 class FeatureConcat:
-    """Joins two features of every token: ``tokens`` x (width_a + width_b) elements in, as many out, no FLOPs."""
+    """Concatenates two features of every token: ``tokens`` x (width_a + width_b) elements in and out, no FLOPs."""
 
     name: ClassVar[str] = "feature_concat"
     title: ClassVar[str] = "Joining of two features"
@@ -40,13 +40,12 @@ def vision_tokens(grid: Size, columns: Size = 0, rows: Size = 0, crop_grid: Size
 class ImageTokens:
     """Lays out the features of a page, adds newline and separator tokens, puts them into the prompt.
 
-    Everything is data movement: no FLOPs. In come the global features (batch grid² hidden), the
-    features of the crops (batch columns rows crop_grid² hidden), and the embedded prompt
-    (batch prompt hidden). Out goes the prompt with the image tokens in place (batch prompt hidden),
-    and the image tokens themselves, which the model also returns (batch vision_tokens hidden; see
+    This only moves data: no FLOPs. Inputs are the global features (batch grid² hidden), the features of the crops
+    (batch columns rows crop_grid² hidden), and the embedded prompt (batch prompt hidden). Outputs are the prompt with
+    the image tokens (batch prompt hidden), and the image tokens (batch vision_tokens hidden, see
     :func:`vision_tokens`). The newline and the separator are 2 hidden parameters.
 
-    Unfused, for every page: each view's rows are joined with newlines, then all of them with the separator, then the
+    Unfused, per page: the rows of each view are concatenated with newlines, then all views with the separator, then
     pages with each other, and the result is written into the prompt. That writes and reads all but the separator of the
     vision_tokens once, all of them once, and reads them once more: (5 vision_tokens - 2) hidden. The newline is read
     for every view, and it and the separator for every page.
@@ -61,7 +60,7 @@ class ImageTokens:
     hidden: Size
     item_bytes: Size
     grid: Size
-    """Tokens along one side of the global view; 0 for a prompt without an image: nothing runs."""
+    """Tokens along one side of the global view; 0 for a prompt without an image, in which case nothing runs."""
     columns: Size = 0
     rows: Size = 0
     crop_grid: Size = 0
@@ -87,20 +86,20 @@ class ImageTokens:
 
 @layer
 class PageInPlace:
-    """Joins the towers' features, writes image tokens over the prompt, and makes the causal mask.
+    """Concatenates the features of the towers, writes image tokens over the prompt, and builds the causal mask.
 
-    1. Two branches ask whether views are empty by summing their ``pixels``: one addition per element.
-    2. The features of both towers, clip and sam wide, are joined for every one of ``features`` tokens,
-       and go to the projector; its results, ``hidden`` wide, come back.
-    3. Newline and separator (2 hidden parameters) are put between, and everything is written into the
-       embedded prompt in place: the prompt comes in and goes out, prompt x hidden.
-    4. A prompt of more than one token gets a mask [prompt, prompt], made from nothing.
+    1. Two branches check whether views are empty by summing their ``pixels``: one addition per element.
+    2. The features of both towers, clip and sam wide, are concatenated for each of ``features`` tokens and
+       passed to the projector, which returns ``hidden`` wide results.
+    3. Newline and separator (2 hidden parameters) are inserted, and everything is written into the embedded
+       prompt in place: the prompt is an input and an output, prompt x hidden.
+    4. A prompt of more than one token gets a mask [prompt, prompt], which has no inputs.
 
         vector_flops = pixels
 
-    All else is data movement. Unfused, image tokens are joined as in :class:`ImageTokens`, then with those of other
-    pages, of which there are none, and written over the prompt: (6 tokens - 2) hidden. The newline is read for every
-    view. The mask is made in float32, which is written and read: 8 prompt² bytes.
+    The rest only moves data. Unfused, image tokens are concatenated as in :class:`ImageTokens`, then with those of
+    other pages (none), and written over the prompt: (6 tokens - 2) hidden. The newline is read for every view. The
+    mask is built in float32, which is written and read: 8 prompt² bytes.
     """
 
     name: ClassVar[str] = "page_in_place"
@@ -111,15 +110,15 @@ class PageInPlace:
     hidden: Size
     item_bytes: Size
     pixels: Size = 0
-    """Elements of the views that the branches sum up."""
+    """Elements of the views that are summed to check whether views are empty."""
     features: Size = 0
-    """Tokens of all views before newlines; 0: nothing is written into the prompt."""
+    """Tokens of all views without newlines; 0 if nothing is written into the prompt."""
     clip: Size = 0
     sam: Size = 0
     tokens: Size = 0
     """Tokens of all views with newlines and separator (:func:`vision_tokens`)."""
     views: int = 0
-    """Views that are joined with newlines, each on its own."""
+    """Number of views that are concatenated with newlines."""
     masked: bool = True
 
     def costs(self) -> LayerCosts:

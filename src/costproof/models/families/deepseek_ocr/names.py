@@ -57,7 +57,7 @@ NATIVE_NAMES: Final[Mapping[str, str]] = {
     **decoder_names(_TEXT),
     **mixture_names(_TEXT),
 }
-"""Paths in transformers' ``UnlimitedOcrForConditionalGeneration``; ``{i}`` is the number of the layer."""
+"""Role -> module path in transformers' ``UnlimitedOcrForConditionalGeneration``; ``{i}`` is the index of a layer."""
 
 
 VENDOR_SAM: Final = "model.sam_model"
@@ -113,6 +113,6 @@ VENDOR_NAMES: Final[Mapping[str, str]] = {
     "text.layer.experts": f"{_VENDOR_TEXT}.mlp.experts",
     **mlp_names("text.layer.shared", f"{_VENDOR_TEXT}.mlp.shared_experts"),
 }
-"""Paths in the vendor's ``DeepseekOCRForCausalLM``; ``{i}`` is the number of the layer."""
+"""Role -> module path in the vendor's ``DeepseekOCRForCausalLM``; ``{i}`` is the index of a layer."""
 
 VENDOR_STAGES: Final = StagePaths({VENDOR_SAM: "sam", VENDOR_CLIP: "clip", VENDOR_PROJECTOR: "projector"})

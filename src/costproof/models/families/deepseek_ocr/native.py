@@ -39,7 +39,7 @@ PROJECTOR = NATIVE_NAMES["projector"]
 
 
 LEAST_WINDOW = 32_768
-"""Reference windows below the context would cut attention short; the published model has none."""
+"""Minimum of the sliding window, which must not truncate attention: the published model has full attention."""
 
 
 def build_model(
@@ -56,16 +56,16 @@ def build_model(
 
     Args:
         config: keyword arguments of transformers' ``UnlimitedOcrConfig``.
-        attention: that of the decoder alone for ``flash_attention_2``, which the towers' classes do not support.
-        context: longest sequence that will be run; the sliding window is made at least that long,
-            which makes it full attention.
+        attention: ``flash_attention_2`` applies only to the decoder; the classes of the towers do not support it.
+        context: longest sequence that will be run; the sliding window is made at least as long, so that attention is
+            full.
     """
     modeling, configuration = _modules()
     text = dict(config.get("text_config") or {})
     text["sliding_window"] = max(LEAST_WINDOW, context + 1, text.get("max_position_embeddings") or 0)
     text.pop("layer_types", None)
     made = configuration.UnlimitedOcrConfig(**{**config, "text_config": text})
-    # The class takes its share of the width for a head; a draw of a proof may have another.
+    # The class sets head_dim to hidden / heads; a draw of a proof may have another.
     made.text_config.head_dim = text.get("head_dim", made.text_config.head_dim)
     flash = attention == flash_attention.FLASH
     return decoding.build(
@@ -80,7 +80,7 @@ def build_model(
 
 
 _CHECK: Final = "torch_compilable_check"
-"""Whether image tokens and features match, which needs values."""
+"""Function that checks whether image tokens match features, which needs concrete values."""
 
 
 def _unchecked(*args: Any, **kwargs: Any) -> None:
@@ -115,11 +115,11 @@ DECODER: Final = Decoder(
     fill=_fill,
     places=NATIVE_STAGES.locators("global", "crops"),
     seen=(VISION_INPUTS,),
-    # SAM adds a bias of relative positions to its scores, which the kernels cannot; CLIP's class inherits from the
+    # SAM adds relative positions to its scores, which the kernels do not support; the class of CLIP inherits from the
     # whole model that it does not support them.
     beside="SAM and CLIP run scaled_dot_product_attention",
 )
-"""The decoder of the native class: its cache keeps the prefill apart from the tokens after it."""
+"""How the native decoder is called; its cache stores the prefill separately from later tokens."""
 READER: Final = PageReader(DECODER, vision_tokens)
 
 

@@ -73,17 +73,17 @@ def pages(config: OcrConfig) -> tuple[Workload, ...]:
 
 
 _VIEWS: Final = (2, 3, 5)
-"""Numbers of views at which the conditions of an export are looked at."""
+"""Numbers of views for which the guards of an export are evaluated."""
 
 
 def proof(target: DeepseekOcr, samples: int, seed: int, asked: str) -> Proof:
     """Return all pieces of a proof about one configuration.
 
     Args:
-        asked: least and most side of a view in pixels to enumerate, ``64-2048``, or one side.
+        asked: range of sides of a view in pixels to enumerate, for example ``64-2048``, or a single side.
 
     Raises:
-        BadInput: this is not a range, or holds no side to enumerate.
+        BadInput: this is not a range, or it contains no side to enumerate.
     """
     config = target.config
     range_ = re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", asked.strip())
@@ -100,7 +100,7 @@ def proof(target: DeepseekOcr, samples: int, seed: int, asked: str) -> Proof:
         wanted = f"a range within 1 to {GREATEST_SIDE} that holds a multiple of {config.sam.stride}"
         raise BadInput("no side to enumerate", where="--sides", expected=wanted, got=f"{least}-{most}")
     drawn = [draw(seed, number) for number in range(samples)]
-    # A view's side means the same to every layer of a kind, and the identities have all layers.
+    # Layers of one kind treat the side of a view alike; identities cover all layers.
     one_of_each = replace(target, config=target.first_layers(min(config.text.dense_layers + 1, config.text.layers))[0])
     shared = config.text.heads != config.text.kv_heads  # the native eager attention cannot share heads
     return Proof(
@@ -156,7 +156,7 @@ NOT_CLAIMED: Final = (
     "sides that are not a multiple of the model's step: the model cuts pixels there, which no formula describes",
     "window attention over all window sizes: a ceiling is not a polynomial, so windows are drawn, not settled",
 )
-"""What the proof leaves open about this model."""
+"""Statements that the proof does not cover."""
 
 
 _LEAST_FEATURES: Final = 10
@@ -164,10 +164,10 @@ _LEAST_FEATURES: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class AnySideOcr(DeepseekOcr):
-    """The model with exports of its vision stages whose side and number of views are symbols."""
+    """DeepSeek-OCR with exports of its vision stages in symbolic side and number of views."""
 
     tiled: bool = False
-    """At the sides that whole windows tile, which take no padding and make a graph of their own: of SAM alone."""
+    """Whether to export only SAM, at the sides that whole windows tile; without padding its graph differs."""
 
     @property
     def whole_step(self) -> int:
@@ -183,7 +183,7 @@ class AnySideOcr(DeepseekOcr):
     def run(self) -> Workload:
         """Return the workload that is exported: one view, whose side represents all others.
 
-        Where windows need padding at some side, they need it at this one, unless whole windows shall tile it.
+        If windows need padding at any side, they need it at this one, unless ``tiled``.
         """
         sam, clip, whole = self.config.sam, self.config.clip, self.whole_step
 
@@ -219,7 +219,7 @@ class AnySideOcr(DeepseekOcr):
         return (sam,) if self.tiled else (sam, *others)
 
 
-# Parameter -> the values it is drawn from, uniformly and independently of all others.
+# Parameter -> its values, drawn uniformly and independently of all others.
 RANGES: Final[dict[str, range]] = {
     "sam_heads": range(1, 97),
     "sam_head_dim": range(1, 129),
@@ -268,10 +268,10 @@ INDEPENDENT: Final[dict[str, str]] = {
     "H_c": "4*sam_patch*crop",
     "S": "text_tokens",
 }
-"""Symbols that follow from the drawn parameters; the 8 is there in draws with grouped GEMMs alone,
-of ``text_hidden`` 2 in the others.
+"""Symbols -> expressions in drawn parameters.
 
-S is text_tokens and the vision tokens, which the other parameters settle: given these it is as uniform.
+The factor 8 is 1 in draws without grouped GEMMs, except for ``text_hidden``, where it is 2. S is ``text_tokens`` plus
+the vision tokens, which depend on other parameters: given these, S is uniform as well.
 """
 
 _GRIDS: Final = (None, *(grid for grid in grids() if max(grid) <= 4))
@@ -279,15 +279,15 @@ _STEPS: Final = (1, 1, 1, 1, 1, 1, 2, 3)
 _EXPERTS: Final[dict[Dtype, tuple[ExpertKernel, ...]]] = {
     "bfloat16": ("grouped_mm", "batched_mm"),
     "float32": ("batched_mm",),
-}  # grouped GEMMs on meta are bfloat16
+}  # grouped GEMMs on the meta device need bfloat16
 _FEW: Final = {"sam": (1, 1, 1, 1, 2), "clip": (1, 1, 1, 1, 2), "text": (1, 1, 1, 2, 3)}
 DEEP: Final = {9: "sam", 30: "clip", 51: "text"}
-"""Draw of every 64 -> the part of the model that has more layers than the published one, wherever in it they differ."""
+"""Index of a draw, modulo 64 -> the part of the model that has one layer more than the published model."""
 
 
 @dataclass(frozen=True, slots=True)
 class DrawnText(PageDecoderConfig):
-    """A decoder whose heads are not as wide together as the model, which the native class makes of no file."""
+    """A decoder whose heads do not add up to its width, which no file can describe."""
 
     head_width: int = 0
 
@@ -300,7 +300,7 @@ class DrawnText(PageDecoderConfig):
 def draw(seed: int, number: int) -> Piece[DeepseekOcr]:
     """Return the run of draw ``number`` of a seed, equal on every machine and in any order.
 
-    Only FlashAttention depends on the machine: without its package the run has another attention.
+    Only FlashAttention depends on the machine: without its package the run has another attention kernel.
     """
     rng = random.Random(f"costproof:{seed}:{number}")
     p = {name: rng.choice(values) for name, values in RANGES.items()}
@@ -309,7 +309,7 @@ def draw(seed: int, number: int) -> Piece[DeepseekOcr]:
     page = Page(p["side"] * stride, p["crop"] * stride, rng.choice(_GRIDS)) if rng.random() < 7 / 8 else None
     logits: Logits = rng.choice(("all", "last"))
     dtype: Dtype = "bfloat16" if p["b"] == FLOAT_BYTES["bfloat16"] else "float32"
-    # What transformers runs: eager attention shares no key/value heads.
+    # Eager attention in transformers cannot share key/value heads.
     attention: AttentionKind = rng.choice(("sdpa", "eager", "eager", "eager")) if p["text_groups"] == 1 else "sdpa"
     if rng.random() < 1 / 4 and not flash_attention.problems(dtype, config.text.head_dim):
         attention = attention if flash_attention.missing() else flash_attention.FLASH
@@ -351,7 +351,7 @@ def _config(p: Mapping[str, int], rng: random.Random, deep: str) -> OcrConfig:
             patch=clip_patch,
         ),
         text=DrawnText(
-            # Twice: the class checks that the width of a head as its file gives it, hidden / heads, is even.
+            # Times 2: the class requires that hidden / heads is even.
             hidden=2 * p["text_kv_heads"] * p["text_groups"] * p["text_share"],
             head_width=2 * p["text_head_halves"],
             layers=layers["text"],
@@ -410,4 +410,4 @@ NOT_VARIED: Final = (
     "heads of SAM and CLIP are as wide together as the tower: the native classes make no others",
     "1 to 3 decode steps at a drawn past, each exported by itself; in runs of their own there are 2 to 12",
 )
-"""What the drawn configurations cannot or do not vary, and why."""
+"""Properties that no draw varies, with the reason."""

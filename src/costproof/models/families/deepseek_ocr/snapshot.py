@@ -15,25 +15,25 @@ from costproof.models.families.deepseek_ocr.config import OcrConfig, parse_confi
 MODELING: Final = "modeling_deepseekocr"
 CODE: Final = (f"{MODELING}.py", "deepencoder.py", "modeling_deepseekv2.py")
 REQUIRED: Final = ("config.json", *CODE)
-"""The files that make a folder a snapshot; weights are not among them, a run makes random ones."""
+"""Required files of a snapshot; weights are not required, because runs can use random ones."""
 
 _MOST_CODE: Final = 2**20
-"""Bytes of a file of the remote code in which imports are looked for; the largest has 84 thousand."""
+"""Limit of the size, in bytes, of a file that is searched for imports; the largest real file has 84 thousand."""
 _CLASS: Final = re.compile(MODELING + r"\.[A-Za-z_][A-Za-z0-9_]*")
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A folder of remote code and what its ``config.json`` says."""
+    """A folder of remote code and the content of its ``config.json``."""
 
     folder: str
-    """Absolute path."""
+    """Absolute path of the folder."""
     config: OcrConfig
     config_class: str
     """``module.Class`` of the configuration, from ``auto_map``."""
     model_class: str
     wants: str
-    """The version of transformers that wrote the file; empty if it does not say."""
+    """Version of transformers that wrote the file; empty if unknown."""
 
 
 def read_snapshot(folder: Path) -> Snapshot:

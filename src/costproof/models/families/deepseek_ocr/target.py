@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class DeepseekOcr(Configured[OcrConfig]):
-    """The native classes of transformers with one configuration."""
+    """DeepSeek-OCR with one configuration, on the native classes of transformers."""
 
     config: OcrConfig = field(default_factory=OcrConfig)
     name: str = "deepseek-ocr"

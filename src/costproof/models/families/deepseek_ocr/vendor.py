@@ -58,15 +58,15 @@ if TYPE_CHECKING:
 
 
 MAX_STEPS: Final = 16
-"""Every decode step is traced, since the experts that run differ from step to step."""
+"""Limit of decode steps; all are traced, because each runs different experts."""
 
 _FIXED: Final = {"attention": "eager", "experts": "eager", "logits": "all"}
-"""What the code can do: attention of the decoder written out, experts in a loop, logits of every position."""
+"""Settings that the vendor's code fixes -> their values."""
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteCodeOcr(Configured[OcrConfig]):
-    """The remote code in a snapshot folder."""
+    """DeepSeek-OCR with one configuration, on the remote code of a snapshot folder."""
 
     config: OcrConfig = field(default_factory=OcrConfig)
     name: str = "deepseek-ocr"
@@ -76,7 +76,7 @@ class RemoteCodeOcr(Configured[OcrConfig]):
     not_exported: ClassVar[Mapping[str, str]] = dict.fromkeys(
         ("prefill", "decode"), "the experts run in a loop over numbers, which an export cannot follow"
     )
-    """Stages that the static source cannot cover, with the reason."""
+    """Stages that the static source cannot export -> the reason."""
 
     @staticmethod
     def presets() -> tuple[NamedWorkload, ...]:

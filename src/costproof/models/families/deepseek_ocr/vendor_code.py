@@ -36,10 +36,10 @@ if TYPE_CHECKING:
 
 
 WANTED: Final = "4.46.3"
-"""The version of transformers that the published remote code is written for: it imports ``LlamaFlashAttention2``."""
+"""Version of transformers that the published remote code needs: it imports ``LlamaFlashAttention2``."""
 _BLOCK: Final = 1_000_003
 _DECORATION: Final = "torchvision"
-"""What the code imports for its preprocessing alone; without it it still computes."""
+"""Package that the code needs only for its preprocessing; it is replaced by an empty module if missing."""
 
 
 def load_code(snapshot: Snapshot) -> ModuleType:
@@ -204,7 +204,7 @@ def _stand_in(name: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class VendorPatch:
-    """One replacement."""
+    """The replacement of an attribute while the vendor's code runs."""
 
     name: str
     why: str
@@ -212,7 +212,7 @@ class VendorPatch:
     attribute: str
     replacement: Any
     needed: bool
-    """Whether the code cannot run without it; the others only let a tracer see more, and must not change a bit."""
+    """Whether the code cannot run without it; other patches expose operators to a tracer and change no result."""
 
 
 def patches_for(model: nn.Module) -> tuple[VendorPatch, ...]:

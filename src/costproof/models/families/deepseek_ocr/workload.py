@@ -43,7 +43,7 @@ DEFAULT_SIDES: Final = "64-2048"
 SIDES: Final = Setting(
     "sides", f"Sides of a view in pixels to enumerate; {DEFAULT_SIDES} unless given.", "text", metavar="A-B"
 )
-"""What a proof enumerates."""
+"""The setting of a proof: the sides to enumerate."""
 
 
 def vision_tokens(page: Page | None, stride: int = 64) -> int:

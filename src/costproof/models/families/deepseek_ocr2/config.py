@@ -33,7 +33,7 @@ ENCODER_KEYS: Final = {
     "kv_heads": "num_key_value_heads",
     "intermediate": "intermediate_size",
 }
-"""Sizes -> their keys in a file."""
+"""Fields -> their keys in a file."""
 _VISION: Final = "vision_config"
 PATHS: Final = {
     **{f"sam.{name}": f"$.{_VISION}.sam_config.{key}" for name, key in SAM_KEYS.items()},
@@ -44,7 +44,7 @@ PATHS: Final = {
     "text.dense_layers": "$.text_config.mlp_layer_types",
     "image_token": "$.image_token_id",
 }
-"""Where each number stands in a file."""
+"""Fields -> JSON paths in the file."""
 _ENCODER_WAIVED: Final = {
     **WAIVED,
     **dict.fromkeys(("vocab_size", "tie_word_embeddings"), "the encoder has no table of tokens"),
@@ -59,7 +59,7 @@ _ENCODER_WAIVED: Final = {
 
 @dataclass(frozen=True, slots=True)
 class QueryEncoderConfig(EqualHeads):
-    """The encoder: a decoder's layers, whose keys are SAM's features and the queries up to the own one."""
+    """The encoder: layers of a decoder, in which a query attends to the features of SAM and to earlier queries."""
 
     hidden: int = 896
     layers: int = 24
@@ -74,12 +74,12 @@ CLASS_TEXT: Final = PageDecoderConfig(
     hidden=4096, layers=32, heads=32, kv_heads=32, intermediate=11008, moe_intermediate=1407, vocab=102_400,
     max_positions=2048,
 )  # fmt: skip
-"""What the classes of transformers take for keys that a file leaves out."""
+"""Defaults of the class in transformers for omitted keys."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ocr2Config(NativeConfig):
-    """The whole model. The projector is a linear from the encoder's width to the decoder's."""
+    """The whole model; its projector is a linear layer from the width of the encoder to that of the decoder."""
 
     sam: SamConfig = CLASS_SAM
     encoder: QueryEncoderConfig = field(default_factory=QueryEncoderConfig)

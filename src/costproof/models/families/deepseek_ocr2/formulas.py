@@ -49,11 +49,11 @@ NAMES: Final[Mapping[str, str]] = {
     **decoder_names(_TEXT),
     **mixture_names(_TEXT),
 }
-"""Paths in ``DeepseekOcr2ForConditionalGeneration``; ``{i}`` is the number of the layer."""
+"""Role -> module path in ``DeepseekOcr2ForConditionalGeneration``; ``{i}`` is the index of a layer."""
 
 
 _ANY_VIEW: Final = View("", sam_resampled=False, clip_resampled=False)
-"""Parameters do not depend on the view."""
+"""Stands in for any view, because parameters do not depend on the view."""
 
 
 def ocr2_ledger(structure: PageStructure, encoder_layers: int) -> Ledger:
@@ -136,7 +136,7 @@ def _tokens(structure: PageStructure) -> Size:
 
 @layer
 class QueryTable:
-    """The learned queries of one size of views: rows x width parameters, which another module reads."""
+    """The learned queries of one view size: rows x width parameters, which another module reads."""
 
     name: ClassVar[str] = "query_table"
     title: ClassVar[str] = "Table of queries"
@@ -154,7 +154,7 @@ class QueryTable:
 
 @layer
 class QueriesBehindFeatures:
-    """Joins every view's features and the queries: [views, features + queries, width], no FLOPs.
+    """Concatenates the features of each view and the queries: [views, features + queries, width], no FLOPs.
 
     The features come in, views x features x width elements, and the queries are read as a parameter, once for all
     views, which are views of it; out goes what was joined.
@@ -183,7 +183,7 @@ class QueriesBehindFeatures:
 
 @layer
 class WrittenMask:
-    """A mask as numbers, made of one of yes or no: [views, tokens, tokens], 0 where a token may look.
+    """Converts a boolean mask to an additive one: [views, tokens, tokens], 0 where a token may attend.
 
     No FLOPs: nothing floating-point comes in, views x tokens² elements go out. Unfused, the dtype's least number is
     written and read once.
@@ -243,7 +243,7 @@ def _encoder_parts(layers: int, *, eager: bool) -> tuple[ModulePart, ...]:
 
 @layer
 class ViewsInPrompt:
-    """Joins the tokens of a page's views and a separator, and puts them into the prompt.
+    """Concatenates the tokens of the views of a page and a separator, and writes them into the prompt.
 
     Everything is data movement: no FLOPs. In come the tokens of all views (batch tokens hidden) and the embedded prompt
     (batch prompt hidden); out go the prompt with the page in place and the joined tokens with their separators,
@@ -262,7 +262,7 @@ class ViewsInPrompt:
     hidden: Size
     item_bytes: Size
     tokens: Size = 0
-    """Of all views of a page; 0 for a prompt without one: nothing runs."""
+    """Tokens of all views of a page; 0 for a prompt without a page, in which case nothing runs."""
 
     def costs(self) -> LayerCosts:
         """Return the costs of one call."""

@@ -68,7 +68,7 @@ PARAMETERS: Final = Parameters(
     },
     ("kernels other than sdpa and eager", "padded prompts", "views that are not square"),
 )
-"""Sizes are small; the class makes a head its share of the width, and the 8 is 2 in draws without grouped GEMMs."""
+"""Parameters of random configurations; heads share the width, and the factor 8 is 2 without grouped GEMMs."""
 
 
 def domain() -> Domain:

@@ -10,7 +10,7 @@ from costproof.models.pages.page import Page
 from costproof.models.pages.workload import PAGE_SETTINGS, PageModes, PagePreset
 
 SMALL, LARGE = 144, 256
-"""Queries of a view: as many as 12 x 12 features need, or as 16 x 16 do."""
+"""Queries of a view: one for each of 12 x 12 features, or of 16 x 16."""
 STAGES: Final = ("sam", "encoder", "projector", "prefill", "decode")
 IMAGE_STAGES: Final = STAGES[:3]
 
@@ -46,7 +46,7 @@ PRESETS: Final = {
     ),
     "text-only": PagePreset("512 text tokens, no page", None, 512),
 }
-"""The processor's views: 256 and 144 tokens, at most 1,120 of them and a separator."""
+"""The views of the processor have 256 and 144 tokens; a page has at most 1,120 and a separator."""
 SETTINGS: Final = tuple(
     replace(s, choices=("sdpa", "eager")) if s.name == common.ATTENTION.name else s for s in PAGE_SETTINGS
 )
