@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 WRITTEN: Final[Mapping[str, Callable[[], Callable[[], dict[str, Any]]]]] = {
-    "claims.yaml": at("costproof.claims.reading:claims_schema"),
-    "policy.yaml": at("costproof.compare.gate.policy:policy_schema"),
-    "request.yaml": at("costproof.run.schemas:request_schema"),
+    "claims.yaml": lazy("costproof.claims.reading:claims_schema"),
+    "policy.yaml": lazy("costproof.compare.gate.policy:policy_schema"),
+    "request.yaml": lazy("costproof.run.schemas:request_schema"),
 }
 """File that users write -> loads the function that makes its schema."""
 
