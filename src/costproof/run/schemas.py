@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, get_args
 from costproof.ledger.run import ALL_SOURCES, Convention, RunDevice
 from costproof.ledger.schema import SCALAR, form_schema
 from costproof.ledger.workload import AttentionKind, Dtype, ExpertKernel, Logits
+from costproof.plugins import lazy
 from costproof.reports.outputs import OUTPUTS
 
 if TYPE_CHECKING:
