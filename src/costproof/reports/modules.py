@@ -12,7 +12,7 @@ from costproof.views.module_tree import FormulaTable, ModuleRows
 from costproof.views.numbers import exact, human, share
 
 if TYPE_CHECKING:
-    from costproof.reports.report import Report
+    from costproof.views.results import Results
 
 HEAD: Final = ("Module", "Class", "x", "Params", "FLOPs", "Share", "Status")
 SHORT: Final = 12
@@ -20,7 +20,7 @@ SHORT: Final = 12
 LEGEND: Final = "Each row has everything inside the module; x says how many equal modules a row stands for."
 
 
-def modules_text(found: Report, width: int | None = None) -> str:
+def modules_text(found: Results, width: int | None = None) -> str:
     """Return a table of every module, stage by stage."""
     rows = ModuleRows(found, FormulaTable(), {}).rows
     static = found.figures
@@ -33,7 +33,7 @@ def modules_text(found: Report, width: int | None = None) -> str:
     return fill_lines(lines, width)
 
 
-def short_table(found: Report, width: int) -> list[str]:
+def short_table(found: Results, width: int) -> list[str]:
     """Return a table of the outermost modules of a single-stage model; empty for others or if there are too many."""
     if len(found.capture.target.stages) != 1:
         return []

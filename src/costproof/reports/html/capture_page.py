@@ -42,13 +42,13 @@ from costproof.views.verdicts import open_findings, tally
 
 if TYPE_CHECKING:
     from costproof.ledger.capture import Capture
-    from costproof.reports.report import Report
+    from costproof.views.results import Results
 
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z_0-9]*")
 _LINK: Final = "#at/{path}"
 
 
-def capture_page(found: Report) -> str:
+def capture_page(found: Results) -> str:
     """Return the file."""
     capture, compared = found.capture, found.discrepancy
     metrics = _metrics(capture)
@@ -80,7 +80,7 @@ def capture_page(found: Report) -> str:
     )
 
 
-def capture_cell(found: Report) -> Iterator[Html | None]:
+def capture_cell(found: Results) -> Iterator[Html | None]:
     """Yield the parts of a notebook cell: no tree, and every metric but the first folded."""
     capture, compared = found.capture, found.discrepancy
     opened = open_findings(compared)
@@ -99,7 +99,7 @@ def _metrics(capture: Capture) -> list[Metric]:
     return [m for m in METRICS if m != "calls" and any(m in x.metrics for x in capture.ledgers)]
 
 
-def _cost(found: Report, metrics: list[Metric]) -> Html:
+def _cost(found: Results, metrics: list[Metric]) -> Html:
     """Return a table for each metric; the script shows the chosen one, without scripts all are visible."""
     static = found.figures
     low = static.totals_at_least
@@ -123,7 +123,7 @@ def _first(metrics: list[Metric]) -> Metric:
     return "flops" if "flops" in metrics else metrics[0]
 
 
-def _metric(found: Report, metric: Metric) -> Html:
+def _metric(found: Results, metric: Metric) -> Html:
     static, compared, info = found.figures, found.discrepancy, METRICS[metric]
     unit = UNITS.get(info.unit, "")
     values = [s.costs[metric] for s in static.stages]
@@ -207,7 +207,7 @@ def _modules(compared: str, formulas: str) -> Html:
     )
 
 
-def _picture(found: Report) -> tuple[Html | None, dict[str, str]]:
+def _picture(found: Results) -> tuple[Html | None, dict[str, str]]:
     """Return the folded callgraph, and for each module the id of its box or of its caller's box."""
     try:
         view = graph_view(found.capture, GraphChoice(link=_LINK))
@@ -225,7 +225,7 @@ def _picture(found: Report) -> tuple[Html | None, dict[str, str]]:
     return h("section", h("h2", "Callgraph"), zoom, drawn, id="callgraph"), boxes
 
 
-def _stage_formulas(found: Report, formulas: FormulaTable, rows: list[dict[str, Any]]) -> None:
+def _stage_formulas(found: Results, formulas: FormulaTable, rows: list[dict[str, Any]]) -> None:
     """Add the formula of each whole call to the row of its stage."""
     stages = {s.id: s for s in found.static.stages}
     for row in rows:
@@ -238,7 +238,7 @@ def _stage_formulas(found: Report, formulas: FormulaTable, rows: list[dict[str, 
             )
 
 
-def _data(found: Report, metrics: list[Metric], rows: list[dict[str, Any]], formulas: FormulaTable) -> dict[str, Any]:
+def _data(found: Results, metrics: list[Metric], rows: list[dict[str, Any]], formulas: FormulaTable) -> dict[str, Any]:
     capture = found.capture
     names = [sorted({n for n in _NAME.findall(e) if n not in FUNCTIONS}) for e in formulas.places]
     used = sorted({n for some in names for n in some})

@@ -21,7 +21,7 @@ from costproof.views.quantities import ledgers, provides
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from costproof.reports.report import Report
+    from costproof.views.results import Results
 
 _WIDTH: Final = 10.0
 _ROW: Final = 0.34
@@ -173,7 +173,7 @@ def _shares(ledger: Ledger, metric: Metric, stages: tuple[str, ...]) -> Shares:
     return Shares(metric, {g: v for g, v in sums.items() if v != 0}, ledger.total(metric))
 
 
-def draw_shares(report: Report, kind: str) -> bytes:
+def draw_shares(report: Results, kind: str) -> bytes:
     """Return a picture with a bar of 100 % for each quantity, split by stage."""
     capture = report.capture
     found = shares(capture)
