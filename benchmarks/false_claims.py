@@ -33,7 +33,7 @@ from tests.oracles.wrong_models import flops
 import costproof
 from costproof.claims.explaining import CHANCE
 from costproof.claims.judge import judge_claim
-from costproof.claims.types import Claim, Formula
+from costproof.claims.types import Formula, PublishedClaim
 
 BLOCK = 500
 RARE = 1_000
@@ -174,7 +174,7 @@ def judged_block(state: str, seed: int, kind: str, digits: int, first: int, numb
                   f"(chance {judged.coincidences})", file=sys.stderr)  # fmt: skip
         # A formula is explained by sets that lead to its number: one whose number fits none is not.
         if drawn.formula and not digits and judged.status not in ("refuted", "unexplained"):
-            claim = Claim("c", "$", stage, "flops", Formula(drawn.formula))
+            claim = PublishedClaim("c", "$", stage, "flops", Formula(drawn.formula))
             formulas += judge_claim(case_of(capture, stage).claiming(claim)).status == "explained"
     return Block(state, seed, kind, digits, first, numbers, len(seen), named, fits, str(stated), formulas)
 

@@ -23,7 +23,7 @@ from tests.oracles.hidden_mistakes import Mistake, by_hand, generated
 from tests.oracles.proof_mutations import DEFAULT, TINY
 
 from costproof.compare.align import align
-from costproof.compare.context import context
+from costproof.compare.causes import context
 from costproof.compare.diagnose import module_findings
 from costproof.compare.patterns import expand
 from costproof.ledger.capture import Capture

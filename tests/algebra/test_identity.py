@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from costproof.algebra.identity import at, difference, free_symbols, same
-from costproof.compare.hints import hint
+from costproof.compare.diagnose import hint
 
 
 @pytest.mark.parametrize(

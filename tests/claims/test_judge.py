@@ -15,7 +15,7 @@ from costproof.claims import Judgement, claims_from_text, explaining, judge_clai
 from costproof.claims.judge import judge_claim
 from costproof.claims.search import Reachable
 from costproof.claims.truth import ClaimCase
-from costproof.claims.types import Amount, Claim
+from costproof.claims.types import Amount, PublishedClaim
 from costproof.ledger.capture import Capture
 from costproof.ledger.errors import BadInput, Problems
 from costproof.models.families.deepseek_ocr.target import DeepseekOcr
@@ -58,7 +58,7 @@ def test_what_was_worked_out_for_one_number_serves_another() -> None:
     counted, model = world()
     truth = int(flops(model, "prefill", frozenset()))
     usual = ClaimCase(
-        Claim("c", "$", "prefill", "flops", whole(truth)), counted, counted.by_source["analytic"], MISTAKES
+        PublishedClaim("c", "$", "prefill", "flops", whole(truth)), counted, counted.by_source["analytic"], MISTAKES
     )
     statuses = []
     for value in (2 * truth, truth - 1, int(flops(model, "prefill", frozenset({"lm_head missing"}))), truth * 7 // 5):

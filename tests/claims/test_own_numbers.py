@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from costproof.claims.own_numbers import own_claims
-from costproof.claims.types import Amount, Claim
+from costproof.claims.reading import own_claims
+from costproof.claims.types import Amount, PublishedClaim
 from costproof.ledger.errors import Problems
 from tests.cli.running import costproof, files
 from tests.conftest import Golden
@@ -15,7 +15,7 @@ from tests.conftest import Golden
 PLACES = {"sam": ["global", "crops"], "clip": ["global", "crops"], "decode": ["steps"]}
 
 
-def one(text: str, default: str = "total") -> Claim:
+def one(text: str, default: str = "total") -> PublishedClaim:
     """The claim that one number is."""
     (file,) = own_claims([text], PLACES, default)
     (claim,) = file.claims

@@ -18,7 +18,7 @@ from costproof.claims import Judgement, claims_from_text, judge_claims
 from costproof.claims.effects import ClaimTerms, Mistake, Mistakes, MistakeSeries, times
 from costproof.claims.judge import judge_claim
 from costproof.claims.truth import ClaimCase
-from costproof.claims.types import Amount, Claim
+from costproof.claims.types import Amount, PublishedClaim
 from costproof.ledger.capture import Capture
 from costproof.ledger.metrics import Conventions
 from costproof.ledger.node import CostNode, Ledger
@@ -158,7 +158,7 @@ LLAMA = (
 def test_known_mistakes_of_llama(cause: str) -> None:
     capture, right, wrong = llama()
     value = right + wrong[cause]
-    claim = Claim("c", "$", "prefill", "flops", Amount(str(value), value, value))
+    claim = PublishedClaim("c", "$", "prefill", "flops", Amount(str(value), value, value))
     judged = judge_claim(ClaimCase(claim, capture, capture.by_source["analytic"], mistakes_of("llama")))
     assert (judged.truth, judged.status) == (right, "explained")
     assert causes(judged) == [{cause}]

@@ -10,7 +10,7 @@ from costproof import count
 from costproof.claims.effects import Mistakes
 from costproof.claims.judge import judge_claim
 from costproof.claims.truth import ClaimCase
-from costproof.claims.types import Amount, Claim
+from costproof.claims.types import Amount, PublishedClaim
 from tests.claims.test_windows import causes, counted, judged
 
 # ViT-L/16: 303,301,632 parameters and 1,025 for each class, 1,000 here; images of 3 x 224 x 224; 197 tokens.
@@ -92,7 +92,7 @@ def test_a_module_without_formulas() -> None:
     ledger = capture.by_source["static"]
 
     def found(value: int) -> list[set[str]]:
-        claim = Claim("c", "$", "total", "flops", Amount(str(value), value, value))
+        claim = PublishedClaim("c", "$", "total", "flops", Amount(str(value), value, value))
         judgement = judge_claim(ClaimCase(claim, capture, ledger, Mistakes()))
         assert judgement.truth == WORK
         return causes(judgement)
@@ -106,7 +106,7 @@ def test_a_module_without_formulas() -> None:
 
 def test_a_forgotten_batch_of_a_module_without_formulas() -> None:
     capture = count(Net(), torch.ones(2, 3, 28, 28), torch.ones(2, 48)).capture
-    claim = Claim("c", "$", "total", "flops", Amount(str(WORK), WORK, WORK))
+    claim = PublishedClaim("c", "$", "total", "flops", Amount(str(WORK), WORK, WORK))
     judgement = judge_claim(ClaimCase(claim, capture, capture.by_source["static"], Mistakes()))
     assert (judgement.truth, judgement.status) == (2 * WORK, "explained")
     (step,) = judgement.explanations[0].steps

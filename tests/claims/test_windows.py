@@ -11,7 +11,7 @@ from costproof import api
 from costproof.claims import Judgement
 from costproof.claims.judge import judge_claim
 from costproof.claims.truth import ClaimCase
-from costproof.claims.types import Amount, Claim, Formula
+from costproof.claims.types import Amount, Formula, PublishedClaim
 from costproof.ledger.capture import Capture
 from costproof.ledger.metrics import Metric
 from costproof.models.registry import mistakes_of
@@ -31,7 +31,7 @@ def counted(target: str, **workload: Any) -> Capture:
 
 def judged(capture: Capture, stage: str, metric: Metric, value: int, **conventions: str) -> Judgement:
     """On a claim about one stage, or all of them."""
-    claim = Claim("c", "$", stage, metric, Amount(str(value), value, value), conventions=conventions)
+    claim = PublishedClaim("c", "$", stage, metric, Amount(str(value), value, value), conventions=conventions)
     return judge_claim(ClaimCase(claim, capture, capture.by_source["analytic"], mistakes_of(capture.target.name)))
 
 
@@ -224,7 +224,7 @@ def test_a_forgotten_batch_is_named_beside_the_unit() -> None:
 def test_constants_written_as_a_product(written: str, tokens: int, expected: set[str] | None) -> None:
     """They are a number, and get its causes."""
     at = counted("llama-3.1-8b", text_tokens=tokens)
-    claim = Claim("c", "$", "prefill", "flops", Formula(written))
+    claim = PublishedClaim("c", "$", "prefill", "flops", Formula(written))
     found = judge_claim(ClaimCase(claim, at, at.by_source["analytic"], mistakes_of("llama")))
     assert found.claimed == written
     assert found.status == ("right" if expected is None else "explained" if expected else "refuted")

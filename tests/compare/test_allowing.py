@@ -9,14 +9,14 @@ from random import Random
 from typing import Any
 
 from costproof.compare.gate.allowing import Credits
-from costproof.compare.gate.policy import Allowance, Amount, Place
+from costproof.compare.gate.policy import Allowance, PolicyAmount, PolicyPlace
 
 CASES = 600
 STAGES, ROLES = ("a", "b", "c"), ("x", "y")
 Cells = dict[tuple[str, str], int]
 
 
-def within(place: Place, stage: str, role: str) -> bool:
+def within(place: PolicyPlace, stage: str, role: str) -> bool:
     return place.stage in ("", stage) and place.role in ("", role)
 
 
@@ -59,20 +59,22 @@ def test_what_is_covered_can_be_paid() -> None:
         cells: Cells = {(s, r): rng.randrange(6) for s in STAGES for r in ROLES}
         allowed = [
             Allowance(
-                Place("flops", rng.choice(("", *STAGES)), rng.choice(("", "", *ROLES)), line=i),
-                Amount("", Fraction(rng.randrange(12))),
+                PolicyPlace("flops", rng.choice(("", *STAGES)), rng.choice(("", "", *ROLES)), line=i),
+                PolicyAmount("", Fraction(rng.randrange(12))),
                 "agreed",
                 date(2030, 1, 1),
             )
             for i in range(rng.randrange(4))
         ]
 
-        def head(place: Place, cells: Cells = cells) -> int:
+        def head(place: PolicyPlace, cells: Cells = cells) -> int:
             return sum(grown for cell, grown in cells.items() if within(place, *cell))
 
         credit = Credits(allowed, lambda place: 0, head)
-        wanted = {s: rng.randrange(1, 2 + head(Place("flops", s))) for s in STAGES}
-        need = {s: units for s, units in wanted.items() if credit.cover(Place("flops", s, line=9), units) is not None}
+        wanted = {s: rng.randrange(1, 2 + head(PolicyPlace("flops", s))) for s in STAGES}
+        need = {
+            s: units for s, units in wanted.items() if credit.cover(PolicyPlace("flops", s, line=9), units) is not None
+        }
         assert payable(cells, allowed, need) == sum(need.values()), (cells, allowed, need)
         covered += len(need)
     assert covered > CASES / 3, "most cases would show nothing"

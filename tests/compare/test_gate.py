@@ -13,7 +13,7 @@ import pytest
 
 from costproof.compare.gate.allowing import Credits
 from costproof.compare.gate.judge import judge
-from costproof.compare.gate.policy import Allowance, Amount, Place, Policy, policy_from_text
+from costproof.compare.gate.policy import Allowance, Policy, PolicyAmount, PolicyPlace, policy_from_text
 from costproof.compare.gate.types import Gate
 from costproof.ledger.baseline import Baseline, fold_capture
 from costproof.ledger.errors import BadInput, Problems
@@ -157,12 +157,12 @@ def test_two_allowances_never_count_the_same_increase_twice() -> None:
 
 @pytest.mark.parametrize(("metric", "covered"), [("params", True), ("flops", False)])
 def test_a_module_in_two_stages_has_its_parameters_once(metric: Metric, covered: bool) -> None:
-    allowance = Allowance(Place(metric), Amount("9", Fraction(9)), "wider", DAY)
+    allowance = Allowance(PolicyPlace(metric), PolicyAmount("9", Fraction(9)), "wider", DAY)
     credit = Credits([allowance], lambda place: 100, lambda place: 109)
-    assert credit.cover(Place(metric, "prefill", line=4), 9) == (allowance,)
-    assert credit.cover(Place(metric, "prefill", line=5), 8) == (allowance,), "the same increase at another limit"
-    assert (credit.cover(Place(metric, "decode", line=4), 9) is not None) is covered
-    assert credit.cover(Place(metric, line=6), 9) == (allowance,), "the whole holds both"
+    assert credit.cover(PolicyPlace(metric, "prefill", line=4), 9) == (allowance,)
+    assert credit.cover(PolicyPlace(metric, "prefill", line=5), 8) == (allowance,), "the same increase at another limit"
+    assert (credit.cover(PolicyPlace(metric, "decode", line=4), 9) is not None) is covered
+    assert credit.cover(PolicyPlace(metric, line=6), 9) == (allowance,), "the whole holds both"
 
 
 def test_an_allowance_inside_a_role_does_not_count_for_the_role_alone() -> None:

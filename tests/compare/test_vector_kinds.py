@@ -8,8 +8,8 @@ import pytest
 
 from costproof.compare.align import align
 from costproof.compare.compare import compare
+from costproof.compare.kinds import nearest, operators
 from costproof.compare.proof.judge import judge
-from costproof.compare.vector_kinds import nearest, operators
 from costproof.ledger.node import CostNode, Ledger
 from tests.compare import builders as b
 

@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import costproof
 from costproof.compare.compare import compare
-from costproof.compare.proof.bound import degrees
+from costproof.compare.proof.certificate import degrees
 from costproof.ledger.errors import BadInput, CostproofError, Problems
 from costproof.ledger.run import RunOptions
 from costproof.models.encoding.target import EncoderTarget

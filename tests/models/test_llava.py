@@ -11,7 +11,7 @@ import torch
 
 import costproof
 from costproof.compare.compare import compare
-from costproof.compare.proof.bound import degrees
+from costproof.compare.proof.certificate import degrees
 from costproof.ledger.capture import Capture
 from costproof.ledger.errors import BadInput, Problems
 from costproof.ledger.progress import silent

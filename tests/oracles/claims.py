@@ -7,7 +7,7 @@ from functools import cache
 
 from costproof.claims.judge import judge_claim
 from costproof.claims.truth import ClaimCase
-from costproof.claims.types import Amount, Claim, Judgement
+from costproof.claims.types import Amount, Judgement, PublishedClaim
 from costproof.ledger.capture import Capture
 from costproof.ledger.evaluate import evaluate_ledger
 from costproof.models.families.deepseek_ocr.config import OcrConfig
@@ -96,7 +96,7 @@ def causes(judged: Judgement) -> list[frozenset[str]]:
 
 def judged_in(capture: Capture, planted: Planted) -> Judgement:
     """The verdict on the number."""
-    claim = Claim("c", "$", planted.stage, "flops", printed(planted))
+    claim = PublishedClaim("c", "$", planted.stage, "flops", printed(planted))
     return judge_claim(case_of(capture, planted.stage).claiming(claim))
 
 
@@ -106,7 +106,7 @@ _CASES: dict[str, ClaimCase] = {}
 def case_of(capture: Capture, stage: str) -> ClaimCase:
     """One of each stage: what is worked out for it serves every number."""
     if stage not in _CASES:
-        claim = Claim("c", "$", stage, "flops", Amount("0", 0, 0))
+        claim = PublishedClaim("c", "$", stage, "flops", Amount("0", 0, 0))
         case = _CASES[stage] = ClaimCase(claim, capture, capture.by_source["analytic"], DeepseekOcr.mistakes())
         assert not case.stated  # what hangs on it, terms and causes, is there for all numbers
     return _CASES[stage]

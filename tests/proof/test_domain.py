@@ -12,8 +12,15 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from costproof.analytic.linear import Linear
-from costproof.compare.proof.bound import bound, degrees
-from costproof.compare.proof.certificate import CERTIFICATE, Certificate, Seen, differences, read_certificate
+from costproof.compare.proof.certificate import (
+    CERTIFICATE,
+    Certificate,
+    Seen,
+    bound,
+    degrees,
+    differences,
+    read_certificate,
+)
 from costproof.compare.proof.judge import Answer
 from costproof.ledger.errors import BadInput
 from costproof.ledger.workload import Workload

@@ -8,8 +8,7 @@ from fractions import Fraction
 import pytest
 
 from costproof.algebra.symbols import parse
-from costproof.compare.proof.bound import bound, degrees
-from costproof.compare.proof.certificate import Claim, Counterexample
+from costproof.compare.proof.certificate import Claim, Counterexample, bound, degrees
 from costproof.compare.proof.closed_form import closed_form, readings, render
 from costproof.compare.proof.judge import Answer, judge, settled
 from costproof.ledger.errors import Incomplete

@@ -15,7 +15,7 @@ import jsonschema
 import pytest
 
 from costproof import compare
-from costproof.claims.own_numbers import own_claims
+from costproof.claims.reading import own_claims
 from costproof.compare.counters import compare_counters
 from costproof.ledger.capture import CAPTURE, Capture
 from costproof.ledger.counter import CounterCall, CounterInfo, CounterRecord, CounterRun, CounterUsage

@@ -9,11 +9,11 @@ from typing import Final
 from costproof.claims.effects import (
     CACHE,
     FLOPS,
-    Change,
     ClaimTerms,
     Mistake,
     MistakeSeries,
     MistakeTable,
+    TermChange,
     left_out,
     stands_for,
     substituted,
@@ -49,13 +49,13 @@ def _owned(owner: str, kind: str) -> Callable[[ClaimTerm], bool]:
     return lambda t: t.counted and t.owner == owner and "N" in t.values and t.kind == kind
 
 
-_EXPANDED_ONCE: Final = Change(
+_EXPANDED_ONCE: Final = TermChange(
     lambda t: t.counted and t.part == "kv_up" and "N" in t.values, lambda t: Fraction(t.values["N"], keys(t))
 )
-_WIDENED: Final = Change(_owned(_EXPANDED, "attention"), lambda t: _wide(t) / _narrow(t))
-_EXPANDED_EACH_STEP: Final = Change(_owned(_ABSORBED, "matmul"), lambda t: Fraction(keys(t), t.values["N"]))
-_NARROWED: Final = Change(_owned(_ABSORBED, "attention"), lambda t: _narrow(t) / _wide(t))
-_HELD_EXPANDED: Final = Change(
+_WIDENED: Final = TermChange(_owned(_EXPANDED, "attention"), lambda t: _wide(t) / _narrow(t))
+_EXPANDED_EACH_STEP: Final = TermChange(_owned(_ABSORBED, "matmul"), lambda t: Fraction(keys(t), t.values["N"]))
+_NARROWED: Final = TermChange(_owned(_ABSORBED, "attention"), lambda t: _narrow(t) / _wide(t))
+_HELD_EXPANDED: Final = TermChange(
     lambda t: t.counted and t.owner in (_EXPANDED, _ABSORBED),
     lambda t: _size(t, "heads") * _narrow(t) / (_size(t, "kv_rank") + _size(t, "rope")),
 )
@@ -114,13 +114,13 @@ def band(tokens: int, window: int) -> int:
     return tokens * window - window * (window - 1) // 2
 
 
-def _windows(form: Callable[[int, int], Fraction]) -> Change:
+def _windows(form: Callable[[int, int], Fraction]) -> TermChange:
     """Return the change of scores of a prompt in layers with a window; the truth computes all S x S of them.
 
     Args:
         form: (S, W) -> what is counted of the scores.
     """
-    return Change(
+    return TermChange(
         lambda t: t.counted and t.window > 0 and t.owner == "attention" and t.window < t.values.get("S", 0),
         lambda t: form(t.values["S"], t.window),
     )
@@ -181,7 +181,7 @@ def _wider(term: ClaimTerm) -> Fraction | None:
 def _in_full(metric: Metric, factor: Callable[[ClaimTerm], Fraction | None]) -> Mistake:
     what = "layers with a window keep the keys and values of all tokens"
     return Mistake(
-        "windows cached in full", "window", what, (Change(_cached, factor),), adds=stands_for("beyond the window"),
+        "windows cached in full", "window", what, (TermChange(_cached, factor),), adds=stands_for("beyond the window"),
         metrics=frozenset({metric}), excludes=_ONE_LAYER,
     )  # fmt: skip
 
@@ -202,7 +202,7 @@ def _in_blocks(size: int) -> Mistake:
         return None
 
     what = f"every sequence has its cache in blocks of {size} tokens, the last one in part empty"
-    changes = (Change(lambda t: t.counted, factor),)
+    changes = (TermChange(lambda t: t.counted, factor),)
     return Mistake(f"blocks of {size} tokens", "blocks", what, changes, metrics=_KV_CACHE)
 
 
@@ -218,14 +218,14 @@ WINDOWS: Final[MistakeTable] = (
             "layers with a window have S x W scores, and those without one a half",
             (_windows(lambda s, w: Fraction(2 * w, s)),), metrics=FLOPS, requires="causal half"),
     Mistake("windows as full attention", "window", "layers with a window attend to the whole context",
-            (Change(_stepping, _whole_context),), metrics=FLOPS, excludes=(ONE_STEP,)),
+            (TermChange(_stepping, _whole_context),), metrics=FLOPS, excludes=(ONE_STEP,)),
     Mistake("windows as full attention", "window", "layers with a window attend to the whole context",
-            (Change(_stepping, _whole_context_once),), metrics=FLOPS, requires=ONE_STEP),
+            (TermChange(_stepping, _whole_context_once),), metrics=FLOPS, requires=ONE_STEP),
     _in_full("kv_cache_bytes", _cached_in_full),
     _in_full("kv_read_bytes", _read_in_full),
     Mistake("window cached with its own token", "window",
             "layers with a window keep as many tokens as it is wide; a step makes the last of them itself",
-            (Change(_cached, _wider),), metrics=CACHE, excludes=_ONE_LAYER),
+            (TermChange(_cached, _wider),), metrics=CACHE, excludes=_ONE_LAYER),
     Mistake("cache of windows missing", "window", "layers with a window have no cache", (left_out(_cached),),
             metrics=CACHE, excludes=_ONE_LAYER),
     *map(_in_blocks, _BLOCKS),

@@ -52,7 +52,7 @@ class Effect:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class TermChange:
     """The terms that a mistake counts differently, and the factor of each (None: the term is unchanged)."""
 
     pick: Pick
@@ -69,7 +69,7 @@ class Mistake:
     """Mistakes of one family exclude each other."""
     what: str
     """One clause for people."""
-    changes: tuple[Change, ...] = ()
+    changes: tuple[TermChange, ...] = ()
     """Applied in order; a later one overrides an earlier one for the same term."""
     adds: Pick | None = None
     """The uncounted terms that it counts in addition."""
@@ -126,19 +126,19 @@ class Mistakes:
     """Roles of norms that an implementation writes in primitive operators, so that tools see no norm there."""
 
 
-def times(pick: Pick, number: Fraction | int) -> Change:
+def times(pick: Pick, number: Fraction | int) -> TermChange:
     """Return the change that multiplies the picked terms by one number."""
-    return Change(pick, lambda _: Fraction(number))
+    return TermChange(pick, lambda _: Fraction(number))
 
 
-def left_out(pick: Pick) -> Change:
+def left_out(pick: Pick) -> TermChange:
     """Return the change that drops the picked terms."""
     return times(pick, 0)
 
 
-def substituted(pick: Pick, **symbols: str) -> Change:
+def substituted(pick: Pick, **symbols: str) -> TermChange:
     """Return the change that replaces symbols in the picked terms, as in :func:`substitute`."""
-    return Change(pick, lambda term: substitute(term, **symbols))
+    return TermChange(pick, lambda term: substitute(term, **symbols))
 
 
 def stands_for(*names: str) -> Pick:

@@ -21,8 +21,7 @@ from costproof.algebra.evaluation import ExactNumber
 from costproof.algebra.piecewise import PIECEWISE, NotDecided, deciding, grid
 from costproof.algebra.symbols import sym
 from costproof.claims.formulas import Comparison
-from costproof.claims.runs import Runs
-from costproof.claims.truth import ClaimCase
+from costproof.claims.truth import ClaimCase, TargetRuns
 from costproof.claims.types import Counterexample
 
 _SMALL: Final = 64
@@ -53,7 +52,7 @@ class EquivalenceOutcome:
 class EquivalenceCheck:
     """A claim at other runs of its target; without a target, at any positive values of its variables."""
 
-    def __init__(self, beside: Comparison, runs: Runs | None) -> None:
+    def __init__(self, beside: Comparison, runs: TargetRuns | None) -> None:
         self.beside, self.case, self.runs = beside, beside.case, runs
         self.own: Mapping[str, int] = beside.free
         self.follows: dict[str, sympy.Expr] = {v: sym(v) for v in beside.free}

@@ -14,7 +14,7 @@ from costproof.algebra.evaluation import ExactNumber, evaluate, shared_values
 from costproof.algebra.identity import at, branches, difference, free_symbols, points, put_in, same_pieces
 from costproof.algebra.symbols import MOST_TERMS, parse, sym, term_count, text
 from costproof.claims.truth import TIED, ClaimCase
-from costproof.claims.types import TOTAL, Claim, Counterexample, Formula
+from costproof.claims.types import TOTAL, Counterexample, Formula, PublishedClaim
 from costproof.ledger.capture import Capture
 from costproof.ledger.errors import BadInput, CostproofError
 from costproof.ledger.workload import Invocation
@@ -159,7 +159,7 @@ def comparison(case: ClaimCase) -> Comparison | None:
     return Comparison(formula, case) if isinstance(formula, Formula) and case.symbolic else None
 
 
-def _runs(claim: Claim, call: Invocation, capture: Capture) -> bool:
+def _runs(claim: PublishedClaim, call: Invocation, capture: Capture) -> bool:
     """In a claim on all stages a view counts once, not once in every stage that it passes."""
     if claim.stage != TOTAL:
         return True

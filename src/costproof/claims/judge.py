@@ -13,18 +13,17 @@ from costproof.claims.formulas import formula_value
 from costproof.claims.lengths import hold
 from costproof.claims.memory_mistakes import peak_of
 from costproof.claims.reading import MOST_PROBLEMS, NO_CALL, key
-from costproof.claims.runs import Runs
 from costproof.claims.terms import in_scope
-from costproof.claims.truth import ClaimCase
+from costproof.claims.truth import ClaimCase, TargetRuns
 from costproof.claims.types import (
     TOTAL,
     WORST_FIRST,
     Amount,
-    Claim,
     ClaimsFile,
     ClaimsReport,
     Formula,
     Judgement,
+    PublishedClaim,
     Status,
 )
 from costproof.compare.patterns import matches
@@ -43,7 +42,7 @@ _STATES: Final = {"S": "seq_len text_tokens", "P": "seq_len text_tokens", "B": "
 
 
 def judge_claims(
-    claims: ClaimsFile, capture: Capture, mistakes: Mistakes, *, truth: str, runs: Runs | None = None
+    claims: ClaimsFile, capture: Capture, mistakes: Mistakes, *, truth: str, runs: TargetRuns | None = None
 ) -> ClaimsReport:
     """Check every claim against the analytic ledger of a capture, or where it has none against the static one.
 
@@ -65,7 +64,7 @@ def judge_claims(
     said = {name.replace("-", "_") for name in claims.workload}
     fixed = frozenset(symbol for symbol, settings in _STATES.items() if said & set(settings.split()))
 
-    def case(claim: Claim) -> ClaimCase:
+    def case(claim: PublishedClaim) -> ClaimCase:
         return ClaimCase(claim, capture, ledger, mistakes, fixed, runs)
 
     with time_limit(SECONDS, "the claims take too long to check", where=claims.title or "$.claims", fix=_FEWER):
@@ -163,7 +162,7 @@ def _problems(case: ClaimCase) -> Iterator[BadInput]:
             yield BadInput("the claim is made at other workloads alone", where=claim.where, expected=condition.text)
 
 
-def _about_peaks(claim: Claim) -> Iterator[BadInput]:
+def _about_peaks(claim: PublishedClaim) -> Iterator[BadInput]:
     """What cannot be said of a peak: it is that of a whole stage, and a number."""
     where = key(claim.where, claim.metric)
     if claim.stage == TOTAL or claim.module:
@@ -174,7 +173,7 @@ def _about_peaks(claim: Claim) -> Iterator[BadInput]:
                        got=claim.value.text[:60], fix="claim the number at this workload")  # fmt: skip
 
 
-def _together(claims: Sequence[Claim], case: Callable[[Claim], ClaimCase]) -> tuple[Judgement, ...]:
+def _together(claims: Sequence[PublishedClaim], case: Callable[[PublishedClaim], ClaimCase]) -> tuple[Judgement, ...]:
     """The judgements on all claims, each in the light of the others."""
     judged = {k: judge_claim(one) for k, one in _by_subject(claims, case)}
     parameters = {j.id: j for _, j in sorted(judged.items()) if j.metric == "params"}
@@ -183,7 +182,9 @@ def _together(claims: Sequence[Claim], case: Callable[[Claim], ClaimCase]) -> tu
     return tuple(_as_sum(case(c), j, own) for c, j in zip(claims, own, strict=True))
 
 
-def _by_subject(claims: Sequence[Claim], case: Callable[[Claim], ClaimCase]) -> Iterator[tuple[int, ClaimCase]]:
+def _by_subject(
+    claims: Sequence[PublishedClaim], case: Callable[[PublishedClaim], ClaimCase]
+) -> Iterator[tuple[int, ClaimCase]]:
     """Every claim by its place; those on one subject follow each other and share what is worked out, which is large."""
     subjects: dict[Hashable, list[int]] = {}
     for k, c in enumerate(claims):

@@ -11,18 +11,18 @@ from costproof.claims.effects import (
     CACHE,
     IN_BYTES,
     NOT_STAGE_WIDE,
-    Change,
     ClaimTerms,
     Mistake,
     MistakeSeries,
     MistakeTable,
+    TermChange,
     left_out,
     stands_for,
     substituted,
     times,
 )
 from costproof.claims.terms import ClaimTerm, nodes_of
-from costproof.claims.types import TOTAL, Claim
+from costproof.claims.types import TOTAL, PublishedClaim
 from costproof.ledger.capture import Capture
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.metrics import METRICS, PEAK_METRICS, Metric
@@ -70,7 +70,7 @@ def _prefix(p: str, decimal: int, binary: int) -> Iterator[Mistake]:
 
 def _cache_of_one_layer(terms: ClaimTerms, _: Mapping[str, int]) -> Iterator[Mistake]:
     layers = {c: sum(t.count for t in terms if _layer(t) and _call(t) == c) for c in map(_call, terms)}
-    alone = Change(_layer, lambda t: Fraction(1, layers[_call(t)]))
+    alone = TermChange(_layer, lambda t: Fraction(1, layers[_call(t)]))
     yield Mistake("one layer", "depth", "the cache of one layer is counted", (alone,))
 
 
@@ -92,14 +92,14 @@ BYTES_AND_CACHES: Final[MistakeTable] = (
     MistakeSeries("one layer", "the cache of one layer is counted", _cache_of_one_layer, CACHE),
     Mistake("whole cache", "length",
             "all that the cache holds at the end is counted, not what the steps append",
-            (Change(_stepping, lambda t: Fraction(t.values["P"] + t.values["N"], t.values["N"])),),
+            (TermChange(_stepping, lambda t: Fraction(t.values["P"] + t.values["N"], t.values["N"])),),
             metrics=frozenset({"kv_cache_bytes"})),
     Mistake("decode context frozen", "length", "every step reads what the first one does",
-            (Change(_stepping, lambda t: Fraction(2 * t.values["P"], 2 * t.values["P"] + t.values["N"] - 1)),),
+            (TermChange(_stepping, lambda t: Fraction(2 * t.values["P"], 2 * t.values["P"] + t.values["N"] - 1)),),
             metrics=frozenset({"kv_read_bytes"})),
     Mistake("one layer", "depth",
             "of equal layers one is counted, as if its activations took the room of the others'",
-            (Change(_layer, lambda t: Fraction(1, t.count)),), metrics=(IN_BYTES & NOT_STAGE_WIDE) - CACHE),
+            (TermChange(_layer, lambda t: Fraction(1, t.count)),), metrics=(IN_BYTES & NOT_STAGE_WIDE) - CACHE),
 )  # fmt: skip
 
 
@@ -112,7 +112,7 @@ _RUN: Final = "the run's type"
 _WEIGHTS_ALONE: Final = "weights alone"
 
 
-def peak_of(capture: Capture, claim: Claim) -> Peak:
+def peak_of(capture: Capture, claim: PublishedClaim) -> Peak:
     """Return the peak that a claim is about: the largest of its calls.
 
     Raises:
@@ -131,7 +131,7 @@ def peak_of(capture: Capture, claim: Claim) -> Peak:
     return found
 
 
-def peak_terms(capture: Capture, ledger: Ledger, claim: Claim) -> tuple[ClaimTerm, ...]:
+def peak_terms(capture: Capture, ledger: Ledger, claim: PublishedClaim) -> tuple[ClaimTerm, ...]:
     """Return the tensors that are alive at the peak; and, not counted, those of other peaks, sums and weights."""
     known = next((capture.values(i) for i in capture.invocations if i.stage == claim.stage), {})
     blank = ClaimTerm(claim.stage, claim.invocation, "", "peak", "", Fraction(0), "", known, 1, ())
@@ -201,7 +201,7 @@ PEAKS: Final[MistakeTable] = (
             adds=stands_for("all weights"), metrics=_OF_PEAKS, excludes=(_WEIGHTS_ALONE,)),
     Mistake("inputs left out", "inputs", "what the stage is given is left out",
             (left_out(lambda t: t.counted and t.part == "input"),), metrics=_OF_PEAKS),
-    *(Mistake(cause, "type", what, (Change(_every, _sized(size)),), metrics=_OF_PEAKS)
+    *(Mistake(cause, "type", what, (TermChange(_every, _sized(size)),), metrics=_OF_PEAKS)
       for size, (cause, what) in _TYPES.items()),
     *(replace(row, metrics=_OF_PEAKS) for row in _PREFIXES),
 )  # fmt: skip

@@ -11,11 +11,11 @@ from costproof.claims.effects import (
     FLOPS,
     NOT_FLOPS,
     NOT_STAGE_WIDE,
-    Change,
     ClaimTerms,
     Mistake,
     MistakeSeries,
     MistakeTable,
+    TermChange,
     left_out,
     stands_for,
     substitute,
@@ -61,7 +61,7 @@ def units(written_out: frozenset[str]) -> MistakeTable:
             "fvcore", "unit",
             "fvcore's conventions: a multiply-accumulate is one, attention kernels are left out, "
             "a layer norm is 5 per element",
-            (half, Change(lambda t: t.kind == "einsum", _einsum_of_fvcore), left_out(lambda t: t.scores)),
+            (half, TermChange(lambda t: t.kind == "einsum", _einsum_of_fvcore), left_out(lambda t: t.scores)),
             adds=lambda t: norms(t) and t.role not in written_out, metrics=FLOPS,
         ),
     )  # fmt: skip
@@ -132,19 +132,19 @@ def _of_prompt(term: ClaimTerm) -> bool:
 
 def _causal(cause: str, form: str, factor: Callable[[ClaimTerm], Fraction]) -> Mistake:
     what = f"of the scores of causal attention {form} are counted"
-    return Mistake(cause, "attention", what, (Change(_scores("S"), factor),), metrics=FLOPS)
+    return Mistake(cause, "attention", what, (TermChange(_scores("S"), factor),), metrics=FLOPS)
 
 
 def _context(cause: str, what: str, seen: Callable[[ClaimTerm], int]) -> Iterator[Mistake]:
     """Yield a mistake in the context of decode steps: fewer steps and less context do not multiply."""
-    several = Change(_scores("N", "P"), lambda t: Fraction(t.values["N"] * seen(t), keys(t)))
-    single = Change(_scores("N", "P"), lambda t: Fraction(seen(t), t.values["P"] + 1))
+    several = TermChange(_scores("N", "P"), lambda t: Fraction(t.values["N"] * seen(t), keys(t)))
+    single = TermChange(_scores("N", "P"), lambda t: Fraction(seen(t), t.values["P"] + 1))
     yield Mistake(cause, "attention", what, (several,), metrics=FLOPS, excludes=(ONE_STEP,))
     yield Mistake(cause, "attention", what, (single,), metrics=FLOPS, requires=ONE_STEP)
 
 
 def _own_token(cause: str, what: str, more: int) -> Mistake:
-    moved = Change(_scores("N", "P"), lambda t: 1 + Fraction(more * t.values["N"], keys(t)))
+    moved = TermChange(_scores("N", "P"), lambda t: 1 + Fraction(more * t.values["N"], keys(t)))
     return Mistake(cause, "attention", what, (moved,), metrics=FLOPS, excludes=(ONE_STEP,))
 
 
@@ -190,9 +190,9 @@ DECODER: Final[MistakeTable] = (
     Mistake("lm_head halved", "lm_head", "the output projection is counted as multiply-accumulates",
             (times(_head, Fraction(1, 2)),), metrics=NOT_STAGE_WIDE),
     Mistake("lm_head last token", "lm_head", "the output projection maps the last position alone",
-            (Change(_of_prompt, lambda t: Fraction(1, t.values["L"])),), metrics=NOT_STAGE_WIDE),
+            (TermChange(_of_prompt, lambda t: Fraction(1, t.values["L"])),), metrics=NOT_STAGE_WIDE),
     Mistake("lm_head all tokens", "lm_head", "the output projection maps every position",
-            (Change(_of_prompt, lambda t: Fraction(t.values["S"], t.values["L"])),), metrics=NOT_STAGE_WIDE),
+            (TermChange(_of_prompt, lambda t: Fraction(t.values["S"], t.values["L"])),), metrics=NOT_STAGE_WIDE),
     Mistake("tied head counted", "lm_head", "the output projection is counted as weights besides the embedding's, "
             "which it shares", (times(lambda t: t.counted and t.part == "embedding", 2),),
             metrics=frozenset({"params", "params_active", "weight_bytes"}),
@@ -276,7 +276,7 @@ def _sizes(terms: ClaimTerms, _: Mapping[str, int]) -> Iterator[Mistake]:
 VIEWS: Final[MistakeTable] = (
     MistakeSeries("view missing: VIEW, view twice: VIEW", "a view is not counted, or twice", _views, NOT_STAGE_WIDE),
     Mistake("batch forgotten", "batch", "one of the batch is counted in place of all",
-            (Change(lambda t: "B" in t.values, _one_of_batch),), metrics=NOT_STAGE_WIDE),
+            (TermChange(lambda t: "B" in t.values, _one_of_batch),), metrics=NOT_STAGE_WIDE),
     MistakeSeries("head_dim = hidden / heads: TOWER, GQA ignored: TOWER",
                   "heads are hidden / heads wide; every query head has keys and values of its own", _sizes),
 )  # fmt: skip
@@ -312,7 +312,8 @@ REST: Final[MistakeTable] = (
     Mistake("norms missing", "norms missing", "norms are left out", (left_out(lambda t: t.norm),), metrics=NOT_FLOPS),
     Mistake("position tables missing", "position tables missing", "position tables are left out",
             (left_out(_positions),), metrics=NOT_FLOPS),
-    Mistake("biases missing", "biases", "biases are left out", (Change(lambda t: t.owner in BIASED, _without_bias),),
+    Mistake("biases missing", "biases", "biases are left out",
+            (TermChange(lambda t: t.owner in BIASED, _without_bias),),
             metrics=NOT_FLOPS),
     Mistake("unexecuted counted", "unexecuted", "parameters are counted that the checkpoint holds and nothing runs",
             adds=stands_for("unexecuted"), metrics=NOT_FLOPS),

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+import re
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from costproof.algebra.conditions import Condition
 from costproof.algebra.symbols import parse
-from costproof.claims.amounts import amount, is_number
+from costproof.claims.amounts import ClaimTableRow, amount, is_number, read_table
 from costproof.claims.catalogue import STATED
-from costproof.claims.tables import TableRow, read_table
-from costproof.claims.types import Amount, Claim, ClaimsFile, Formula
+from costproof.claims.types import TOTAL, Amount, ClaimsFile, Formula, PublishedClaim
 from costproof.ledger.document import YamlValue, read_document, read_source
-from costproof.ledger.errors import NOT_GIVEN, BadInput, CostproofError, Problems
+from costproof.ledger.errors import NOT_GIVEN, BadInput, CostproofError, Problems, no_such
 from costproof.ledger.metrics import METRICS, PEAK_METRICS, Metric
+from costproof.ledger.schema import MAP, SCALAR, form_schema
 from costproof.ledger.time_limits import time_limit
 
 VERSION: Final = "1"
@@ -96,10 +97,10 @@ class Reader:
         self.at: dict[str, int] = {}
         self.holds: tuple[Condition, ...] = ()
         """What all claims state."""
-        self.claims: list[Claim] = []
+        self.claims: list[PublishedClaim] = []
         self.problems: list[CostproofError] = []
 
-    def row(self, row: YamlValue, where: str) -> list[Claim]:
+    def row(self, row: YamlValue, where: str) -> list[PublishedClaim]:
         """The claims of one row, one for each metric."""
         if not isinstance(row, dict):
             self.problem("a claim is a map", where, expected="stage and at least one metric")
@@ -120,7 +121,7 @@ class Reader:
             value = self.value(row[metric], key(where, metric), metric)
             if value is not None:
                 found.append(
-                    Claim(
+                    PublishedClaim(
                         name, where, stage, metric, value, invocation, module, dict(conventions), dict(at), self.holds
                     )
                 )
@@ -153,8 +154,8 @@ class Reader:
                     claim |= {"stage": stages[str(claim["stage"])]} if stages else {}
                     self.row(claim, row.where)
 
-    def read(self, path: Path, required: Sequence[str], more: Sequence[str] | None = None) -> list[TableRow]:
-        """The rows of a table, see :func:`costproof.claims.tables.read_table`; none if it cannot be used."""
+    def read(self, path: Path, required: Sequence[str], more: Sequence[str] | None = None) -> list[ClaimTableRow]:
+        """The rows of a table, see :func:`costproof.claims.amounts.read_table`; none if it cannot be used."""
         try:
             return read_table(path, self.problems, required, more)
         except CostproofError as error:
@@ -229,7 +230,7 @@ class Reader:
             if name not in allowed:
                 self.problem("unknown key", key(where, name[:60]), "one of " + ", ".join(allowed))
 
-    def distinct(self, key: Callable[[Claim], Hashable], what: str) -> tuple[Claim, ...]:
+    def distinct(self, key: Callable[[PublishedClaim], Hashable], what: str) -> tuple[PublishedClaim, ...]:
         """The claims, of which no two may be about the same."""
         seen: dict[Hashable, str] = {}
         for claim in self.claims:
@@ -249,3 +250,122 @@ class Reader:
 def key(where: str, name: str) -> str:
     """The place of a key: ``$.claims[0].stage``, and in a row ``numbers.csv, line 3, stage``."""
     return f"{where}.{name}" if where.startswith("$") else f"{where}, {name}"
+
+
+MEANINGS = {
+    "costproof_claims": f"The version of this form: {VERSION}.",
+    "title": "What these claims are.",
+    "source": "Where they come from.",
+    "target": "What they are about; the command line may say it instead.",
+    "workload": "The run that they were made on: settings of the target, as its options spell them.",
+    "conventions": "How they were counted, as far as it is known. A claim may have its own.",
+    "at": "Symbols at whose value alone the claims are made. A claim may have its own.",
+    "holds": "Expressions in symbols, none of which is negative where the claims are made.",
+    "id": "A name for messages; stage, invocation and module otherwise.",
+    "stage": "A stage of the target, or total.",
+    "invocation": "One of the runs of the stage.",
+    "module": "A pattern of modules: *, ?, [0-3,12]; (root) is the model itself.",
+    "file": "A .csv or .json below the folder of this file.",
+    "columns": "Key of a claim -> column of the table.",
+    "units": "Metric -> unit of its column, such as G.",
+    "stages": "The table's words for stages -> ours; other rows are left out.",
+    "claims": "One claim for each stage, invocation or module.",
+    "tables": "Claims that stand in a file of their own.",
+}
+
+
+def claims_schema() -> dict[str, Any]:
+    """JSON Schema 2020-12 of a claims file, as :func:`costproof.claims.reading.read_claims` takes it."""
+    words: dict[str, list[str]] = {}
+    for name, value in STATED:
+        words.setdefault(name, []).append(value)
+    shared = {
+        "conventions": _closed({name: {"enum": values} for name, values in words.items()}),
+        "at": MAP | {"additionalProperties": {"type": ["integer", "string"], "pattern": "^[0-9]{1,18}$", "minimum": 0}},
+    }
+    metrics = {name: SCALAR | {"description": info.meaning} for name, info in (METRICS | PEAK_METRICS).items()}
+    claim = _closed({name: shared.get(name, SCALAR) for name in PLACE} | metrics)
+    claim |= {"required": ["stage"], "anyOf": [{"required": [name]} for name in metrics]}
+    table = _closed({name: shared.get(name, SCALAR if name == "file" else MAP) for name in TABLE})
+    table |= {"required": ["file", "columns"]}
+    table["properties"]["columns"] |= {"required": ["stage"]}
+    own = shared | {
+        "costproof_claims": {"enum": [int(VERSION), VERSION]},
+        "workload": MAP,
+        "holds": {"type": "array", "items": SCALAR},
+        "claims": {"type": "array", "items": claim},
+        "tables": {"type": "array", "items": table},
+    }
+    schema = _closed({name: own.get(name, SCALAR) for name in TOP})
+    some = [{"required": [name], "properties": {name: {"minItems": 1}}} for name in ("claims", "tables")]
+    return form_schema("claims.yaml", schema | {"required": ["costproof_claims"], "anyOf": some})
+
+
+def _closed(properties: dict[str, Any]) -> dict[str, Any]:
+    described = {k: v | ({"description": MEANINGS[k]} if k in MEANINGS else {}) for k, v in properties.items()}
+    return {"type": "object", "properties": described, "additionalProperties": False}
+
+
+_REQUIRED: Final = ("name", "stage", "value")
+_MORE: Final = ("unit", "invocation")
+_GRAMMAR: Final = "NAME=VALUE, NAME@STAGE=VALUE, NAME@STAGE:INVOCATION=VALUE or FILE.csv"
+_PAIR: Final = re.compile(r"(?P<name>[^=@]+)(?:@(?P<stage>[^=:@]+)(?::(?P<invocation>[^=@]+))?)?=(?P<value>.+)")
+_SUFFIX: Final = re.compile(r"(?P<value>.*?)\s*(?P<unit>flop|mac)s?", re.IGNORECASE)
+_LONGEST: Final = 80
+
+
+def own_claims(
+    given: Iterable[str], places: Mapping[str, Sequence[str]], default: str = TOTAL
+) -> tuple[ClaimsFile, ...]:
+    """The numbers, one claims file a name: those of one name belong together.
+
+    Args:
+        given: pairs and paths of CSV files, as :data:`_GRAMMAR` has them.
+        places: the invocations of each stage.
+        default: the stage of a number that names none.
+
+    Raises:
+        Problems: everything that is wrong with them.
+    """
+    reader = Reader(formulas=False)
+    for text in given:
+        pair = _PAIR.fullmatch(text.strip())
+        if pair is not None:
+            rows = [_pair(pair, text)]
+        elif Path(text).suffix.lower() == ".csv":
+            rows = reader.read(Path(text), _REQUIRED, _MORE)
+        else:
+            reader.problem("a number of your own needs a name and a value", "--add", _GRAMMAR, text[:_LONGEST])
+            continue
+        for row in rows:
+            _claim(reader, row, places, default)
+    claims = reader.distinct(lambda c: (c.id, c.stage, c.invocation), "this number is given twice")
+    reader.finish("your own numbers cannot be used")
+    by_name: dict[str, list[PublishedClaim]] = {}
+    for claim in claims:
+        by_name.setdefault(claim.id, []).append(claim)
+    return tuple(ClaimsFile(name, "", "", {}, tuple(found)) for name, found in by_name.items())
+
+
+def _pair(pair: re.Match[str], text: str) -> ClaimTableRow:
+    cells = {k: v.strip() for k, v in pair.groupdict().items() if v}
+    if (ending := _SUFFIX.fullmatch(cells["value"])) is not None:
+        cells |= {"value": ending["value"], "unit": ending["unit"].lower()}
+    return ClaimTableRow(cells, f"--add {text[:_LONGEST]}")
+
+
+def _claim(reader: Reader, row: ClaimTableRow, places: Mapping[str, Sequence[str]], default: str) -> None:
+    """A row of a user's in the shape of a claim, and whether there is such a place."""
+    for column in ("name", "value"):
+        if not row.cells.get(column):
+            reader.problem(f"a number has no {column}", key(row.where, column), "a text", "an empty cell")
+            return
+    stage, call = row.cells.get("stage", default), row.cells.get("invocation", "")
+    if stage not in (known := (*places, TOTAL)):
+        reader.problems.append(no_such("stage", stage[:_LONGEST], known, where=key(row.where, "stage")))
+    elif call and call not in (calls := places.get(stage) or [NO_CALL]):
+        reader.problems.append(no_such("call", call[:_LONGEST], calls, where=key(row.where, "invocation")))
+    else:
+        name, value = row.cells["name"][:_LONGEST], row.cells["value"]
+        unit: dict[str, YamlValue] = {k: v for k, v in row.cells.items() if k == "unit"}
+        reader.row({"id": name, "stage": stage, "invocation": call, "flops": value, "conventions": unit}, row.where)

@@ -13,7 +13,7 @@ from costproof.algebra.evaluation import compile_expression
 from costproof.algebra.identity import free_symbols
 from costproof.claims.effects import FLOPS, Mistake, MistakeTable, left_out, stands_for, times
 from costproof.claims.terms import ClaimTerm, is_table, tokens_of
-from costproof.claims.types import Claim
+from costproof.claims.types import PublishedClaim
 from costproof.compare.patterns import template
 from costproof.ledger.capture import Capture
 from costproof.ledger.metrics import Metric
@@ -26,7 +26,7 @@ _CLASSES: Final = ("", ", two classes")
 """Of the model, and as many as a classifier of transformers has that was not told otherwise."""
 
 
-def rule_terms(capture: Capture, ledger: Ledger, claim: Claim) -> list[ClaimTerm]:
+def rule_terms(capture: Capture, ledger: Ledger, claim: PublishedClaim) -> list[ClaimTerm]:
     """What the rules give for a claim about a whole model that is one stage."""
     calls = capture.invocations
     if claim.metric != "flops" or claim.module or len(calls) != 1 or tokens_of(calls[0].symbols) is not None:

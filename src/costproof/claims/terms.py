@@ -19,7 +19,7 @@ import sympy
 from costproof.algebra.evaluation import compile_expression, shared_values
 from costproof.algebra.identity import free_symbols
 from costproof.algebra.symbols import parse
-from costproof.claims.types import TOTAL, Claim
+from costproof.claims.types import TOTAL, PublishedClaim
 from costproof.compare.patterns import Mask, matches, template
 from costproof.ledger.capture import Capture
 from costproof.ledger.metrics import Metric
@@ -111,7 +111,7 @@ def tokens_of(values: Mapping[str, int]) -> int | None:
     return None if each is None else values["B"] * each
 
 
-def in_scope(node: CostNode, claim: Claim) -> bool:
+def in_scope(node: CostNode, claim: PublishedClaim) -> bool:
     """Whether a claim is about a node."""
     return (
         (claim.stage in (TOTAL, node.stage))
@@ -120,12 +120,12 @@ def in_scope(node: CostNode, claim: Claim) -> bool:
     )
 
 
-def nodes_of(ledger: Ledger, claim: Claim, metric: Metric) -> list[CostNode]:
+def nodes_of(ledger: Ledger, claim: PublishedClaim, metric: Metric) -> list[CostNode]:
     """The nodes that a claim is about; a module of two stages once, where the metric belongs to the module."""
     return [n for n in bearing((n for n in ledger.nodes if in_scope(n, claim)), metric) if n.cost(metric) != 0]
 
 
-def terms_of(capture: Capture, ledger: Ledger, claim: Claim) -> tuple[ClaimTerm, ...]:
+def terms_of(capture: Capture, ledger: Ledger, claim: PublishedClaim) -> tuple[ClaimTerm, ...]:
     """All items of a claim: what the truth counts, and what a wrong model may."""
     values, windows = _values(capture), _windows(capture, ledger)
     nodes = nodes_of(ledger, claim, claim.metric)
@@ -209,7 +209,7 @@ def _off(terms: Iterable[ClaimTerm], extra: str) -> list[ClaimTerm]:
     return [replace(i, counted=False, stands_for=extra, products=False) for i in terms]
 
 
-def _vector(capture: Capture, ledger: Ledger, claim: Claim, values: Values) -> list[ClaimTerm]:
+def _vector(capture: Capture, ledger: Ledger, claim: PublishedClaim, values: Values) -> list[ClaimTerm]:
     """Vector work: norms and the rest; norms at one per element, and at 5 of a layer norm as fvcore counts them."""
     nodes = nodes_of(ledger, claim, "vector_flops")
     norms = _grouped((n for n in nodes if is_norm(n.owner)), "vector_flops", values)
@@ -236,7 +236,7 @@ def _extra(node: CostNode, value: Fraction, known: Mapping[str, int], extra: str
     )  # fmt: skip
 
 
-def _embedding(ledger: Ledger, claim: Claim, values: Values) -> list[ClaimTerm]:
+def _embedding(ledger: Ledger, claim: PublishedClaim, values: Values) -> list[ClaimTerm]:
     """The table as a matrix: 2 tokens entries width."""
     tables = {(n.stage, n.module): n for n in ledger.nodes if n.role.endswith(".embedding") and n.cost("params")}
     places = [
@@ -305,7 +305,7 @@ RULES: tuple[tuple[str, str], ...] = (
 )
 
 
-def _rules(ledger: Ledger, claim: Claim, values: Values) -> list[ClaimTerm]:
+def _rules(ledger: Ledger, claim: PublishedClaim, values: Values) -> list[ClaimTerm]:
     """2 parameters tokens, for a claim about whole stages of a decoder."""
     found = []
     for (stage, invocation), known in values.items():
@@ -327,7 +327,7 @@ def _rules(ledger: Ledger, claim: Claim, values: Values) -> list[ClaimTerm]:
     return found
 
 
-def _beyond(ledger: Ledger, claim: Claim, values: Values, windows: Windows) -> list[ClaimTerm]:
+def _beyond(ledger: Ledger, claim: PublishedClaim, values: Values, windows: Windows) -> list[ClaimTerm]:
     """What steps would append where a full window gives a token back for each: a part of what they read."""
     found = []
     for node in nodes_of(ledger, claim, "kv_read_bytes"):
@@ -339,7 +339,7 @@ def _beyond(ledger: Ledger, claim: Claim, values: Values, windows: Windows) -> l
     return _off(_grouped(found, "kv_cache_bytes", values), "beyond the window")
 
 
-def _unexecuted(capture: Capture, ledger: Ledger, claim: Claim) -> list[ClaimTerm]:
+def _unexecuted(capture: Capture, ledger: Ledger, claim: PublishedClaim) -> list[ClaimTerm]:
     """Parameters that the checkpoint holds and no formula counts, because nothing runs them."""
     checkpoint = capture.by_source.get("checkpoint")
     known = {n.module for n in ledger.nodes if n.cost("params")}

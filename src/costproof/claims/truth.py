@@ -6,21 +6,54 @@ from collections.abc import Callable, Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TypeVar, cast
+from typing import Protocol, TypeVar, cast
+
+import sympy
 
 from costproof.claims.catalogue import STATED, effects
 from costproof.claims.effects import Effect, Mistakes
 from costproof.claims.memory_mistakes import peak_terms
 from costproof.claims.rules_of_thumb import rule_terms
-from costproof.claims.runs import Runs
 from costproof.claims.terms import ClaimTerm, nodes_of, shared_symbols, terms_of
-from costproof.claims.types import TOTAL, Claim
+from costproof.claims.types import TOTAL, PublishedClaim
 from costproof.ledger.capture import Capture
 from costproof.ledger.errors import BadInput
 from costproof.ledger.evaluate import evaluate_ledger
 from costproof.ledger.metrics import PEAK_METRICS
 from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.workload import Invocation
+
+
+@dataclass(frozen=True, slots=True)
+class TargetRun:
+    """Another run: its calls with the values of their symbols, and the formulas that hold there."""
+
+    calls: tuple[Invocation, ...]
+    ledger: Ledger
+
+
+class TargetRuns(Protocol):
+    """The runs of a target that differ in numbers that a run chooses."""
+
+    own: Mapping[str, int]
+    """Setting -> its value in the run of the claims."""
+
+    def at(self, changed: Mapping[str, int]) -> TargetRun | None:
+        """The run with these settings; ``None``: the target takes no such run."""
+        ...
+
+    def source(self, stage: str, call: str, symbol: str) -> sympy.Expr | None:
+        """What a symbol of a call is in settings, each of them a symbol; ``None``: no setting changes it."""
+        ...
+
+    def sizes(self, setting: str) -> tuple[int, int]:
+        """The least value of a setting, and the step to the next."""
+        ...
+
+    def ends(self, setting: str) -> tuple[int, ...]:
+        """The values of a setting from which on other formulas hold."""
+        ...
+
 
 TIED = {"L": "S", "P": "S"}
 """Symbols that follow another one where the workload gives both the same value: logits of every position,
@@ -35,13 +68,13 @@ Name = tuple[str, str]
 class ClaimCase:
     """A claim and what it is held against: a capture, its closed formulas, what its target knows about wrong models."""
 
-    claim: Claim
+    claim: PublishedClaim
     capture: Capture
     ledger: Ledger
     mistakes: Mistakes
     fixed: frozenset[str] = frozenset()
     """Symbols that the source of the claim states: they do not vary."""
-    runs: Runs | None = None
+    runs: TargetRuns | None = None
     """Other runs of the target; ``None``: they are not known."""
     kept: dict[str, object] = field(init=False, default_factory=dict, compare=False, repr=False)
     """What was worked out for whatever number is claimed here."""
@@ -52,7 +85,7 @@ class ClaimCase:
             self.kept[name] = make()
         return cast(T, self.kept[name])
 
-    def claiming(self, claim: Claim) -> ClaimCase:
+    def claiming(self, claim: PublishedClaim) -> ClaimCase:
         """The same where only another number is claimed; it keeps what was worked out."""
         other = copy(self)
         other.claim = claim

@@ -42,7 +42,7 @@ class Formula:
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class PublishedClaim:
     """One number or formula that somebody claims, and what it is about."""
 
     id: str
@@ -73,7 +73,7 @@ class ClaimsFile:
     """Empty: any target."""
     workload: dict[str, str]
     """Settings of the workload that the claims are about, as the options of the command line name them."""
-    claims: tuple[Claim, ...]
+    claims: tuple[PublishedClaim, ...]
 
 
 @dataclass(frozen=True, slots=True)

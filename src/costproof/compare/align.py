@@ -14,8 +14,7 @@ from dataclasses import dataclass, replace
 from threading import RLock
 from typing import Final
 
-from costproof.compare.kinds import CARRIED_OUT_BY_MATMUL, GENERIC, kind_of
-from costproof.compare.vector_kinds import nearest, operators
+from costproof.compare.kinds import CARRIED_OUT_BY_MATMUL, GENERIC, kind_of, nearest, operators
 from costproof.ledger.metrics import EVERY_METRIC, STAGE_WIDE, Metric
 from costproof.ledger.node import CostNode, Ledger, bearing, exact_sum
 from costproof.ledger.run import ALL_SOURCES
@@ -39,7 +38,7 @@ NOTHING = Cell(0, ())
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class AlignedRow:
     """One quantity of one module in all sources that take part."""
 
     stage: str
@@ -71,13 +70,13 @@ Table = dict[tuple[Metric, Spot], dict[str, Cell]]
 """Metric and module -> common kind -> cell, of one ledger."""
 
 
-def align(ledgers: Sequence[Ledger], metrics: Collection[Metric] = EVERY_METRIC) -> list[Row]:
+def align(ledgers: Sequence[Ledger], metrics: Collection[Metric] = EVERY_METRIC) -> list[AlignedRow]:
     """Return the rows of some metrics, in the order in which the first source that has them lists them."""
     by_source = {x.source: x for x in ledgers}
     sources = order(by_source)
     tables = {s: _table(by_source[s]) for s in sources}
     roles = {n.module: n.role for x in ledgers for n in x.nodes if n.role}
-    rows: list[Row] = []
+    rows: list[AlignedRow] = []
     for metric, spot in dict.fromkeys(key for source in sources for key in tables[source]):
         if metric not in metrics:
             continue
@@ -88,12 +87,12 @@ def align(ledgers: Sequence[Ledger], metrics: Collection[Metric] = EVERY_METRIC)
         }
         for kind, cells in _match(metric, parts):
             if any(c.value != 0 for c in cells.values()):
-                rows.append(Row(*spot, kind, metric, cells, roles.get(spot[2], "")))
+                rows.append(AlignedRow(*spot, kind, metric, cells, roles.get(spot[2], "")))
                 rows += _of_other_kinds(rows[-1])
     return rows
 
 
-def _of_other_kinds(row: Row) -> list[Row]:
+def _of_other_kinds(row: AlignedRow) -> list[AlignedRow]:
     """For a module whose vector work has the right sum and is of other kinds than a formula says: these kinds."""
     formula = row.cells.get("analytic")
     if row.metric != "vector_flops" or formula is None or not formula.value:

@@ -7,25 +7,121 @@ operator without a rule only if the ledger lists it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields, replace
 
-from costproof.algebra.identity import at, unrounded
-from costproof.compare.align import Row
-from costproof.compare.context import Context
+from costproof.algebra.evaluation import shared_values
+from costproof.algebra.identity import at, free_symbols, unrounded
+from costproof.compare.align import AlignedRow, Spot
 from costproof.compare.findings import Cause, CauseKind
 from costproof.compare.kinds import kind_of
-from costproof.ledger.metrics import BYTES, STAGE_WIDE
-from costproof.ledger.node import exact_sum
+from costproof.ledger.capture import Capture
+from costproof.ledger.metrics import BYTES, STAGE_WIDE, Conventions
+from costproof.ledger.node import UnknownOp, exact_sum
 from costproof.ledger.plural import plural
 from costproof.ledger.workload import FLOAT_BYTES
 
+Call = tuple[str, str]
+"""(stage, invocation)"""
+
 
 @dataclass(frozen=True, slots=True)
-class Side:
+class Context:
+    """Facts of one capture, looked up many times."""
+
+    common: Conventions
+    """The conventions of the capture: all numbers are brought to these."""
+    conventions: dict[str, Conventions]
+    """By source: those of the capture, with what the source states differently."""
+    own_invocations: dict[str, frozenset[str]]
+    """Sources that state which invocations they counted, as ``stage[invocation]``."""
+    calls: dict[Spot, dict[str, int | None]]
+    unknown: dict[tuple[str, str, str], tuple[UnknownOp, ...]]
+    """(source, stage, module) -> operators without a rule."""
+    running: frozenset[str]
+    """Stages that run at this workload."""
+    executed: frozenset[tuple[str, str]]
+    """(stage, module) that some source calls or does work in."""
+    sees_parameters: frozenset[tuple[str, str]]
+    """(source, stage) where the source gives parameters of some module: then it sees those of all."""
+    values: dict[Call, dict[str, int]]
+    """Values of all symbols; the key ``("", "")`` holds those that are the same in all invocations."""
+    free: dict[Call, frozenset[str]]
+    """The symbols that the static source keeps as symbols in an invocation."""
+    concrete: frozenset[Spot]
+    """Modules whose static graph has no symbol: there only the point can be checked."""
+    all_logits: bool
+    """Whether all positions of the prefill get logits, so that L equals S there."""
+
+    def binding(
+        self, row: AlignedRow
+    ) -> tuple[tuple[tuple[str, int], ...], tuple[tuple[str, str], ...], frozenset[str]]:
+        """For an identity test: fixed symbols with values, aliases, and the symbols that stay free."""
+        call = (row.stage, row.invocation)
+        values = self.values.get(call, self.values[("", "")])
+        free = self.free.get(call, frozenset())
+        alias = {"L": "S"} if self.all_logits and "S" in free and "L" in values.keys() - free else {}
+        fixed = tuple(sorted((k, v) for k, v in values.items() if k not in free and k not in alias))
+        return fixed, tuple(alias.items()), free
+
+
+def context(capture: Capture, rows: Iterable[AlignedRow]) -> Context:
+    """Look everything up once."""
+    rows = list(rows)
+    names = {f.name for f in fields(Conventions)}
+    calls = {
+        (r.stage, r.invocation, r.module): {s: c.value for s, c in r.cells.items()} for r in rows if r.metric == "calls"
+    }
+    unknown: dict[tuple[str, str, str], tuple[UnknownOp, ...]] = defaultdict(tuple)
+    for ledger in capture.ledgers:
+        for op in ledger.unknown_ops:
+            unknown[ledger.source, op.stage, op.module] += (op,)
+    free: dict[Call, frozenset[str]] = defaultdict(frozenset)
+    symbolic: dict[Spot, bool] = defaultdict(bool)
+    config = frozenset(capture.target.symbols)
+    for row in rows:
+        cell = row.cells.get("static")
+        if cell is None or not cell.exprs or row.metric in STAGE_WIDE:
+            continue
+        found = frozenset(name for e in cell.exprs for name in free_symbols(e)) - config
+        free[row.stage, row.invocation] |= found
+        symbolic[row.stage, row.invocation, row.module] |= bool(found)
+    common = {**shared_values(i.symbols for i in capture.invocations), **capture.target.symbols}
+    return Context(
+        common=capture.conventions,
+        conventions={
+            x.source: replace(capture.conventions, **{k: v for k, v in x.conventions.items() if k in names})
+            for x in capture.ledgers
+        },
+        own_invocations={
+            x.source: frozenset(p.strip() for p in x.conventions["invocations"].split(","))
+            for x in capture.ledgers
+            if "invocations" in x.conventions
+        },
+        calls=calls,
+        unknown=unknown,
+        running=frozenset(i.stage for i in capture.invocations),
+        executed=frozenset(
+            (r.stage, r.module)
+            for r in rows
+            if r.metric not in STAGE_WIDE and any(c.value != 0 for c in r.cells.values())
+        ),
+        sees_parameters=frozenset(
+            (source, r.stage) for r in rows if r.metric in STAGE_WIDE for source, c in r.cells.items() if c.value != 0
+        ),
+        values={("", ""): common, **{(i.stage, i.id): capture.values(i) for i in capture.invocations}},
+        free=free,
+        concrete=frozenset(spot for spot, has in symbolic.items() if not has),
+        all_logits=capture.workload.logits == "all",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class SourcePair:
     """A source's value of one row beside that of another source; what it is more is to be explained."""
 
-    row: Row
+    row: AlignedRow
     source: str
     value: int
     other: str
@@ -36,18 +132,18 @@ class Side:
     def delta(self) -> int:
         return self.value - self.target
 
-    def turned(self) -> Side:
+    def turned(self) -> SourcePair:
         """The same seen from the other source."""
-        return Side(self.row, self.other, self.target, self.source, self.value)
+        return SourcePair(self.row, self.other, self.target, self.source, self.value)
 
 
 Adjustment = tuple[CauseKind, int, str]
 """(cause, what must be added to a source's value to bring it to the capture's conventions, why)"""
 
-Rule = Callable[[Side, Context], Adjustment | None]
+Rule = Callable[[SourcePair, Context], Adjustment | None]
 
 
-def causes_of(pair: Side, ctx: Context) -> tuple[Cause, ...]:
+def causes_of(pair: SourcePair, ctx: Context) -> tuple[Cause, ...]:
     """Accepted causes of a difference; their amounts add up to what they explain of it."""
     causes: list[Cause] = []
     for rule in _RULES:
@@ -64,13 +160,13 @@ def causes_of(pair: Side, ctx: Context) -> tuple[Cause, ...]:
     return tuple(causes)
 
 
-def _unit(side: Side, ctx: Context) -> Adjustment | None:
+def _unit(side: SourcePair, ctx: Context) -> Adjustment | None:
     if side.row.metric != "flops" or ctx.conventions[side.source].unit != "mac" or ctx.common.unit != "flop":
         return None
     return "convention", side.value, "counts a multiply-accumulate as 1 (unit = mac)"
 
 
-def _causal(side: Side, ctx: Context) -> Adjustment | None:
+def _causal(side: SourcePair, ctx: Context) -> Adjustment | None:
     if side.row.metric != "flops" or "attention" not in side.row.kind:
         return None
     if ctx.conventions[side.source].causal != "triangle" or ctx.common.causal != "full":
@@ -84,7 +180,7 @@ def _causal(side: Side, ctx: Context) -> Adjustment | None:
     return "convention", missing, "counts the triangle of causal scores alone (causal = triangle)"
 
 
-def _logits(side: Side, ctx: Context) -> Adjustment | None:
+def _logits(side: SourcePair, ctx: Context) -> Adjustment | None:
     mine, theirs = ctx.conventions[side.source].logits, ctx.common.logits
     if mine == theirs or side.row.role.rpartition(".")[2] != "lm_head" or side.row.metric in STAGE_WIDE:
         return None
@@ -97,7 +193,7 @@ def _logits(side: Side, ctx: Context) -> Adjustment | None:
     return None if rest else ("convention", one - value, "maps every position (logits = all)")
 
 
-def _dtype(side: Side, ctx: Context) -> Adjustment | None:
+def _dtype(side: SourcePair, ctx: Context) -> Adjustment | None:
     mine, theirs = ctx.conventions[side.source].dtype, ctx.common.dtype
     if side.row.metric not in BYTES or mine == theirs or not {mine, theirs} <= FLOAT_BYTES.keys():
         return None
@@ -106,7 +202,7 @@ def _dtype(side: Side, ctx: Context) -> Adjustment | None:
     return None if rest else ("convention", scaled - value, f"counts bytes of {mine} (dtype = {mine})")
 
 
-def _padding(side: Side, ctx: Context) -> Adjustment | None:
+def _padding(side: SourcePair, ctx: Context) -> Adjustment | None:
     """Windows are padded to whole ones: a formula rounds up there, and gives the source's value where it does not."""
     if ctx.conventions[side.source].window_padding == "counted" or ctx.common.window_padding != "counted":
         return None
@@ -118,7 +214,7 @@ def _padding(side: Side, ctx: Context) -> Adjustment | None:
     return None
 
 
-def _invocations(side: Side, ctx: Context) -> Adjustment | None:
+def _invocations(side: SourcePair, ctx: Context) -> Adjustment | None:
     stated = ctx.own_invocations.get(side.source)
     here = f"{side.row.stage}[{side.row.invocation}]"
     if stated is None or here in stated or side.value != 0 or side.row.metric in STAGE_WIDE:
@@ -127,7 +223,7 @@ def _invocations(side: Side, ctx: Context) -> Adjustment | None:
     return "workload_shape", side.target, why
 
 
-def _uncounted(side: Side, ctx: Context) -> Adjustment | None:
+def _uncounted(side: SourcePair, ctx: Context) -> Adjustment | None:
     ops = ctx.unknown.get((side.source, side.row.stage, side.row.module), ())
     missing = side.target - side.value
     if not ops or missing <= 0 or side.row.metric not in ("flops", "vector_flops"):
@@ -142,7 +238,7 @@ def _uncounted(side: Side, ctx: Context) -> Adjustment | None:
     return "uncounted_operator", missing, "has no rule for " + ", ".join(sorted({o.op for o in ops}))
 
 
-def other_calls(pair: Side, ctx: Context) -> str | None:
+def other_calls(pair: SourcePair, ctx: Context) -> str | None:
     """How a module that runs a different number of times explains the pair, and what stays open is why it does."""
     calls = ctx.calls.get((pair.row.stage, pair.row.invocation, pair.row.module), {})
     a, b = calls.get(pair.source), calls.get(pair.other)
@@ -152,7 +248,7 @@ def other_calls(pair: Side, ctx: Context) -> str | None:
     return f"{pair.source} runs the module {ours}, {pair.other} {theirs}, at the same cost per call"
 
 
-def _looped(side: Side, ctx: Context) -> Adjustment | None:
+def _looped(side: SourcePair, ctx: Context) -> Adjustment | None:
     """A loop over experts calls what is inside it once for every expert that received a token."""
     if side.row.metric != "calls" or ctx.conventions[side.source].expert_kernel != "eager":
         return None
@@ -167,7 +263,7 @@ def _looped(side: Side, ctx: Context) -> Adjustment | None:
     return "expert_kernel", calls - turns, why
 
 
-def _unexecuted(side: Side, ctx: Context) -> Adjustment | None:
+def _unexecuted(side: SourcePair, ctx: Context) -> Adjustment | None:
     if side.row.metric not in STAGE_WIDE or side.value != 0:
         return None
     blind = side.source not in ("analytic", "checkpoint") and (side.source, side.row.stage) not in ctx.sees_parameters
@@ -186,5 +282,5 @@ _RULES: tuple[Rule, ...] = (
 )  # fmt: skip
 
 
-def _symbol(row: Row, ctx: Context, name: str) -> int | None:
+def _symbol(row: AlignedRow, ctx: Context, name: str) -> int | None:
     return ctx.values.get((row.stage, row.invocation), {}).get(name)

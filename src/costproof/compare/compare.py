@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from costproof.compare.align import align
-from costproof.compare.context import context
+from costproof.compare.causes import context
 from costproof.compare.counters import compare_counters
 from costproof.compare.diagnose import module_findings
 from costproof.compare.expert_coverage import expert_findings, uneven_experts

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from itertools import combinations
+from fractions import Fraction
+from functools import lru_cache
+from itertools import combinations, combinations_with_replacement
+from math import prod
 from typing import cast
 
-from costproof.algebra.identity import difference, same
-from costproof.compare.align import Cell, Row, order
-from costproof.compare.causes import Side, causes_of, other_calls
-from costproof.compare.context import Context
+import sympy
+
+from costproof.algebra.identity import at, difference, free_symbols, same
+from costproof.algebra.symbols import parse, text
+from costproof.compare.align import AlignedRow, Cell, order
+from costproof.compare.causes import Context, SourcePair, causes_of, other_calls
 from costproof.compare.findings import Cause, CauseKind, Finding, Status
-from costproof.compare.hints import hint
 from costproof.compare.kinds import kind_of
 from costproof.compare.patterns import patterns, template
 from costproof.ledger.node import exact_sum
@@ -34,10 +38,10 @@ class Diagnosis:
     error_expression: str | None = None
 
 
-def module_findings(rows: Iterable[Row], ctx: Context) -> list[Finding]:
+def module_findings(rows: Iterable[AlignedRow], ctx: Context) -> list[Finding]:
     """One finding per pattern of modules that are alike: same path but for numbers, same values,
     same formulas and same operators in every source."""
-    groups: dict[Hashable, list[Row]] = {}
+    groups: dict[Hashable, list[AlignedRow]] = {}
     for row in rows:
         groups.setdefault(_likeness(row, ctx), []).append(row)
     found = []
@@ -48,7 +52,7 @@ def module_findings(rows: Iterable[Row], ctx: Context) -> list[Finding]:
     return found
 
 
-def _likeness(row: Row, ctx: Context) -> Hashable:
+def _likeness(row: AlignedRow, ctx: Context) -> Hashable:
     cells = tuple((s, c.value, c.exprs, tuple(k for k, _ in c.kinds)) for s, c in row.cells.items())
     surroundings: Hashable = ()
     if len({c.value for c in row.cells.values()}) > 1:
@@ -60,7 +64,7 @@ def _likeness(row: Row, ctx: Context) -> Hashable:
     return row.stage, row.invocation, mask, row.kind, row.metric, cells, surroundings
 
 
-def diagnose(row: Row, ctx: Context) -> Diagnosis:
+def diagnose(row: AlignedRow, ctx: Context) -> Diagnosis:
     """Judge one row.
 
     All sources that take part have to agree with the first of them. The pair that is shown is the
@@ -80,7 +84,7 @@ def diagnose(row: Row, ctx: Context) -> Diagnosis:
     others = sorted(sources[1:], key=lambda s: (s != "dynamic", sources.index(s)))
     judged = []
     for second in others:
-        pair = Side(row, first, known[first], second, known[second])
+        pair = SourcePair(row, first, known[first], second, known[second])
         causes = causes_of(pair, ctx)
         judged.append((pair, causes, pair.delta - sum(c.amount for c in causes)))
     pair, causes, residual = next((j for j in judged if j[2]), next((j for j in judged if j[0].delta), judged[0]))
@@ -110,7 +114,7 @@ def diagnose(row: Row, ctx: Context) -> Diagnosis:
     return Diagnosis("unexplained", pair.delta, pair.other, (*notes, *causes, defect), residual, error)
 
 
-def renamed(row: Row) -> tuple[Cause, ...]:
+def renamed(row: AlignedRow) -> tuple[Cause, ...]:
     """Causes of amount 0: the sources carry out the same work with different operators."""
     if row.metric != "flops":
         return ()
@@ -123,7 +127,7 @@ def renamed(row: Row) -> tuple[Cause, ...]:
     return (Cause(kind, 0, calls, note="; ".join(calls)),)
 
 
-def finding(row: Row, judged: Diagnosis, pattern: str, count: int) -> Finding:
+def finding(row: AlignedRow, judged: Diagnosis, pattern: str, count: int) -> Finding:
     """The finding of a group of ``count`` modules that are alike."""
     sources = order(row.cells)
     values = {s: None if (v := row.cells[s].value) is None else v * count for s in sources}
@@ -160,7 +164,7 @@ def pairwise(values: Mapping[str, int | None]) -> dict[str, int]:
     }
 
 
-def _error(row: Row, ctx: Context) -> str | None:
+def _error(row: AlignedRow, ctx: Context) -> str | None:
     if (sides := _expressions(row)) is None:
         return None
     fixed, alias, _ = ctx.binding(row)
@@ -171,19 +175,19 @@ def _error(row: Row, ctx: Context) -> str | None:
     return None if shown == "0" else shown
 
 
-def _differs_elsewhere(row: Row, ctx: Context) -> str | None:
+def _differs_elsewhere(row: AlignedRow, ctx: Context) -> str | None:
     if (sides := _expressions(row)) is None or (row.stage, row.invocation, row.module) in ctx.concrete:
         return None
     return None if same(*sides, *ctx.binding(row)) else _error(row, ctx)
 
 
-def _expressions(row: Row) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
+def _expressions(row: AlignedRow) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
     """The formulas of the two symbolic sources, where both have one; nothing is the expression 0."""
     mine, theirs = (row.cells[s].exprs if s in row.cells else None for s in ("analytic", "static"))
     return None if mine is None or theirs is None else (mine, theirs)
 
 
-def _ids(row: Row, *sources: str) -> tuple[str, ...]:
+def _ids(row: AlignedRow, *sources: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(i for s in sources if s in row.cells for i in row.cells[s].ids[:3]))
 
 
@@ -195,3 +199,76 @@ def _shown(cell: Cell) -> str:
         more = f" and {len(labels) - _LABELS} more" if len(labels) > _LABELS else ""
         text += f" ({', '.join(labels[:_LABELS])}{more})"
     return text
+
+
+_MOST = 3
+
+
+def hint(value: int, expected: int, exprs: tuple[str, ...] | None, values: Mapping[str, int]) -> str:
+    """One sentence on how ``value`` may have come about where ``expected`` was right.
+
+    Args:
+        exprs: the formula that gave the value, as a sum of expressions.
+        values: values of the symbols at this workload.
+    """
+    if value == 0:
+        return "missing: no formula counts this"
+    if expected == 0:
+        return "extra: the formula counts what no graph has"
+    if term := _term(value - expected, exprs, values):
+        return f"extra term {term}?"
+    ratio = Fraction(value, expected)
+    if ratio == Fraction(1, 2):
+        return "factor 1/2 (a multiply-accumulate counted as one operation, or a sum over one of two?)"
+    if ratio.numerator <= 4 and ratio.denominator <= 4:
+        return f"factor {ratio}"
+    if swaps := _swaps(ratio, exprs, values):
+        return "wrong dimension: " + " or ".join(swaps) + "?"
+    if product := _product(expected - value, values):
+        return f"{'missing' if expected > value else 'extra'} term of the size {product}?"
+    return f"value/expected = {ratio}" if ratio.denominator < 10_000 else "wrong by the amount"
+
+
+def _term(amount: int, exprs: tuple[str, ...] | None, values: Mapping[str, int]) -> str | None:
+    for expression in exprs or ():
+        for term in _terms(expression):
+            if at((text(term),), values) == amount:
+                return text(term)
+    return None
+
+
+@lru_cache(maxsize=1024)
+def _terms(expression: str) -> tuple[sympy.Expr, ...]:
+    terms = sympy.Add.make_args(sympy.expand(parse(expression)))
+    return tuple(terms) if len(terms) > 1 else ()
+
+
+def _swaps(ratio: Fraction, exprs: tuple[str, ...] | None, values: Mapping[str, int]) -> list[str]:
+    used = sorted({name for e in exprs or () for name in free_symbols(e)})
+    found = [
+        f"{wrong} in place of {right}"
+        for wrong in used
+        for right in sorted(values)
+        if right != wrong and _family(right) == _family(wrong) and values.get(wrong)
+        if values[right] and Fraction(values[wrong], values[right]) == ratio
+    ]
+    return found[:_MOST]
+
+
+def _family(name: str) -> str:
+    prefix, _, rest = name.partition("_")
+    return prefix if rest else ""
+
+
+def _product(amount: int, values: Mapping[str, int]) -> str | None:
+    """A product of up to three symbols and a small factor that is the amount, if there is just one."""
+    names = sorted(n for n, v in values.items() if v > 2 and amount % v == 0)
+    found = []
+    for size in (1, 2, 3):
+        for group in combinations_with_replacement(names, size):
+            factor, rest = divmod(abs(amount), prod(values[name] for name in group))
+            if rest == 0 and factor in (1, 2, 4):
+                found.append("*".join((*(() if factor == 1 else (str(factor),)), *group)))
+        if found:
+            return found[0] if len(found) == 1 else None
+    return None

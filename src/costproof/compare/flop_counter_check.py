@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from costproof.compare.align import Row, Spot, align
+from costproof.compare.align import AlignedRow, Spot, align
 from costproof.compare.diagnose import Diagnosis, finding
 from costproof.compare.findings import Cause, Finding, Judges
 from costproof.compare.kinds import kind_of
@@ -31,12 +31,12 @@ def second_judge(capture: Capture) -> tuple[Judges, tuple[Finding, ...]]:
     ruleless = [r for r in rows if (r.stage, r.module) in lacking and _beyond(r)]
     rows = [r for r in rows if r not in ruleless]
     agreed = [r for r in rows if _said(r)[0] == _said(r)[1]]
-    unlike: dict[Spot, list[Row]] = {}
+    unlike: dict[Spot, list[AlignedRow]] = {}
     for row in rows:
         if _said(row)[0] != _said(row)[1]:
             unlike.setdefault((row.stage, row.invocation, row.module), []).append(row)
-    differing: list[Row] = []
-    left: list[Row] = []
+    differing: list[AlignedRow] = []
+    left: list[AlignedRow] = []
     for (stage, _, module), members in unlike.items():
         excused, bad = _apart(members, unjudged.get((stage, module), ()))
         left += excused
@@ -50,9 +50,9 @@ def second_judge(capture: Capture) -> tuple[Judges, tuple[Finding, ...]]:
     return Judges(len(agreed), sum(r.cells["dynamic"].value or 0 for r in agreed), tuple(alone)), tuple(found)
 
 
-def _merged(rows: Iterable[Row]) -> Iterator[tuple[Row, str, int]]:
+def _merged(rows: Iterable[AlignedRow]) -> Iterator[tuple[AlignedRow, str, int]]:
     """Rows that say the same of modules that differ in numbers only: one of them, the pattern, how many."""
-    alike: dict[Hashable, list[Row]] = {}
+    alike: dict[Hashable, list[AlignedRow]] = {}
     for row in rows:
         cells = tuple((s, c.value, c.kinds) for s, c in row.cells.items())
         alike.setdefault((row.stage, row.invocation, template(row.module)[0], row.kind, cells), []).append(row)
@@ -61,7 +61,7 @@ def _merged(rows: Iterable[Row]) -> Iterator[tuple[Row, str, int]]:
             yield members[0], pattern, len(inside)
 
 
-def _apart(rows: Sequence[Row], unjudged: Sequence[str]) -> tuple[list[Row], list[Row]]:
+def _apart(rows: Sequence[AlignedRow], unjudged: Sequence[str]) -> tuple[list[AlignedRow], list[AlignedRow]]:
     """Of rows of one module that differ: what operators without a formula of torch account for, and what is wrong.
 
     Such an operator does work that torch's formulas lack: all of a kind that only the rules name, or some of its own
@@ -69,9 +69,9 @@ def _apart(rows: Sequence[Row], unjudged: Sequence[str]) -> tuple[list[Row], lis
     only kinds that the rules do not name may be parts of it, as long as they do not exceed what it lacks.
     """
     own = {kind_of(name) for name in unjudged}
-    gaps: list[tuple[Row, int]] = []
-    lacking: list[tuple[Row, int]] = []
-    parts: list[tuple[Row, int]] = []
+    gaps: list[tuple[AlignedRow, int]] = []
+    lacking: list[tuple[AlignedRow, int]] = []
+    parts: list[tuple[AlignedRow, int]] = []
     for row in rows:
         mine, other = _said(row)
         if mine is None or other is None:
@@ -81,7 +81,7 @@ def _apart(rows: Sequence[Row], unjudged: Sequence[str]) -> tuple[list[Row], lis
             lacking.append(gaps[-1])
         elif mine == 0:
             parts.append(gaps[-1])
-    reached: dict[int, list[Row]] = {0: []}
+    reached: dict[int, list[AlignedRow]] = {0: []}
     for row, gap in lacking:
         for gone, some in list(reached.items()):
             reached.setdefault(gone + gap, [*some, row])
@@ -92,7 +92,7 @@ def _apart(rows: Sequence[Row], unjudged: Sequence[str]) -> tuple[list[Row], lis
     return excused, [row for row in rows if row not in excused]
 
 
-def _left_open(row: Row, pattern: str, count: int) -> str:
+def _left_open(row: AlignedRow, pattern: str, count: int) -> str:
     mine, other = (f"{(value or 0) * count:,}" for value in _said(row))
     return (
         f"{row.kind} in {pattern or '(root)'}, {row.stage}: {mine} FLOP by the rules, {other} by torch's formulas, "
@@ -100,7 +100,7 @@ def _left_open(row: Row, pattern: str, count: int) -> str:
     )
 
 
-def _without_rule(row: Row, pattern: str, count: int) -> str:
+def _without_rule(row: AlignedRow, pattern: str, count: int) -> str:
     mine, other = (None if value is None else f"{value * count:,} FLOP" for value in _said(row))
     at_least = f"at least {mine}" if _said(row)[0] else "unknown"
     return (
@@ -109,17 +109,17 @@ def _without_rule(row: Row, pattern: str, count: int) -> str:
     )
 
 
-def _beyond(row: Row) -> bool:
+def _beyond(row: AlignedRow) -> bool:
     """Whether torch counts more than the rules."""
     mine, other = _said(row)
     return (other or 0) > (mine or 0)
 
 
-def _said(row: Row) -> tuple[int | None, int | None]:
+def _said(row: AlignedRow) -> tuple[int | None, int | None]:
     return row.cells["dynamic"].value, row.cells["dispatcher"].value
 
 
-def _finding(row: Row, pattern: str, count: int) -> Finding:
+def _finding(row: AlignedRow, pattern: str, count: int) -> Finding:
     mine, other = row.cells["dynamic"], row.cells["dispatcher"]
     delta = None if mine.value is None or other.value is None else mine.value - other.value
     said = ", ".join(f"{kind} {value:,}" for kind, value in other.kinds if value is not None) or "nothing"

@@ -67,7 +67,7 @@ class Proof:
     ranges: Mapping[str, int]
     """Drawn parameter -> number of its values."""
     independent: Mapping[str, str]
-    """As for :func:`costproof.compare.proof.bound.degrees`."""
+    """As for :func:`costproof.compare.proof.certificate.degrees`."""
     choices: Mapping[str, int]
     """As for the certificate's coverage; so are the next four."""
     not_varied: tuple[str, ...]

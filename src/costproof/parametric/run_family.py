@@ -13,7 +13,7 @@ from costproof.algebra.crossing import FAR, NotSolved, first_above
 from costproof.algebra.evaluation import evaluate
 from costproof.algebra.series import CONTEXT, STEPS
 from costproof.algebra.symbols import parse, sym
-from costproof.claims.runs import Run
+from costproof.claims.truth import TargetRun
 from costproof.compare.diff.changes import WORKLOAD, settings
 from costproof.estimate.roofline import ThresholdOutcome
 from costproof.estimate.sums import CallTerm, FormulaSum, Take, distinct_layers
@@ -277,7 +277,7 @@ class SettingCurve(_RunFamily):
 class WorkloadFamily(_RunFamily):
     """All runs of a target that differ from one run in integer settings: a batch, a length, the side of an image.
 
-    Implements :class:`costproof.claims.runs.Runs`.
+    Implements :class:`costproof.claims.truth.Runs`.
     """
 
     def __init__(self, side: Baseline, target: WithKeys) -> None:
@@ -286,9 +286,9 @@ class WorkloadFamily(_RunFamily):
         self._config = target.config.symbols().keys()
         self._sizes: dict[str, tuple[int, int]] = {}
         self._boundaries: dict[str, tuple[int, ...]] = {}
-        self._runs: dict[tuple[tuple[str, int], ...], Run | None] = {}
+        self._runs: dict[tuple[tuple[str, int], ...], TargetRun | None] = {}
 
-    def at(self, changed: Mapping[str, int]) -> Run | None:
+    def at(self, changed: Mapping[str, int]) -> TargetRun | None:
         """Return the run with some settings changed; ``None`` if the target refuses it."""
         key = tuple(sorted({**self.own, **changed}.items()))
         if key not in self._runs:
@@ -336,7 +336,7 @@ class WorkloadFamily(_RunFamily):
     def _call_sizes(self) -> Mapping[tuple[str, str], Mapping[str, SizeExpr]]:
         return self._regime_at(self.own)[0].call_sizes
 
-    def _run(self, regime: Regime, numbers: Mapping[str, int]) -> Run:
+    def _run(self, regime: Regime, numbers: Mapping[str, int]) -> TargetRun:
         known: dict[SizeExpr, int] = {}
         calls = tuple(
             Invocation(stage, call, 1, {
@@ -345,7 +345,7 @@ class WorkloadFamily(_RunFamily):
             for (stage, call), symbols in regime.call_sizes.items() if stage
         )  # fmt: skip
         assert regime.ledger is not None
-        return Run(calls, regime.ledger)
+        return TargetRun(calls, regime.ledger)
 
 
 def _variable(setting: str) -> str:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from costproof.claims import judge_claims
-from costproof.claims.own_numbers import own_claims
+from costproof.claims.reading import own_claims
 from costproof.claims.types import TOTAL, ClaimsFile
 from costproof.compare.counters import compare_counters
 from costproof.compare.findings import CounterComparison, CounterFinding

@@ -11,8 +11,16 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from costproof.algebra.evaluation import evaluate
 from costproof.algebra.series import CONTEXT, STEPS
 from costproof.algebra.symbols import parse
-from costproof.compare.proof.bound import bound, degrees
-from costproof.compare.proof.certificate import Certificate, Claim, Counterexample, Coverage, Seen, verdict_of
+from costproof.compare.proof.certificate import (
+    Certificate,
+    Claim,
+    Counterexample,
+    Coverage,
+    Seen,
+    bound,
+    degrees,
+    verdict_of,
+)
 from costproof.compare.proof.judge import Answer, judge
 from costproof.ledger.environment import environment
 from costproof.ledger.errors import Incomplete

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 
 WRITTEN: Final[Mapping[str, Callable[[], Callable[[], dict[str, Any]]]]] = {
-    "claims.yaml": at("costproof.claims.schema:claims_schema"),
-    "policy.yaml": at("costproof.compare.gate.schema:policy_schema"),
+    "claims.yaml": at("costproof.claims.reading:claims_schema"),
+    "policy.yaml": at("costproof.compare.gate.policy:policy_schema"),
     "request.yaml": at("costproof.run.schemas:request_schema"),
 }
 """File that users write -> loads the function that makes its schema."""

@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from costproof.compare.diff.attribution import Attribution, Player, Point, Split, Term, attribute
-from costproof.compare.diff.changes import FORMULA_SOURCE, Differences, differences
+from costproof.compare.diff.changes import FORMULA_SOURCE, MAC, Differences, differences, in_flops, matched
 from costproof.compare.diff.parts import Parts, parts_of
-from costproof.compare.diff.rows import matched
 from costproof.compare.diff.types import (
     CODE,
     FORMULAS,
@@ -23,7 +22,6 @@ from costproof.compare.diff.types import (
     SourceDiff,
     StageDiff,
 )
-from costproof.compare.diff.units import MAC, in_flops
 from costproof.ledger.baseline import PEAK_SOURCE, Baseline, Folded
 from costproof.ledger.errors import BadInput, Incomplete
 from costproof.ledger.metrics import EVERY_METRIC, METRICS, PEAK_METRICS, TRAFFIC, UNFUSED, Metric
@@ -161,7 +159,7 @@ def not_comparable(base: Baseline, head: Baseline, source: str) -> dict[Metric, 
     """Metrics of a source that the two sides count differently, or that one of them lacks.
 
     Args:
-        base: brought to FLOPs by :func:`~costproof.compare.diff.units.in_flops`.
+        base: brought to FLOPs by :func:`~costproof.compare.diff.changes.in_flops`.
         head: likewise.
     """
     sides = [b.sources[source] for b in (base, head)]

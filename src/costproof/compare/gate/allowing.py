@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from costproof.compare.gate.policy import Allowance, Place
+from costproof.compare.gate.policy import Allowance, PolicyPlace
 from costproof.ledger.metrics import STAGE_WIDE
 
 
@@ -21,12 +21,12 @@ class Credits:
 
     allowed: Sequence[Allowance]
     """Those that count today."""
-    base: Callable[[Place], int | None]
-    head: Callable[[Place], int | None]
-    spent: dict[Any, dict[Place, dict[int, int]]] = field(default_factory=dict)
+    base: Callable[[PolicyPlace], int | None]
+    head: Callable[[PolicyPlace], int | None]
+    spent: dict[Any, dict[PolicyPlace, dict[int, int]]] = field(default_factory=dict)
     """Places that share -> place -> number of an allowance -> units."""
 
-    def cover(self, place: Place, over: int) -> tuple[Allowance, ...] | None:
+    def cover(self, place: PolicyPlace, over: int) -> tuple[Allowance, ...] | None:
         """Spend allowances on what is above a limit of a place.
 
         Returns:
@@ -47,11 +47,11 @@ class Credits:
         shared[here] = mine
         return tuple(self.allowed[number] for number, units in sorted(mine.items()) if units > 0)
 
-    def about(self, place: Place) -> tuple[Allowance, ...]:
+    def about(self, place: PolicyPlace) -> tuple[Allowance, ...]:
         """Those that count for a place, whether they suffice or not."""
         return tuple(a for i, a in enumerate(self.allowed) if self.amount(a) and self._happened(i, place, {}) > 0)
 
-    def elsewhere(self, place: Place, allowance: Allowance) -> int:
+    def elsewhere(self, place: PolicyPlace, allowance: Allowance) -> int:
         """Units of an allowance that places beside this one have."""
         number, shared = self.allowed.index(allowance), self.spent.get(_group(place), {})
         return sum(units.get(number, 0) for where, units in shared.items() if where != _itself(place))
@@ -65,7 +65,7 @@ class Credits:
         # What one place alone can use is spent before what others can use too.
         return sorted(enumerate(self.allowed), key=lambda p: (-bool(p[1].place.stage), -len(p[1].place.role), p[0]))
 
-    def _happened(self, number: int, place: Place, mine: dict[int, int]) -> int:
+    def _happened(self, number: int, place: PolicyPlace, mine: dict[int, int]) -> int:
         """What grew where an allowance and a place meet, less what other allowances covered of it."""
         where = meeting(self.allowed[number].place, place)
         if where is None:
@@ -79,7 +79,7 @@ class Credits:
         return max(0, head - base - others)
 
 
-def meeting(one: Place, other: Place) -> Place | None:
+def meeting(one: PolicyPlace, other: PolicyPlace) -> PolicyPlace | None:
     """What two places have in common: of a stage and a role that role in that stage; ``None`` if nothing."""
     stages, roles = {one.stage, other.stage} - {""}, {one.role, other.role} - {""}
     inner = max(roles, key=len, default="")
@@ -93,12 +93,12 @@ def meeting(one: Place, other: Place) -> Place | None:
     return replace(other, stage="".join(stages), role=inner, alone=one.alone or other.alone)
 
 
-def _itself(place: Place) -> Place:
+def _itself(place: PolicyPlace) -> PolicyPlace:
     """The same wherever the policy names it."""
     return replace(place, line=0)
 
 
-def _group(place: Place) -> tuple[object, ...]:
+def _group(place: PolicyPlace) -> tuple[object, ...]:
     """Places of one group have nothing in common."""
     if not place.stage and not place.role:
         return (place.metric,)

@@ -9,12 +9,11 @@ from datetime import date
 from fnmatch import fnmatchcase
 from typing import Final, NamedTuple
 
-from costproof.compare.diff.changes import FORMULA_SOURCE, OF_THE_WORKLOAD, WORKLOAD, Differences, differences
+from costproof.compare.diff.changes import FORMULA_SOURCE, OF_THE_WORKLOAD, WORKLOAD, Differences, differences, in_flops
 from costproof.compare.diff.diff import not_comparable, side_of, silences
 from costproof.compare.diff.types import Change
-from costproof.compare.diff.units import in_flops
 from costproof.compare.gate.allowing import Credits
-from costproof.compare.gate.policy import WILD, Allowance, Limit, Place, Policy
+from costproof.compare.gate.policy import WILD, Allowance, Limit, Policy, PolicyPlace
 from costproof.compare.gate.types import AllowanceUse, Check, Gate, State, Status
 from costproof.ledger.baseline import Baseline, BaselineRow, Folded
 from costproof.ledger.environment import COUNTING, FORMULAS, RULES
@@ -176,7 +175,7 @@ class _Of:
     """All that the side has, whether the source covers them or not."""
     rows: tuple[tuple[BaselineRow, int | None], ...]
 
-    def value(self, place: Place) -> int | None:
+    def value(self, place: PolicyPlace) -> int | None:
         """What a place costs: 0 where the side has no such stage or role, ``None`` where the source does not say."""
         wanted = [place.stage] if place.stage else self.stages
         if place.metric not in self.folded.metrics or any(s in self.stages for s in {*wanted} - {*self.folded.stages}):
@@ -214,13 +213,13 @@ class _Pair:
         rows = (row for side in self.sides for row, _ in side.rows)
         return {row.part for row in rows if metric in (None, row.metric) and stage in ("", row.stage)}
 
-    def lost(self, place: Place) -> bool:
+    def lost(self, place: PolicyPlace) -> bool:
         """Whether the base has a role that is gone: a role that is called otherwise would escape its limits."""
         base, head = ({r.part for r, _ in s.rows if fnmatchcase(r.stage, place.stage or "*")} for s in self.sides)
         inside = [{p for p in parts if f"{p}.".startswith(f"{place.role}.")} for parts in (base, head)]
         return bool(inside[0]) and not inside[1]
 
-    def places(self, wanted: Place) -> Iterator[Place]:
+    def places(self, wanted: PolicyPlace) -> Iterator[PolicyPlace]:
         """The places that one of a policy stands for here."""
         stages = [s for s in self.stages() if fnmatchcase(s, wanted.stage)] if wanted.stage else [""]
         for stage in stages:
@@ -239,7 +238,7 @@ class _Said(NamedTuple):
     allowed_by: tuple[int, ...] = ()
 
 
-def _checks(pair: _Pair, limit: Limit, place: Place, credit: Credits, gone: Credits) -> Iterator[Check]:
+def _checks(pair: _Pair, limit: Limit, place: PolicyPlace, credit: Credits, gone: Credits) -> Iterator[Check]:
     """A limit at one place: its increase, its budget.
 
     Args:
@@ -272,7 +271,7 @@ def _checks(pair: _Pair, limit: Limit, place: Place, credit: Credits, gone: Cred
         yield check(f"budget {limit.budget:,}", limit.budget, said)
 
 
-def _allowed(place: Place, over: int, credit: Credits, gone: Credits) -> _Said:
+def _allowed(place: PolicyPlace, over: int, credit: Credits, gone: Credits) -> _Said:
     """Whether allowances cover what is above a limit."""
     spent = credit.cover(place, over)
     live = credit.about(place) if spent is None else spent

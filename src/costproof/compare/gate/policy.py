@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import date
 from fractions import Fraction
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import yaml
 
@@ -20,6 +20,7 @@ from costproof.ledger.document import YamlValue, read_document, read_source
 from costproof.ledger.errors import NOT_GIVEN, BadInput, CostproofError, Problems, did_you_mean
 from costproof.ledger.metrics import METRICS, STAGE_WIDE, Metric
 from costproof.ledger.run import ALL_SOURCES
+from costproof.ledger.schema import SCALAR, form_schema
 
 VERSION: Final = "1"
 WHAT: Final = "a policy"
@@ -35,7 +36,7 @@ WILD: Final = "*?["
 
 
 @dataclass(frozen=True, slots=True)
-class Amount:
+class PolicyAmount:
     """A number of a policy, exact."""
 
     text: str
@@ -49,7 +50,7 @@ class Amount:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class PolicyPlace:
     """What a limit or an allowance is about."""
 
     metric: Metric
@@ -68,8 +69,8 @@ class Place:
 class Limit:
     """What a place may cost."""
 
-    place: Place
-    increase: Amount | None = None
+    place: PolicyPlace
+    increase: PolicyAmount | None = None
     """At most so much more than the base."""
     budget: int | None = None
     """At most so much, whatever the base is."""
@@ -79,8 +80,8 @@ class Limit:
 class Allowance:
     """An increase that somebody has agreed to, for a time."""
 
-    place: Place
-    increase: Amount
+    place: PolicyPlace
+    increase: PolicyAmount
     reason: str
     until: date
     """The last day on which it counts."""
@@ -187,7 +188,7 @@ class _Reader:
                 self.problem("this is a map", f"$.{name}[{i}]", expected="metric: NAME, …")
         return found
 
-    def place(self, item: Mapping[str, YamlValue], line: int, where: str) -> Place:
+    def place(self, item: Mapping[str, YamlValue], line: int, where: str) -> PolicyPlace:
         metric, stage, role = (self.text(item, name, where) for name in PLACE)
         for name in ("stage", "role"):
             if item.get(name) == "":
@@ -200,7 +201,7 @@ class _Reader:
         if role and not stage and metric in STAGE_WIDE:
             # A module that works in two stages is there twice; rows do not say which are the same modules.
             self.problem(f"{metric} of a role needs a stage", where, "stage: NAME", fix="stage: '*' is each stage")
-        return Place(metric, stage, role, line)
+        return PolicyPlace(metric, stage, role, line)
 
     def limit(self, given: tuple[Mapping[str, YamlValue], int], where: str) -> Limit | None:
         item, line = given
@@ -237,7 +238,7 @@ class _Reader:
         self.problem("this is a short text", f"{where}.{name}")
         return ""
 
-    def amount(self, item: Mapping[str, YamlValue], name: str, where: str) -> Amount | None:
+    def amount(self, item: Mapping[str, YamlValue], name: str, where: str) -> PolicyAmount | None:
         text = self.text(item, name, where).strip()
         match = AMOUNT.fullmatch(text)
         expected = "such as 0, 5300000, 5.3e6, 310 G, 1.5 %"
@@ -246,7 +247,51 @@ class _Reader:
             return None
         whole, decimals, exponent, unit = match.groups()
         number = Fraction(int(whole.replace("_", "") + (decimals or "")), 10 ** len(decimals or ""))
-        found = Amount(text, number * Fraction(10) ** (_UNITS[unit] + int(exponent or 0)), unit == "%")
+        found = PolicyAmount(text, number * Fraction(10) ** (_UNITS[unit] + int(exponent or 0)), unit == "%")
         if not found.relative and found.value.denominator != 1:
             self.problem("not an integer", f"{where}.{name}", expected, text)
         return found
+
+
+MEANINGS = {
+    "costproof_policy": f"The version of this form: {VERSION}.",
+    "sources": "Those that decide; all that the base has, if left out.",
+    "inputs": "any: target, workload and implementation may differ between base and head.",
+    "versions": "any: base and head may be counted by other versions of costproof, torch, transformers and the like.",
+    "limits": "What places may cost.",
+    "allowed": "Increases that somebody has agreed to, for a time.",
+    "metric": "What is limited.",
+    "stage": "A stage, or a pattern that stands for each that matches; left out: all together.",
+    "role": "A part of the model with all inside it, or a pattern; left out: the whole.",
+    "increase": "At most so much more than the base: 0, 5300000, 310 G, 1.5 %.",
+    "budget": "At most so much, whatever the base is: 3.1 T.",
+    "reason": "Why more is allowed.",
+    "until": "The last day on which it counts: YYYY-MM-DD.",
+}
+
+
+def policy_schema() -> dict[str, Any]:
+    """JSON Schema 2020-12 of a policy, as :func:`costproof.compare.gate.policy.read_policy` takes it."""
+    amount = {"type": ["number", "string"], "minimum": 0, "pattern": rf"^\s*{AMOUNT.pattern}\s*$"}
+    one = {"enum": list(ALL_SOURCES)}
+    own: dict[str, Any] = {
+        "metric": {"enum": metrics()},
+        "increase": amount,
+        "budget": amount,
+        "until": {"type": "string", "format": "date"},
+        "costproof_policy": {"enum": [int(VERSION), VERSION]},
+        "sources": {"anyOf": [one, {"type": "array", "items": one, "minItems": 1}]},
+        **{name: {"enum": ["same", "any"]} for name in ("inputs", "versions")},
+    }
+
+    def closed(names: tuple[str, ...], required: tuple[str, ...]) -> dict[str, Any]:
+        described = {name: own.get(name, SCALAR) | {"description": MEANINGS[name]} for name in names}
+        return {
+            "type": "object", "properties": described, "required": list(required), "additionalProperties": False,
+        }  # fmt: skip
+
+    limit = closed((*PLACE, *BOUNDS), ("metric",)) | {"anyOf": [{"required": [name]} for name in BOUNDS]}
+    own["limits"] = {"type": "array", "items": limit, "minItems": 1, "maxItems": MOST}
+    allowance = closed((*PLACE, *ALLOWED), ("metric", *ALLOWED))
+    own["allowed"] = {"type": "array", "items": allowance, "maxItems": MOST}
+    return form_schema("policy.yaml", closed(TOP, ("costproof_policy", "limits")))

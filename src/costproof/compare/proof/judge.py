@@ -19,7 +19,7 @@ import sympy
 from costproof.algebra.evaluation import compile_expression, shared_values
 from costproof.algebra.identity import free_symbols, put_in
 from costproof.algebra.symbols import factored, parse, pulled_out, sym, text, version
-from costproof.compare.align import Row, align
+from costproof.compare.align import AlignedRow, align
 from costproof.compare.patterns import patterns, template
 from costproof.compare.proof.certificate import Claim, Counterexample, Method
 from costproof.ledger.metrics import STAGE_WIDE
@@ -78,10 +78,10 @@ def judge(
     names = frozenset(name for known in values.values() for name in known) - {"b"}
     kept = _kept(static, names)
 
-    def of_run(row: Row) -> bool:
+    def of_run(row: AlignedRow) -> bool:
         return (row.stage, row.module, row.metric) in fixed
 
-    groups: dict[tuple[object, ...], list[Row]] = {}
+    groups: dict[tuple[object, ...], list[AlignedRow]] = {}
     for row in align([analytic, static]):
         if only_fixed and not of_run(row):
             continue
@@ -132,7 +132,7 @@ def _kept(static: Ledger, names: frozenset[str]) -> dict[tuple[str, str], frozen
     return found
 
 
-def _judged(row: Row, pattern: str, modules: int, how: _How) -> Claim | Counterexample:
+def _judged(row: AlignedRow, pattern: str, modules: int, how: _How) -> Claim | Counterexample:
     """What is claimed of a row, or what speaks against it."""
     cells = [row.cells.get(s) for s in _SOURCES]
     numbers = [c.value if c is not None else None for c in cells]

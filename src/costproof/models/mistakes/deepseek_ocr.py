@@ -13,11 +13,11 @@ from costproof.claims.effects import (
     ANY_METRIC,
     FLOPS,
     NOT_STAGE_WIDE,
-    Change,
     ClaimTerms,
     Mistake,
     Mistakes,
     MistakeSeries,
+    TermChange,
     left_out,
     rewritten,
     substituted,
@@ -34,8 +34,8 @@ def _windowed(term: ClaimTerm) -> bool:
     return term.expr != "" and "sam_window" in free_symbols(term.expr)
 
 
-def _in_windows(change: Callable[[sympy.Expr], sympy.Expr]) -> Change:
-    return Change(_windowed, lambda term: rewritten(term, change))
+def _in_windows(change: Callable[[sympy.Expr], sympy.Expr]) -> TermChange:
+    return TermChange(_windowed, lambda term: rewritten(term, change))
 
 
 def _without(cause: str, family: str, what: str, owner: str) -> Mistake:
@@ -119,11 +119,11 @@ TABLE: Final = (
             (times(lambda t: t.role == "sam.downsample.conv1", _STRIDE**2),
              times(lambda t: t.role == "sam.downsample.conv2", _MERGED)), metrics=NOT_STAGE_WIDE),
     Mistake("class token missing", "class", "the class token is forgotten",
-            (Change(lambda t: t.tower == "clip", lambda t: rewritten(t, _without_class)),), metrics=NOT_STAGE_WIDE),
+            (TermChange(lambda t: t.tower == "clip", lambda t: rewritten(t, _without_class)),), metrics=NOT_STAGE_WIDE),
     Mistake("projector on patches", "projector", "the projector works on the patches before they are merged",
             (times(_projection, _MERGED),), metrics=FLOPS),
     Mistake("projector with class token", "projector", "the projector works on a class token too",
-            (Change(_projection, lambda t: 1 + 1 / _features(t)),), metrics=FLOPS),
+            (TermChange(_projection, lambda t: 1 + 1 / _features(t)),), metrics=FLOPS),
     MistakeSeries("projector on V, projector on S", "the projector works on the vision tokens, or on the whole prompt",
                   _projector_on_tokens, FLOPS),
     Mistake("one crop", "view crops", "one crop is counted in place of all", (substituted(_crop, n="B"),),

@@ -9,11 +9,11 @@ from typing import Final
 from costproof.claims.effects import (
     CACHE,
     FLOPS,
-    Change,
     ClaimTerms,
     Mistake,
     Mistakes,
     MistakeSeries,
+    TermChange,
     times,
 )
 from costproof.claims.terms import ClaimTerm, dense_terms
@@ -30,12 +30,14 @@ _CORRECTIONS: Final = "the corrections of the router's scores are counted, which
 _IN_BLOCKS: Final = "a matrix of a layer has a scale for every block of 128 x 128"
 
 
-def _with_one_more(name: str, what: str, *more: Change, metrics: frozenset[Metric]) -> MistakeSeries:
+def _with_one_more(name: str, what: str, *more: TermChange, metrics: frozenset[Metric]) -> MistakeSeries:
     """Return the mistake that one more of the layers with experts is counted, and what else changes."""
 
     def rows(terms: ClaimTerms, _: Mapping[str, int]) -> Iterator[Mistake]:
         dense = {id(t) for t in dense_terms(terms)}
-        layers = Change(lambda t: t.within("layer") and id(t) not in dense, lambda t: Fraction(t.count + 1, t.count))
+        layers = TermChange(
+            lambda t: t.within("layer") and id(t) not in dense, lambda t: Fraction(t.count + 1, t.count)
+        )
         yield Mistake(name, "next token", what, (layers, *more))
 
     return MistakeSeries(name, what, rows, metrics)
@@ -85,12 +87,12 @@ def _corrections_in_bytes(terms: ClaimTerms, _: Mapping[str, int]) -> Iterator[M
 
 
 def _corrected(each: Fraction, metrics: frozenset[Metric]) -> Mistake:
-    change = Change(lambda t: t.part == "router", lambda t: 1 + each / t.values["text_hidden"])
+    change = TermChange(lambda t: t.part == "router", lambda t: 1 + each / t.values["text_hidden"])
     return Mistake("router corrections counted", "corrections", _CORRECTIONS, (change,), metrics=metrics)
 
 
 # The projection has 2 h x h elements; two norms precede it and one follows its layer.
-_WIDER: Final = Change(lambda t: t.role == "text.norm", lambda t: Fraction(4 + 2 * t.values["text_hidden"]))
+_WIDER: Final = TermChange(lambda t: t.role == "text.norm", lambda t: Fraction(4 + 2 * t.values["text_hidden"]))
 _TABLES: Final = times(lambda t: t.part in ("embedding", "lm_head"), 2)
 _PARAMETERS: Final = frozenset[Metric]({"params", "params_active"})
 _HELD: Final = _PARAMETERS | {"weight_bytes"}
@@ -101,13 +103,13 @@ TABLE: Final = (
     _with_one_more(f"{_NAME}, shared tables", "the module that predicts one more token is counted; embedding and "
                    "output projection are the model's own", _WIDER, metrics=_HELD),
     Mistake("8-bit matrices in blocks", "type", f"{_IN_BLOCKS}, of four bytes, and one byte for each element",
-            (Change(lambda t: True, _one_byte_with_scales),), metrics=frozenset({"weight_bytes"})),
+            (TermChange(lambda t: True, _one_byte_with_scales),), metrics=frozenset({"weight_bytes"})),
     Mistake("scales counted", "scales", f"{_IN_BLOCKS}, which is counted as a parameter",
-            (Change(lambda t: True, _with_scales),), metrics=_PARAMETERS),
+            (TermChange(lambda t: True, _with_scales),), metrics=_PARAMETERS),
     MistakeSeries("router corrections counted", _CORRECTIONS, _corrections_in_bytes, frozenset({"weight_bytes"})),
     _corrected(Fraction(1), _PARAMETERS),
     _with_one_more(_NAME, "the module that predicts one more token is counted: a layer, a projection of 2 h x h, "
-                   "logits once more", Change(lambda t: t.part == "lm_head", _head_and_projection), metrics=FLOPS),
+                   "logits once more", TermChange(lambda t: t.part == "lm_head", _head_and_projection), metrics=FLOPS),
     _with_one_more(_NAME, "the layer of the module that predicts one more token has a cache too", metrics=CACHE),
 )  # fmt: skip
 

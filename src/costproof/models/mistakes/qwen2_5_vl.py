@@ -6,7 +6,7 @@ from fractions import Fraction
 from typing import Final
 
 from costproof.algebra.identity import free_symbols
-from costproof.claims.effects import FLOPS, NOT_STAGE_WIDE, Change, Mistake, Mistakes, left_out, substituted
+from costproof.claims.effects import FLOPS, NOT_STAGE_WIDE, Mistake, Mistakes, TermChange, left_out, substituted
 from costproof.claims.terms import ClaimTerm
 
 _VOLUME: Final = 3 * 2
@@ -35,14 +35,15 @@ TABLE: Final = (
     Mistake("merger missing", "merger", "the merger is left out", (left_out(_merger),)),
     Mistake("merger on patches", "merger",
             "the merger works on every patch, not on the tokens that it makes of several",
-            (Change(lambda t: _merger(t) and t.owner == "linear", lambda t: Fraction(t.values["vision_merge"]) ** 2),),
+            (TermChange(lambda t: _merger(t) and t.owner == "linear",
+                        lambda t: Fraction(t.values["vision_merge"]) ** 2),),
             metrics=NOT_STAGE_WIDE),
     Mistake("patch convolution missing", "patch", "the patch embedding is left out",
             (left_out(lambda t: t.owner == "volume_patches"),), metrics=NOT_STAGE_WIDE),
     Mistake("windows as full attention", "window", "window layers attend to the whole image",
             (substituted(_windowed, vision_window="U"),), metrics=NOT_STAGE_WIDE),
     Mistake("window of pixels as of patches", "window",
-            "the side of a window, which is in pixels, is taken to be in patches", (Change(_windowed, _of_pixels),),
+            "the side of a window, which is in pixels, is taken to be in patches", (TermChange(_windowed, _of_pixels),),
             metrics=FLOPS),
 )  # fmt: skip
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import Final
 
-from costproof.claims.effects import NOT_STAGE_WIDE, Change, Mistake, Mistakes, left_out
+from costproof.claims.effects import NOT_STAGE_WIDE, Mistake, Mistakes, TermChange, left_out
 from costproof.claims.terms import ClaimTerm
 
 
@@ -17,7 +17,7 @@ TABLE: Final = (
     Mistake("mergers missing", "merger", "the mergers are left out", (left_out(_merger),)),
     Mistake("mergers on patches", "merger",
             "the mergers work on every patch, not on the tokens that they make of several",
-            (Change(lambda t: _merger(t) and t.owner == "linear", lambda t: Fraction(t.values["vision_merged"])),),
+            (TermChange(lambda t: _merger(t) and t.owner == "linear", lambda t: Fraction(t.values["vision_merged"])),),
             metrics=NOT_STAGE_WIDE),
     Mistake("patch convolution missing", "patch", "the patch embedding is left out",
             (left_out(lambda t: t.owner == "volume_patches"),), metrics=NOT_STAGE_WIDE),
