@@ -75,10 +75,10 @@ class Arithmetic:
         flops = cost("flops")
         if flops is None:
             return DtypeWork(None, {}, {})
-        said = {dtype: cost(f"{dtype}_flops") for dtype in ARITHMETIC} if self.bounds else {}
-        full: ByDtype = {dtype: n for dtype, n in said.items() if n}
+        by_dtype = {dtype: cost(f"{dtype}_flops") for dtype in ARITHMETIC} if self.bounds else {}
+        full: ByDtype = {dtype: n for dtype, n in by_dtype.items() if n}
         rest = flops - sum(full.values())
-        if None in said.values() or rest < 0:
+        if None in by_dtype.values() or rest < 0:
             full, rest = {OTHER: flops}, 0
         if rest:
             full[self.run] = full.get(self.run, 0) + rest

@@ -157,17 +157,17 @@ def _axis(points: Evaluator[WithKeys], names: str, values: Any, where: str) -> G
         columns = [_in_step(_pairs(chosen, item, where), where) for item in values.split(",")]
         if len(columns) > 1:
             _check_listed(sum(len(column[0]) for column in columns), where)
-        made = tuple(_concatenate([c[i] for c in columns]) for i in range(len(chosen)))
+        chosen_columns = tuple(_concatenate([c[i] for c in columns]) for i in range(len(chosen)))
     elif len(chosen) == 1:
-        made = (_check_values(chosen[0], values, where),)
+        chosen_columns = (_check_values(chosen[0], values, where),)
     else:
         rows = [tuple(row) for row in values]
         if any(len(row) != len(chosen) for row in rows):
             raise BadInput("names in step need tuples of values", where=where, expected=f"{len(chosen)} in each")
-        made = tuple(_check_values(name, [row[i] for row in rows], where) for i, name in enumerate(chosen))
-    if not len(made[0]):
+        chosen_columns = tuple(_check_values(name, [row[i] for row in rows], where) for i, name in enumerate(chosen))
+    if not len(chosen_columns[0]):
         raise BadInput("nothing to vary", where=where, expected="values")
-    return GridAxis(chosen, made)
+    return GridAxis(chosen, chosen_columns)
 
 
 def _pairs(names: tuple[GridParameter, ...], item: str, where: str) -> list[tuple[GridParameter, str]]:

@@ -56,25 +56,25 @@ def check(
     """
     path = Path(claims)
     _check_order(path, target)
-    said = read_claims(path)
+    published = read_claims(path)
     named = target.target if isinstance(target, RunRequest) else target
-    if said.target and named and said.target != named and read_address(named).kind == "name":
-        raise BadInput("the claims are about another target", where=f"$.target in {path}", expected=said.target,
+    if published.target and named and published.target != named and read_address(named).kind == "name":
+        raise BadInput("the claims are about another target", where=f"$.target in {path}", expected=published.target,
                        got=named)  # fmt: skip
-    name = named or said.target
+    name = named or published.target
     if not name:
         raise BadInput(
             "the claims name no target", where=str(path), expected="target: NAME in the file, or TARGET after it",
             fix="see: costproof targets",
         )  # fmt: skip
-    for refused in refused_code({"target": said.target}, {"target": named}, str(path)):
+    for refused in refused_code({"target": published.target}, {"target": named}, str(path)):
         raise refused
     given = {k: v for k, v in choices.items() if v is not None and v is not False and v != ()}
     if capture is not None:
         proved = _read_agreed_capture(Path(capture), name, given)
-        return judge_claims(said, proved, mistakes_of(proved.target.name), truth="a capture whose sources agree",
-                            runs=_workload_family(said, proved, target_of(fold_capture(proved))))  # fmt: skip
-    base = target if isinstance(target, RunRequest) else _request_of(said, name)
+        return judge_claims(published, proved, mistakes_of(proved.target.name), truth="a capture whose sources agree",
+                            runs=_workload_family(published, proved, target_of(fold_capture(proved))))  # fmt: skip
+    base = target if isinstance(target, RunRequest) else _request_of(published, name)
     asked = request(request(base, **given), sources=("analytic",))
     truth = "the formulas of the target, not compared with a graph in this run"
     with count_lock(asked.rules):
@@ -84,11 +84,11 @@ def check(
             prepared = replace(prepared, sources=("static",))
             truth = "the exported graph of the target (static), which has no formulas; not compared with a run here"
         counted = count_sources(prepared).capture
-        if any(c.metric in PEAK_METRICS for c in said.claims):
+        if any(c.metric in PEAK_METRICS for c in published.claims):
             counted = replace(counted, peaks=measure_peaks(prepared.target, prepared.workload, progress))
             truth += "; peaks by its exported graph and by its modules as written"
-        runs = _workload_family(said, counted, prepared.target)
-        return judge_claims(said, counted, mistakes_of(counted.target.name), truth=truth, runs=runs)
+        runs = _workload_family(published, counted, prepared.target)
+        return judge_claims(published, counted, mistakes_of(counted.target.name), truth=truth, runs=runs)
 
 
 def _workload_family(claims: ClaimsFile, counted: Capture, target: Target | None) -> WorkloadFamily | None:

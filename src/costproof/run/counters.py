@@ -119,10 +119,10 @@ def record_counters(
     limits = Limits(seconds, memory_gib * GIB)
     progress("counters", 0, len(names) + 1)
     found, spent = run_counters(require_exportable(model), run, names, limits, stages=stages, progress=progress)
-    truth, said = check_truth(model, run, found.truth)
+    truth, notes = check_truth(model, run, found.truth)
     absent = [r.info.name for r in found.runs if r.version is None and not r.calls]
     skipped = (f"Not installed, so skipped: {', '.join(absent)}. {advice('counters')}",) if absent else ()
-    return CounterRecord(truth, found.runs, (*said, *skipped)), spent
+    return CounterRecord(truth, found.runs, (*notes, *skipped)), spent
 
 
 def judge_own_numbers(file: ClaimsFile, capture: Capture, compared: CounterComparison) -> list[OwnNumber]:

@@ -64,8 +64,8 @@ def derive(target: str | RunRequest, stage: str | None = None, **choices: Any) -
     """
     asked = request(target, verb="derive", stage=stage, **choices)
     with count_lock(asked.rules), cache_enabled(not asked.no_cache):
-        points, made = prepare_derivation(asked)
-        of = made()
+        points, export_subject = prepare_derivation(asked)
+        of = export_subject()
         found = derived(of, points=points)
     return Derivation(closed_form(of.name, found.nodes, of.config, of.fixed, found.holds), found.points)
 

@@ -111,8 +111,8 @@ class Machine:
         """Return everything as rows."""
         return [
             *({"what": "package", "name": n, "state": v, "note": use} for n, v, use in self.packages),
-            *({"what": "source", "name": n, "state": said, "note": ""} for n, said in self.sources.items()),
-            *({"what": "other", "name": n, "state": said, "note": ""} for n, said in self.others.items()),
+            *({"what": "source", "name": n, "state": state, "note": ""} for n, state in self.sources.items()),
+            *({"what": "other", "name": n, "state": state, "note": ""} for n, state in self.others.items()),
             *(
                 {"what": f"extra {e.name}", "name": n, "state": v or "missing", "note": "" if v else e.add}
                 for e in self.extras
@@ -178,8 +178,8 @@ def _extra(name: str) -> Extra:
 
 def plugins() -> Iterator[PluginState]:
     """Load every plug-in of another distribution, each in a process of its own."""
-    for kind, made in REGISTRIES.items():
-        group = made().group
+    for kind, load_registry in REGISTRIES.items():
+        group = load_registry().group
         for point in sorted(entry_points(group=group), key=lambda p: (p.name, p.value)):
             owner = f"{point.dist.name} {point.dist.version}" if point.dist is not None else "?"
             yield PluginState(group, point.name, point.value, owner, _problem(kind, point.name))
@@ -197,8 +197,8 @@ def _problem(kind: str, name: str) -> str:
         return f"does not load within {_PATIENCE} s"
     if done.stdout.endswith(f"{_LOADS}\n"):
         return ""
-    said = done.stderr.strip().splitlines()
-    return said[-1][:300] if said else f"its process ended with {done.returncode}"
+    lines = done.stderr.strip().splitlines()
+    return lines[-1][:300] if lines else f"its process ended with {done.returncode}"
 
 
 def load_alone(kind: str, name: str) -> None:

@@ -68,11 +68,11 @@ def whole_model(
     left: dict[Metric, str] = {}
     for metric in METRICS:
         for stage, costs in ((None, totals), *reversed(stages.items())):
-            said = _agreed_total([p for p in pairs if provides(p[0], metric, stage)], metric, stage)
-            if isinstance(said, int):
-                costs[metric] = said
-            elif said:
-                left[metric] = said
+            predicted = _agreed_total([p for p in pairs if provides(p[0], metric, stage)], metric, stage)
+            if isinstance(predicted, int):
+                costs[metric] = predicted
+            elif predicted:
+                left[metric] = predicted
         if metric in left:
             totals.pop(metric, None)
     if (params := totals.get("params", stretch.parameters)) != stretch.parameters:
@@ -118,9 +118,10 @@ def _all_layers(target: Stretched, workload: Workload, stretch: Stretch) -> tupl
             refused.append(error.line if isinstance(error, CostproofError) else first_line(error))
             continue
         for first, whole in zip(kept, own, strict=True):
-            said, does = first.sums(stretch.of), whole.sums(lambda path: 1)
-            for what in (what for what in does if said[what] != does[what]):
-                why = f"a run of all layers has {does[what]:,} {what} in the {whole.run}, its layers say {said[what]:,}"
+            predicted, does = first.sums(stretch.of), whole.sums(lambda path: 1)
+            for what in (what for what in does if predicted[what] != does[what]):
+                in_all = f"a run of all layers has {does[what]:,} {what} in the {whole.run}"
+                why = f"{in_all}, its layers say {predicted[what]:,}"
                 against.setdefault(_OF.get(what, what), why)
         return against, ""
     return {}, refused[0]
@@ -143,10 +144,10 @@ def _scale(ledger: Ledger, stretch: Stretch) -> Ledger:
 
 def _agreed_total(pairs: Sequence[tuple[Ledger, Ledger]], metric: Metric, stage: str | None) -> int | str:
     """Return the total on which both counts of every source agree, or why there is none; empty without counts."""
-    said = [tuple(value(ledger, metric, stage) for ledger in pair) for pair in pairs]
-    known = {number for pair in said for number in pair}
+    predicted = [tuple(value(ledger, metric, stage) for ledger in pair) for pair in pairs]
+    known = {number for pair in predicted for number in pair}
     if None in known:
         return "unknown in the layers that were counted"
-    if any(first != second for first, second in said):
+    if any(first != second for first, second in predicted):
         return "it does not grow layer by layer: the two counts lead to two numbers"
     return known.pop() or 0 if len(known) == 1 else "the sources say different numbers" if known else ""

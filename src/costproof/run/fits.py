@@ -129,9 +129,9 @@ def _peaks(calls: Iterable[CallPeaks], stage: str) -> tuple[int | None, int | No
     run each layer frees its old cache.
     """
     here = [call.eager for call in calls if call.stage == stage]
-    made = [e.bytes - sum(t.bytes for t in e.alive if not t.operator) for e in here if e is not None]
+    own_bytes = [e.bytes - sum(t.bytes for t in e.alive if not t.operator) for e in here if e is not None]
     whole = exact_sum(None if eager is None else eager.bytes for eager in here) if here else None
-    return max(made, default=None), whole
+    return max(own_bytes, default=None), whole
 
 
 def _memory_limit(device: Device | None, memory: int | str | None) -> int:

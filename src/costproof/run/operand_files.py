@@ -88,15 +88,15 @@ def is_revision(name: str) -> bool:
     if name.startswith("-") or which("git") is None:
         return False
     done = _run_git("-t", name)
-    return done.returncode == 0 or not any(said in done.stderr for said in _MISSING)
+    return done.returncode == 0 or not any(message in done.stderr for message in _MISSING)
 
 
 def _git(what: str, name: str) -> bytes:
     """Return the output of ``git cat-file`` for an object; objects that are not in the clone are not downloaded."""
     done = _run_git(what, name)
     if done.returncode:
-        said = done.stderr.decode("utf-8", "replace").strip().splitlines()
-        raise BadInput("git does not have this file", where=name, got=said[0][:200] if said else None)
+        message = done.stderr.decode("utf-8", "replace").strip().splitlines()
+        raise BadInput("git does not have this file", where=name, got=message[0][:200] if message else None)
     return done.stdout
 
 

@@ -17,7 +17,7 @@ from costproof.models.weights import shards
 from costproof.plugins import OURS
 from costproof.run.count_lock import count_lock
 from costproof.run.request import RunRequest, build_workload
-from costproof.run.request import request as made
+from costproof.run.request import request as build_request
 from costproof.tracers.counters.registry import COUNTERS, ON_REQUEST, not_installed
 
 
@@ -134,7 +134,7 @@ def workload(
     Raises:
         BadInput: all problems of the settings.
     """
-    asked = made(target, config=config, preset=preset, **settings)
+    asked = build_request(target, config=config, preset=preset, **settings)
     with count_lock():
         return build_workload(load_run_target(asked), asked.workload)
 

@@ -77,11 +77,11 @@ def prove(
         folder = Path(out)
         check_folder(folder, (output.file for output in variants("certificate").values()))
         with ProofCheckpoint(folder, model.name, proof.settings) as kept:
-            made = carry_out_proof(model, proof, kept=kept, jobs=jobs, progress=progress)
-            write_texts({folder / o.file: o.text(made) for o in variants("certificate").values()})
-            if made.verdict != "incomplete":
+            certificate = carry_out_proof(model, proof, kept=kept, jobs=jobs, progress=progress)
+            write_texts({folder / o.file: o.text(certificate) for o in variants("certificate").values()})
+            if certificate.verdict != "incomplete":
                 kept.remove()
-        return made
+        return certificate
 
 
 def prepare_proof(asked: RunRequest) -> tuple[WithProof, Proof]:
@@ -205,13 +205,13 @@ def prepare_repeat(old: Certificate) -> tuple[WithProof, Proof]:
     info = target.info()
     stated = {"target.config_hash": (old.target.config_hash, info.config_hash)}
     stated |= {f"coverage.{k}": (getattr(old.coverage, k), v) for k, v in proof_domain(proof).items()}
-    for place, (said, made) in stated.items():
-        if said != made:
+    for place, (stated_value, recomputed) in stated.items():
+        if stated_value != recomputed:
             raise BadInput(
                 "the settings do not match the certificate",
                 where=f"$.{place}",
-                expected=str(made)[:_SHOWN],
-                got=str(said)[:_SHOWN],
+                expected=str(recomputed)[:_SHOWN],
+                got=str(stated_value)[:_SHOWN],
                 fix=f"costproof prove {name} makes a certificate anew",
             )
     return target, proof

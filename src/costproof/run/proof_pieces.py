@@ -167,8 +167,8 @@ def _at(job: ExportJob, values: Mapping[tuple[str, str], Mapping[str, int]]) -> 
         sizes, name = values[job.stage, alike[0]], job.id if len(calls) == 1 else f"{job.id} of {alike[0]}"
         past, steps = (sizes[str(CONTEXT)], sizes[str(STEPS)]) if job.repeated else (0, 1)
         for i in range(steps):
-            made = with_sizes(job, {**sizes, str(CONTEXT): past + i} if job.repeated else sizes)
-            yield replace(made, id=f"{name} at {past + i}" if job.repeated else name, invocations=tuple(alike))
+            resized_job = with_sizes(job, {**sizes, str(CONTEXT): past + i} if job.repeated else sizes)
+            yield replace(resized_job, id=f"{name} at {past + i}" if job.repeated else name, invocations=tuple(alike))
 
 
 def _held(piece: Piece[Provable], exported: Exported) -> tuple[int, ...]:

@@ -97,8 +97,8 @@ def request_yaml(asked: RunRequest) -> str:
     data["run"] = {k: v for k, v in asdict(asked.run).items() if v not in (None, 0) or k == "seed"}
     kept = {k: _plain(v) for k, v in data.items() if v not in (None, {}, (), False)}
     code = "".join(c if c.isprintable() else "?" for c in " ".join(code_named(data).values()))
-    said = f"# This runs code, which the command line has to name too: {code}\n" if code else ""
-    return said + str(yaml.safe_dump(kept, sort_keys=False, allow_unicode=True))
+    comment = f"# This runs code, which the command line has to name too: {code}\n" if code else ""
+    return comment + str(yaml.safe_dump(kept, sort_keys=False, allow_unicode=True))
 
 
 def read_request(
@@ -172,10 +172,10 @@ def request_from(
         raise BadInput("no target to count", where=f"$.target in {where}", expected="a name", fix=fix)
     if chosen is not None:
         with collect_problems(problems):
-            made = request(chosen, place=lambda n: found[n][0] if n in found else f"$.{n}", **choices)
+            built = request(chosen, place=lambda n: found[n][0] if n in found else f"$.{n}", **choices)
     if problems:
         raise Problems(f"the request file {where} is wrong", problems)
-    return made
+    return built
 
 
 def _section(given: YamlValue, where: str, problems: list[CostproofError]) -> dict[str, YamlValue]:

@@ -54,9 +54,9 @@ class Tally:
 
     def take(self, part: SweepPart) -> dict[str, Any]:
         """Add a part, and return what it adds as data."""
-        said: dict[str, Any] = {"points": part.points, "rows": part.rows, "refused": refusals(part)}
-        self.add(**said)
-        return said
+        summary: dict[str, Any] = {"points": part.points, "rows": part.rows, "refused": refusals(part)}
+        self.add(**summary)
+        return summary
 
     def add(self, points: int, rows: int, refused: Mapping[str, Mapping[str, Any]]) -> None:
         """Add the numbers of a part."""
@@ -156,11 +156,11 @@ def _write_parts(sweep: SweepPoints, kind: str, folder: Path, progress: Progress
         done.append(_part(folder, known, number))
         new = aside(folder)
         writer.part(part, sweep, new)
-        said = {"sweep": known, "said": tally.take(part)}
-        digest = _digest(new, said)
+        summary = {"sweep": known, "said": tally.take(part)}
+        digest = _digest(new, summary)
         new.replace(done[-1])
         # It comes last: a part without it is made anew.
-        new.write_text(json.dumps({**said, "sha256": digest}))
+        new.write_text(json.dumps({**summary, "sha256": digest}))
         new.replace(done[-1].with_suffix(".json"))
         progress("points", tally.points, len(sweep))
     whole = aside(folder)
@@ -178,16 +178,16 @@ def _saved_tally(part: Path, known: str) -> dict[str, Any] | None:
     try:
         found = json.loads(part.with_suffix(".json").read_bytes())
         digest = found.pop("sha256")
-        said: dict[str, Any] = found["said"]
-        return said if found["sweep"] == known and digest == _digest(part, found) else None
+        summary: dict[str, Any] = found["said"]
+        return summary if found["sweep"] == known and digest == _digest(part, found) else None
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
 
 
-def _digest(part: Path, said: Mapping[str, Any]) -> str:
+def _digest(part: Path, summary: Mapping[str, Any]) -> str:
     with part.open("rb") as file:
         found = file_digest(file, "sha256")
-    found.update(json.dumps(said).encode())
+    found.update(json.dumps(summary).encode())
     return found.hexdigest()
 
 
@@ -285,9 +285,9 @@ def _json_part(part: SweepPart, sweep: SweepPoints, file: Path) -> None:
 
 
 def _json_whole(parts: list[Path], sweep: SweepPoints, tally: Tally, file: Path) -> None:
-    said = {**header(sweep), "points": tally.points, "rows": tally.rows, "refused": tally.refused}
+    summary = {**header(sweep), "points": tally.points, "rows": tally.rows, "refused": tally.refused}
     with file.open("wb") as out:
-        out.write((json.dumps(said, indent=1, ensure_ascii=False)[:-2] + ',\n "data": [\n').encode())
+        out.write((json.dumps(summary, indent=1, ensure_ascii=False)[:-2] + ',\n "data": [\n').encode())
         _append(parts, out)
         if tally.rows:
             out.seek(-2, os.SEEK_END)
@@ -302,8 +302,8 @@ def _parquet_part(part: SweepPart, sweep: SweepPoints, file: Path) -> None:
     columns: dict[str, Any] = {}
     for name in sweep.names:
         values = part.varied[name]
-        made = [None] * part.rows if values is None else [_cell(v) for v in values.tolist()]
-        columns[name] = pyarrow.array(made)
+        values_ = [None] * part.rows if values is None else [_cell(v) for v in values.tolist()]
+        columns[name] = pyarrow.array(values_)
     for name, column in part.costs.items():
         columns[name] = _arrow(column)
     parquet.write_table(pyarrow.table(columns), file)

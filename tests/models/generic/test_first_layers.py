@@ -255,7 +255,7 @@ def test_layers_that_the_second_count_cannot_reach_leave_everything_open(
             raise Incomplete("no memory")
         return counted(run, progress)
 
-    monkeypatch.setattr(report, "count", count)
+    monkeypatch.setattr(report, "count_sources", count)
     found = _capture(tmp_path, OLMO, layers=4, seq_len=16, sources=("dynamic",)).whole
     assert found is not None
     assert found.totals == {}
