@@ -131,8 +131,11 @@ class Reader:
         return found
 
     def table(self, given: YamlValue, folder: Path | None, where: str) -> None:
-        """The claims of a table: ``columns`` maps a claim's key (``stage``, ``flops``) to a column, ``units`` a metric
-        to the unit of its column (``G``), ``stages`` the table's words for stages to ours; others are left out."""
+        """Read the claims of a table.
+
+        ``columns`` maps a claim's key (``stage``, ``flops``) to a column, ``units`` a metric to the unit of its column
+        (``G``), and ``stages`` the table's names of stages to ours; rows of other stages are skipped.
+        """
         if not isinstance(given, dict):
             self.problem("a table is a map", where, expected="keys " + ", ".join(TABLE))
             return
