@@ -26,7 +26,7 @@ import costproof
 from benchmarks.peaks import ATTENTION, HEAD, rows
 from benchmarks.requested import Requested, requested
 from costproof.compare.verdict import verdict_sentence
-from costproof.estimate.measured import Measurement, StageTime, TimeSplit, median_error
+from costproof.estimate.measured import MeasuredStage, Measurement, TimeSplit, median_error
 from costproof.ledger.environment import environment
 from costproof.ledger.errors import CostproofError
 from costproof.reports.escape import table
@@ -124,7 +124,7 @@ def times(page: Page, asked: Asked) -> None:
         "",
     )  # fmt: skip
     page.say(*table(TIMED, TIMES_ALIGNED, []))
-    all_rows: list[StageTime] = []
+    all_rows: list[MeasuredStage] = []
 
     def measure(preset: str, attention: str) -> None:
         found = costproof.measure(TARGET, profile=asked.times, **asked.choices(preset, attention))
@@ -150,7 +150,7 @@ def times(page: Page, asked: Asked) -> None:
         page.wrong.append(f"the rank correlation is {rank:.4f}")
 
 
-def too_far_off(found: Sequence[StageTime], goal: Fraction) -> list[str]:
+def too_far_off(found: Sequence[MeasuredStage], goal: Fraction) -> list[str]:
     """The stages whose replay is farther off than the goal, at the median of their rows."""
     stages = {
         stage: median_error([r for r in found if r.stage == stage]) for stage in dict.fromkeys(r.stage for r in found)
@@ -175,7 +175,7 @@ def _ms(nanoseconds: Fraction | int | str | None) -> str:
     return "unknown" if nanoseconds is None else f"{float(Fraction(nanoseconds)) / 1e6:,.3f}"
 
 
-def rank_correlation(found: Sequence[StageTime]) -> float:
+def rank_correlation(found: Sequence[MeasuredStage]) -> float:
     """Spearman's, of the replay with the median of the measured times."""
     known = [(r.replay, r.measured.median) for r in found if r.replay is not None and r.measured is not None]
     return correlation(*(ranks(values) for values in zip(*known, strict=True)))

@@ -15,13 +15,17 @@ from costproof.ledger.errors import BadInput
 from costproof.models import registry as models
 from costproof.opgraph.rules import registry
 from costproof.opgraph.rules.files import versions_in_force
-from costproof.plugins import Plugin, Registry, at
+from costproof.plugins import Plugin, Registry, lazy
 from tests.cli.running import costproof
 from tests.reports.toy import toy
 from tests.written import write_capture
 
 OURS: Registry[int] = Registry(
-    "shapes", "shape", (Plugin("Square", "four sides", at("costproof.no_such_module:SQUARE")),), int, "costproof shapes"
+    "shapes",
+    "shape",
+    (Plugin("Square", "four sides", lazy("costproof.no_such_module:SQUARE")),),
+    int,
+    "costproof shapes",
 )
 
 
@@ -50,7 +54,7 @@ def test_names_come_without_an_import(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_ours_are_found_by_their_place() -> None:
-    shapes: Registry[str] = Registry("shapes", "shape", (Plugin("x", "", at("costproof.ledger.run:RANDOM")),))
+    shapes: Registry[str] = Registry("shapes", "shape", (Plugin("x", "", lazy("costproof.ledger.run:RANDOM")),))
     assert shapes.load("x") == "random"
 
 

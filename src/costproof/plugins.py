@@ -38,7 +38,7 @@ class Plugin(Generic[T]):
     owner: str = OURS
 
 
-def at(place: str) -> Callable[[], Any]:
+def lazy(place: str) -> Callable[[], Any]:
     """Return a loader for ``module:attribute`` of costproof.
 
     The function imports the module when it is called; whatever that raises passes through.

@@ -15,7 +15,7 @@ from costproof.cli.group import COMMANDS
 from costproof.compare.diff.diff import diff
 from costproof.compare.patterns import patterns
 from costproof.estimate.arithmetic import Arithmetic
-from costproof.estimate.measured import Measurement, OperatorTime, OperatorWork, part_times, stage_times
+from costproof.estimate.measured import MeasuredOperator, Measurement, OperatorWork, part_times, stage_times
 from costproof.ledger.profile import Timing
 from costproof.ledger.run import RunOptions
 from costproof.reports.outputs import OUTPUTS
@@ -109,7 +109,9 @@ def measurement() -> Measurement:
     timing = Timing((31 * 10**9, 30 * 10**9))
     work = {PLACE: [OperatorWork("a", "products", 3, 26 * 10**9)]}
     made = stage_times({"page": (BUSY, WAITING)}, {PLACE: timing}, work, ROOF, Arithmetic("bfloat16"))
-    called = OperatorTime("page", "sam", "aten._scaled_dot_product_attention", ((1, 128, 4096, 64),) * 3, 12, timing)
+    called = MeasuredOperator(
+        "page", "sam", "aten._scaled_dot_product_attention", ((1, 128, 4096, 64),) * 3, 12, timing
+    )
     return Measurement(
         of.conventions, of.target, of.workload, of.environment, RunOptions("cpu"), device, "bfloat16",
         121_000_000_000_000, 300_000_000_000, "monotonic", 2, made, (called,) * 20,

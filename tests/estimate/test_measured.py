@@ -10,8 +10,8 @@ import pytest
 from costproof.compare.patterns import patterns
 from costproof.estimate.arithmetic import Arithmetic
 from costproof.estimate.measured import (
+    MeasuredStage,
     OperatorWork,
-    StageTime,
     TimePlace,
     TimeSplit,
     median_error,
@@ -41,7 +41,7 @@ WAITING = node("b", flops=8, weight_read_bytes=10, input_bytes=4, output_bytes=2
 """1 s of products, 10 s of bytes."""
 
 
-def one(*nodes: CostNode, measured: tuple[int, ...], replay: int | None = 0) -> StageTime:
+def one(*nodes: CostNode, measured: tuple[int, ...], replay: int | None = 0) -> MeasuredStage:
     time = Timing(measured) if measured else None
     (row,) = stage_times(
         {"page": nodes}, {PLACE: time}, {PLACE: [OperatorWork("a", "products", 1, replay)]}, ROOF, BFLOAT

@@ -15,9 +15,9 @@ from costproof.estimate.arithmetic import Arithmetic
 from costproof.estimate.hardware import Device, DeviceFigure, DevicePeak
 from costproof.estimate.roofline import (
     ROOFLINE,
+    BottleneckThreshold,
     Roof,
     Roofline,
-    Threshold,
     ThresholdPoint,
     WorkBound,
     bounds,
@@ -156,7 +156,7 @@ def test_a_larger_region_takes_no_longer(which: Named) -> None:
             assert Fraction(stage.modules.seconds or "-1") <= Fraction(stage.unfused.seconds or "-1")
 
 
-def border(found: Roofline, stage: str, question: str) -> Threshold:
+def border(found: Roofline, stage: str, question: str) -> BottleneckThreshold:
     (one,) = (b for b in found.borders if b.stage == stage and question in b.question)
     return one
 
@@ -225,7 +225,7 @@ def test_sides_that_are_shown_alike_get_more_digits() -> None:
         ThresholdPoint(1, "2051/1000000000", "2051/1000000000"),
         ThresholdPoint(2, "20514001/10000000000000", "20514/10000000000"),
     )
-    one = Threshold("decode", "batch", "is bound by compute", "compute", "memory", "s", "from", 2, points)
+    one = BottleneckThreshold("decode", "batch", "is bound by compute", "compute", "memory", "s", "from", 2, points)
     assert words(one)[1] == (
         "compute against memory, at batch 1: 2.051 µs ≤ 2.051 µs; at batch 2: 2.0514001 µs > 2.0514000 µs"
     )

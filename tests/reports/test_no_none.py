@@ -14,7 +14,7 @@ from costproof.ledger.counter import CounterCall
 from costproof.ledger.node import Ledger
 from costproof.ledger.workload import TensorSpec
 from costproof.models.families.deepseek_ocr.target import DeepseekOcr
-from costproof.reports.coverage import coverage_text
+from costproof.reports.listing import coverage_text
 from costproof.reports.outputs import OUTPUTS, variants
 from costproof.reports.report import Report
 from costproof.run.capture import count_sources

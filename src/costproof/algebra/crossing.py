@@ -24,7 +24,7 @@ class NotSolved(Exception):
 
 
 def first_above(expr: sympy.Expr, variable: sympy.Symbol, start: int = 1) -> int | None:
-    """The first integer from ``start`` on at which ``expr`` is above 0; ``None`` if there is none.
+    """Return the first integer from ``start`` on at which ``expr`` is above 0; None if there is none.
 
     Args:
         expr: a polynomial of the variable of degree two at most, with rational coefficients, with minima and maxima.
@@ -42,7 +42,7 @@ def first_above(expr: sympy.Expr, variable: sympy.Symbol, start: int = 1) -> int
 def _pieces(
     expr: sympy.Expr, variable: sympy.Symbol, low: int, high: int
 ) -> Iterator[tuple[int, int, tuple[Fraction, Fraction, Fraction]]]:
-    """The ranges, in order, on which the expression is one polynomial."""
+    """Yield the ranges, in order, on which the expression is a single polynomial."""
     import sympy
 
     choices = [a for a in expr.atoms(sympy.Min, sympy.Max) if not any(b.atoms(sympy.Min, sympy.Max) for b in a.args)]
@@ -70,7 +70,7 @@ def _pieces(
 def _taken(
     arguments: tuple[sympy.Expr, ...], variable: sympy.Symbol, at: int, better: Callable[[Fraction, Fraction], bool]
 ) -> sympy.Expr:
-    """The argument that a minimum or a maximum is at a point, and stays for longest where two are equal."""
+    """Return the argument that a minimum or maximum selects at a point; of equal ones the one selected at the next."""
     found = arguments[0]
     for other in arguments[1:]:
         here, there = (_value(_coefficients(a, variable), at) for a in (found, other))
@@ -81,7 +81,7 @@ def _taken(
 
 
 def _coefficients(expr: sympy.Expr, variable: sympy.Symbol) -> tuple[Fraction, Fraction, Fraction]:
-    """(a, b, c) of a x^2 + b x + c."""
+    """Return (a, b, c) of a x^2 + b x + c."""
     import sympy
 
     try:
@@ -100,7 +100,7 @@ def _value(coefficients: tuple[Fraction, Fraction, Fraction], at: int) -> Fracti
 
 
 def _first(coefficients: tuple[Fraction, Fraction, Fraction], low: int, high: int) -> int | None:
-    """The first integer of a range at which a polynomial is above 0."""
+    """Return the first integer of a range at which a polynomial is above 0, or None."""
     if low > high:
         return None
     if _value(coefficients, low) > 0:

@@ -38,7 +38,7 @@ class CompiledExpression:
 
 @lru_cache(maxsize=65536)
 def compile_expression(expr: str | sympy.Expr) -> CompiledExpression:
-    """The program of an expression, or of its text.
+    """Compile an expression, or its text.
 
     Raises:
         BadInput: the text is not an expression, or it holds a function without an exact value.
@@ -74,7 +74,7 @@ def _build(node: sympy.Expr, names: set[str]) -> _Run:
 
 
 def evaluate(expr: str | sympy.Expr, values: SymbolValues) -> int:
-    """The integer that an expression takes at ``values``.
+    """Return the integer that an expression takes at ``values``.
 
     Raises:
         BadInput: a symbol has no value, a divisor is 0, or the result is not an integer.

@@ -34,7 +34,7 @@ def free_symbols(expression: str) -> frozenset[str]:
 
 
 def at(expressions: Iterable[str], values: Mapping[str, int]) -> ExactNumber | None:
-    """The value of a sum of expressions; ``None`` if a symbol has no value or a divisor is 0."""
+    """Return the value of a sum of expressions; None if a symbol has no value or a divisor is 0."""
     check_time()
     total: ExactNumber = 0
     try:
@@ -47,7 +47,7 @@ def at(expressions: Iterable[str], values: Mapping[str, int]) -> ExactNumber | N
 
 @lru_cache(maxsize=4096)
 def unrounded(expression: str) -> str:
-    """The expression without rounding up: the cost where nothing is padded to whole windows."""
+    """Return the expression without rounding up: the cost if nothing is padded to whole windows."""
     return text(parse(expression).replace(sympy.ceiling, lambda inside: inside))
 
 
@@ -129,7 +129,7 @@ def difference(
 
 @lru_cache(maxsize=65536)
 def put_in(expression: str, fixed: tuple[tuple[str, int], ...], alias: tuple[tuple[str, str], ...]) -> str:
-    """The expression with numbers and other names put in, expanded, as canonical text."""
+    """Substitute numbers and other names for symbols, and return the expanded expression as canonical text."""
     wanted = free_symbols(expression)
     replaced: dict[sympy.Expr, sympy.Expr] = {sym(k): sympy.Integer(v) for k, v in fixed if k in wanted}
     replaced.update({sym(k): sym(v) for k, v in alias if k in wanted})

@@ -39,7 +39,7 @@ def piecewise(expr: sympy.Expr) -> bool:
 
 
 def opaque(expr: sympy.Expr, names: dict[str, sympy.Symbol]) -> sympy.Expr:
-    """The expression with a symbol in place of each minimum, maximum and rounding; equal ones have the same.
+    """Replace each minimum, maximum and rounding by a symbol; equal ones by the same symbol.
 
     Args:
         names: canonical text -> symbol; it grows.
@@ -56,7 +56,7 @@ def opaque(expr: sympy.Expr, names: dict[str, sympy.Symbol]) -> sympy.Expr:
 def deciding(
     exprs: Iterable[sympy.Expr], name: str, first: int = 1, step: int = 1, breaks: Iterable[int] = ()
 ) -> tuple[int, ...]:
-    """The values of a variable at which formulas have to agree to be the same at all its values, in order.
+    """Return the values of a variable that decide: formulas that agree at these agree at all its values.
 
     Args:
         first: the least value of the variable.
@@ -96,7 +96,7 @@ class _Axis:
         self.variable, self.first, self.step = variable, first, step
 
     def degree(self, expr: sympy.Expr) -> int:
-        """A bound on the degree of every piece."""
+        """Return a bound on the degree of every piece."""
         if not expr.has(self.variable):
             return 0
         if expr.is_Symbol:
@@ -109,7 +109,7 @@ class _Axis:
         return sum(degrees) if expr.is_Mul else max(degrees)
 
     def period(self, expr: sympy.Expr) -> tuple[Fraction, int]:
-        """What a rounding, or what is rounded, grows by for each i, and after how many i its steps repeat."""
+        """Return the growth of a rounding, or of its argument, for each i, and the period of its steps in i."""
         if not expr.has(self.variable):
             if not expr.is_Rational:
                 raise NotDecided
@@ -131,7 +131,7 @@ class _Axis:
         raise NotDecided
 
     def branches(self, expr: sympy.Expr, rest: int, period: int) -> set[_Polynomial]:
-        """The polynomials of k that an expression may be where i = period*k + rest."""
+        """Return the polynomials of k that an expression may equal where i = period*k + rest."""
         if expr.is_Rational:
             return {_trimmed((Fraction(int(expr.p), int(expr.q)),))}
         if expr.is_Symbol:
@@ -185,7 +185,7 @@ def _trimmed(coefficients: Iterable[Fraction]) -> _Polynomial:
 
 
 def _crossings(p: _Polynomial) -> set[int]:
-    """The integers from 0 on that are next to a zero of a polynomial, on both sides."""
+    """Return the non-negative integers next to each zero of a polynomial, on both sides."""
     if len(p) < 2:
         return set()
     if len(p) == 2:

@@ -18,7 +18,7 @@ STEPS: Final = sym("N")
 
 @lru_cache(maxsize=4096)
 def sum_over_steps(expr: sympy.Expr) -> sympy.Expr:
-    """The closed form of ``sum(f(P + i) for i in range(N))`` for a polynomial f of P.
+    """Return the closed form of ``sum(f(P + i) for i in range(N))`` for a polynomial f of P.
 
     With f(P) = sum over k of c_k P^k, the sum is sum over k of c_k T_k, where
     T_k = sum over j of binomial(k, j) P^(k-j) F_j and F_j = 0^j + 1^j + ... + (N-1)^j is Faulhaber's
@@ -47,7 +47,7 @@ def sum_over_steps(expr: sympy.Expr) -> sympy.Expr:
 
 
 def _apart(expr: sympy.Expr) -> tuple[sympy.Expr, sympy.Expr]:
-    """The expression without its terms ``c*Min(m, P + k)``, and the sum of these over the steps."""
+    """Split off the terms ``c*Min(m, P + k)``: return the rest, and the sum of these terms over the steps."""
     rest, full = sympy.Integer(0), sympy.Integer(0)
     for term in sympy.Add.make_args(sympy.expand(expr)):
         coefficient, growing = term.as_independent(CONTEXT, as_Add=False)

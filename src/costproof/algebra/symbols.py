@@ -42,18 +42,18 @@ _TOKEN: Final = re.compile(r"\s*(?:(\d+)|([A-Za-z_][A-Za-z_0-9]*)|(\*\*|[-+*/(),
 
 @cache
 def sym(name: str) -> sympy.Symbol:
-    """The positive integer symbol of that name."""
+    """Return the positive integer symbol of that name."""
     return sympy.Symbol(name, integer=True, positive=True)
 
 
 @lru_cache(maxsize=65536)
 def text(expr: sympy.Expr | int) -> str:
-    """The canonical text of an expression; :func:`parse` reads it back to an equal one."""
+    """Return the canonical text of an expression; :func:`parse` reads it back to an equal one."""
     return str(sympy.sstr(sympy.sympify(expr), order="lex"))
 
 
 def factored(expr: sympy.Expr) -> sympy.Expr:
-    """The expression expanded and factored over the integers; ceilings, minima and the like stay as they are."""
+    """Expand and factor an expression over the integers; ceilings, minima and the like are left unchanged."""
     whole = sympy.expand(expr)
     opaque = {f: sympy.Dummy(positive=True) for f in whole.atoms(*FUNCTIONS.values())}
     back = {dummy: f for f, dummy in opaque.items()}
@@ -61,7 +61,7 @@ def factored(expr: sympy.Expr) -> sympy.Expr:
 
 
 def pulled_out(choice: sympy.Expr) -> sympy.Expr:
-    """A minimum or maximum with the integer that divides all of its arguments in front.
+    """Move the common integer factor of all arguments in front of a minimum or maximum.
 
     ``Min(6, 4*n)`` is ``2*Min(3, 2*n)``. What sympy has decided already stays as it is.
     """
@@ -219,7 +219,7 @@ class _Parser:
 
 
 def _bits(expr: sympy.Expr) -> int:
-    """A bound on the bits of an expression's value when every symbol has 64 bits; itself bounded."""
+    """Return a capped bound on the bits of an expression's value if every symbol has 64 bits."""
     if expr.is_Integer:
         return int(expr.p).bit_length()
     if expr.is_Rational:
@@ -235,7 +235,7 @@ def _bits(expr: sympy.Expr) -> int:
 
 
 def term_count(expr: sympy.Expr) -> int:
-    """A bound on the terms of the expression when it is multiplied out, itself bounded: ``MOST_TERMS + 1`` is more."""
+    """Return a bound on the number of terms of the expanded expression, capped at ``MOST_TERMS + 1``."""
     top = MOST_TERMS + 1
     if expr.is_Add:
         return min(top, sum(term_count(a) for a in expr.args))

@@ -38,12 +38,12 @@ def is_number(text: str) -> bool:
 
 
 def _plain(text: str) -> str:
-    """A power of ten as programs write it: ``8.03e9`` for ``8.03 × 10^9``."""
+    """Return a power of ten in program notation: ``8.03e9`` for ``8.03 × 10^9``."""
     return _APART.sub("", _PRODUCT.sub(r"\1e", _POWER.sub("e", text.strip())))
 
 
 def amount(text: str, *, where: str, metric: Metric | None = None) -> Amount:
-    """The integers that a printed number stands for.
+    """Return the integers that a printed number stands for.
 
     Without decimals, exponent and unit it is exact. Otherwise the last digit is rounded: half a unit
     of it to either side, both ends included, because programs round halves either way. Zero is zero.
@@ -78,7 +78,7 @@ def amount(text: str, *, where: str, metric: Metric | None = None) -> Amount:
 
 
 def _prefix(word: str, metric: Metric | None, where: str) -> str:
-    """The prefix of a unit: ``G`` of ``GFLOPs``, ``Ki`` of ``KiB``."""
+    """Return the prefix of a unit: ``G`` of ``GFLOPs``, ``Ki`` of ``KiB``."""
     split = _SUFFIX.fullmatch(word)
     if split is None or (word in _UNITS and metric not in BYTES):
         if word in _UNITS or word in _BINARY:
@@ -111,7 +111,7 @@ class ClaimTableRow:
 def read_table(
     path: Path, problems: list[CostproofError], required: Sequence[str], more: Sequence[str] | None = None
 ) -> list[ClaimTableRow]:
-    """The rows of a file; lines that cannot be used are told in ``problems``.
+    """Return the rows of a file; unusable lines are appended to ``problems``.
 
     Args:
         required: columns that it must have.
@@ -138,7 +138,7 @@ def read_table(
 
 
 def _header(columns: Sequence[str], *, shown: bool) -> str:
-    """What a table begins with. A claims file may name any file beside it: of those no message shows the content."""
+    """Describe the header of a table in a message; a file that is not a table is described by its size only."""
     return ", ".join(columns)[:_SHOWN] or "no header" if shown else f"{len(columns)} other columns"
 
 

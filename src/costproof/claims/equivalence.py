@@ -69,7 +69,7 @@ class EquivalenceCheck:
             self.own = {s: runs.own[s] for s in sorted(used)}
 
     def outcome(self) -> EquivalenceOutcome:
-        """What other runs say about the claim."""
+        """Compare the claim with the truth at other runs."""
         lists, decided = self._lists()
         tried: set[tuple[int, ...]] = set()
         wrong: Counterexample | None = None
@@ -89,7 +89,7 @@ class EquivalenceCheck:
         return any(self._at({s: end}) is not None for s in self.own for end in (self.runs.ends(s) if self.runs else ()))
 
     def cases(self, most: int) -> Iterator[tuple[ClaimCase, ExactNumber | None]]:
-        """Some runs around the places where something changes, with the claim's number there."""
+        """Yield some runs around the values where a formula changes, with the claim's number there."""
         for place in self._mixed(self._lists()[0], most):
             there = self._at(place)
             case = there and there.case.moved(lambda _: {})
@@ -97,7 +97,7 @@ class EquivalenceCheck:
                 yield case, there.numbers(there.free)[0]
 
     def _differ(self, there: Comparison) -> Counterexample | None:
-        """A difference at a run, and where what no setting changes is something else."""
+        """Return a difference at a run, also with other values of the symbols that no setting changes."""
         other = there.free.keys() - self.follows.keys()
         draws = [{n: low + zlib.crc32(f"{low}:{n}".encode()) % (high - low) for n in other} for low, high in _DRAWS]
         element = [{"b": size} for size in _ELEMENT] if self.runs is not None and "b" in other else [{}, {}]
@@ -110,7 +110,7 @@ class EquivalenceCheck:
         return None
 
     def _moved(self, there: Comparison) -> dict[str, int]:
-        """The sizes that are others at a run, and that neither side holds: a length decides which formulas hold."""
+        """Return the sizes that differ at a run and are in neither formula: a length decides which formulas apply."""
         if self.runs is None:
             return {}
         here, other = (
@@ -137,7 +137,7 @@ class EquivalenceCheck:
         return Comparison(self.beside.given_formula, there, self.beside.shared)
 
     def _lists(self) -> tuple[dict[str, tuple[int, ...]], bool]:
-        """Setting -> the values that decide, and whether they do."""
+        """Return the deciding values of each setting, and whether agreement at all of them is a proof."""
         lists: dict[str, tuple[int, ...]] = {}
         decided = True
         ends: dict[str, tuple[int, ...]] = {s: self.runs.ends(s) if self.runs else () for s in self.own}
@@ -167,7 +167,7 @@ class EquivalenceCheck:
         return expr.has(_SEVERAL) or any(not a.free_symbols <= known for a in expr.atoms(*PIECEWISE))
 
     def _expressions(self, there: Comparison) -> set[sympy.Expr]:
-        """The parts of claim and truth, in settings."""
+        """Return the terms of claim and truth as expressions of the settings."""
         put = {sym(variable): source for variable, source in self.follows.items()}
         return {expr.xreplace(put) for side in there.parts() for expr in side}
 
@@ -185,7 +185,7 @@ class EquivalenceCheck:
         yield from self._mixed(lists, _MIXED)
 
     def _mixed(self, lists: Mapping[str, tuple[int, ...]], most: int) -> Iterator[dict[str, int]]:
-        """Combinations of values that decide with each other, and with those of the run."""
+        """Yield combinations of deciding values with each other, and with the values of the run."""
         short = {s: sorted({*values[:3], *values[-3:], self.own[s], *values[:: len(values) // 6 + 1]})
                  for s, values in lists.items()}  # fmt: skip
         whole = [dict(zip(short, values, strict=True)) for values in product(*short.values())]

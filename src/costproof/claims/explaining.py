@@ -31,7 +31,7 @@ _RUNS: Final = 24
 
 
 def explained(blank: Judgement, case: ClaimCase, amount: Amount) -> Judgement:
-    """The judgement on a claim that is not the truth, or that states conventions."""
+    """Judge a claim that differs from the truth, or that states conventions."""
     beside = comparison(case)
     among = case.once("sets", lambda: Reachable(case.terms, case.effects, case.stated))
     found = search(among, amount, most=1)
@@ -131,7 +131,7 @@ def _open(judged: Judgement, case: ClaimCase, amount: Amount, beside: Comparison
 
 
 def same_everywhere(judged: Judgement, case: ClaimCase) -> Judgement:
-    """A formula that gives the right number here must be the same formula, not only agree at this workload."""
+    """Judge a formula that is right at this workload: it must be the same formula at other workloads too."""
     beside = comparison(case)
     if beside is None:
         return replace(judged, status="undetermined", note="right at this workload; the truth has no formula elsewhere")
@@ -158,7 +158,7 @@ def same_everywhere(judged: Judgement, case: ClaimCase) -> Judgement:
 
 
 def _everywhere(beside: Comparison, found: Found) -> tuple[tuple[Effect, ...], ...]:
-    """The sets that lead to a formula at other workloads too, with the names that do so; none if unchecked."""
+    """Return the sets that lead to a formula at other workloads too, with the names that do."""
     if not found.sets:
         return ()
     others = EquivalenceCheck(beside, beside.case.runs)
@@ -191,7 +191,7 @@ def _everywhere(beside: Comparison, found: Found) -> tuple[tuple[Effect, ...], .
 
 
 def _by_length(judged: Judgement, case: ClaimCase, amount: Amount) -> Judgement:
-    """A number without explanation at every length: another length explains it, or none can, or chance may."""
+    """Compare an unexplained number with the cost at every length."""
     held = hold(case, amount)
     if held is None:
         return judged
@@ -211,7 +211,7 @@ def _by_length(judged: Judgement, case: ClaimCase, amount: Amount) -> Judgement:
 
 
 def at_lengths(judged: Judgement, case: ClaimCase, lengths: Lengths) -> tuple[Explanation, ...]:
-    """The lengths that fit, as explanations."""
+    """Return the lengths that fit, as explanations."""
     found = []
     for reading, length in best(lengths):
         there = case.at_length(lengths.symbol, length)
@@ -241,5 +241,5 @@ def _explanation(case: ClaimCase, chosen: tuple[Effect, ...]) -> Explanation:
 
 
 def distance(amount: Amount, truth: int) -> int:
-    """The nearest number that a claim may stand for, minus the truth."""
+    """Return the nearest number that a claim may stand for, minus the truth."""
     return min(max(truth, amount.low), amount.high) - truth

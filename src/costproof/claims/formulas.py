@@ -72,7 +72,7 @@ class Comparison:
         return _sum(self.given, every, self.case.capture), _sum(self.truth, every, self.case.capture)
 
     def everywhere(self, values: Mapping[str, int]) -> dict[str, int]:
-        """These values, those that follow from them, and those that are fixed."""
+        """Return these values, those that follow from them, and the fixed ones."""
         return {**values, **{n: values[s] for n, s in self.tied.items() if s in values}, **self.fixed}
 
     def parts(self) -> tuple[tuple[sympy.Expr, ...], tuple[sympy.Expr, ...]]:
@@ -112,7 +112,7 @@ class Comparison:
             return None
 
     def counterexample(self) -> Counterexample | None:
-        """The first place, in the order of the sum of the variables, where claim and truth differ."""
+        """Return the first point, by the sum of the variables, at which claim and truth differ."""
         for values in islice(_ascending(tuple(self.free)), _TRIED):
             claimed, truth = self.numbers(values)
             if truth is not None and truth.denominator == 1 and claimed is not None and claimed != truth:
@@ -134,7 +134,7 @@ class Comparison:
 
 
 def formula_value(formula: Formula, case: ClaimCase) -> int:
-    """The claimed number at the workload.
+    """Return the claimed number at the workload.
 
     Raises:
         BadInput: a symbol has no value here, or the result is not an integer.

@@ -85,7 +85,7 @@ def judge_claims(
 
 
 def judge_claim(case: ClaimCase) -> Judgement:
-    """The verdict on one claim by itself, which is about something that there is."""
+    """Judge one claim by itself, whose subject exists."""
     claim = case.claim
     truth = case.once("truth", lambda: _truth(case))
     if truth is None:
@@ -123,7 +123,7 @@ def judge_claim(case: ClaimCase) -> Judgement:
 
 
 def _truth(case: ClaimCase) -> int | None:
-    """What the claim is held against; ``None``: unknown."""
+    """Return the true value that the claim is compared with; None if unknown."""
     if case.claim.metric in PEAK_METRICS:
         return peak_of(case.capture, case.claim).bytes
     return total((n for n in case.ledger.nodes if in_scope(n, case.claim)), case.claim.metric)
@@ -135,7 +135,7 @@ def _worst(judgements: Sequence[Judgement]) -> Status:
 
 
 def _problems(case: ClaimCase) -> Iterator[BadInput]:
-    """What a claim is about and the target does not have."""
+    """Yield the parts of a claim's subject that the target does not have."""
     claim, capture, ledger = case.claim, case.capture, case.ledger
     if claim.stage not in (stages := (*capture.target.stages, TOTAL)):
         yield no_such("stage", claim.stage, stages, where=key(claim.where, "stage"))
@@ -163,7 +163,7 @@ def _problems(case: ClaimCase) -> Iterator[BadInput]:
 
 
 def _about_peaks(claim: PublishedClaim) -> Iterator[BadInput]:
-    """What cannot be said of a peak: it is that of a whole stage, and a number."""
+    """Yield the properties that a claim about a peak cannot have: it is a number for a whole stage."""
     where = key(claim.where, claim.metric)
     if claim.stage == TOTAL or claim.module:
         yield BadInput("a peak is that of one stage, not of modules or of all stages", where=where,
@@ -174,7 +174,7 @@ def _about_peaks(claim: PublishedClaim) -> Iterator[BadInput]:
 
 
 def _together(claims: Sequence[PublishedClaim], case: Callable[[PublishedClaim], ClaimCase]) -> tuple[Judgement, ...]:
-    """The judgements on all claims, each in the light of the others."""
+    """Judge all claims, each with the others as context."""
     judged = {k: judge_claim(one) for k, one in _by_subject(claims, case)}
     parameters = {j.id: j for _, j in sorted(judged.items()) if j.metric == "params"}
     again = {k: _other_model(one, judged[k], parameters.get(judged[k].id)) for k, one in _by_subject(claims, case)}
@@ -198,7 +198,7 @@ def _by_subject(
 
 
 def _other_model(case: ClaimCase, judged: Judgement, parameters: Judgement | None) -> Judgement:
-    """A number without explanation, held against the model that the parameters of its row describe."""
+    """Compare an unexplained number with the model that the parameters of its row describe."""
     amount = case.claim.value
     if judged.status in _SETTLED or not isinstance(amount, Amount) or parameters is None:
         return judged
@@ -219,7 +219,7 @@ def _other_model(case: ClaimCase, judged: Judgement, parameters: Judgement | Non
 
 
 def _as_sum(case: ClaimCase, judged: Judgement, others: Sequence[Judgement]) -> Judgement:
-    """A claimed total that is the sum of the claimed stages is as good as the worst of them."""
+    """Judge a claimed total that is the sum of the claimed stages by the worst of them."""
     if judged.stage != TOTAL or judged.status in _SETTLED or judged.module:
         return judged
     rows = [o for o in others if o.stage != TOTAL and o.metric == judged.metric and not o.module]
@@ -242,7 +242,7 @@ def _as_sum(case: ClaimCase, judged: Judgement, others: Sequence[Judgement]) -> 
 
 
 def _run(row: Judgement, case: ClaimCase) -> str:
-    """What was run, not how it was counted, as far as the causes of a row say it."""
+    """Return the calls that were run according to the causes of a row; empty for the whole run."""
     known = {"one decode step", *case.mistakes.of_run}
     causes = (s.cause for e in row.explanations[:1] for s in e.steps)
     return " and ".join(c for c in causes if c in known or c.startswith("view "))

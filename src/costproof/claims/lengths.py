@@ -41,7 +41,7 @@ class Curve:
     scale: int
 
     def at(self, length: int) -> Fraction:
-        """The number of a length."""
+        """Return the cost at a length."""
         return Fraction(self._scaled(length), self.scale)
 
     def _scaled(self, length: int) -> int:
@@ -59,7 +59,7 @@ class Curve:
         return any(self.differences[1:])
 
     def first(self, least: int) -> int:
-        """The smallest length whose number is at least this."""
+        """Return the smallest length whose cost is at least this."""
         low, high, least = self.start - 1, self.start, least * self.scale
         while self._scaled(high) < least:
             low, high = high, self.start + 2 * (high - self.start) + 1
@@ -78,7 +78,7 @@ class Held:
     """One for each reading."""
 
     def chance(self, most: int) -> Fraction:
-        """Readings of at most so many conventions that would be expected to fit by chance."""
+        """Return the expected number of coincidental fits of readings with at most so many conventions."""
         readings = zip(self.lengths.readings, self.chances, strict=True)
         return sum((chance for r, chance in readings if len(r.causes) <= most), Fraction(0))
 
@@ -112,7 +112,7 @@ def hold(case: ClaimCase, amount: Amount, model: tuple[str, ...] = ()) -> Held |
 
 
 def _curves(case: ClaimCase, model: tuple[str, ...]) -> tuple[str, int, dict[tuple[str, ...], Curve]] | None:
-    """The symbol of the length, the shortest length, and for each way to count what it gives at every length."""
+    """Return the symbol of the length, the shortest length, and the cost as a function of length for each reading."""
     claim, symbol = case.claim, _symbol(case)
     if symbol is None or claim.metric in STAGE_WIDE or not case.symbolic:
         return None
@@ -142,7 +142,7 @@ def _curves(case: ClaimCase, model: tuple[str, ...]) -> tuple[str, int, dict[tup
 
 
 def chance_text(expected: Fraction) -> str:
-    """An upper bound on the number of chance fits, as ``1/n``."""
+    """Return an upper bound on the expected coincidental fits, as ``1/n``."""
     if expected == 0:
         return "0"
     return f"1/{int(1 / expected)}" if expected <= Fraction(1, 2) else str(ceil(expected))
@@ -166,7 +166,7 @@ def _longest(case: ClaimCase) -> int | None:
 
 
 def _families(known: Iterable[Effect], barred: set[str]) -> list[tuple[str, ...]]:
-    """Readings that exclude each other, the empty one for ours; none of a family that is settled."""
+    """Return readings that exclude each other, without families that the claim settles; the empty one is ours."""
     found: dict[str, list[str]] = {}
     taken = set()
     for effect in known:
@@ -180,7 +180,7 @@ def _families(known: Iterable[Effect], barred: set[str]) -> list[tuple[str, ...]
 
 
 def _curve(start: int, lengths: Sequence[int], numbers: Sequence[Fraction]) -> Curve | None:
-    """The polynomial through the first numbers, if it gives the others too and never falls."""
+    """Return the polynomial through the first numbers; None if it misses a later one or falls."""
     row, differences = list(numbers[: _DEGREE + 1]), []
     while row:
         differences.append(row[0])

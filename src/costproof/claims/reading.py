@@ -101,7 +101,7 @@ class Reader:
         self.problems: list[CostproofError] = []
 
     def row(self, row: YamlValue, where: str) -> list[PublishedClaim]:
-        """The claims of one row, one for each metric."""
+        """Read the claims of one row, one for each metric."""
         if not isinstance(row, dict):
             self.problem("a claim is a map", where, expected="stage and at least one metric")
             return []
@@ -131,8 +131,11 @@ class Reader:
         return found
 
     def table(self, given: YamlValue, folder: Path | None, where: str) -> None:
-        """The claims of a table: ``columns`` maps a claim's key (``stage``, ``flops``) to a column, ``units`` a metric
-        to the unit of its column (``G``), ``stages`` the table's words for stages to ours; others are left out."""
+        """Read the claims of a table.
+
+        ``columns`` maps a claim's key (``stage``, ``flops``) to a column, ``units`` a metric to the unit of its column
+        (``G``), and ``stages`` the table's names of stages to ours; rows of other stages are skipped.
+        """
         if not isinstance(given, dict):
             self.problem("a table is a map", where, expected="keys " + ", ".join(TABLE))
             return
@@ -155,7 +158,7 @@ class Reader:
                     self.row(claim, row.where)
 
     def read(self, path: Path, required: Sequence[str], more: Sequence[str] | None = None) -> list[ClaimTableRow]:
-        """The rows of a table, see :func:`costproof.claims.amounts.read_table`; none if it cannot be used."""
+        """Read the rows of a table with :func:`costproof.claims.amounts.read_table`; empty if it cannot be used."""
         try:
             return read_table(path, self.problems, required, more)
         except CostproofError as error:
@@ -181,7 +184,7 @@ class Reader:
         return words, numbers
 
     def value(self, given: YamlValue, where: str, metric: Metric) -> Amount | Formula | None:
-        """A printed number or a formula."""
+        """Read a printed number or a formula."""
         if not isinstance(given, str):
             self.problem("a claim is a number or a formula", where)
             return None
@@ -231,7 +234,7 @@ class Reader:
                 self.problem("unknown key", key(where, name[:60]), "one of " + ", ".join(allowed))
 
     def distinct(self, key: Callable[[PublishedClaim], Hashable], what: str) -> tuple[PublishedClaim, ...]:
-        """The claims, of which no two may be about the same."""
+        """Return the claims, after a check that no two have the same subject."""
         seen: dict[Hashable, str] = {}
         for claim in self.claims:
             if (before := seen.setdefault(key(claim), claim.where)) != claim.where:
@@ -248,7 +251,7 @@ class Reader:
 
 
 def key(where: str, name: str) -> str:
-    """The place of a key: ``$.claims[0].stage``, and in a row ``numbers.csv, line 3, stage``."""
+    """Return the path of a key: ``$.claims[0].stage``, and in a row ``numbers.csv, line 3, stage``."""
     return f"{where}.{name}" if where.startswith("$") else f"{where}, {name}"
 
 
@@ -317,7 +320,7 @@ _LONGEST: Final = 80
 def own_claims(
     given: Iterable[str], places: Mapping[str, Sequence[str]], default: str = TOTAL
 ) -> tuple[ClaimsFile, ...]:
-    """The numbers, one claims file a name: those of one name belong together.
+    """Read a user's own numbers as claims files, one for each name.
 
     Args:
         given: pairs and paths of CSV files, as :data:`_GRAMMAR` has them.
@@ -355,7 +358,7 @@ def _pair(pair: re.Match[str], text: str) -> ClaimTableRow:
 
 
 def _claim(reader: Reader, row: ClaimTableRow, places: Mapping[str, Sequence[str]], default: str) -> None:
-    """A row of a user's in the shape of a claim, and whether there is such a place."""
+    """Return a user's row in the shape of a claim, and whether the target has its subject."""
     for column in ("name", "value"):
         if not row.cells.get(column):
             reader.problem(f"a number has no {column}", key(row.where, column), "a text", "an empty cell")

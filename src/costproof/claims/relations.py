@@ -49,7 +49,7 @@ class Relation:
 
 
 def ratio(case: ClaimCase, amount: Amount, reference: ReferenceClass) -> tuple[Relation | None, Chance]:
-    """The simplest exact ratio of claim and truth, and how many would fit by chance."""
+    """Return the simplest exact ratio of claim and truth, and how many would fit by coincidence."""
     base = reach(case.terms, case.stated)
     if base <= 0 or amount.low <= 0:
         return None, Chance()
@@ -83,7 +83,7 @@ def _numbers(reference: ReferenceClass, ratios: Iterable[Fraction], base: Fracti
 
 
 def numbers(case: ClaimCase, amount: Amount) -> list[Relation]:
-    """The numbers of configuration and run that lead to the claim, the least likely by chance first."""
+    """Return the numbers of configuration and run that lead to the claim, least likely coincidence first."""
     found = []
     for line in _free(case):
         value = line.solve(amount)
@@ -116,7 +116,7 @@ class _Line:
         return Fraction(gcd(*(int(v * common) for v in values)), common)
 
     def first(self, least: Fraction) -> int | None:
-        """The smallest value whose number is at least this; ``None`` where it does not grow to it."""
+        """Return the smallest value whose number is at least this; None if no value reaches it."""
         low, high = 0, self.most
         if (last := self.at(high)) is None or last < least:
             return None
@@ -128,7 +128,7 @@ class _Line:
         return high
 
     def solve(self, amount: Amount) -> int | None:
-        """The value that gives the claim; ``None``: there is none, or it is the usual one."""
+        """Return the value that gives the claim; None if there is none, or if it is the actual one."""
         value = self.first(Fraction(amount.low))
         if value is None or value == self.usual or (there := self.at(value)) is None:
             return None
@@ -142,7 +142,7 @@ class _Line:
         return min(max(self.grain, Fraction(amount.high - amount.low + 1)) / (here - before), Fraction(1))
 
     def chance_near(self, amount: Amount) -> Fraction:
-        """The same where the claim is; 0 where no value comes near."""
+        """Return the expected coincidental fits near the claim; 0 where no value comes near."""
         value = self.first(Fraction(amount.low))
         return Fraction(0) if value is None else self.chance(value, amount)
 
@@ -180,7 +180,7 @@ def _lines(case: ClaimCase) -> Iterator[_Line]:
 
 
 def _moved(case: ClaimCase, name: str) -> Callable[[int], Fraction | None]:
-    """The claim's number where a symbol has another value."""
+    """Return the claim's number as a function of the value of a symbol."""
     factors = _factors(case.stated)
     counted = [(term, factors.get(index, 1)) for index, term in enumerate(case.terms) if _counts(case, index)]
     moving = [(i, f) for i, f in counted if i.expr and name in free_symbols(i.expr)]
@@ -199,7 +199,7 @@ def _moved(case: ClaimCase, name: str) -> Callable[[int], Fraction | None]:
 
 
 def _layers(case: ClaimCase, tower: str, count: int, usual: int) -> Callable[[int], Fraction | None]:
-    """The claim's number with another number of layers of the kind of which there are so many now."""
+    """Return the claim's number as a function of the number of layers of one kind."""
     factors = _factors(case.stated)
     values = [
         (i, i.value * factors.get(index, 1)) for index, i in enumerate(case.terms) if _counts(case, index)

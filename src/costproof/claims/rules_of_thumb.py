@@ -27,7 +27,7 @@ _CLASSES: Final = ("", ", two classes")
 
 
 def rule_terms(capture: Capture, ledger: Ledger, claim: PublishedClaim) -> list[ClaimTerm]:
-    """What the rules give for a claim about a whole model that is one stage."""
+    """Return the values of the rules for a claim about a model that is one stage."""
     calls = capture.invocations
     if claim.metric != "flops" or claim.module or len(calls) != 1 or tokens_of(calls[0].symbols) is not None:
         return []
@@ -112,7 +112,7 @@ def _more_than_two_classes(capture: Capture, ledger: Ledger) -> int:
 
 
 def _in_float32(number: int) -> int:
-    """The nearest number of 24 binary digits, an even one of two."""
+    """Round to the nearest number of 24 binary digits, ties to even."""
     cut = max(number.bit_length() - _DIGITS, 0)
     whole, rest = divmod(number, 1 << cut)
     half = 1 << cut >> 1

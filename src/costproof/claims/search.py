@@ -63,7 +63,7 @@ class Reachable:
         self._numbers: dict[int, KnownNumbers] = {}
 
     def numbers(self, size: int) -> KnownNumbers:
-        """What the sets of a size lead to, as known numbers."""
+        """Return the numbers that the sets of a size lead to."""
         if size not in self._numbers:
             self._numbers[size] = KnownNumbers(self.reference, self.of(size)[0], self.table.scale)
         return self._numbers[size]
@@ -148,7 +148,7 @@ class _Table:
         return all(o.cause not in effect.excludes for o in others)
 
     def apply(self, state: list[int], index: int) -> list[int]:
-        """The state after a cause."""
+        """Return the state after a cause."""
         after = list(state)
         for i in self.switches[index]:
             after[self.count + i] = 1
@@ -157,7 +157,7 @@ class _Table:
         return after
 
     def delta(self, state: list[int], index: int) -> int:
-        """What a cause adds to the total."""
+        """Return the amount that a cause adds to the total."""
         added = 0
         for i in self.switches[index]:
             if not state[self.count + i]:
@@ -169,12 +169,12 @@ class _Table:
 
 
 def walk(terms: Sequence[ClaimTerm], chosen: Sequence[Effect]) -> tuple[tuple[int, ...], int]:
-    """What each cause adds when they are applied one after the other, as integers that add up, and the end."""
+    """Return the amount that each cause adds in sequence, as integers that add up, and the final number."""
     reached = [floor(reach(terms, chosen[:size])) for size in range(len(chosen) + 1)]
     return tuple(after - before for before, after in pairwise(reached)), reached[-1]
 
 
 def reach(terms: Sequence[ClaimTerm], chosen: Sequence[Effect]) -> Fraction:
-    """The number that causes lead to."""
+    """Return the number that causes lead to."""
     on = {i for i, term in enumerate(terms) if term.counted}.union(*(e.switches for e in chosen))
     return sum((terms[i].value * prod(e.factors.get(i, 1) for e in chosen) for i in on), Fraction(0))

@@ -121,7 +121,7 @@ def in_scope(node: CostNode, claim: PublishedClaim) -> bool:
 
 
 def nodes_of(ledger: Ledger, claim: PublishedClaim, metric: Metric) -> list[CostNode]:
-    """The nodes that a claim is about; a module of two stages once, where the metric belongs to the module."""
+    """Return the nodes that a claim is about; a module of two stages once if the metric belongs to the module."""
     return [n for n in bearing((n for n in ledger.nodes if in_scope(n, claim)), metric) if n.cost(metric) != 0]
 
 
@@ -148,7 +148,7 @@ def terms_of(capture: Capture, ledger: Ledger, claim: PublishedClaim) -> tuple[C
 
 
 def dense_terms(terms: Iterable[ClaimTerm]) -> list[ClaimTerm]:
-    """The matrices of the dense MLPs of towers that also have experts."""
+    """Return the matrices of the dense MLPs in towers that also have experts."""
     terms = list(terms)
     mixed = {i.tower for i in terms if i.part == "experts"}
     return [i for i in terms if i.counted and i.owner == "linear" and i.within("mlp") and i.tower in mixed]
@@ -237,7 +237,7 @@ def _extra(node: CostNode, value: Fraction, known: Mapping[str, int], extra: str
 
 
 def _embedding(ledger: Ledger, claim: PublishedClaim, values: Values) -> list[ClaimTerm]:
-    """The table as a matrix: 2 tokens entries width."""
+    """Return the embedding table as a matrix product: 2 tokens entries width."""
     tables = {(n.stage, n.module): n for n in ledger.nodes if n.role.endswith(".embedding") and n.cost("params")}
     places = [
         (replace(node, invocation=invocation), known, tokens)
@@ -253,7 +253,7 @@ def _embedding(ledger: Ledger, claim: PublishedClaim, values: Values) -> list[Cl
 
 
 def _tables(ledger: Ledger, nodes: Iterable[CostNode], values: Values) -> list[ClaimTerm]:
-    """The tables of embeddings as other weights are read: whole, in every step."""
+    """Return the embedding tables as if they were read whole in every step, like other weights."""
     size = {n.module: weight for n in ledger.nodes if (weight := n.cost("weight_bytes"))}
     read = [(n, values.get((n.stage, n.invocation), values["", ""])) for n in nodes if n.role.endswith(".embedding")]
     return [_extra(n, Fraction(known.get("N", 1) * size.get(n.module, 0)), known, "tables") for n, known in read]
@@ -288,7 +288,7 @@ def bias_of(expr: str) -> tuple[sympy.Expr, sympy.Expr] | None:
 
 
 def _in_place(given: Iterable[ClaimTerm], taken: Iterable[ClaimTerm], extra: str) -> list[ClaimTerm]:
-    """What one kind of layer would cost in the layers that are of the other: dense MLPs, mixtures of experts."""
+    """Return the cost of one kind of layer in place of the other: dense MLPs, mixtures of experts."""
     layers = {(i.stage, i.invocation): i.count for i in taken}
     return [
         replace(i, value=i.value * layers[i.stage, i.invocation] / i.count, counted=False, stands_for=extra)
@@ -328,7 +328,7 @@ def _rules(ledger: Ledger, claim: PublishedClaim, values: Values) -> list[ClaimT
 
 
 def _beyond(ledger: Ledger, claim: PublishedClaim, values: Values, windows: Windows) -> list[ClaimTerm]:
-    """What steps would append where a full window gives a token back for each: a part of what they read."""
+    """Return the bytes that steps would append in layers with a full window, which drop a token for each."""
     found = []
     for node in nodes_of(ledger, claim, "kv_read_bytes"):
         window, known = windows.get((node.stage, node.module), 0), values.get((node.stage, node.invocation), {})

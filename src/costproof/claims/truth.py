@@ -39,19 +39,19 @@ class TargetRuns(Protocol):
     """Setting -> its value in the run of the claims."""
 
     def at(self, changed: Mapping[str, int]) -> TargetRun | None:
-        """The run with these settings; ``None``: the target takes no such run."""
+        """Return the run with these settings; None if the target refuses it."""
         ...
 
     def source(self, stage: str, call: str, symbol: str) -> sympy.Expr | None:
-        """What a symbol of a call is in settings, each of them a symbol; ``None``: no setting changes it."""
+        """Return a symbol of a call as an expression of settings; None if no setting changes it."""
         ...
 
     def sizes(self, setting: str) -> tuple[int, int]:
-        """The least value of a setting, and the step to the next."""
+        """Return the least value of a setting, and the step to the next."""
         ...
 
     def ends(self, setting: str) -> tuple[int, ...]:
-        """The values of a setting from which on other formulas hold."""
+        """Return the values of a setting from which on other formulas apply."""
         ...
 
 
@@ -80,13 +80,13 @@ class ClaimCase:
     """What was worked out for whatever number is claimed here."""
 
     def once(self, name: str, make: Callable[[], T]) -> T:
-        """What does not depend on the number that is claimed, made when it is first asked for."""
+        """Memoize a result that does not depend on the claimed number."""
         if name not in self.kept:
             self.kept[name] = make()
         return cast(T, self.kept[name])
 
     def claiming(self, claim: PublishedClaim) -> ClaimCase:
-        """The same where only another number is claimed; it keeps what was worked out."""
+        """Return the same case for another claimed number; memoized results are shared."""
         other = copy(self)
         other.claim = claim
         return other
@@ -126,7 +126,7 @@ class ClaimCase:
         return tuple(e for e in self.effects if names & {e.cause, *e.aliases} and applies(e))
 
     def chosen(self, names: Iterable[Name]) -> tuple[Effect, ...]:
-        """The effects of these names; one that changes nothing here, such as the last token of one, is left out."""
+        """Return the effects of these names, without those that change nothing here."""
         return tuple(self.named[n] for n in names if n in self.named)
 
     @cached_property
@@ -146,7 +146,7 @@ class ClaimCase:
         return all(self.claim.metric in n.exprs for n in self.nodes)
 
     def moved(self, change: Callable[[Invocation], Mapping[str, int]]) -> ClaimCase | None:
-        """The claim's stages with other symbols; ``None`` where some cost is not an integer there."""
+        """Return the case with other symbols; None if some cost is not an integer there."""
         calls = tuple(replace(i, symbols={**i.symbols, **change(i)}) for i in self.capture.invocations)
         nodes = tuple(n for n in self.ledger.nodes if self.claim.stage in (TOTAL, n.stage))
         values = {(i.stage, i.id): i.symbols for i in calls}
@@ -157,7 +157,7 @@ class ClaimCase:
         return replace(self, capture=replace(self.capture, invocations=calls), ledger=there)
 
     def at_length(self, symbol: str, length: int) -> ClaimCase | None:
-        """The same at another length of prompt or context, and what follows it."""
+        """Return the case at another length of prompt or context, with the symbols that follow it."""
         given = next(c.symbols[symbol] for c in self.calls if symbol in c.symbols)
         follow = {symbol, *(n for n, leader in TIED.items() if leader == symbol)}
         return self.moved(lambda call: {n: length for n, v in call.symbols.items() if n in follow and v == given})

@@ -15,7 +15,7 @@ from costproof.foreign import skip
 from costproof.ledger.errors import EXIT_INCOMPLETE, EXIT_OK, BadInput
 from costproof.ledger.files import json_text
 from costproof.ledger.plural import plural
-from costproof.reports.coverage import coverage_text
+from costproof.reports.listing import coverage_text
 from costproof.reports.screen import align_table
 
 

@@ -61,7 +61,7 @@ Spot = tuple[str, str, str]
 
 
 def order(sources: Iterable[str]) -> tuple[str, ...]:
-    """Sources in the order in which they are shown and compared."""
+    """Return sources in the order in which they are shown and compared."""
     present = list(sources)
     return tuple(s for s in ALL_SOURCES if s in present) + tuple(sorted(s for s in present if s not in ALL_SOURCES))
 
@@ -115,7 +115,7 @@ def _of_other_kinds(row: AlignedRow) -> list[AlignedRow]:
 
 
 def _of_kind(cell: Cell, kind: str, side: Mapping[str, int]) -> Cell:
-    """What a source says about one kind of vector work of a module, as a number."""
+    """Return a source's amount of one kind of vector work in a module."""
     return Cell(side.get(kind, 0), None, cell.kinds, cell.ids, cell.labels, cell.owner)
 
 

@@ -133,7 +133,7 @@ class SourcePair:
         return self.value - self.target
 
     def turned(self) -> SourcePair:
-        """The same seen from the other source."""
+        """Return the pair with the sources exchanged."""
         return SourcePair(self.row, self.other, self.target, self.source, self.value)
 
 
@@ -144,7 +144,7 @@ Rule = Callable[[SourcePair, Context], Adjustment | None]
 
 
 def causes_of(pair: SourcePair, ctx: Context) -> tuple[Cause, ...]:
-    """Accepted causes of a difference; their amounts add up to what they explain of it."""
+    """Return the accepted causes of a difference; their amounts add up to the explained part."""
     causes: list[Cause] = []
     for rule in _RULES:
         for sign in (-1, 1):
@@ -249,7 +249,7 @@ def other_calls(pair: SourcePair, ctx: Context) -> str | None:
 
 
 def _looped(side: SourcePair, ctx: Context) -> Adjustment | None:
-    """A loop over experts calls what is inside it once for every expert that received a token."""
+    """Explain the calls inside a loop over experts: one for every expert that received a token."""
     if side.row.metric != "calls" or ctx.conventions[side.source].expert_kernel != "eager":
         return None
     experts = _symbol(side.row, ctx, f"{side.row.tower}_experts")

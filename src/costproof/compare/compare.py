@@ -1,4 +1,4 @@
-"""From a capture to its findings."""
+"""Compare the sources of a capture and return its findings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from costproof.compare.flop_counter_check import second_judge
 from costproof.compare.totals import sums
 from costproof.compare.verdict import coverage, gaps, given_by, verdict_of
 from costproof.ledger.capture import Capture
-from costproof.ledger.workload import Invocation
 
 
 def compare(capture: Capture) -> Discrepancy:
@@ -44,73 +43,70 @@ def compare(capture: Capture) -> Discrepancy:
 
 
 def trace_findings(capture: Capture) -> list[Finding]:
-    """One finding for each call or edge on which the two dynamic tracers differ."""
+    """Return one finding for each call or edge on which the two dynamic tracers differ."""
     if capture.trace_check is None:
         return []
     return [
-        _of_no_delta(
-            f"trace/{number:03d}#calls", "trace_difference", difference, difference, stage="trace", level="trace"
+        _finding(
+            f"trace/{number:03d}#calls", _defect("trace_difference", difference, note=difference), difference,
+            stage="trace", level="trace",
         )
         for number, difference in enumerate(capture.trace_check.differences, start=1)
-    ]
+    ]  # fmt: skip
 
 
 def silent_findings(capture: Capture) -> list[Finding]:
     """Return one finding for each metric that a source is on record to give for the target, and does not give."""
     return [
-        _of_no_delta(
-            f"{ledger.source}#{metric}",
-            "silent_source",
-            ledger.source,
-            f"{ledger.source} no longer gives {metric}",
-            stage=ledger.source,
-            metric=metric,
+        _finding(
+            f"{ledger.source}#{metric}", _defect("silent_source", ledger.source),
+            f"{ledger.source} no longer gives {metric}", stage=ledger.source, metric=metric,
         )
         for ledger in capture.ledgers
         for metric in capture.recorded.get(ledger.source, ())
         if metric not in ledger.metrics
-    ]
+    ]  # fmt: skip
 
 
 def size_findings(capture: Capture) -> list[Finding]:
-    """Return one finding for each size of a call that is another one in the shapes of what goes into a graph.
+    """Return one finding for each size of a call that differs from the shapes of the inputs of a graph.
 
     The costs of all sources in symbols are evaluated at the sizes of the calls, so no cost shows that these are wrong.
     """
     return [
-        _of_no_delta(
-            f"{call.stage}[{call.id}]#{symbol}",
-            "input_sizes",
-            symbol,
-            _other_size(call, symbol, size, ledger.source),
-            stage=call.stage,
-            invocation=call.id,
+        _finding(
+            f"{call.stage}[{call.id}]#{symbol}", _defect("input_sizes", symbol),
+            f"{symbol} of {call.stage}[{call.id}] is {call.symbols[symbol]:,} where costs are evaluated, "
+            f"{size:,} in the inputs of the {ledger.source} source",
+            stage=call.stage, invocation=call.id,
         )
         for ledger in capture.ledgers
         for call in capture.invocations
         for symbol, size in ledger.sizes.get(f"{call.stage}[{call.id}]", {}).items()
         if call.symbols.get(symbol, size) != size
-    ]
+    ]  # fmt: skip
 
 
-def _of_no_delta(
+def _defect(kind: CauseKind, evidence: str, note: str = "") -> Cause:
+    """Return a cause that explains no part of a number.
+
+    Args:
+        note: the meaning of the kind, unless given.
+    """
+    return Cause(kind, 0, (evidence,), accepted=False, note=note or CAUSES[kind])
+
+
+def _finding(
     id_: str,
-    kind: CauseKind,
-    shown: str,
-    said: str,
+    cause: Cause,
+    evidence: str,
     *,
     stage: str,
     invocation: str = "",
     metric: str = "calls",
     level: Level = "source",
 ) -> Finding:
-    """Return a finding that is not a comparison of two numbers.
-
-    Args:
-        shown: evidence of the cause.
-        said: evidence of the finding, in words.
-    """
-    note = said if level == "trace" else CAUSES[kind]
+    """Return a finding that does not compare two numbers."""
     return Finding(
         id=id_,
         level=level,
@@ -122,14 +118,7 @@ def _of_no_delta(
         status="unexplained",
         values={},
         delta=None,
-        causes=(Cause(kind, 0, (shown,), accepted=False, note=note),),
+        causes=(cause,),
         residual=None,
-        evidence=(said,),
-    )
-
-
-def _other_size(call: Invocation, symbol: str, size: int, source: str) -> str:
-    return (
-        f"{symbol} of {call.stage}[{call.id}] is {call.symbols[symbol]:,} where costs are evaluated, "
-        f"{size:,} in the inputs of the {source} source"
-    )
+        evidence=(evidence,),
+    )  # fmt: skip

@@ -143,7 +143,7 @@ def _match(found: _Found, theirs: Sums, ours: Sums) -> None:
 
 
 def _first_rows(found: _Found, theirs: Sums, ours: Sums, where: str) -> None:
-    """A counter that states that it takes the first dimension of an output for all rows of a product."""
+    """Explain a counter that states that it takes the first dimension of an output for all rows of a product."""
     value, flops = theirs.get("", 0), sum(ours.values())
     if value and flops > value and flops % value == 0:
         found.covered += value
@@ -153,7 +153,7 @@ def _first_rows(found: _Found, theirs: Sums, ours: Sums, where: str) -> None:
 
 
 def _rounded(found: _Found, theirs: Sums, ours: Sums, calls: Sums, where: str) -> None:
-    """A counter that states that it knows the FLOPs of each einsum to four digits."""
+    """Explain a counter that states that it knows the FLOPs of each einsum to four digits."""
     for kind in [k for k in theirs if kind_of(k) == "einsum" and k in ours]:
         count = calls.get(kind, 0)
         if not count or ours[kind] % count:

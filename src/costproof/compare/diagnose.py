@@ -39,8 +39,11 @@ class Diagnosis:
 
 
 def module_findings(rows: Iterable[AlignedRow], ctx: Context) -> list[Finding]:
-    """One finding per pattern of modules that are alike: same path but for numbers, same values,
-    same formulas and same operators in every source."""
+    """Return one finding per pattern of modules that are alike.
+
+    Modules are alike if their paths differ in numbers only, and each source has the same values, formulas and
+    operators for them.
+    """
     groups: dict[Hashable, list[AlignedRow]] = {}
     for row in rows:
         groups.setdefault(_likeness(row, ctx), []).append(row)
@@ -128,7 +131,7 @@ def renamed(row: AlignedRow) -> tuple[Cause, ...]:
 
 
 def finding(row: AlignedRow, judged: Diagnosis, pattern: str, count: int) -> Finding:
-    """The finding of a group of ``count`` modules that are alike."""
+    """Return the finding of a group of ``count`` modules that are alike."""
     sources = order(row.cells)
     values = {s: None if (v := row.cells[s].value) is None else v * count for s in sources}
     causes = tuple(replace(c, amount=c.amount * count) for c in judged.causes)
@@ -182,7 +185,7 @@ def _differs_elsewhere(row: AlignedRow, ctx: Context) -> str | None:
 
 
 def _expressions(row: AlignedRow) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
-    """The formulas of the two symbolic sources, where both have one; nothing is the expression 0."""
+    """Return the formulas of the two symbolic sources if both have one; no term is the expression 0."""
     mine, theirs = (row.cells[s].exprs if s in row.cells else None for s in ("analytic", "static"))
     return None if mine is None or theirs is None else (mine, theirs)
 
@@ -261,7 +264,7 @@ def _family(name: str) -> str:
 
 
 def _product(amount: int, values: Mapping[str, int]) -> str | None:
-    """A product of up to three symbols and a small factor that is the amount, if there is just one."""
+    """Return the only product of up to three symbols and a small factor that equals the amount, or None."""
     names = sorted(n for n, v in values.items() if v > 2 and amount % v == 0)
     found = []
     for size in (1, 2, 3):

@@ -21,7 +21,7 @@ Place = tuple[str, str]
 
 
 def expert_findings(capture: Capture) -> list[Finding]:
-    """Calls of every expert, by stage: one finding per pattern of experts that ran equally often."""
+    """Return the calls of experts by stage: one finding per pattern of experts that ran equally often."""
     if capture.run is None or capture.callgraph is None:
         return []
     places = _places(capture)
@@ -63,7 +63,7 @@ def uneven_experts(capture: Capture) -> list[Finding]:
 
 
 def _places(capture: Capture) -> dict[bool, Place]:
-    """A prompt of S tokens and steps after a context of P, the two ways in which a decoder runs: where they stand."""
+    """Return the calls of a prompt of S tokens and of steps after a context of P, the two modes of a decoder."""
     return {"P" in i.symbols: (i.stage, i.id) for i in capture.invocations if {"S", "P"} & i.symbols.keys()}
 
 

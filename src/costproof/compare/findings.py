@@ -231,7 +231,7 @@ class CounterComparison:
         return (*(f"The truth is unknown: {why}" for why in self.unknown), *self.checked)
 
     def tool(self, name: str) -> CounterTool:
-        """The counter of that name."""
+        """Return the counter of that name."""
         return next(t for t in self.tools if t.info.name == name)
 
 
@@ -262,13 +262,13 @@ class Discrepancy:
         return f"Discrepancy({of}: {self.verdict}, {plural(len(self.findings), 'finding')})"
 
     def select(self, *, level: Level | None = None, status: Status | None = None) -> tuple[Finding, ...]:
-        """The findings of a level and a status (``None``: of any)."""
+        """Return the findings of a level and a status (None: of any)."""
         return tuple(
             f for f in self.findings if (level is None or f.level == level) and (status is None or f.status == status)
         )
 
     def finding(self, finding_id: str) -> Finding:
-        """The finding of that id.
+        """Return the finding of that id.
 
         Raises:
             BadInput: there is none.

@@ -17,7 +17,7 @@ WITHOUT = "FLOPs of operators: the dynamic source has no second judge in this ca
 
 
 def second_judge(capture: Capture) -> tuple[Judges, tuple[Finding, ...]]:
-    """What the second judge confirms, what it cannot, and a finding for each operator on which the two differ."""
+    """Compare the dynamic source with FlopCounterMode: what agrees, what is not comparable, and findings."""
     dynamic = next((x for x in capture.ledgers if x.source == "dynamic"), None)
     if dynamic is None or capture.judge is None:
         return Judges(0, 0, (WITHOUT,)), ()

@@ -57,7 +57,7 @@ CARRIED_OUT_BY_MATMUL: Final[frozenset[str]] = frozenset({"attention", "einsum",
 
 @cache
 def kind_of(kind: str) -> str:
-    """The common kind of a source's operator name; of a name outside the table, what torch calls it.
+    """Return the common kind of a source's operator name; for a name outside the table, torch's name.
 
     ``aten._grouped_mm.default`` -> ``expert_gemm``, ``__rmatmul__`` -> ``matmul``, ``aten.lstm.input`` -> ``lstm``,
     ``foo::bar`` -> ``foo::bar``.
@@ -132,7 +132,7 @@ _FUSED: Final = ({"softmax": Fraction(5, 6), ARITHMETIC: Fraction(1, 6)},
 
 
 def operators(kinds: Iterable[tuple[str, int | None]]) -> tuple[tuple[str, int], ...]:
-    """The operators of a module by their common names, those of a name added up."""
+    """Return the operators of a module by their common names, summed by name."""
     found: Counter[str] = Counter()
     for name, value in kinds:
         common = kind_of(name)
@@ -142,7 +142,7 @@ def operators(kinds: Iterable[tuple[str, int | None]]) -> tuple[tuple[str, int],
 
 @lru_cache(maxsize=4096)
 def readings(found: tuple[tuple[str, int], ...]) -> tuple[Kinds, ...]:
-    """What the operators of a module may be, in kinds of work; the first is the plain one.
+    """Return the possible readings of a module's operators as kinds of work; the first is the plain one.
 
     Args:
         found: operator, by its common name, and its operations.
@@ -155,7 +155,7 @@ def readings(found: tuple[tuple[str, int], ...]) -> tuple[Kinds, ...]:
 
 
 def _read(there: Kinds, fused: Mapping[str, Fraction], written: Sequence[_Recipe | None]) -> Kinds | None:
-    """The kinds of one reading; ``None`` where the operators are too few for it."""
+    """Return the kinds of one reading; None if there are too few operators for it."""
     left = {name: Fraction(value) for name, value in there.items()}
     kinds: dict[str, Fraction] = {}
 
@@ -178,7 +178,7 @@ def _read(there: Kinds, fused: Mapping[str, Fraction], written: Sequence[_Recipe
 
 
 def nearest(formula: Kinds, found: tuple[tuple[str, int], ...]) -> Kinds:
-    """The reading of a graph's operators that is nearest to the kinds of a formula: equal to them, or the formula errs.
+    """Return the reading of a graph's operators that is closest to the kinds of a formula.
 
     Args:
         formula: kinds of a formula, with the same sum as the operators.

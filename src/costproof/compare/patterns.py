@@ -26,7 +26,7 @@ Mask = tuple[str, ...]
 
 @lru_cache(maxsize=16384)
 def template(path: str) -> tuple[Mask, tuple[int, ...]]:
-    """The texts around the numbered parts of a path, and the numbers."""
+    """Split a path into the texts around its numbers, and the numbers."""
     return tuple(_NUMBER.split(path)), tuple(int(m.group()) for m in _NUMBER.finditer(path))
 
 
@@ -49,7 +49,7 @@ def patterns(paths: Iterable[str]) -> list[tuple[str, tuple[str, ...]]]:
 
 
 def expand(pattern: str) -> tuple[str, ...]:
-    """The paths that a pattern stands for."""
+    """Return the paths that a pattern stands for."""
     axes = [chain.from_iterable(_spans(match.group(1))) for match in _RANGES.finditer(pattern)]
     mask = tuple(_RANGES.split(pattern)[::2])  # texts and ranges alternate
     return tuple(_fill(mask, numbers) for numbers in product(*axes))

@@ -44,7 +44,7 @@ def sums(capture: Capture, findings: Sequence[Finding]) -> list[Finding]:
 
 
 def _within(ledger: Ledger, metric: Metric, stages: Sequence[str]) -> int | None:
-    """A source's sum over stages, each module of a stage-wide metric once; unknown as soon as one stage is."""
+    """Sum a source over stages, each module of a stage-wide metric once; None as soon as one stage is unknown."""
     if any(ledger.hides(metric, stage) for stage in stages):
         return None
     return total((n for n in ledger.nodes if n.stage in stages), metric)
@@ -96,7 +96,7 @@ def _sum(stage: str, metric: Metric, values: Mapping[str, int | None], rows: Seq
 
 
 def _reference(sources: Sequence[str], values: Mapping[str, int | None], rows: Sequence[Finding]) -> str | None:
-    """The source that the sum's delta is measured against: see :class:`Finding`."""
+    """Return the source that the sum's delta is measured against: see :class:`Finding`."""
     if len(sources) < 2:
         return None
     for status in ("unexplained", "explained"):

@@ -66,7 +66,7 @@ def gaps(capture: Capture, findings: Sequence[Finding]) -> tuple[str, ...]:
 
 
 def _not_compared(capture: Capture, findings: Sequence[Finding]) -> Iterator[str]:
-    """What the capture names and nobody counted: a verdict over nothing is not "exact"."""
+    """Yield the stages and calls of the capture that no source counted: a verdict over nothing is not "exact"."""
     rows = [f for f in findings if f.level == "module"]
     if not rows:
         yield "nothing was counted: there is no quantity to compare"
@@ -85,7 +85,7 @@ def _not_compared(capture: Capture, findings: Sequence[Finding]) -> Iterator[str
 
 
 def next_step(d: Discrepancy) -> str | None:
-    """What to write so that the capture becomes whole, where that is a rule."""
+    """Return the fix that makes the capture complete, if writing a rule is one."""
     return rule_wanted(op for cover in d.coverage.values() for op in cover.unknown_ops)
 
 
@@ -116,7 +116,7 @@ def given_by(findings: Sequence[Finding]) -> tuple[GivenBy, ...]:
 
 
 def verdict_sentence(d: Discrepancy) -> str:
-    """The verdict for people, one sentence."""
+    """Return the verdict for people, one sentence."""
     modules = [f for f in d.findings if f.level in ("module", "trace", "judge")]
     compared = [f for f in modules if f.status in ("exact", "explained", "unexplained")]
     sources = [s for s in ALL_SOURCES if s in d.coverage]

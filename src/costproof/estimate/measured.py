@@ -142,7 +142,7 @@ NOT_RUN: Final[Mapping[TimePlace, Sequence[int]]] = {}
 
 
 @dataclass(frozen=True, slots=True)
-class StageTime:
+class MeasuredStage:
     """The time of one stage in one forward."""
 
     run: str
@@ -175,7 +175,7 @@ class StageTime:
 
 
 @dataclass(frozen=True, slots=True)
-class PartTime:
+class MeasuredPart:
     """The time of a part of the model in one forward; modules that differ only in numbers are one part."""
 
     run: str
@@ -195,7 +195,7 @@ class PartTime:
 
 
 @dataclass(frozen=True, slots=True)
-class OperatorTime:
+class MeasuredOperator:
     """The time of a distinct call."""
 
     run: str
@@ -230,10 +230,10 @@ class Measurement:
     bandwidth: int
     clock: str
     threads: int
-    rows: tuple[StageTime, ...]
-    operators: tuple[OperatorTime, ...]
+    rows: tuple[MeasuredStage, ...]
+    operators: tuple[MeasuredOperator, ...]
     """Distinct calls, those with the longest total time first."""
-    parts: tuple[PartTime, ...] = ()
+    parts: tuple[MeasuredPart, ...] = ()
     """Parts, the longest first."""
 
     @property
@@ -266,7 +266,7 @@ class Measurement:
         return EXIT_INCOMPLETE if any(row.split is None for row in self.rows) else EXIT_OK
 
 
-def median_error(found: Iterable[StageTime]) -> Fraction:
+def median_error(found: Iterable[MeasuredStage]) -> Fraction:
     """Return the median error of the replay over some rows, the larger middle one of an even number; 0 without rows."""
     errors = sorted(row.error for row in found if row.error is not None)
     return errors[len(errors) // 2] if errors else Fraction(0)
@@ -282,7 +282,7 @@ def stage_times(
     of: Roof,
     arithmetic: Arithmetic,
     routed: Mapping[str, int] = NO_EXPERTS,
-) -> tuple[StageTime, ...]:
+) -> tuple[MeasuredStage, ...]:
     """Return the times of every stage that was timed, or whose operators were.
 
     Args:
@@ -311,7 +311,7 @@ def _row(
     of: Roof,
     arithmetic: Arithmetic,
     routed: Mapping[str, int],
-) -> StageTime:
+) -> MeasuredStage:
     roofs = _roofs(nodes, of, arithmetic)
     roof = of.one_after_another(roofs.values())
     moved = total(nodes, FLOOR) or exact_sum(total(nodes, metric) for metric in LASTING)
@@ -325,7 +325,7 @@ def _row(
         parts = split_time(Fraction(floor.seconds) * _NANO, known, works, time)
     certain = of.bound(floor.flops, exact_sum((floor.bytes, -_spared_bytes(nodes, routed))), floor.least)
     fastest = None if time is None else min(time.runs)
-    return StageTime(
+    return MeasuredStage(
         *place, floor, roof, replay, time, parts, of_peak, of_bandwidth, _impossibility(certain, fastest, replay)
     )
 
@@ -361,7 +361,7 @@ def part_times(
     arithmetic: Arithmetic,
     routed: Mapping[str, int] = NO_EXPERTS,
     times: Mapping[TimePlace, Sequence[int]] = NOT_RUN,
-) -> tuple[PartTime, ...]:
+) -> tuple[MeasuredPart, ...]:
     """Return the times of every part of each stage of each forward, unknown times first, then the longest.
 
     Args:
@@ -395,7 +395,7 @@ def part_times(
                 # Small weights stay in the caches from run to run: only products are certain.
                 wrong = _impossibility(of.bound(roof.flops, 0, roof.least), min(measured.runs))
             of_peak = _share(roof.flops, alone, of.flops)
-            found.append(PartTime(run, stage, part, roof, alone, of_peak, wrong, measured))
+            found.append(MeasuredPart(run, stage, part, roof, alone, of_peak, wrong, measured))
     return tuple(sorted(found, key=lambda row: (row.replay is not None, -(row.replay or 0))))
 
 

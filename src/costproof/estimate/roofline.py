@@ -108,7 +108,7 @@ class ThresholdPoint:
 
 
 @dataclass(frozen=True, slots=True)
-class Threshold:
+class BottleneckThreshold:
     """Where a setting makes one side exceed the other, all else as in the workload."""
 
     stage: str
@@ -145,7 +145,7 @@ class Roofline:
     run: StageBound
     stages: tuple[StageBound, ...]
     parts: tuple[PartBound, ...]
-    borders: tuple[Threshold, ...]
+    borders: tuple[BottleneckThreshold, ...]
     routing: Routing = "bound"
     """Experts that a call reads: at most min(E, T k), the mean of uniform routing, or those of a given routing."""
     experts: tuple[TouchedExperts, ...] = ()

@@ -25,7 +25,7 @@ from costproof.models.generic.address import Address, address
 from costproof.models.generic.huggingface import default_config, huggingface, read_config
 from costproof.models.known import KNOWN
 from costproof.models.target import NamedWorkload, Setting, Target
-from costproof.plugins import OURS, Plugin, Registry, at
+from costproof.plugins import OURS, Plugin, Registry, lazy
 
 if TYPE_CHECKING:
     from costproof.claims.effects import Mistakes
@@ -240,7 +240,7 @@ def _family_plugin(name: str, *, is_package: bool) -> Plugin[TargetFactory]:
     file, place = (f"{name}/__init__.py", f"{name}.target") if is_package else (f"{name}.py", name)
     with (Path(families.__path__[0]) / file).open(encoding="utf-8") as source:
         what = source.readline().strip().strip('"').rstrip(".")
-    return Plugin(name.replace("_", "-"), what, at(f"{families.__name__}.{place}:TARGET"))
+    return Plugin(name.replace("_", "-"), what, lazy(f"{families.__name__}.{place}:TARGET"))
 
 
 def _itself(made: TargetFactory) -> TargetFactory:
@@ -310,7 +310,7 @@ def _located(named: Address) -> _Located:
     return _Located(_GENERIC(), lambda trusted: _generic(named, trusted))
 
 
-_GENERIC: Final = at("costproof.models.generic.module:GenericTarget")
+_GENERIC: Final = lazy("costproof.models.generic.module:GenericTarget")
 
 
 def _generic(named: Address, trusted: bool) -> Target:

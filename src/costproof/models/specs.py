@@ -150,7 +150,7 @@ class Built:
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class Truncation:
     """For each module of a truncated model, the number of modules of the whole model that it represents."""
 
     parameters: int

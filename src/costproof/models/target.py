@@ -13,7 +13,7 @@ from costproof.ledger.node import Ledger
 from costproof.ledger.progress import Progress
 from costproof.ledger.run import RunDevice, RunOptions
 from costproof.ledger.workload import Invocation, ModuleKinds, TargetInfo, Workload
-from costproof.models.specs import Built, ExportJob, Run, Stretch
+from costproof.models.specs import Built, ExportJob, Run, Truncation
 
 if TYPE_CHECKING:
     from torch import nn
@@ -235,10 +235,10 @@ class Runnable(Target, Protocol):
 
 
 @runtime_checkable
-class Stretched(Runnable, Protocol):
+class Truncatable(Runnable, Protocol):
     """Target that can be truncated to its first layers and extrapolated from them."""
 
-    def stretched(self) -> tuple[Stretch, Runnable, Stretch] | None:
+    def stretched(self) -> tuple[Truncation, Runnable, Truncation] | None:
         """Return the truncation, a deeper truncation of the same model, and the truncation of that one.
 
         The second one has at least one more layer of each kind that is left out. ``None``: the model is not cut.
@@ -251,7 +251,7 @@ class Stretched(Runnable, Protocol):
 
 
 @runtime_checkable
-class MayBeHere(Runnable, Protocol):
+class InProcess(Runnable, Protocol):
     """Target that may exist only as an object of this process, so that its sources run here, one by one."""
 
     @property

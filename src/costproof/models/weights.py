@@ -54,7 +54,7 @@ class Placement:
 
 
 @dataclass(slots=True)
-class Plan:
+class WeightPlan:
     """Placements by shard, and the tensors that are not loaded."""
 
     shards: dict[Path, list[Placement]] = field(default_factory=dict)
@@ -69,7 +69,7 @@ def no_other_names(name: str) -> None:
     """Return no placement: the checkpoint uses the model's own names."""
 
 
-def plan(folder: str, model: nn.Module, names: Names = no_other_names, *, cut: bool) -> Plan:
+def plan(folder: str, model: nn.Module, names: Names = no_other_names, *, cut: bool) -> WeightPlan:
     """Match every tensor of a checkpoint with parameters, reading only the headers.
 
     Args:
@@ -83,7 +83,7 @@ def plan(folder: str, model: nn.Module, names: Names = no_other_names, *, cut: b
     wanted = dict(model.named_parameters())
     buffers = {name for name, _ in model.named_buffers()}
     layers = {_layer(name) for name in wanted} | {None}
-    found, problems = Plan(), list[CostproofError]()
+    found, problems = WeightPlan(), list[CostproofError]()
     filled: dict[str, set[tuple[int | None, str]]] = {name: set() for name in wanted}
     where: dict[str, Path] = {}
     for shard, name, shape in _headers(Path(folder), problems):
@@ -122,7 +122,7 @@ def plan(folder: str, model: nn.Module, names: Names = no_other_names, *, cut: b
     return found
 
 
-def load(found: Plan, model: nn.Module, progress: Progress) -> tuple[str, ...]:
+def load(found: WeightPlan, model: nn.Module, progress: Progress) -> tuple[str, ...]:
     """Copy every tensor to its parameter, in the model's dtype, and return sentences that describe it.
 
     Raises:

@@ -65,7 +65,7 @@ class _RunFamily:
 
 @dataclass(frozen=True, slots=True)
 class Threshold:
-    """Where a sum exceeds another one; see :class:`~costproof.estimate.roofline.Threshold`."""
+    """Where a sum exceeds another one; see :class:`~costproof.estimate.roofline.BottleneckThreshold`."""
 
     outcome: ThresholdOutcome
     at: int | None = None

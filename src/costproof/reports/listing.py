@@ -1,18 +1,21 @@
-"""List the operators of a stage; runs of equal layers are written once."""
+"""Report operators as text: the listing of a stage, with equal layers once, and the coverage of rules."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from fnmatch import fnmatchcase
 from itertools import groupby
+from math import inf
 from typing import Final
 
 from costproof.ledger.callgraph import OperatorLine, OperatorListing
-from costproof.ledger.node import exact_sum
+from costproof.ledger.capture import Capture
+from costproof.ledger.node import CostNode, Ledger, at_most, exact_sum, total
 from costproof.ledger.plural import plural
 from costproof.reports.escape import visible
-from costproof.reports.screen import fill_lines
-from costproof.views.module_paths import pattern
+from costproof.reports.screen import align_table, fill_lines
+from costproof.views.module_tree import pattern
 from costproof.views.numbers import exact, share
 
 _LAYER: Final = re.compile(r"(.*?\.\d+)(?:\.|$)")
@@ -80,3 +83,35 @@ def _line(line: OperatorLine, whole: int | None, indent: str) -> str:
     said = "; ".join([*work, *filter(None, [line.why])])
     made = f"{indent}%{line.label} = {line.operator}({reads}) -> {', '.join(line.returns)}"
     return f"{made}  # {said + '; ' if said else ''}{line.module or '(root)'}"
+
+
+def coverage_text(capture: Capture, glob: str = "*", width: int | None = None) -> str:
+    """Return a table per source (operator kind, modules, FLOPs, share, vector FLOPs), then the unknown operators."""
+    lines: list[str] = []
+    for ledger in capture.ledgers:
+        if "flops" in ledger.metrics:
+            lines += [*_coverage_table(ledger, glob, width), ""]
+    unknown = [(x.source, op) for x in capture.ledgers for op in x.unknown_ops if fnmatchcase(op.op, glob)]
+    for source, op in unknown:
+        lines.append(
+            f"no rule: {source} {visible(op.op)} in {op.stage} {visible(op.module)}, {plural(op.count, 'call')}, "
+            f"{at_most(op.bound_flops)} ({visible(op.why)})"
+        )
+    lines += [] if unknown else ["Every operator that computes has a rule."]
+    return fill_lines(lines, width)
+
+
+def _coverage_table(ledger: Ledger, glob: str, width: int | None) -> list[str]:
+    kinds: dict[str, list[CostNode]] = {}
+    for n in ledger.nodes:
+        if n.kind and fnmatchcase(n.kind, glob):
+            kinds.setdefault(n.kind, []).append(n)
+    sums = {kind: (total(nodes, "flops"), total(nodes, "vector_flops")) for kind, nodes in kinds.items()}
+    # What is unknown stands first: it may be the largest.
+    ordered = sorted(sums.items(), key=lambda item: (*(-x if x is not None else -inf for x in item[1]), item[0]))
+    whole = exact_sum(flops for flops, _ in sums.values())
+    rows = [
+        (visible(k), exact(len({n.module for n in kinds[k]})), exact(flops), share(flops, whole), exact(vector))
+        for k, (flops, vector) in ordered
+    ]
+    return align_table((ledger.source, "modules", "FLOPs", "share", "vector FLOPs"), rows, width=width)

@@ -7,7 +7,7 @@ from dataclasses import astuple, fields
 from fractions import Fraction
 from typing import Final, TypeVar
 
-from costproof.estimate.measured import Measurement, OperatorTime, PartTime, StageTime, TimeSplit
+from costproof.estimate.measured import MeasuredOperator, MeasuredPart, MeasuredStage, Measurement, TimeSplit
 from costproof.ledger.plural import plural
 from costproof.ledger.profile import Measured, Profile, Timing
 from costproof.ledger.workload import counted_line
@@ -128,11 +128,11 @@ def _replay(found: Measurement) -> str:
     return f"As a prediction, the operators alone are {error} % off the measured time in the median over the rows."
 
 
-def _place(row: StageTime) -> tuple[str, str]:
+def _place(row: MeasuredStage) -> tuple[str, str]:
     return row.run, f"{row.stage}[{row.invocation}]" if row.invocation else row.stage or "outside the stages"
 
 
-def _stage(row: StageTime) -> tuple[str, ...]:
+def _stage(row: MeasuredStage) -> tuple[str, ...]:
     roof = None if row.roof.seconds is None else Fraction(row.roof.seconds) * _NANO
     begin = (
         *_place(row), human(row.roof.flops, "FLOP"), human(row.roof.bytes, "B"), duration(row.floor.seconds),
@@ -159,7 +159,7 @@ def _percent(rate: str | None) -> str:
     return "?" if rate is None else share(Fraction(rate), 1)
 
 
-def _parts(row: StageTime) -> tuple[str, ...]:
+def _parts(row: MeasuredStage) -> tuple[str, ...]:
     whole, count = (row.replay, len(SPLIT) - 2) if row.measured is None else (row.measured.median, len(SPLIT))
     parts = (None,) * len(SPLIT) if row.split is None else astuple(row.split)
     return (*_place(row), _time(whole), *map(_signed, parts[:count]))
@@ -172,17 +172,17 @@ def _signed(nanoseconds: str | None) -> str:
     return f"-{duration(str(-value))}" if value < 0 else duration(str(value))
 
 
-def _operator(o: OperatorTime, whole: int) -> tuple[str, ...]:
+def _operator(o: MeasuredOperator, whole: int) -> tuple[str, ...]:
     alone = None if o.alone is None else o.alone.median
     part = "" if o.spent is None else share(o.spent, whole)
     return o.run, o.stage, o.operator, _shapes(o), f"{o.calls:,}", _time(alone), _time(o.spent), part
 
 
-def _shapes(o: OperatorTime) -> str:
+def _shapes(o: MeasuredOperator) -> str:
     return " ".join("x".join(map(str, s)) or "number" for s in o.shapes)
 
 
-def _part(p: PartTime, whole: int) -> tuple[str, ...]:
+def _part(p: MeasuredPart, whole: int) -> tuple[str, ...]:
     roof = None if p.roof.seconds is None else Fraction(p.roof.seconds) * _NANO
     ran = None if p.measured is None else p.measured.median
     return (

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from costproof.ledger.errors import BadInput, did_you_mean
-from costproof.plugins import Plugin, Registry, at
+from costproof.plugins import Plugin, Registry, lazy
 
 if TYPE_CHECKING:
     from costproof.ledger.schema import FileKind
@@ -66,7 +66,7 @@ class Output:
 
 
 def _at(place: str) -> Callable[[], Any]:
-    return at(f"costproof.{place}")
+    return lazy(f"costproof.{place}")
 
 
 def _of(place: str, *parts: str) -> Callable[[Report], Any]:

@@ -13,7 +13,15 @@ from typing import Final
 from urllib.parse import quote
 
 from costproof.estimate.arithmetic import CONVOLUTION, FUSED, OTHER, dtypes
-from costproof.estimate.roofline import PartBound, Rational, Roofline, StageBound, Threshold, ThresholdPoint, WorkBound
+from costproof.estimate.roofline import (
+    BottleneckThreshold,
+    PartBound,
+    Rational,
+    Roofline,
+    StageBound,
+    ThresholdPoint,
+    WorkBound,
+)
 from costproof.estimate.routing import EXPERTS, TouchedExperts
 from costproof.ledger.plural import plural
 from costproof.ledger.workload import counted_line
@@ -291,7 +299,7 @@ def memory_share_sentence(found: Roofline) -> str:
     return f"Of {duration(whole)} at the roof, {percent(memory, whole)} are spent in parts that wait for memory."
 
 
-def border_sentences(b: Threshold) -> tuple[str, str]:
+def border_sentences(b: BottleneckThreshold) -> tuple[str, str]:
     """Return a solved boundary: the boundary in a sentence, and both sides as evaluated."""
     name = b.setting.replace("_", "-")
     sides = f"{b.left} against {b.right}, " + "; ".join(_point(b, p, name) for p in b.points)
@@ -304,7 +312,7 @@ def border_sentences(b: Threshold) -> tuple[str, str]:
     return f"{b.stage} {b.question} from some {name} on or never, which is not solved: {b.why}", sides
 
 
-def _point(b: Threshold, point: ThresholdPoint, name: str) -> str:
+def _point(b: BottleneckThreshold, point: ThresholdPoint, name: str) -> str:
     left, right = Fraction(point.left), Fraction(point.right)
     sign = ">" if left > right else "≤"
     shown = _apart(point.left, point.right) if b.unit == "s" else (exact(int(left)), f"{exact(int(right))} {b.unit}")

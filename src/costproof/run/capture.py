@@ -20,7 +20,7 @@ from costproof.ledger.run import ALL_SOURCES
 from costproof.ledger.workload import Invocation
 from costproof.models.known import recorded
 from costproof.models.target import (
-    MayBeHere,
+    InProcess,
     Runnable,
     WithCheckpoint,
     WithFormulas,
@@ -104,7 +104,7 @@ def _count_all(run: Prepared, progress: Progress) -> Report:
             got="; ".join(f"{source}: {why}" for source, why in missing.items()),
         )
     # What is measured runs alone: an export beside it would take the other core.
-    here = isinstance(target, MayBeHere) and target.here
+    here = isinstance(target, InProcess) and target.here
     together = {"static", "dynamic"} <= set(sources) and not options_of(target).profile and not here
     found: dict[str, Any] = {}
     for source in sources:

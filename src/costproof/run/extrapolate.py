@@ -13,8 +13,8 @@ from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.progress import Progress, silent
 from costproof.ledger.run import ALL_SOURCES, RunOptions
 from costproof.ledger.workload import Workload
-from costproof.models.specs import Stretch
-from costproof.models.target import Stretched, Uncut, WithFormulas
+from costproof.models.specs import Truncation
+from costproof.models.target import Truncatable, Uncut, WithFormulas
 from costproof.parametric.targets import evaluate_formulas
 from costproof.run.prepare import Prepared
 from costproof.views.quantities import provides, value
@@ -43,7 +43,7 @@ def whole_model(
     """
     if isinstance(run.target, Uncut):
         return _by_formulas(run.target.uncut(), run.workload) if run.target.info().cut else None
-    if not isinstance(run.target, Stretched) or (found := run.target.stretched()) is None:
+    if not isinstance(run.target, Truncatable) or (found := run.target.stretched()) is None:
         return None
     stretch, deeper, more = found
     times, beyond = dict(stretch.times), dict(more.times)
@@ -104,7 +104,7 @@ def _by_formulas(target: WithFormulas, workload: Workload) -> WholeModel:
     )
 
 
-def _all_layers(target: Stretched, workload: Workload, stretch: Stretch) -> tuple[dict[str, str], str]:
+def _all_layers(target: Truncatable, workload: Workload, stretch: Truncation) -> tuple[dict[str, str], str]:
     """Run all layers, and return what differs from the prediction, by quantity, and why no run succeeded."""
     from costproof.tracers.untraced_runs import PLACES, module_work
 
@@ -131,7 +131,7 @@ def _unknown_model(times: dict[str, tuple[int, ...]], checked: dict[str, int], w
     return WholeModel(times, checked, {}, {}, dict.fromkeys(METRICS, why))
 
 
-def _scale(ledger: Ledger, stretch: Stretch) -> Ledger:
+def _scale(ledger: Ledger, stretch: Truncation) -> Ledger:
     """Multiply each node by the number of layers that it represents."""
 
     def scaled(node: CostNode) -> CostNode:

@@ -13,8 +13,8 @@ from costproof.compare.patterns import patterns
 from costproof.estimate.arithmetic import Arithmetic
 from costproof.estimate.hardware import Device, machine
 from costproof.estimate.measured import (
+    MeasuredOperator,
     Measurement,
-    OperatorTime,
     OperatorWork,
     TimePlace,
     part_times,
@@ -120,10 +120,10 @@ def _measure(
     of = roof(device, dtype)
     stages: dict[TimePlace, list[OperatorWork]] = {}
     modules: dict[TimePlace, int | None] = {}
-    operators = Counter[OperatorTime]()
+    operators = Counter[MeasuredOperator]()
     for run, calls in alone_in.items():
         for c in calls:
-            operators[OperatorTime(run, c.stage[0], c.operator, c.shapes, 0, c.alone, c.why)] += c.calls
+            operators[MeasuredOperator(run, c.stage[0], c.operator, c.shapes, 0, c.alone, c.why)] += c.calls
             alone_for = None if c.alone is None else c.alone.median
             spent = None if alone_for is None else c.calls * alone_for
             kind = work_kind(subject_of(c.operator), any(_inside(c.module, experts) for experts in routed))

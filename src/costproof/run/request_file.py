@@ -15,7 +15,7 @@ from costproof.ledger.schema import adapter, location
 from costproof.ledger.workload import Workload
 from costproof.models.registry import read_address
 from costproof.parametric.typed_settings import collect_problems
-from costproof.plugins import at
+from costproof.plugins import lazy
 from costproof.run.request import LISTS, OPTIONS, SWITCHES, VERBS, NamedSettings, RunRequest, request
 
 CODE: Final = ("target", "rules", "trust_remote_code")
@@ -64,8 +64,8 @@ _RUN: Final = {"device" if name == "run" else name: name for name in OPTIONS}
 """Key under ``run`` -> name of the choice."""
 _SINGLE: Final = ("config", *LISTS, *SWITCHES)
 _PREPARED: Final = {
-    "prove": at("costproof.run.proof:prepare_proof"),
-    "derive": at("costproof.run.derive:prepare_derivation"),
+    "prove": lazy("costproof.run.proof:prepare_proof"),
+    "derive": lazy("costproof.run.derive:prepare_derivation"),
 }
 """Verb -> what checks that it can start; all other verbs use that of a count."""
 
@@ -78,8 +78,8 @@ def request_text(asked: RunRequest, verb: str = "report") -> str:
     Raises:
         BadInput, Incomplete: the run cannot start here.
     """
-    unloaded = at("costproof.run.prepare:check_without_loading")
-    prepared = _PREPARED.get(verb, at("costproof.run.prepare:prepare"))
+    unloaded = lazy("costproof.run.prepare:check_without_loading")
+    prepared = _PREPARED.get(verb, lazy("costproof.run.prepare:prepare"))
     (unloaded if loading_runs_code(asked.target, trusted=asked.trust_remote_code) else prepared)()(asked)
     return request_yaml(asked)
 

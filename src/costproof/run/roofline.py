@@ -10,7 +10,16 @@ from typing import Final, Literal
 
 from costproof.estimate.arithmetic import Arithmetic, arithmetic_of
 from costproof.estimate.hardware import Device, machine
-from costproof.estimate.roofline import Roof, Roofline, Threshold, ThresholdPoint, bounds, choose_source, peaks_of, roof
+from costproof.estimate.roofline import (
+    BottleneckThreshold,
+    Roof,
+    Roofline,
+    ThresholdPoint,
+    bounds,
+    choose_source,
+    peaks_of,
+    roof,
+)
 from costproof.estimate.routing import Routing, TouchedExperts, apply_routing, no_formulas_error
 from costproof.estimate.sums import FormulaSum, MetricTerm, depends_on_context
 from costproof.ledger.metrics import IN_FLOAT32, SKIPPABLE, TRAFFIC
@@ -75,7 +84,7 @@ def roofline(
             raise no_formulas_error()
         folded, kind, experts = apply_routing(folded, ledger, batch.sizes(batch.own), routing)
     run, stages, parts = bounds(folded, of, arithmetic)
-    solved: Iterable[Threshold] = ()
+    solved: Iterable[BottleneckThreshold] = ()
     if batch is not None and read.target is not None:
         solved = _borders(batch, SettingCurve(side, read.target, "text_tokens"), of, arithmetic)
     # Formulas have the bound: where a stage reads other experts, they say nothing of its weights.
@@ -88,7 +97,9 @@ def roofline(
     )  # fmt: skip
 
 
-def _borders(batch: SettingCurve, length: SettingCurve, of: Roof, arithmetic: Arithmetic) -> Iterator[Threshold]:
+def _borders(
+    batch: SettingCurve, length: SettingCurve, of: Roof, arithmetic: Arithmetic
+) -> Iterator[BottleneckThreshold]:
     ledger = batch.regime(batch.own).ledger
     assert ledger is not None
     peaks = {**of.peaks, of.math: of.flops}
@@ -152,7 +163,7 @@ def _border(
     sides: tuple[FormulaSum, FormulaSum],
     unit: Literal["s", "FLOP", "B"],
     over: int = 1,
-) -> Iterator[Threshold]:
+) -> Iterator[BottleneckThreshold]:
     """Yield the threshold of a setting, if it changes either side.
 
     Args:
@@ -169,4 +180,6 @@ def _border(
         ThresholdPoint(at, *(str(Fraction(along.value(at, terms), over)) for terms in sides))
         for at in found.places(along.own)
     ]
-    yield Threshold(stage, along.setting, question, *names, unit, found.outcome, found.at, tuple(points), found.why)
+    yield BottleneckThreshold(
+        stage, along.setting, question, *names, unit, found.outcome, found.at, tuple(points), found.why
+    )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, get_args
 from costproof.ledger.run import ALL_SOURCES, Convention, RunDevice
 from costproof.ledger.schema import SCALAR, form_schema
 from costproof.ledger.workload import AttentionKind, Dtype, ExpertKernel, Logits
-from costproof.plugins import at
+from costproof.plugins import lazy
 from costproof.reports.outputs import OUTPUTS
 
 if TYPE_CHECKING:
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 
 WRITTEN: Final[Mapping[str, Callable[[], Callable[[], dict[str, Any]]]]] = {
-    "claims.yaml": at("costproof.claims.reading:claims_schema"),
-    "policy.yaml": at("costproof.compare.gate.policy:policy_schema"),
-    "request.yaml": at("costproof.run.schemas:request_schema"),
+    "claims.yaml": lazy("costproof.claims.reading:claims_schema"),
+    "policy.yaml": lazy("costproof.compare.gate.policy:policy_schema"),
+    "request.yaml": lazy("costproof.run.schemas:request_schema"),
 }
 """File that users write -> loads the function that makes its schema."""
 

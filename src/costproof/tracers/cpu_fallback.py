@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from costproof.ledger.errors import CostproofError, Incomplete, first_line
-from costproof.models.generic.copies import TooLarge, alike, unchecked, with_ones
+from costproof.models.generic.copies import TooLarge, alike, materialize, unchecked
 from costproof.models.specs import GIVEN, Run
 from costproof.tracers.hooks import Hooked, trace_hooks
 from costproof.tracers.paths import repeat_if_modules_replaced
@@ -76,7 +76,7 @@ def with_numbers(run: Run) -> Run:
         Incomplete: the copy would be too large.
     """
     given = run if run.real is None else run.real()
-    return replace(given, model=with_ones(given.model), kwargs=_each(given.kwargs, alike(given.kwargs, _numbered)))
+    return replace(given, model=materialize(given.model), kwargs=_each(given.kwargs, alike(given.kwargs, _numbered)))
 
 
 def _numbered(tensor: torch.Tensor) -> torch.Tensor:

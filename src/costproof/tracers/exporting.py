@@ -241,7 +241,7 @@ def with_numbers(job: ExportJob) -> ExportJob:
     """
     import torch
 
-    from costproof.models.generic.copies import alike, with_ones, with_values
+    from costproof.models.generic.copies import alike, materialize, with_values
 
     given = job if job.real is None else job.real()
 
@@ -249,7 +249,7 @@ def with_numbers(job: ExportJob) -> ExportJob:
         return torch.ones_like(value, device="cpu") if value.is_meta else value.detach().clone().cpu()
 
     same = alike(dict(given.args), numbered)
-    module: Any = with_ones(given.module)
+    module: Any = materialize(given.module)
     if rest := getattr(module, "rest", None):  # arguments that a wrapper adds are on the module's device
         module.rest = with_values(rest, torch.device("cpu"))
     args = map_arguments(given, lambda _, value: same(value))

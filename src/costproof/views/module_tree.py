@@ -7,18 +7,46 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from costproof.compare.patterns import expand
+from costproof.compare.patterns import expand, patterns
 from costproof.ledger.callgraph import CallGraph, TensorAt
 from costproof.ledger.metrics import METRICS, Metric
 from costproof.ledger.node import CostNode, Ledger, exact_sum, total
 from costproof.ledger.run import GRAPH_SOURCES
-from costproof.views.module_paths import natural, pattern
+from costproof.views.numbers import first_names
 from costproof.views.quantities import ledgers
 from costproof.views.verdicts import worst
 
 if TYPE_CHECKING:
     from costproof.compare.findings import Finding
     from costproof.views.results import Results
+
+_SHOWN = 3
+
+
+def pattern(paths: Sequence[str]) -> str:
+    """Return paths as one pattern: ``model.layers.[0-11]``, ``attn.{q,k,v}``; else the first few patterns."""
+    found = [text for text, _ in patterns(dict.fromkeys(paths))]
+    if len(found) == 1:
+        return found[0]
+    rows = [text.split(".") for text in found]
+    if len({len(r) for r in rows}) == 1:
+        varying = [i for i, column in enumerate(zip(*rows, strict=True)) if len(set(column)) > 1]
+        if len(varying) == 1:
+            at = varying[0]
+            choice = "{" + ",".join(dict.fromkeys(r[at] for r in rows)) + "}"
+            return ".".join([*rows[0][:at], choice, *rows[0][at + 1 :]])
+    return first_names(found, _SHOWN)
+
+
+def below(path: str, prefix: str) -> bool:
+    """Return whether a module is at ``prefix`` or inside it; ``(root)`` contains everything."""
+    return prefix == "(root)" or path == prefix or path.startswith(prefix + ".")
+
+
+def natural(path: str) -> tuple[tuple[int, int, str], ...]:
+    """Return a sort key that puts ``layers.10`` after ``layers.9``."""
+    return tuple((0, int(p), "") if p.isdecimal() and p.isascii() else (1, 0, p) for p in path.split("."))
+
 
 LABELS: Final = 3
 """Names of graph nodes that a row shows for each operator."""

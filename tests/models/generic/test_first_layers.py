@@ -20,7 +20,7 @@ from costproof.ledger.run import RunOptions
 from costproof.models.generic.module import GenericTarget
 from costproof.models.generic.truncation import Stack, stacks
 from costproof.models.registry import load_target
-from costproof.models.specs import Stretch
+from costproof.models.specs import Truncation
 from costproof.reports.static import stack_sentences
 
 pytestmark = pytest.mark.usefixtures("one_process")
@@ -139,7 +139,7 @@ def test_a_list_inside_a_layer_belongs_to_it() -> None:
 
 
 def test_a_module_stands_for_the_product_of_its_stacks() -> None:
-    stretch = Stretch(0, (("a.layers", (1, 5)), ("a.layers.1.b", (2,)), ("a.layer", (9,))))
+    stretch = Truncation(0, (("a.layers", (1, 5)), ("a.layers.1.b", (2,)), ("a.layer", (9,))))
     assert [stretch.of(p) for p in ("", "a", "a.layers", "a.layers.0.x", "a.layers.1", "a.layers.1.b.0.y")] == [
         1, 1, 1, 1, 5, 10,
     ]  # fmt: skip

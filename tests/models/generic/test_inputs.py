@@ -12,7 +12,7 @@ from transformers import MusicgenConfig, masking_utils
 from transformers.modeling_outputs import BaseModelOutput
 
 from costproof.ledger.errors import Problems
-from costproof.models.generic.copies import with_ones
+from costproof.models.generic.copies import materialize
 from costproof.models.generic.encoder_decoder_wrappers import Handed
 from costproof.models.generic.export_wrappers import cache_tensors
 from costproof.models.generic.factories import Given
@@ -221,7 +221,7 @@ def test_integers_of_buffers_are_what_the_model_sets_them_to_not_ones() -> None:
     with torch.device("meta"):
         nowhere = Strided()
     for module, scale in ((nowhere, [1.0, 1.0]), (Strided(), [0.0, 0.0])):
-        found = with_ones(module)
+        found = materialize(module)
         assert (int(found.step), found.scale.tolist()) == (3, scale)  # type: ignore[arg-type, operator]
 
 

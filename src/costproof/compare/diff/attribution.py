@@ -216,7 +216,7 @@ def split(names: Sequence[str], values: Sequence[int]) -> Split:
 
 
 def largest_remainder(parts: Sequence[int], whole: int) -> list[int]:
-    """The fractions ``part / whole`` as integers with the same sum, which is an integer.
+    """Round the fractions ``part / whole`` to integers with the same sum, which is an integer.
 
     All are rounded down; what is missing goes, one each, to those that lost most, the first of equals first.
     """

@@ -40,7 +40,7 @@ class Differences:
 
 
 def differences(base: Baseline, head: Baseline) -> Differences:
-    """What is not the same about the sides."""
+    """Return the differences between the two sides."""
     versions = [dict(side.environment) for side in (base, head)]
     own = [{"costproof": v.pop("costproof", None)} for v in versions]
     formulas = [
@@ -76,7 +76,7 @@ def differences(base: Baseline, head: Baseline) -> Differences:
 
 
 def settings(side: Baseline) -> dict[str, ConfigValue]:
-    """The inputs of a workload, by key; its name is not one."""
+    """Return the inputs of a workload by key, without its name."""
     given = {name: getattr(side.workload, name) for name in SETTINGS} | dict(side.workload.inputs)
     return {f"{WORKLOAD}{name}": value for name, value in given.items()}
 
@@ -103,12 +103,12 @@ MAC: Final = "mac"
 
 
 def unit_of(side: Baseline, source: str) -> str:
-    """What a source of a side counts."""
+    """Return the unit that a source of a side counts in."""
     return side.sources[source].conventions.get("unit", side.conventions.unit)
 
 
 def in_flops(side: Baseline) -> Baseline:
-    """The side with two FLOPs for each multiply-accumulate. Vector work does not consist of these, and stays."""
+    """Convert a side from multiply-accumulates to FLOPs, two for each. Vector work is left unchanged."""
     sources = {
         name: _doubled(folded) if unit_of(side, name) == MAC else folded for name, folded in side.sources.items()
     }
@@ -135,7 +135,7 @@ _Place = tuple[str, str]
 
 
 def matched(base: Folded, head: Folded, metrics: Iterable[Metric]) -> tuple[tuple[RowDiff, ...], int]:
-    """The rows that are not the same, in the order of the stages, and how many are.
+    """Return the rows that differ, in the order of the stages, and the number of rows that do not.
 
     A row that one side does not have is 0 there, so that the rows of a stage add up to its difference. A part that is
     gone and one that is new have moved if all their rows are the same, and no third has the same rows.
@@ -170,7 +170,7 @@ def _moved(base: _Rows, head: _Rows) -> dict[_Place, str]:
 
 
 def _alone(side: _Rows, other: _Rows) -> dict[frozenset[object], list[_Place]]:
-    """The places that one side alone has, by all their rows."""
+    """Return the places that only one side has, by all their rows."""
     known = {(row.stage, row.part) for row in other}
     rows: dict[_Place, set[object]] = {}
     for row, value in side.items():

@@ -58,7 +58,7 @@ class Levers:
 
 
 def diff(base: Baseline, head: Baseline, levers: Levers | None = None) -> Diff:
-    """What is not the same about two sides.
+    """Compare two sides.
 
     Args:
         levers: ``None`` where no formulas describe what lies between them: then a difference has one term, of all that
@@ -309,7 +309,7 @@ class _Between:
         return Quantity(base, head, head - base, split.terms, split.shares)
 
     def _of(self, place: Place, delta: int, own: Mapping[tuple[str, ...], int]) -> Split:
-        """What the formulas say of it, and the rest, which no key explains.
+        """Return the part that the formulas explain, and the rest, which no key explains.
 
         Args:
             own: terms of the parts that one of two families has.
@@ -331,7 +331,7 @@ class _Between:
         return Split(tuple(terms), shares)
 
     def _causes(self, *, keys: bool) -> tuple[str, ...]:
-        """What can have done what no key did, in a fixed order; several of them cannot be told apart."""
+        """Return the possible origins of a change without a key, in a fixed order; several cannot be told apart."""
         kinds = (
             (LIBRARIES, self.changed.libraries.changed),
             (IMPLEMENTATION, [c for c in self.changed.implementation.changed if keys or c.key == "classes"]),
@@ -348,7 +348,7 @@ def _split_of(amounts: Mapping[tuple[str, ...], int]) -> Split:
 
 
 def adds_up(found: Diff) -> Iterable[str]:
-    """What does not add up, of terms, shares and rows: nothing, unless there is a bug."""
+    """Return the terms, shares and rows that do not add up: empty, unless there is a bug."""
     for source, part in found.by_source.items():
         for stage, numbers in (("", part.totals), *((s.id, s.totals) for s in part.stages)):
             for metric, q in numbers.items():

@@ -57,7 +57,7 @@ class Credits:
         return sum(units.get(number, 0) for where, units in shared.items() if where != _itself(place))
 
     def amount(self, allowance: Allowance) -> int:
-        """The units of an allowance; 0 where its place has no number."""
+        """Return the units of an allowance; 0 if its place has no number."""
         whole = self.base(allowance.place)
         return 0 if whole is None else allowance.increase.of(whole)
 
@@ -66,7 +66,7 @@ class Credits:
         return sorted(enumerate(self.allowed), key=lambda p: (-bool(p[1].place.stage), -len(p[1].place.role), p[0]))
 
     def _happened(self, number: int, place: PolicyPlace, mine: dict[int, int]) -> int:
-        """What grew where an allowance and a place meet, less what other allowances covered of it."""
+        """Return the growth where an allowance and a place overlap, less the part that other allowances cover."""
         where = meeting(self.allowed[number].place, place)
         if where is None:
             return 0
@@ -80,7 +80,7 @@ class Credits:
 
 
 def meeting(one: PolicyPlace, other: PolicyPlace) -> PolicyPlace | None:
-    """What two places have in common: of a stage and a role that role in that stage; ``None`` if nothing."""
+    """Return the overlap of two places, such as a role within a stage; None if they have nothing in common."""
     stages, roles = {one.stage, other.stage} - {""}, {one.role, other.role} - {""}
     inner = max(roles, key=len, default="")
     if (
@@ -94,7 +94,7 @@ def meeting(one: PolicyPlace, other: PolicyPlace) -> PolicyPlace | None:
 
 
 def _itself(place: PolicyPlace) -> PolicyPlace:
-    """The same wherever the policy names it."""
+    """Return the place without the line of the policy that names it."""
     return replace(place, line=0)
 
 

@@ -176,7 +176,7 @@ class _Of:
     rows: tuple[tuple[BaselineRow, int | None], ...]
 
     def value(self, place: PolicyPlace) -> int | None:
-        """What a place costs: 0 where the side has no such stage or role, ``None`` where the source does not say."""
+        """Return the cost of a place: 0 if the side has no such stage or role, None if the source does not give it."""
         wanted = [place.stage] if place.stage else self.stages
         if place.metric not in self.folded.metrics or any(s in self.stages for s in {*wanted} - {*self.folded.stages}):
             return None
@@ -209,7 +209,7 @@ class _Pair:
         return list(dict.fromkeys((*self.head.stages, *self.base.stages)))
 
     def parts(self, stage: str, metric: Metric | None = None) -> set[str]:
-        """The roles in a stage, or in any, that a metric concerns, or any metric."""
+        """Return the roles in a stage, or in all, that a metric, or any metric, concerns."""
         rows = (row for side in self.sides for row, _ in side.rows)
         return {row.part for row in rows if metric in (None, row.metric) and stage in ("", row.stage)}
 
@@ -220,7 +220,7 @@ class _Pair:
         return bool(inside[0]) and not inside[1]
 
     def places(self, wanted: PolicyPlace) -> Iterator[PolicyPlace]:
-        """The places that one of a policy stands for here."""
+        """Return the places that a place of the policy expands to."""
         stages = [s for s in self.stages() if fnmatchcase(s, wanted.stage)] if wanted.stage else [""]
         for stage in stages:
             if any(c in wanted.role for c in WILD):
@@ -239,7 +239,7 @@ class _Said(NamedTuple):
 
 
 def _checks(pair: _Pair, limit: Limit, place: PolicyPlace, credit: Credits, gone: Credits) -> Iterator[Check]:
-    """A limit at one place: its increase, its budget.
+    """Check the limit at one place: its increase, its budget.
 
     Args:
         credit: the allowances that count.

@@ -45,7 +45,7 @@ class PolicyAmount:
     relative: bool = False
 
     def of(self, base: int) -> int:
-        """The units that it stands for beside a base, rounded down."""
+        """Return the number of units relative to a base, rounded down."""
         return int(self.value * base if self.relative else self.value)
 
 
@@ -141,7 +141,7 @@ def policy_from_text(source: str, *, where: str) -> Policy:
 
 
 def metrics() -> list[Metric]:
-    """What a policy can limit: all but how often something runs."""
+    """Return the metrics that a policy can limit: all but the number of calls."""
     return [name for name, info in METRICS.items() if info.unit != "calls"]
 
 
@@ -175,7 +175,7 @@ class _Reader:
                 self.problem("unknown key", f"{where}.{name[:60]}", expected, fix=did_you_mean(name, allowed))
 
     def items(self, data: Mapping[str, YamlValue], name: str) -> list[tuple[tuple[Mapping[str, YamlValue], int], str]]:
-        """The maps of a list, each with its line, and its place."""
+        """Yield the maps of a list, each with its line and its path."""
         given = data.get(name, [])
         if not isinstance(given, list) or len(given) > MOST:
             self.problem(f"this is a list of at most {MOST} maps", f"$.{name}")

@@ -88,7 +88,7 @@ class Gate(NotebookRepr):
         return {"passed": EXIT_OK, "over": EXIT_FINDINGS, "incomplete": EXIT_INCOMPLETE}[self.verdict]
 
     def of(self, *statuses: Status) -> list[Check]:
-        """The checks that ended so, those furthest above their limit first."""
+        """Return the checks with a status, those furthest above their limit first."""
         found = [c for c in self.checks if c.status in statuses]
         return sorted(found, key=lambda c: (statuses.index(c.status), -c.over))
 

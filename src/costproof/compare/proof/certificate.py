@@ -151,7 +151,7 @@ class Certificate(NotebookRepr):
         return f"Certificate({self.target.name}: {self.verdict}, {plural(len(self.claims), 'claim')})"
 
     def mistakes(self) -> tuple[tuple[Counterexample, ...], ...]:
-        """The counterexamples of each quantity, the most telling one first."""
+        """Return the counterexamples of each quantity, the most informative one first."""
         found: dict[tuple[str, str, str, Metric], list[Counterexample]] = {}
         for c in self.counterexamples:
             found.setdefault((c.stage, c.module, c.kind, c.metric), []).append(c)
@@ -233,7 +233,7 @@ def differences(old: Certificate, new: Certificate) -> tuple[str, ...]:
 
 
 def _changed(old: Any, new: Any, within: str = "") -> Iterator[str]:
-    """The paths at which two values are not the same: ``target.config.layers``."""
+    """Return the paths at which two values differ: ``target.config.layers``."""
     if is_dataclass(old) and type(old) is type(new):
         old, new = ({f.name: getattr(x, f.name) for f in fields(old)} for x in (old, new))
     if isinstance(old, dict) and isinstance(new, dict):
@@ -298,7 +298,7 @@ def degrees(formulas: Iterable[str], independent: Mapping[str, str]) -> dict[str
 
 
 def bound(stage: str, degree: Mapping[str, int], values: Mapping[str, int], samples: int) -> Bound:
-    """The bound for one stage; parameters that no formula of the stage has play no part.
+    """Return the bound for one stage; parameters that no formula of the stage contains are ignored.
 
     Symbols that are not drawn are named as such.
 

@@ -101,7 +101,7 @@ def closed_form(
 
 
 def in_names(expr: sympy.Expr, config: Mapping[str, int], kind: str) -> tuple[str | None, tuple[str, ...]]:
-    """The expression with its constant as a product of configuration names.
+    """Write the constant of an expression as a product of configuration names.
 
     Args:
         kind: of the operator, which says what factors its products may have.
@@ -121,7 +121,7 @@ def in_names(expr: sympy.Expr, config: Mapping[str, int], kind: str) -> tuple[st
 
 
 def readings(constant: int, config: Mapping[str, int], factors: Sequence[int] = _ANY_FACTOR) -> tuple[str, ...]:
-    """The ways to write a number as a small factor times up to three names.
+    """Return the ways to write a number as a small factor times up to three names.
 
     Heads times the width of a head is the model's width and not shown as another reading.
     """
@@ -151,7 +151,7 @@ def _is_width(one: tuple[str, int], other: tuple[str, int], config: Mapping[str,
 
 
 def render(form: ClosedForm, how: Form) -> str:
-    """The closed form as sympy text, LaTeX, a Python function, or the YAML that ``costproof check`` reads."""
+    """Print the closed form as sympy text, LaTeX, a Python function, or the YAML that ``costproof check`` reads."""
     return {"latex": _latex, "python": _python, "text": _text, "yaml": _yaml}[how](form)
 
 
@@ -203,7 +203,7 @@ class _Integers(StrPrinter):  # type: ignore[misc]
     """Python text that stays within integers: quotients that come out whole, ceilings and floors by ``//``."""
 
     def whole(self, expr: sympy.Expr) -> str:
-        """An expression whose value is an integer."""
+        """Print an expression whose value is an integer."""
         above, below = sympy.fraction(sympy.together(expr))
         return str(self.doprint(above)) if below == 1 else f"({self.doprint(above)})//{self.doprint(below)}"
 

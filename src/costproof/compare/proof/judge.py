@@ -133,7 +133,7 @@ def _kept(static: Ledger, names: frozenset[str]) -> dict[tuple[str, str], frozen
 
 
 def _judged(row: AlignedRow, pattern: str, modules: int, how: _How) -> Claim | Counterexample:
-    """What is claimed of a row, or what speaks against it."""
+    """Return the claim that a row supports, or the counterexample to it."""
     cells = [row.cells.get(s) for s in _SOURCES]
     numbers = [c.value if c is not None else None for c in cells]
     sums = [_sum(c.exprs, c.value) if c is not None else None for c in cells]
@@ -200,7 +200,7 @@ def _difference(first: str, second: str, steps: tuple[tuple[str, int], ...]) -> 
 
 @lru_cache(maxsize=4096)
 def _smallest(rest: str, steps: tuple[tuple[str, int], ...]) -> tuple[tuple[str, int], ...]:
-    """The smallest values, by their sum, at which a difference is not 0; empty if it has no symbols."""
+    """Return the smallest values, by their sum, at which a difference is not 0; empty if it has no symbols."""
     program = compile_expression(rest)
     names = sorted(program.symbols)
     sizes = ([i * dict(steps).get(name, 1) for i in _SMALL] for name in names)
@@ -213,7 +213,7 @@ def _smallest(rest: str, steps: tuple[tuple[str, int], ...]) -> tuple[tuple[str,
 
 
 def settled(expr: sympy.Expr) -> sympy.Expr:
-    """The expression without the minima and maxima of which one argument is the outcome at all sizes.
+    """Simplify minima and maxima in which the same argument is selected at all sizes.
 
     ``Min(H**2, 224**2*ceiling(H/224)**2)`` is ``H**2``. The others have integers that their arguments share in front.
 

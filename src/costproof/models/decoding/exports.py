@@ -61,7 +61,7 @@ def prefill_job(
     embeds: bool = False,
 ) -> ExportJob:
     """Return the export job of the prefill, with symbolic batch and length."""
-    from costproof.models.decoding.modules import Prefill
+    from costproof.models.decoding.modules import PrefillModule
 
     length = _example(_LENGTH, workload, decoder) if length is None else length
     args: dict[str, Any]
@@ -77,7 +77,7 @@ def prefill_job(
         if mask is not None:
             args[name] = mask
             sizes += [SymbolicSize((name,), dim, symbol) for dim, symbol in ((0, "B"), (2, "S"), (3, "S"))]
-    module = Prefill(model, decoder, int(workload.logits == "last"))
+    module = PrefillModule(model, decoder, int(workload.logits == "last"))
     inside = frozenset({"embeds"}) & args.keys()
     return ExportJob(
         "prefill", "prefill", ("prompt",), module, {"part": ""}, args, sizes, returns_cache=True, inside=inside
@@ -88,7 +88,7 @@ def step_job(
     model: nn.Module, workload: Workload, decoder: Decoder, batch: int = _BATCH, context: int | None = None
 ) -> ExportJob:
     """Return the export job of a decode step, with symbolic batch and cache length; a full window is not symbolic."""
-    from costproof.models.decoding.modules import Step
+    from costproof.models.decoding.modules import StepModule
 
     context = _example(_CONTEXT, workload, decoder) if context is None else context
     full = decoder.fills_window(workload)
@@ -111,7 +111,7 @@ def step_job(
             sizes.append(SymbolicSize((name,), 0, "B"))
             if name == "mask" or not full:
                 sizes.append(SymbolicSize((name,), 3, "P + 1"))
-    module = Step(model, decoder)
+    module = StepModule(model, decoder)
     # On the other side of the window the graph differs: a full window keeps its length.
     least, most = f"P - {decoder.window - 1}", f"{decoder.window - 2} - P"
     return ExportJob(

@@ -13,7 +13,7 @@ from costproof.models.decoding.decoder import Decoder
 CacheTensors = list[tuple[torch.Tensor, ...]]
 
 
-class Prefill(nn.Module):
+class PrefillModule(nn.Module):
     """Runs the whole model on token ids, or on embeddings that include image features."""
 
     def __init__(self, part: nn.Module, decoder: Decoder, logits_to_keep: int) -> None:
@@ -37,7 +37,7 @@ class Prefill(nn.Module):
         return result.logits, self.decoder.cache_tensors(result.past_key_values)
 
 
-class Step(nn.Module):
+class StepModule(nn.Module):
     """Runs one decode step on a cache with the given keys and values."""
 
     def __init__(self, part: nn.Module, decoder: Decoder) -> None:

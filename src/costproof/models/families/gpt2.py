@@ -14,8 +14,7 @@ from costproof.analytic.compose import ModulePart, StackCall, analytic_ledger, i
 from costproof.analytic.embedding import Embedding, LearnedPositions
 from costproof.analytic.feed_forward import Mlp
 from costproof.analytic.mlp import ACTIVATION_FLOPS
-from costproof.analytic.transformer import DecoderStack as DecoderBlock
-from costproof.analytic.transformer import TransformerLayer
+from costproof.analytic.transformer import DecoderStack, TransformerLayer
 from costproof.ledger.errors import BadInput, CostproofError
 from costproof.ledger.node import Ledger
 from costproof.ledger.workload import Workload
@@ -177,7 +176,7 @@ class Gpt2(CausalTarget[Gpt2Config]):
         )
         mlp = Mlp(width, sym("text_intermediate"), self.config.activation)
         layer = TransformerLayer(width, attention, mlp, norm="layer")
-        decoder = DecoderBlock(
+        decoder = DecoderStack(
             width, sym("text_vocab"), (layer,) * self.config.layers, norm="layer", tied=self.config.tied
         )
 

@@ -86,7 +86,7 @@ class OwnCache(Decoder):
 
     def step_job(self, model: nn.Module, workload: Workload) -> ExportJob:
         """Return the export of one decode step at the workload's sizes, with the context as a symbol."""
-        from costproof.models.generic.export_wrappers import Step
+        from costproof.models.generic.export_wrappers import CacheStep
 
         # An export takes a context of one token for a constant; that the first step is as the others, its run shows.
         context = max(2, workload.text_tokens)
@@ -102,7 +102,7 @@ class OwnCache(Decoder):
                 sizes.append(SymbolicSize((name, i), 0, "B"))
                 if layer.grows(context):
                     sizes.append(SymbolicSize((name, i), 2, "P"))
-        step = Step(model, self)
+        step = CacheStep(model, self)
         windows = sorted({layer.window for layer in self.layers if layer.window is not None})
         holds = tuple(f"P - {w - 1}" if context >= w - 1 else f"{w - 2} - P" for w in windows)
         return ExportJob(

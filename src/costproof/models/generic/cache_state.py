@@ -130,7 +130,7 @@ class HeldCache:
 
     def step_job(self, model: nn.Module, workload: Workload) -> ExportJob:
         """Return the export of one decode step at the workload's sizes, with growing dimensions as symbols."""
-        from costproof.models.generic.export_wrappers import HeldStep
+        from costproof.models.generic.export_wrappers import StatefulStep
 
         batch, steps = workload.batch, max(1, workload.new_tokens)
         context = max(2, workload.text_tokens)  # an export takes a context of one token for a constant
@@ -145,7 +145,7 @@ class HeldCache:
             counters = {path: n - context for path, n in _numbers(cache) if numbers[path] != n}
         long = (s for s in sizes if s.symbol == "P" and s.argument[0] == "states")
         grown = next(((int(s.argument[1]), s.dim) for s in long), None)
-        step = HeldStep(model, self.name, cache, counters if grown else {}, grown or (0, 0))
+        step = StatefulStep(model, self.name, cache, counters if grown else {}, grown or (0, 0))
         args: dict[str, Any] = {"input_ids": ids_on_meta(batch, 1), "states": states(cache)}
         if places := held_places(cache):
             args["places"] = places

@@ -86,7 +86,7 @@ def _each_once(tensors: Iterable[torch.Tensor]) -> Iterable[torch.Tensor]:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TensorPosition:
     """Position of a tensor among some arguments."""
 
     name: str
@@ -98,17 +98,17 @@ def once(args: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return arguments with each tensor only once, and the structure of the arguments that this changed.
 
     Of an argument with a tensor that was there before, the others are left, as a list; it is gone where there are none.
-    How it was is told with a :class:`Place` for every tensor.
+    How it was is told with a :class:`TensorPosition` for every tensor.
     """
     from torch.utils._pytree import tree_leaves, tree_map
 
-    places: dict[int, Place] = {}
+    places: dict[int, TensorPosition] = {}
     kept: dict[str, Any] = {}
     changed: dict[str, Any] = {}
     for name, value in args.items():
         tensors = tree_leaves(value)
         new = list({id(t): t for t in tensors if id(t) not in places}.values())
-        places.update((id(t), Place(name, i)) for i, t in enumerate(new))
+        places.update((id(t), TensorPosition(name, i)) for i, t in enumerate(new))
         if len(new) < len(tensors):
             changed[name] = tree_map(lambda t: places[id(t)], value)
         if new:
@@ -217,7 +217,7 @@ def short_run(module: nn.Module, kwargs: Mapping[str, Any]) -> Any:
     found = runs_on_meta(module, kwargs)
     if found is None:
         with suppress(Exception), unchecked(), inference_context(module):
-            return with_ones(module)(**with_values(kwargs, torch.device("cpu")))
+            return materialize(module)(**with_values(kwargs, torch.device("cpu")))
     return found
 
 
@@ -236,7 +236,7 @@ def unchecked() -> AbstractContextManager[Any]:
     return mock.patch.dict(os.environ, {"TRANSFORMERS_DISABLE_TORCH_CHECK": "1"})
 
 
-def with_ones(module: nn.Module) -> nn.Module:
+def materialize(module: nn.Module) -> nn.Module:
     """Return a copy on the CPU with the values that the module has, and ones where it has none.
 
     Parameters that have numbers are shared. Integers in buffers that have none are made: sizes come from them, and a

@@ -66,7 +66,7 @@ def signature(names: tuple[str, ...]) -> inspect.Signature:
     return inspect.Signature([own, *(inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY) for n in names)])
 
 
-class Step(nn.Module):
+class CacheStep(nn.Module):
     """One decode step on a key/value cache given as arguments."""
 
     def __init__(self, part: nn.Module, decoder: Decoder) -> None:
@@ -81,7 +81,7 @@ class Step(nn.Module):
         return tensors(result), self.decoder.cache_tensors(result.past_key_values)
 
 
-class HeldStep(nn.Module):
+class StatefulStep(nn.Module):
     """One decode step on a copy of a cache, filled with states that an export passes in.
 
     Args:

@@ -30,7 +30,7 @@ from costproof.models.decoding.decoder import Decoder
 from costproof.models.decoding.names import STAGES
 from costproof.models.encoding import STAGE
 from costproof.models.generic.cache_state import is_cache
-from costproof.models.generic.copies import inputs_on_meta, on_meta, runs_on_meta, unwrapped, with_ones, with_values
+from costproof.models.generic.copies import inputs_on_meta, materialize, on_meta, runs_on_meta, unwrapped, with_values
 from costproof.models.generic.described import arguments, module_kinds, shapes
 from costproof.models.generic.encoder_decoder import TWO_STAGES, TwoStacks, of_encoder
 from costproof.models.generic.factories import Cuttable, Given, Made, Maker
@@ -56,10 +56,10 @@ from costproof.models.generic.memo import (
     towers_of,
     why_one_stage,
 )
-from costproof.models.generic.stages import Cached, Plan, Whole, longest
+from costproof.models.generic.stages import Cached, StagePlan, Whole, longest
 from costproof.models.generic.towers import IDS, NONE, Towers
 from costproof.models.generic.truncation import CutModel
-from costproof.models.specs import Built, ExportJob, Run, Stretch
+from costproof.models.specs import Built, ExportJob, Run, Truncation
 from costproof.models.target import NamedWorkload, Setting
 
 if TYPE_CHECKING:
@@ -270,7 +270,7 @@ class GenericTarget:
         maker, cut = self.maker.first_layers(options.layers)
         return replace(self, maker=maker, options=options, cut=cut, whole=self.maker) if cut.edits else self
 
-    def stretched(self) -> tuple[Stretch, GenericTarget, Stretch] | None:
+    def stretched(self) -> tuple[Truncation, GenericTarget, Truncation] | None:
         """Return the truncation, a deeper truncation of the model, and the truncation of that one."""
         if self.cut is None or self.options.layers is None or not isinstance(self.whole, Cuttable):
             return None
@@ -322,7 +322,7 @@ class GenericTarget:
 
     def _numbered_job(self, workload: Workload) -> ExportJob:
         target, module = self._numbered(workload)
-        return target.export_jobs(with_ones(module), workload)[0]
+        return target.export_jobs(materialize(module), workload)[0]
 
     def _numbered_run(self, index: int, workload: Workload) -> Run:
         target, module = self._numbered(workload)
@@ -355,7 +355,7 @@ class GenericTarget:
             return replace(made, module=unwrapped(made.module))
         return replace(made, module=on_meta(made.module))
 
-    def _plan(self, workload: Workload) -> Plan:
+    def _plan(self, workload: Workload) -> StagePlan:
         made = made_of(self.maker, workload.dtype, workload.attention)
         cache = cache_of(self.maker, workload.dtype, workload.attention) if made.inputs is None else None
         inputs = self._inputs(made, workload)

@@ -1,4 +1,4 @@
-"""Plan the stages of a module: prefill and decode if it has a cache, else one forward."""
+"""StagePlan the stages of a module: prefill and decode if it has a cache, else one forward."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-class Plan(Protocol):
+class StagePlan(Protocol):
     """Division of a module into stages for one workload."""
 
     def invocations(self) -> tuple[Invocation, ...]:
@@ -42,7 +42,7 @@ class Plan(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """Plan with one stage and one call."""
+    """StagePlan with one stage and one call."""
 
     inputs: Inputs
     towers: Towers = NONE
@@ -117,7 +117,7 @@ def returns_cache(model: nn.Module, args: Mapping[str, Any]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Cached:
-    """Plan of a decoder with a cache: the prefill, then steps."""
+    """StagePlan of a decoder with a cache: the prefill, then steps."""
 
     workload: Workload
     decoder: OwnCache | HeldCache

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from costproof.ledger.errors import BadInput, Incomplete
-from costproof.models.specs import EACH_KIND, Stretch, layers_cut
+from costproof.models.specs import EACH_KIND, Truncation, layers_cut
 
 if TYPE_CHECKING:
     from torch import nn
@@ -164,7 +164,7 @@ class CutModel:
     """What is other in the configuration; empty where every layer is kept."""
     cut: tuple[tuple[str, str], ...]
     """What is left out: ``model.layers`` -> ``2 of 32 layers``."""
-    stretch: Stretch
+    stretch: Truncation
 
 
 def first_layers(
@@ -200,7 +200,7 @@ def first_layers(
     if own is None:
         raise _refused(f"no key of its configuration counts the layers of {main.path} alone")
     if layers == len(main.kinds):
-        return CutModel((), (), Stretch(sum(p.numel() for p in whole.parameters())))
+        return CutModel((), (), Truncation(sum(p.numel() for p in whole.parameters())))
     cut: list[tuple[str, str]] = []
     edits: dict[str, Any] = {}
     least = next(max(s.least for s in found) for key, found in keys.items() if key == own)
@@ -337,7 +337,7 @@ def _begins(known: Mapping[str, Stack], now: Sequence[Stack]) -> None:
             raise _refused(f"with fewer layers, those of {stack.path} are others")
 
 
-def _stretch(whole: nn.Module, known: Mapping[str, Stack], cut: nn.Module) -> Stretch:
+def _stretch(whole: nn.Module, known: Mapping[str, Stack], cut: nn.Module) -> Truncation:
     """Return what the layers of the truncated model represent.
 
     Raises:
@@ -348,7 +348,7 @@ def _stretch(whole: nn.Module, known: Mapping[str, Stack], cut: nn.Module) -> St
     if other := sorted(name for name in was.keys() | rest.keys() if was.get(name) != rest.get(name)):
         raise _refused(f"with fewer layers, {other[0]} is another")
     times = ((path, s.times(len(now[path].kinds))) for path, s in known.items() if len(s.kinds) > len(now[path].kinds))
-    return Stretch(sum(p.numel() for p in whole.parameters()), tuple(times))
+    return Truncation(sum(p.numel() for p in whole.parameters()), tuple(times))
 
 
 def _refused(why: str) -> BadInput:

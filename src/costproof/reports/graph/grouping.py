@@ -13,7 +13,7 @@ from costproof.compare.patterns import Mask
 from costproof.ledger.callgraph import CallGraph
 from costproof.reports.graph.picture import Edge, GraphView, Node
 from costproof.reports.graph.structure import CallStructure, unnumbered
-from costproof.views.module_paths import pattern
+from costproof.views.module_tree import pattern
 
 
 def group(graph: CallGraph) -> GraphView:

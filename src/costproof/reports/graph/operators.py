@@ -17,7 +17,7 @@ from costproof.reports.graph.picture import Edge, GraphView, Node
 from costproof.reports.graph.svg import inline
 from costproof.reports.html.document import Html, h, join_markup
 from costproof.reports.listing import form, layers
-from costproof.views.module_paths import pattern
+from costproof.views.module_tree import pattern
 from costproof.views.numbers import exact, first_names, human, share
 
 MOST: Final = 2_000

@@ -8,7 +8,7 @@ from typing import Final
 
 from costproof.ledger.plural import plural
 from costproof.reports.escape import plain
-from costproof.views.module_paths import natural
+from costproof.views.module_tree import natural
 from costproof.views.numbers import exact, first_names, human, share
 
 _ORDER: Final = 12

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from costproof.compare.patterns import Mask, template
 from costproof.ledger.callgraph import CallGraph, Event, TensorAt
-from costproof.views.module_paths import below, natural
+from costproof.views.module_tree import below, natural
 
 _LISTS = frozenset({"ModuleList", "ModuleDict"})
 """Classes that only hold modules: never called, and no sign that something did not run."""

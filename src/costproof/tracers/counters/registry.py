@@ -6,7 +6,7 @@ from typing import Final
 
 from costproof.ledger.counter import CounterInfo
 from costproof.ledger.environment import installed
-from costproof.plugins import Plugin, Registry, at
+from costproof.plugins import Plugin, Registry, lazy
 from costproof.tracers.counters.protocol import Counter
 
 ON_REQUEST: Final = frozenset({"onnx"})
@@ -14,7 +14,7 @@ ON_REQUEST: Final = frozenset({"onnx"})
 
 
 def _ours(function: str, info: CounterInfo) -> Plugin[Counter]:
-    load = at(f"costproof.tracers.counters.{function}")
+    load = lazy(f"costproof.tracers.counters.{function}")
     return Plugin(info.name, info.package, lambda: Counter(info, load()))
 
 
