@@ -120,7 +120,7 @@ def times(page: Page, asked: Asked) -> None:
     page.say(
         "", "## Times", "",
         "Milliseconds; at the roof of the device as it was measured before, between and after the runs, by its highest "
-        "rates. The last columns add up to what was measured ([the parts](roofline.md#measured)).",
+        "rates. The last columns add up to what was measured ([the parts](roofline.md#measured-times)).",
         "",
     )  # fmt: skip
     page.say(*table(TIMED, TIMES_ALIGNED, []))

@@ -21,7 +21,8 @@ HEAD: Final = """\
 # What a change costs
 
 `costproof diff BASE HEAD` reports what changed between two runs of a model, what that does to every cost, and which
-part of the change is responsible. This page is made by `python -m benchmarks.review`; its lines run as tests.
+part of the change is responsible. This page is made by `python -m benchmarks.review`; its lines run as tests. The
+first example is complete; the others show the main rows.
 
 BASE and HEAD are
 
@@ -90,17 +91,19 @@ class Case:
     what: str
     base: str
     head: str
+    terms: bool = False
+    """Whether the terms of the first metric are shown too."""
 
 
 CASES: Final = (
     Case("More crops", "A page in 3x3 crops instead of 2x2.", "deepseek-ocr@gundam:2x2", "deepseek-ocr@gundam:3x3"),
-    Case("More experts per token", "Top-k 6 → 8.", "deepseek-ocr", "deepseek-ocr,text.topk=8"),
     Case(
         "A wider decoder, and more experts",
         "Width 1,280 → 1,536 with heads of the same 128, and top-k 6 → 8. The heads have to divide the width, so these "
         "keys are one.",
         "deepseek-ocr",
         "deepseek-ocr,text.hidden=1536,text.heads=12,text.kv_heads=12,text.topk=8",
+        terms=True,
     ),
     Case(
         "Native classes and remote code",
@@ -135,17 +138,33 @@ def page() -> str:
 
 
 def section(case: Case) -> str:
-    """One change, as the diff tells it: all that is not folded, and the terms of the first metric."""
+    """Return one change as the diff reports it; of all examples but the first, the main rows only."""
     found = costproof.diff(case.base, case.head)
-    text = diff_md(found)
-    told, *folded = text.split("<details>\n")
-    body = [line for line in told.rstrip().splitlines() if not line.startswith("## ")]
-    terms = next((f for f in folded if "which add up exactly" in f.partition("\n")[0]), "")
+    report, *folded = diff_md(found).split("<details>\n")
+    body = [line for line in report.rstrip().splitlines() if not line.startswith("## ")]
+    whole = case is CASES[0]
+    if not whole:
+        body = [line for line in body if not _is_minor(line)]
+    terms = next((f for f in folded if "which add up exactly" in f.partition("\n")[0]), "") if case.terms else ""
     command = shlex.join(["costproof", "diff", case.base, case.head])
     if found.exit_code:
         command += f"  # a metric that one side does not have (exit {found.exit_code})"
     lines = [f"## {case.title}", "", case.what, "", "```sh", command, "```", "", *body]
-    return "\n".join(lines).replace("\n\n\n", "\n\n") + "\n" + (f"\n<details>\n{terms.rstrip()}\n" if terms else "")
+    text = "\n".join(lines)
+    while "\n\n\n" in text:
+        text = text.replace("\n\n\n", "\n\n")
+    return text + "\n" + (f"\n<details>\n{terms.rstrip()}\n" if terms else "")
+
+
+_SIZES: Final = ("parameters", "weight bytes", "key/value cache bytes")
+"""Metrics of the whole run that an abbreviated example has besides FLOPs."""
+
+
+def _is_minor(line: str) -> bool:
+    """Return whether a line is left out of an abbreviated example: sums of other metrics, and how they are counted."""
+    cells = [cell.strip() for cell in line.split("|")]
+    other = len(cells) == 8 and cells[2] not in ("Metric", "---", "FLOPs")
+    return (other and (cells[1] != "total" or cells[2] not in _SIZES)) or line.startswith(("… and", "Counted: "))
 
 
 if __name__ == "__main__":

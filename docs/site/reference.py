@@ -78,8 +78,11 @@ def _arguments(value: object) -> tuple[list[str], str]:
 
 
 def _members(value: type) -> Iterator[str]:
-    """Methods and properties of a class, each with the first sentence about it."""
-    for name, member in vars(value).items():
+    """Yield methods and properties of a class and its bases, each with the first sentence of its docstring."""
+    members = {
+        n: m for c in reversed(value.__mro__) if c.__module__.startswith("costproof.") for n, m in vars(c).items()
+    }
+    for name, member in members.items():
         if name.startswith("_") or not (inspect.isfunction(member) or isinstance(member, property | cached_property)):
             continue
         made, end = _arguments(member) if inspect.isfunction(member) else ([], "")

@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
-_, TABLE = PAGE.split("## What each promise is tested by\n")
+_, TABLE = PAGE.split("## Tests of each promise\n")
 PROMISES = [line.strip("| ").split(" | ") for line in TABLE.splitlines() if line.startswith("| ")][1:]
 
 

@@ -56,7 +56,7 @@ def test_every_function_is_in_the_reference() -> None:
     assert not re.search(r" at 0x|:(func|class|data|mod):|``[^`\n]*``", text)
     assert "costproof.workloads(target: str) -> tuple[NamedWorkload, ...]" in text
     assert "- `findings(" in text.partition("## Report\n")[2].partition("\n## ")[0]
-    assert "- `capture`: a capture, the file that holds one, or a folder of reports." in text
+    assert "- `capture`: a capture, its file, or a folder of reports." in text
 
 
 def test_a_docstring_becomes_lists() -> None:
