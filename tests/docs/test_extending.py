@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from costproof.opgraph.rules import registry
-from tests.cli.running import costproof
 from tests.docs.test_command_lines import NOT_RUN, ROOT, lines
+from tests.support.running import costproof
 
 PAGE = ROOT / "docs" / "extending.md"
 PACKAGES = ROOT / "docs" / "examples" / "extending"
