@@ -18,7 +18,7 @@ from pathlib import Path
 from time import perf_counter, process_time
 from typing import TYPE_CHECKING
 
-from tests.reports.browsing import browser, opened
+from tests.support.browsing import browser, opened
 
 from costproof.ledger.capture import read_capture
 from costproof.reports.report import Report

@@ -15,7 +15,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from tests.reports.browsing import browser, opened
+from tests.support.browsing import browser, opened
 
 import costproof
 from costproof.ledger.capture import Capture, read_capture

@@ -12,7 +12,7 @@ from costproof.compare.diff.diff import diff
 from costproof.ledger.baseline import Baseline, read_baseline
 from costproof.views.numbers import exact
 from tests.baselines import FOLDER, Named, made, named
-from tests.cli.running import costproof
+from tests.support.running import costproof
 
 NAMED = tuple(named())
 BY_TARGET = {target: tuple(which) for target, which in groupby(NAMED, key=lambda n: n.target)}

@@ -33,8 +33,8 @@ from costproof.opgraph.graph import Graph, OpCall
 from costproof.opgraph.rules.files import rules_from
 from costproof.opgraph.rules.registry import cost_of, transforms
 from costproof.reports.report import Report
-from tests.cli.running import Result, costproof
-from tests.reports.toy import toy
+from tests.support.running import Result, costproof
+from tests.support.toy import toy
 
 FACTORIES = r"""
 import builtins, json, os, pathlib, random, signal, subprocess, sys, time, torch

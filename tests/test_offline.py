@@ -23,8 +23,8 @@ from costproof.ledger.errors import BadInput, CostproofError, Incomplete
 from costproof.ledger.offline import OFFLINE, no_network, offline
 from costproof.models.generic.huggingface import HuggingFace, huggingface
 from costproof.processes import Pool
-from tests.cli.running import costproof as command
 from tests.oracles.network import KERNEL, REPOSITORY, configurations, counted, outcome
+from tests.support.running import costproof as command
 
 OPT = {
     "model_type": "opt", "architectures": ["OPTForCausalLM"], "hidden_size": 64, "ffn_dim": 128,

@@ -16,9 +16,9 @@ from costproof.models import registry as models
 from costproof.opgraph.rules import registry
 from costproof.opgraph.rules.files import versions_in_force
 from costproof.plugins import Plugin, Registry, lazy
-from tests.cli.running import costproof
-from tests.reports.toy import toy
-from tests.written import write_capture
+from tests.support.running import costproof
+from tests.support.toy import toy
+from tests.support.written import write_capture
 
 OURS: Registry[int] = Registry(
     "shapes",

@@ -17,7 +17,7 @@ import pytest
 from costproof.ledger.errors import BadInput, CostproofError, Problems
 from costproof.processes import Failed, Limits, Outcome, Pool, Work
 from costproof.processes import template as templates
-from tests import working
+from tests.support import working
 
 GIB = 2**30
 KINDS: dict[str, tuple[str, ...]] = {"plain": (), "forked": ("json",)}
@@ -196,7 +196,7 @@ def test_nothing_goes_on_after_the_pool(ready: tuple[str, ...]) -> None:
 def test_nothing_outlives_who_ordered_it(how: str, kind: str) -> None:
     """Two pieces of work, one of which has started a process and one of which never lets go of the processor."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-    command = [sys.executable, "-c", f"from tests.working import main; main({KINDS[kind]!r})"]
+    command = [sys.executable, "-c", f"from tests.support.working import main; main({KINDS[kind]!r})"]
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as ordering:
         assert ordering.stdout is not None
         try:

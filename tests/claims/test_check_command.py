@@ -11,11 +11,11 @@ import pytest
 
 from costproof.ledger.capture import read_capture
 from costproof.ledger.node import total
-from tests.cli.running import costproof, files
 from tests.conftest import Golden
 from tests.models.test_config import shallow_config
-from tests.reports.toy import toy
-from tests.written import write_capture
+from tests.support.running import costproof, files
+from tests.support.toy import toy
+from tests.support.written import write_capture
 
 ROOT = Path(__file__).parents[2]
 SCHEMA = ROOT / "src" / "costproof" / "schemas" / "claims.schema.json"

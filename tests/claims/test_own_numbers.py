@@ -9,8 +9,8 @@ import pytest
 from costproof.claims.reading import own_claims
 from costproof.claims.types import Amount, PublishedClaim
 from costproof.ledger.errors import Problems
-from tests.cli.running import costproof, files
 from tests.conftest import Golden
+from tests.support.running import costproof, files
 
 PLACES = {"sam": ["global", "crops"], "clip": ["global", "crops"], "decode": ["steps"]}
 

@@ -17,7 +17,7 @@ from costproof.ledger.node import CostNode
 from costproof.ledger.peaks import CallPeaks, LiveTensor, Peak
 from costproof.run import claims as run_claims
 from tests.oracles.claims import causes
-from tests.reports.toy import toy
+from tests.support.toy import toy
 
 # Bytes of what is alive; of one view of 64: 3 x 64 x 64 numbers of two bytes.
 PIXELS = LiveTensor("pixels", (1, 3, 64, 64), "bfloat16", 24_576, "", "")

@@ -24,8 +24,8 @@ from costproof.ledger.metrics import Conventions
 from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.workload import Invocation, TargetInfo
 from costproof.models.registry import mistakes_of
-from tests.compare import builders
 from tests.oracles.claims import causes, world
+from tests.support import builders
 
 # One dense layer and one of experts, width 640, on 101 tokens: every number is 2 x rows x in x out.
 SIZES = {"body_hidden": 640, "body_intermediate": 2304, "body_experts": 40, "body_topk": 3, "body_moe": 416,

@@ -12,8 +12,8 @@ from costproof.ledger.capture import read_capture
 from costproof.ledger.errors import BadInput, Problems
 from costproof.reports.report import Report
 from costproof.run.prepare import Prepared
-from tests.reports.toy import asked, toy, wrong
-from tests.written import write_capture
+from tests.support.toy import asked, toy, wrong
+from tests.support.written import write_capture
 
 
 @pytest.fixture

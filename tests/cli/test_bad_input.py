@@ -15,10 +15,10 @@ from costproof.ledger.capture import CAPTURE
 from costproof.ledger.files import json_text
 from costproof.ledger.schema import to_data
 from costproof.reports.report import Report
-from tests.cli.running import costproof, files
 from tests.conftest import Golden
-from tests.reports.toy import HOSTILE, toy
-from tests.written import write_capture
+from tests.support.running import costproof, files
+from tests.support.toy import HOSTILE, toy
+from tests.support.written import write_capture
 
 VENDOR = Path(__file__).parents[1] / "data" / "vendor-config.json"
 
@@ -290,7 +290,7 @@ def test_a_module_that_cannot_be_imported(
 
 
 def test_hostile_names_do_not_reach_the_terminal(tmp_path: Path) -> None:
-    from tests.reports.toy import hostile
+    from tests.support.toy import hostile
 
     write_capture(tmp_path / "c.json", hostile())
     for name in ("summary", "static-md", "discrepancy-md"):

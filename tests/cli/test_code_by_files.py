@@ -20,8 +20,8 @@ import costproof
 from costproof.cli.group import COMMANDS, cli
 from costproof.ledger.errors import BadInput, Problems
 from costproof.opgraph.rules.registry import unregister
-from tests.cli.running import costproof as command
-from tests.cli.running import inside
+from tests.support.running import costproof as command
+from tests.support.running import inside
 
 LEAVES = "from pathlib import Path\nPath({!r}).touch()\n"
 FACTORY = "from torch import nn, zeros\ndef make():\n    return nn.Linear(2, 3), zeros(1, 2)\n"

@@ -13,10 +13,10 @@ from costproof.ledger.capture import read_capture
 from costproof.ledger.peaks import CallPeaks, LiveTensor, Peak
 from costproof.reports.outputs import OUTPUTS, variants
 from costproof.reports.report import Report
-from tests.cli.running import costproof, files
 from tests.conftest import Golden
-from tests.reports.toy import incomplete, toy, wrong
-from tests.written import write_capture
+from tests.support.running import costproof, files
+from tests.support.toy import incomplete, toy, wrong
+from tests.support.written import write_capture
 
 explanation_page = variants("explain")["html"].text
 

@@ -11,9 +11,9 @@ from click.shell_completion import ShellComplete
 
 from costproof.cli import output, progress
 from costproof.cli.group import cli
-from tests.cli.running import Result, costproof, inside
-from tests.reports.toy import toy, wrong
-from tests.written import write_capture
+from tests.support.running import Result, costproof, inside
+from tests.support.toy import toy, wrong
+from tests.support.written import write_capture
 
 CLAIMS = """\
 costproof_claims: 1

@@ -14,7 +14,7 @@ import pytest
 
 import costproof as api
 from costproof.ledger.errors import BadInput
-from tests.cli.running import costproof
+from tests.support.running import costproof
 
 FORWARD = """
 import os, sys, torch

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from costproof.ledger.workload import counted_line
-from tests.cli.running import costproof
-from tests.reports.toy import toy
+from tests.support.running import costproof
+from tests.support.toy import toy
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",

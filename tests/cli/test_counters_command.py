@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.running import costproof
 from tests.models.test_config import shallow_config
+from tests.support.running import costproof
 from tests.tracers.test_counter_processes import stubs as stubs
 
 SMALL = ("deepseek-ocr", "--config", "small.json", "--preset", "tiny")

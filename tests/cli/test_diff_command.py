@@ -17,8 +17,8 @@ from costproof.compare.diff.diff import adds_up
 from costproof.compare.diff.diff import diff as honest
 from costproof.compare.diff.types import Diff
 from costproof.models.families.deepseek_ocr.target import DeepseekOcr
-from tests.cli.running import Result, costproof
 from tests.docs.test_command_lines import small
+from tests.support.running import Result, costproof
 
 BASE = "deepseek-ocr@base"
 

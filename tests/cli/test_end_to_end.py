@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.running import costproof, files
 from tests.models.test_config import shallow_config
+from tests.support.running import costproof, files
 
 pytestmark = pytest.mark.slow
 

@@ -28,7 +28,7 @@ from tests.reports.test_counters import report as counters
 from tests.reports.test_gate_texts import over
 from tests.reports.test_listing import line
 from tests.reports.test_peaks_text import CALLS, peaks
-from tests.reports.toy import toy
+from tests.support.toy import toy
 
 WITHOUT: Final = {
     "graph": "a picture", "operator_graph": "a picture", "plot": "pictures", "render": "a text",

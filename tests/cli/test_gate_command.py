@@ -12,7 +12,7 @@ from jsonschema import Draft202012Validator
 
 import costproof as cp
 from tests.baselines import FOLDER
-from tests.cli.running import Result, costproof
+from tests.support.running import Result, costproof
 
 BASE = str(FOLDER / "llama-3.2-1b.json")
 POLICY = """\

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from costproof import api
-from tests.cli.running import costproof, files
-from tests.reports.toy import toy
-from tests.written import write_capture
+from tests.support.running import costproof, files
+from tests.support.toy import toy
+from tests.support.written import write_capture
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ import click
 import pytest
 
 from costproof.cli.group import COMMANDS, cli
-from tests.cli.running import costproof
 from tests.conftest import Golden
+from tests.support.running import costproof
 
 SRC = Path(__file__).parents[2] / "src"
 HEAVY = ("torch", "transformers", "torchlens", "sympy", "pandas", "rich", "pydantic", "numpy")

@@ -17,9 +17,9 @@ from costproof.ledger.offline import offline
 from costproof.patches import flash_attention
 from costproof.run import doctor
 from costproof.tracers.counters import registry
-from tests.cli.running import costproof, files
-from tests.reports.toy import toy
-from tests.written import write_capture
+from tests.support.running import costproof, files
+from tests.support.toy import toy
+from tests.support.written import write_capture
 
 
 def torch_in(folder: Path, *libraries: str) -> ModuleSpec:

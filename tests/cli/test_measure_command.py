@@ -16,8 +16,8 @@ from costproof.estimate.hardware import DEVICE, Device, DeviceFigure, DevicePeak
 from costproof.estimate.measured import MEASUREMENT, Measurement
 from costproof.ledger.schema import from_data, to_data
 from costproof.reports.outputs import variants
-from tests.cli.running import costproof
 from tests.models.test_config import shallow_config
+from tests.support.running import costproof
 
 pytestmark = pytest.mark.slow
 

@@ -26,7 +26,7 @@ from costproof.opgraph.graph import Graph, OpCall, Value
 from costproof.opgraph.rules.cost import OpCost
 from costproof.opgraph.rules.files import rules_from
 from costproof.opgraph.rules.registry import UnknownCost, cost_of, registered, rule_table
-from tests.cli.running import Result, costproof
+from tests.support.running import Result, costproof
 
 MYLIB = Path(__file__).parents[1] / "data" / "mylib"
 RULES = str(MYLIB / "my_rules.py")

@@ -9,9 +9,9 @@ from unittest.mock import Mock
 
 import pytest
 
-from tests.cli.running import costproof
-from tests.reports.toy import toy
-from tests.written import write_capture
+from tests.support.running import costproof
+from tests.support.toy import toy
+from tests.support.written import write_capture
 
 QWEN = Path(__file__).parents[2] / "docs" / "examples" / "qwen3.json"
 

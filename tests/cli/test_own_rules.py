@@ -19,7 +19,7 @@ import costproof as api
 from costproof.cli.group import cli
 from costproof.ledger.errors import BadInput
 from costproof.opgraph.rules.files import in_force
-from tests.cli.running import Result, costproof
+from tests.support.running import Result, costproof
 
 MYLIB = Path(__file__).parents[1] / "data" / "mylib"
 RULES = str(MYLIB / "my_rules.py")

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from costproof import compare
-from tests.cli.running import Result, costproof
-from tests.reports.toy import toy
+from tests.support.running import Result, costproof
+from tests.support.toy import toy
 
 LLAMA = {
     "model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 100,

@@ -16,7 +16,7 @@ from costproof.ledger.run import ALL_SOURCES, RunOptions
 from costproof.run.prepare import prepare
 from costproof.run.request import NamedSettings, request
 from costproof.run.request_file import request_from, request_yaml
-from tests.cli.running import costproof as command
+from tests.support.running import costproof as command
 
 NAME = "deepseek-ocr"
 SETTINGS = st.fixed_dictionaries(

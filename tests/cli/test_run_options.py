@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.running import costproof, files
+from tests.support.running import costproof, files
 
 CASES = {
     "a device that is none": (("--run", "tpu"), "--run", "meta or cpu or cuda"),

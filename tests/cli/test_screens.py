@@ -21,7 +21,6 @@ from costproof.ledger.run import RunOptions
 from costproof.reports.outputs import OUTPUTS
 from costproof.reports.report import Report
 from costproof.reports.screen import align_table, fold_line
-from tests.cli.running import costproof
 from tests.cli.test_console import on_a_terminal
 from tests.estimate.test_measured import BUSY, PLACE, ROOF, WAITING
 from tests.reports.test_counters import counted
@@ -29,8 +28,9 @@ from tests.reports.test_counters import report as counters
 from tests.reports.test_diff_texts import side
 from tests.reports.test_gate_texts import many
 from tests.reports.test_peaks_text import CALLS, peaks
-from tests.reports.toy import asked, toy, wrong
-from tests.written import write_capture
+from tests.support.running import costproof
+from tests.support.toy import asked, toy, wrong
+from tests.support.written import write_capture
 
 NUMBER: Final = re.compile(r"\d(?:[\d,.]*\d)?")
 WIDTHS: Final = (60, 80)

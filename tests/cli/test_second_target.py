@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.running import costproof
 from tests.models.test_llama import SMALL
+from tests.support.running import costproof
 
 pytestmark = pytest.mark.slow
 

@@ -20,9 +20,9 @@ from costproof import api
 from costproof.cli import main
 from costproof.cli.main import run
 from costproof.reports.report import Report
-from tests.cli.running import costproof
-from tests.reports.toy import incomplete, toy, wrong
-from tests.written import write_capture
+from tests.support.running import costproof
+from tests.support.toy import incomplete, toy, wrong
+from tests.support.written import write_capture
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
 CODES = {"toy": 0, "wrong": 1, "incomplete": 3}

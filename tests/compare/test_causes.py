@@ -9,7 +9,7 @@ from costproof.compare.findings import Finding
 from costproof.ledger.metrics import Metric
 from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.workload import Invocation
-from tests.compare import builders as b
+from tests.support import builders as b
 
 
 def judge(

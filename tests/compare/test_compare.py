@@ -12,7 +12,7 @@ from costproof.compare.verdict import exit_code, verdict_sentence
 from costproof.ledger.capture import Capture, TraceCheck
 from costproof.ledger.node import NO_RULE, Ledger, UnknownOp
 from costproof.views.frames import finding_rows
-from tests.compare import builders as b
+from tests.support import builders as b
 
 
 def found(capture: Capture, name: str) -> Finding:

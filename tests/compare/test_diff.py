@@ -1,4 +1,4 @@
-"""Two sides compared, on a page of numbers worked out by hand (:mod:`tests.compare.builders`)."""
+"""Two sides compared, on a page of numbers worked out by hand (:mod:`tests.support.builders`)."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from costproof.reports.diff import diff_csv
 from costproof.reports.outputs import variants
 from costproof.reports.report import Report
 from costproof.run.operand_files import baseline_at
-from tests.compare.builders import ATTENTION, LAYERS, LINEAR, analytic, at, capture, dynamic, edited, node, static
-from tests.reports.toy import toy
+from tests.support.builders import ATTENTION, LAYERS, LINEAR, analytic, at, capture, dynamic, edited, node, static
+from tests.support.toy import toy
 
 diff_md = variants("diff")["md"].text
 diff_text = variants("diff")["text"].text

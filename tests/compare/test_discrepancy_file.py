@@ -11,8 +11,8 @@ from costproof.compare.compare import compare
 from costproof.compare.findings import DISCREPANCY
 from costproof.ledger.files import json_text
 from costproof.ledger.schema import load, to_data
-from tests.compare import builders as b
-from tests.written import dump
+from tests.support import builders as b
+from tests.support.written import dump
 
 
 def test_minimum_contract() -> None:

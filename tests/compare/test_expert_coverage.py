@@ -13,7 +13,7 @@ from costproof.ledger.capture import Capture
 from costproof.ledger.errors import BadInput
 from costproof.ledger.run import RunOptions, RunRecord, TracedRun
 from costproof.ledger.workload import Invocation
-from tests.compare import builders as b
+from tests.support import builders as b
 
 
 def graph(modules: dict[str, str]) -> CallGraph:

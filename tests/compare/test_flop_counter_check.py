@@ -11,7 +11,7 @@ from costproof.compare.flop_counter_check import WITHOUT
 from costproof.ledger.capture import Capture
 from costproof.ledger.node import CostNode, Ledger, UnknownOp
 from costproof.ledger.run import RunOptions, RunRecord, TracedRun
-from tests.compare import builders as b
+from tests.support import builders as b
 
 
 def judge(**other: int) -> Ledger:

@@ -18,7 +18,7 @@ from costproof.compare.gate.types import Gate
 from costproof.ledger.baseline import Baseline, fold_capture
 from costproof.ledger.errors import BadInput, Problems
 from costproof.ledger.metrics import Conventions, Metric
-from tests.reports.toy import incomplete, toy
+from tests.support.toy import incomplete, toy
 
 DAY = date(2026, 6, 1)
 

@@ -20,7 +20,7 @@ from costproof.ledger.errors import BadInput, Problems
 from costproof.ledger.metrics import METRICS, Conventions
 from costproof.ledger.node import CostNode, Ledger, UnknownOp
 from costproof.ledger.workload import ConfigValue, Invocation, ModuleKind, TargetInfo, TensorSpec, Workload
-from tests.reports.toy import toy
+from tests.support.toy import toy
 
 Change = Callable[[Capture], Capture]
 OVER: Final = 1

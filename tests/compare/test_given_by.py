@@ -19,7 +19,7 @@ from costproof.ledger.metrics import Metric
 from costproof.reports.gate import gate_github, gate_sentence
 from costproof.reports.outputs import variants
 from costproof.views.verdicts import open_findings
-from tests.compare import builders as b
+from tests.support import builders as b
 
 diff_md = variants("diff")["md"].text
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from costproof.algebra.symbols import parse
-from tests.compare import builders as b
 from tests.oracles.mutations import checked_metrics, run, table
 from tests.oracles.planting import OPERATIONS, plant, sites
+from tests.support import builders as b
 
 
 def test_all_planted_errors_are_located() -> None:

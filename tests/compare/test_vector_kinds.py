@@ -11,7 +11,7 @@ from costproof.compare.compare import compare
 from costproof.compare.kinds import nearest, operators
 from costproof.compare.proof.judge import judge
 from costproof.ledger.node import CostNode, Ledger
-from tests.compare import builders as b
+from tests.support import builders as b
 
 # 12 elements in 3 rows. RMS norm: 4 per element and 2 per row, 54: square, mean, two products; sum and root per row.
 RMS = {"aten.pow": 12, "aten.mean": 12, "aten.mul": 24, "aten.add": 3, "aten.rsqrt": 3}

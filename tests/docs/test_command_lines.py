@@ -27,8 +27,8 @@ from costproof.models.families.deepseek_ocr.config import OcrConfig
 from costproof.models.families.deepseek_ocr.target import DeepseekOcr
 from costproof.parametric.targets import evaluate_formulas
 from costproof.tracers.device_benchmark import _fastest, measure_device
-from tests.cli.running import costproof
 from tests.models.test_config import shallow_config
+from tests.support.running import costproof
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]

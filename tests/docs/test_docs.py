@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 ELSEWHERE = ("vision-models.md",)
-"""Pages whose examples need packages that other tests do not see; tests/vision_packages.py runs them."""
+"""Pages whose examples need packages that other tests do not see; tests/support/vision_packages.py runs them."""
 
 
 @pytest.mark.parametrize("page", [p for p in PAGES if p.name not in ELSEWHERE], ids=lambda p: p.name)

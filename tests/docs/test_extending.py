@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from costproof.opgraph.rules import registry
-from tests.cli.running import costproof
 from tests.docs.test_command_lines import NOT_RUN, ROOT, lines
+from tests.support.running import costproof
 
 PAGE = ROOT / "docs" / "extending.md"
 PACKAGES = ROOT / "docs" / "examples" / "extending"
@@ -72,10 +73,19 @@ def test_what_the_page_says_is_what_the_packages_do(installed: Path) -> None:
 
 def test_the_page_quotes_the_packages_word_for_word() -> None:
     page = PAGE.read_text()
-    files = [p for p in sorted(PACKAGES.rglob("*.py")) if p.parent.name != "layer"]
-    assert len(files) == 4
-    for file in (*files, PACKAGES / "layer" / "low_rank.py", PACKAGES / "rule" / "pyproject.toml"):
-        assert f"\n{file.read_text()}```\n" in page, file
+    whole = (
+        "rule/scaled.py",
+        "rule/scaled_rule.py",
+        "rule/pyproject.toml",
+        "layer/low_rank.py",
+        "counter/weight_counter.py",
+    )
+    for name in whole:
+        assert f"\n{(PACKAGES / name).read_text()}```\n" in page, name
+    family = (PACKAGES / "family" / "adapted.py").read_text()
+    model, target = re.findall(r"```python\n((?:WIDE|class Adapted).*?)```", page, flags=re.DOTALL)
+    for quoted in (model, *target.split("\n\n")):
+        assert quoted.rstrip("\n") in family, quoted
 
 
 def test_the_page_quotes_the_entry_points_word_for_word() -> None:

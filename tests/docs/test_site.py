@@ -15,7 +15,7 @@ from docs.site.nav import nav
 from costproof import api
 from costproof.cli.group import COMMANDS
 from costproof.ledger.environment import installed
-from tests.cli.running import costproof
+from tests.support.running import costproof
 
 ROOT = pages.ROOT
 MADE = {"index.md", "contributing.md", "gallery.md", "commands.md", "python.md"}

@@ -1,8 +1,10 @@
-"""Words that the texts of costproof do without, and what they say instead."""
+"""Words that the texts of costproof do without, and what they say instead; names that mean one thing."""
 
 from __future__ import annotations
 
+import ast
 import re
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -38,3 +40,22 @@ def test_words_that_are_not_written(words: str) -> None:
         for match in pattern.finditer(re.sub(r"\s+", " ", path.read_text()))
     ]
     assert not found, "\n".join(found)
+
+
+def test_a_class_name_is_defined_once() -> None:
+    found = defaultdict(list)
+    for path in sorted((ROOT / "src").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                found[node.name].append(str(path.relative_to(ROOT)))
+    assert {name: paths for name, paths in found.items() if len(paths) > 1} == {}
+
+
+def test_tests_import_scripts_of_benchmarks_only_to_test_them() -> None:
+    """Independent counts and planted mistakes are in tests/oracles; what ``make gpu-check`` ships is in benchmarks."""
+    tested = {"gpu", "requested", "review", "same_numbers", "allocations", "peaks", "real_jobs"}
+    imports = re.compile(r"^\s*from benchmarks(?:\.(\w+))? import (\w+)", flags=re.MULTILINE)
+    found = {
+        module or name for path in (ROOT / "tests").rglob("*.py") for module, name in imports.findall(path.read_text())
+    }
+    assert found <= tested

@@ -27,7 +27,7 @@ from costproof.opgraph.graph import Graph, OpCall, Value
 from costproof.opgraph.rules.attention import seen_at_end, seen_from_start
 from costproof.opgraph.skippable import skippable_flops
 from costproof.reports.roofline import floor_sentence, module_bound_sentence, omission_notes
-from tests.opgraph.opcalls import call, value
+from tests.support.opcalls import call, value
 
 RATES: Final = {"float32": 10**9, "bfloat16": 4 * 10**9, "float16": 5 * 10**9}
 FREE: Final = Device(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.running import costproof
+from tests.support.running import costproof
 
 PACKED = """
 import torch

@@ -19,8 +19,8 @@ from costproof.estimate.arithmetic import Arithmetic
 from costproof.estimate.hardware import Device, DeviceFigure, DevicePeak, FigureQuote, machine, read_device, registry
 from costproof.estimate.roofline import roof
 from costproof.ledger.errors import BadInput, Problems
-from tests.cli.running import costproof
 from tests.conftest import Golden
+from tests.support.running import costproof
 
 NAMES = api.machines()
 FOLDER = Path(__file__).parents[2] / "src/costproof/estimate/devices"

@@ -16,9 +16,9 @@ from costproof.ledger.errors import BadInput, Problems
 from costproof.ledger.peaks import CallPeaks, GapPart, LiveTensor, Peak
 from costproof.ledger.schema import from_data, to_data
 from costproof.reports.outputs import variants
-from tests.cli.running import costproof
 from tests.conftest import Golden
-from tests.reports.toy import toy
+from tests.support.running import costproof
+from tests.support.toy import toy
 
 H100 = 80 * 10**9
 # Llama 3.1 8B in bfloat16; bytes of a token: h = 2 x 4096, k = 2 x 8 x 128, m = 2 x 14336.

@@ -29,10 +29,10 @@ from costproof.ledger.schema import from_data
 from costproof.reports.roofline import border_sentences as words
 from costproof.views.static_compute import static_compute
 from tests.baselines import Named, named
-from tests.cli.running import costproof
 from tests.conftest import Golden
-from tests.reports.toy import toy
-from tests.written import write_capture
+from tests.support.running import costproof
+from tests.support.toy import toy
+from tests.support.written import write_capture
 
 PEAK, WIDTH = 989 * 10**12, 3350 * 10**9
 """H100 SXM, bfloat16."""

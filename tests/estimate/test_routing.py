@@ -20,7 +20,7 @@ from costproof import api
 from costproof.estimate.roofline import Roofline, WorkBound
 from costproof.estimate.routing import uniform_experts
 from costproof.ledger.errors import BadInput
-from tests.cli.running import costproof
+from tests.support.running import costproof
 
 SIZES: Final[dict[str, Any]] = {
     "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 2, "vocab_size": 64, "num_attention_heads": 4,

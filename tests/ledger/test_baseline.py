@@ -19,8 +19,8 @@ from costproof.ledger.files import json_text
 from costproof.ledger.metrics import STAGE_WIDE
 from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.schema import to_data
-from tests.reports.toy import hostile, incomplete, toy
-from tests.written import write_capture
+from tests.support.toy import hostile, incomplete, toy
+from tests.support.written import write_capture
 
 
 def written(found: Baseline) -> dict[str, Any]:

@@ -36,9 +36,9 @@ from costproof.run import operand_files
 from costproof.run import proof as kept_answers
 from costproof.views import manifest as manifests
 from costproof.views.manifest import MANIFEST, NAME, check_manifest, manifest
-from tests.cli.running import costproof
-from tests.reports.toy import toy
-from tests.written import write_capture
+from tests.support.running import costproof
+from tests.support.toy import toy
+from tests.support.written import write_capture
 
 
 @pytest.fixture(autouse=True)

@@ -19,7 +19,7 @@ from costproof.ledger.schema import from_data, json_schema, to_data
 from costproof.ledger.workload import TargetInfo
 from costproof.ledger.writing import write_texts
 from costproof.models.pages.page import Page, page_workload
-from tests.written import write_capture
+from tests.support.written import write_capture
 
 
 def small() -> Capture:

@@ -16,8 +16,8 @@ from costproof.ledger import capture, time_limits
 from costproof.ledger.errors import BadInput
 from costproof.ledger.time_limits import check_time, time_limit
 from costproof.reports import report
-from tests.reports.toy import toy
-from tests.written import write_capture
+from tests.support.toy import toy
+from tests.support.written import write_capture
 
 CLAIMS = "costproof_claims: 1\nclaims: [{stage: sam, flops: H**2*n}]"
 

@@ -13,8 +13,8 @@ from costproof.ledger.errors import Problems
 from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.peaks import CallPeaks, GapPart, LiveTensor, Moment, Peak
 from costproof.ledger.run import RunOptions, RunRecord, TracedRun
-from tests.reports.toy import toy
-from tests.written import write_capture
+from tests.support.toy import toy
+from tests.support.written import write_capture
 
 Edit = Callable[[Capture], Capture]
 

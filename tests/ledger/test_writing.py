@@ -20,7 +20,7 @@ from costproof.ledger.aside import MARK, scratch
 from costproof.ledger.errors import BadInput
 from costproof.ledger.writing import uninterrupted, write_named, write_texts
 from costproof.reports.report import Report, write_report
-from tests.reports.toy import toy, wrong
+from tests.support.toy import toy, wrong
 
 
 def names(folder: Path) -> list[str]:

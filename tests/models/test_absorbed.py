@@ -23,7 +23,7 @@ from tests.models.test_families import SOURCES, exact
 from tests.models.test_latents import GROUPS, V2, V3
 from tests.models.test_mixtures import read
 from tests.oracles.mutations import run as planted
-from tests.variants import with_variants
+from tests.support.variants import with_variants
 
 CASES: Final[dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
     "v3": ({**V3, "num_hidden_layers": 1, "first_k_dense_replace": 0}, {"batch": 2}),

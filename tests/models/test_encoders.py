@@ -32,8 +32,8 @@ from costproof.run.proof_pieces import carry_out_piece
 from costproof.tracers.dynamic import dynamic_ledger
 from tests.models.test_families import SOURCES
 from tests.oracles.mutations import run as planted
-from tests.same_bounds import assert_same_bounds
-from tests.variants import with_variants
+from tests.support.same_bounds import assert_same_bounds
+from tests.support.variants import with_variants
 
 pytestmark = pytest.mark.usefixtures("one_process")
 

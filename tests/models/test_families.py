@@ -39,8 +39,8 @@ from costproof.reports.summary import summary_text
 from costproof.run.capture import count_sources
 from costproof.run.prepare import Prepared
 from costproof.run.proof_pieces import carry_out_piece
-from tests.same_bounds import assert_same_bounds
-from tests.variants import with_variants
+from tests.support.same_bounds import assert_same_bounds
+from tests.support.variants import with_variants
 
 pytestmark = pytest.mark.usefixtures("one_process")
 

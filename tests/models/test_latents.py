@@ -20,7 +20,7 @@ from costproof.parametric.targets import evaluate_formulas
 from tests.models.test_families import exact
 from tests.models.test_mixtures import read, total
 from tests.oracles.mutations import run as planted
-from tests.variants import with_variants
+from tests.support.variants import with_variants
 
 SIZES: Final = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "vocab_size": 64, "num_attention_heads": 4,

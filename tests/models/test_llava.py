@@ -23,7 +23,7 @@ from costproof.parametric.targets import evaluate_formulas
 from costproof.run.proof_pieces import carry_out_piece
 from tests.models.test_families import SOURCES
 from tests.oracles.mutations import run as planted
-from tests.variants import with_variants
+from tests.support.variants import with_variants
 
 pytestmark = pytest.mark.usefixtures("one_process")
 

@@ -21,7 +21,7 @@ from costproof.models.registry import load_target
 from costproof.parametric.targets import evaluate_formulas
 from tests.models.test_families import SIZES, SOURCES, exact
 from tests.oracles.mutations import run as planted
-from tests.variants import with_variants
+from tests.support.variants import with_variants
 
 C = TypeVar("C", bound=MixtureConfig)
 MIXTRAL: Final = {"model_type": "mixtral", **SIZES, "num_local_experts": 6, "num_experts_per_tok": 3}

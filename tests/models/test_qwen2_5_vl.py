@@ -20,7 +20,7 @@ from costproof.models.registry import load_target
 from costproof.parametric.targets import evaluate_formulas
 from costproof.run.proof_pieces import carry_out_piece
 from tests.oracles.mutations import run as planted
-from tests.variants import with_variants
+from tests.support.variants import with_variants
 
 pytestmark = pytest.mark.usefixtures("one_process")
 

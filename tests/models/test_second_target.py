@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.running import costproof
+from tests.support.running import costproof
 
 SECOND = Path(__file__).parents[1] / "data" / "secondlib"
 

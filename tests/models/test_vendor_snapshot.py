@@ -14,8 +14,8 @@ from costproof.ledger.run import run_options
 from costproof.models.families.deepseek_ocr.snapshot import REQUIRED, read_snapshot
 from costproof.models.families.deepseek_ocr.vendor import RemoteCodeOcr
 from costproof.models.registry import load_target
-from tests.cli.running import costproof, files
 from tests.models.vendor import SNAPSHOT, copied, rewritten, tree
+from tests.support.running import costproof, files
 
 
 def test_the_folder_is_recognised() -> None:

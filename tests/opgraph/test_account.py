@@ -9,7 +9,7 @@ from costproof.ledger.errors import Incomplete
 from costproof.opgraph.account import account
 from costproof.opgraph.costed import cost_graph
 from costproof.opgraph.graph import Graph, ModuleCall, OpCall, Size, Value
-from tests.opgraph.opcalls import call, value
+from tests.support.opcalls import call, value
 
 
 def block(rows: Size, layers: int = 1, name: str = "aten.linear.default") -> Graph:

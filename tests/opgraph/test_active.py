@@ -8,7 +8,7 @@ from costproof.algebra.symbols import sym
 from costproof.opgraph.costed import cost_graph
 from costproof.opgraph.graph import Graph, OpCall, Size, Value
 from costproof.opgraph.tally import active_elements
-from tests.opgraph.opcalls import call, value
+from tests.support.opcalls import call, value
 
 # E = 8 experts of 6 x 10, k = 3 of them per token, T = 5 tokens: 15 rows meet the stack.
 EXPERTS, TOP, TOKENS, WIDTH, INNER = 8, 3, 5, 6, 10

@@ -16,7 +16,7 @@ from costproof.opgraph.costed import cost_graph
 from costproof.opgraph.graph import Graph, OpCall, Size, Value
 from costproof.opgraph.regions import RegionTraffic
 from costproof.opgraph.rules.sizes import smaller
-from tests.opgraph.opcalls import call, value
+from tests.support.opcalls import call, value
 
 
 def bf(*shape: Size, origin: str = "op", name: str = "") -> Value:

@@ -14,7 +14,7 @@ from costproof.ledger.callgraph import ReuseBytes
 from costproof.opgraph.costed import cost_graph
 from costproof.opgraph.graph import Graph, OpCall, Value
 from costproof.opgraph.reuse import floors, partly_read, reuse_bytes
-from tests.opgraph.opcalls import call, value
+from tests.support.opcalls import call, value
 
 
 def bf(*shape: int, origin: str = "op", name: str = "") -> Value:

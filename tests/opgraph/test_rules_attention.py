@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from costproof.opgraph.rules.registry import UnknownCost, cost_of
-from tests.opgraph.opcalls import call, counted, taken, torch_count, value
+from tests.support.opcalls import call, counted, taken, torch_count, value
 
 aten = torch.ops.aten
 side = st.integers(1, 4)

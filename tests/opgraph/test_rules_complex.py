@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from costproof.opgraph.rules.registry import UnknownCost, cost_of
-from tests.opgraph.opcalls import call, counted, taken, value
+from tests.support.opcalls import call, counted, taken, value
 
 aten = torch.ops.aten
 

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.opgraph.opcalls import call, counted, taken, torch_count, value
+from tests.support.opcalls import call, counted, taken, torch_count, value
 
 aten = torch.ops.aten
 

@@ -16,7 +16,7 @@ from costproof.opgraph.rules.attention import unpadded
 from costproof.opgraph.rules.cost import OpCost
 from costproof.opgraph.rules.names import canonical, source_kind
 from costproof.opgraph.rules.registry import UnknownCost, cost_of
-from tests.opgraph.opcalls import call, counted, value
+from tests.support.opcalls import call, counted, value
 
 N = sym("n")
 FIXED = ["flash_attn._flash_attn_forward.default", "flash_attn_func", "_flash_attn2_cuda_9e27194::fwd"]

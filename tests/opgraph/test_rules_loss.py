@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from costproof.opgraph.rules.registry import UnknownCost, cost_of
-from tests.opgraph.opcalls import call, counted, taken, value
 from tests.opgraph.test_rules_vector import primitives
+from tests.support.opcalls import call, counted, taken, value
 
 X, Y = torch.rand(3, 8), torch.rand(3, 8)
 

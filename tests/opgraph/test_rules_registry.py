@@ -17,7 +17,7 @@ from costproof.opgraph.rules import registry
 from costproof.opgraph.rules.cost import OpCost, Uncountable
 from costproof.opgraph.rules.names import canonical, source_kind
 from costproof.opgraph.rules.registry import UnknownCost, cost_of, graph_transform, operator_rule, rule_table
-from tests.opgraph.opcalls import call, counted, value
+from tests.support.opcalls import call, counted, value
 
 
 @pytest.mark.parametrize(

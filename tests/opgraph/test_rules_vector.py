@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from costproof.opgraph.graph import Value
 from costproof.opgraph.rules.registry import UnknownCost, cost_of
-from tests.opgraph.opcalls import call, counted, taken, value
+from tests.support.opcalls import call, counted, taken, value
 
 aten = torch.ops.aten
 

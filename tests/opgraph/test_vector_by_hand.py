@@ -11,8 +11,8 @@ import pytest
 from costproof.opgraph.rules import registry
 from costproof.opgraph.rules.cost import OpCost
 from costproof.opgraph.rules.registry import cost_of, rule_table, subject_of
-from tests.opgraph.opcalls import call, value
-from tests.opgraph.vector_by_hand import Case, cases
+from tests.oracles.vector_by_hand import Case, cases
+from tests.support.opcalls import call, value
 
 CASES: Final = list(cases())
 FREE: Final = ("movement", "conv", "experts")

@@ -21,7 +21,7 @@ from costproof.ledger.errors import CostproofError
 from costproof.ledger.files import json_in
 from costproof.ledger.schema import to_data
 from costproof.run.proof import prepare_repeat
-from tests.reports.toy import asked, hostile, incomplete, toy, wrong
+from tests.support.toy import asked, hostile, incomplete, toy, wrong
 
 VALUES: Final[tuple[Any, ...]] = (
     None, True, False, 0, 1, -1, 2, 7, 10**6, 10**12, 10**18, 10**40, 10**299, 1.5, 1e300, "", "x", "0", "7", [], {},

@@ -23,7 +23,7 @@ from costproof.tracers.derive.closed import derive
 from costproof.tracers.derive.fresh import fresh_flops
 from costproof.tracers.derive.subject import Subject, of_tokens
 from costproof.tracers.derive.subject import subject as subject_of
-from tests.cli.running import costproof
+from tests.support.running import costproof
 
 LLAMA = {
     "model_type": "llama", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "vocab_size": 64,

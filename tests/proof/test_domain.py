@@ -35,9 +35,9 @@ from costproof.reports.outputs import variants
 from costproof.run import proof
 from costproof.run.proof import prove
 from costproof.run.proof_pieces import assemble_certificate, carry_out_piece
-from tests.planted import planted
+from tests.support.planted import planted
+from tests.support.written import dump
 from tests.tracers.small import SmallTarget
-from tests.written import dump
 
 certificate_md = variants("certificate")["md"].text
 

@@ -22,8 +22,8 @@ from costproof.models.proof import Piece, Provable
 from costproof.run import proof as proving
 from costproof.run.proof import ProofCheckpoint
 from costproof.run.proof_pieces import carry_out_piece
-from tests.cli.running import Result, costproof, files
-from tests.planted import planted
+from tests.support.planted import planted
+from tests.support.running import Result, costproof, files
 
 CONFIG = {
     "model_type": "unlimited_ocr",

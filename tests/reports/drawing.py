@@ -9,7 +9,7 @@ from dataclasses import replace
 from costproof.ledger.callgraph import CallGraph, Event, TensorAt
 from costproof.ledger.capture import Capture
 from costproof.reports.graph.picture import GraphView
-from tests.reports.toy import toy
+from tests.support.toy import toy
 
 Script = Sequence["str | tuple[str, Script]"]
 """What a module calls: paths, or a path and what that calls."""

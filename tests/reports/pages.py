@@ -14,7 +14,7 @@ from costproof.views.counters import CounterReport
 from costproof.views.explanation import explain
 from tests.reports.test_counters import OWN, report
 from tests.reports.test_gate_texts import over
-from tests.reports.toy import HOSTILE, hostile, toy
+from tests.support.toy import HOSTILE, hostile, toy
 
 BIG = 2**53 + 1
 """No number of a browser holds it: 9007199254740993."""

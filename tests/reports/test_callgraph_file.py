@@ -14,9 +14,9 @@ from costproof.ledger.callgraph import CallGraph
 from costproof.ledger.errors import Problems
 from costproof.ledger.schema import json_schema, to_data
 from costproof.views.callgraph_file import CALLGRAPH, CallGraphFile, callgraph_file, read_drawable
-from tests.cli.running import costproof
-from tests.reports.toy import toy
-from tests.written import dump
+from tests.support.running import costproof
+from tests.support.toy import toy
+from tests.support.written import dump
 
 NEEDED = {"call_counts", "edges", "op_call_counts", "module_children", "module_types"}
 HEADER = {"schema", "schema_version", "conventions", "target", "workload", "environment"}

@@ -12,7 +12,7 @@ from costproof.ledger.node import CostNode
 from costproof.reports.static import convention_rows
 from costproof.views.verdicts import stage_words
 from tests.conftest import Golden
-from tests.reports.toy import asked, toy, with_ledger
+from tests.support.toy import asked, toy, with_ledger
 
 # Two layers, 256 MACs on the page and 192 on the crops, 64 and 48 output elements.
 SAM = {"fvcore_macs": 2 * (256 + 192), "fvcore_activations": 2 * (64 + 48)}

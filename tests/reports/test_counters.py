@@ -1,6 +1,6 @@
 """Counters and own numbers in the reports: made-up tools on the toy model, so no version of any tool shows.
 
-By hand, on ``tests.reports.toy``: sam[global] 1024, sam[crops] 768, the first decode step 4 * 6 * 11 = 264, together
+By hand, on ``tests.support.toy``: sam[global] 1024, sam[crops] 768, the first decode step 4 * 6 * 11 = 264, together
 2056 FLOP. ``half`` counts MACs, no attention, and 5 for a norm on the page: (512 + 384) + 5 = 901, in FLOP 1802.
 ``twice`` counts the linear layers again: 2 * (1024 + 768) + 264 = 3848. ``broken`` has no answer for decode.
 """
@@ -31,7 +31,7 @@ from costproof.run.counters import judge_own_numbers
 from costproof.views.absent import Absent
 from costproof.views.counters import COUNTERS, CounterReport
 from tests.conftest import Golden
-from tests.reports.toy import HOSTILE, toy
+from tests.support.toy import HOSTILE, toy
 
 counters_md = variants("counters")["md"].text
 counters_text = variants("counters")["text"].text

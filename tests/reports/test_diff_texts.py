@@ -19,7 +19,7 @@ from costproof.reports.markdown import BUDGET
 from costproof.reports.outputs import variants
 from costproof.views.frames import DIFF_COLUMNS, frame
 from tests.conftest import Golden
-from tests.reports.toy import HOSTILE, toy
+from tests.support.toy import HOSTILE, toy
 
 diff_md = variants("diff")["md"].text
 diff_text = variants("diff")["text"].text

@@ -14,9 +14,9 @@ from costproof.ledger.errors import BadInput, Incomplete
 from costproof.ledger.peaks import CallPeaks, Peak
 from costproof.reports.outputs import variants
 from costproof.views.explanation import explain, peaks_in
-from tests.cli.running import costproof as command
 from tests.conftest import Golden
-from tests.reports.toy import ledger, toy, with_ledger
+from tests.support.running import costproof as command
+from tests.support.toy import ledger, toy, with_ledger
 
 explain_text = variants("explain")["text"].text
 explain_md = variants("explain")["md"].text

@@ -22,8 +22,8 @@ from costproof.ledger.writing import write_texts
 from costproof.reports.outputs import OUTPUTS, Output
 from costproof.reports.report import Report, write_report
 from costproof.run.schemas import file_kinds, kind_names, schema_names, schema_of
-from tests.cli.running import costproof
-from tests.reports.toy import asked, toy
+from tests.support.running import costproof
+from tests.support.toy import asked, toy
 
 ASKED = [o for o in OUTPUTS if o.kind and o.of_capture and o.name != "counters-json"]
 SCHEMAS = Path(__file__).parents[2] / "src" / "costproof" / "schemas"

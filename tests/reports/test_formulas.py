@@ -9,7 +9,7 @@ from costproof.algebra.symbols import parse, version
 from costproof.ledger.capture import SymbolDoc
 from costproof.ledger.node import CostNode
 from costproof.views.formulas import nodes_formula, stage_formula
-from tests.reports.toy import ledger, toy
+from tests.support.toy import ledger, toy
 
 
 def _crops(source: str) -> list[CostNode]:

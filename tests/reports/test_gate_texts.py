@@ -17,7 +17,7 @@ from costproof.reports.outputs import variants
 from costproof.views.describe import counted_lines
 from tests.compare.test_gate import policy, said, side
 from tests.conftest import Golden
-from tests.reports.toy import HOSTILE
+from tests.support.toy import HOSTILE
 
 gate_md, gate_text = (variants("gate")[kind].text for kind in ("md", "text"))
 ALLOWED = (

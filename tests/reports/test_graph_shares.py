@@ -15,13 +15,13 @@ from costproof.reports.graph.picture import Edge, GraphView
 from costproof.reports.graph.svg import slide, svg
 from costproof.reports.graph.view import GraphChoice, graph_view
 from costproof.reports.outputs import variants
-from tests.cli.running import costproof
-from tests.cli.running import files as files_in
 from tests.reports.drawing import callgraph, captured
 from tests.reports.test_graph_view import _capture
 from tests.reports.test_graph_writers import _node, _view
-from tests.reports.toy import toy
-from tests.written import write_capture
+from tests.support.running import costproof
+from tests.support.running import files as files_in
+from tests.support.toy import toy
+from tests.support.written import write_capture
 
 
 def test_shares_are_of_all_that_is_drawn() -> None:

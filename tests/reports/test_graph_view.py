@@ -15,7 +15,7 @@ from costproof.ledger.workload import Invocation, TensorSpec
 from costproof.reports.graph.picture import GraphView
 from costproof.reports.graph.view import GraphChoice, graph_view
 from tests.reports.drawing import callgraph, captured
-from tests.reports.toy import toy
+from tests.support.toy import toy
 
 # Two blocks of norm -> linear -> norm -> linear with 10 and 20 parameters in the linears, then a head.
 _BLOCKS = {f"net.b.{i}": "Block" for i in range(2)}

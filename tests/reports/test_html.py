@@ -21,7 +21,7 @@ from costproof.ledger.capture import Capture, SymbolDoc
 from costproof.ledger.node import CostNode
 from costproof.reports.html.document import h, payload
 from costproof.reports.html.mathml import mathml
-from tests.reports.toy import hostile, incomplete, toy, wrong
+from tests.support.toy import hostile, incomplete, toy, wrong
 
 CASES: dict[str, Callable[[], Capture]] = {"toy": toy, "wrong": wrong, "incomplete": incomplete, "hostile": hostile}
 EVIL = "</script><img src=x onerror=alert(1)>"
@@ -205,7 +205,7 @@ def test_why_a_result_is_incomplete() -> None:
 
 @pytest.mark.parametrize("case", ["toy", "wrong"])
 def test_same_bytes_whatever_the_order_of_hashes(case: str) -> None:
-    begin = f"import sys; from costproof import compare; from tests.reports.toy import {case}"
+    begin = f"import sys; from costproof import compare; from tests.support.toy import {case}"
     code = f"{begin}; sys.stdout.write(compare({case}()).render('html'))"
     made = {
         subprocess.run(

@@ -13,10 +13,10 @@ from costproof.ledger.capture import Capture
 from costproof.ledger.node import CostNode
 from costproof.reports.outputs import variants
 from tests.conftest import Golden
-from tests.reports.browsing import WIDEN, browser, opened
 from tests.reports.test_html import EVIL, even, page, renamed, scaled
 from tests.reports.test_html_diff import doubled
-from tests.reports.toy import hostile, incomplete, toy, wrong
+from tests.support.browsing import WIDEN, browser, opened
+from tests.support.toy import hostile, incomplete, toy, wrong
 
 diff_page = variants("diff")["html"].text
 

@@ -10,7 +10,7 @@ from costproof.compare.diff.types import Diff
 from costproof.reports.outputs import variants
 from tests.reports.test_diff_texts import side
 from tests.reports.test_html import EVIL, read_tags, scaled
-from tests.reports.toy import toy
+from tests.support.toy import toy
 
 diff_page = variants("diff")["html"].text
 

@@ -12,10 +12,10 @@ import pytest
 from costproof.reports.outputs import variants
 from costproof.views.explanation import explain
 from tests.conftest import Golden
-from tests.reports.browsing import WIDEN, browser, opened
 from tests.reports.pages import BIG, PAGES, claims, hostile_pages
 from tests.reports.test_html import check_policy, read_tags
-from tests.reports.toy import toy
+from tests.support.browsing import WIDEN, browser, opened
+from tests.support.toy import toy
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page

@@ -16,12 +16,12 @@ from costproof.opgraph.liveness import MemoryEvent, Timeline, peak_of
 from costproof.reports.html.printer import HtmlPrinter
 from costproof.reports.outputs import variants
 from costproof.reports.peaks import section
-from tests.cli.running import costproof
 from tests.conftest import Golden
-from tests.reports.browsing import WIDEN, browser, opened
 from tests.reports.test_html import EVIL, check_policy, page, read_tags
-from tests.reports.toy import toy
-from tests.written import write_capture
+from tests.support.browsing import WIDEN, browser, opened
+from tests.support.running import costproof
+from tests.support.toy import toy
+from tests.support.written import write_capture
 
 TERA = 10**12
 DEVICE_OF_ONE = Device(

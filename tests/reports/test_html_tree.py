@@ -11,10 +11,10 @@ import pytest
 
 from costproof.ledger.capture import Capture
 from costproof.ledger.node import CostNode
-from tests.reports.browsing import browser, opened
 from tests.reports.test_html import even, page
 from tests.reports.test_html_browser import rows
-from tests.reports.toy import toy
+from tests.support.browsing import browser, opened
+from tests.support.toy import toy
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser

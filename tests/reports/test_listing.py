@@ -7,7 +7,7 @@ from pathlib import Path
 import costproof
 from costproof.ledger.callgraph import OperatorLine, OperatorListing, ReuseBytes
 from costproof.reports.listing import listing_text
-from tests.cli.running import costproof as command
+from tests.support.running import costproof as command
 
 MODEL = Path(__file__).parents[2] / "docs" / "examples" / "my_model.py"
 

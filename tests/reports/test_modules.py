@@ -11,7 +11,7 @@ from torch import nn
 import costproof
 from costproof.ledger.node import CostNode
 from costproof.reports.report import Report
-from tests.reports.toy import toy, wrong
+from tests.support.toy import toy, wrong
 
 
 class Block(nn.Module):

@@ -24,7 +24,7 @@ from costproof.views.explanation import explain
 from tests.models.test_config import small_config
 from tests.reports.test_counters import counted, record
 from tests.reports.test_profile_md import profile
-from tests.reports.toy import asked, hostile, incomplete, toy, wrong
+from tests.support.toy import asked, hostile, incomplete, toy, wrong
 
 explain_text = variants("explain")["text"].text
 explain_md = variants("explain")["md"].text

@@ -14,12 +14,12 @@ from costproof.ledger.notebook import NotebookRepr
 from costproof.reports.counters import document
 from costproof.reports.html.printer import HtmlPrinter
 from costproof.reports.outputs import variants
-from tests.reports.browsing import browser, opened
 from tests.reports.pages import certificate, claims, counters, hostile_pages
 from tests.reports.test_gate_texts import over
 from tests.reports.test_html import EVIL, read_tags, renamed
 from tests.reports.test_html_diff import doubled
-from tests.reports.toy import incomplete, toy, wrong
+from tests.support.browsing import browser, opened
+from tests.support.toy import incomplete, toy, wrong
 
 CELLS: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
     # By hand (see the toy): sam 1,792 FLOP, decode 864, together 2,656; half of sam's is 896.

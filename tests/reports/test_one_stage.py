@@ -17,7 +17,7 @@ from costproof.reports.html.notebook import cell
 from costproof.reports.outputs import variants
 from costproof.reports.report import Report
 from tests.reports.test_gate_texts import over
-from tests.reports.toy import toy
+from tests.support.toy import toy
 
 static_md = variants("static")["md"].text
 discrepancy_md = variants("discrepancy")["md"].text

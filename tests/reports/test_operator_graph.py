@@ -14,10 +14,10 @@ from costproof.ledger.errors import BadInput
 from costproof.reports.graph import operators
 from costproof.reports.graph.operators import operator_view
 from costproof.reports.graph.picture import GraphView
-from tests.cli.running import costproof as command
-from tests.cli.running import files
-from tests.reports.browsing import browser, opened
 from tests.reports.test_html import check_policy
+from tests.support.browsing import browser, opened
+from tests.support.running import costproof as command
+from tests.support.running import files
 
 MODEL = Path(__file__).parents[2] / "docs" / "examples" / "my_model.py"
 

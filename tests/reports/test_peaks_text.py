@@ -14,7 +14,7 @@ from costproof.ledger.schema import to_data
 from costproof.reports.outputs import variants
 from tests.conftest import Golden
 from tests.reports.test_html import check_policy
-from tests.reports.toy import toy
+from tests.support.toy import toy
 
 X = LiveTensor("x", (2, 5), "float32", 40, "", "")
 WIDE = LiveTensor("addmm", (10, 8), "float32", 320, "aten.addmm.default", "mlp.up")

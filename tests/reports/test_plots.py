@@ -23,11 +23,11 @@ from costproof.reports.plots import bars, figure, strips
 from costproof.reports.plots.strips import WHOLE
 from costproof.reports.roofline import roofline_svg
 from costproof.run.plot import read
-from tests.cli.running import costproof as command
 from tests.reports.test_counters import counted, report
 from tests.reports.test_peaks_text import CALLS, peaks
-from tests.reports.toy import hostile, toy
-from tests.written import dump, write_capture
+from tests.support.running import costproof as command
+from tests.support.toy import hostile, toy
+from tests.support.written import dump, write_capture
 
 needs_matplotlib = pytest.mark.skipif(
     installed("matplotlib") is None, reason="matplotlib is not installed: the extra [plot]"
@@ -40,7 +40,7 @@ def by_metric(capture: Capture) -> dict[str, dict[tuple[str, ...], int | None]]:
 
 def test_shares_are_those_of_the_stages() -> None:
     found = by_metric(toy())
-    # By hand, on tests.reports.toy.
+    # By hand, on tests.support.toy.
     assert found["flops"] == {("sam",): 1024 + 768, ("decode",): 864}
     assert found["params"] == {("sam",): 40, ("clip",): 7, ("decode",): 36}
     assert found["weight_read_bytes"] == {("sam",): 4 * 40, ("decode",): 216}

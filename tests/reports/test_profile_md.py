@@ -13,7 +13,7 @@ from costproof.ledger.schema import from_data, to_data
 from costproof.reports.measure import format_nanoseconds
 from costproof.reports.outputs import variants
 from costproof.reports.report import Report, write_report
-from tests.reports.toy import toy
+from tests.support.toy import toy
 
 profile_md = variants("profile")["md"].text
 

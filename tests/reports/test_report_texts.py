@@ -16,7 +16,7 @@ from costproof.ledger.node import Ledger
 from costproof.reports.report import Report
 from costproof.reports.summary import summary_text
 from tests.conftest import Golden
-from tests.reports.toy import hostile, incomplete, toy, wrong
+from tests.support.toy import hostile, incomplete, toy, wrong
 
 FORMATS = (
     "capture-json",

@@ -19,7 +19,7 @@ from costproof.ledger.schema import to_data
 from costproof.reports.outputs import variants
 from costproof.reports.report import Report
 from costproof.views.static_compute import STATIC_COMPUTE, StageCompute, StaticCompute, check_sums, static_compute
-from tests.reports.toy import incomplete, ledger, toy, with_ledger, wrong
+from tests.support.toy import incomplete, ledger, toy, with_ledger, wrong
 
 static_md = variants("static")["md"].text
 
@@ -154,7 +154,7 @@ from dataclasses import replace
 from costproof import compare, frame
 from costproof.ledger.schema import json_schema
 from costproof.views.static_compute import STATIC_COMPUTE
-from tests.reports.toy import toy
+from tests.support.toy import toy
 hot = tuple(
     replace(x, metrics=(*x.metrics, "heat"),
             nodes=tuple(replace(n, costs={**n.costs, "heat": 7}) if n.kind else n for n in x.nodes))

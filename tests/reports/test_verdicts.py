@@ -9,7 +9,7 @@ import pytest
 from costproof.compare.compare import compare
 from costproof.compare.findings import Finding, Level, Status
 from costproof.views.verdicts import stage_words, worst
-from tests.reports.toy import toy
+from tests.support.toy import toy
 
 
 def test_the_metrics_that_are_explained_are_named_where_flops_are_not_among_them() -> None:

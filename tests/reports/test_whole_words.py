@@ -10,7 +10,7 @@ from costproof.reports.outputs import variants
 from costproof.reports.report import Report
 from costproof.reports.static import stack_sentences, unknown_sentences
 from costproof.reports.summary import summary_text
-from tests.reports.toy import toy
+from tests.support.toy import toy
 
 static_md = variants("static")["md"].text
 

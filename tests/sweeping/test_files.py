@@ -16,7 +16,7 @@ from costproof.ledger.errors import BadInput
 from costproof.run import sweep_files, sweep_parts
 from costproof.run.sweep import sweep
 from costproof.run.sweep_files import Tally
-from tests.cli.running import costproof
+from tests.support.running import costproof
 
 OVER = {"batch": "1:4"}
 TEXT = "batch,params\n1,8030261248\n2,8030261248\n3,8030261248\n4,8030261248\n"

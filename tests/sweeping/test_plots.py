@@ -10,7 +10,7 @@ from costproof.ledger.environment import installed
 from costproof.ledger.errors import BadInput
 from costproof.reports.plots.strips import WHOLE, strips
 from costproof.run.sweep import picture_rows, sweep
-from tests.cli.running import costproof
+from tests.support.running import costproof
 
 needs_matplotlib = pytest.mark.skipif(
     installed("matplotlib") is None, reason="matplotlib is not installed: the extra [plot]"

@@ -22,7 +22,7 @@ from costproof.run.peaks import peaks
 from costproof.run.sweep import Sweep, sweep
 from costproof.run.sweep_validation import ValidatedPoint
 from costproof.views.sweep_file import SWEEP
-from tests.cli.running import costproof
+from tests.support.running import costproof
 
 OVER = {"hidden": "64,128,100", "batch": "1,3", "text_tokens": "5,700"}
 SMALL = {"layers": "2", "heads": "4", "kv_heads": "2", "head_dim": "16", "vocab": "100", "intermediate": "96"}

@@ -21,7 +21,7 @@ from costproof.run.prepare import Prepared
 from costproof.tracers.counters.registry import COUNTERS
 from costproof.tracers.counters.running import TRUTH, CounterAnswer, CounterTask
 from costproof.tracers.torchlens_trace import trace_graph
-from tests.opgraph.opcalls import counted, taken, torch_count
+from tests.support.opcalls import counted, taken, torch_count
 from tests.tracers.realistic import small_ocr
 from tests.tracers.small import CONFIG, PAGE
 

@@ -18,8 +18,8 @@ from costproof.models.registry import load_target
 from costproof.run.capture import count_sources
 from costproof.run.prepare import Prepared
 from costproof.tracers.static import input_sizes
-from tests.compare import builders as b
 from tests.recorded import families
+from tests.support import builders as b
 
 FAMILIES = families()
 

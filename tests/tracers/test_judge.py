@@ -18,7 +18,7 @@ import costproof
 from costproof.models.specs import Run
 from costproof.tracers.flop_counter_ledger import DispatchedFlops, FlopKey, flop_counter_ledger, sum_steps
 from costproof.tracers.hooks import trace_hooks
-from tests.opgraph.opcalls import counted, taken
+from tests.support.opcalls import counted, taken
 
 aten = torch.ops.aten
 

@@ -34,8 +34,8 @@ from costproof.models.specs import ExportJob, SymbolicSize
 from costproof.models.target import Exportable
 from costproof.patches.inference import inference_context
 from costproof.tracers.peaks.calls import SymbolicPeak, call_peaks, calls, peaks_of, symbolic_peak, with_symbolic_peak
+from tests.support.variants import with_variants
 from tests.tracers.small import PAGE, SmallTarget
-from tests.variants import with_variants
 
 
 def job(module: nn.Module, *shape: int) -> ExportJob:

@@ -16,7 +16,7 @@ from costproof.opgraph.account import account, locator
 from costproof.opgraph.costed import cost_graph
 from costproof.opgraph.graph import ModuleCall
 from costproof.tracers.torchlens_trace import trace_graph
-from tests.opgraph.opcalls import counted
+from tests.support.opcalls import counted
 from tests.tracers.small import PAGE, model, toy, toy_run
 
 

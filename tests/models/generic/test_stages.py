@@ -16,8 +16,8 @@ from costproof.models.generic.module import GenericTarget
 from costproof.reports.report import Report
 from costproof.run.capture import count_sources
 from costproof.run.prepare import Prepared
-from tests.cli.running import costproof as command
 from tests.models.test_llama import SMALL
+from tests.support.running import costproof as command
 
 QWEN3 = {
     "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "hidden_size": 32, "intermediate_size": 48,

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from tests.vision_packages import FOLDER, PAGE, run
+from tests.support.vision_packages import FOLDER, PAGE, run
 
 
 @pytest.fixture(autouse=True)

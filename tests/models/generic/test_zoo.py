@@ -9,7 +9,7 @@ from transformers import CONFIG_MAPPING
 from tests.oracles.completed import LACKING, completed
 from tests.oracles.tiny import tiny
 from tests.oracles.zoo_count import _singles, counted
-from tests.variants import with_variants
+from tests.support.variants import with_variants
 
 ENCODERS = (
     "albert", "audio-spectrogram-transformer", "beit", "blip_2_qformer", "chinese_clip", "clip", "clip_text_model",

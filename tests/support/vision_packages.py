@@ -1,4 +1,4 @@
-"""``python -m tests.vision_packages page|whole-page``: what torchvision, timm and diffusers say in a process.
+"""``python -m tests.support.vision_packages page|whole-page``: what torchvision, timm and diffusers say in a process.
 
 They lie apart, so that nothing else sees them: transformers builds other models where they are. A torchvision that was
 built for another torch has no operators of its own, and does not import without their names.
@@ -16,7 +16,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 FOLDER = Path(sys.prefix) / "vision"
 """Where ``make`` puts them."""
 PAGE = ROOT / "docs" / "vision-models.md"
@@ -26,7 +26,7 @@ SUPPRESSION = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
 def run(what: str) -> subprocess.CompletedProcess[str]:
     """This module in a process of its own."""
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join((str(FOLDER), os.environ.get("PYTHONPATH", "")))}
-    command = [sys.executable, "-m", "tests.vision_packages", what]
+    command = [sys.executable, "-m", "tests.support.vision_packages", what]
     return subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, check=False)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from costproof.opgraph.graph import OpCall, Value
-from tests.opgraph.opcalls import call, value
+from tests.support.opcalls import call, value
 
 X: Final = (2, 3)
 """Of most inputs and results: 2 rows of 3, 6 elements."""

@@ -1,0 +1,1 @@
+"""Fixtures, builders and processes that several tests share."""
