@@ -31,9 +31,9 @@ def whole_model(
     """Return the cost of the whole model whose first layers were counted, or ``None`` if no layer was cut.
 
     Work inside a remaining layer counts once for every layer that it represents, other work once. The model is counted
-    again with more layers. Metrics for which both counts predict different totals are left out, as are peaks, which do
-    not add up over layers. Finally the whole model runs once on the meta device, and only FLOPs and calls are counted
-    with torch's own tools: where they differ from the prediction, metrics of that run are left out.
+    again with more layers. Metrics for which both counts predict different totals are left out, as are peaks, which are
+    not sums over layers. Finally the whole model runs once on the meta device, and only FLOPs and calls are counted by
+    torch's own tools: where they differ from the prediction, metrics of that run are left out.
 
     Args:
         run: the run that was counted.
