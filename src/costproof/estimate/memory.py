@@ -20,7 +20,7 @@ previous one.
 * copies, which move no bytes in these counts: casts and contiguous tensors, each as large as an argument or a result of
   a module (``input_bytes`` and ``output_bytes`` once more), and cached keys and values repeated for every query head,
   which have as many elements as the attention of a step has multiply-accumulates;
-* masks over every query and key of a prompt. Boolean masks are no activations in the counts, so that the bound includes
+* masks over every query and key of a prompt. Boolean masks are not activations in the counts, so the bound includes
   two masks as numbers, one copy of a mask, and the four boolean masks that they are made of.
 
 Latent attention under sdpa is added by :func:`unfused_attention`. ``tests/estimate/test_activations.py`` compares the

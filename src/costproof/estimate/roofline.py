@@ -1,4 +1,4 @@
-"""Bound the time of a run on a device from below, by the figures of the device. This is no prediction.
+"""Bound the time of a run on a device from below, by the figures of the device. This is not a prediction.
 
 A piece of work takes at least as long as its products and its memory traffic:
 
@@ -180,7 +180,7 @@ def roofline_in(data: object, where: str) -> Roofline:
     """Return the roofline in the data of a file, after recomputing its bounds.
 
     Raises:
-        BadInput, Problems: it is no roofline, is damaged, or contradicts itself.
+        BadInput, Problems: it is not a roofline, is damaged, or contradicts itself.
     """
     found = from_data(data, ROOFLINE, where=where, make_again=_AGAIN)
     problems = list(_contradictions(found))[:20]

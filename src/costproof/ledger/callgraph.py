@@ -27,7 +27,7 @@ class TensorAt:
     call: int = 1
     """Number of the module's call, counted over all runs from 1."""
     kind: Literal["tensor", "cache"] = "tensor"
-    """``cache`` for contents of a key/value cache, which are no activations."""
+    """``cache`` for contents of a key/value cache, which are not activations."""
 
 
 @dataclass(frozen=True, slots=True)

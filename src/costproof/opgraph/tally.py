@@ -89,7 +89,7 @@ def _tokens(entering: Iterable[Value], widths: Iterable[Size]) -> Size | None:
 
 
 def _share(elements: Size, rows: Size, tokens: Size, experts: Size) -> int | None:
-    """Return the elements that one token passes; ``None`` if that is no integer or more than the stack."""
+    """Return the elements that one token passes; ``None`` if that is not an integer or more than the stack."""
     share = sympy.cancel(sympy.sympify(elements) * rows / (tokens * experts))
     whole = share.is_Integer and not bool(sympy.sympify(elements) < share)
     return int(share) if whole else None

@@ -61,7 +61,7 @@ class GridBlock:
     """Points that differ only in numeric parameters."""
 
     fixed: Mapping[GridParameter, Any]
-    """Values of the parameters that are no numbers."""
+    """Values of the parameters that are not numbers."""
     axes: tuple[GridAxis, ...]
     """Axes of numbers; the last one varies fastest."""
 
@@ -100,7 +100,7 @@ def _array(values: Sequence[int]) -> Any:
 def split_blocks(axes: Sequence[GridAxis]) -> Iterator[GridBlock]:
     """Yield the blocks of a product of axes.
 
-    Parameters that are no numbers vary slowest, whatever the order of the axes.
+    Parameters that are not numbers vary slowest, whatever the order of the axes.
     """
     numbers = tuple(a for a in axes if all(n.number for n in a.names))
     others = [list(_runs(a)) for a in axes if not all(n.number for n in a.names)]

@@ -151,7 +151,7 @@ def to_sympy(expr: SizeExpr, symbol: Callable[[str], sympy.Symbol], *, floors: b
         floors: whether floor divisions and remainders are converted too, as ``floor`` of a quotient.
 
     Raises:
-        NotSolved: the expression is no polynomial, and ``floors`` is not set.
+        NotSolved: the expression is not a polynomial, and ``floors`` is not set.
     """
     import sympy
 

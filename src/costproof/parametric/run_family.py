@@ -121,7 +121,7 @@ class SettingCurve(_RunFamily):
         """Return a sum as an expression of the setting.
 
         Raises:
-            NotSolved: the target computes a size that is no polynomial of the setting.
+            NotSolved: the target computes a size that is not a polynomial of the setting.
         """
         import sympy
 

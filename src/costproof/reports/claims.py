@@ -90,7 +90,7 @@ def _delta(j: Judgement) -> str:
 
 
 def _word(j: Judgement) -> str:
-    """Return the verdict for the count of verdicts: a fit that is no evidence is named as one."""
+    """Return the verdict for the count of verdicts: a fit that is not evidence is named as one."""
     return f"{j.status} (fits, not evidence)" if j.status == "undetermined" and j.explanations else j.status
 
 

@@ -32,7 +32,7 @@ def whole_model(
 
     Work inside a remaining layer counts once for every layer that it represents, other work once. The model is counted
     again with more layers. Metrics for which both counts predict different totals are left out, as are peaks, which are
-    no sums over layers. Finally the whole model runs once on the meta device, and only FLOPs and calls are counted with
+    not sums over layers. Finally the whole model runs once on the meta device, and only FLOPs and calls are counted by
     torch's own tools: where they differ from the prediction, metrics of that run are left out.
 
     Args:

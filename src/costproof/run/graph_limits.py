@@ -109,7 +109,7 @@ class GraphRun:
         """Check that neither the cache nor a condition of its graphs depends on the setting.
 
         Raises:
-            _NotKnownError: one of them does, so that the values that were tried are no proof.
+            _NotKnownError: one of them does, so that the values that were tried are not a proof.
         """
         before, after = self._sizes(setting, own), self._sizes(setting, own + 1)
         varied = {k for call, values in before.items() for k, v in values.items() if after[call].get(k) != v}

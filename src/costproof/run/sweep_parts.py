@@ -36,7 +36,7 @@ _SIZES: Final = ("setting:batch", "setting:text_tokens")
 
 @dataclass(frozen=True, slots=True)
 class RefusedGroup:
-    """Points that are no valid model or workload, all for one reason."""
+    """Points that are not a valid model or workload, all for one reason."""
 
     why: CostproofError
     """The error of the target at the example."""

@@ -69,7 +69,7 @@ def export_graph(job: ExportJob) -> Exported:
         Incomplete: the export fails, specializes a size that must stay symbolic, or has an operator that
             computes outside the model's own modules.
     """
-    # A cache that belongs to the module and is no argument: the export replaces it.
+    # A cache that belongs to the module and is not an argument: the export replaces it.
     before = states(*caches_of(getattr(job.module, "rest", {})).values())
     with autocast_recorded() as cast_to:
         program, assumed = export_program(job)

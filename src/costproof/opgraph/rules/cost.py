@@ -14,7 +14,7 @@ Role = Literal["matmul", "vector", "lookup", "move", "alias", "factory", "free"]
 """Effect of a call on memory and arithmetic.
 
 ``matmul`` and ``vector`` compute. ``lookup`` and ``move`` only read and write. ``alias`` returns its argument in
-another shape, order or type and is no work: a reader of the result reads the argument. ``factory`` creates a tensor
+another shape, order or type and is not work: a reader of the result reads the argument. ``factory`` creates a tensor
 without reading one. ``free`` touches no data (assertions, sizes).
 """
 

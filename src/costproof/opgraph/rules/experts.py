@@ -26,7 +26,7 @@ _ROWS: Final = "rows"
 """Option of ``expert_matrix``: number of rows multiplied by the matrix."""
 _PRODUCTS: Final = frozenset({"linear", "matmul", "mm"})
 _SEARCHES: Final = frozenset({"argwhere", "nonzero", "nonzero_numpy", "where"})
-"""Return indices into one tensor, as many as the data determines; ``where`` of three tensors is no search."""
+"""Return indices into one tensor, as many as the data determines; ``where`` of three tensors is not a search."""
 _SORTS: Final = frozenset({"argsort", "sort"})
 _INDEXING: Final = frozenset({"getitem", "index", "index_select"})
 _JOINING: Final = frozenset({"cat", "stack", "hstack", "vstack"})

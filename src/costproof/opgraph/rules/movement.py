@@ -1,6 +1,6 @@
 """Cost operators without arithmetic: views, casts, copies, factories and metadata, 0 FLOPs each.
 
-Views and casts return their argument in another shape, order or type and are no work. ``reshape``, ``contiguous`` and
+Views and casts return their argument in another shape, order or type and are not work. ``reshape``, ``contiguous`` and
 ``clone`` may copy and casts do, but whether they do depends on the kernels around them; in the fused-ideal count they
 are part of the reader. Copies write a new tensor, so their bytes count.
 """
