@@ -291,7 +291,7 @@ def test_the_floor_of_a_class_that_runs_all_experts_is_no_bound(tmp_path: Path) 
     file.write_text(json.dumps(LLAMA4))
     target = f"hf:{file},seq_len=4,new_tokens=0"
     found, again = api.roofline(target, on=FREE), api.roofline(api.capture(f"hf:{file}", seq_len=4), on=FREE)
-    assert found.run.floor.taken is not None and found.run.floor.taken >= 8 * 4 * 3 * 2 * 32 * 32
+    assert (found.run.floor.taken or 0) >= 8 * 4 * 3 * 2 * 32 * 32
     for one in (found, again):
         for said in (floor_sentence(one), module_bound_sentence(one)):
             assert "nothing is faster" not in said
