@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from costproof.claims.types import ClaimsReport, Explanation, Judgement, Step
+from costproof.claims.types import ClaimExplanation, ClaimsReport, Judgement, Step
 from costproof.compare.gate.types import Gate
 from costproof.compare.proof.certificate import Certificate, Claim, Counterexample, Coverage, Settings
 from costproof.ledger.capture import SymbolDoc
@@ -23,10 +23,10 @@ BIG = 2**53 + 1
 def claims(name: str = "enc") -> ClaimsReport:
     """Three claims on the toy: sam right with 1,792, in MACs explained with 896, decode refuted with 2**53 + 1."""
     made = toy()
-    halved = Explanation((Step("mac", "a multiply-accumulate is 1", -896, ("sam/sam.layers.0.lin",)),), 896)
+    halved = ClaimExplanation((Step("mac", "a multiply-accumulate is 1", -896, ("sam/sam.layers.0.lin",)),), 896)
 
     def judged(
-        id_: str, stage: str, status: Any, claimed: int, truth: int, residual: int, *why: Explanation
+        id_: str, stage: str, status: Any, claimed: int, truth: int, residual: int, *why: ClaimExplanation
     ) -> Judgement:
         return Judgement(id_, stage, "flops", str(claimed), "", "", status, claimed, claimed, truth, claimed - truth,
                          why, residual, tried=7 if residual else 0)  # fmt: skip

@@ -22,7 +22,7 @@ from costproof.algebra.piecewise import PIECEWISE, NotDecided, deciding, grid
 from costproof.algebra.symbols import sym
 from costproof.claims.formulas import Comparison
 from costproof.claims.truth import ClaimCase, TargetRuns
-from costproof.claims.types import Counterexample
+from costproof.claims.types import FormulaCounterexample
 
 _SMALL: Final = 64
 _POWERS: Final = 20
@@ -41,7 +41,7 @@ _SEVERAL: Final = sym("_several")
 class EquivalenceOutcome:
     """What the other runs say."""
 
-    wrong: Counterexample | None
+    wrong: FormulaCounterexample | None
     """A run at which the claim is not the truth, the smallest of those that were found."""
     runs: int
     """How many were tried."""
@@ -72,7 +72,7 @@ class EquivalenceCheck:
         """Compare the claim with the truth at other runs."""
         lists, decided = self._lists()
         tried: set[tuple[int, ...]] = set()
-        wrong: Counterexample | None = None
+        wrong: FormulaCounterexample | None = None
         for place in self._places(lists, decided=decided):
             key = tuple(place.values())
             if key in tried or (there := self._at(place)) is None:
@@ -96,7 +96,7 @@ class EquivalenceCheck:
             if there and case:
                 yield case, there.numbers(there.free)[0]
 
-    def _differ(self, there: Comparison) -> Counterexample | None:
+    def _differ(self, there: Comparison) -> FormulaCounterexample | None:
         """Return a difference at a run, also with other values of the symbols that no setting changes."""
         other = there.free.keys() - self.follows.keys()
         draws = [{n: low + zlib.crc32(f"{low}:{n}".encode()) % (high - low) for n in other} for low, high in _DRAWS]
@@ -106,7 +106,7 @@ class EquivalenceCheck:
             claimed, truth = there.numbers(values)
             if truth is not None and claimed != truth and truth.denominator == 1:
                 shown = {**self._moved(there), **values}
-                return Counterexample(shown, "nothing" if claimed is None else str(claimed), int(truth))
+                return FormulaCounterexample(shown, "nothing" if claimed is None else str(claimed), int(truth))
         return None
 
     def _moved(self, there: Comparison) -> dict[str, int]:
@@ -192,5 +192,5 @@ class EquivalenceCheck:
         yield from whole[:: len(whole) // most + 1]
 
 
-def _size(found: Counterexample) -> tuple[int, ...]:
+def _size(found: FormulaCounterexample) -> tuple[int, ...]:
     return sum(found.values.values()), *found.values.values()

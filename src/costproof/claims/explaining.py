@@ -17,7 +17,7 @@ from costproof.claims.mistakes import RECOMPUTE, RECOMPUTED
 from costproof.claims.relations import RARE, Relation, expected, numbers, ratio
 from costproof.claims.search import Found, Reachable, reach, search, walk
 from costproof.claims.truth import ClaimCase
-from costproof.claims.types import Amount, Explanation, Formula, Judgement, Lengths, Step
+from costproof.claims.types import Amount, ClaimExplanation, Formula, Judgement, Lengths, Step
 
 CHANCE: Final = Fraction(1, 10)
 """With more fits than this expected by chance, a fit explains nothing."""
@@ -81,7 +81,7 @@ class _Related(NamedTuple):
 
     ratio: list[Relation]
     numbers: list[Relation]
-    evidence: tuple[Explanation, ...]
+    evidence: tuple[ClaimExplanation, ...]
     """Those that chance would not give."""
     chance: Fraction
     """How many that would be evidence it would give."""
@@ -107,10 +107,10 @@ def _not_evidence(judged: Judgement, case: ClaimCase, amount: Amount, others: li
     return replace(judged, status="undetermined", explanations=ways, residual=judged.delta, note=note)
 
 
-def _by_relation(case: ClaimCase, amount: Amount, found: Relation, same: tuple[str, ...] = ()) -> Explanation:
+def _by_relation(case: ClaimCase, amount: Amount, found: Relation, same: tuple[str, ...] = ()) -> ClaimExplanation:
     before = _explanation(case, ())
     step = Step(found.cause, found.what, amount.low - before.reaches, (), or_else=same)
-    return Explanation((*before.steps, step), amount.low)
+    return ClaimExplanation((*before.steps, step), amount.low)
 
 
 def _open(judged: Judgement, case: ClaimCase, amount: Amount, beside: Comparison | None, *, fitted: bool) -> Judgement:
@@ -210,7 +210,7 @@ def _by_length(judged: Judgement, case: ClaimCase, amount: Amount) -> Judgement:
     return replace(judged, status="undetermined", explanations=shown, residual=judged.delta, note=judged.note or few)
 
 
-def at_lengths(judged: Judgement, case: ClaimCase, lengths: Lengths) -> tuple[Explanation, ...]:
+def at_lengths(judged: Judgement, case: ClaimCase, lengths: Lengths) -> tuple[ClaimExplanation, ...]:
     """Return the lengths that fit, as explanations."""
     found = []
     for reading, length in best(lengths):
@@ -221,11 +221,11 @@ def at_lengths(judged: Judgement, case: ClaimCase, lengths: Lengths) -> tuple[Ex
         moved = rest.reaches - sum(s.amount for s in rest.steps) - judged.truth
         what = {"S": "prompt", "P": "context"}[lengths.symbol]
         step = Step(f"another {what}", f"{lengths.symbol} = {length:,}, which the claim does not state", moved, ())
-        found.append(Explanation((step, *rest.steps), rest.reaches))
+        found.append(ClaimExplanation((step, *rest.steps), rest.reaches))
     return tuple(found)
 
 
-def _explanation(case: ClaimCase, chosen: tuple[Effect, ...]) -> Explanation:
+def _explanation(case: ClaimCase, chosen: tuple[Effect, ...]) -> ClaimExplanation:
     # Units last: their size is then half of all that is counted, which is how a reader thinks of it.
     known = case.stated
     late = sorted(
@@ -237,7 +237,7 @@ def _explanation(case: ClaimCase, chosen: tuple[Effect, ...]) -> Explanation:
         touched = sorted(effect.switches | effect.factors.keys())
         evidence = tuple(dict.fromkeys(x for i in touched for x in case.terms[i].evidence))[:_EVIDENCE]
         steps.append(Step(effect.cause, effect.what, amount, evidence, effect in known, effect.aliases))
-    return Explanation(tuple(steps), reached)
+    return ClaimExplanation(tuple(steps), reached)
 
 
 def distance(amount: Amount, truth: int) -> int:

@@ -14,7 +14,7 @@ from costproof.algebra.evaluation import ExactNumber, evaluate, shared_values
 from costproof.algebra.identity import at, branches, difference, free_symbols, points, put_in, same_pieces
 from costproof.algebra.symbols import MOST_TERMS, parse, sym, term_count, text
 from costproof.claims.truth import TIED, ClaimCase
-from costproof.claims.types import TOTAL, Counterexample, Formula, PublishedClaim
+from costproof.claims.types import TOTAL, Formula, FormulaCounterexample, PublishedClaim
 from costproof.ledger.capture import Capture
 from costproof.ledger.errors import BadInput, CostproofError
 from costproof.ledger.workload import Invocation
@@ -111,12 +111,12 @@ class Comparison:
         except (CostproofError, RecursionError):
             return None
 
-    def counterexample(self) -> Counterexample | None:
+    def counterexample(self) -> FormulaCounterexample | None:
         """Return the first point, by the sum of the variables, at which claim and truth differ."""
         for values in islice(_ascending(tuple(self.free)), _TRIED):
             claimed, truth = self.numbers(values)
             if truth is not None and truth.denominator == 1 and claimed is not None and claimed != truth:
-                return Counterexample(values, str(claimed), int(truth))
+                return FormulaCounterexample(values, str(claimed), int(truth))
         return None
 
     def elsewhere(self) -> Iterator[tuple[ClaimCase, ExactNumber | None]]:

@@ -92,7 +92,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Explanation:
+class ClaimExplanation:
     """A set of causes, as small as possible, and the number that they lead to."""
 
     steps: tuple[Step, ...]
@@ -139,7 +139,7 @@ class Lengths:
 
 
 @dataclass(frozen=True, slots=True)
-class Counterexample:
+class FormulaCounterexample:
     """The smallest values of the symbols at which a formula is not the truth."""
 
     values: dict[str, int]
@@ -164,12 +164,12 @@ class Judgement:
     truth: int
     delta: int
     """Claim minus truth; for a rounded claim that of the nearest number it may stand for."""
-    explanations: tuple[Explanation, ...]
+    explanations: tuple[ClaimExplanation, ...]
     residual: int
     """What no cause explains: 0 for ``right`` and ``explained``."""
     residual_expression: str | None = None
     """For a formula: claim minus truth in the symbols of the workload, factored."""
-    counterexample: Counterexample | None = None
+    counterexample: FormulaCounterexample | None = None
     """For a formula that is right at the workload alone."""
     lengths: tuple[Lengths, ...] = ()
     """For a number without an explanation: what it would be at other lengths."""

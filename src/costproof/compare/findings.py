@@ -128,7 +128,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Coverage:
+class SourceCoverage:
     """How much of the model one source has counted."""
 
     known_flops: int | None
@@ -246,7 +246,7 @@ class Discrepancy:
     verdict: Verdict
     findings: tuple[Finding, ...]
     """Totals first, then stages, then modules, each in the order of the model."""
-    coverage: dict[str, Coverage]
+    coverage: dict[str, SourceCoverage]
     incomplete: tuple[str, ...] = ()
     """Why nothing may be claimed, one sentence each; empty unless the verdict is ``incomplete``."""
     judges: Judges | None = None

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from costproof.compare.findings import Coverage, Discrepancy, Finding, GivenBy, Verdict
+from costproof.compare.findings import Discrepancy, Finding, GivenBy, SourceCoverage, Verdict
 from costproof.ledger.capture import Capture
 from costproof.ledger.errors import EXIT_FINDINGS, EXIT_INCOMPLETE, EXIT_OK
 from costproof.ledger.metrics import PROVEN
@@ -23,10 +23,10 @@ _EXIT: Final[dict[Verdict, int]] = {
 }
 
 
-def coverage(capture: Capture) -> dict[str, Coverage]:
+def coverage(capture: Capture) -> dict[str, SourceCoverage]:
     """How much each source has counted."""
     return {
-        ledger.source: Coverage(
+        ledger.source: SourceCoverage(
             known_flops=known_part(ledger.nodes, "flops") if "flops" in ledger.metrics else None,
             bound_flops=exact_sum(o.bound_flops for o in ledger.unknown_ops),
             unknown_ops=ledger.unknown_ops,
