@@ -436,11 +436,13 @@ def test_a_class_that_fails_on_tuples_is_refused_with_them(config: NativeConfig)
     problems: list[CostproofError] = []
     type(config).read(file, problems)
     refused = "$.return_dict" in [p.where for p in problems if isinstance(p, BadInput)]
-    model = MODEL_FOR_CAUSAL_LM_MAPPING.get(CONFIG_MAPPING[config.model_type], AutoModel)
-    kinds = {T5Config: T5ForConditionalGeneration}
+    made = AutoConfig.for_model(**file)
+    kinds: dict[str, Any] = {"t5": T5ForConditionalGeneration}
+    if isinstance(config, DecoderConfig):
+        kinds[config.model_type] = MODEL_FOR_CAUSAL_LM_MAPPING[type(made)]
+    kind = kinds.get(config.model_type)
+    module = AutoModel.from_config(made) if kind is None else kind(made)
     ids = torch.zeros(1, 3, dtype=torch.long)
-    made = kinds.get(type(config), model if isinstance(config, DecoderConfig) else AutoModel)
-    module = (made.from_config if made is AutoModel else made)(AutoConfig.for_model(**file))
     module = module.to(torch.bfloat16)  # grouped GEMMs take no other dtype
     more = {"decoder_input_ids": ids} if isinstance(config, T5Config) else {}
     try:

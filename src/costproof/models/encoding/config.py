@@ -223,6 +223,7 @@ class TextEncoderConfig(EncoderConfig):
         for key in ("is_decoder", "add_cross_attention"):
             top.fixed(key, False, why="the formulas describe an encoder")
         top.fixed("tie_word_embeddings", True, why="the formulas describe one table for both ends")
-        check_padding(top, int(top.data["vocab_size"]) if isinstance(top.data.get("vocab_size"), int) else cls.vocab)
+        vocab = top.data.get("vocab_size", cls.__dataclass_fields__["vocab"].default)
+        check_padding(top, vocab if isinstance(vocab, int) else LARGEST)
         top.fixed("chunk_size_feed_forward", 0, why="the formulas describe MLPs on all tokens at once")
         return super(TextEncoderConfig, cls).read_class(top)
