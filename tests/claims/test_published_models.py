@@ -115,3 +115,11 @@ def test_a_head_that_shares_the_table_counted_again(model: str, published: int, 
 def test_a_model_with_a_head_of_its_own_has_none_to_count_again() -> None:
     found = judged(counted("llama-3.1-8b"), "prefill", "params", 8_030_261_248 + 128_256 * 4096)
     assert {"tied head counted"} not in causes(found)
+
+
+def test_experts_taken_for_whole_models() -> None:
+    """Mixtral-8x7B as eight of Mistral-7B, whose 7,241,732,096 parameters have the same sizes and no router."""
+    for metric, number in (("params", 8 * 7_241_732_096), ("weight_bytes", 16 * 7_241_732_096)):
+        found = judged(counted("mixtral-8x7b"), "prefill", metric, number)
+        assert (found.truth, found.status) == (46_702_792_704 * (number // 8 // 7_241_732_096), "explained")
+        assert causes(found) == [{"as many models as experts"}]

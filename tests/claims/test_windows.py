@@ -160,6 +160,8 @@ LLAMA = 32 * 2 * 8 * 128 * 2
     [
         (8192, 536_870_912, 8192 * LLAMA // 2, "8-bit cache"),
         (8192, 1_073_741_824, 8192 * LLAMA, ""),
+        (8192, 2_147_483_648, 8192 * LLAMA * 2, "32-bit cache"),
+        (8000, None, 8000 * LLAMA * 2, "32-bit cache"),
         (1000, None, 1008 * LLAMA, "blocks of 16 tokens"),
         (1000, None, 1024 * LLAMA, "blocks of 32 tokens"),
         (8200, None, 8320 * LLAMA, "blocks of 128 tokens"),
@@ -172,6 +174,8 @@ def test_cache_of_engines(tokens: int, published: int | None, value: int, expect
         assert found.status == "right"
         return
     assert any(expected in {s.cause, *s.or_else} for e in found.explanations for s in e.steps)
+    if "bit" in expected:
+        assert found.status == "explained"
 
 
 # Llama-3.1-8B at 4,096 tokens: 32 layers of 32 heads of 128.

@@ -126,10 +126,12 @@ READINGS: frozenset[str] = frozenset(
 )
 """Ways to count the same work at any length."""
 
-CONVENTIONS: frozenset[str] = READINGS | {
+WIDTHS: frozenset[str] = frozenset({"32-bit cache", "16-bit cache", "8-bit cache", "4-bit cache"})
+"""Widths in which the same cache is stored."""
+
+CONVENTIONS: frozenset[str] = READINGS | WIDTHS | {
     "window S x W", "window band", "windows as full attention",
     "windows cached in full", "window cached with its own token", "cache of windows missing",
-    "8-bit cache", "4-bit cache",
 }  # fmt: skip
 """Ways to count the same work, and to hold the same cache, which need no evidence: a cache is a product of sizes, so
 that no number of it could be any. Every other cause adds work, leaves some out, or changes the model or its run."""

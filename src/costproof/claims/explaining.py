@@ -7,7 +7,7 @@ from fractions import Fraction
 from itertools import islice, product
 from typing import Final, NamedTuple
 
-from costproof.claims.catalogue import CONVENTIONS
+from costproof.claims.catalogue import CONVENTIONS, WIDTHS
 from costproof.claims.coincidence import Chance, fine
 from costproof.claims.effects import Effect
 from costproof.claims.equivalence import EquivalenceCheck
@@ -73,6 +73,9 @@ def _is_evidence(sets: tuple[tuple[Effect, ...], ...], chance: Chance, amount: A
     most = SELDOM if len(sets[0]) <= 1 else RARE
     # The same work in another unit needs no evidence, as the truth itself needs none.
     reading = any(all(CONVENTIONS & {e.cause, *e.aliases} for e in s) and len(s) <= 1 for s in sets)
+    # Nor does the same cache in another width, whose multiples others are.
+    if any(len(s) == 1 and WIDTHS & {s[0].cause, *s[0].aliases} for s in sets):
+        return True
     return chance.numbers <= CHANCE and (reading or chance.products <= most)
 
 

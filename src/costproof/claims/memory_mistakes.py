@@ -83,6 +83,8 @@ BYTES_AND_CACHES: Final[MistakeTable] = (
       for size, (cause, what) in _TYPES.items()),
     *(Mistake(f"{bits}-bit cache", "type", f"keys and values are cached in {bits} bits each, without scales",
               (substituted(lambda t: "b" in t.values, b=f"{bits}/8"),), metrics=CACHE) for bits in (8, 4)),
+    *(Mistake(f"{bits}-bit cache", "type", f"keys and values are cached in {bits} bits each",
+              (substituted(lambda t: "b" in t.values, b=f"{bits // 8}"),), metrics=CACHE) for bits in (32, 16)),
     *(replace(row, metrics=IN_BYTES) for row in _PREFIXES),
     Mistake("whole tables", "tables", "tables of embeddings are read whole, not the rows that are looked up",
             (left_out(lambda t: t.counted and t.part == "embedding"),), adds=stands_for("tables"),

@@ -172,6 +172,16 @@ def _shared(term: ClaimTerm) -> bool:
     return term.within("shared")
 
 
+def _experts_of(term: ClaimTerm) -> int:
+    tower = "text" if term.tower == "lm_head" else term.tower
+    return term.values.get(f"{tower}_experts", 0)
+
+
+def _repeated(term: ClaimTerm) -> bool:
+    """Return whether a part is there once, in a tower that has several experts in each layer."""
+    return term.counted and not _routed(term) and term.part != "router" and _experts_of(term) > 1
+
+
 def _dense_for_experts(terms: ClaimTerms, _: Mapping[str, int]) -> Iterator[Mistake]:
     """Yield the mistakes about dense layers of towers that also have experts."""
     dense = {id(t) for t in dense_terms(terms)}
@@ -226,6 +236,10 @@ DECODER: Final[MistakeTable] = (
             (substituted(_shared, shared="1"),)),
     Mistake("shared experts times top-k", "shared", "there are so many shared experts for each routed one",
             (substituted(_shared, shared="topk*shared"),)),
+    Mistake("as many models as experts", "routing", "attention, norms and tables are counted once for each expert, as "
+            "if experts were whole models: 8 x 7.24e9",
+            (TermChange(_repeated, lambda t: Fraction(_experts_of(t))), left_out(_part("router"))),
+            metrics=frozenset({"params", "weight_bytes"}), if_any=_routed),
     Mistake("router missing", "router", "the router is left out", (left_out(_part("router")),)),
     Mistake("MoE as a dense FFN", "layers", "layers with experts are counted as dense layers",
             (left_out(lambda t: t.mixture),), adds=stands_for("dense for mixture")),
