@@ -47,7 +47,7 @@ class TargetRuns(Protocol):
         ...
 
     def sizes(self, setting: str) -> tuple[int, int]:
-        """Return the smallest value of a setting and the step between its values; a step of 0 if it is unknown."""
+        """Return the smallest value of a setting and the step between its values, 0 if only one value is known."""
         ...
 
     def ends(self, setting: str) -> tuple[int, ...]:
