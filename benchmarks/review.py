@@ -107,8 +107,8 @@ CASES: Final = (
     ),
     Case(
         "Native classes and remote code",
-        "The published remote code, by its formulas, beside the classes of transformers: its rotary angles are a "
-        "product of matrices, and it holds CLIP's patch embedding.",
+        "The published remote code, by its formulas, compared with the classes of transformers: its rotary angles are "
+        "a product of matrices, and it holds CLIP's patch embedding.",
         "deepseek-ocr",
         f"{FILES}/deepseek-ocr-remote-code.json",
     ),

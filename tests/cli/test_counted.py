@@ -71,6 +71,7 @@ def words(text: str) -> str:
         f"explain {TARGET} prefill",
         "compare whole/capture.json",
         f"sweep {TARGET} --over batch=1,2",
+        f"sweep {TARGET} --over batch=1,2 --dry-run",
     ],
 )
 def test_every_text_begins_with_what_is_left_out(folder: Path, command: str, kind: str) -> None:
@@ -78,6 +79,32 @@ def test_every_text_begins_with_what_is_left_out(folder: Path, command: str, kin
     done = costproof(*command.split(), *options, cwd=folder, columns=400)
     text = done.stderr if command.startswith("sweep") else done.stdout
     assert line() in words("\n".join(text.splitlines()[:8])), text or done.stderr
+
+
+@pytest.mark.parametrize("kind", ["csv", "svg"])
+def test_a_table_or_picture_without_room_for_it_comes_with_a_note(folder: Path, kind: str) -> None:
+    done = costproof("roofline", TARGET, "--on", "h100-sxm", "-f", kind, cwd=folder)
+    assert (done.code, line() in done.stderr, "Counted" in done.stdout) == (3, True, False)
+
+
+@pytest.mark.parametrize(("notation", "comment"), [("text", ""), ("yaml", "# "), ("python", "# "), ("latex", "% ")])
+def test_a_derived_form_says_it_in_every_notation(folder: Path, notation: str, comment: str) -> None:
+    done = costproof("derive", TARGET, "prefill", "--points", "0", "-f", notation, cwd=folder)
+    assert f"{comment}Counted: {line()}" in done.stdout.splitlines()[:2], done.stderr
+
+
+def test_a_proof_says_it_on_the_console_and_in_its_files(folder: Path) -> None:
+    done = costproof("prove", "llama", "--config", "llama.json", "--samples", "0", "--jobs", "1", "-o", "p", cwd=folder)
+    _, runs, rest = line().split(", ", 2)
+    said = f"Counted: dtypes and {runs.removeprefix('sdpa ')} of the runs of the domain, {rest}"
+    said = said.replace("were float32", "were in the dtype of the run")
+    assert said in done.stdout.splitlines(), done.stderr
+    for name in ("certificate.md", "certificate.html"):
+        assert said in words((folder / "p" / name).read_text(encoding="utf-8"))
+    target = json.loads((folder / "p" / "certificate.json").read_text())["target"]
+    assert (target["cut"], list(target["waived"]), list(target["quantised"])) == (
+        {}, ["$.initializer_range"], ["weights"],
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(

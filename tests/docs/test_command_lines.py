@@ -95,7 +95,6 @@ THOROUGH_PAGES = ("real-runs.md",)
 """Whose lines take a minute: ``make test-thorough`` runs them."""
 THOROUGH_LINES = (
     "costproof sweep llama-3.2-1b --over batch=2,8 --over text_tokens=512:2048:512 --metric graph_peak_bytes",
-    "costproof peaks deepseek-ocr --preset tiny --text-tokens 8",
     "costproof peaks deepseek-ocr --preset tiny --text-tokens 8 -f md -o peaks.md",
     "costproof counters deepseek-ocr",
     "costproof counters deepseek-ocr --attention flash_attention_2 --only FlopCounterMode,fvcore",

@@ -15,6 +15,8 @@ from costproof.cli.progress import show_progress
 from costproof.cli.target_command import TargetCommand
 from costproof.ledger.errors import BadInput
 from costproof.ledger.plural import plural
+from costproof.ledger.workload import proved_line
+from costproof.reports.escape import visible
 from costproof.reports.outputs import variants
 
 if TYPE_CHECKING:
@@ -71,6 +73,7 @@ def _print_certificate(made: Certificate) -> None:
         f"{made.verdict}: {plural(len(made.claims), 'claim')}, {plural(rows, 'quantity', 'quantities')} compared, "
         f"{plural(len(made.coverage.sizes), 'size')}, {plural(made.coverage.samples, 'configuration')}"
     )
+    print_lines(visible(proved_line(made.target)))
     for example, *_ in made.mistakes()[:3]:
         print_lines(f"  {example.stage}/{example.module} {example.kind} {example.metric}: {example.difference}")
     for reason in made.missing[:3]:

@@ -97,13 +97,13 @@ def sweep(
     made = api.sweep(
         target, products, metrics=[m for words in metrics for m in words] or None, stages=stages or None, **given
     )
+    print_note(visible(made.counted))
     if dry_run:
         tally = made.count()
         models = f"{tally.rows:,} of them {verb(tally.rows, 'is a model', 'are models')}"
         print_lines(f"{plural(tally.points, 'point')}, {models}; each row has {plural(len(made.titles), 'cost')}")
         _print_refused(tally, print_lines)
         return EXIT_OK
-    print_note(visible(made.counted))
     code = EXIT_OK
     if output is not None:
         check_apart(output)

@@ -196,6 +196,18 @@ def counted_line(target: TargetInfo, workload: Workload) -> str:
     return f"Counted: {'; '.join(filter(None, (', '.join(filter(None, parts)), quantised_clause(target, workload))))}"
 
 
+def proved_line(target: TargetInfo) -> str:
+    """Return :func:`counted_line` of a proof, whose runs have several dtypes and implementations of attention."""
+    cut = ", ".join(f"{part} {of}" for part, of in sorted(target.cut.items()))
+    parts = [
+        "dtypes and attention of the runs of the domain",
+        f"cut to {cut}" if cut else "all layers",
+        _unused(target),
+    ]
+    said = (", ".join(filter(None, parts)), _as_if(target, "in the dtype of the run"))
+    return f"Counted: {'; '.join(filter(None, said))}"
+
+
 def _unused(target: TargetInfo) -> str:
     """Return the number of configuration keys that were read and not used; empty if they were not checked."""
     unused = len(target.waived)
@@ -206,11 +218,15 @@ def _unused(target: TargetInfo) -> str:
 
 def quantised_clause(target: TargetInfo, workload: Workload) -> str:
     """Return which bytes differ from those of the checkpoint, and why; empty if nothing is quantized."""
+    return _as_if(target, workload.dtype)
+
+
+def _as_if(target: TargetInfo, dtype: str) -> str:
     if not target.quantised:
         return ""
     which = " and ".join(f"all of the {part}" if part == "cache" else f"all {part}" for part in target.quantised)
     formats = "; ".join(f"{part} in {text}" for part, text in target.quantised.items())
-    return f"bytes as if {which} were {workload.dtype}, the checkpoint is quantised: {formats}"
+    return f"bytes as if {which} were {dtype}, the checkpoint is quantised: {formats}"
 
 
 def unknown_bytes(target: TargetInfo) -> frozenset[Metric]:

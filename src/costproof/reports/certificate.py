@@ -10,6 +10,7 @@ import sympy
 from costproof.algebra.symbols import factored, parse, text
 from costproof.compare.proof.certificate import Certificate, Counterexample
 from costproof.ledger.plural import plural
+from costproof.ledger.workload import proved_line
 from costproof.reports.document import (
     Block,
     Code,
@@ -69,7 +70,7 @@ def document(c: Certificate, form: Form) -> Document:
     """Return the certificate: what is proved, over which domain, by which method."""
     title, again = "Certificate: ", "costproof prove --verify certificate.json"
     if form == "md":
-        body: list[Block] = [("Model ", Code(c.target.name), f": {model_line(c.target)}.")]
+        body: list[Block] = [("Model ", Code(c.target.name), f": {model_line(c.target)}."), f"{proved_line(c.target)}."]
         body += [DocumentSection(name, blocks) for name, blocks in sections(c)]
         body.append(DocumentSection("Made with", [f"{versions_line(c.environment)}."]))
         body.append(("Repeat it with ", Code(again), "."))
@@ -84,7 +85,9 @@ def document(c: Certificate, form: Form) -> Document:
         else:
             body.append(DocumentSection(name, blocks, flagged=name in ("Counterexamples", "Not carried out")))
     foot = conventions_foot(c.conventions, c.environment, f"Repeat it with {again}.")
-    return Document(title + c.target.name, body, c.verdict, SENTENCE[c.verdict], [model_line(c.target)], foot)
+    return Document(
+        title + c.target.name, body, c.verdict, SENTENCE[c.verdict], [model_line(c.target), proved_line(c.target)], foot
+    )
 
 
 def _every_claim(c: Certificate) -> Table:

@@ -67,7 +67,8 @@ def derive(target: str | RunRequest, stage: str | None = None, **choices: Any) -
         points, export_subject = prepare_derivation(asked)
         of = export_subject()
         found = derived(of, points=points)
-    return Derivation(closed_form(of.name, found.nodes, of.config, of.fixed, found.holds), found.points)
+    form = closed_form(of.name, found.nodes, of.config, of.fixed, found.holds, of.counted)
+    return Derivation(form, found.points)
 
 
 def prepare_derivation(asked: RunRequest) -> tuple[int, Callable[[], Subject]]:

@@ -6,7 +6,7 @@ from costproof.tracers.counters.protocol import Counted, Counter, Row, counted
 
 
 def count(model, args) -> Counted:
-    """Count one multiply-accumulate per parameter, whatever comes in."""
+    """Count one multiply-accumulate per parameter, for any input."""
     rows = [Row(name.rpartition(".")[0], "", p.numel()) for name, p in model.named_parameters()]
     return counted(sum(row.value for row in rows), rows)
 

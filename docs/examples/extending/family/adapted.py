@@ -38,7 +38,7 @@ class Model(nn.Module):
 
 
 class Whole(nn.Module):
-    """What is exported: a wrapper that calls the model."""
+    """A wrapper that calls the model; it is exported."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class Whole(nn.Module):
 
 
 class Adapted:
-    """The target. The class itself is registered, so what is asked before there is a target needs no instance."""
+    """The target. The class itself is registered, so its class and static methods need no instance."""
 
     name = "adapted"
 
@@ -72,7 +72,7 @@ class Adapted:
 
     @staticmethod
     def settings() -> tuple[Setting, ...]:
-        """Return what can be chosen about a run."""
+        """Return the settings of a workload."""
         return (Setting("rows", "Rows of the input."),)
 
     @staticmethod
@@ -124,7 +124,7 @@ class Adapted:
             return Model(self.rank).eval()
 
     def export_jobs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
-        """Return what is exported: the model, with rows of any number."""
+        """Return the export of the model, with a symbolic number of rows."""
         example = {"x": torch.empty(3, WIDE, device="meta")}
         sizes = [SymbolicSize(("x",), dim=0, symbol="R")]
         return (ExportJob("all", "forward", ("once",), Whole(model), {"model": ""}, example, sizes),)

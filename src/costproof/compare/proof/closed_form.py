@@ -58,6 +58,8 @@ class ClosedForm:
     """Symbols of the workload that the graph holds as numbers; the YAML states them."""
     holds: tuple[Condition, ...] = ()
     """Where it is the model: at sizes that meet all of these."""
+    counted: str = ""
+    """The line with what was counted: dtype, attention, cuts, unused keys, formats that are not counted."""
 
 
 def closed_form(
@@ -66,12 +68,14 @@ def closed_form(
     config: Mapping[str, int],
     fixed: Mapping[str, int] | None = None,
     holds: Sequence[Condition] = (),
+    counted: str = "",
 ) -> ClosedForm:
     """Group nodes by pattern and kind.
 
     Args:
         nodes: of a graph with symbols.
         config: numbers of the configuration by name.
+        counted: the line with what was counted, which every notation states.
 
     Raises:
         Incomplete: the FLOPs of a node are unknown.
@@ -97,7 +101,7 @@ def closed_form(
     whole = factored(total)
     limited = {name for condition in holds for name in condition.symbols}
     symbols = tuple(sorted({s.name for s in whole.free_symbols} | limited))
-    return ClosedForm(name, tuple(lines), text(whole), symbols, fixed or {}, tuple(holds))
+    return ClosedForm(name, tuple(lines), text(whole), symbols, fixed or {}, tuple(holds), counted)
 
 
 def in_names(expr: sympy.Expr, config: Mapping[str, int], kind: str) -> tuple[str | None, tuple[str, ...]]:
@@ -156,7 +160,8 @@ def render(form: ClosedForm, how: Form) -> str:
 
 
 def _text(form: ClosedForm) -> str:
-    out = [f"{form.name}: FLOPs, 2 per multiply-accumulate", "", f"total = {form.total}"]
+    said = [_counted(form)] if form.counted else []
+    out = [f"{form.name}: FLOPs, 2 per multiply-accumulate", *said, "", f"total = {form.total}"]
     out += [f"holds where {_where(form)}"] if form.holds else []
     out.append("")
     for line in form.lines:
@@ -175,13 +180,22 @@ def _where(form: ClosedForm) -> str:
     return ", ".join(condition.text for condition in form.holds)
 
 
+def _comment(mark: str, form: ClosedForm) -> str:
+    return f"{mark} {_counted(form)}\n" if form.counted else ""
+
+
+def _counted(form: ClosedForm) -> str:
+    """Return the line with what was counted, in one line: a format's name comes from a file."""
+    return "".join(c if c.isprintable() else " " for c in form.counted)
+
+
 def _latex(form: ClosedForm) -> str:
     rows = [rf"\text{{total}} &= {sympy.latex(parse(form.total))} \\"]
     rows += [rf"& {sympy.latex(parse(condition.margin))} \ge 0 \\" for condition in form.holds]
     for line in form.lines:
         name = re.sub(r"([_#$%&{}])", r"\\\1", f"{line.module or '(root)'} {line.kind}")
         rows.append(rf"\text{{{name}}} &= {sympy.latex(parse(line.each))} \quad (\times {line.modules}) \\")
-    return "\\begin{align*}\n" + "\n".join(rows) + "\n\\end{align*}\n"
+    return _comment("%", form) + "\\begin{align*}\n" + "\n".join(rows) + "\n\\end{align*}\n"
 
 
 def _python(form: ClosedForm) -> str:
@@ -193,7 +207,7 @@ def _python(form: ClosedForm) -> str:
     # Values are integers where sizes are: quotients are of sizes that are whole.
     least = [f"{_Integers().whole(parse(condition.margin))} < 0" for condition in form.holds]
     refused = f"    if {' or '.join(least)}:\n        raise ValueError({'holds' + where[1:]!r})\n" if least else ""
-    return (
+    return _comment("#", form) + (
         f'def {name}_flops({arguments}) -> int:\n    """FLOPs, 2 per multiply-accumulate{where}."""\n{refused}'
         f"    return {_Integers().whole(parse(form.total))}\n"
     )
@@ -223,7 +237,8 @@ class _Integers(StrPrinter):  # type: ignore[misc]
 
 
 def _yaml(form: ClosedForm) -> str:
-    out = ["costproof_claims: 1", f"title: {_quoted('derived from the graph of ' + form.name)}"]
+    said = [f"# {_counted(form)}"] if form.counted else []
+    out = ["costproof_claims: 1", *said, f"title: {_quoted('derived from the graph of ' + form.name)}"]
     if form.fixed:
         out.append("at: {" + ", ".join(f"{name}: {value}" for name, value in sorted(form.fixed.items())) + "}")
     if form.holds:

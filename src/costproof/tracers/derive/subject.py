@@ -19,7 +19,7 @@ from costproof.algebra.evaluation import compile_expression
 from costproof.algebra.identity import free_symbols
 from costproof.algebra.symbols import parse, sym
 from costproof.ledger.errors import BadInput, Incomplete, Problems
-from costproof.ledger.workload import Workload
+from costproof.ledger.workload import Workload, counted_line
 from costproof.models.generic.huggingface import counts_layers
 from costproof.models.specs import ExportJob
 from costproof.models.target import Derivable, Exportable, WithFormulas
@@ -54,6 +54,8 @@ class Subject:
             Problems: the target has no such run.
 
     """
+    counted: str = ""
+    """The line with what is counted: dtype, attention, cuts, unused keys, formats that are not counted."""
 
     def runs(self, sizes: Mapping[str, int]) -> bool:
         """Return whether the target has a run of these sizes, as far as it reports."""
@@ -89,7 +91,8 @@ def subject(target: Exportable, stage: str, name: str = "") -> Subject:
         return _at(source, model, workload, picked, sizes)
 
     names = _names(target, workload, stage) if of_tokens(picked) else {}
-    return Subject(name or target.name, stage, picked, names, fixed, steps, at)
+    said = counted_line(target.info(), workload)
+    return Subject(name or target.name, stage, picked, names, fixed, steps, at, said)
 
 
 def _at(
