@@ -97,7 +97,7 @@ def _related(case: ClaimCase, amount: Amount, among: Reachable) -> _Related:
         return _Related([exact], others, (_by_relation(case, amount, exact, same),), chance.both)
     ways = tuple(_by_relation(case, amount, r) for r in others if r.chance.numbers <= RARE)
     expectation = min(chance.both, SELDOM) + expected(case, amount)
-    weak = [exact] if exact is not None and chance.both < 1 else []  # a relation that any number fits is no information
+    weak = [exact] if exact is not None and chance.both < 1 else []  # a relation that any number fits is meaningless
     return _Related(weak, others, ways[:_SHOWN], expectation)
 
 
