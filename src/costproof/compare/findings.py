@@ -109,7 +109,7 @@ class Finding:
     metric: str
     status: Status
     values: dict[str, int | None]
-    """Source -> value, summed over the ``count`` modules; ``None`` if unknown, absent if the source lacks the metric."""
+    """Source -> value, summed over the ``count`` modules; ``None`` if unknown, absent if it lacks the metric."""
     delta: int | None
     causes: tuple[Cause, ...]
     residual: int | None
