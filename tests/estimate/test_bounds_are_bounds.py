@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from dataclasses import replace
 from fractions import Fraction
@@ -274,6 +275,30 @@ def test_what_does_not_say_what_may_be_left_out_is_called_no_bound() -> None:
         assert "full convention" in said
     measured = api.roofline(counted, on=replace(FREE, origin="measured"))
     assert "nothing is faster" not in floor_sentence(measured) + module_bound_sentence(measured)
+
+
+LLAMA4: Final = {
+    "model_type": "llama4_text", "hidden_size": 32, "intermediate_size": 32, "intermediate_size_mlp": 64,
+    "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 64,
+    "num_local_experts": 8, "num_experts_per_tok": 1, "interleave_moe_layer_step": 1, "pad_token_id": 0,
+    "bos_token_id": 1, "eos_token_id": 2, "max_position_embeddings": 512, "attention_chunk_size": 256,
+}  # fmt: skip
+
+
+def test_the_floor_of_a_class_that_runs_all_experts_is_no_bound(tmp_path: Path) -> None:
+    """One expert of eight computes the result of a token: three matrices of 32 x 32, of which the class runs eight."""
+    file = tmp_path / "llama4.json"
+    file.write_text(json.dumps(LLAMA4))
+    target = f"hf:{file},seq_len=4,new_tokens=0"
+    found, again = api.roofline(target, on=FREE), api.roofline(api.capture(f"hf:{file}", seq_len=4), on=FREE)
+    assert (found.run.floor.taken or 0) >= 8 * 4 * 3 * 2 * 32 * 32
+    for one in (found, again):
+        for said in (floor_sentence(one), module_bound_sentence(one)):
+            assert "nothing is faster" not in said
+            assert "one that leaves them out is faster" in said
+    dense = json.loads(file.read_text()) | {"num_experts_per_tok": 8}
+    file.write_text(json.dumps(dense))
+    assert floor_sentence(api.roofline(target, on=FREE)).startswith("Floor: nothing is faster")
 
 
 def test_a_bound_of_routed_experts_says_that_it_is_one_of_as_many() -> None:

@@ -10,14 +10,24 @@ from typing import Any, Final
 
 import pytest
 import torch
-from transformers import CONFIG_MAPPING, AutoConfig
+from transformers import (
+    CONFIG_MAPPING,
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoModel,
+    T5ForConditionalGeneration,
+)
 
 from costproof.ledger.errors import BadInput, CostproofError, Problems
 from costproof.ledger.workload import FURTHER_TOKENS, NO_CLASS, OWN_CODE, UNREAD
 from costproof.models.config import NativeConfig
 from costproof.models.config_keys import type_of_class
+from costproof.models.decoding.config import DecoderConfig
+from costproof.models.encoding.config import TextEncoderConfig
 from costproof.models.families.deepseek_v3 import DeepseekV3Config
 from costproof.models.families.llama import LlamaConfig
+from costproof.models.families.roberta import RobertaConfig
+from costproof.models.families.t5 import T5Config
 from costproof.models.generic.huggingface import auto_class
 from costproof.models.generic.module import GenericTarget
 from costproof.models.registry import TARGETS, load_target
@@ -379,3 +389,82 @@ def test_kinds_of_layers_that_are_more_than_the_layers_are_refused(file: dict[st
     assert [str(getattr(p, "where", None)) for p in caught.value.problems] == ["$.layer_types"]
     with pytest.raises(Exception, match="num_hidden_layers"):
         AutoConfig.for_model(**{**file, "layer_types": ["full_attention"] * 3})
+
+
+def _small(config: NativeConfig) -> dict[str, Any]:
+    """A file of the family that its class can build at once: one narrow layer, 64 words."""
+    small = {
+        "hidden_size": 32, "d_model": 32, "n_embd": 32, "dim": 32, "hidden_dim": 32, "intermediate_size": 32,
+        "moe_intermediate_size": 16, "num_hidden_layers": 1, "num_layers": 1, "n_layer": 1, "n_layers": 1,
+        "num_attention_heads": 2, "n_head": 2, "n_heads": 2, "num_heads": 2, "num_key_value_heads": 2, "head_dim": 16,
+        "d_kv": 16, "d_ff": 32, "vocab_size": 64, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
+    }  # fmt: skip
+    kind = CONFIG_MAPPING[config.model_type]
+    known = {*(f.name for f in fields(kind)), *kind.attribute_map}
+    return {"model_type": config.model_type, **{k: v for k, v in small.items() if k in known}}
+
+
+_OF_TEXT: Final = [
+    c
+    for c in _families()
+    if isinstance(c, (DecoderConfig, TextEncoderConfig, T5Config)) and "deepseek" not in c.model_type
+]
+
+
+@pytest.mark.parametrize("padding", [63, 64, -64, -65])
+@pytest.mark.parametrize("config", _OF_TEXT, ids=lambda c: c.model_type)
+def test_a_padding_id_is_refused_where_the_class_refuses_it(config: NativeConfig, padding: int) -> None:
+    """The class is asked: torch takes a row of a table, from its end too, where a class has one for padding."""
+    file = {**_small(config), "pad_token_id": padding}
+    problems: list[CostproofError] = []
+    type(config).read(file, problems)
+    refused = "$.pad_token_id" in [p.where for p in problems if isinstance(p, BadInput)]
+    try:
+        made = AutoConfig.for_model(**file)
+        with torch.device("meta"):
+            AutoModel.from_config(made)
+    except AssertionError:
+        assert refused
+    else:
+        # Positions of RoBERTa begin behind it: at -64 there are none.
+        assert not refused or isinstance(config, RobertaConfig)
+
+
+@pytest.mark.parametrize("config", _OF_TEXT, ids=lambda c: c.model_type)
+def test_a_class_that_fails_on_tuples_is_refused_with_them(config: NativeConfig) -> None:
+    file = {**_small(config), "return_dict": False}
+    problems: list[CostproofError] = []
+    type(config).read(file, problems)
+    refused = "$.return_dict" in [p.where for p in problems if isinstance(p, BadInput)]
+    made = AutoConfig.for_model(**file)
+    kinds: dict[str, Any] = {"t5": T5ForConditionalGeneration}
+    if isinstance(config, DecoderConfig):
+        kinds[config.model_type] = MODEL_FOR_CAUSAL_LM_MAPPING[type(made)]
+    kind = kinds.get(config.model_type)
+    module = AutoModel.from_config(made) if kind is None else kind(made)
+    ids = torch.zeros(1, 3, dtype=torch.long)
+    module = module.to(torch.bfloat16)  # grouped GEMMs take no other dtype
+    more = {"decoder_input_ids": ids} if isinstance(config, T5Config) else {}
+    try:
+        module(input_ids=ids, **more)
+    except AttributeError:
+        assert refused
+    else:
+        assert not refused
+
+
+@pytest.mark.parametrize("kind", ["clip_vision_model", "siglip_vision_model", "vit", "dinov2"])
+@pytest.mark.parametrize("key", ["image_size", "patch_size"])
+def test_a_list_of_sides_is_refused_where_the_class_refuses_it(kind: str, key: str) -> None:
+    config = next(c for c in _families() if c.model_type == kind)
+    file = {**_small(config), "image_size": 28, "patch_size": 14}
+    file[key] = [file[key]] * 2
+    problems: list[CostproofError] = []
+    type(config).read(file, problems)
+    try:
+        with torch.device("meta"):
+            AutoModel.from_config(AutoConfig.for_model(**file))
+    except TypeError:
+        assert [p.where for p in problems if isinstance(p, BadInput)] == [f"$.{key}"]
+    else:
+        assert not problems

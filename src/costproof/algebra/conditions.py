@@ -1,4 +1,4 @@
-"""Conditions on sizes, under which a formula, an exported graph or a claim holds."""
+"""Represent and format conditions on sizes, under which a formula, an exported graph or a claim holds."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from costproof.algebra.symbols import factored, parse, sym, text
 from costproof.ledger.errors import BadInput
 
 MOST_SHOWN: Final = 200
-"""Longest condition that is written in words, in characters; a longer one is only an expression in data."""
+"""Longest condition that reports print, in characters; a longer one appears only as an expression in data."""
 
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """A condition on the sizes of a run: an expression of them, its margin, is not negative where it holds."""
+    """A condition on the sizes of a run, which holds where an expression in them, its margin, is not negative."""
 
     text: str
-    """For people: ``P >= 511``."""
+    """The condition in mathematical notation: ``P >= 511``."""
     margin: str
-    """``P - 511``."""
+    """Text of the expression: ``P - 511``."""
 
     @classmethod
     def from_margin(cls, margin: sympy.Expr) -> Condition:
@@ -41,7 +41,7 @@ class Condition:
         return frozenset(s.name for s in parse(self.margin).free_symbols)
 
     def holds(self, sizes: Mapping[str, int]) -> bool:
-        """Return whether it holds at some sizes; where it has no value it does not."""
+        """Return whether it holds at these sizes; it does not if a symbol has no value."""
         try:
             return evaluate(parse(self.margin), sizes) >= 0
         except BadInput:
@@ -49,7 +49,7 @@ class Condition:
 
 
 def all_hold(conditions: Iterable[Condition], sizes: Mapping[str, int]) -> bool:
-    """Return whether all conditions hold; where one has no value it does not."""
+    """Return whether all conditions hold; a condition without a value does not."""
     return all(condition.holds(sizes) for condition in conditions)
 
 

@@ -1,7 +1,7 @@
-"""Where one quantity passes another: the first integer at which a formula of one variable is above 0, solved.
+"""Solve for the first integer at which a formula of one variable is above 0, where one quantity exceeds another.
 
-A line and a parabola are solved by their roots in integers. A minimum or a maximum is the one of its arguments that it
-is, piece by piece; between two pieces lies a crossing of the same kind.
+Linear and quadratic polynomials are solved by their roots, in integers. A formula with minima and maxima is split into
+pieces on which each selects one of its arguments; the boundaries between pieces are found in the same manner.
 """
 
 from __future__ import annotations
@@ -15,22 +15,25 @@ if TYPE_CHECKING:
     import sympy
 
 FAR: Final = 10**18
-"""No batch and no length is as large: a crossing beyond it is none."""
+"""The largest integer considered, above any batch size or length; a crossing beyond it does not count."""
 _MOST_PIECES: Final = 64
 
 
 class NotSolved(Exception):
-    """The formula is none that is solved here; the text says why."""
+    """Raised for a formula that this module cannot solve; the message gives the reason."""
 
 
 def first_above(expr: sympy.Expr, variable: sympy.Symbol, start: int = 1) -> int | None:
     """Return the first integer from ``start`` on at which ``expr`` is above 0; None if there is none.
 
     Args:
-        expr: a polynomial of the variable of degree two at most, with rational coefficients, with minima and maxima.
+        expr: a polynomial in the variable of degree at most two, with rational coefficients; it may contain minima
+            and maxima of polynomials of this kind.
+        variable: the variable.
+        start: the smallest integer considered.
 
     Raises:
-        NotSolved: it is something else.
+        NotSolved: the expression has another form.
     """
     for low, high, coefficients in _pieces(expr, variable, start, FAR):
         found = _first(coefficients, low, high)
@@ -53,7 +56,7 @@ def _pieces(
     choice = choices[0]
     here = low
     for _ in range(_MOST_PIECES):
-        # Which argument it is here, and where another takes over.
+        # Find the argument selected here, and the point from which another is selected.
         better = (lambda x, y: x < y) if isinstance(choice, sympy.Min) else (lambda x, y: x > y)
         taken = _taken(choice.args, variable, here, better)
         sign = 1 if isinstance(choice, sympy.Min) else -1
@@ -70,7 +73,7 @@ def _pieces(
 def _taken(
     arguments: tuple[sympy.Expr, ...], variable: sympy.Symbol, at: int, better: Callable[[Fraction, Fraction], bool]
 ) -> sympy.Expr:
-    """Return the argument that a minimum or maximum selects at a point; of equal ones the one selected at the next."""
+    """Return the argument that a minimum or maximum selects at a point; a tie is broken by the values at the next."""
     found = arguments[0]
     for other in arguments[1:]:
         here, there = (_value(_coefficients(a, variable), at) for a in (found, other))
@@ -112,13 +115,13 @@ def _first(coefficients: tuple[Fraction, Fraction, Fraction], low: int, high: in
             return None
         found = -c // b + 1
         return found if found <= high else None
-    # It is at or below 0 at the start. One that opens upwards is above 0 behind its larger root, one that opens
-    # downwards between its roots.
+    # The value at the start is not positive. A parabola that opens upwards is positive above its larger root, one that
+    # opens downwards between its roots.
     discriminant = b * b - 4 * a * c
     if discriminant < 0:
         return None
     root = isqrt(discriminant)
     guess = (-b + root) // (2 * a) if a > 0 else (b - root) // (-2 * a)
-    # The root of a number that is not a square lies within one of what isqrt gives.
+    # A square root that is not an integer lies within 1 of the result of isqrt.
     nearby = range(max(low, guess - 2), min(high, guess + 3) + 1)
     return next((x for x in nearby if _value(coefficients, x) > 0 and _value(coefficients, x - 1) <= 0), None)

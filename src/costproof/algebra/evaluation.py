@@ -28,20 +28,20 @@ _EXACT: Final[dict[type[sympy.Expr], Callable[..., ExactNumber]]] = {
 
 @dataclass(frozen=True, slots=True)
 class CompiledExpression:
-    """A compiled expression."""
+    """An expression compiled to a Python closure."""
 
     symbols: frozenset[str]
     """Names of the symbols that need a value."""
     run: _Run
-    """Values -> exact number. Raises ``KeyError`` for a symbol without a value, ``ZeroDivisionError``."""
+    """Values of the symbols -> exact number; raises ``KeyError`` for a missing value, or ``ZeroDivisionError``."""
 
 
 @lru_cache(maxsize=65536)
 def compile_expression(expr: str | sympy.Expr) -> CompiledExpression:
-    """Compile an expression, or its text.
+    """Compile an expression or its text.
 
     Raises:
-        BadInput: the text is not an expression, or it holds a function without an exact value.
+        BadInput: the text is not an expression, or the expression contains a function without exact values.
     """
     names: set[str] = set()
     run = _build(parse(expr) if isinstance(expr, str) else expr, names)
@@ -99,7 +99,7 @@ def evaluate(expr: str | sympy.Expr, values: SymbolValues) -> int:
 
 
 def shared_values(all_values: Iterable[SymbolValues]) -> dict[str, int]:
-    """Symbols that have one value wherever they occur, such as the bytes of an element."""
+    """Return the symbols with the same value wherever they occur, such as the bytes of an element, with that value."""
     found: dict[str, set[int]] = {}
     for values in all_values:
         for name, value in values.items():

@@ -1,10 +1,10 @@
-"""Whether two formulas are the same, not only equal at one workload; and by what they differ.
+"""Test whether two formulas are identical, rather than equal at one workload, and compute their difference.
 
-Equality is tested at four points with the exact arithmetic of Python's integers and fractions;
-two different polynomials of the degrees that occur here agree at such points with a chance below
-one in a million (Schwartz-Zippel lemma). Formulas with a minimum, a maximum or a rounding that the other side
-does not have are compared around their branches too (:mod:`costproof.algebra.piecewise`). Sympy is asked only
-for these, and for the difference of formulas that are not the same, because it is a thousand times slower.
+Equality is tested at four points in exact integers and fractions; two different polynomials of the degrees that occur
+in practice agree at all of them with a probability below one in a million (Schwartz-Zippel lemma). Formulas with a
+minimum, maximum or rounding that the other side lacks are also compared around their branches
+(:mod:`costproof.algebra.piecewise`). Sympy, which is a thousand times slower, is used only for these, and for the
+difference of formulas that are not identical.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from costproof.algebra.symbols import FUNCTIONS, factored, parse, sym, text
 from costproof.ledger.time_limits import check_time
 
 _POINTS = ((1, 4), (2, 97), (101, 4_993), (10_007, 1_000_003))
-"""Ranges of the points: tiny and small sizes, where a minimum takes its other branch, and large ones."""
+"""Ranges of the points: tiny and small sizes, where a minimum may take another branch, and large ones."""
 _USUAL: Final = tuple(sorted({*range(1, 65), *(2**i + k for i in range(6, 21) for k in (-1, 0, 1))}))
-"""Values of a symbol whose branches are not known."""
+"""Values to compare at for a symbol whose branch boundaries are unknown."""
 
 
 @lru_cache(maxsize=65536)
 def free_symbols(expression: str) -> frozenset[str]:
-    """Names of the symbols in an expression."""
+    """Return the names of the symbols in an expression."""
     return compile_expression(expression).symbols
 
 
@@ -47,12 +47,12 @@ def at(expressions: Iterable[str], values: Mapping[str, int]) -> ExactNumber | N
 
 @lru_cache(maxsize=4096)
 def unrounded(expression: str) -> str:
-    """Return the expression without rounding up: the cost if nothing is padded to whole windows."""
+    """Return the expression without its ceilings: the cost without padding to whole windows."""
     return text(parse(expression).replace(sympy.ceiling, lambda inside: inside))
 
 
 def points(free: frozenset[str]) -> tuple[dict[str, int], ...]:
-    """Four values for each symbol: the same on every machine and in every run."""
+    """Return four assignments of pseudo-random values to the symbols, the same on every machine and in every run."""
     return tuple(
         {name: low + zlib.crc32(f"{i}:{name}".encode()) % (high - low) for name in free}
         for i, (low, high) in enumerate(_POINTS)
@@ -67,12 +67,13 @@ def same(
     alias: tuple[tuple[str, str], ...],
     free: frozenset[str],
 ) -> bool:
-    """Whether two sums of expressions agree wherever the ``free`` symbols lead.
+    """Whether two sums of expressions agree for all values of the ``free`` symbols.
 
     Args:
-        fixed: values of the symbols that are not variables here: those of the configuration, and
-            those of the workload that the second side holds as numbers.
-        alias: symbols that always equal a free one.
+        fixed: (symbol, value) for the symbols that do not vary: those of the configuration, and those of the workload
+            for which the second sum contains numbers.
+        alias: (symbol, free symbol that it always equals).
+        free: the symbols that vary.
     """
     base = dict(fixed)
     for point in points(free):
@@ -87,12 +88,12 @@ def same(
 
 
 def branches(expression: str) -> bool:
-    """Whether it holds a minimum, a maximum or a rounding: then a few points do not tell it from another."""
+    """Whether an expression contains a minimum, maximum or rounding, so that a few points cannot identify it."""
     return any(f"{name}(" in expression for name in FUNCTIONS)
 
 
 def same_pieces(first: Iterable[sympy.Expr], second: Iterable[sympy.Expr], free: Iterable[str]) -> bool:
-    """Whether two sums are one polynomial in the symbols and in the minima, maxima and roundings of both."""
+    """Whether two sums are the same polynomial if each minimum, maximum and rounding is treated as a variable."""
     names: dict[str, sympy.Symbol] = {}
     one, other = (tuple(text(opaque(e, names)) for e in side) for side in (first, second))
     known = frozenset(free) | {n.name for n in names.values()}
@@ -100,7 +101,7 @@ def same_pieces(first: Iterable[sympy.Expr], second: Iterable[sympy.Expr], free:
 
 
 def _same_around(first: list[sympy.Expr], second: list[sympy.Expr], free: frozenset[str]) -> bool:
-    """Whether two sums agree around their branches, each symbol beside four values of the others."""
+    """Whether two sums agree around their branches, for each symbol at four assignments of the other symbols."""
     for name in free:
         try:
             values = deciding((*first, *second), name)
@@ -122,7 +123,7 @@ def difference(
     fixed: tuple[tuple[str, int], ...],
     alias: tuple[tuple[str, str], ...],
 ) -> str:
-    """First minus second with the fixed symbols put in, factored, as canonical text."""
+    """Return first minus second with the fixed symbols substituted, factored, as canonical text."""
     mine, theirs = (sympy.Add(*(parse(put_in(e, fixed, alias)) for e in side)) for side in (first, second))
     return text(factored(mine - theirs))
 

@@ -1,9 +1,9 @@
-"""Formulas that are not polynomials: where a minimum, a maximum or a rounding takes another branch.
+"""Find finite lists of values at which equality of two piecewise polynomial formulas proves their identity.
 
-Between two such places, and among the values of one rest modulo the period of the roundings, a formula of one
-variable is a polynomial. Two polynomials of degree d are the same if they agree at d + 1 values. So a finite list of
-values decides whether two formulas of one variable are the same at all its values; of several variables, the grid of
-their lists, as long as each minimum, maximum or rounding is about one variable.
+A formula of one variable with minima, maxima and roundings is a polynomial between two neighbouring branch boundaries,
+for the values with one remainder modulo the period of the roundings. Two polynomials of degree d are identical if they
+agree at d + 1 values. A finite list of values therefore decides whether two such formulas are identical. For several
+variables, the grid of their lists decides, provided that each minimum, maximum or rounding depends on one variable.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ _MOST_BRANCHES: Final = 64
 _MOST_VALUES: Final = 4_096
 
 _Polynomial = tuple[Fraction, ...]
-"""Coefficients of one variable, that of the lowest power first."""
+"""Coefficients of a polynomial in one variable, in ascending order of powers."""
 
 
 class NotDecided(Exception):
-    """The formula is not made of what a list of values decides."""
+    """Raised if no finite list of values is known that decides a formula's identity."""
 
 
 def piecewise(expr: sympy.Expr) -> bool:
-    """Whether it holds a minimum, a maximum or a rounding."""
+    """Whether an expression contains a minimum, maximum or rounding."""
     return bool(expr.atoms(*PIECEWISE))
 
 
@@ -42,7 +42,7 @@ def opaque(expr: sympy.Expr, names: dict[str, sympy.Symbol]) -> sympy.Expr:
     """Replace each minimum, maximum and rounding by a symbol; equal ones by the same symbol.
 
     Args:
-        names: canonical text -> symbol; it grows.
+        names: canonical text -> symbol; new symbols are added to it.
     """
     if isinstance(expr, PIECEWISE):
         whole = pulled_out(expr.func(*(sympy.expand(a) for a in expr.args)))
@@ -56,12 +56,14 @@ def opaque(expr: sympy.Expr, names: dict[str, sympy.Symbol]) -> sympy.Expr:
 def deciding(
     exprs: Iterable[sympy.Expr], name: str, first: int = 1, step: int = 1, breaks: Iterable[int] = ()
 ) -> tuple[int, ...]:
-    """Return the values of a variable that decide: formulas that agree at these agree at all its values.
+    """Return the deciding values of a variable: formulas that agree at all of them agree at every value.
 
     Args:
-        first: the least value of the variable.
-        step: between two of its values.
-        breaks: values from which on other formulas hold.
+        exprs: the terms of both formulas.
+        name: the variable.
+        first: the smallest value of the variable.
+        step: the step between its values.
+        breaks: values from which other formulas apply.
 
     Raises:
         NotDecided: no such list is known, or it is too long.
@@ -82,7 +84,7 @@ def deciding(
             for a, b in combinations(choice.args, 2):
                 for one, other in product(axis.branches(a, rest, period), axis.branches(b, rest, period)):
                     starts |= {period * k + rest for k in _crossings(_add(one, _times(other, (Fraction(-1),))))}
-    # Breaks lie between one of these numbers and the next; behind each, a whole block is of one piece.
+    # Each boundary lies between one of these numbers and the next; the block of values after it is a single piece.
     places = sorted({i for at in starts for i in range(max(0, at - 2 * period), at + period + block) if i >= 0})
     if len(places) > _MOST_VALUES:
         raise NotDecided
@@ -90,13 +92,13 @@ def deciding(
 
 
 class _Axis:
-    """A variable as ``first + step*i``, and what expressions are as functions of i."""
+    """A variable written as ``first + step*i``, to analyse expressions as functions of i."""
 
     def __init__(self, variable: sympy.Symbol, first: int, step: int) -> None:
         self.variable, self.first, self.step = variable, first, step
 
     def degree(self, expr: sympy.Expr) -> int:
-        """Return a bound on the degree of every piece."""
+        """Return an upper bound on the degree of an expression's pieces."""
         if not expr.has(self.variable):
             return 0
         if expr.is_Symbol:
@@ -198,10 +200,10 @@ def _crossings(p: _Polynomial) -> set[int]:
 
 
 def grid(lists: Mapping[str, Iterable[int]], most: int) -> Iterable[dict[str, int]]:
-    """All combinations of values of several variables.
+    """Return all combinations of the values of several variables.
 
     Raises:
-        NotDecided: they are more than ``most``.
+        NotDecided: there are more than ``most``.
     """
     whole = {name: tuple(values) for name, values in lists.items()}
     count = 1

@@ -1,4 +1,4 @@
-"""Sums over decode steps: the cost of N steps in closed form from the cost of one."""
+"""Derive the cost of N decode steps in closed form from the cost of one step."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from costproof.algebra.symbols import sym, text
 from costproof.ledger.errors import BadInput
 
 CONTEXT: Final = sym("P")
-"""Tokens in the cache before the (first) step."""
+"""Number of tokens in the cache before the first step."""
 STEPS: Final = sym("N")
-"""Decode steps."""
+"""Number of decode steps."""
 
 
 @lru_cache(maxsize=4096)
@@ -62,7 +62,7 @@ def _apart(expr: sympy.Expr) -> tuple[sympy.Expr, sympy.Expr]:
 
 
 def _sum_of_least(most: sympy.Expr, ahead: sympy.Expr) -> sympy.Expr:
-    """``sum(min(most, P + ahead + i) for i in range(N))``, of positive integers.
+    """Return the closed form of ``sum(min(most, P + ahead + i) for i in range(N))`` for positive integers.
 
     The first n integers, none more than m, sum to g(n) = r (r + 1)/2 + m (n - r) with r = min(m, n).
     """
@@ -76,12 +76,12 @@ def _sum_of_least(most: sympy.Expr, ahead: sympy.Expr) -> sympy.Expr:
 
 
 def _sum_of_powers(k: int) -> sympy.Expr:
-    """``sum((P + i)**k for i in range(N))``."""
+    """Return the closed form of ``sum((P + i)**k for i in range(N))``."""
     terms = (sympy.binomial(k, j) * CONTEXT ** (k - j) * _faulhaber(j) for j in range(k + 1))
     return sympy.Add(*terms)
 
 
 def _faulhaber(j: int) -> sympy.Expr:
-    """``sum(i**j for i in range(N))`` with 0**0 = 1."""
+    """Return the closed form of ``sum(i**j for i in range(N))``, with 0**0 = 1."""
     difference = sympy.bernoulli(j + 1, STEPS) - sympy.bernoulli(j + 1, 0)
     return sympy.expand(difference / (j + 1))

@@ -1,4 +1,4 @@
-"""Symbols, expressions and their text form.
+"""Create symbols, and convert expressions to and from text.
 
 Everything symbolic uses positive integer symbols made by :func:`sym`, so that an expression read
 back from a file is equal to the one that was written. Text is parsed by :func:`parse`, a small
@@ -31,18 +31,18 @@ _MAX_EXPONENT: Final = 64
 _MAX_DIGITS: Final = 1_000
 _MAX_NAME: Final = 100
 _MAX_BITS: Final = 65_536
-"""Of the value that a power may take when every symbol has 64 bits: powers of powers grow without end."""
+"""Limit on the bits of a power's value if every symbol has 64 bits, because nested powers grow without bound."""
 _MAX_ARGUMENTS: Final = 8
 _MAX_CALLS: Final = 128
 """Of functions; a minimum or maximum counts as four: sympy compares its arguments with each other, again and again."""
 MOST_TERMS: Final = 2_000
-"""Of an expression that is multiplied out: beyond, it would take longer than anybody waits."""
+"""Limit on the terms of an expanded expression; a larger one would take too long."""
 _TOKEN: Final = re.compile(r"\s*(?:(\d+)|([A-Za-z_][A-Za-z_0-9]*)|(\*\*|[-+*/(),]))")
 
 
 @cache
 def sym(name: str) -> sympy.Symbol:
-    """Return the positive integer symbol of that name."""
+    """Return the positive integer symbol with this name."""
     return sympy.Symbol(name, integer=True, positive=True)
 
 
@@ -73,24 +73,27 @@ def pulled_out(choice: sympy.Expr) -> sympy.Expr:
 
 
 def version(expr: sympy.Expr | int) -> str:
-    """Twelve hex digits that name the normal form: equal polynomials have equal versions."""
+    """Return a fingerprint of the expanded expression in twelve hex digits; equal polynomials have the same one."""
     normal = sympy.expand(sympy.sympify(expr))
     return hashlib.sha256(text(normal).encode()).hexdigest()[:12]
 
 
 @lru_cache(maxsize=65536)
 def parse(source: str) -> sympy.Expr:
-    """Read an expression.
+    """Parse an expression.
 
     Raises:
-        BadInput: the text is not an expression of the grammar, or is too long, deep or steep.
+        BadInput: the text does not match the grammar, or is too long, too deeply nested, or has too large powers.
     """
     check_time()
     return _Parser(source).read()
 
 
 class _Parser:
-    """``sum := term (± term)*``, ``term := factor (*|/ factor)*``, ``factor := ±factor | atom [** factor]``."""
+    """Recursive descent parser for sums of terms.
+
+    Grammar: ``sum := term (± term)*``, ``term := factor (*|/ factor)*``, ``factor := ±factor | atom [** factor]``.
+    """
 
     def __init__(self, source: str) -> None:
         self.source = source

@@ -1,4 +1,4 @@
-"""Published numbers and formulas, checked against the truth: each difference attributed to named causes."""
+"""Check published numbers and formulas against a ledger, and attribute each difference to named causes."""
 
 from __future__ import annotations
 

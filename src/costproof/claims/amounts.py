@@ -1,4 +1,4 @@
-"""Printed numbers: ``571.92 G`` is every integer that rounds, or is cut off, to these digits."""
+"""Parse printed numbers into intervals of integers, and read the tables that contain them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from costproof.ledger.metrics import BYTES, Metric
 _NUMBER: Final = re.compile(r"([0-9][0-9_,]{0,40})(?:\.([0-9]{1,20}))?(?:[eE]([+-]?[0-9]{1,2}))?\s*([A-Za-z]*)")
 _POWER: Final = re.compile(r"(?<=[0-9])\s*[x×·]\s*10\s*(?:\^|\*\*)\s*(?=[+-]?[0-9])")
 _PRODUCT: Final = re.compile(r"(?<=[0-9])(\.[0-9]+)\s*\*\s*10\s*(?:\^|\*\*)\s*(?=[+-]?[0-9])")
-"""``8.03*10^9`` is printed; ``8*10**9`` is a formula, and exact."""
+"""Powers of ten with a decimal mantissa: ``8.03*10^9`` is a printed number, but ``8*10**9`` is an exact formula."""
 _APART: Final = re.compile(r"(?<=[0-9])\s+(?=[eE][+-]?[0-9])")
 _UNITS: Final = {
     "": 0, "k": 3, "K": 3, "M": 6, "G": 9, "B": 9, "b": 9, "T": 12, "P": 15, "million": 6, "billion": 9, "trillion": 12,
@@ -43,16 +43,19 @@ def _plain(text: str) -> str:
 
 
 def amount(text: str, *, where: str, metric: Metric | None = None) -> Amount:
-    """Return the integers that a printed number stands for.
+    """Return the interval of integers that a printed number may represent.
 
-    Without decimals, exponent and unit it is exact. Otherwise the last digit is rounded: half a unit
-    of it to either side, both ends included, because programs round halves either way. Zero is zero.
+    A number without decimals, exponent and unit is exact. Otherwise the last printed digit counts as rounded: the
+    interval extends by half a unit of that digit in both directions, and includes both ends because programs round
+    halves up or down. A printed zero is exactly zero.
 
     Args:
-        metric: what it counts, which decides the words that may follow the prefix: ``GFLOPs``, ``KiB``.
+        text: the number as printed, such as ``571.92 G``.
+        where: its place in the input, for error messages.
+        metric: the metric that it counts; decides which units are allowed: ``GFLOPs`` for FLOPs, ``KiB`` for bytes.
 
     Raises:
-        BadInput: the text is not a number, a number without any integer, or its unit is not one of the metric's.
+        BadInput: the text is not a number, no integer rounds to it, or the metric does not have its unit.
     """
     match = _NUMBER.fullmatch(_plain(text))
     if match is None:
@@ -73,12 +76,12 @@ def amount(text: str, *, where: str, metric: Metric | None = None) -> Amount:
             "not an integer", where=where, expected="a count", got=text[:60],
             fix="write the number as it was printed, with its prefix: 571.92G",
         )  # fmt: skip
-    # A zero that was printed says that there is nothing, whatever its unit would round away.
+    # A printed zero means that nothing is counted, even if its unit would round small numbers to zero.
     return Amount(text.strip(), max(low, 0), high if value else 0)
 
 
 def _prefix(word: str, metric: Metric | None, where: str) -> str:
-    """Return the prefix of a unit: ``G`` of ``GFLOPs``, ``Ki`` of ``KiB``."""
+    """Return the prefix of a unit, such as ``G`` for ``GFLOPs`` and ``Ki`` for ``KiB``."""
     split = _SUFFIX.fullmatch(word)
     if split is None or (word in _UNITS and metric not in BYTES):
         if word in _UNITS or word in _BINARY:
@@ -101,24 +104,27 @@ _SHOWN: Final = 80
 
 @dataclass(frozen=True, slots=True)
 class ClaimTableRow:
-    """One row: texts by column, empty cells left out."""
+    """A row of a table of claims."""
 
     cells: Mapping[str, str]
+    """Column -> text of the cell; empty cells are omitted."""
     where: str
-    """``numbers.csv, line 3``, ``numbers.json, row 2``."""
+    """Place of the row, for messages: ``numbers.csv, line 3`` or ``numbers.json, row 2``."""
 
 
 def read_table(
     path: Path, problems: list[CostproofError], required: Sequence[str], more: Sequence[str] | None = None
 ) -> list[ClaimTableRow]:
-    """Return the rows of a file; unusable lines are appended to ``problems``.
+    """Return the rows of a CSV or JSON file.
 
     Args:
-        required: columns that it must have.
-        more: columns that it may have beside these; any if ``None``.
+        path: the file; it is read as JSON if its suffix is ``.json``, and as CSV otherwise.
+        problems: list to which an error is appended for each unusable line.
+        required: columns that the table must have.
+        more: optional columns; any column is allowed if ``None``.
 
     Raises:
-        BadInput: it cannot be read, its columns are wrong, or it has no row or too many.
+        BadInput: the file cannot be read, its columns are wrong, or it has no rows or too many.
     """
     source = read_source(path, "a table")
     columns, rows = _json(source, path) if path.suffix.lower() == ".json" else _csv(source, path, problems)
@@ -138,7 +144,7 @@ def read_table(
 
 
 def _header(columns: Sequence[str], *, shown: bool) -> str:
-    """Describe the header of a table in a message; a file that is not a table is described by its size only."""
+    """Describe the header of a table for a message; unless ``shown``, only by its number of columns."""
     return ", ".join(columns)[:_SHOWN] or "no header" if shown else f"{len(columns)} other columns"
 
 
@@ -163,7 +169,7 @@ def _csv(source: str, path: Path, problems: list[CostproofError]) -> tuple[list[
 
 
 def _json(source: str, path: Path) -> tuple[list[str], list[ClaimTableRow]]:
-    """Numbers stay as they are written: no digit passes through a float."""
+    """Return the columns and rows of a JSON table; numbers stay texts, so that no digit is lost in a float."""
     try:
         found = json.loads(source, parse_int=str, parse_float=str, parse_constant=str)
     except (ValueError, RecursionError):

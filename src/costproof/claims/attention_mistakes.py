@@ -1,4 +1,4 @@
-"""The table of mistakes in latent attention and in layers that attend to a window."""
+"""Define the known mistakes in counting latent attention and layers with an attention window."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from costproof.ledger.metrics import Metric
 _OF_SIZES: Final = frozenset[Metric]({
     "flops", "params", "params_active", "weight_bytes", "weight_read_bytes", "kv_cache_bytes", "kv_read_bytes"
 })  # fmt: skip
-"""Metrics that follow from the sizes alone; other bytes are those of other operators too."""
+"""Metrics that the sizes of the model determine; other byte counts also depend on which operators run."""
 _GOING_UP: Final = frozenset({"q_up", "q_norm", "kv_up", "kv_norm"})
 _EXPANDED: Final = "latent_attention"
 _ABSORBED: Final = "absorbed_attention"
@@ -62,9 +62,10 @@ _HELD_EXPANDED: Final = TermChange(
 
 
 def _grouped(terms: ClaimTerms, _: Mapping[str, int]) -> Iterator[Mistake]:
-    """Yield attention with each power of two of key heads, all hidden / heads wide.
+    """Yield the mistakes of counting latent attention as grouped-query attention, by number of key/value heads.
 
-    A wrong model has the number of heads from its own catalogue: nothing here says which, so each is a cause.
+    The numbers of heads are the powers of two that divide the number of query heads; each head has the width
+    hidden / heads. Nothing in the model determines which number the author of a claim assumed.
     """
     latent = {t.tower: t.values for t in terms if t.owner == _EXPANDED or t.part == "kv_up"}
     for tower, values in sorted(latent.items()):
@@ -78,7 +79,7 @@ def _grouped(terms: ClaimTerms, _: Mapping[str, int]) -> Iterator[Mistake]:
 
         for number in (n for n in (1 << k for k in range(heads.bit_length())) if heads % n == 0):
             what = f"{number} heads of keys and values, all hidden / heads wide, in place of latents"
-            # What went down to latents makes queries, keys and values; nothing goes up from there.
+            # The down-projections produce queries, keys and values directly; there are no up-projections.
             sizes = {"q_rank": "hidden", "kv_rank": f"2*{number}*{width}", "nope": width, "value": width, "rope": "0"}
             yield Mistake(f"MLA as GQA: {number}", "latents", what, (substituted(here, **sizes), left_out(up)))
 
@@ -104,21 +105,24 @@ LATENTS: Final[MistakeTable] = (
 
 _KV_CACHE: Final = frozenset[Metric]({"kv_cache_bytes"})
 _ONE_LAYER: Final = ("one layer",)
-"""With it nothing says which kind of layer that is."""
+"""Causes to exclude: a count of a single layer does not determine whether that layer has a window."""
 _BLOCKS: Final = (16, 32, 64, 128)
-"""Tokens in a block of a cache, as engines have them."""
+"""Block sizes of paged key/value caches in common inference engines, in tokens."""
 
 
 def band(tokens: int, window: int) -> int:
-    """Count the pairs of a token and one of the last W that it attends to, itself among them."""
+    """Count the (query, key) pairs of causal attention in which a query sees the last ``window`` tokens and itself.
+
+    Each query sees ``window`` keys, itself included; the first queries see fewer.
+    """
     return tokens * window - window * (window - 1) // 2
 
 
 def _windows(form: Callable[[int, int], Fraction]) -> TermChange:
-    """Return the change of scores of a prompt in layers with a window; the truth computes all S x S of them.
+    """Return a change of a prompt's attention scores in layers with a window; the truth computes all S x S scores.
 
     Args:
-        form: (S, W) -> what is counted of the scores.
+        form: (S, W) -> the fraction of the S x S scores that the mistake counts.
     """
     return TermChange(
         lambda t: t.counted and t.window > 0 and t.owner == "attention" and t.window < t.values.get("S", 0),
@@ -142,10 +146,12 @@ def _stepping(term: ClaimTerm) -> bool:
 
 
 def _seen(term: ClaimTerm, most: int | None, own: int = 1) -> int:
-    """Count the keys that N steps attend to, at most ``most`` each.
+    """Count the keys that N decode steps attend to in total.
 
     Args:
-        own: 1 if a step attends to its own token, 0 if only the cached ones count.
+        term: the term of the decode steps, which has the symbols N (steps) and P (tokens of context before them).
+        most: the largest number of keys of one step; no limit if ``None``.
+        own: 1 if a step attends to its own token too, 0 if only cached tokens count.
     """
     first, steps = term.values["P"] + own, term.values["N"]
     growing = steps if most is None else max(0, min(steps, most - first))
@@ -187,7 +193,11 @@ def _in_full(metric: Metric, factor: Callable[[ClaimTerm], Fraction | None]) -> 
 
 
 def _in_blocks(size: int) -> Mistake:
-    """Return the mistake of engines that give a sequence its cache in blocks."""
+    """Return the mistake of counting whole blocks of the paged caches of inference engines.
+
+    Args:
+        size: tokens in a block.
+    """
 
     def held(tokens: int) -> int:
         return -(-tokens // size) * size
@@ -207,7 +217,7 @@ def _in_blocks(size: int) -> Mistake:
 
 
 WINDOWS: Final[MistakeTable] = (
-    # With a half of all scores it is a half of S x W; with an exact triangle S x W itself.
+    # Combined with "causal half" it counts half of S x W; combined with the exact triangle, S x W.
     _width(lambda s, w: Fraction(w, s), excludes=(TRIANGLE,)),
     _width(lambda s, w: Fraction(2 * w, s + 1), requires=TRIANGLE),
     _band(lambda s: Fraction(1), excludes=(TRIANGLE, *HALVES)),

@@ -1,4 +1,4 @@
-"""The table of all known mistakes, and their effects on one claim."""
+"""Collect all known mistakes in one table, and compute their effects on a claim."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from costproof.ledger.metrics import METRICS, PEAK_METRICS, Metric
 
 
 def mistake_table(own: Mistakes) -> MistakeTable:
-    """Return all known mistakes, in the order of the search.
+    """Return all known mistakes, in the order in which the search tries them.
 
     Args:
-        own: those of the target.
+        own: the mistakes that the target adds.
     """
     general = (*TRAINING, *RULES_OF_THUMB, *DECODER, *LATENTS, *WINDOWS, *BYTES_AND_CACHES)
     return (*units(own.written_out), *general, *own.table, *VIEWS, *REST, *PEAKS)
@@ -27,11 +27,13 @@ def mistake_table(own: Mistakes) -> MistakeTable:
 def effects(terms: ClaimTerms, metric: Metric, own: Mistakes, everywhere: Mapping[str, int]) -> tuple[Effect, ...]:
     """Return the effects of all mistakes that can change a claim.
 
-    Mistakes with exactly the same effect are one, and the other names are its aliases.
+    Mistakes with exactly the same effect are merged: the first gives the name, the others become aliases.
 
     Args:
+        terms: the terms of the claim.
+        metric: the metric of the claim.
         own: the mistakes that the target adds.
-        everywhere: symbols that have one value in the whole run.
+        everywhere: symbol -> value, for symbols with the same value in all calls of the run.
     """
     merged: dict[tuple[object, ...], Effect] = {}
     for mistake in _mistakes(terms, metric, own, everywhere):
@@ -41,7 +43,7 @@ def effects(terms: ClaimTerms, metric: Metric, own: Mistakes, everywhere: Mappin
         if not switches and not factors:
             continue
         slim = replace(effect, factors=factors, switches=switches)
-        # A term that is not counted, before or after, cannot tell two mistakes apart.
+        # A term that is counted neither before nor after does not distinguish two mistakes.
         seen = frozenset((i, f) for i, f in factors.items() if terms[i].counted or i in switches)
         key = (seen, switches, effect.requires)
         if key in merged:
@@ -90,7 +92,7 @@ def _words(metrics: Container[Metric]) -> str:
 
 
 _FEW: Final = 4
-"""So few metrics are listed as exceptions."""
+"""Up to this many missing metrics are listed as exceptions: ``all metrics but ...``."""
 
 
 STATED: dict[tuple[str, str], str] = {
@@ -118,18 +120,19 @@ STATED: dict[tuple[str, str], str] = {
     ("attention_scores", "left out"): "attention missing",
     ("norms", "counted"): "norms counted",
 }
-"""(convention, value) -> the cause that it is, or nothing where it is ours."""
+"""(convention, value) that a claim may state -> the equivalent cause; empty for costproof's own convention."""
 
 
 READINGS: frozenset[str] = frozenset(
     {"mac", "causal triangle", "causal half", "lm_head last token", "lm_head all tokens"}
 )
-"""Ways to count the same work at any length."""
+"""Causes that count the same work by another convention, at any sequence length."""
 
 CONVENTIONS: frozenset[str] = READINGS | {
     "window S x W", "window band", "windows as full attention",
     "windows cached in full", "window cached with its own token", "cache of windows missing",
     "8-bit cache", "4-bit cache",
 }  # fmt: skip
-"""Ways to count the same work, and to hold the same cache, which need no evidence: a cache is a product of sizes, so
-that no number of it could be any. Every other cause adds work, leaves some out, or changes the model or its run."""
+"""Causes that count the same work or the same cache by another convention. A single one needs no further evidence,
+even if a product of sizes would fit the claim by chance: every cache size is a product of sizes. Every other cause adds
+work, omits work, or changes the model or its run."""

@@ -13,30 +13,31 @@ from typing import Final
 from costproof.claims.types import Amount
 
 _PARTS: Final = (20, 80, 320)
-"""The density of known numbers is measured within 1/20, 1/80 and 1/320 of the claim; the highest density counts."""
+"""The density of known numbers is measured within 1/20, 1/80 and 1/320 of the claim; the highest density is used."""
 _ROOM: Final = 8
-"""A narrower interval is used only if it is this many times as wide as the claim's own interval."""
+"""The two narrower intervals are used only if they are this many times as wide as the claim's own interval."""
 _FAR: Final = 4
-"""Products of sizes are sparse: those from a fourth of the claim to four times it are taken into account."""
+"""Products of sizes are sparse, so their density is measured from a quarter of the claim to four times the claim."""
 _FINE: Final = 10**5
 _ONE: Final = 10**18
 
 
 @dataclass(frozen=True, slots=True)
 class Chance:
-    """Expected numbers of coincidental fits, by reference class."""
+    """Expected numbers of coincidental fits of a claim, for two sets of numbers that it may be drawn from."""
 
     numbers: Fraction = Fraction(0)
-    """Among numbers with as many digits, or among multiples of the grain, whichever is more."""
+    """Fits among all numbers with as many digits as the claim, or among multiples of the greatest common divisor of
+    the truth's terms, whichever are more."""
     products: Fraction = Fraction(0)
-    """Among products of sizes; 0 for a claim that is not such a product."""
+    """Fits among products of sizes of the model and the run; 0 for a claim that is not a product of sizes."""
 
     def __add__(self, other: Chance) -> Chance:
         return Chance(self.numbers + other.numbers, self.products + other.products)
 
     @property
     def both(self) -> Fraction:
-        """Return an upper bound that holds for each reference class."""
+        """Return the sum of the expected fits, an upper bound for either set of numbers."""
         return self.numbers + self.products
 
 
@@ -52,15 +53,15 @@ class SizeProducts:
         self.sizes = sizes
         self._primes = prod(sizes)
         self._passed = {1: _ONE}
-        # Renewal theory: on a logarithmic scale the walk passes each stretch once per mean step. Only the number of
-        # steps in the stretch needs logarithms.
+        # Renewal theory: on a logarithmic scale, the random walk of products visits an interval about (length of the
+        # interval) / (mean step) times. Only this number needs logarithms.
         mean = sum(map(log, sizes)) / len(sizes)
         self.passing = Fraction(2 * log(_FAR) / mean).limit_denominator(1_000_000)
-        """Expected number of products in the stretch around a claim."""
+        """Expected number of products from a quarter of a claim to four times the claim."""
 
     def weight(self, number: int) -> Fraction:
-        """Return the probability that the walk passes a number; 0 if the number is not a product of sizes."""
-        # a number with another prime factor is not a product of sizes: a fast test that rejects nearly all.
+        """Return the probability that the running product equals a number; 0 if it is not a product of sizes."""
+        # A number with another prime factor is not a product of sizes: a fast test that rejects nearly all numbers.
         if number < 1 or pow(self._primes, number.bit_length(), number):
             return Fraction(0)
         return Fraction(self._pass(number), _ONE)
@@ -79,7 +80,12 @@ def _products(sizes: tuple[int, ...]) -> SizeProducts:
 
 
 class ReferenceClass:
-    """The sets of numbers that a claim may be one of, given the terms of the truth and the sizes of model and run."""
+    """The sets of numbers that a claim may be drawn from: multiples of the truth's grain, and products of sizes.
+
+    Args:
+        parts: values of the terms of the truth.
+        sizes: sizes of the model and the run.
+    """
 
     def __init__(self, parts: Sequence[Fraction], sizes: Iterable[int]) -> None:
         common = lcm(*(v.denominator for v in parts))
@@ -88,12 +94,18 @@ class ReferenceClass:
         self.products = _products(tuple(sorted({2, *(s for s in sizes if s > 1)})))
 
     def has_product(self, amount: Amount) -> bool:
-        """Return whether a claim may be a product of sizes; one with few digits matches too many numbers to tell."""
+        """Return whether a claim is a product of sizes; false for one with few digits, which fits too many numbers."""
         return fine(amount) and (amount.low < amount.high or self.products.weight(amount.low) > 0)
 
 
 class KnownNumbers:
-    """Numbers that known mistakes give, as integers on a common denominator."""
+    """The numbers that known mistakes lead to.
+
+    Args:
+        reference: the sets of numbers that a claim may be drawn from.
+        values: the numbers, each multiplied by ``scale``.
+        scale: common denominator that makes all values integers.
+    """
 
     def __init__(self, reference: ReferenceClass, values: Iterable[int], scale: int) -> None:
         self.reference, self.scale = reference, scale
@@ -101,14 +113,15 @@ class KnownNumbers:
         self._whole: tuple[list[int], list[Fraction]] | None = None
 
     def chance(self, amount: Amount) -> Chance:
-        """Return how many of them are expected to fit a claim by coincidence."""
+        """Return how many of these numbers are expected to fit a claim by coincidence."""
         return Chance(self.among_all(amount), self.among_products(amount))
 
     def among_all(self, amount: Amount, *, itself: bool = False) -> Fraction:
         """Return the expected fits among numbers with as many digits, or multiples of the grain, whichever is more.
 
         Args:
-            itself: whether a number that fits counts toward the density around the claim.
+            amount: the claim.
+            itself: whether numbers that fit the claim count toward the density around the claim.
         """
         width = Fraction(amount.high + 1 - amount.low)
         rooms = [(Fraction(amount.low * (p - 1), p), Fraction(amount.high * (p + 1), p)) for p in _PARTS]

@@ -22,7 +22,7 @@ from costproof.ledger.metrics import BYTES, METRICS, STAGE_WIDE, Metric
 
 NOTHING: frozenset[int] = frozenset()
 ANY_METRIC: Final = frozenset(METRICS)
-"""Every metric that has a sum; a peak has none."""
+"""Every metric that is a sum over nodes, thus not the peaks of memory."""
 FLOPS: Final = frozenset[Metric]({"flops"})
 CACHE: Final = frozenset[Metric]({"kv_cache_bytes", "kv_read_bytes"})
 NOT_FLOPS: Final = ANY_METRIC - FLOPS
@@ -42,7 +42,7 @@ class Effect:
     family: str
     what: str
     factors: Mapping[int, Fraction]
-    """Index of a term -> what its value is multiplied by."""
+    """Index of a term -> the factor that its value is multiplied by."""
     switches: frozenset[int] = NOTHING
     """Indices of terms that are counted in addition."""
     aliases: tuple[str, ...] = ()
@@ -68,23 +68,23 @@ class Mistake:
     family: str
     """Mistakes of one family exclude each other."""
     what: str
-    """One clause for people."""
+    """One clause that describes it in reports."""
     changes: tuple[TermChange, ...] = ()
     """Applied in order; a later one overrides an earlier one for the same term."""
     adds: Pick | None = None
     """The uncounted terms that it counts in addition."""
     metrics: frozenset[Metric] = ANY_METRIC
     requires: str = ""
-    """Another cause that must be in the set: this row is the form that the mistake takes in combination with it."""
+    """Another cause that must be in the same set: this record describes the mistake combined with that cause."""
     excludes: tuple[str, ...] = ()
-    """Other causes that must not be in the set: with them it takes another form, or has no meaning."""
+    """Other causes that must not be in the same set: combined with them, the mistake differs or is meaningless."""
     if_any: Pick | None = None
     """If given, the mistake is possible only for claims with such a term."""
     unless_any: Pick | None = None
     """If given, the mistake is impossible for claims with such a term."""
 
     def effect(self, terms: ClaimTerms) -> Effect:
-        """Return the effect on the terms of a claim; without factors and switches if there is none."""
+        """Return the effect on the terms of a claim; it has neither factors nor switches if nothing changes."""
         possible = self.if_any is None or any(map(self.if_any, terms))
         if not possible or (self.unless_any is not None and any(map(self.unless_any, terms))):
             return Effect(self.cause, self.family, self.what, {})
@@ -108,7 +108,7 @@ class MistakeSeries:
     """The pattern of their names, with the variable part in capitals: ``view missing: VIEW``."""
     what: str
     rows: Callable[[ClaimTerms, Mapping[str, int]], Iterable[Mistake]]
-    """(terms of a claim, symbols that have one value in the whole run) -> its mistakes of this kind."""
+    """(terms of a claim, symbols with the same value in all calls of the run) -> the mistakes of this kind."""
     metrics: frozenset[Metric] = ANY_METRIC
 
 
@@ -117,13 +117,13 @@ MistakeTable = tuple[Mistake | MistakeSeries, ...]
 
 @dataclass(frozen=True, slots=True)
 class Mistakes:
-    """The mistakes that a target adds to those that are made with every model."""
+    """The mistakes that a target adds to the ones that apply to every model."""
 
     table: MistakeTable = ()
     of_run: frozenset[str] = frozenset()
     """The causes that describe which calls were run, as opposed to how they were counted."""
     written_out: frozenset[str] = frozenset()
-    """Roles of norms that an implementation writes in primitive operators, so that tools see no norm there."""
+    """Roles of norms that the implementation writes in primitive operators, where tools do not recognize a norm."""
 
 
 def times(pick: Pick, number: Fraction | int) -> TermChange:
@@ -142,14 +142,15 @@ def substituted(pick: Pick, **symbols: str) -> TermChange:
 
 
 def stands_for(*names: str) -> Pick:
-    """Return a test for terms that are not counted and stand for one of these."""
+    """Return a predicate for uncounted terms whose ``stands_for`` is one of these names."""
     return lambda term: not term.counted and term.stands_for in names
 
 
 def substitute(term: ClaimTerm, **symbols: str) -> Fraction | None:
-    """Return the new value over the old one if symbols are replaced by expressions; None if that has no meaning.
+    """Return the ratio of new to old value when symbols are replaced by expressions; None if that is undefined.
 
-    A name that is not a symbol of the term is one of its tower: in ``text.layer.experts`` ``topk`` is ``text_topk``.
+    A name that is not a symbol of the term gets the prefix of the term's tower: in a term with the role
+    ``text.layer.experts``, ``topk`` means ``text_topk``.
     """
 
     def full(name: str) -> str:

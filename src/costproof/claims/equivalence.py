@@ -1,9 +1,9 @@
-"""A formula held against the truth at other runs than that of the claim: whether it is the same formula there too.
+"""Decide whether a claimed formula equals the true formula at other runs than the claim's own.
 
-The truth of a target is not one formula: where a window is full, or every expert is read, others hold. So a claim is
-compared at runs that the target takes, each with the formulas that hold there: small sizes, sizes around every place
-where a minimum, a maximum or a rounding takes another branch, or where the target has other formulas, powers of two,
-and large ones.
+The truth of a target is piecewise: other formulas hold once an attention window is full or every expert is read. A
+claim is therefore compared at many runs of the target, each with the formulas that hold there: small sizes, sizes
+around each boundary where a minimum, maximum or rounding takes another branch or where the target has other formulas,
+powers of two, and large sizes.
 """
 
 from __future__ import annotations
@@ -30,27 +30,33 @@ _SCALES: Final = (100, 1_000, 10_000, 100_000, 1_000_000)
 _GRID: Final = 4_000
 _MIXED: Final = 200
 _DRAWS: Final = ((101, 4_993), (10_007, 1_000_003))
-"""Ranges of values of what no setting changes."""
+"""Ranges that the values of symbols which no setting controls are drawn from."""
 _ELEMENT: Final = (4, 2)
-"""Bytes that an element may have."""
+"""Element sizes that are tried, in bytes."""
 _SEVERAL: Final = sym("_several")
-"""A symbol that follows other settings in another call."""
+"""Placeholder for a symbol that depends on the settings differently in different calls."""
 
 
 @dataclass(frozen=True, slots=True)
 class EquivalenceOutcome:
-    """What the other runs say."""
+    """The result of comparing a claimed formula with the truth at other runs."""
 
     wrong: FormulaCounterexample | None
-    """A run at which the claim is not the truth, the smallest of those that were found."""
+    """The smallest run found at which the claim differs from the truth."""
     runs: int
-    """How many were tried."""
+    """Number of runs compared."""
     decided: bool
-    """Whether agreeing at them makes it the same formula, wherever the formulas of the target hold that were met."""
+    """Whether agreement at all of them proves that the formulas are equal, wherever the target uses one of the formulas
+    that occurred in these runs."""
 
 
 class EquivalenceCheck:
-    """A claim at other runs of its target; without a target, at any positive values of its variables."""
+    """The comparison of a claimed formula with the truth at other runs of its target.
+
+    Args:
+        beside: the comparison at the run of the claim.
+        runs: other runs of the target; if ``None``, the symbols take any positive values instead.
+    """
 
     def __init__(self, beside: Comparison, runs: TargetRuns | None) -> None:
         self.beside, self.case, self.runs = beside, beside.case, runs
@@ -61,7 +67,7 @@ class EquivalenceCheck:
             for call in self.case.calls:
                 for symbol, variable in beside.names(call).items():
                     if (source := runs.source(call.stage, call.id, symbol)) is not None:
-                        # What two calls have in common here need not be one thing elsewhere.
+                        # Two calls that share a value in this run may differ in another run.
                         same = self.follows.get(variable, source) == source
                         self.follows[variable] = source if same else _SEVERAL
                         self.follows[f"{symbol}_{call.id}"] = source
@@ -69,7 +75,7 @@ class EquivalenceCheck:
             self.own = {s: runs.own[s] for s in sorted(used)}
 
     def outcome(self) -> EquivalenceOutcome:
-        """Compare the claim with the truth at other runs."""
+        """Compare the claim with the truth at many runs, and return the outcome."""
         lists, decided = self._lists()
         tried: set[tuple[int, ...]] = set()
         wrong: FormulaCounterexample | None = None
@@ -85,11 +91,15 @@ class EquivalenceCheck:
 
     @property
     def several(self) -> bool:
-        """Whether the target has other formulas at other runs."""
+        """Whether the target uses other formulas at some of its runs."""
         return any(self._at({s: end}) is not None for s in self.own for end in (self.runs.ends(s) if self.runs else ()))
 
     def cases(self, most: int) -> Iterator[tuple[ClaimCase, ExactNumber | None]]:
-        """Yield some runs around the values where a formula changes, with the claim's number there."""
+        """Yield runs around the values where a formula changes, each with the number that the claim gives there.
+
+        Args:
+            most: the approximate number of runs.
+        """
         for place in self._mixed(self._lists()[0], most):
             there = self._at(place)
             case = there and there.case.moved(lambda _: {})
@@ -97,7 +107,7 @@ class EquivalenceCheck:
                 yield case, there.numbers(there.free)[0]
 
     def _differ(self, there: Comparison) -> FormulaCounterexample | None:
-        """Return a difference at a run, also with other values of the symbols that no setting changes."""
+        """Return a counterexample at a run, or ``None``; symbols that no setting controls are varied too."""
         other = there.free.keys() - self.follows.keys()
         draws = [{n: low + zlib.crc32(f"{low}:{n}".encode()) % (high - low) for n in other} for low, high in _DRAWS]
         element = [{"b": size} for size in _ELEMENT] if self.runs is not None and "b" in other else [{}, {}]
@@ -110,7 +120,10 @@ class EquivalenceCheck:
         return None
 
     def _moved(self, there: Comparison) -> dict[str, int]:
-        """Return the sizes that differ at a run and are in neither formula: a length decides which formulas apply."""
+        """Return the sizes that differ at another run and occur in neither formula.
+
+        They belong to a counterexample because they may decide which formula applies.
+        """
         if self.runs is None:
             return {}
         here, other = (
@@ -119,7 +132,11 @@ class EquivalenceCheck:
         return {n: v for n, v in other.items() if n in self.follows and n not in there.tied and here.get(n) != v}
 
     def _at(self, place: Mapping[str, int]) -> Comparison | None:
-        """Claim and truth at a run; ``None``: the target does not take it, or the claim is not about it."""
+        """Return the comparison at a run; ``None`` if the target refuses the run, or the claim does not cover it.
+
+        Args:
+            place: setting -> value, for the settings that differ from the claim's run.
+        """
         if self.runs is None:
             made = copy(self.beside)
             made.free = {**self.beside.free, **place}
@@ -129,7 +146,7 @@ class EquivalenceCheck:
         if run is None or any(c.symbols.get(n, v) != v for c in run.calls for n, v in at):
             return None
         if not {c.stage for c in self.case.calls} <= {c.stage for c in run.calls}:
-            return None  # without steps there is no decode
+            return None  # a stage of the claim does not run: for example, no decode without new tokens
         regime = self.case.once(f"formulas {id(run.ledger)}", lambda: replace(self.case, ledger=run.ledger))
         if not regime.symbolic:
             return None
@@ -137,7 +154,7 @@ class EquivalenceCheck:
         return Comparison(self.beside.given_formula, there, self.beside.shared)
 
     def _lists(self) -> tuple[dict[str, tuple[int, ...]], bool]:
-        """Return the deciding values of each setting, and whether agreement at all of them is a proof."""
+        """Return the values of each setting to compare at, and whether agreement at all of them proves equality."""
         lists: dict[str, tuple[int, ...]] = {}
         decided = True
         ends: dict[str, tuple[int, ...]] = {s: self.runs.ends(s) if self.runs else () for s in self.own}
@@ -162,12 +179,12 @@ class EquivalenceCheck:
         return lists, decided and not any(self._open(expr) for expr in exprs)
 
     def _open(self, expr: sympy.Expr) -> bool:
-        """Whether values of the settings alone do not decide."""
+        """Whether the branches of an expression depend on more than the settings."""
         known = {sym(s) for s in self.own}
         return expr.has(_SEVERAL) or any(not a.free_symbols <= known for a in expr.atoms(*PIECEWISE))
 
     def _expressions(self, there: Comparison) -> set[sympy.Expr]:
-        """Return the terms of claim and truth as expressions of the settings."""
+        """Return the terms of claim and truth as expressions in the settings."""
         put = {sym(variable): source for variable, source in self.follows.items()}
         return {expr.xreplace(put) for side in there.parts() for expr in side}
 
@@ -185,7 +202,7 @@ class EquivalenceCheck:
         yield from self._mixed(lists, _MIXED)
 
     def _mixed(self, lists: Mapping[str, tuple[int, ...]], most: int) -> Iterator[dict[str, int]]:
-        """Yield combinations of deciding values with each other, and with the values of the run."""
+        """Yield about ``most`` combinations of values from the lists and from the claim's own run."""
         short = {s: sorted({*values[:3], *values[-3:], self.own[s], *values[:: len(values) // 6 + 1]})
                  for s, values in lists.items()}  # fmt: skip
         whole = [dict(zip(short, values, strict=True)) for values in product(*short.values())]

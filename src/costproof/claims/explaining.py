@@ -1,4 +1,4 @@
-"""One wrong claim explained: sets of causes first, then another length, and what neither explains."""
+"""Explain a claim that differs from the truth, by sets of causes, simple relations or another sequence length."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from costproof.claims.truth import ClaimCase
 from costproof.claims.types import Amount, ClaimExplanation, Formula, Judgement, Lengths, Step
 
 CHANCE: Final = Fraction(1, 10)
-"""With more fits than this expected by chance, a fit explains nothing."""
+"""The most coincidental fits to expect at which a set of causes still counts as evidence."""
 SELDOM: Final = Fraction(1, 100)
-"""Nor does an exact ratio; nor a single cause, if the claim is a product of sizes."""
+"""The same limit for an exact ratio, and for a single cause if the claim is a product of sizes."""
 _SHOWN: Final = 5
 _EVIDENCE: Final = 4
 _NAMES_TRIED: Final = 64
 _RUNS: Final = 24
-"""Of the target, at which causes have to lead to a formula that takes branches."""
+"""Number of the target's runs at which causes must reproduce a claimed formula that takes branches."""
 
 
 def explained(blank: Judgement, case: ClaimCase, amount: Amount) -> Judgement:
@@ -53,7 +53,7 @@ def explained(blank: Judgement, case: ClaimCase, amount: Amount) -> Judgement:
     )
     if not sets:
         left = _open(judged, case, amount, beside, fitted=bool(found.sets))
-        # A ratio goes before a length that chance would give, and that before other free numbers.
+        # Order of weak explanations: a ratio, then a length that may fit by chance, then other free numbers.
         weak = left.status in ("refuted", "unexplained") or (related.ratio and left.status == "undetermined")
         ways = [*related.ratio, *related.numbers] if fine(amount) and weak else []
         return _not_evidence(left, case, amount, ways) if ways else left
@@ -67,37 +67,37 @@ def explained(blank: Judgement, case: ClaimCase, amount: Amount) -> Judgement:
 
 
 def _is_evidence(sets: tuple[tuple[Effect, ...], ...], chance: Chance, amount: Amount) -> bool:
-    """Whether chance would not give it. An exact number is held to more than printed digits are."""
+    """Whether fits of these sets are unlikely to be coincidence; the limits are stricter for a precise number."""
     if not fine(amount):
         return chance.numbers <= CHANCE
     most = SELDOM if len(sets[0]) <= 1 else RARE
-    # The same work in another unit needs no evidence, as the truth itself needs none.
+    # Counting the same work by one other convention is as plausible as the truth itself.
     reading = any(all(CONVENTIONS & {e.cause, *e.aliases} for e in s) and len(s) <= 1 for s in sets)
     return chance.numbers <= CHANCE and (reading or chance.products <= most)
 
 
 class _Related(NamedTuple):
-    """Simple relations of a claim to the truth."""
+    """Simple relations of a claim to the truth: an exact ratio, or another value of one number."""
 
     ratio: list[Relation]
     numbers: list[Relation]
     evidence: tuple[ClaimExplanation, ...]
-    """Those that chance would not give."""
+    """Relations that are unlikely to be coincidence, as explanations."""
     chance: Fraction
-    """How many that would be evidence it would give."""
+    """Expected number of relations that would pass as evidence by coincidence."""
 
 
 def _related(case: ClaimCase, amount: Amount, among: Reachable) -> _Related:
     others = numbers(case, amount)
     exact, chance = ratio(case, amount, among.reference)
     if exact is not None and chance.numbers <= SELDOM and chance.products <= RARE:
-        # A number that the claim is proportional to; another one only happens to lead there.
+        # Other values with the same ratio are alternatives: the claim is proportional to those numbers.
         same = tuple(r.cause for r in others if r.times == exact.times)
         same = (RECOMPUTE, *same) if case.claim.metric == "flops" and exact.times == RECOMPUTED else same
         return _Related([exact], others, (_by_relation(case, amount, exact, same),), chance.both)
     ways = tuple(_by_relation(case, amount, r) for r in others if r.chance.numbers <= RARE)
     expectation = min(chance.both, SELDOM) + expected(case, amount)
-    weak = [exact] if exact is not None and chance.both < 1 else []  # what every number fits says nothing
+    weak = [exact] if exact is not None and chance.both < 1 else []  # a relation that any number fits is meaningless
     return _Related(weak, others, ways[:_SHOWN], expectation)
 
 
@@ -114,7 +114,15 @@ def _by_relation(case: ClaimCase, amount: Amount, found: Relation, same: tuple[s
 
 
 def _open(judged: Judgement, case: ClaimCase, amount: Amount, beside: Comparison | None, *, fitted: bool) -> Judgement:
-    """No set of causes leads to the claim."""
+    """Judge a claim that no set of causes leads to.
+
+    Args:
+        judged: the judgement thus far.
+        case: the claim and the truth.
+        amount: the claimed number.
+        beside: for a formula, the comparison with the true formulas.
+        fitted: whether some set fits at the claim's workload, but not at others.
+    """
     rest = judged.delta
     if case.stated:
         ends = _explanation(case, ())
@@ -131,7 +139,7 @@ def _open(judged: Judgement, case: ClaimCase, amount: Amount, beside: Comparison
 
 
 def same_everywhere(judged: Judgement, case: ClaimCase) -> Judgement:
-    """Judge a formula that is right at this workload: it must be the same formula at other workloads too."""
+    """Judge a formula with the right value at the claim's workload: it must equal the truth at other workloads too."""
     beside = comparison(case)
     if beside is None:
         return replace(judged, status="undetermined", note="right at this workload; the truth has no formula elsewhere")
@@ -158,11 +166,11 @@ def same_everywhere(judged: Judgement, case: ClaimCase) -> Judgement:
 
 
 def _everywhere(beside: Comparison, found: Found) -> tuple[tuple[Effect, ...], ...]:
-    """Return the sets that lead to a formula at other workloads too, with the names that do."""
+    """Return the sets of causes that lead to a claimed formula at other workloads too, under the names that do."""
     if not found.sets:
         return ()
     others = EquivalenceCheck(beside, beside.case.runs)
-    # Multiples of this workload may be where other formulas hold.
+    # At multiples of this workload other formulas may hold; then the runs of the target are used instead.
     places = [] if others.several else list(beside.elsewhere())
     if len(places) < ELSEWHERE and not others.several:
         return ()
@@ -178,7 +186,7 @@ def _everywhere(beside: Comparison, found: Found) -> tuple[tuple[Effect, ...], .
     kept = []
     for chosen in found.sets:
         whole = (*beside.case.stated, *chosen)
-        # Causes that do the same here may differ elsewhere.
+        # Causes with the same effect at this workload may differ at another.
         ways = islice(product(*([(n, e.requires) for n in (e.cause, *e.aliases)] for e in whole)), _NAMES_TRIED)
         right = [w for w in ways if leads(w)]
         if right:
@@ -191,7 +199,7 @@ def _everywhere(beside: Comparison, found: Found) -> tuple[tuple[Effect, ...], .
 
 
 def _by_length(judged: Judgement, case: ClaimCase, amount: Amount) -> Judgement:
-    """Compare an unexplained number with the cost at every length."""
+    """Judge an unexplained number by comparing it with the cost at every sequence length."""
     held = hold(case, amount)
     if held is None:
         return judged
@@ -199,7 +207,7 @@ def _by_length(judged: Judgement, case: ClaimCase, amount: Amount) -> Judgement:
     judged = replace(judged, lengths=(held.lengths,), coincidences=chance_text(chance))
     found = best(held.lengths)
     if not found and judged.status == "undetermined" and fine(amount):
-        return judged  # causes lead to this very number, weak evidence as they are
+        return judged  # a set of causes fits exactly, although that is weak evidence
     if not found:
         return replace(judged, status="refuted", explanations=judged.explanations if case.stated else (), note="")
     chance = held.chance(len(found[0][0].causes))
@@ -211,7 +219,7 @@ def _by_length(judged: Judgement, case: ClaimCase, amount: Amount) -> Judgement:
 
 
 def at_lengths(judged: Judgement, case: ClaimCase, lengths: Lengths) -> tuple[ClaimExplanation, ...]:
-    """Return the lengths that fit, as explanations."""
+    """Return an explanation for each length that fits: the change of length, then the causes."""
     found = []
     for reading, length in best(lengths):
         there = case.at_length(lengths.symbol, length)
@@ -226,7 +234,7 @@ def at_lengths(judged: Judgement, case: ClaimCase, lengths: Lengths) -> tuple[Cl
 
 
 def _explanation(case: ClaimCase, chosen: tuple[Effect, ...]) -> ClaimExplanation:
-    # Units last: their size is then half of all that is counted, which is how a reader thinks of it.
+    # Units come last: a unit such as MAC then accounts for half of everything counted, as readers expect.
     known = case.stated
     late = sorted(
         (*known, *chosen), key=lambda e: (e.family == "unit", e.family == "training", bool(e.requires), e.cause)
@@ -241,5 +249,5 @@ def _explanation(case: ClaimCase, chosen: tuple[Effect, ...]) -> ClaimExplanatio
 
 
 def distance(amount: Amount, truth: int) -> int:
-    """Return the nearest number that a claim may stand for, minus the truth."""
+    """Return the difference from the truth to the nearest number that a claim may represent; 0 if the truth fits."""
     return min(max(truth, amount.low), amount.high) - truth

@@ -1,4 +1,4 @@
-"""Claims that are formulas: their value at the workload, and whether they hold away from it."""
+"""Evaluate claimed formulas at a workload, and compare them with the true formulas at other workloads."""
 
 from __future__ import annotations
 
@@ -20,19 +20,21 @@ from costproof.ledger.errors import BadInput, CostproofError
 from costproof.ledger.workload import Invocation
 
 ELSEWHERE: Final = 3
-"""Other workloads at which the causes of a formula have to lead to it."""
+"""Number of other workloads at which a set of causes must reproduce a claimed formula."""
 _TRIED: Final = 5_000
 _FARTHEST: Final = 97
 
 
 class Comparison:
-    """A formula beside the truth's own formulas, at any values of the workload's symbols. Each node has one.
+    """A claimed formula and the formulas of the true nodes, to evaluate at any values of the workload's symbols.
 
-    A formula with symbols that differ between the invocations (``n``, ``H``) is summed over them; any
-    other is evaluated once. Such a symbol is a variable of its own in each invocation: ``n_global``.
+    A formula with a symbol whose value differs between invocations (``n``, ``H``) is summed over the invocations; any
+    other formula is evaluated once. In each invocation, such a symbol becomes a separate variable: ``n_global``.
 
     Args:
-        shared: symbols that may count as one in all calls; if ``None``, those that have one value here.
+        formula: the claimed formula.
+        case: the claim and the truth.
+        shared: symbols that are one variable in all calls; if ``None``, those with one value at this workload.
     """
 
     def __init__(self, formula: Formula, case: ClaimCase, shared: Collection[str] | None = None) -> None:
@@ -45,7 +47,7 @@ class Comparison:
         once = free_symbols(formula.text) <= config.keys() | self.shared.keys() or not calls
         own = {n: n for n in self.shared}
         names = {(c.stage, c.id): self.names(c) for c in calls}
-        # Each text with the variables that stand for its symbols.
+        # Pairs of an expression's text and a map from its symbols to variables.
         self.given = [(formula.text, own)] if once else [
             (formula.text, names[c.stage, c.id]) for c in calls if _runs(claim, c, capture)
         ]  # fmt: skip
@@ -63,20 +65,20 @@ class Comparison:
         self.free = {n: base[n] for n in sorted({self.tied.get(n, n) for n in used} - held) if n in base}
 
     def names(self, call: Invocation) -> dict[str, str]:
-        """Symbol -> variable, in one invocation."""
+        """Return the map from symbols to variables in one invocation."""
         return {n: n if n in self.shared else f"{n}_{call.id}" for n in call.symbols}
 
     def numbers(self, values: Mapping[str, int]) -> tuple[ExactNumber | None, ExactNumber | None]:
-        """Claim and truth where the free variables have these values."""
+        """Return claim and truth at these values of the free variables; None where one is undefined."""
         every = self.everywhere(values)
         return _sum(self.given, every, self.case.capture), _sum(self.truth, every, self.case.capture)
 
     def everywhere(self, values: Mapping[str, int]) -> dict[str, int]:
-        """Return these values, those that follow from them, and the fixed ones."""
+        """Return these values, with those of the variables tied to them and of the fixed variables."""
         return {**values, **{n: values[s] for n, s in self.tied.items() if s in values}, **self.fixed}
 
     def parts(self) -> tuple[tuple[sympy.Expr, ...], tuple[sympy.Expr, ...]]:
-        """Claim and truth, each as a sum: in the free variables, with the numbers of the configuration put in."""
+        """Return the addends of claim and truth in the free variables; the configuration's values are substituted."""
         fixed = {**self.case.capture.target.symbols, **self.fixed}
         numbers, alias = tuple(sorted(fixed.items())), tuple(sorted(self.tied.items()))
         given, truth = (
@@ -86,13 +88,13 @@ class Comparison:
 
     @property
     def piecewise(self) -> bool:
-        """Whether the claim or the truth takes branches: then four points do not tell them apart."""
+        """Whether the claim or the truth has a minimum, maximum or rounding, which a few points cannot distinguish."""
         return any(branches(source) for source, _ in (*self.given, *self.truth))
 
     def same(self) -> bool:
-        """Whether claim and truth are one formula, wherever the variables lead (:mod:`costproof.algebra.identity`).
+        """Whether claim and truth are the same formula for all values (see :mod:`costproof.algebra.identity`).
 
-        A minimum, maximum or rounding is a variable of its own here, which both have to have.
+        Each minimum, maximum or rounding is treated as an independent variable, which must occur in both.
         """
         if any(a != b for a, b in map(self.numbers, points(frozenset(self.free)))):
             return False
@@ -101,7 +103,7 @@ class Comparison:
         return same_pieces(*self.parts(), self.free)
 
     def expression(self) -> str | None:
-        """Claim minus truth, factored; ``None`` if that would take too long."""
+        """Return claim minus truth, factored; ``None`` if that would take too long."""
         if term_count(parse(self.formula)) > MOST_TERMS:
             return None
         given, truth = (tuple(_renamed(*part) for part in side) for side in (self.given, self.truth))
@@ -120,7 +122,7 @@ class Comparison:
         return None
 
     def elsewhere(self) -> Iterator[tuple[ClaimCase, ExactNumber | None]]:
-        """Three other workloads, with the claim's number there: multiples of this one, so that all stays whole."""
+        """Yield other workloads, multiples of this one so that counts stay integers, with the claim's value there."""
         for i in range(ELSEWHERE):
             values = {
                 n: v * (2 + zlib.crc32(f"{i}:{n}".encode()) % (_FARTHEST - 2)) for n, v in self.free.items()
@@ -134,10 +136,10 @@ class Comparison:
 
 
 def formula_value(formula: Formula, case: ClaimCase) -> int:
-    """Return the claimed number at the workload.
+    """Return the value of a claimed formula at the claim's workload.
 
     Raises:
-        BadInput: a symbol has no value here, or the result is not an integer.
+        BadInput: a symbol has no value at this workload, or the result is not an integer.
     """
     claim, capture, calls = case.claim, case.capture, case.calls
     common = {**capture.target.symbols, **shared_values(c.symbols for c in calls)}
@@ -154,13 +156,13 @@ def formula_value(formula: Formula, case: ClaimCase) -> int:
 
 
 def comparison(case: ClaimCase) -> Comparison | None:
-    """Claim beside truth; ``None`` for a number, or where the truth has no formulas."""
+    """Return the comparison of a claimed formula with the truth; ``None`` for a number, or without true formulas."""
     formula = case.claim.value
     return Comparison(formula, case) if isinstance(formula, Formula) and case.symbolic else None
 
 
 def _runs(claim: PublishedClaim, call: Invocation, capture: Capture) -> bool:
-    """In a claim on all stages a view counts once, not once in every stage that it passes."""
+    """Whether a claim sums over a call: a claim on all stages counts a view only in the first stage that it passes."""
     if claim.stage != TOTAL:
         return True
     first = next(i for i in capture.invocations if i.id == call.id)
@@ -184,13 +186,13 @@ def _renamed(source: str, names: Mapping[str, str]) -> str:
 
 
 def _ascending(names: tuple[str, ...]) -> Iterator[dict[str, int]]:
-    """Positive values for the names, by their sum: all 1 first."""
+    """Yield all assignments of positive integers to the names, in ascending order of their sum."""
     if not names:
         yield {}
         return
     total = len(names)
     while True:
-        # Where to cut a row of so many ones into parts.
+        # Each choice of cut points splits the sum into positive parts, one for each name.
         for cuts in combinations(range(1, total), len(names) - 1):
             ends = (0, *cuts, total)
             yield {n: b - a for n, a, b in zip(names, ends, ends[1:], strict=False)}

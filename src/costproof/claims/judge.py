@@ -1,4 +1,4 @@
-"""Verdicts: each claim against the truth, and the claims of one source against each other."""
+"""Judge claims: compare each with the truth, and the claims of one file with each other."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from costproof.ledger.node import total
 from costproof.ledger.time_limits import check_time, time_limit
 
 SECONDS: Final = 120
-"""Of the processor, for all claims of a file; a number of a whole model that nothing explains takes some."""
+"""Limit of processor time for all claims of a file; an unexplained number of a whole model takes several seconds."""
 _SETTLED: Final = ("right", "explained")
 _FEWER: Final = "check fewer claims at a time"
 _STATES: Final = {"S": "seq_len text_tokens", "P": "seq_len text_tokens", "B": "batch", "N": "new_tokens"}
@@ -44,16 +44,18 @@ _STATES: Final = {"S": "seq_len text_tokens", "P": "seq_len text_tokens", "B": "
 def judge_claims(
     claims: ClaimsFile, capture: Capture, mistakes: Mistakes, *, truth: str, runs: TargetRuns | None = None
 ) -> ClaimsReport:
-    """Check every claim against the analytic ledger of a capture, or where it has none against the static one.
+    """Judge every claim of a file against the analytic ledger of a capture, or the static ledger if it has no other.
 
     Args:
-        mistakes: what the target knows about wrong models of itself.
-        truth: how well that ledger is founded, in a few words, for the report.
-        runs: of the target, to which a formula is held; if ``None``, it is held to what the capture has.
+        claims: the claims.
+        capture: the ledgers of a run of the target.
+        mistakes: the mistakes that the target adds to the general table.
+        truth: a few words for the report on how well the ledger is verified.
+        runs: other runs of the target, at which formulas are compared too; if ``None``, only the capture is used.
 
     Raises:
         BadInput: a claim is about something that the target does not have, or its formula cannot be evaluated.
-        Problems: several claims are.
+        Problems: several claims have such an error.
         Incomplete: the truth of a claim is unknown.
     """
     ledger = capture.by_source.get("analytic") or capture.by_source.get("static")
@@ -85,7 +87,12 @@ def judge_claims(
 
 
 def judge_claim(case: ClaimCase) -> Judgement:
-    """Judge one claim by itself, whose subject exists."""
+    """Judge one claim without regard to the others; its stage, module and metric must exist in the target.
+
+    Raises:
+        BadInput: its formula cannot be evaluated.
+        Incomplete: the truth is unknown.
+    """
     claim = case.claim
     truth = case.once("truth", lambda: _truth(case))
     if truth is None:
@@ -98,7 +105,7 @@ def judge_claim(case: ClaimCase) -> Judgement:
         value = formula_value(claim.value, case)
         amount = Amount(claim.value.text, value, value)
         if not free_symbols(claim.value.text):
-            # A product of numbers is one number: there is nothing that could be something else elsewhere.
+            # A formula without symbols is a number: it has no other workloads to be compared at.
             case = case.claiming(replace(claim, value=amount))
     else:
         amount = claim.value
@@ -135,7 +142,7 @@ def _worst(judgements: Sequence[Judgement]) -> Status:
 
 
 def _problems(case: ClaimCase) -> Iterator[BadInput]:
-    """Yield the parts of a claim's subject that the target does not have."""
+    """Yield an error for each part of a claim's subject that the target or the workload does not have."""
     claim, capture, ledger = case.claim, case.capture, case.ledger
     if claim.stage not in (stages := (*capture.target.stages, TOTAL)):
         yield no_such("stage", claim.stage, stages, where=key(claim.where, "stage"))
@@ -163,7 +170,7 @@ def _problems(case: ClaimCase) -> Iterator[BadInput]:
 
 
 def _about_peaks(claim: PublishedClaim) -> Iterator[BadInput]:
-    """Yield the properties that a claim about a peak cannot have: it is a number for a whole stage."""
+    """Yield an error for each part of a claim that a peak cannot have: it must be a number for a whole stage."""
     where = key(claim.where, claim.metric)
     if claim.stage == TOTAL or claim.module:
         yield BadInput("a peak is that of one stage, not of modules or of all stages", where=where,
@@ -174,7 +181,7 @@ def _about_peaks(claim: PublishedClaim) -> Iterator[BadInput]:
 
 
 def _together(claims: Sequence[PublishedClaim], case: Callable[[PublishedClaim], ClaimCase]) -> tuple[Judgement, ...]:
-    """Judge all claims, each with the others as context."""
+    """Judge all claims of a file: each by itself, then with the claimed parameters and sums as context."""
     judged = {k: judge_claim(one) for k, one in _by_subject(claims, case)}
     parameters = {j.id: j for _, j in sorted(judged.items()) if j.metric == "params"}
     again = {k: _other_model(one, judged[k], parameters.get(judged[k].id)) for k, one in _by_subject(claims, case)}
@@ -185,7 +192,7 @@ def _together(claims: Sequence[PublishedClaim], case: Callable[[PublishedClaim],
 def _by_subject(
     claims: Sequence[PublishedClaim], case: Callable[[PublishedClaim], ClaimCase]
 ) -> Iterator[tuple[int, ClaimCase]]:
-    """Every claim by its place; those on one subject follow each other and share what is worked out, which is large."""
+    """Yield the index and case of every claim, grouped by subject: claims on one subject share memoized results."""
     subjects: dict[Hashable, list[int]] = {}
     for k, c in enumerate(claims):
         stated = frozenset(c.conventions.items()), frozenset(c.at.items())
@@ -198,7 +205,7 @@ def _by_subject(
 
 
 def _other_model(case: ClaimCase, judged: Judgement, parameters: Judgement | None) -> Judgement:
-    """Compare an unexplained number with the model that the parameters of its row describe."""
+    """Judge an unexplained number again, for the other model that the claimed parameters of the same row imply."""
     amount = case.claim.value
     if judged.status in _SETTLED or not isinstance(amount, Amount) or parameters is None:
         return judged
@@ -219,7 +226,7 @@ def _other_model(case: ClaimCase, judged: Judgement, parameters: Judgement | Non
 
 
 def _as_sum(case: ClaimCase, judged: Judgement, others: Sequence[Judgement]) -> Judgement:
-    """Judge a claimed total that is the sum of the claimed stages by the worst of them."""
+    """Judge an unexplained total again: if it is the sum of the claimed stages, their judgements explain it."""
     if judged.stage != TOTAL or judged.status in _SETTLED or judged.module:
         return judged
     rows = [o for o in others if o.stage != TOTAL and o.metric == judged.metric and not o.module]
@@ -242,7 +249,7 @@ def _as_sum(case: ClaimCase, judged: Judgement, others: Sequence[Judgement]) -> 
 
 
 def _run(row: Judgement, case: ClaimCase) -> str:
-    """Return the calls that were run according to the causes of a row; empty for the whole run."""
+    """Return the causes of a row that describe which calls were run, as text; empty for the whole run."""
     known = {"one decode step", *case.mistakes.of_run}
     causes = (s.cause for e in row.explanations[:1] for s in e.steps)
     return " and ".join(c for c in causes if c in known or c.startswith("view "))

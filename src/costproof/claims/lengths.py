@@ -1,12 +1,12 @@
-"""A claimed number held against every length of prompt or context, which a claim may leave unsaid.
+"""Compare a claimed number with the cost at every length of prompt or context, which a claim may not state.
 
-A length is a free variable: where the numbers that it reaches lie as close as wrong numbers of the same model do,
-one of them fits anyway, and says nothing.
+The length is a free variable: where the costs at neighbouring lengths are as close as wrong numbers of the same model
+are, some length fits by coincidence, and the fit is not evidence.
 
-Where the formulas are polynomials in the length, so is what the ways to count make of them. The polynomial is
-read off four exact values by Newton's forward differences and checked at four more. Where no difference is
-negative it never falls, so that two neighbouring lengths, one below the claim and one above, prove that no
-length gives it.
+Where the true formulas are polynomials in the length, so is the cost under each counting convention. The polynomial
+is determined from four exact values by Newton's forward differences, and checked at four further lengths. If no
+difference is negative, it never decreases; then two neighbouring lengths, one with a cost below the claim and one
+above, prove that no length fits.
 """
 
 from __future__ import annotations
@@ -34,7 +34,10 @@ _CHECKED: Final = (_DEGREE + 7, 101, 1_009, 1_000_003)
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """A polynomial that never falls: forward differences at its start, as integers on a common denominator."""
+    """The cost as a polynomial in the length that never decreases.
+
+    It is stored as its forward differences at ``start``, as integers on the common denominator ``scale``.
+    """
 
     start: int
     differences: tuple[int, ...]
@@ -45,21 +48,21 @@ class Curve:
         return Fraction(self._scaled(length), self.scale)
 
     def _scaled(self, length: int) -> int:
-        """Newton's forward formula."""
+        """Evaluate Newton's forward difference formula, without the division by ``scale``."""
         return sum(d * comb(length - self.start, k) for k, d in enumerate(self.differences))
 
     @property
     def grain(self) -> Fraction:
-        """What all its numbers are multiples of, and with them the wrong numbers that are made of the same sizes."""
+        """The greatest common divisor of the costs at all lengths; wrong numbers of the same sizes share it."""
         return Fraction(gcd(*self.differences), self.scale)
 
     @property
     def grows(self) -> bool:
-        """Whether it is not a constant."""
+        """Whether the cost depends on the length."""
         return any(self.differences[1:])
 
     def first(self, least: int) -> int:
-        """Return the smallest length whose cost is at least this."""
+        """Return the smallest length whose cost is at least ``least``."""
         low, high, least = self.start - 1, self.start, least * self.scale
         while self._scaled(high) < least:
             low, high = high, self.start + 2 * (high - self.start) + 1
@@ -71,35 +74,36 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """The readings of a claim, and how many of them would fit by chance."""
+    """A claim compared with all lengths, and the coincidental fits to expect."""
 
     lengths: Lengths
     chances: tuple[Fraction, ...]
-    """One for each reading."""
+    """Expected number of coincidental fits of each reading in ``lengths``."""
 
     def chance(self, most: int) -> Fraction:
-        """Return the expected number of coincidental fits of readings with at most so many conventions."""
+        """Return the expected number of coincidental fits of all readings with at most ``most`` conventions."""
         readings = zip(self.lengths.readings, self.chances, strict=True)
         return sum((chance for r, chance in readings if len(r.causes) <= most), Fraction(0))
 
 
 def best(lengths: Lengths) -> list[tuple[Reading, int]]:
-    """Of the readings that fit, those of the fewest conventions, each with the first length at which it does."""
+    """Return the readings that fit with the fewest conventions, each with the first length at which it fits."""
     fit = [(r, r.fits[0].length) for r in lengths.readings if r.fits is not None]
     least = min((len(r.causes) for r, _ in fit), default=0)
     return [(r, length) for r, length in fit if len(r.causes) == least]
 
 
 def hold(case: ClaimCase, amount: Amount, model: tuple[str, ...] = ()) -> Held | None:
-    """Hold a claim against all lengths, in every way to count the same work.
+    """Compare a claim with the cost at all lengths, under every convention of counting the same work.
 
     Args:
-        amount: the number that it stands for.
-        model: causes that change the model, for claims about another one.
+        case: the claim and the truth.
+        amount: the claimed number.
+        model: causes that change the model, for a claim about another model.
 
     Returns:
-        ``None`` where nothing can be said: the claim's stage has no length or the claim states it, the truth
-        has no formulas, some cost is not a polynomial that never falls, or the model says nothing of the metric.
+        ``None`` where no comparison is possible: the claim's stage has no length or the claim states it, the truth
+        has no formulas, some cost is not a polynomial that never decreases, or ``model`` does not affect the metric.
     """
     held = case.once(" ".join(("lengths", *model)), lambda: _curves(case, model))
     if held is None:
@@ -150,7 +154,7 @@ def chance_text(expected: Fraction) -> str:
 
 @lru_cache(maxsize=4096)
 def _polynomial(expr: str, names: frozenset[str]) -> bool:
-    """Whether an expression is a polynomial in these symbols: no window or minimum takes over at some length."""
+    """Whether an expression is a polynomial in these symbols, thus without a window or minimum that limits it."""
     return bool(parse(expr).is_polynomial(*map(sym, sorted(names))))
 
 
@@ -160,13 +164,18 @@ def _symbol(case: ClaimCase) -> str | None:
 
 
 def _longest(case: ClaimCase) -> int | None:
-    """Positions that the model has, as its configuration says; ``None`` if it does not."""
+    """Return the model's number of positions according to its configuration; ``None`` if it is not stated."""
     found = [v for k, v in (case.capture.target.config or {}).items() if k.rpartition(".")[2] == "max_positions"]
     return max((v for v in found if isinstance(v, int)), default=None)
 
 
 def _families(known: Iterable[Effect], barred: set[str]) -> list[tuple[str, ...]]:
-    """Return readings that exclude each other, without families that the claim settles; the empty one is ours."""
+    """Return groups of conventions that exclude each other; the empty name in each is costproof's own convention.
+
+    Args:
+        known: the effects that can change the claim.
+        barred: causes that the claim settles; groups that contain one are omitted.
+    """
     found: dict[str, list[str]] = {}
     taken = set()
     for effect in known:
@@ -180,7 +189,7 @@ def _families(known: Iterable[Effect], barred: set[str]) -> list[tuple[str, ...]
 
 
 def _curve(start: int, lengths: Sequence[int], numbers: Sequence[Fraction]) -> Curve | None:
-    """Return the polynomial through the first numbers; None if it misses a later one or falls."""
+    """Return the polynomial through the first costs; None if it misses a later one or decreases anywhere."""
     row, differences = list(numbers[: _DEGREE + 1]), []
     while row:
         differences.append(row[0])

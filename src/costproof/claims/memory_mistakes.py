@@ -1,4 +1,4 @@
-"""The table of mistakes in bytes, caches and peaks of memory; and the terms of a claim about a peak."""
+"""Define the known mistakes in bytes, caches and memory peaks, and the terms of a claim about a peak."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _call(term: ClaimTerm) -> tuple[str, str, str]:
 
 
 def _prefix(p: str, decimal: int, binary: int) -> Iterator[Mistake]:
-    """Yield binary and decimal prefixes, one taken for the other."""
+    """Yield the mistakes of confusing binary and decimal prefixes, such as GiB and GB."""
     for given, meant, factor in ((f"{p}iB", f"{p}B", Fraction(decimal, binary)),
                                  (f"{p}B", f"{p}iB", Fraction(binary, decimal))):  # fmt: skip
         what = f"the number is in {given} and called {meant}"
@@ -108,15 +108,15 @@ BYTES_AND_CACHES: Final[MistakeTable] = (
 _GRAPH, _EAGER = PEAK_METRICS
 _OF_PEAKS: Final = frozenset(PEAK_METRICS)
 _RUN: Final = "the run's type"
-"""Kind of the terms that are in the type of the run, whose size is the symbol ``b``."""
+"""Kind of the terms with the dtype of the run, whose element size is the symbol ``b``."""
 _WEIGHTS_ALONE: Final = "weights alone"
 
 
 def peak_of(capture: Capture, claim: PublishedClaim) -> Peak:
-    """Return the peak that a claim is about: the largest of its calls.
+    """Return the memory peak that a claim is about: the largest among its calls.
 
     Raises:
-        Incomplete: the capture has no peaks, or not all of these calls'.
+        Incomplete: the capture lacks the peaks of one of these calls.
     """
     calls = [c for c in capture.peaks if c.stage == claim.stage and claim.invocation in ("", c.invocation)]
     found = _largest(calls, claim.metric)
@@ -132,7 +132,7 @@ def peak_of(capture: Capture, claim: PublishedClaim) -> Peak:
 
 
 def peak_terms(capture: Capture, ledger: Ledger, claim: PublishedClaim) -> tuple[ClaimTerm, ...]:
-    """Return the tensors that are alive at the peak; and, not counted, those of other peaks, sums and weights."""
+    """Return terms for the tensors alive at the peak, and uncounted ones for other peaks, sums and weights."""
     known = next((capture.values(i) for i in capture.invocations if i.stage == claim.stage), {})
     blank = ClaimTerm(claim.stage, claim.invocation, "", "peak", "", Fraction(0), "", known, 1, ())
     own = _tensors(blank, peak_of(capture, claim))
@@ -162,7 +162,7 @@ def peak_terms(capture: Capture, ledger: Ledger, claim: PublishedClaim) -> tuple
 
 
 def _instead(cause: str, what: str, name: str = "") -> Mistake:
-    """Return the mistake that something else is read as the peak."""
+    """Return the mistake of reporting another quantity as the peak."""
     other = stands_for(name or cause)
     return Mistake(
         cause, "what", what, (left_out(_counted),), adds=other, metrics=_OF_PEAKS, if_any=other
@@ -177,7 +177,7 @@ def _others(terms: ClaimTerms, _: Mapping[str, int]) -> Iterator[Mistake]:
 def _sized(size: int) -> Callable[[ClaimTerm], Fraction | None]:
     def factor(term: ClaimTerm) -> Fraction | None:
         own = term.values.get("b") if term.kind == _RUN else ITEM_BYTES.get(term.kind)
-        # One byte for each element is to forget the size, of integers too.
+        # One byte per element means that the element size was forgotten, for integers too.
         return Fraction(size, own) if own and (size == 1 or term.kind in (_RUN, *FLOAT_BYTES)) else None
 
     return factor
@@ -216,7 +216,7 @@ def _peak(call: CallPeaks, metric: Metric) -> Peak | None:
 
 
 def _largest(calls: Iterable[CallPeaks], metric: Metric) -> Peak | None:
-    """Return the largest peak of calls; None if there is none, or one is unknown."""
+    """Return the largest peak of the calls; None if there are no calls or one peak is unknown."""
     found = [_peak(c, metric) for c in calls]
     known = [p for p in found if p is not None]
     return max(known, key=lambda p: p.bytes) if known and len(known) == len(found) else None

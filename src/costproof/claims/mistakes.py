@@ -1,4 +1,4 @@
-"""The table of mistakes that are made with every model: units, training, decoders, experts, views, parameters."""
+"""Define the known mistakes for every model: units, training, decoders, experts, views and parameters."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TRIANGLE: Final = "causal triangle"
 HALVES: Final = ("causal half", "causal 1.8")
 RECOMPUTE: Final = "full recompute"
 RECOMPUTED: Final = Fraction(4)
-"""Forward passes of training that computes every activation twice."""
+"""Cost of training with activation recomputation, in forward passes."""
 
 
 def _every(_: ClaimTerm) -> bool:
@@ -44,10 +44,10 @@ def _part(name: str) -> Callable[[ClaimTerm], bool]:
 
 
 def units(written_out: frozenset[str]) -> MistakeTable:
-    """Return the rows of other units.
+    """Return the mistakes of counting in other units, such as MACs.
 
     Args:
-        written_out: roles of norms in which tools see no norm.
+        written_out: roles of norms written in primitive operators, where tools do not recognize a norm.
     """
     half = times(lambda t: t.products, Fraction(1, 2))
     norms = stands_for("norms at 5")
@@ -68,7 +68,7 @@ def units(written_out: frozenset[str]) -> MistakeTable:
 
 
 def _einsum_of_fvcore(term: ClaimTerm) -> Fraction:
-    """Return half of NumPy's operation count, which fvcore reads from a text of four digits, over the term."""
+    """Return the ratio of fvcore's count of an einsum to the term: half of NumPy's count, rounded to four digits."""
     each = term.value / term.count / 2
     rounded = Fraction(f"{int(each):.3e}") / 2 if each.denominator == 1 else each / 2
     return Fraction(int(rounded)) / each
@@ -77,7 +77,7 @@ def _einsum_of_fvcore(term: ClaimTerm) -> Fraction:
 # --- Training --------------------------------------------------------------------------------------------------------
 
 _UNITS: Final = ("mac", "doubled", "fvcore")
-"""With these too many numbers would be reached: passes are counted in FLOP."""
+"""Causes excluded from training passes, which are counted in FLOPs; allowing them would reach too many numbers."""
 _RULES: Final = tuple(f"2ND: {name}" for name, _ in RULES)
 
 
@@ -89,7 +89,7 @@ def _recompute(cause: str, *excludes: str) -> Mistake:
 
 def _passes(cause: str, what: str, every: Fraction, scores: Fraction) -> Mistake:
     changes = (times(_every, every), times(lambda t: t.scores, scores))
-    # With these no pass of attention is counted.
+    # These causes leave no pass of attention to multiply.
     excludes = ("attention missing", *_RULES, *_UNITS)
     return Mistake(
         cause, "training", what, changes, metrics=FLOPS, excludes=excludes, if_any=lambda t: t.counted and t.scores
@@ -101,7 +101,7 @@ TRAINING: Final[MistakeTable] = (
             metrics=FLOPS),
     Mistake("backward alone", "training", "two forward passes: the backward pass of training", (times(_every, 2),),
             metrics=FLOPS),
-    # Four times everything is a ratio like others, so recomputing is a cause in combination with another one.
+    # Four times the truth is a plain ratio, so recomputation is a cause only in combination with another one.
     *(_recompute(cause) for cause in (TRIANGLE, *HALVES, *_RULES)),
     *(_recompute(cause, TRIANGLE, *HALVES) for cause in ("window S x W", "window band")),
     _passes("6ND, fused attention", "three forward passes, three and a half of attention: its fused backward has five "
@@ -117,7 +117,7 @@ TRAINING: Final[MistakeTable] = (
 
 
 def keys(term: ClaimTerm) -> int:
-    """Return the number of keys that N steps attend to: P + 1, P + 2, ..."""
+    """Return the total number of keys that N decode steps attend to: P + 1, P + 2, ..., P + N."""
     steps, past = term.values["N"], term.values["P"]
     return steps * past + steps * (steps + 1) // 2
 
@@ -136,7 +136,7 @@ def _causal(cause: str, form: str, factor: Callable[[ClaimTerm], Fraction]) -> M
 
 
 def _context(cause: str, what: str, seen: Callable[[ClaimTerm], int]) -> Iterator[Mistake]:
-    """Yield a mistake in the context of decode steps: fewer steps and less context do not multiply."""
+    """Yield a mistake in the context length of decode steps, in two forms: for all N steps, and for one step."""
     several = TermChange(_scores("N", "P"), lambda t: Fraction(t.values["N"] * seen(t), keys(t)))
     single = TermChange(_scores("N", "P"), lambda t: Fraction(seen(t), t.values["P"] + 1))
     yield Mistake(cause, "attention", what, (several,), metrics=FLOPS, excludes=(ONE_STEP,))
@@ -149,7 +149,7 @@ def _own_token(cause: str, what: str, more: int) -> Mistake:
 
 
 def _rule(name: str, what: str) -> Iterator[Mistake]:
-    """Yield 2 N D with these parameters in place of the decoder, without and with its scores."""
+    """Yield the mistakes of counting a decoder as 2 * parameters * tokens, without and with attention scores."""
 
     def replaced(t: ClaimTerm) -> bool:
         return t.text and not t.stands_for.startswith("2ND")
@@ -239,7 +239,7 @@ DECODER: Final[MistakeTable] = (
 
 
 def _views(terms: ClaimTerms, _: Mapping[str, int]) -> Iterator[Mistake]:
-    """Yield the calls of stages other than decoders: each may be forgotten, or counted twice."""
+    """Yield the mistakes of omitting or double counting a call outside the decoder, such as a view of an image."""
     calls = sorted({t.invocation for t in terms if not t.text and t.counted})
     for name in calls:
 
@@ -254,12 +254,12 @@ def _views(terms: ClaimTerms, _: Mapping[str, int]) -> Iterator[Mistake]:
 
 
 def _one_of_batch(term: ClaimTerm) -> Fraction | None:
-    """Return one of the batch; a call has as many views for each as there are for all."""
+    """Return the ratio of one sample's cost to the batch's; ``n``, the views of all samples, is divided by B."""
     return substitute(term, B="1", n="n / B") if term.expr else Fraction(1, term.values["B"])
 
 
 def _sizes(terms: ClaimTerms, _: Mapping[str, int]) -> Iterator[Mistake]:
-    """Yield dimensions mixed up in the same way in every tower, by the names of its symbols."""
+    """Yield the mistakes of confusing one dimension with another, for each tower that has both."""
     prefixes = sorted({n.removesuffix("_head_dim") for t in terms for n in t.values if n.endswith("_head_dim")})
     for p in prefixes:
 

@@ -1,4 +1,4 @@
-"""Reading claims: YAML files, the tables that they name, and a user's own numbers, all problems at once."""
+"""Read claims from YAML files, the tables that they name and users' own numbers, and report all problems at once."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ PLACE: Final = ("id", "stage", "invocation", "module", "conventions", "at")
 TABLE: Final = ("file", "columns", "units", "stages", "conventions")
 _METRICS: Final = (*METRICS, *PEAK_METRICS)
 SECONDS: Final = 60
-"""Of the processor, for a file and its tables."""
+"""Limit of processor time to read a claims file and its tables."""
 _MOST_CLAIMS: Final = 2_000
 MOST_PROBLEMS: Final = 20
 NO_CALL: Final = "(none)"
@@ -45,14 +45,14 @@ def read_claims(path: Path) -> ClaimsFile:
     """Read a claims file and the tables that it names.
 
     Raises:
-        Problems: everything that is wrong with it.
+        Problems: the file is invalid; lists all problems.
         BadInput: it cannot be read, or is not such a file.
     """
     return claims_from_text(read_source(path, "a claims file"), where=str(path), folder=path.parent)
 
 
 def claims_from_text(source: str, *, where: str, folder: Path | None = None) -> ClaimsFile:
-    """:func:`read_claims` for a text; without a folder it cannot name tables."""
+    """Read claims from the text of a claims file; without a folder, the file cannot name tables."""
     with time_limit(SECONDS, "the claims file takes too long to read", where=where):
         return _claims(source, where, folder)
 
@@ -88,15 +88,15 @@ def _claims(source: str, where: str, folder: Path | None) -> ClaimsFile:
 
 
 class Reader:
-    """Makes claims of rows, whatever they stood in, and collects problems while it does."""
+    """Builder of claims from rows of YAML files and tables that collects all problems."""
 
     def __init__(self, *, formulas: bool = True) -> None:
         self.formulas = formulas
-        """Whether a claim may be a formula; otherwise it is a printed number."""
+        """Whether a claim may be a formula; otherwise it must be a printed number."""
         self.conventions: dict[str, str] = {}
         self.at: dict[str, int] = {}
         self.holds: tuple[Condition, ...] = ()
-        """What all claims state."""
+        """The conditions that apply to all claims of the file."""
         self.claims: list[PublishedClaim] = []
         self.problems: list[CostproofError] = []
 
@@ -133,8 +133,8 @@ class Reader:
     def table(self, given: YamlValue, folder: Path | None, where: str) -> None:
         """Read the claims of a table.
 
-        ``columns`` maps a claim's key (``stage``, ``flops``) to a column, ``units`` a metric to the unit of its column
-        (``G``), and ``stages`` the table's names of stages to ours; rows of other stages are skipped.
+        In the file, ``columns`` maps a claim's key (``stage``, ``flops``) to a column, ``units`` a metric to the unit
+        of its column (``G``), and ``stages`` the table's stage names to the target's; rows of other stages are skipped.
         """
         if not isinstance(given, dict):
             self.problem("a table is a map", where, expected="keys " + ", ".join(TABLE))
@@ -168,7 +168,7 @@ class Reader:
     def stated(
         self, given: Mapping[str, YamlValue], where: str, conventions: Mapping[str, str], at: Mapping[str, int]
     ) -> tuple[dict[str, str], dict[str, int]]:
-        """Conventions, and symbols with values, of these and of what stands around them."""
+        """Return conventions and symbol values of a claim, merged with those that its table or file states."""
         words, numbers = dict(conventions), dict(at)
         for name, value in self.texts(given.get("conventions", {}), key(where, "conventions")).items():
             words[name] = value
@@ -184,7 +184,7 @@ class Reader:
         return words, numbers
 
     def value(self, given: YamlValue, where: str, metric: Metric) -> Amount | Formula | None:
-        """Read a printed number or a formula."""
+        """Parse a printed number or a formula; return ``None`` and record a problem if it is neither."""
         if not isinstance(given, str):
             self.problem("a claim is a number or a formula", where)
             return None
@@ -199,7 +199,7 @@ class Reader:
         return Formula(given)
 
     def conditions(self, given: YamlValue, where: str) -> tuple[Condition, ...]:
-        """Return the conditions of expressions that are not negative where the claims are made."""
+        """Parse the conditions of claims: expressions that are at least 0 where the claims are made."""
         found = tuple(self.text(one, f"{where}[{i}]") for i, one in enumerate(self.items(given, where)))
         for i, one in enumerate(found):
             try:
@@ -228,13 +228,13 @@ class Reader:
         return ""
 
     def known(self, given: Mapping[str, YamlValue], allowed: tuple[str, ...], where: str) -> None:
-        """Report keys that mean nothing."""
+        """Record a problem for each unknown key."""
         for name in given:
             if name not in allowed:
                 self.problem("unknown key", key(where, name[:60]), "one of " + ", ".join(allowed))
 
     def distinct(self, key: Callable[[PublishedClaim], Hashable], what: str) -> tuple[PublishedClaim, ...]:
-        """Return the claims, after a check that no two have the same subject."""
+        """Return the claims, and record a problem for each two with the same subject."""
         seen: dict[Hashable, str] = {}
         for claim in self.claims:
             if (before := seen.setdefault(key(claim), claim.where)) != claim.where:
@@ -245,13 +245,13 @@ class Reader:
         self.problems.append(BadInput(what, where=where, expected=expected, got=got))
 
     def finish(self, what: str) -> None:
-        """Raise :class:`Problems` with all that is wrong, if anything is."""
+        """Raise :class:`Problems` if any problem was recorded."""
         if self.problems:
             raise Problems(what, self.problems[:MOST_PROBLEMS])
 
 
 def key(where: str, name: str) -> str:
-    """Return the path of a key: ``$.claims[0].stage``, and in a row ``numbers.csv, line 3, stage``."""
+    """Return the path of a key: ``$.claims[0].stage``, or in a table ``numbers.csv, line 3, stage``."""
     return f"{where}.{name}" if where.startswith("$") else f"{where}, {name}"
 
 
@@ -278,7 +278,7 @@ MEANINGS = {
 
 
 def claims_schema() -> dict[str, Any]:
-    """JSON Schema 2020-12 of a claims file, as :func:`costproof.claims.reading.read_claims` takes it."""
+    """Return the JSON Schema (2020-12) of the claims files that :func:`read_claims` reads."""
     words: dict[str, list[str]] = {}
     for name, value in STATED:
         words.setdefault(name, []).append(value)
@@ -320,7 +320,7 @@ _LONGEST: Final = 80
 def own_claims(
     given: Iterable[str], places: Mapping[str, Sequence[str]], default: str = TOTAL
 ) -> tuple[ClaimsFile, ...]:
-    """Read a user's own numbers as claims files, one for each name.
+    """Read a user's own numbers as claims files, one for each name that the user gave.
 
     Args:
         given: pairs and paths of CSV files, as :data:`_GRAMMAR` has them.
@@ -358,7 +358,7 @@ def _pair(pair: re.Match[str], text: str) -> ClaimTableRow:
 
 
 def _claim(reader: Reader, row: ClaimTableRow, places: Mapping[str, Sequence[str]], default: str) -> None:
-    """Return a user's row in the shape of a claim, and whether the target has its subject."""
+    """Return a user's row in the form of a claim, and whether the target has its subject."""
     for column in ("name", "value"):
         if not row.cells.get(column):
             reader.problem(f"a number has no {column}", key(row.where, column), "a text", "an empty cell")

@@ -1,7 +1,8 @@
 """Simple relations between a claimed number and the truth: an exact ratio, or another number in the configuration.
 
-Each has a free variable, so it is held against what chance would give: numbers of the same model are multiples of
-what all its parts are multiples of (their grain), and one that nearly every such number fits says nothing.
+Each relation has a free variable, so some wrong numbers fit it by coincidence: wrong numbers of a model are typically
+multiples of the greatest common divisor of its terms (their grain). A relation that most multiples of the grain would
+fit is not evidence.
 """
 
 from __future__ import annotations
@@ -26,26 +27,26 @@ from costproof.claims.types import Amount
 
 _MOST_TIMES: Final = 1_024
 _SMALL: Final = 12
-"""Ratios: so many times, one of so many, and fractions of numbers up to this."""
+"""The ratios tried are n and 1/n for n up to ``_MOST_TIMES``, and fractions p/q with p and q up to ``_SMALL``."""
 _FARTHEST: Final = 16
-"""Numbers are tried up to so many times their own value, and at least to this."""
+"""Values of a number are tried up to this multiple of its actual value, and at least up to this value."""
 _CLOSE: Final = Fraction(9, 8)
 _FAR: Final = Fraction(5)
-"""Ratios so near to the claim's say how many there are among all numbers, and among products of sizes."""
+"""The density of ratios is measured up to these factors from the claim's: among all numbers, and among products."""
 RARE: Final = Fraction(1, 1_000)
-"""A number in the configuration is evidence if it would fit less often by chance."""
+"""The most coincidental fits to expect at which another value of one number counts as evidence."""
 _OF_RUN: Final = ("B", "N")
 
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """One that fits."""
+    """A relation that leads from the truth to the claim."""
 
     cause: str
     what: str
     chance: Chance
     times: Fraction = Fraction(0)
-    """By how much the truth, or a number of it, is multiplied."""
+    """The factor on the truth, or on the number of the configuration or run that changes."""
 
 
 def ratio(case: ClaimCase, amount: Amount, reference: ReferenceClass) -> tuple[Relation | None, Chance]:
@@ -63,7 +64,7 @@ def ratio(case: ClaimCase, amount: Amount, reference: ReferenceClass) -> tuple[R
     everyone = min(_numbers(reference, close, base).among_all(amount, itself=True), Fraction(1))
     chance = Chance(everyone)
     if reference.has_product(amount):
-        # Among products of sizes those ratios count that are as simple: all are products where the truth is one.
+        # If the truth is a product of sizes, so are its multiples: only ratios that are as simple are counted.
         simple = [r for r in near(_FAR) if not fits or _height(r) <= _height(fits[0])]
         chance = Chance(everyone, _numbers(reference, simple, base).among_products(amount))
     if not fits:
@@ -95,13 +96,13 @@ def numbers(case: ClaimCase, amount: Amount) -> list[Relation]:
 
 
 def expected(case: ClaimCase, amount: Amount) -> Fraction:
-    """How many numbers that are rare enough to be evidence would fit by chance."""
+    """Return the expected coincidental fits of numbers whose fit would pass as evidence."""
     return sum((c for line in _free(case) if (c := line.chance_near(amount)) <= RARE), Fraction(0))
 
 
 @dataclass(frozen=True)
 class _Line:
-    """What the claim would be with one number free."""
+    """The claim's number as an increasing function of one number of the configuration or the run."""
 
     name: str
     usual: int
@@ -110,13 +111,13 @@ class _Line:
 
     @cached_property
     def grain(self) -> Fraction:
-        """What the numbers for 1, 2 and 3 are multiples of, and with them the wrong numbers of the same sizes."""
+        """The greatest common divisor of the results for 1, 2 and 3; wrong numbers of the same sizes share it."""
         values = [v for v in map(self.at, (1, 2, 3)) if v is not None]
         common = lcm(*(v.denominator for v in values))
         return Fraction(gcd(*(int(v * common) for v in values)), common)
 
     def first(self, least: Fraction) -> int | None:
-        """Return the smallest value whose number is at least this; None if no value reaches it."""
+        """Return the smallest value whose result is at least ``least``; None if no value reaches it."""
         low, high = 0, self.most
         if (last := self.at(high)) is None or last < least:
             return None
@@ -135,21 +136,21 @@ class _Line:
         return value if amount.low <= there < amount.high + 1 else None
 
     def chance(self, value: int, amount: Amount) -> Fraction:
-        """How probable it is that a number of this grain fits where the value is."""
+        """Return the probability that a multiple of the grain fits by coincidence, given the results around a value."""
         here, before = self.at(value), self.at(value - 1) if value > 1 else Fraction(0)
         if here is None or before is None or here <= before:
             return Fraction(1)
         return min(max(self.grain, Fraction(amount.high - amount.low + 1)) / (here - before), Fraction(1))
 
     def chance_near(self, amount: Amount) -> Fraction:
-        """Return the expected coincidental fits near the claim; 0 where no value comes near."""
+        """Return the expected coincidental fits near the claim; 0 if no value reaches the claim."""
         value = self.first(Fraction(amount.low))
         return Fraction(0) if value is None else self.chance(value, amount)
 
 
 @lru_cache(maxsize=1)
 def _ratios() -> tuple[Fraction, ...]:
-    """All that are tried, in order."""
+    """Return all ratios that are tried, in ascending order."""
     times = {r for k in range(2, _MOST_TIMES + 1) for r in (Fraction(k), Fraction(1, k))}
     parts = {Fraction(p, q) for p in range(1, _SMALL + 1) for q in range(1, _SMALL + 1) if p != q}
     return tuple(sorted(times | parts))
@@ -160,7 +161,7 @@ def _free(case: ClaimCase) -> tuple[_Line, ...]:
 
 
 def _lines(case: ClaimCase) -> Iterator[_Line]:
-    """Numbers of the configuration that the formulas hold, of the run as far as nobody states them, and of layers."""
+    """Yield the numbers that may differ: configuration symbols in formulas, unstated run symbols, and layer counts."""
     on = [i for i in case.terms if i.counted]
     if not all(i.expr for i in on):
         return
@@ -212,7 +213,7 @@ def _layers(case: ClaimCase, tower: str, count: int, usual: int) -> Callable[[in
 
 
 def _alike(terms: Iterable[ClaimTerm]) -> Counter[tuple[object, ...]]:
-    """How many nodes there are of each kind: layers with and without a window may cost the same."""
+    """Count the nodes of each kind; layers with and without a window of equal cost are one kind."""
     found: Counter[tuple[object, ...]] = Counter()
     for term in terms:
         found[_kind(term)] += term.count

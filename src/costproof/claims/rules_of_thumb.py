@@ -1,4 +1,4 @@
-"""2 N D of models other than decoders: N parameters, and D tokens, or elements of the input taken for them."""
+"""Apply the rule 2 N D (N parameters, D tokens or input elements) to models other than decoders."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from costproof.ledger.workload import FLOAT_BYTES
 _DIGITS: Final = 24
 """Binary digits of a float32."""
 _CLASSES: Final = ("", ", two classes")
-"""Of the model, and as many as a classifier of transformers has that was not told otherwise."""
+"""Suffixes of the causes' names: for the model's own number of classes, and for two, the default in transformers."""
 
 
 def rule_terms(capture: Capture, ledger: Ledger, claim: PublishedClaim) -> list[ClaimTerm]:
@@ -61,7 +61,7 @@ def rule_terms(capture: Capture, ledger: Ledger, claim: PublishedClaim) -> list[
 
 
 def _replaced(extra: str, cause: str, what: str) -> Mistake:
-    """Return the mistake that a rule is taken in place of everything."""
+    """Return the mistake of using a rule of thumb in place of the whole count."""
     rule = stands_for(extra)
     return Mistake(cause, "rule", what, (left_out(_no_rule),), adds=rule, metrics=FLOPS, if_any=rule)
 
@@ -99,7 +99,7 @@ RULES_OF_THUMB: Final[MistakeTable] = (
 
 
 def _more_than_two_classes(capture: Capture, ledger: Ledger) -> int:
-    """Parameters of a classifier that one of two classes lacks."""
+    """Return how many parameters fewer the model would have with a classifier of two classes."""
     fewer = 0
     for node in ledger.nodes:
         expr = node.exprs.get("params", "")
@@ -112,7 +112,7 @@ def _more_than_two_classes(capture: Capture, ledger: Ledger) -> int:
 
 
 def _in_float32(number: int) -> int:
-    """Round to the nearest number of 24 binary digits, ties to even."""
+    """Round to the nearest float32: 24 binary digits, ties to even."""
     cut = max(number.bit_length() - _DIGITS, 0)
     whole, rest = divmod(number, 1 << cut)
     half = 1 << cut >> 1
@@ -121,7 +121,10 @@ def _in_float32(number: int) -> int:
 
 
 def _rows(capture: Capture, ledger: Ledger) -> list[tuple[CostNode, int]]:
-    """Products of a layer with its weights, each with the rows that it works on, from what it holds and writes."""
+    """Return matrix products of layers with their weights, each with its number of rows.
+
+    The rows follow from the layer's parameters and the elements that it writes.
+    """
     size = FLOAT_BYTES[capture.workload.dtype]
 
     def of_modules(metric: Metric) -> dict[str, int]:
@@ -135,7 +138,7 @@ def _rows(capture: Capture, ledger: Ledger) -> list[tuple[CostNode, int]]:
         if not products or not elements or not weights or products % (2 * elements):
             continue
         inner = products // (2 * elements)
-        # With a bias a column has one weight more.
+        # With a bias, a column of the matrix has one weight more.
         outer = next((weights // w for w in (inner + 1, inner) if not weights % w and not elements % (weights // w)), 0)
         if outer:
             found.append((node, elements // outer))

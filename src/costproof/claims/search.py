@@ -1,8 +1,8 @@
-"""The smallest sets of causes that lead from the truth to a claim, in exact arithmetic.
+"""Search for the smallest sets of causes that lead from the truth to a claim, in exact arithmetic.
 
-Values are integers on a common denominator, so that hundreds of thousands of sets are tried without a
-fraction. A set fits if its number is one that would be printed as claimed. Some set may fit by
-chance (:mod:`costproof.claims.coincidence`).
+All values are integers on a common denominator, which is fast enough to try hundreds of thousands of sets. A set fits
+if its number would be printed as claimed. A set may also fit by coincidence: :mod:`costproof.claims.coincidence`
+estimates how many do.
 """
 
 from __future__ import annotations
@@ -23,28 +23,35 @@ from costproof.ledger.time_limits import check_time
 
 MOST_CAUSES: Final = 4
 MOST_TRIED: Final = 400_000
-"""Sets of causes; the next larger sets are not tried when there would be more."""
+"""The most sets of causes to try; larger sets are not tried if the total would exceed it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a search ended with."""
+    """The result of a search."""
 
     sets: tuple[tuple[Effect, ...], ...]
     """All fitting sets of the smallest size; the empty set if the truth itself fits."""
     tried: int
+    """Number of sets tried."""
     chance: Chance
-    """Sets that would be expected to fit by chance, up to this size."""
+    """Expected coincidental fits among the sets up to this size."""
 
 
 class Reachable:
-    """The numbers that sets of causes lead to: all sets of a size are gone through once, whatever is claimed."""
+    """The numbers that all sets of causes lead to, computed once per size and independent of the claimed number.
+
+    Args:
+        terms: the terms of the claim.
+        effects: the effects that can change it.
+        given: the effects that the claim states itself; they are part of every set.
+    """
 
     def __init__(self, terms: Sequence[ClaimTerm], effects: Sequence[Effect], given: Iterable[Effect] = ()) -> None:
         stated = tuple(given)
         families = {e.family for e in stated}
-        # Switches first: a cause that acts on what is off changes nothing before it is on.
-        # Causes that depend on others come after them.
+        # Causes that switch terms on come first: a factor on a term that is off has no effect yet.
+        # Causes that require or exclude others come after them.
         free = sorted(
             (e for e in effects if e.family not in families),
             key=lambda e: (not e.switches, bool(e.requires or e.excludes)),
@@ -69,7 +76,7 @@ class Reachable:
         return self._numbers[size]
 
     def of(self, size: int) -> tuple[list[int], list[tuple[int, ...]], list[int]]:
-        """Numbers of the sets of a size, sorted; the sets in the order in which they are tried; which is whose."""
+        """Return, for all sets of a size: their sorted numbers, the sets as tried, and the set's index per number."""
         if size not in self._of:
             found = list(_sets(self.table, self.state, self.start, self.indices, size, self.stated))
             order = sorted(range(len(found)), key=lambda i: found[i][1])
@@ -78,7 +85,7 @@ class Reachable:
 
 
 def search(among: Reachable, amount: Amount, most: int = MOST_CAUSES) -> Found:
-    """Try sets of causes, small ones first.
+    """Search for the sets of causes that fit a claim, in ascending order of size.
 
     Args:
         amount: the claim as an interval of integers.
@@ -86,7 +93,7 @@ def search(among: Reachable, amount: Amount, most: int = MOST_CAUSES) -> Found:
     """
     table = among.table
     scale = table.scale
-    # What a rule leaves of a fraction is cut off where a count is printed.
+    # A fraction that a rule leaves is truncated when the count is printed.
     lowest, highest = amount.low * scale, amount.high * scale + scale - 1
     if lowest <= among.start <= highest:
         return Found(((),), 1, Chance())
@@ -107,7 +114,7 @@ def search(among: Reachable, amount: Amount, most: int = MOST_CAUSES) -> Found:
 def _sets(
     table: _Table, state: list[int], total: int, indices: range, size: int, chosen: tuple[int, ...]
 ) -> Iterable[tuple[tuple[int, ...], int]]:
-    """All sets of ``size`` more causes in which each changes something, with the number they lead to."""
+    """Yield all sets of ``size`` further causes in which each changes the number, with the resulting number."""
     check_time()
     for index in indices:
         if not table.fits(index, chosen):
@@ -129,17 +136,17 @@ class _Table:
     def __init__(self, terms: Sequence[ClaimTerm], effects: Sequence[Effect]) -> None:
         self.effects = list(effects)
         common = lcm(*(f.denominator for e in effects for f in e.factors.values()), 1)
-        # Each cause of a set divides once.
+        # Each cause of a set divides by its denominator once.
         stated = 1 + MOST_CAUSES + 3
         self.scale = common**stated * lcm(*(i.value.denominator for i in terms), 1)
         self.start = [*(int(i.value * self.scale) for i in terms), *(int(i.counted) for i in terms)]
-        """Values of the terms, then 1 or 0 for on or off."""
+        """Scaled values of all terms, followed by 1 for each term that is counted or 0 for one that is not."""
         self.count = len(terms)
         self.factors = [[(i, f.numerator, f.denominator) for i, f in e.factors.items()] for e in effects]
         self.switches = [tuple(e.switches) for e in effects]
 
     def fits(self, index: int, chosen: tuple[int, ...]) -> bool:
-        """Whether a cause may join those that were chosen."""
+        """Whether a cause may be combined with the chosen ones."""
         effect, others = self.effects[index], [self.effects[i] for i in chosen]
         if any(o.family == effect.family for o in others):
             return False
@@ -148,7 +155,7 @@ class _Table:
         return all(o.cause not in effect.excludes for o in others)
 
     def apply(self, state: list[int], index: int) -> list[int]:
-        """Return the state after a cause."""
+        """Return the state of the terms after a cause is applied."""
         after = list(state)
         for i in self.switches[index]:
             after[self.count + i] = 1
@@ -169,12 +176,12 @@ class _Table:
 
 
 def walk(terms: Sequence[ClaimTerm], chosen: Sequence[Effect]) -> tuple[tuple[int, ...], int]:
-    """Return the amount that each cause adds in sequence, as integers that add up, and the final number."""
+    """Return the integer amount that each cause adds when applied in sequence, and the final number."""
     reached = [floor(reach(terms, chosen[:size])) for size in range(len(chosen) + 1)]
     return tuple(after - before for before, after in pairwise(reached)), reached[-1]
 
 
 def reach(terms: Sequence[ClaimTerm], chosen: Sequence[Effect]) -> Fraction:
-    """Return the number that causes lead to."""
+    """Return the number that a set of causes leads to."""
     on = {i for i, term in enumerate(terms) if term.counted}.union(*(e.switches for e in chosen))
     return sum((terms[i].value * prod(e.factors.get(i, 1) for e in chosen) for i in on), Fraction(0))

@@ -1,9 +1,9 @@
-"""What a claim is made of: the truth's cost nodes in groups that the causes act on.
+"""Group the cost nodes of a claim into the terms that causes act on.
 
-An term is a group of equal nodes of one metric. It is *on* when the truth counts it. ClaimTerms that are
-off stand for what a wrong model may count instead: the embedding as a matrix product, norms, biases,
-dense layers in place of experts. A cause switches terms on and multiplies their values. What an term is
-in the model says its role, in the words of the formulas: ``text.layer.mlp.gate``.
+A term is a group of equal nodes of one metric. It is *on* if the truth counts it. Terms that are *off* represent work
+that a wrong model may count: the embedding as a matrix product, norms, biases, or dense layers in place of experts. A
+cause switches terms on and multiplies their values. The role of a term names its place in the model, as the formulas
+do: ``text.layer.mlp.gate``.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from costproof.ledger.node import CostNode, Ledger, bearing, total
 from costproof.ledger.workload import FLOAT_BYTES
 
 BIASED = frozenset({"linear", "conv2d", "patch_embedding"})
-"""Formulas of layers that may have a bias."""
+"""Names of the formulas for layers that may have a bias."""
 
 Values = Mapping[tuple[str, str], Mapping[str, int]]
-"""(stage, invocation) -> values of the symbols; ``("", "")`` has those that are the same everywhere."""
+"""(stage, invocation) -> values of the symbols; ``("", "")`` -> those with one value in all invocations."""
 Windows = Mapping[tuple[str, str], int]
-"""(stage, module) -> tokens that its layer attends to."""
+"""(stage, module) -> attention window of its layer, in tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimTerm:
-    """Equal nodes of one metric, or what a wrong model counts in addition."""
+    """A group of equal cost nodes of one metric, or work that a wrong model may count in addition."""
 
     stage: str
     invocation: str
@@ -45,33 +45,36 @@ class ClaimTerm:
     owner: str
     kind: str
     value: Fraction
-    """Sum over the nodes."""
+    """Sum of the metric over the nodes."""
     expr: str
-    """Symbols that the value is proportional to: the cost of one node; empty where there is none."""
+    """Cost of one node as an expression that ``value`` is proportional to; empty if no expression is known."""
     values: Mapping[str, int]
-    """Values of the symbols here."""
+    """Values of the symbols in the term's invocation."""
     count: int
+    """Number of nodes."""
     evidence: tuple[str, ...]
+    """Ids of the nodes."""
     counted: bool = True
+    """Whether the truth counts the term."""
     stands_for: str = ""
-    """What an term that is off stands for."""
+    """For a term that is off: the name of the work that it represents."""
     products: bool = True
-    """Whether the value counts multiply-accumulates, so that a unit of MAC halves it."""
+    """Whether the value counts multiply-accumulates, so that counting in MACs halves it."""
     window: int = 0
-    """Tokens that its layer attends to, the own one among them, where the run is longer; 0: all."""
+    """Attention window of its layer in tokens, including the query's own, if the run is longer; 0 for no limit."""
 
     @property
     def tower(self) -> str:
-        """The part of the model that it stands in, and what the symbols of that part begin with: ``text``."""
+        """The tower (submodel) that contains it, which is also the prefix of the tower's symbols: ``text``."""
         return self.role.partition(".")[0]
 
     @property
     def part(self) -> str:
-        """What it is there: ``gate``."""
+        """The last component of its role: ``gate`` for ``text.layer.mlp.gate``."""
         return self.role.rpartition(".")[2]
 
     def within(self, *words: str) -> bool:
-        """Whether it is such a part, or in one."""
+        """Whether one of these words is a component of its role."""
         return not set(words).isdisjoint(self.role.split("."))
 
     @property
@@ -81,38 +84,41 @@ class ClaimTerm:
 
     @property
     def scores(self) -> bool:
-        """Scores and weighted sum of attention, by a formula or as one operator of a graph."""
+        """Whether it is the scores and weighted sum of attention, by a formula or as one operator of a graph."""
         return self.products and (self.owner == "attention" or "scaled_dot_product" in self.kind)
 
     @property
     def text(self) -> bool:
-        """Work of a decoder: on a prompt, or in steps."""
+        """Whether it is work of a decoder, on a prompt or in decode steps."""
         return tokens_of(self.values) is not None
 
     @property
     def mixture(self) -> bool:
-        """Part of a mixture of experts: routed, shared or router."""
+        """Whether it is part of a mixture of experts: routed experts, shared experts or router."""
         return self.within("experts", "router", "shared")
 
 
 def is_norm(owner: str) -> bool:
-    """Whether the formula, or the class, that owns a node is that of a norm."""
+    """Whether the name of a node's formula or module class is that of a norm."""
     return "norm" in owner.lower()
 
 
 def is_table(node: CostNode) -> bool:
-    """Whether a node is that of a table of embeddings, by its role or in a graph by its class."""
+    """Whether a node belongs to an embedding table, by its role or by its module class."""
     return node.role.endswith(".embedding") or node.owner == "Embedding"
 
 
 def tokens_of(values: Mapping[str, int]) -> int | None:
-    """Tokens that pass a decoder in an invocation: B S of a prompt, B N of steps; ``None`` where it does not run."""
+    """Return the tokens that a decoder processes in an invocation: B S for a prompt, B N for N decode steps.
+
+    ``None`` if the symbols are not those of a decoder.
+    """
     each = values.get("S", values.get("N"))
     return None if each is None else values["B"] * each
 
 
 def in_scope(node: CostNode, claim: PublishedClaim) -> bool:
-    """Whether a claim is about a node."""
+    """Whether a claim covers a node, by stage, invocation and module."""
     return (
         (claim.stage in (TOTAL, node.stage))
         and (not claim.invocation or node.invocation in ("", claim.invocation))
@@ -121,12 +127,15 @@ def in_scope(node: CostNode, claim: PublishedClaim) -> bool:
 
 
 def nodes_of(ledger: Ledger, claim: PublishedClaim, metric: Metric) -> list[CostNode]:
-    """Return the nodes that a claim is about; a module of two stages once if the metric belongs to the module."""
+    """Return the nodes with a cost that a claim covers.
+
+    A module that occurs in two stages is returned once if the metric belongs to the module, such as parameters.
+    """
     return [n for n in bearing((n for n in ledger.nodes if in_scope(n, claim)), metric) if n.cost(metric) != 0]
 
 
 def terms_of(capture: Capture, ledger: Ledger, claim: PublishedClaim) -> tuple[ClaimTerm, ...]:
-    """All items of a claim: what the truth counts, and what a wrong model may."""
+    """Return all terms of a claim: those that the truth counts, and those that a wrong model may count."""
     values, windows = _values(capture), _windows(capture, ledger)
     nodes = nodes_of(ledger, claim, claim.metric)
     real = _grouped(nodes, claim.metric, values, windows)
@@ -155,7 +164,7 @@ def dense_terms(terms: Iterable[ClaimTerm]) -> list[ClaimTerm]:
 
 
 def shared_symbols(capture: Capture) -> dict[str, int]:
-    """Values of the configuration's symbols, and of those that have one value in all invocations."""
+    """Return the values of the configuration's symbols, and of symbols with one value in all invocations."""
     return {**capture.target.symbols, **shared_values(i.symbols for i in capture.invocations)}
 
 
@@ -166,7 +175,7 @@ def _values(capture: Capture) -> Values:
 
 
 def _windows(capture: Capture, ledger: Ledger) -> Windows:
-    """Modules whose layer attends to a window: their cache, or their scores, end with it."""
+    """Return the window of every module whose cached or attended tokens its layer's attention window limits."""
     found: dict[tuple[str, str], int] = {}
     for node in ledger.nodes:
         name = f"{node.role.partition('.')[0]}_window"
@@ -205,12 +214,12 @@ def _grouped(
 
 
 def _off(terms: Iterable[ClaimTerm], extra: str) -> list[ClaimTerm]:
-    """Additions that the truth does not count."""
+    """Return terms as uncounted ones that represent ``extra``."""
     return [replace(i, counted=False, stands_for=extra, products=False) for i in terms]
 
 
 def _vector(capture: Capture, ledger: Ledger, claim: PublishedClaim, values: Values) -> list[ClaimTerm]:
-    """Vector work: norms and the rest; norms at one per element, and at 5 of a layer norm as fvcore counts them."""
+    """Return uncounted terms of vector work: norms, other vector work, and norms at 1 and 5 FLOPs per element."""
     nodes = nodes_of(ledger, claim, "vector_flops")
     norms = _grouped((n for n in nodes if is_norm(n.owner)), "vector_flops", values)
     rest = _grouped((n for n in nodes if not is_norm(n.owner)), "vector_flops", values)
@@ -229,7 +238,7 @@ def _vector(capture: Capture, ledger: Ledger, claim: PublishedClaim, values: Val
 
 
 def _extra(node: CostNode, value: Fraction, known: Mapping[str, int], extra: str) -> ClaimTerm:
-    """One term that is off and stands for a node."""
+    """Return an uncounted term that represents ``extra``, with the location of a node."""
     return ClaimTerm(
         node.stage, node.invocation, node.role, node.owner, "", value, "", known, 1, (node.id,),
         counted=False, stands_for=extra,
@@ -253,14 +262,14 @@ def _embedding(ledger: Ledger, claim: PublishedClaim, values: Values) -> list[Cl
 
 
 def _tables(ledger: Ledger, nodes: Iterable[CostNode], values: Values) -> list[ClaimTerm]:
-    """Return the embedding tables as if they were read whole in every step, like other weights."""
+    """Return uncounted terms for embedding tables read entirely in every step, like other weights."""
     size = {n.module: weight for n in ledger.nodes if (weight := n.cost("weight_bytes"))}
     read = [(n, values.get((n.stage, n.invocation), values["", ""])) for n in nodes if n.role.endswith(".embedding")]
     return [_extra(n, Fraction(known.get("N", 1) * size.get(n.module, 0)), known, "tables") for n, known in read]
 
 
 def _biases(ledger: Ledger, nodes: Iterable[CostNode], values: Values) -> list[ClaimTerm]:
-    """One addition per result of a layer with a bias: FLOPs / (2 weights) results for each bias element."""
+    """Return uncounted terms for bias additions: FLOPs / (2 weights) additions per element of the bias."""
     owned = {n.module: n for n in ledger.nodes if n.exprs.get("params") and not n.invocation}
     found = []
     for node in nodes:
@@ -270,14 +279,14 @@ def _biases(ledger: Ledger, nodes: Iterable[CostNode], values: Values) -> list[C
         known = values[node.stage, node.invocation]
         weights, bias = (Fraction(compile_expression(p).run(known)) for p in parts)
         added = Fraction(node.cost("flops") or 0) / (2 * weights) * bias
-        # The expression stays that of the products: both grow with the rows, and only ratios are taken of it.
+        # The expression remains that of the matrix product: both are proportional to the rows, and only ratios matter.
         found.append(replace(node, costs={"flops": int(added)}))
     return _off(_grouped(found, "flops", values), "biases")
 
 
 @lru_cache(maxsize=1024)
 def bias_of(expr: str) -> tuple[sympy.Expr, sympy.Expr] | None:
-    """Weights and bias in the parameters of a layer: the terms of the highest degree, and the others."""
+    """Split the parameters of a layer into weights (the terms of highest degree) and bias (all others)."""
     addends = sympy.Add.make_args(sympy.expand(parse(expr)))
     degrees = [sympy.Poly(t).total_degree() for t in addends if t.free_symbols]
     if len(addends) != len(degrees) or len(set(degrees)) < 2:
@@ -288,7 +297,7 @@ def bias_of(expr: str) -> tuple[sympy.Expr, sympy.Expr] | None:
 
 
 def _in_place(given: Iterable[ClaimTerm], taken: Iterable[ClaimTerm], extra: str) -> list[ClaimTerm]:
-    """Return the cost of one kind of layer in place of the other: dense MLPs, mixtures of experts."""
+    """Return uncounted terms for one kind of layer in place of another, such as experts in place of dense MLPs."""
     layers = {(i.stage, i.invocation): i.count for i in taken}
     return [
         replace(i, value=i.value * layers[i.stage, i.invocation] / i.count, counted=False, stands_for=extra)
@@ -306,7 +315,7 @@ RULES: tuple[tuple[str, str], ...] = (
 
 
 def _rules(ledger: Ledger, claim: PublishedClaim, values: Values) -> list[ClaimTerm]:
-    """2 parameters tokens, for a claim about whole stages of a decoder."""
+    """Return uncounted terms of the rule 2 * parameters * tokens, for a claim about whole stages of a decoder."""
     found = []
     for (stage, invocation), known in values.items():
         tokens = tokens_of(known)
@@ -328,19 +337,22 @@ def _rules(ledger: Ledger, claim: PublishedClaim, values: Values) -> list[ClaimT
 
 
 def _beyond(ledger: Ledger, claim: PublishedClaim, values: Values, windows: Windows) -> list[ClaimTerm]:
-    """Return the bytes that steps would append in layers with a full window, which drop a token for each."""
+    """Return uncounted terms for cache bytes that steps would append in layers with a full window.
+
+    The truth counts none, because such a layer drops one token for each that it appends.
+    """
     found = []
     for node in nodes_of(ledger, claim, "kv_read_bytes"):
         window, known = windows.get((node.stage, node.module), 0), values.get((node.stage, node.invocation), {})
         read = node.cost("kv_read_bytes")
-        # Each step reads all of the window but the token that it makes.
+        # Each step reads the whole window except the token that it computes itself.
         if window > 1 and read and known.get("P", 0) >= window - 1:
             found.append(replace(node, costs={"kv_cache_bytes": read // (window - 1)}, exprs={}))
     return _off(_grouped(found, "kv_cache_bytes", values), "beyond the window")
 
 
 def _unexecuted(capture: Capture, ledger: Ledger, claim: PublishedClaim) -> list[ClaimTerm]:
-    """Parameters that the checkpoint holds and no formula counts, because nothing runs them."""
+    """Return uncounted terms for parameters in the checkpoint that no formula counts, because they never run."""
     checkpoint = capture.by_source.get("checkpoint")
     known = {n.module for n in ledger.nodes if n.cost("params")}
     return [

@@ -1,4 +1,4 @@
-"""A claim and what it is checked against, here and at other values of the workload's symbols."""
+"""Define the case of a claim: its truth at the claim's workload, and at other values of the workload's symbols."""
 
 from __future__ import annotations
 
@@ -26,58 +26,58 @@ from costproof.ledger.workload import Invocation
 
 @dataclass(frozen=True, slots=True)
 class TargetRun:
-    """Another run: its calls with the values of their symbols, and the formulas that hold there."""
+    """Another run of a target: its calls with the values of their symbols, and a ledger with the formulas that hold."""
 
     calls: tuple[Invocation, ...]
     ledger: Ledger
 
 
 class TargetRuns(Protocol):
-    """The runs of a target that differ in numbers that a run chooses."""
+    """The runs of a target at other values of its integer settings, such as lengths and batch size."""
 
     own: Mapping[str, int]
-    """Setting -> its value in the run of the claims."""
+    """Setting -> value in the run that the claims are about."""
 
     def at(self, changed: Mapping[str, int]) -> TargetRun | None:
-        """Return the run with these settings; None if the target refuses it."""
+        """Return the run with some settings changed; None if the target refuses it."""
         ...
 
     def source(self, stage: str, call: str, symbol: str) -> sympy.Expr | None:
-        """Return a symbol of a call as an expression of settings; None if no setting changes it."""
+        """Return a symbol of a call as an expression in the settings; None if no setting affects it."""
         ...
 
     def sizes(self, setting: str) -> tuple[int, int]:
-        """Return the least value of a setting, and the step to the next."""
+        """Return the smallest value of a setting and the step between its values, 0 if only one value is known."""
         ...
 
     def ends(self, setting: str) -> tuple[int, ...]:
-        """Return the values of a setting from which on other formulas apply."""
+        """Return the boundaries of a setting: the values from which other formulas apply."""
         ...
 
 
 TIED = {"L": "S", "P": "S"}
-"""Symbols that follow another one where the workload gives both the same value: logits of every position,
-decoding after the prompt."""
+"""Symbol -> the symbol that it follows if the workload gives both the same value: positions with logits and the
+context of decoding follow the prompt's length."""
 
 T = TypeVar("T")
 Name = tuple[str, str]
-"""A cause, and the other one that its form depends on."""
+"""(cause, the cause that it requires); the second is empty if it requires none."""
 
 
 @dataclass(eq=False)
 class ClaimCase:
-    """A claim and what it is held against: a capture, its closed formulas, what its target knows about wrong models."""
+    """A claim with the data to judge it: the capture, the ledger with the true formulas, and the known mistakes."""
 
     claim: PublishedClaim
     capture: Capture
     ledger: Ledger
     mistakes: Mistakes
     fixed: frozenset[str] = frozenset()
-    """Symbols that the source of the claim states: they do not vary."""
+    """Symbols whose values the source of the claim states, so that they do not vary."""
     runs: TargetRuns | None = None
-    """Other runs of the target; ``None``: they are not known."""
+    """Other runs of the target; ``None`` if they are unknown."""
     kept: dict[str, object] = field(init=False, default_factory=dict, compare=False, repr=False)
-    """What was worked out for whatever number is claimed here."""
+    """Memoized results that do not depend on the claimed number, by name."""
 
     def once(self, name: str, make: Callable[[], T]) -> T:
         """Memoize a result that does not depend on the claimed number."""
@@ -99,7 +99,7 @@ class ClaimCase:
 
     @cached_property
     def terms(self) -> tuple[ClaimTerm, ...]:
-        """What the claim is made of."""
+        """The groups of cost nodes that the claim is about, and the alternatives that a wrong model may count."""
         if self.claim.metric in PEAK_METRICS:
             return peak_terms(self.capture, self.ledger, self.claim)
         found = terms_of(self.capture, self.ledger, self.claim)
@@ -107,17 +107,17 @@ class ClaimCase:
 
     @cached_property
     def effects(self) -> tuple[Effect, ...]:
-        """All causes that can change it."""
+        """The effects of all mistakes that can change the claimed number."""
         return effects(self.terms, self.claim.metric, self.mistakes, shared_symbols(self.capture))
 
     @cached_property
     def named(self) -> dict[Name, Effect]:
-        """Effects by the names of their causes."""
+        """(cause, required cause) -> effect, for all names of each effect."""
         return {(name, e.requires): e for e in self.effects for name in (e.cause, *e.aliases)}
 
     @cached_property
     def stated(self) -> tuple[Effect, ...]:
-        """The causes that the claim states itself as its conventions."""
+        """The effects of the conventions that the claim states itself."""
         names = {STATED[k, v] for k, v in self.claim.conventions.items() if STATED.get((k, v))}
 
         def applies(effect: Effect) -> bool:
@@ -126,12 +126,12 @@ class ClaimCase:
         return tuple(e for e in self.effects if names & {e.cause, *e.aliases} and applies(e))
 
     def chosen(self, names: Iterable[Name]) -> tuple[Effect, ...]:
-        """Return the effects of these names, without those that change nothing here."""
+        """Return the effects with these names; names without an effect on this claim are omitted."""
         return tuple(self.named[n] for n in names if n in self.named)
 
     @cached_property
     def nodes(self) -> list[CostNode]:
-        """The nodes that the claim is about."""
+        """The cost nodes that the claim is about."""
         return nodes_of(self.ledger, self.claim, self.claim.metric)
 
     @property
@@ -142,11 +142,15 @@ class ClaimCase:
 
     @property
     def symbolic(self) -> bool:
-        """Whether there is a formula for all that the claim is about; without it, nothing is known elsewhere."""
+        """Whether every node of the claim has a formula; otherwise the truth is unknown at other workloads."""
         return all(self.claim.metric in n.exprs for n in self.nodes)
 
     def moved(self, change: Callable[[Invocation], Mapping[str, int]]) -> ClaimCase | None:
-        """Return the case with other symbols; None if some cost is not an integer there."""
+        """Return the case at other values of the workload's symbols; None if some cost is not an integer there.
+
+        Args:
+            change: invocation -> the symbols that change, with their new values.
+        """
         calls = tuple(replace(i, symbols={**i.symbols, **change(i)}) for i in self.capture.invocations)
         nodes = tuple(n for n in self.ledger.nodes if self.claim.stage in (TOTAL, n.stage))
         values = {(i.stage, i.id): i.symbols for i in calls}
@@ -157,7 +161,7 @@ class ClaimCase:
         return replace(self, capture=replace(self.capture, invocations=calls), ledger=there)
 
     def at_length(self, symbol: str, length: int) -> ClaimCase | None:
-        """Return the case at another length of prompt or context, with the symbols that follow it."""
+        """Return the case at another length of prompt or context; symbols tied to the length change with it."""
         given = next(c.symbols[symbol] for c in self.calls if symbol in c.symbols)
         follow = {symbol, *(n for n, leader in TIED.items() if leader == symbol)}
         return self.moved(lambda call: {n: length for n, v in call.symbols.items() if n in follow and v == given})

@@ -1,4 +1,4 @@
-"""Published numbers as data: claims, the interval that printed digits stand for, verdicts."""
+"""Define the records of claims: published numbers and formulas, their explanations, and the report of judgements."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
     from costproof.algebra.conditions import Condition
 
 TOTAL: Final = "total"
-"""The stage name that stands for all stages together."""
+"""The stage name of a claim about the sum of all stages."""
 
 Status = Literal["right", "explained", "refuted", "undetermined", "unexplained"]
-"""``refuted``: the truth is printed like this at no length, however it is counted. ``undetermined``: so few
-digits are printed that several sets of causes would fit by chance."""
+"""The outcome for a claim: equal to the truth, explained by known causes, not reached at any sequence length under any
+convention (``refuted``), fits that may be coincidence (``undetermined``), or no fit."""
 
 WORST_FIRST: Final[tuple[Status, ...]] = ("unexplained", "undetermined", "refuted", "explained", "right")
 
 
 @dataclass(frozen=True, slots=True)
 class Amount:
-    """A number as printed: every integer from ``low`` to ``high`` would have been printed like this."""
+    """A printed number, as the interval of integers from ``low`` to ``high`` that round to the printed digits."""
 
     text: str
     low: int
@@ -36,18 +36,18 @@ class Amount:
 
 @dataclass(frozen=True, slots=True)
 class Formula:
-    """An expression in the symbols of workload and configuration."""
+    """A claimed expression in the symbols of workload and configuration."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class PublishedClaim:
-    """One number or formula that somebody claims, and what it is about."""
+    """A published number or formula, with the stage, metric and modules that it is about."""
 
     id: str
     where: str
-    """Path in the claims file, for messages."""
+    """Path in the claims file, for error messages."""
     stage: str
     metric: Metric
     value: Amount | Formula
@@ -56,44 +56,44 @@ class PublishedClaim:
     module: str = ""
     """Glob on module paths; empty: all modules of the stage."""
     conventions: dict[str, str] = field(default_factory=dict)
-    """What is known of the conventions that the claim was made under."""
+    """Convention -> value, for the counting conventions that the source of the claim states."""
     at: dict[str, int] = field(default_factory=dict)
-    """Symbols of the workload at whose value alone the claim is made; the other symbols may vary."""
+    """Symbol of the workload -> the only value for which the claim is made; other symbols may vary."""
     holds: tuple[Condition, ...] = ()
-    """The conditions on these symbols under which the claim is made."""
+    """Conditions on the workload's symbols under which the claim is made."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimsFile:
-    """A claims file, read and checked."""
+    """The validated content of a claims file."""
 
     title: str
     source: str
     target: str
-    """Empty: any target."""
+    """Name of the target; empty: any target."""
     workload: dict[str, str]
-    """Settings of the workload that the claims are about, as the options of the command line name them."""
+    """Settings of the workload that the claims are about, by the names of the command-line options."""
     claims: tuple[PublishedClaim, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One named cause on the way from the truth to the claim."""
+    """One cause in an explanation, with its share of the difference between truth and claim."""
 
     cause: str
     what: str
     amount: int
-    """What it adds to the number; rounded down where a rule gives a fraction."""
+    """The amount that it adds to the number, given the causes before it; rounded down if fractional."""
     evidence: tuple[str, ...]
     stated: bool = False
-    """Whether the claim itself states this convention; otherwise the search found it."""
+    """Whether the claim states this convention itself; otherwise the search found it."""
     or_else: tuple[str, ...] = ()
-    """Other causes that do exactly the same here."""
+    """Other causes with exactly the same effect on this claim."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimExplanation:
-    """A set of causes, as small as possible, and the number that they lead to."""
+    """A smallest set of causes that turns the truth into the claim, and the number that it leads to."""
 
     steps: tuple[Step, ...]
     reaches: int
@@ -101,7 +101,7 @@ class ClaimExplanation:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What a claim's stage costs at one length."""
+    """The cost of a claim's stage at one sequence length."""
 
     length: int
     number: int
@@ -109,48 +109,48 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One way to count the same work, held against a claim at every length."""
+    """A claim compared with the cost at every sequence length, under one set of counting conventions."""
 
     causes: tuple[str, ...]
-    """The conventions; none is ours."""
+    """The conventions; empty for those of costproof."""
     below: Place | None
-    """The largest length whose number is below the claim; ``None`` if the shortest one costs more."""
+    """The largest length whose cost is below the claim; ``None`` if the shortest length costs at least as much."""
     above: Place | None
-    """The smallest length whose number is above; ``None`` if it does not grow, or costs less at the longest one."""
+    """The smallest length whose cost is above the claim; ``None`` if no length up to the longest costs as much."""
     fits: tuple[Place, Place] | None
-    """The first and the last length whose number would be printed as claimed."""
+    """The first and the last length whose cost would be printed as claimed; ``None`` if no length fits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """A claim held against all lengths of prompt or context, the rest of the workload as it is."""
+    """A claim compared with the cost at all lengths of prompt or context, for an otherwise unchanged workload."""
 
     symbol: str
-    """``S``, the prompt, or ``P``, the context of the first decode step."""
+    """The length that varies: ``S``, of the prompt, or ``P``, of the context of the first decode step."""
     start: int
     """The shortest length."""
     model: tuple[str, ...]
-    """Causes that make the model that the parameters of the claim's row describe; none: the truth."""
+    """Causes that give the model which the claimed parameters of the same row describe; empty for the true model."""
     readings: tuple[Reading, ...]
     coincidences: str
-    """How many readings would be expected to fit at some length by chance, as a fraction."""
+    """The expected number of readings that fit at some length by coincidence, as a fraction."""
     longest: int | None = None
-    """The longest length: the positions that the model has; ``None`` if its configuration names no limit."""
+    """The longest length, which is the model's number of positions; ``None`` if its configuration has no limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class FormulaCounterexample:
-    """The smallest values of the symbols at which a formula is not the truth."""
+    """The smallest values of the symbols at which a claimed formula differs from the truth."""
 
     values: dict[str, int]
     claimed: str
-    """An integer, or a fraction where the formula gives one."""
+    """Value of the claimed formula: an integer or a fraction."""
     truth: int
 
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What became of one claim."""
+    """The result of checking one claim."""
 
     id: str
     stage: str
@@ -163,27 +163,26 @@ class Judgement:
     high: int
     truth: int
     delta: int
-    """Claim minus truth; for a rounded claim that of the nearest number it may stand for."""
+    """Claim minus truth; for a rounded claim, the difference to the nearest number that it may represent."""
     explanations: tuple[ClaimExplanation, ...]
     residual: int
-    """What no cause explains: 0 for ``right`` and ``explained``."""
+    """The part of ``delta`` that no cause explains: 0 for ``right`` and ``explained``."""
     residual_expression: str | None = None
     """For a formula: claim minus truth in the symbols of the workload, factored."""
     counterexample: FormulaCounterexample | None = None
-    """For a formula that is right at the workload alone."""
+    """For a formula that equals the truth at the claim's workload, but not in general."""
     lengths: tuple[Lengths, ...] = ()
-    """For a number without an explanation: what it would be at other lengths."""
+    """For a number without an explanation: the comparison with the cost at other sequence lengths."""
     tried: int = 0
-    """Sets of causes that were tried."""
+    """Number of sets of causes tried."""
     coincidences: str = "0"
-    """How many of them, of the simple relations and of the lengths that were tried would be expected to fit by
-    chance, as a fraction."""
+    """The expected number of coincidental fits among the sets, simple relations and lengths tried, as a fraction."""
     note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimsReport(NotebookRepr):
-    """The verdicts on a claims file."""
+    """The judgements of all claims of a file."""
 
     target: TargetInfo
     workload: Workload
@@ -191,20 +190,24 @@ class ClaimsReport(NotebookRepr):
     title: str
     source: str
     truth: str
-    """What the claims were held against, and how well that is founded."""
+    """The source of the true numbers, and how well it is verified."""
     verdict: Status
     """The status of the worst claim: see :data:`WORST_FIRST`."""
     judgements: tuple[Judgement, ...]
 
     @property
     def exit_code(self) -> int:
-        """0 if all claims are right or explained, 3 if one is about bytes of a quantised checkpoint, else 1."""
+        """The exit code.
+
+        It is 3 if a claim needs the unknown bytes of a quantised checkpoint, 0 if all claims are right or explained,
+        and 1 otherwise.
+        """
         if unknown_bytes(self.target) & {j.metric for j in self.judgements}:
             return EXIT_INCOMPLETE
         return EXIT_OK if self.verdict in ("right", "explained") else EXIT_FINDINGS
 
     def __repr__(self) -> str:
-        """One line: ``judgements`` has the verdicts."""
+        """Return a summary in one line; ``judgements`` has the details."""
         of = f"{self.target.name} at {self.workload.name}"
         return f"ClaimsReport({of}: {self.verdict}, {plural(len(self.judgements), 'claim')})"
 

@@ -1,4 +1,4 @@
-"""Compare: line up the sources of a capture, name the causes of differences, judge.
+"""Compare the sources of a capture: align their quantities, name the causes of differences, and return a verdict.
 
-Works on captures alone: no torch, no model, no network.
+It needs only captures: no torch, no model, no network.
 """

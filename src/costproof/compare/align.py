@@ -1,9 +1,9 @@
-"""Alignment: the same quantity in all sources, side by side.
+"""Align the sources of a capture into rows, each with one quantity in all sources.
 
-Rows are made at (stage, invocation, module, metric), and for FLOPs and MACs at the operator kind too. A
-source takes part in a row when it covers the stage and the metric; what it then has no node for
-is 0. Within one module the kinds of the sources are matched as finely as their names allow. Vector work is one row a
-module, and one more for every kind in which a formula and a graph differ.
+There is one row per (stage, invocation, module, metric), for FLOPs and MACs also per operator kind. A source takes part
+in a row if it covers the stage and the metric; it has the value 0 if it has no node there. Within a module, the kinds
+of the sources are matched as finely as their names allow. Vector work has one row per module, and a further row for
+each kind in which a formula and a graph differ.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from costproof.ledger.run import ALL_SOURCES
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """What one source says about one quantity of one module."""
+    """The value of one quantity of one module in one source, with its origin."""
 
     value: int | None
     exprs: tuple[str, ...] | None
-    """Expressions whose sum the value is; ``None`` if the source gives none for some part."""
+    """Expressions that add up to the value; ``None`` if the source has no expression for some part."""
     kinds: tuple[tuple[str, int | None], ...] = ()
     """The source's own operator names with their parts of the value."""
     ids: tuple[str, ...] = ()
@@ -48,11 +48,11 @@ class AlignedRow:
     metric: Metric
     cells: dict[str, Cell]
     role: str = ""
-    """What the module is in the model, as the formulas say; empty where no formula describes it."""
+    """Role of the module in the model according to the formulas: ``text.layer.mlp``; empty without a formula."""
 
     @property
     def tower(self) -> str:
-        """The part of the model that it stands in, and what the symbols of that part begin with: ``text``."""
+        """The tower (submodel) that contains it, which is also the prefix of the tower's symbols: ``text``."""
         return self.role.partition(".")[0]
 
 
@@ -71,7 +71,7 @@ Table = dict[tuple[Metric, Spot], dict[str, Cell]]
 
 
 def align(ledgers: Sequence[Ledger], metrics: Collection[Metric] = EVERY_METRIC) -> list[AlignedRow]:
-    """Return the rows of some metrics, in the order in which the first source that has them lists them."""
+    """Return the rows of these metrics, in the order of the first source that has them."""
     by_source = {x.source: x for x in ledgers}
     sources = order(by_source)
     tables = {s: _table(by_source[s]) for s in sources}
@@ -93,7 +93,7 @@ def align(ledgers: Sequence[Ledger], metrics: Collection[Metric] = EVERY_METRIC)
 
 
 def _of_other_kinds(row: AlignedRow) -> list[AlignedRow]:
-    """For a module whose vector work has the right sum and is of other kinds than a formula says: these kinds."""
+    """Return rows for the kinds of vector work in which a formula and the sources differ although their sums agree."""
     formula = row.cells.get("analytic")
     if row.metric != "vector_flops" or formula is None or not formula.value:
         return []
@@ -127,7 +127,7 @@ _tables_lock: Final = RLock()  # a reference may die, and its entry go, in a thr
 def _table(ledger: Ledger) -> Table:
     """Return the table of a ledger, memoized for the last few ledgers as long as they live.
 
-    Whoever plants errors compares hundreds of changed ledgers with the same unchanged ones.
+    Benchmarks that plant errors compare hundreds of modified ledgers with the same unmodified ones.
     """
     key = id(ledger)
     with _tables_lock:
@@ -150,7 +150,7 @@ def _table(ledger: Ledger) -> Table:
 
 
 def _build_table(ledger: Ledger) -> Table:
-    """Build the table of a ledger. Nodes of the same kind are added up."""
+    """Build the table of a ledger; nodes of the same kind are summed."""
     found: dict[tuple[Metric, Spot], dict[str, list[CostNode]]] = {}
     for node in ledger.nodes:
         for metric in (m for m in EVERY_METRIC if m in node.costs):  # the order of a dict is lost in a file
@@ -171,7 +171,7 @@ def _cell(metric: Metric, node: CostNode) -> Cell:
 
 
 def merge(cells: Sequence[Cell]) -> Cell:
-    """One cell for several kinds of the same module and source."""
+    """Merge cells of several kinds of the same module and source into one."""
     if len(cells) == 1:
         return cells[0]
     if not cells:
@@ -191,7 +191,7 @@ Parts = Mapping[str, Mapping[str, Cell]]
 
 
 def _match(metric: Metric, parts: Parts) -> list[tuple[str, dict[str, Cell]]]:
-    """Kinds brought together as finely as possible: (kind, cells by source)."""
+    """Match the kinds of all sources as finely as possible; return (kind, cells by source) for each match."""
     kinds: list[str] = list(dict.fromkeys(k for cells in parts.values() for k in cells))
     present = {k: {s for s in parts if k in parts[s] and parts[s][k].value != 0} for k in kinds}
     kinds = [k for k in kinds if present[k]]
@@ -203,7 +203,7 @@ def _match(metric: Metric, parts: Parts) -> list[tuple[str, dict[str, Cell]]]:
         and not _agree(parts, (GENERIC,))
         and not CARRIED_OUT_BY_MATMUL.isdisjoint({*kinds} - {*shared})
     ):
-        # In one source it stands for itself, in another for a kind that is missing there as well.
+        # In one source a matrix product is just that; in another it also carries out a kind that is missing there.
         shared.remove(GENERIC)
     odd = [k for k in kinds if k not in shared]
     return [(k, _cells(parts, (k,))) for k in shared] + [
@@ -213,10 +213,10 @@ def _match(metric: Metric, parts: Parts) -> list[tuple[str, dict[str, Cell]]]:
 
 
 def _groups(parts: Parts, present: Mapping[str, set[str]], odd: Sequence[str]) -> list[tuple[str, ...]]:
-    """Which of the kinds that not all sources know are the same work.
+    """Group the kinds that not all sources have by the work that they represent.
 
-    Only a generic matrix product can stand for something else. It takes the kinds that its
-    sources lack; if the numbers agree only when everything is taken together, everything is.
+    Only a generic matrix product can represent another kind. It is grouped with the kinds that its sources lack; if
+    the numbers agree only when all kinds are grouped together, they are.
     """
     specific = [k for k in odd if k in CARRIED_OUT_BY_MATMUL]
     rest = [(k,) for k in odd if k not in specific and k != GENERIC]

@@ -1,8 +1,8 @@
-"""Causes that explain a difference: only what a source states about itself, or what others witness.
+"""Find the causes that explain a difference between two sources.
 
-A wrong formula can look like any convention (half is MAC for FLOP), so a number that merely fits is
-never enough. A convention explains a difference only if the ledger says that it follows it; an
-operator without a rule only if the ledger lists it.
+A cause is accepted only if a source states it or other sources confirm it, because a wrong formula can look like any
+convention: half the FLOPs look like MACs. A convention explains a difference only if the ledger states that it follows
+the convention; an operator without a rule, only if the ledger lists the operator.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ Call = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """Facts of one capture, looked up many times."""
+    """Lookup tables of one capture for the rules that explain differences."""
 
     common: Conventions
-    """The conventions of the capture: all numbers are brought to these."""
+    """The conventions of the capture, to which all numbers are converted."""
     conventions: dict[str, Conventions]
-    """By source: those of the capture, with what the source states differently."""
+    """Source -> its conventions: those of the capture with the source's own overrides."""
     own_invocations: dict[str, frozenset[str]]
     """Sources that state which invocations they counted, as ``stage[invocation]``."""
     calls: dict[Spot, dict[str, int | None]]
@@ -42,22 +42,22 @@ class Context:
     running: frozenset[str]
     """Stages that run at this workload."""
     executed: frozenset[tuple[str, str]]
-    """(stage, module) that some source calls or does work in."""
+    """(stage, module) pairs in which some source has calls or work."""
     sees_parameters: frozenset[tuple[str, str]]
-    """(source, stage) where the source gives parameters of some module: then it sees those of all."""
+    """(source, stage) pairs in which the source has the parameters of some module, and thus of all modules."""
     values: dict[Call, dict[str, int]]
     """Values of all symbols; the key ``("", "")`` holds those that are the same in all invocations."""
     free: dict[Call, frozenset[str]]
     """The symbols that the static source keeps as symbols in an invocation."""
     concrete: frozenset[Spot]
-    """Modules whose static graph has no symbol: there only the point can be checked."""
+    """Modules whose static graph has no symbols, so that only the values at this workload can be compared."""
     all_logits: bool
     """Whether all positions of the prefill get logits, so that L equals S there."""
 
     def binding(
         self, row: AlignedRow
     ) -> tuple[tuple[tuple[str, int], ...], tuple[tuple[str, str], ...], frozenset[str]]:
-        """For an identity test: fixed symbols with values, aliases, and the symbols that stay free."""
+        """Return the arguments of an identity test: fixed symbols with values, aliases, and the free symbols."""
         call = (row.stage, row.invocation)
         values = self.values.get(call, self.values[("", "")])
         free = self.free.get(call, frozenset())
@@ -67,7 +67,7 @@ class Context:
 
 
 def context(capture: Capture, rows: Iterable[AlignedRow]) -> Context:
-    """Look everything up once."""
+    """Build the lookup tables of a capture."""
     rows = list(rows)
     names = {f.name for f in fields(Conventions)}
     calls = {
@@ -119,7 +119,7 @@ def context(capture: Capture, rows: Iterable[AlignedRow]) -> Context:
 
 @dataclass(frozen=True, slots=True)
 class SourcePair:
-    """A source's value of one row beside that of another source; what it is more is to be explained."""
+    """The values of two sources in one row, whose difference is to be explained."""
 
     row: AlignedRow
     source: str
@@ -138,7 +138,7 @@ class SourcePair:
 
 
 Adjustment = tuple[CauseKind, int, str]
-"""(cause, what must be added to a source's value to bring it to the capture's conventions, why)"""
+"""(cause, amount to add to a source's value to convert it to the capture's conventions, reason)"""
 
 Rule = Callable[[SourcePair, Context], Adjustment | None]
 
@@ -203,7 +203,10 @@ def _dtype(side: SourcePair, ctx: Context) -> Adjustment | None:
 
 
 def _padding(side: SourcePair, ctx: Context) -> Adjustment | None:
-    """Windows are padded to whole ones: a formula rounds up there, and gives the source's value where it does not."""
+    """Explain a source that does not count the padding of windows.
+
+    Evidence is a formula that rounds up to whole windows: without the rounding it must give the source's value.
+    """
     if ctx.conventions[side.source].window_padding == "counted" or ctx.common.window_padding != "counted":
         return None
     value, target = side.value, side.target
@@ -239,7 +242,7 @@ def _uncounted(side: SourcePair, ctx: Context) -> Adjustment | None:
 
 
 def other_calls(pair: SourcePair, ctx: Context) -> str | None:
-    """How a module that runs a different number of times explains the pair, and what stays open is why it does."""
+    """Explain a difference by different numbers of calls of the module; the reason for these remains open."""
     calls = ctx.calls.get((pair.row.stage, pair.row.invocation, pair.row.module), {})
     a, b = calls.get(pair.source), calls.get(pair.other)
     if pair.row.metric in STAGE_WIDE or not a or not b or a == b or pair.value * b != pair.target * a:
@@ -249,7 +252,7 @@ def other_calls(pair: SourcePair, ctx: Context) -> str | None:
 
 
 def _looped(side: SourcePair, ctx: Context) -> Adjustment | None:
-    """Explain the calls inside a loop over experts: one for every expert that received a token."""
+    """Explain the number of calls inside a loop over experts: one for each expert that received a token."""
     if side.row.metric != "calls" or ctx.conventions[side.source].expert_kernel != "eager":
         return None
     experts = _symbol(side.row, ctx, f"{side.row.tower}_experts")
@@ -270,7 +273,7 @@ def _unexecuted(side: SourcePair, ctx: Context) -> Adjustment | None:
     if side.row.stage not in ctx.running and blind:
         return "unexecuted_parameters", side.target, "sees only what runs, and the stage does not run here"
     holders = [s for s, c in side.row.cells.items() if c.value != 0]
-    # A module that any source runs has parameters that are read: then a missing number is an error.
+    # If any source runs the module, its parameters are read, and a missing number is an error.
     if holders != ["checkpoint"] or (side.row.stage, side.row.module) in ctx.executed:
         return None
     why = "has no such module; the checkpoint holds it, and nothing runs it"

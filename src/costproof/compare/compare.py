@@ -17,7 +17,7 @@ from costproof.ledger.capture import Capture
 def compare(capture: Capture) -> Discrepancy:
     """Compare all sources of a capture, quantity by quantity.
 
-    Pure, and without torch. See :class:`Finding` for what a delta is measured against.
+    A pure function that does not need torch. :class:`Finding` documents which source a delta is measured against.
     """
     rows = align(capture.ledgers)
     ctx = context(capture, rows)
@@ -56,7 +56,7 @@ def trace_findings(capture: Capture) -> list[Finding]:
 
 
 def silent_findings(capture: Capture) -> list[Finding]:
-    """Return one finding for each metric that a source is on record to give for the target, and does not give."""
+    """Return one finding for each metric that a source must give according to the target's record, but does not."""
     return [
         _finding(
             f"{ledger.source}#{metric}", _defect("silent_source", ledger.source),

@@ -1,10 +1,10 @@
-"""Why a third-party counter returns another number: every FLOP of the difference by a named cause.
+"""Attribute every FLOP of the difference between a third-party counter and the truth to a named cause.
 
-Both sides are rows of (module, operator). Products of one module are matched by operator kind, then a
-generic product (``bmm``) by any set of kinds that it may carry out and that has exactly its size; what is
-left is matched the same way over the whole stage, for figures that a tool gives without a module. A row
-of the truth that nothing matches is an operator the tool has no rule for; a row of the tool that is not a
-product is vector work. Nothing is explained by size alone where the truth has another size: that stays.
+Both sides are rows of (module, operator). Matrix products of a module are matched by operator kind; then a generic
+product (``bmm``) is matched with any set of kinds that it may carry out and that has exactly its size. The remaining
+rows are matched in the same manner over the whole stage, for tools that give figures without a module. An unmatched row
+of the truth is an operator that the tool has no rule for; a row of the tool that is not a product is vector work. A row
+whose size differs from the truth's is never explained by its size, and remains a residual.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class _Found:
 
     @property
     def causes(self) -> tuple[Cause, ...]:
-        """Largest first."""
+        """Return the causes found, in descending order of their absolute amount."""
         return tuple(
             Cause(kind, amount, tuple(self.evidence[kind, note][:_EVIDENCE]), note=note)
             for (kind, note), amount in sorted(self.amounts.items(), key=lambda item: (-abs(item[1]), item[0]))
@@ -52,7 +52,7 @@ Sums = dict[str, int]
 
 
 def explain_counter(info: CounterInfo, call: CounterCall, truth: Sequence[CostNode] | None) -> CounterFinding:
-    """Compare one call of a counter with our own count of the same forward; ``None`` where that is unknown."""
+    """Compare one call of a counter with costproof's count of the same forward pass (``None`` if that is unknown)."""
     expected = None if truth is None else total(truth, "flops")
     value = call.value
     factor = 2 if info.unit == "mac" else 1
@@ -105,7 +105,7 @@ def _by_module(nodes: Iterable[CostNode], factor: int) -> dict[str, Sums]:
 
 
 def _vector(found: _Found, theirs: Sums, where: str, products: bool, module: str) -> None:
-    """Take out rows that are not products, and products inside products."""
+    """Remove the counter's rows of vector work and of products nested in products, and record them as causes."""
     for kind in list(theirs):
         if ">" in kind:
             outer, _, inner = kind.rpartition(">")
@@ -121,7 +121,7 @@ def _vector(found: _Found, theirs: Sums, where: str, products: bool, module: str
 
 
 def _match(found: _Found, theirs: Sums, ours: Sums) -> None:
-    """Take out what both sides have; first kind by kind, then a row by a set of kinds of exactly its size."""
+    """Remove the work that both sides have: first by kind, then a row against a set of kinds of exactly its size."""
     names: dict[str, list[str]] = {}
     for kind in theirs:
         names.setdefault(kind_of(kind) if kind else "", []).append(kind)
@@ -166,7 +166,7 @@ def _rounded(found: _Found, theirs: Sums, ours: Sums, calls: Sums, where: str) -
 
 
 def _stage_wide(found: _Found, theirs: Counter[str], ours: dict[str, Sums]) -> None:
-    """:func:`_match` over all modules together, for figures that a tool gives without a module."""
+    """Match the work of all modules together as :func:`_match` does, for figures without a module."""
     sums: Counter[str] = Counter()
     for row in ours.values():
         sums.update(row)
@@ -183,7 +183,7 @@ def _drop(sums: Sums, kinds: Iterable[str]) -> None:
 
 
 def compare_counters(record: CounterRecord) -> CounterComparison:
-    """Every call of every counter against our own count of the same forward."""
+    """Compare every call of every counter with costproof's count of the same forward pass."""
     truth = {(c.stage, c.invocation, c.cut): c.nodes for c in record.truth if c.error is None}
     findings: list[CounterFinding] = []
     totals: list[CounterFinding] = []
@@ -202,7 +202,7 @@ def compare_counters(record: CounterRecord) -> CounterComparison:
 
 
 def _by_reason(failed: Iterable[tuple[str, str]]) -> tuple[str, ...]:
-    """``prefill[prompt], decode[steps]: took longer than 4 s``."""
+    """Group failures by reason, as ``prefill[prompt], decode[steps]: took longer than 4 s``."""
     places: dict[str, list[str]] = {}
     for place, why in failed:
         places.setdefault(why, []).append(place)
@@ -210,7 +210,7 @@ def _by_reason(failed: Iterable[tuple[str, str]]) -> tuple[str, ...]:
 
 
 def together(findings: Sequence[CounterFinding]) -> CounterFinding:
-    """Several findings of one counter as one: sums, causes merged; unknown as soon as one part is."""
+    """Merge the findings of one counter: sum numbers and causes; a number is unknown if any part is."""
     first, merged = findings[0], _Found()
     for c in (c for f in findings for c in f.causes):
         merged.add(c.kind, c.note, c.amount, *c.evidence)

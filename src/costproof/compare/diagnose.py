@@ -1,4 +1,4 @@
-"""From rows to findings: status, delta, causes, residual; rows of like modules are one finding."""
+"""Turn rows into findings with status, delta, causes and residual; rows of like modules become one finding."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _likeness(row: AlignedRow, ctx: Context) -> Hashable:
     cells = tuple((s, c.value, c.exprs, tuple(k for k, _ in c.kinds)) for s, c in row.cells.items())
     surroundings: Hashable = ()
     if len({c.value for c in row.cells.values()}) > 1:
-        # Causes are looked for in the surroundings of a row, so unequal rows merge only if these are alike.
+        # The causes of unequal rows depend on calls and unknown operators, so rows merge only if those are equal too.
         calls = ctx.calls.get((row.stage, row.invocation, row.module), {})
         unknown = tuple(ctx.unknown.get((s, row.stage, row.module), ()) for s in row.cells)
         surroundings = (tuple(calls.items()), unknown, (row.stage, row.module) in ctx.executed)
@@ -70,8 +70,8 @@ def _likeness(row: AlignedRow, ctx: Context) -> Hashable:
 def diagnose(row: AlignedRow, ctx: Context) -> Diagnosis:
     """Judge one row.
 
-    All sources that take part have to agree with the first of them. The pair that is shown is the
-    first that stays unexplained, else the first that differs, else the one with dynamic.
+    All sources that take part must agree with the first of them. The reported pair is the first unexplained one, else
+    the first that differs, else the one with the dynamic source.
     """
     notes = renamed(row)
     sources = order(row.cells)
@@ -98,9 +98,9 @@ def diagnose(row: AlignedRow, ctx: Context) -> Diagnosis:
                 note="equal at this workload, but not the same formula",
             )  # fmt: skip
             return Diagnosis("unexplained", 0, pair.other, (*notes, defect), 0, error)
-        # Brought-together pairs other than the shown one are explained too, or they would be shown.
+        # All pairs other than the reported one are explained too: an unexplained one would be reported.
         return Diagnosis("explained" if pair.delta else "exact", pair.delta, pair.other, (*notes, *causes), 0)
-    # A formula is wrong with which no graph agrees.
+    # A formula is wrong if no graph agrees with it.
     wrong = first == "analytic" and known[first] not in {known[s] for s in GRAPH_SOURCES if s in known}
     error = None
     if wrong and "static" in known:
@@ -118,7 +118,7 @@ def diagnose(row: AlignedRow, ctx: Context) -> Diagnosis:
 
 
 def renamed(row: AlignedRow) -> tuple[Cause, ...]:
-    """Causes of amount 0: the sources carry out the same work with different operators."""
+    """Return causes of amount 0 that state that the sources use different operators for the same work."""
     if row.metric != "flops":
         return ()
     names = {s: sorted({k for k, v in c.kinds if v != 0}) for s, c in row.cells.items() if c.kinds}
@@ -159,7 +159,7 @@ def finding(row: AlignedRow, judged: Diagnosis, pattern: str, count: int) -> Fin
 
 
 def pairwise(values: Mapping[str, int | None]) -> dict[str, int]:
-    """``first-second`` -> difference, for the pairs of sources that differ."""
+    """Return ``first-second`` -> difference, for the pairs of sources that differ."""
     return {
         f"{a}-{b}": x - y
         for a, b in combinations(order(values), 2)
@@ -172,7 +172,7 @@ def _error(row: AlignedRow, ctx: Context) -> str | None:
         return None
     fixed, alias, _ = ctx.binding(row)
     if (row.stage, row.invocation, row.module) in ctx.concrete:
-        # The graph holds numbers alone, so the formula is taken at the same numbers.
+        # The graph has only numbers, so the formula is evaluated at the same values.
         fixed, alias = tuple(sorted({**dict(fixed), **ctx.values.get((row.stage, row.invocation), {})}.items())), ()
     shown = difference(*sides, fixed, alias)
     return None if shown == "0" else shown
@@ -185,7 +185,7 @@ def _differs_elsewhere(row: AlignedRow, ctx: Context) -> str | None:
 
 
 def _expressions(row: AlignedRow) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
-    """Return the formulas of the two symbolic sources if both have one; no term is the expression 0."""
+    """Return the addends of the analytic and the static formula if both exist; no addends mean 0."""
     mine, theirs = (row.cells[s].exprs if s in row.cells else None for s in ("analytic", "static"))
     return None if mine is None or theirs is None else (mine, theirs)
 
@@ -208,7 +208,7 @@ _MOST = 3
 
 
 def hint(value: int, expected: int, exprs: tuple[str, ...] | None, values: Mapping[str, int]) -> str:
-    """One sentence on how ``value`` may have come about where ``expected`` was right.
+    """Return one sentence on the likely mistake in a formula that gives ``value`` instead of ``expected``.
 
     Args:
         exprs: the formula that gave the value, as a sum of expressions.

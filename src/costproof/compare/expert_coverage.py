@@ -1,8 +1,9 @@
-"""Experts that are modules of their own: which of them ran, and which no token reached.
+"""Report which experts of a mixture ran, and experts whose cost per token differs from the others'.
 
-The formulas know what all experts of a layer cost together. Which of them ran only a run can tell, so
-these findings compare nothing: an expert that ran is ``dynamic-only``, one that did not ``not-executed``.
-What a row costs is compared, expert with expert: they are alike, so one that is not is a finding of its own.
+This concerns experts that are separate modules. The formulas give only the cost of all experts of a layer together;
+which of them receive tokens is known only after a run. These findings therefore compare no sources: an expert that ran
+is ``dynamic-only``, one that did not is ``not-executed``. Costs per token are compared among the experts of a layer,
+which must be equal.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def expert_findings(capture: Capture) -> list[Finding]:
     for run in capture.run.runs:
         for container, rows in run.expert_tokens.items():
             for number, count in enumerate(rows):
-                # Experts without a module are a stack of matrices.
+                # Experts without a module of their own are stacked matrices.
                 if (expert := f"{container}.{number}") in capture.callgraph.module_types:
                     received.setdefault((_place(places, run), expert), []).append(count)
     alike: dict[Place, dict[int, dict[str, int]]] = {}
@@ -44,7 +45,7 @@ def expert_findings(capture: Capture) -> list[Finding]:
 
 
 def uneven_experts(capture: Capture) -> list[Finding]:
-    """One finding for each expert of which a row costs something else than of most others beside it."""
+    """Return one finding for each expert whose cost per token differs from that of most experts of its layer."""
     found, places = [], _places(capture)
     for run in capture.run.runs if capture.run is not None else ():
         for container, flops in run.expert_flops.items():

@@ -1,4 +1,4 @@
-"""What a comparison says: causes, findings, and the discrepancy file that holds them."""
+"""Define the records of a comparison: causes, findings, and the discrepancy file that contains them."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ Status = Literal[
     "unsupported",
     "not-executed",
 ]
-"""``unsupported`` is a quantity that a source could not count; ``not-executed`` one that only the
-formulas give, because its stage does not run at this workload."""
+"""The status of a quantity. ``unsupported``: a source could not count it; ``not-executed``: only the formulas give it,
+because its stage does not run at this workload."""
 
 Verdict = Literal["exact", "explained", "unexplained", "incomplete"]
 
@@ -68,31 +68,31 @@ CAUSES: Final[dict[CauseKind, str]] = {
     "silent_source": "a source does not give a metric that it is on record to give for this target",
     "input_sizes": "what goes into a graph has other sizes than those that the costs are evaluated at",
 }
-"""Every kind of cause with its meaning. The last seven name a defect, so they explain nothing away."""
+"""Kind of cause -> meaning. The last seven name a defect, and therefore do not reduce the residual."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """A named, signed, exactly sized part of a delta."""
+    """A named part of a delta, with its exact signed amount."""
 
     kind: CauseKind
     amount: int
     evidence: tuple[str, ...] = ()
-    """Ids of the cost nodes (or names of operators) that show it."""
+    """Ids of cost nodes, or names of operators, in which it is visible."""
     expression: str | None = None
-    """The amount for one module in the workload's symbols, where it is known in symbols."""
+    """The amount for one module in the workload's symbols; ``None`` if no expression is known."""
     accepted: bool = True
-    """Whether it explains its amount. A wrong formula is named and located, but stays a residual."""
+    """Whether it explains its amount; the amount of a wrong formula remains in the residual."""
     note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One quantity, compared over all sources that give it.
+    """One quantity, compared in all sources that give it.
 
-    ``delta`` is the first source of ``analytic, static, dynamic, isolated, …`` that takes part, minus
-    ``reference``. The reference is ``dynamic`` where it takes part; another source stands in for
-    it when that one differs and dynamic does not, so a delta of 0 means that all sources agree.
+    ``delta`` is the value of the first source among ``analytic, static, dynamic, isolated, …`` that takes part, minus
+    the value of ``reference``. The reference is ``dynamic`` if it takes part, unless it agrees with the first source
+    and another source does not: then it is that source. A delta of 0 therefore means that all sources agree.
     """
 
     id: str
@@ -101,30 +101,29 @@ class Finding:
     stage: str
     """``total`` for sums over all stages."""
     invocation: str
-    """Empty for metrics that belong to a stage whatever runs through it, and for sums."""
+    """Id of the call; empty for metrics of a whole stage, such as parameters, and for sums."""
     module: str
     """Pattern of module paths, ``layers.[0,1,3-4].attn``; empty for the root and for sums."""
     kind: str
-    """Operator kind in words common to all sources; empty for metrics of a module as a whole."""
+    """Operator kind, by a name common to all sources; empty for metrics of a module as a whole."""
     metric: str
     status: Status
     values: dict[str, int | None]
-    """By source, summed over the ``count`` modules; a source that does not give the metric is absent,
-    ``None`` is unknown."""
+    """Source -> value, summed over the ``count`` modules; ``None`` if unknown, absent if it lacks the metric."""
     delta: int | None
     causes: tuple[Cause, ...]
     residual: int | None
-    """``delta`` minus the amounts of the accepted causes; ``None`` where ``delta`` is."""
+    """``delta`` minus the amounts of the accepted causes; ``None`` if ``delta`` is."""
     reference: str | None = None
     """The source that ``delta`` is measured against."""
     deltas: dict[str, int] = field(default_factory=dict)
     """``first-second`` -> difference, for every pair of sources that differs."""
     count: int = 1
-    """Modules that the pattern stands for."""
+    """Number of modules that match the pattern."""
     error_expression: str | None = None
     """Analytic minus static for ONE module of the pattern, in the workload's symbols; ``None`` without static."""
     evidence: tuple[str, ...] = ()
-    """What each source calls it, with its own operators or nodes."""
+    """The operators or nodes of each source that give the quantity, under the source's own names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,12 +131,12 @@ class SourceCoverage:
     """How much of the model one source has counted."""
 
     known_flops: int | None
-    """FLOPs of everything that the source has a number for; ``None`` if it gives no FLOPs."""
+    """FLOPs of everything that the source could count; ``None`` if it gives no FLOPs."""
     bound_flops: int | None
-    """Upper bound of the FLOPs of its unknown operators; ``None`` where not even that is known."""
+    """Upper bound of the FLOPs of its unknown operators; ``None`` if no bound is known."""
     unknown_ops: tuple[UnknownOp, ...]
     unknown_nodes: tuple[str, ...]
-    """Nodes with a cost that the source could not give."""
+    """Nodes with a cost that the source could not determine."""
     stages: tuple[str, ...]
     metrics: tuple[str, ...]
     notes: tuple[str, ...] = ()
@@ -145,44 +144,44 @@ class SourceCoverage:
 
 @dataclass(frozen=True, slots=True)
 class GivenBy:
-    """The quantities that exactly these sources give."""
+    """The number of quantities that exactly these sources give."""
 
     sources: tuple[str, ...]
     quantities: int
-    """One per module, operator kind and metric, of modules; those of one source are compared with nothing."""
+    """Number of quantities, one per module, operator kind and metric; with one source, they are not compared."""
 
 
 @dataclass(frozen=True, slots=True)
 class Judges:
-    """What the second judge of the dynamic source says: torch's own formulas, at the dispatcher."""
+    """The result of comparing the dynamic source with a second judge: torch's own FLOP formulas, at the dispatcher."""
 
     agreed: int
-    """Quantities (stage, invocation, module, operator) on which both judges agree."""
+    """Number of quantities (stage, invocation, module, operator) on which both judges agree."""
     flops: int
-    """What these add up to."""
+    """Sum of these quantities, in FLOPs."""
     alone: tuple[str, ...]
-    """Where our rules are the only judge, one clause each."""
+    """Work that only costproof's rules count, one clause each."""
 
 
 @dataclass(frozen=True, slots=True)
 class CounterFinding:
-    """One counter on one invocation of one stage, against the truth."""
+    """A third-party counter compared with the truth, on one invocation of one stage."""
 
     counter: str
     stage: str
     invocation: str
     value: int | None
-    """The tool's figure in its own unit; ``None`` where it failed."""
+    """The tool's result in its own unit; ``None`` if it failed."""
     normalised: int | None
-    """The same in FLOPs, 2 per multiply-accumulate."""
+    """The same result in FLOPs, 2 per multiply-accumulate."""
     truth: int | None
-    """Our own count of the same forward, in FLOPs; ``None`` where a part of it is unknown."""
+    """Costproof's count of the same forward pass, in FLOPs; ``None`` if a part of it is unknown."""
     delta: int | None
     """``value - truth``."""
     causes: tuple[Cause, ...]
     residual: int | None
     covered: int | None
-    """FLOPs of the truth that the tool's own rows have."""
+    """FLOPs of the truth that the tool counts too."""
     error: str | None = None
     notes: tuple[str, ...] = ()
 
@@ -198,36 +197,36 @@ class CounterFinding:
 
 @dataclass(frozen=True, slots=True)
 class CounterTool:
-    """A counter, and which version of it ran."""
+    """A third-party counter, and the version that ran."""
 
     info: CounterInfo
     version: str | None
-    """``None``: not installed, so it was skipped."""
+    """``None`` if it is not installed and was skipped."""
 
 
 @dataclass(frozen=True, slots=True)
 class CounterComparison:
-    """Third-party counters beside our own count. No part of the verdict: they prove nothing about us."""
+    """Third-party counters compared with costproof's count; they do not affect the verdict."""
 
     tools: tuple[CounterTool, ...]
     totals: tuple[CounterFinding, ...]
-    """One row a counter: the sum over what was counted."""
+    """One finding per counter, summed over all invocations that were counted."""
     findings: tuple[CounterFinding, ...]
-    """Counter by counter, one for each invocation of each stage."""
+    """One finding per counter and invocation, grouped by counter."""
     checked: tuple[str, ...] = ()
-    """Where the truth was compared with the closed formulas, and how that ended."""
+    """One sentence per comparison of the truth with the closed formulas, with its result."""
     unknown: tuple[str, ...] = ()
-    """Where the truth is unknown, so that nothing is compared there, and why."""
+    """Invocations whose truth is unknown and which are therefore not compared, with the reason."""
 
     @property
     def incomplete(self) -> tuple[str, ...]:
-        """What failed, one sentence each; empty if every counter that ran has its comparison."""
+        """The failures, one sentence each; empty if every counter that ran was compared."""
         failed = tuple(f"the counter {f.counter} failed: {f.error}" for f in self.totals if f.error is not None)
         return (*(f"the truth is unknown: {why}" for why in self.unknown), *failed)
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """What to say below the tables."""
+        """The notes that reports print below the tables."""
         return (*(f"The truth is unknown: {why}" for why in self.unknown), *self.checked)
 
     def tool(self, name: str) -> CounterTool:
@@ -237,7 +236,7 @@ class CounterComparison:
 
 @dataclass(frozen=True, slots=True)
 class Discrepancy:
-    """All findings of one capture."""
+    """The discrepancy file: all findings of one capture, and the verdict."""
 
     conventions: Conventions
     target: TargetInfo
@@ -248,27 +247,27 @@ class Discrepancy:
     """Totals first, then stages, then modules, each in the order of the model."""
     coverage: dict[str, SourceCoverage]
     incomplete: tuple[str, ...] = ()
-    """Why nothing may be claimed, one sentence each; empty unless the verdict is ``incomplete``."""
+    """Reasons for the verdict ``incomplete``, one sentence each; empty for any other verdict."""
     judges: Judges | None = None
-    """What the second judge confirms; ``None`` in files of before it."""
+    """The comparison with the second judge; ``None`` in older files."""
     counters: CounterComparison | None = None
     """Third-party counters, if the capture has any."""
     given_by: tuple[GivenBy, ...] = ()
-    """How many quantities which sources give, the most sources first; empty in files of before it."""
+    """Number of quantities by the set of sources that give them, largest sets first; empty in older files."""
 
     def __repr__(self) -> str:
-        """One line: a notebook must not print thousands of findings."""
+        """Return a summary in one line, because there may be thousands of findings."""
         of = f"{self.target.name} at {self.workload.name}"
         return f"Discrepancy({of}: {self.verdict}, {plural(len(self.findings), 'finding')})"
 
     def select(self, *, level: Level | None = None, status: Status | None = None) -> tuple[Finding, ...]:
-        """Return the findings of a level and a status (None: of any)."""
+        """Return the findings with this level and status; ``None`` accepts any."""
         return tuple(
             f for f in self.findings if (level is None or f.level == level) and (status is None or f.status == status)
         )
 
     def finding(self, finding_id: str) -> Finding:
-        """Return the finding of that id.
+        """Return the finding with this id.
 
         Raises:
             BadInput: there is none.

@@ -1,4 +1,4 @@
-"""The second judge beside the dynamic source: the same runs, counted by torch's own formulas at the dispatcher."""
+"""Compare the dynamic source with a second judge: torch's own FLOP formulas, applied at the dispatcher."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WITHOUT = "FLOPs of operators: the dynamic source has no second judge in this ca
 
 
 def second_judge(capture: Capture) -> tuple[Judges, tuple[Finding, ...]]:
-    """Compare the dynamic source with FlopCounterMode: what agrees, what is not comparable, and findings."""
+    """Compare the dynamic source with torch's FlopCounterMode; return a summary, and findings for differences."""
     dynamic = next((x for x in capture.ledgers if x.source == "dynamic"), None)
     if dynamic is None or capture.judge is None:
         return Judges(0, 0, (WITHOUT,)), ()
@@ -26,7 +26,7 @@ def second_judge(capture: Capture) -> tuple[Judges, tuple[Finding, ...]]:
     for o in judge.unknown_ops:
         unjudged.setdefault((o.stage, o.module), []).append(o.op)
     rows = [r for r in align([dynamic, judge], ("flops",)) if r.cells["dynamic"].value is not None]
-    # Where the rules lack an operator they do not say 0: what torch counts beyond them may be its.
+    # An operator without a rule is unknown, not 0: a surplus in torch's count may belong to it.
     lacking = {(o.stage, o.module) for o in dynamic.unknown_ops}
     ruleless = [r for r in rows if (r.stage, r.module) in lacking and _beyond(r)]
     rows = [r for r in rows if r not in ruleless]
@@ -51,7 +51,7 @@ def second_judge(capture: Capture) -> tuple[Judges, tuple[Finding, ...]]:
 
 
 def _merged(rows: Iterable[AlignedRow]) -> Iterator[tuple[AlignedRow, str, int]]:
-    """Rows that say the same of modules that differ in numbers only: one of them, the pattern, how many."""
+    """Group equal rows of modules whose paths differ only in numbers: one row, the pattern, and their number."""
     alike: dict[Hashable, list[AlignedRow]] = {}
     for row in rows:
         cells = tuple((s, c.value, c.kinds) for s, c in row.cells.items())

@@ -1,10 +1,9 @@
-"""Operator kinds in words common to all sources.
+"""Map the operator names of all sources to common kinds.
 
-Every source names an operator its own way: ``linear``, ``aten.addmm``, ``__matmul__``,
-``scaled_dot_product_attention``. The table brings a name to one of few kinds. ``matmul`` is the
-generic one: attention, einsum and experts may each be carried out by it, so where one source says
-``attention`` and another ``matmul`` they may mean the same work (:mod:`costproof.compare.align`
-decides).
+Each source has its own names for operators: ``linear``, ``aten.addmm``, ``__matmul__``,
+``scaled_dot_product_attention``. A table maps each name to one of a few kinds. ``matmul`` is the generic kind:
+attention, einsum and experts may be executed as matrix products, so ``attention`` in one source and ``matmul`` in
+another may be the same work, which :mod:`costproof.compare.align` decides.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ _NAMES: Final[dict[str, tuple[str, ...]]] = {
 _CANONICAL: Final[dict[str, str]] = {name: kind for kind, names in _NAMES.items() for name in names}
 
 _SPACES: Final = ("aten", "torch", "transformers", "F", "Tensor")
-"""Namespaces in which an operator is known by its name alone."""
+"""Namespaces in which the name identifies an operator without its namespace."""
 
 CARRIED_OUT_BY_MATMUL: Final[frozenset[str]] = frozenset({"attention", "einsum", "expert_gemm", "linear"})
 """Kinds that some source may execute as plain matrix products."""
@@ -57,7 +56,7 @@ CARRIED_OUT_BY_MATMUL: Final[frozenset[str]] = frozenset({"attention", "einsum",
 
 @cache
 def kind_of(kind: str) -> str:
-    """Return the common kind of a source's operator name; for a name outside the table, torch's name.
+    """Return the common kind of a source's operator name; a name outside the table is its own kind.
 
     ``aten._grouped_mm.default`` -> ``expert_gemm``, ``__rmatmul__`` -> ``matmul``, ``aten.lstm.input`` -> ``lstm``,
     ``foo::bar`` -> ``foo::bar``.
@@ -73,7 +72,7 @@ def kind_of(kind: str) -> str:
 
 
 def same_operator(first: str, second: str) -> bool:
-    """Whether two names of operators may stand for the same work."""
+    """Whether two operator names may represent the same work."""
     a, b = kind_of(first), kind_of(second)
     return a == b or (GENERIC in (a, b) and bool({a, b} & CARRIED_OUT_BY_MATMUL))
 
@@ -92,9 +91,9 @@ _KINDS: Final[dict[str, tuple[str, ...]]] = {
 _KIND: Final = {name: kind for kind, names in _KINDS.items() for name in names}
 _ARITHMETIC: Final = {"add": "add", "sub": "sub", "mul": "mul", "truediv": "div", "div": "div", "pow": "pow"}
 _SAME: Final = {f"{how}{name}": same for name, same in _ARITHMETIC.items() for how in ("", "r", "i")}
-"""Python's names of operators, which a run has."""
+"""Operator names of Python, which occur in traces of a run, with their common names."""
 ARITHMETIC: Final = "elementwise"
-"""What every other operator is."""
+"""Kind of all other operators."""
 
 _HALF: Final = Fraction(1, 2)
 _Recipe = tuple[str, Mapping[str, Mapping[str, int | Fraction]]]
@@ -124,11 +123,11 @@ _WRITTEN_OUT: Final[Mapping[str, tuple[_Recipe, ...]]] = {
     ),
     "sum": (("reduction", {"sum": {"sum": 1}}),),
 }
-"""Operator -> what it may be a part of: a kind, and per unit of one operator the units that the kind takes."""
+"""Operator -> composites that it may belong to: a kind, and the operators counted into it per unit of one operator."""
 
 _FUSED: Final = ({"softmax": Fraction(5, 6), ARITHMETIC: Fraction(1, 6)},
                  {"softmax": Fraction(5, 7), ARITHMETIC: Fraction(2, 7)})  # fmt: skip
-"""Of the vector work of a fused attention: 5 for the softmax and 1 for the scale of a score, 1 for a mask."""
+"""Shares of the vector work of a fused attention: per score 5 for the softmax, 1 for the scale, and 1 for a mask."""
 
 
 def operators(kinds: Iterable[tuple[str, int | None]]) -> tuple[tuple[str, int], ...]:

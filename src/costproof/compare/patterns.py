@@ -1,4 +1,4 @@
-"""Patterns of module paths: ``layers.[0,1,3-4].attn`` for paths that differ in numbers only."""
+"""Form and match patterns of module paths: ``layers.[0,1,3-4].attn`` for paths that differ only in numbers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Final
 from costproof.ledger.errors import BadInput
 
 ROOT: Final = "(root)"
-"""How a pattern names the root of the model, whose path is empty."""
+"""The pattern for the root of the model, whose path is empty."""
 
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 _RANGES = re.compile(r"\[(\d{1,9}(?:-\d{1,9})?(?:,\d{1,9}(?:-\d{1,9})?)*)\]")
@@ -21,7 +21,7 @@ _MOST_NUMBERS: Final = 1_000
 
 
 Mask = tuple[str, ...]
-"""What stands around the numbers of a path. A name may hold any character, so none can stand for a number."""
+"""The texts between the numbers of a path; a tuple, because names may contain any character as a placeholder."""
 
 
 @lru_cache(maxsize=16384)
@@ -31,10 +31,10 @@ def template(path: str) -> tuple[Mask, tuple[int, ...]]:
 
 
 def patterns(paths: Iterable[str]) -> list[tuple[str, tuple[str, ...]]]:
-    """Paths merged into patterns, each with the paths it stands for.
+    """Merge paths into patterns; return each pattern with the paths that it matches.
 
-    Paths of one template merge; where several positions vary and the numbers are not a full grid, the
-    first position is kept apart, so that a pattern never names a path that was not given.
+    Paths that differ only in numbers are merged. If numbers vary at several positions without forming a full grid,
+    paths are split by the first position, so that a pattern never matches a path that was not given.
     """
     by_template: dict[Mask, list[tuple[int, ...]]] = {}
     for path in paths:
@@ -49,23 +49,23 @@ def patterns(paths: Iterable[str]) -> list[tuple[str, tuple[str, ...]]]:
 
 
 def expand(pattern: str) -> tuple[str, ...]:
-    """Return the paths that a pattern stands for."""
+    """Return the paths that a pattern made by :func:`patterns` matches."""
     axes = [chain.from_iterable(_spans(match.group(1))) for match in _RANGES.finditer(pattern)]
     mask = tuple(_RANGES.split(pattern)[::2])  # texts and ranges alternate
     return tuple(_fill(mask, numbers) for numbers in product(*axes))
 
 
 def _spans(ranges: str) -> list[range]:
-    """``0,3-4`` as spans of neighbours."""
+    """Parse ``0,3-4`` into ranges of consecutive numbers."""
     bounds = ([int(n) for n in part.split("-")] for part in ranges.split(","))
     return [range(b[0], b[-1] + 1) for b in bounds]
 
 
 def matches(path: str, pattern: str) -> bool:
-    """Whether a pattern written by hand or by :func:`patterns` names a path.
+    """Whether a path matches a pattern, written by hand or made by :func:`patterns`.
 
-    ``*``, ``?`` and ``[ab]`` are those of a shell, ``[0-3,12]`` stands for these numbers, ``(root)`` for
-    the empty path.
+    ``*``, ``?`` and ``[ab]`` have the meaning of shell globs, ``[0-3,12]`` matches these numbers, and ``(root)`` the
+    empty path.
 
     Raises:
         BadInput: the pattern names too many numbers.
@@ -104,7 +104,7 @@ def _grids(tuples: Sequence[tuple[int, ...]]) -> list[tuple[tuple[int, ...], ...
 def _ranges(axis: Sequence[int]) -> str:
     if len(axis) == 1:
         return str(axis[0])
-    # In a run of neighbours number and position grow alike.
+    # In a run of consecutive numbers, number minus position is constant.
     neighbours = groupby(enumerate(axis), key=lambda placed: placed[1] - placed[0])
     runs = [[number for _, number in run] for _, run in neighbours]
     shown = [f"{r[0]}-{r[-1]}" if len(r) > 1 else str(r[0]) for r in runs]

@@ -1,6 +1,6 @@
-"""Findings for stages and for the whole: sums of rows, with the causes of their rows.
+"""Build the findings for stages and the total: sums of rows, with the causes of their rows.
 
-Errors of different sign cancel in a sum, so a sum is never better than the worst of its rows.
+Errors of opposite sign may cancel in a sum, so the status of a sum is never better than that of its worst row.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _EVIDENCE = 8
 
 
 def sums(capture: Capture, findings: Sequence[Finding]) -> list[Finding]:
-    """One finding per metric for the whole, then one per stage and metric."""
+    """Return one finding per metric for the total, then one per stage and metric."""
     stages = [s for s in capture.target.stages if any(s in x.stages for x in capture.ledgers)]
     by_stage: dict[tuple[str, str], list[Finding]] = {}
     for found in findings:
@@ -28,7 +28,7 @@ def sums(capture: Capture, findings: Sequence[Finding]) -> list[Finding]:
     result = []
     for place, inside in {"total": stages, **{s: [s] for s in stages}}.items():
         for metric in EVERY_METRIC:
-            # A source gives a total only of what it covers entirely.
+            # A source has a total only if it covers all these stages.
             values = {
                 x.source: _within(x, metric, inside)
                 for x in capture.ledgers
@@ -36,7 +36,7 @@ def sums(capture: Capture, findings: Sequence[Finding]) -> list[Finding]:
             }
             rows = [f for s in inside for f in by_stage.get((s, metric), ())]
             if metric in STAGE_WIDE:
-                # What belongs to a module counts once, whatever stages it works in.
+                # A metric of modules, such as parameters, counts each module once, even if several stages use it.
                 rows = list({(f.module, f.kind): f for f in rows}.values())
             if values and rows:
                 result.append(_sum(place, metric, values, rows))
@@ -44,7 +44,7 @@ def sums(capture: Capture, findings: Sequence[Finding]) -> list[Finding]:
 
 
 def _within(ledger: Ledger, metric: Metric, stages: Sequence[str]) -> int | None:
-    """Sum a source over stages, each module of a stage-wide metric once; None as soon as one stage is unknown."""
+    """Sum a metric of a source over stages, for stage-wide metrics each module once; None if a stage is unknown."""
     if any(ledger.hides(metric, stage) for stage in stages):
         return None
     return total((n for n in ledger.nodes if n.stage in stages), metric)

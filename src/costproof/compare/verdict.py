@@ -1,4 +1,4 @@
-"""The verdict on a capture: one word, one sentence, one exit code."""
+"""Derive the verdict on a capture: a word, a sentence and an exit code."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _EXIT: Final[dict[Verdict, int]] = {
 
 
 def coverage(capture: Capture) -> dict[str, SourceCoverage]:
-    """How much each source has counted."""
+    """Return how much of the model each source has counted."""
     return {
         ledger.source: SourceCoverage(
             known_flops=known_part(ledger.nodes, "flops") if "flops" in ledger.metrics else None,
@@ -40,7 +40,7 @@ def coverage(capture: Capture) -> dict[str, SourceCoverage]:
 
 
 def gaps(capture: Capture, findings: Sequence[Finding]) -> tuple[str, ...]:
-    """Why nothing may be claimed, one sentence each; empty when the capture is whole."""
+    """Return the reasons why a capture is incomplete, one sentence each; empty if it is complete."""
     found = []
     for ledger in capture.ledgers:
         for name, why in dict.fromkeys((o.op, o.why) for o in ledger.unknown_ops):
@@ -90,7 +90,7 @@ def next_step(d: Discrepancy) -> str | None:
 
 
 def verdict_of(findings: Sequence[Finding], incomplete: Sequence[str]) -> Verdict:
-    """Incomplete before unexplained before explained before exact."""
+    """Return the worst verdict that applies, in the order incomplete, unexplained, explained, exact."""
     if incomplete:
         return "incomplete"
     statuses = {f.status for f in findings}
@@ -100,7 +100,7 @@ def verdict_of(findings: Sequence[Finding], incomplete: Sequence[str]) -> Verdic
 
 
 def exit_code(d: Discrepancy) -> int:
-    """0 all exact or explained, 1 findings, 3 incomplete; 3 too where third-party counters failed."""
+    """Return the exit code: 0 if all is exact or explained, 1 for findings, 3 if incomplete or a counter failed."""
     return EXIT_INCOMPLETE if d.counters is not None and d.counters.incomplete else _EXIT[d.verdict]
 
 
@@ -116,7 +116,7 @@ def given_by(findings: Sequence[Finding]) -> tuple[GivenBy, ...]:
 
 
 def verdict_sentence(d: Discrepancy) -> str:
-    """Return the verdict for people, one sentence."""
+    """Return the verdict as one sentence for reports."""
     modules = [f for f in d.findings if f.level in ("module", "trace", "judge")]
     compared = [f for f in modules if f.status in ("exact", "explained", "unexplained")]
     sources = [s for s in ALL_SOURCES if s in d.coverage]

@@ -155,7 +155,8 @@ class Roofline:
     peaks: dict[str, int] = field(default_factory=dict)
     """FLOP per second of the other dtypes in which products are multiplied; products of missing dtypes take no time."""
     kept: bool = True
-    """Whether the counts contain the products that other implementations skip; if not, the floor includes all products.
+    """Whether the counts contain the products that other implementations skip, and the class runs no more experts than
+    its configuration names; if not, the floor includes such work.
     """
 
     @property

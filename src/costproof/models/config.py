@@ -241,6 +241,24 @@ def check_type(top: Section, kind: str) -> None:
         top.fixed("model_type", kind, why="this is the configuration of another model")
 
 
+def check_padding(top: Section, vocab: int) -> None:
+    """Check the padding id of a class that has its row in the table of tokens, as ``torch.nn.Embedding`` does."""
+    key, value = "pad_token_id", top.data.get("pad_token_id")
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    if value is None or any(str(p.where).endswith(".vocab_size") for p in top.problems):
+        return
+    if not whole or not -vocab <= value < vocab:
+        what, expected = "the table of tokens has no such row", f"null, or an id below {vocab}"
+        top.problem(what, key, expected=expected, got=shown(value))
+
+
+def check_returns(top: Section) -> None:
+    """Check that the parts of a class return objects: it reads their results by name."""
+    if top.data.get("return_dict") is False:
+        what = "the class reads the result of its decoder by name, and fails on a tuple"
+        top.problem(what, "return_dict", expected="true, or no such key", got="false")
+
+
 _WAIVED: Final = "waived"
 _MAY_BE_0: Final = ("dense_layers", "image_token", "q_rank", "window")
 """Fields of which 0 says that the model has none of these, whatever they are now."""

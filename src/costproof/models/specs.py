@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 GIVEN: Final = "the numbers that it was given"
 """What notes call the numbers of a module and inputs that have some."""
 
+RUNS_ALL: Final = "the class runs all"
+"""Start of the note on a class that runs all experts for every token, where its configuration names fewer."""
+
 
 @dataclass(frozen=True, slots=True)
 class SymbolicSize:

@@ -16,7 +16,7 @@ from costproof.ledger.errors import BadInput, did_you_mean
 from costproof.ledger.files import MAX_BYTES, WAIT, json_in, read_json
 from costproof.ledger.metrics import EVERY_METRIC, PEAK_METRICS, STAGE_WIDE, Conventions
 from costproof.ledger.node import exact_sum
-from costproof.ledger.peaks import CallPeaks, StagePeaks
+from costproof.ledger.peaks import StagePeaks
 from costproof.ledger.schema import FileKind, from_data
 from costproof.ledger.workload import Invocation, TargetInfo, TensorSpec, Workload, describe_calls
 
@@ -36,8 +36,8 @@ def baseline_at(text: str) -> Baseline:
     return file_at(text)[0]
 
 
-def file_at(text: str) -> tuple[Baseline, tuple[CallPeaks, ...]]:
-    """Return the baseline as :func:`baseline_at`, and the peaks of live activations if the file is a capture.
+def file_at(text: str) -> tuple[Baseline, Capture | None]:
+    """Return the baseline as :func:`baseline_at`, and the capture if the file is one.
 
     Raises:
         BadInput: there is none, or it cannot be read.
@@ -51,8 +51,8 @@ def file_at(text: str) -> tuple[Baseline, tuple[CallPeaks, ...]]:
     kind = data.get("schema") if isinstance(data, dict) else None
     if kind == CAPTURE.name:
         capture = parse_capture(data, where=text)
-        return fold_capture(capture), capture.peaks
-    return (_of_static(data, text) if kind == _STATIC else parse_baseline(data, where=text)), ()
+        return fold_capture(capture), capture
+    return (_of_static(data, text) if kind == _STATIC else parse_baseline(data, where=text)), None
 
 
 def _in_git(text: str) -> bytes:

@@ -19,6 +19,7 @@ from costproof.models.config import key_named, keys_of
 from costproof.models.generic.address import CONFIGURATION, names_function
 from costproof.models.generic.described import module_kinds
 from costproof.models.registry import TARGETS, load_target
+from costproof.models.specs import RUNS_ALL
 from costproof.models.target import Exportable, Target, WithKeys
 from costproof.opgraph.rules.files import Files
 from costproof.parametric.targets import evaluate_formulas
@@ -41,6 +42,8 @@ class Operand:
     """The run that exported graphs counted, if there are no formulas."""
     peaks: tuple[CallPeaks, ...] = ()
     """Peaks of live activations, if the operand is a capture that has them."""
+    runs_all: bool = False
+    """Whether its class runs all experts for every token, where the configuration names fewer."""
 
 
 def read_operand(
@@ -67,15 +70,24 @@ def read_operand(
     """
     if isinstance(given, Capture | Baseline):
         baseline = given if isinstance(given, Baseline) else fold_capture(given)
-        return Operand(baseline, target_of(baseline), peaks=given.peaks if isinstance(given, Capture) else ())
+        return _of_file(baseline, given if isinstance(given, Capture) else None)
     text = os.fspath(given)
     if names_target(text):
         with count_lock(rules):
             return _count_target(text, config, trust_remote_code, by_graph)
     if config is not None:
         raise BadInput("only a target takes a configuration file", where=text, got=os.fspath(config))
-    baseline, peaks = file_at(text)
-    return Operand(baseline, target_of(baseline), peaks=peaks)
+    return _of_file(*file_at(text))
+
+
+def _of_file(baseline: Baseline, capture: Capture | None) -> Operand:
+    if capture is None:
+        return Operand(baseline, target_of(baseline))
+    return Operand(baseline, target_of(baseline), peaks=capture.peaks, runs_all=_runs_all(capture))
+
+
+def _runs_all(capture: Capture) -> bool:
+    return any(note.startswith(RUNS_ALL) for ledger in capture.ledgers for note in ledger.notes)
 
 
 def names_target(text: str) -> bool:
@@ -195,7 +207,7 @@ def _export_target(target: Target, work: Workload) -> Operand:
     if not found.modules and isinstance(target, Exportable):  # of a family: held against a model by part
         found = replace(found, modules=module_kinds(target.build(work)))
     run = GraphRun(target, work, found.ledger("static")) if isinstance(target, Exportable) else None
-    return Operand(fold_capture(found), None, exported=run)
+    return Operand(fold_capture(found), None, exported=run, runs_all=_runs_all(found))
 
 
 def _value(text: str) -> Any:

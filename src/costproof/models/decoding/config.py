@@ -13,7 +13,7 @@ from random import Random
 from typing import Any, ClassVar, Final, Self
 
 from costproof.ledger.errors import BadInput, CostproofError
-from costproof.models.config import NativeConfig, activation, check_type, yes_or_no
+from costproof.models.config import NativeConfig, activation, check_padding, check_returns, check_type, yes_or_no
 from costproof.models.config_reader import LARGEST, Section, renamed, shown
 
 SIZES: Final = {
@@ -76,6 +76,8 @@ class DecoderConfig(NativeConfig):
     """Whether transformers requires ``hidden_size % num_attention_heads == 0``."""
     rotates: ClassVar[bool] = True
     """Whether the class has rotary embeddings, and so reads their keys."""
+    pads: ClassVar[bool] = True
+    """Whether the table of tokens of the class has a row for padding."""
     one_mask: ClassVar[bool] = False
     """Whether the class builds one mask for all layers.
 
@@ -130,6 +132,9 @@ class DecoderConfig(NativeConfig):
             **cls.read_fields(top, sizes),
         )
         _check_kinds(top, config.layers)
+        check_returns(top)
+        if cls.pads:
+            check_padding(top, config.vocab)
         config = replace(config, waived=top.finish())
         problems += [] if problems else config.contradictions()
         return config

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Final, Self
 
 from costproof.ledger.errors import BadInput, CostproofError
-from costproof.models.config import NativeConfig, activation, check_type, yes_or_no
+from costproof.models.config import NativeConfig, activation, check_padding, check_type, yes_or_no
 from costproof.models.config_reader import LARGEST, MOST_LAYERS, Section, renamed, shown
 
 NO_CLASSIFIER: Final = {"labels": "the class has no classifier"}
@@ -148,6 +148,8 @@ class VisionConfig(EncoderConfig):
         "channels": "num_channels",
     }
     prefix: ClassVar[str] = "vision"
+    two_sides: ClassVar[bool] = True
+    """Whether the class takes a list of two equal sides for a side."""
     class_token: ClassVar[bool] = True
     """Whether a class token precedes the patches."""
 
@@ -164,10 +166,16 @@ class VisionConfig(EncoderConfig):
 
     @classmethod
     def read_field(cls, top: Section, name: str, kind: object) -> Any:
-        """Return one field as the file sets it; a side may be a list of two equal sides."""
+        """Return one field as the file sets it; in most classes a side may be a list of two equal sides."""
         key = cls.keys[name]
         sides = top.data.get(key)
-        if name in ("image", "patch") and isinstance(sides, list) and len(sides) == 2 and sides[0] == sides[1]:
+        if (
+            cls.two_sides
+            and name in ("image", "patch")
+            and isinstance(sides, list)
+            and len(sides) == 2
+            and sides[0] == sides[1]
+        ):
             top.known.add(key)
             return top.check_integer(sides[0], key)
         return super(VisionConfig, cls).read_field(top, name, kind)
@@ -215,5 +223,7 @@ class TextEncoderConfig(EncoderConfig):
         for key in ("is_decoder", "add_cross_attention"):
             top.fixed(key, False, why="the formulas describe an encoder")
         top.fixed("tie_word_embeddings", True, why="the formulas describe one table for both ends")
+        vocab = top.data.get("vocab_size", cls.__dataclass_fields__["vocab"].default)
+        check_padding(top, vocab if isinstance(vocab, int) else LARGEST)
         top.fixed("chunk_size_feed_forward", 0, why="the formulas describe MLPs on all tokens at once")
         return super(TextEncoderConfig, cls).read_class(top)

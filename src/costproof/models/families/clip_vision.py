@@ -97,6 +97,7 @@ class ClipVisionConfig(VisionConfig):
 
     not_drawn: ClassVar = NO_CLASSIFIER
     model_type: ClassVar[str] = "clip_vision_model"
+    two_sides: ClassVar = False
     architectures: ClassVar = {"CLIPVisionModel": False, PROJECTED: False}
     unused_keys: ClassVar = {
         "initializer_factor": "of training alone",

@@ -74,6 +74,7 @@ class Gpt2Config(DecoderConfig):
     model_type: ClassVar[str] = "gpt2"
     architecture: ClassVar[str] = "GPT2LMHeadModel"
     rotates: ClassVar = False
+    pads: ClassVar = False
     keys: ClassVar = {
         "hidden": "n_embd",
         "intermediate": "n_inner",

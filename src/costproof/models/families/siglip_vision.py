@@ -65,6 +65,7 @@ class SiglipVisionConfig(VisionConfig):
 
     not_drawn: ClassVar = ONE_CLASS
     model_type: ClassVar[str] = "siglip_vision_model"
+    two_sides: ClassVar = False
     architectures: ClassVar = {"SiglipVisionModel": False}
     keys: ClassVar = {**VisionConfig.keys, "pooled": "vision_use_head"}
     class_token: ClassVar[bool] = False

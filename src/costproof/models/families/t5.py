@@ -32,7 +32,7 @@ from costproof.ledger.node import Ledger
 from costproof.ledger.progress import Progress
 from costproof.ledger.workload import AttentionKind, Invocation, TensorSpec, Workload
 from costproof.models import settings as common
-from costproof.models.config import Native, NativeConfig, check_type, yes_or_no
+from costproof.models.config import Native, NativeConfig, check_returns, check_type, yes_or_no
 from costproof.models.config_reader import MOST_LAYERS, Section, renamed
 from costproof.models.decoding.decoder import Decoder, ids_on_meta
 from costproof.models.generic.encoder_decoder import PROMPT, TWO_STAGES, FirstRun, TwoStacks, two_stack_calls
@@ -119,6 +119,7 @@ class T5Config(NativeConfig):
         top = Section(data, "$", problems)
         top.waive(dict.fromkeys(("relative_attention_max_distance", "n_positions"), "decides no cost"))
         check_type(top, cls.model_type)
+        check_returns(top)
         top.fixed("architectures", [cls.architecture], None, why="no formulas for this class", default=None)
         top.fixed("is_encoder_decoder", True, why="the formulas describe an encoder and a decoder")
         top.fixed("is_decoder", False, why="the formulas describe an encoder and a decoder")

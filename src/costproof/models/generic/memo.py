@@ -25,6 +25,7 @@ from costproof.models.generic.inputs import KINDS, example_inputs, input_choices
 from costproof.models.generic.makers import PLACEHOLDERS, Case
 from costproof.models.generic.stages import longest
 from costproof.models.generic.towers import NONE, Towers, towers
+from costproof.models.specs import RUNS_ALL
 
 if TYPE_CHECKING:
     import torch
@@ -76,7 +77,7 @@ def _experts(module: nn.Module, text: Any) -> str | None:
             hook.remove()
     if count * _ROWS[0] * _ROWS[1] not in rows:
         return None
-    return f"the class runs all {count} experts for every token; the configuration names {passed}, which servers run"
+    return f"{RUNS_ALL} {count} experts for every token; the configuration names {passed}, which servers run"
 
 
 def _own(module: nn.Module) -> list[Any]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Final, Self, TypeVar
 
 from costproof.ledger.errors import BadInput, CostproofError
-from costproof.models.config import NativeConfig, check_type
+from costproof.models.config import NativeConfig, check_returns, check_type
 from costproof.models.config_reader import Section, shown
 from costproof.models.decoding.config import DecoderConfig
 from costproof.models.encoding.config import EncoderConfig
@@ -58,6 +58,7 @@ class ImageTextConfig(NativeConfig):
         top.waive(cls.unused_keys)
         top.fixed("architectures", [cls.architecture], None, why="no formulas for this class", default=None)
         check_type(top, cls.model_type)
+        check_returns(top)
         config = cls.read_parts(top)
         own = top.finish()
         config = replace(config, waived=(*config.waived, *own))
