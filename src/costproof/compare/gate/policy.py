@@ -78,7 +78,7 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """An increase that somebody has agreed to, for a time."""
+    """An increase above a limit that was approved until a date."""
 
     place: PolicyPlace
     increase: PolicyAmount

@@ -48,7 +48,7 @@ class Check:
 
     @property
     def over(self) -> int:
-        """Units above the limit."""
+        """Amount above the limit, in units of the metric."""
         return 0 if self.head is None or self.most is None else max(0, self.head - self.most)
 
 

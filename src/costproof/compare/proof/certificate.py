@@ -57,7 +57,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Counterexample:
-    """One quantity in which the two differ."""
+    """A quantity for which the analytic and the static formula differ."""
 
     found_in: str
     """The piece of the proof that found it."""
@@ -72,21 +72,21 @@ class Counterexample:
     difference: str
     """Analytic minus static, factored: the extra term, or with a minus sign the missing one."""
     smallest: dict[str, int]
-    """The smallest sizes that show it."""
+    """The smallest sizes at which they differ."""
     config: dict[str, int]
-    """For a drawn configuration: its symbols."""
+    """Symbols of a randomly drawn configuration with their values; empty for the target's own."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What repeats the proof."""
+    """The settings that reproduce a proof."""
 
     samples: int
     seed: int
     config: str
     """JSON text of the normalised configuration."""
     chosen: dict[str, str] = field(default_factory=dict)
-    """The target's own settings of a proof."""
+    """Settings of the proof that are specific to the target."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,37 +94,38 @@ class Seen:
     """How far the draws varied one key of the configuration, or one setting of the run."""
 
     values: int
-    """Different values; 1: it was never varied."""
+    """Number of different values; 1 if it was never varied."""
     least: int | None = None
-    """Of numbers; so is the next."""
+    """The smallest value; ``None`` if the values are not numbers."""
     greatest: int | None = None
+    """The largest value; ``None`` if the values are not numbers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """How much was compared."""
+    """The extent of a proof: the sizes, workloads and configurations that were compared."""
 
     sizes: tuple[int, ...]
     """Sizes that were exported one by one."""
     symbolic_sizes: tuple[int, ...]
-    """Sizes that graphs with a symbol for them describe, by the exporter's own conditions, in each stage with one."""
+    """Sizes that symbolic graphs cover according to the exporter's conditions, in every stage with such a graph."""
     tried_sizes: tuple[int, ...]
-    """The sizes at which those conditions were looked at."""
+    """Sizes at which the exporter's conditions were evaluated."""
     workloads: tuple[str, ...]
     """Workloads without symbols, exported one by one."""
     runs: tuple[str, ...]
     samples: int
     rows: dict[str, int]
-    """Method -> quantities compared, one per module, operator kind and metric."""
+    """Method -> number of quantities compared, one per module, operator kind and metric."""
     rows_by_stage: dict[str, int]
     drawn: dict[str, int]
-    """Parameter of the drawn configurations -> from how many values."""
+    """Parameter of the drawn configurations -> number of values that it was drawn from."""
     choices: dict[str, int]
-    """What a configuration has or has not -> in how many of those drawn it is there."""
+    """Optional feature of a configuration -> number of drawn configurations with it."""
     not_varied: tuple[str, ...]
-    """What the drawn configurations have in common, and why."""
+    """Properties that all drawn configurations share, with the reason."""
     seen: dict[str, Seen] = field(default_factory=dict)
-    """Key of the configuration or setting of the run -> how far the draws varied it."""
+    """Key of the configuration or setting of the run -> the range of its values in the draws."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Analytic minus static, row by row: an identity, equal at this point, or a counterexample.
+"""Compare the analytic and the static formula of each row: identical, equal at this point, or a counterexample.
 
 The difference of the two expressions, with the configuration's numbers put in, is expanded by
 sympy. Where nothing is left, the two agree for every value of the symbols that the graph keeps
