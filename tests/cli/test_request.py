@@ -211,6 +211,6 @@ def test_a_checkpoint_with_a_shard_missing_is_told_first(tmp_path: Path) -> None
         '{"weight_map": {"a": "1.safetensors", "b": "2.safetensors"}}'
     )
     (tmp_path / "1.safetensors").write_text("")
-    with pytest.raises(Problems, match="not whole") as error:
+    with pytest.raises(Problems, match="is incomplete") as error:
         prepare(request(NAME, run="cpu", weights=tmp_path))
     assert [p.where for p in error.value.problems] == [str(tmp_path / "2.safetensors")]

@@ -169,8 +169,8 @@ def test_a_fork_of_foreign_code_keeps_no_command_from_its_end() -> None:
     """It holds the pipe of signals open for as long as it lives."""
     code = """
 import os, time
-from costproof.cli.streams import ending
-with ending():
+from costproof.cli.streams import ending_signals
+with ending_signals():
     child = os.fork()
     if not child:
         time.sleep(60)

@@ -216,7 +216,7 @@ def test_bad_settings(settings: dict[str, Any], where: str) -> None:
 
 def test_a_target_that_does_not_say_what_a_proof_ranges_over(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(proof, "load_run_target", lambda asked: SmallTarget())
-    with pytest.raises(BadInput, match="range"):
+    with pytest.raises(BadInput, match="domain of a proof"):
         prove("deepseek-ocr")
 
 

@@ -45,7 +45,7 @@ def test_an_inner_width_that_is_rounded(monkeypatch: pytest.MonkeyPatch) -> None
     def rounded(**fields: Any) -> ExpertMixture:
         return ExpertMixture(**{**fields, "inner": 8 * sympy.ceiling(fields["inner"] / 8)})
 
-    monkeypatch.setattr(dense, "Mixture", rounded)
+    monkeypatch.setattr(dense, "ExpertMixture", rounded)
     found = carry_out_piece(replace(piece, stages=("prefill",))).counterexamples
     assert {"flops", "params", "weight_bytes"} <= {c.metric for c in found}
 

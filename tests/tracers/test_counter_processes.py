@@ -124,7 +124,7 @@ def test_memory_is_that_of_the_process_alone() -> None:
     code = (
         "import subprocess, sys; held = b'x' * 2**29; "
         "sys.exit(subprocess.run([sys.executable, '-c', "
-        "'from costproof.tracers.counters.running import peak; print(peak())']).returncode)"
+        "'from costproof.tracers.counters.running import peak_bytes; print(peak_bytes())']).returncode)"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)

@@ -221,7 +221,11 @@ class LatentBlock:
         )
 
     def _saved(self, call: StackCall) -> Size:
-        """Return the work that absorbing saves: the expansion of the past, less the wider scores and sums."""
+        """Return the work that absorbing saves: the expansion of the past, less the wider scores and sums.
+
+        For a step with t keys this is positive if nope + value_dim >= 4 and t >= 2. Narrower heads save at most the
+        expansion, which a floor then leaves out.
+        """
         if call.past == 0:
             return 0
         both = self.nope + self.value_dim

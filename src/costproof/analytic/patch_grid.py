@@ -169,7 +169,15 @@ class WindowOrder:
 
 
 def window_pairs(side: Size, window: Size) -> Size:
-    """Return the pairs of units within windows, over all windows of an image of side x side units."""
+    """Return the pairs of units within windows, over all windows of an image of side x side units.
+
+    Windows are cut from the first corner on; those at the far sides are as large as the remainder. A row of the image
+    consists of floor(side / window) pieces of ``window`` units and a remainder r, so the squares of its pieces sum to
+    window² floor(side / window) + r². A window is the product of a piece of a row and a piece of a column, so the sum
+    over windows is the square of that sum.
+
+    Source: Bai et al. 2025, Qwen2.5-VL, section 2.1.1; get_vision_window_index (transformers).
+    """
     whole = sympy.floor(sympy.sympify(side) / window)
     return (window**2 * whole + (side - window * whole) ** 2) ** 2
 

@@ -107,7 +107,18 @@ class Router:
         )
 
     def _between(self, scores: Size, chosen: Size) -> Size:
-        """Return the bytes that its operators write for each other."""
+        """Return the bytes that the operators of the router write for each other.
+
+        The linear layer writes the scores, and the operator that turns them into shares reads them; the shares are
+        written, and the selection reads them. A correction is one more operator, and the k weights are gathered from
+        the shares. Groups: the operator that scores them reads the shares, and so does a mask, which writes them for
+        the selection; group scores are written and read, and zeros become a mask of one byte per group,
+        4 + 4 + 4 + 4 + 1 + 1; the best of several, which are summed first, are written and read. The k weights are
+        written and read before each further step: the sum, the division by it (one number per token, which a floor
+        changes), and the scale.
+
+        Branches: groups that are scored by their best expert have nothing to sum.
+        """
         how = self.routing
         logit = 4 if how.upcast else self.item_bytes
         if how.late:

@@ -46,7 +46,11 @@ class TransformerLayer:
     """Further layers in the module of the layer."""
 
     def parts(self, role: str, call: StackCall, attended: StackCall | None = None) -> tuple[ModulePart, ...]:
-        """Return its modules."""
+        """Return its modules.
+
+        Args:
+            attended: the call as attention sees it, where windows divide the tokens differently.
+        """
         b, rows = call.item_bytes, call.rows
         norm, scale = NORMS[self.norm](rows, self.width, b), LayerScale(rows, self.width, b)
         cross: tuple[ModulePart, ...] = ()
@@ -94,7 +98,11 @@ class DecoderStack:
     """Whether a constant scales the embeddings."""
 
     def parts(self, role: str, call: StackCall, positions: Size) -> tuple[ModulePart, ...]:
-        """Return its modules."""
+        """Return its modules.
+
+        Args:
+            positions: positions per sequence that get logits.
+        """
         b, rows = call.item_bytes, call.rows
         table = self.table_kind(rows if self.own_positions else call.tokens, self.table, b)
         embedding = Embedding(rows, self.vocabulary, self.width, b, self.scaled, read_whole=self.tied)

@@ -46,7 +46,6 @@ from costproof.reports.document import (
 from costproof.reports.html.document import h, join_markup
 from costproof.reports.html.printer import HtmlPrinter, chips, shares, swatch
 from costproof.views.describe import counted_lines, versions_line
-from costproof.views.frames import DIFF_COLUMNS, diff_rows
 from costproof.views.numbers import exact, first_names, human, share, truncate
 
 MAX_ROWS: Final = 15
@@ -465,6 +464,8 @@ def _mostly(found: Diff, metric: Metric, name: str, share: int) -> str:
 
 def diff_csv(found: Diff) -> str:
     """Return sums and changed rows with exact integers, for other programs; an unknown number is empty."""
+    from costproof.views.frames import DIFF_COLUMNS, diff_rows  # loads sympy, which the other formats do not need
+
     out = StringIO()
     writer = csv.DictWriter(out, DIFF_COLUMNS, lineterminator="\n")
     writer.writeheader()
