@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import pytest
 import torch
+import transformers
 from transformers import (
     CONFIG_MAPPING,
     MODEL_FOR_CAUSAL_LM_MAPPING,
@@ -18,6 +19,7 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
+from costproof import api
 from costproof.ledger.errors import BadInput, CostproofError, Problems
 from costproof.ledger.workload import FURTHER_TOKENS, NO_CLASS, OWN_CODE, UNREAD
 from costproof.models.config import NativeConfig
@@ -468,3 +470,38 @@ def test_a_list_of_sides_is_refused_where_the_class_refuses_it(kind: str, key: s
         assert [p.where for p in problems if isinstance(p, BadInput)] == [f"$.{key}"]
     else:
         assert not problems
+
+
+_BERT: Final = {
+    "model_type": "bert", "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
+    "vocab_size": 64, "pad_token_id": 0,
+}  # fmt: skip
+_T5: Final = {
+    "model_type": "t5", "d_model": 32, "d_kv": 16, "d_ff": 32, "num_layers": 1, "num_heads": 2, "vocab_size": 64,
+    "architectures": ["T5ForConditionalGeneration"], "feed_forward_proj": "relu",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("file", "change"),
+    [
+        ({**_BERT, "architectures": ["BertForMaskedLM"]}, {"tie_word_embeddings": False}),
+        ({**_BERT, "architectures": ["BertModel"]}, {"is_decoder": True}),
+        (_T5, {"dense_act_fn": "gelu_new"}),
+        (_T5, {"is_gated_act": True}),
+    ],
+)
+def test_a_file_that_formulas_do_not_describe_is_counted_by_its_graph(
+    file: dict[str, Any], change: dict[str, Any], tmp_path: Path
+) -> None:
+    """The class has the model that the file names: a head of its own, a decoder, the saved activation."""
+    assert not isinstance(_target(tmp_path, file), GenericTarget)
+    data = {**file, **change}
+    target = _target(tmp_path, data)
+    assert isinstance(target, GenericTarget)
+    own = getattr(transformers, data["architectures"][0])(AutoConfig.for_model(**data))
+    built = target.build(target.workload(seq_len=4))
+    assert sum(p.numel() for p in built.parameters()) == sum(p.numel() for p in own.parameters())
+    found = api.capture(f"hf:{tmp_path / 'config.json'}", seq_len=4, sources=["static"])
+    (ledger,) = found.ledgers
+    assert ledger.total("params") == sum(p.numel() for p in own.parameters())

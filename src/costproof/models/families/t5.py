@@ -165,6 +165,13 @@ class T5(Native[T5Config]):
         """Return whether the formulas describe this class of transformers."""
         return architecture == T5Config.architecture
 
+    @classmethod
+    def serves(cls, config: Mapping[str, Any]) -> bool:
+        """Return whether the formulas describe the MLPs; the class takes saved keys over ``feed_forward_proj``."""
+        usual = _MLPS.get(str(config.get("feed_forward_proj", "relu")))
+        keys = ("dense_act_fn", "is_gated_act")
+        return usual is None or all(config.get(k, v) == v for k, v in zip(keys, usual, strict=True))
+
     def symbol_docs(self) -> dict[str, SymbolDoc]:
         """Return the typesetting and the meaning of each symbol in its formulas."""
         return TWO_STACK_SYMBOLS
