@@ -173,6 +173,6 @@ def test_names_are_for_tokens() -> None:
 def test_the_side_of_a_view_is_a_symbol(tmp_path: Path) -> None:
     found = costproof("derive", "deepseek-ocr", "projector", "--points", "1", cwd=tmp_path)
     # 2 (1024 + 1024) 1280 for each of (H/64)**2 positions.
-    assert found.stdout.splitlines()[2] == f"total = {2 * 2048 * 1280 // 64**2}*H**2*n"
+    assert found.stdout.splitlines()[3] == f"total = {2 * 2048 * 1280 // 64**2}*H**2*n"
     # The drawn side, and the least one.
     assert found.stderr.splitlines()[-1] == "checked: equal to a fresh count at 2 of 2 points"
