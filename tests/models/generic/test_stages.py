@@ -188,7 +188,7 @@ def test_a_function_in_a_file(tmp_path: Path) -> None:
     assert done.stdout.startswith("mine:make, usual: input float32[3,16], float32\n"), "no batch beside the shapes"
     assert found.workload.batch == 3, "as the derived form below has it"
     derived = command("derive", "mine.py:make", "--points", "1", cwd=tmp_path)
-    assert derived.stdout.splitlines()[2] == f"total = {2 * 16 * 32 + 2 * 32 * 8}*B"
+    assert derived.stdout.splitlines()[3] == f"total = {2 * 16 * 32 + 2 * 32 * 8}*B"
     # Another file of the same name does not replace it unawares.
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "mine.py").write_text(MODEL, encoding="utf-8")
