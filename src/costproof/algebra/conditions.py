@@ -37,7 +37,7 @@ class Condition:
 
     @property
     def symbols(self) -> frozenset[str]:
-        """The names of the symbols that it depends on."""
+        """Names of the symbols in the condition, such as ``S``."""
         return frozenset(s.name for s in parse(self.margin).free_symbols)
 
     def holds(self, sizes: Mapping[str, int]) -> bool:

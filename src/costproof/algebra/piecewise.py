@@ -39,7 +39,7 @@ def piecewise(expr: sympy.Expr) -> bool:
 
 
 def opaque(expr: sympy.Expr, names: dict[str, sympy.Symbol]) -> sympy.Expr:
-    """Replace each minimum, maximum and rounding by a symbol; equal ones by the same symbol.
+    """Replace each ``Min``, ``Max``, ``ceiling`` and ``floor`` by a fresh symbol, equal ones by the same.
 
     Args:
         names: canonical text -> symbol; new symbols are added to it.

@@ -32,7 +32,7 @@ class RoutingRule:
     narrow: bool = False
     """Whether the k weights are returned in the run's dtype; otherwise in float32."""
     upcast: bool = True
-    """Whether the linear layer computes in float32; otherwise in the run's dtype."""
+    """Whether the linear layer that scores the experts computes in float32 rather than in the run's dtype."""
 
 
 PLAIN: Final = RoutingRule()

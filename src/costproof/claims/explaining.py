@@ -73,8 +73,8 @@ def _is_evidence(sets: tuple[tuple[Effect, ...], ...], chance: Chance, amount: A
     most = SELDOM if len(sets[0]) <= 1 else RARE
     # Counting the same work by one other convention is as plausible as the truth itself.
     reading = any(all(CONVENTIONS & {e.cause, *e.aliases} for e in s) and len(s) <= 1 for s in sets)
-    # Nor does the same cache in another width, whose multiples others are.
-    if any(len(s) == 1 and WIDTHS & {s[0].cause, *s[0].aliases} for s in sets):
+    # A cache stored in another width is one too; its factors (2, 1/2, 1/4) are too common for the chance to tell.
+    if all(len(s) == 1 and WIDTHS & {s[0].cause, *s[0].aliases} for s in sets):
         return True
     return chance.numbers <= CHANCE and (reading or chance.products <= most)
 

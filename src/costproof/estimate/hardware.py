@@ -128,7 +128,7 @@ Not float32 for float64: the float32 peak may be that of vector units, and the f
 """
 
 LARGEST_FIGURE: Final = 10**30
-"""Limit of a peak or a figure, beyond any device or data center."""
+"""Largest value accepted in a device file, far above the figures of any device; a larger one is bad input."""
 FIGURES: Final[dict[str, tuple[str, str, int]]] = {
     "bandwidth": ("bandwidth of the memory", "B/s", 10**8),
     "memory": ("memory", "B", 10**7),

@@ -102,7 +102,7 @@ class ModuleKind:
     kind: str
     """Name of the class."""
     settings: dict[str, ConfigValue]
-    """Scalar attributes, without a layer's own index."""
+    """Scalar attributes of the module; the index of a layer in its stack (``layer_idx``) is left out."""
     shapes: dict[str, str]
     """Own parameter -> dtype and shape: ``weight`` -> ``float32[10,64]``."""
     count: int

@@ -184,7 +184,7 @@ def check_sums(result: StaticCompute) -> None:
 
 
 def _closed(capture: Capture) -> Ledger | None:
-    """Return the source with closed forms: our formulas, or else the graph with symbolic sizes."""
+    """Return the source whose expressions are closed forms: ``analytic``, or ``static`` if no formulas exist."""
     found = (capture.by_source.get(source) for source in ("analytic", "static"))
     return next((x for x in found if x is not None and any(n.exprs for n in x.nodes)), None)
 

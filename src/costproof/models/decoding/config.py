@@ -92,7 +92,7 @@ class DecoderConfig(NativeConfig):
     """Symbols -> expressions in drawn parameters; they override or extend those of every decoder."""
 
     def symbols(self) -> dict[str, int]:
-        """Return the values of the symbols in the formulas."""
+        """Return symbol name -> value of this configuration, such as ``text_hidden`` -> 4096."""
         named = ("hidden", "intermediate", "layers", "heads", "kv_heads", "head_dim", "vocab")
         return {f"text_{name}": getattr(self, name) for name in named}
 
@@ -301,7 +301,7 @@ class WindowedConfig(DecoderConfig):
         return tuple(self.window if kind == "w" else 0 for kind in kinds)
 
     def symbols(self) -> dict[str, int]:
-        """Return the values of the symbols in the formulas."""
+        """Return symbol name -> value of this configuration, such as ``text_hidden`` -> 4096."""
         return DecoderConfig.symbols(self) | ({"text_window": self.window} if any(self.windows()) else {})
 
     def native(self) -> dict[str, Any]:
@@ -424,7 +424,7 @@ class MixtureConfig(WindowedConfig):
         return tuple((w, m) for (w, _), m in zip(WindowedConfig.layer_kinds(self), self.routed(), strict=True))
 
     def symbols(self) -> dict[str, int]:
-        """Return the values of the symbols in the formulas."""
+        """Return symbol name -> value of this configuration, such as ``text_hidden`` -> 4096."""
         found = WindowedConfig.symbols(self)
         moe = found.pop("text_intermediate")
         return {**found, "text_experts": self.experts, "text_topk": self.top_k, "text_moe": moe}

@@ -24,7 +24,7 @@ _DECODING: Final = "decoding"
 """The setting of families that have two implementations of decode steps; its first choice is the default."""
 _KERNELS: Final[tuple[ExpertKernel, ...]] = ("grouped_mm", "batched_mm")
 GROUPED_ROW: Final = 8
-"""Factor of drawn widths for grouped GEMMs, which need rows of a multiple of 16 bytes; other kernels take any width."""
+"""Random widths are multiples of this for grouped GEMMs, whose rows must be multiples of 16 bytes (8 x bfloat16)."""
 
 # Parameter -> its values, drawn uniformly and independently of all others.
 _RUN: Final[Mapping[str, range]] = {"S": range(1, 41), "B": range(1, 33), "b": range(2, 6, 2), "P": range(1, 65)}

@@ -122,7 +122,7 @@ class LatentConfig(MixtureConfig):
         return tuple(i >= self.dense_layers for i in range(self.layers))
 
     def symbols(self) -> dict[str, int]:
-        """Return the values of the symbols in the formulas."""
+        """Return symbol name -> value of this configuration, such as ``text_hidden`` -> 4096."""
         own = {f"text_{name}": getattr(self, name) for name in (*_LATENT, "shared", "intermediate")}
         own |= {"text_q_rank": self.q_rank} if self.q_rank else {}
         own |= {"text_router_groups": self.groups, "text_dense": self.dense_layers, "text_moe": self.expert_width}

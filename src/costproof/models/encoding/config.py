@@ -68,7 +68,7 @@ class EncoderConfig(NativeConfig):
         return named | ({"labels": self.labels} if self.labels else {})
 
     def symbols(self) -> dict[str, int]:
-        """Return the values of the symbols in the formulas."""
+        """Return symbol name -> value of this configuration, such as ``text_hidden`` -> 4096."""
         return {f"{self.prefix}_{name}": value for name, value in self.sizes().items()}
 
     def native(self) -> dict[str, Any]:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from costproof.models.encoding.domain import Domain
 
 _BATCH, _LENGTH = 3, 37
-"""Example sizes of an export: above 1 and different."""
+"""Batch and length that exports use as examples: torch.export specializes 1, and merges equal sizes."""
 PRESETS: Final = (
     NamedWorkload("text", "a text of 512 tokens", {"text": 512}, default=True),
     NamedWorkload("sentence", "a text of 32 tokens", {"text": 32}),

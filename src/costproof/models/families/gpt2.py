@@ -97,7 +97,7 @@ class Gpt2Config(DecoderConfig):
     }
 
     def symbols(self) -> dict[str, int]:
-        """Return the values of the symbols in the formulas."""
+        """Return symbol name -> value of this configuration, such as ``text_hidden`` -> 4096."""
         return {**DecoderConfig.symbols(self), "text_positions": self.max_positions}
 
     def __post_init__(self) -> None:

@@ -66,7 +66,7 @@ class Qwen3MoeConfig(MixtureConfig):
         return tuple(kind == "m" for kind in (self.kinds * self.layers)[: self.layers])
 
     def symbols(self) -> dict[str, int]:
-        """Return the values of the symbols in the formulas."""
+        """Return symbol name -> value of this configuration, such as ``text_hidden`` -> 4096."""
         own = {"text_intermediate": self.intermediate, "text_moe": self.expert_width}
         return {**MixtureConfig.symbols(self), **own}
 

@@ -51,7 +51,7 @@ PRESETS: Final = (
 )
 _ANSWERS: Final = {"text": 64, "sentence": 32}
 _BATCH, _LENGTH = 3, 37
-"""Example sizes of an export: above 1 and different."""
+"""Batch and length that exports use as examples: torch.export specializes 1, and merges equal sizes."""
 
 
 _MLPS: Final = {"relu": ("relu", False), "gated-gelu": ("gelu_new", True), "gated-silu": ("silu", True)}
@@ -99,7 +99,7 @@ class T5Config(NativeConfig):
         return _MLPS[self.mlp][1]
 
     def symbols(self) -> dict[str, int]:
-        """Return the values of the symbols in the formulas."""
+        """Return symbol name -> value of this configuration, such as ``text_hidden`` -> 4096."""
         named = ("hidden", "head_dim", "intermediate", "layers", "decoder_layers", "heads", "vocab", "buckets")
         return {f"text_{name}": getattr(self, name) for name in named}
 

@@ -34,7 +34,7 @@ class ImageTextConfig(NativeConfig):
     """Keys of this family that decide no cost -> the reason."""
 
     def symbols(self) -> dict[str, int]:
-        """Return the values of the symbols in the formulas."""
+        """Return symbol name -> value of this configuration, such as ``text_hidden`` -> 4096."""
         return {**self.vision.symbols(), **self.text.symbols()}
 
     def normalised(self) -> dict[str, Any]:

@@ -155,7 +155,7 @@ class OcrConfig(Config):
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     def symbols(self) -> dict[str, int]:
-        """Return the values of the symbols in the formulas."""
+        """Return symbol name -> value of this configuration, such as ``text_hidden`` -> 4096."""
         sizes = {tower: getattr(self, tower) for tower in _SYMBOLS}
         return {
             "in_channels": self.sam.channels,

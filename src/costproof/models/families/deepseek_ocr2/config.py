@@ -93,7 +93,7 @@ class Ocr2Config(NativeConfig):
     architecture: ClassVar[str] = "DeepseekOcr2ForConditionalGeneration"
 
     def symbols(self) -> dict[str, int]:
-        """Return the values of the symbols in the formulas."""
+        """Return symbol name -> value of this configuration, such as ``text_hidden`` -> 4096."""
         sam, encoder, text = self.sam, self.encoder, self.text
         named = {
             "sam": (sam, ("hidden", "heads", "head_dim", "mlp", "layers", "window", "patch", "image")),
