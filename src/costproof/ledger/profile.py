@@ -71,6 +71,30 @@ class OperatorTime:
 
 
 @dataclass(frozen=True, slots=True)
+class EnqueuedCall:
+    """One operator call on the two clocks of an eager run, in nanoseconds; the calls of a stage stand in their order.
+
+    On a processor the work is done inside the call: ``device`` is 0, ``launches`` is 0, and ``dispatch`` has all of it.
+    """
+
+    operator: str
+    module: str
+    """Path of the innermost module that makes the call."""
+    python: int
+    """Host time since the operator before it returned: the Python of modules."""
+    dispatch: int
+    """Host time inside the call, without launches and without waiting: dispatcher and allocator."""
+    launch: int
+    """Host time inside the runtime's calls that enqueue its kernels and copies."""
+    launches: int
+    """Kernels, copies and fills that it enqueues on the device."""
+    device: int
+    """Device time of these, one after another."""
+    synchronises: bool
+    """Whether the host waits for the device before the call returns, as ``.item()`` and copies to the host do."""
+
+
+@dataclass(frozen=True, slots=True)
 class Measured:
     """All times of a run."""
 
