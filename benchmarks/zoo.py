@@ -33,8 +33,8 @@ which a default configuration does not build or run. An export and a run on the 
 module; their total is compared with torch's `FlopCounterMode` on plain runs, extended by rules for operators that
 it lacks (attention on the CPU, grouped products, matrix-vector products, recurrent layers, `einsum`).
 
-[zoo.csv](zoo.csv) has one row per type: outcome and reason, class, stages, FLOPs, seconds, peak memory, commit. The table
-below lists the types that were tried and are not exact."""
+[zoo.csv](zoo.csv) has one row per type: outcome and reason, class, stages, FLOPs, seconds, peak memory, commit. The
+table below lists the types that were tried and are not exact."""
 _AGREED: Final = ("exact", "explained", "equal")
 _UNTRIED: Final = ("not run", "not built")
 
