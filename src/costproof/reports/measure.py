@@ -50,13 +50,12 @@ REST: Final = "Residual: the fastest run minus all of these. Jitter: the median 
 NO_CLOCKS: Final = "The host time between operators was not measured: it is in the residual."
 PREDICTS: Final = (
     "A prediction: the model did not run. Each distinct operator ran in isolation, on tensors of the form that a run "
-    "gives it, and the times of all its calls are added; experts get their rows by uniform routing. The time of a run "
-    "is predicted to lie between the device clock, which knows the operators only, and both clocks, with the host "
-    "costs in the device file. The columns of the split add up to the latter."
+    "gives it; experts get their rows by uniform routing. Predicted: from the time of all operators, one after "
+    "another, to that with the host time between them, by both clocks. The columns of the split add up to the latter."
 )
 NO_COSTS: Final = (
-    "The device file has no host costs (costproof machine --measure writes them), so that only the operators are "
-    "predicted: Python, dispatch and launches between them are not included."
+    "The host time between the operators is not known, for the device file has none (costproof machine --measure "
+    "writes it): the columns of the split add up to the operators alone."
 )
 ONE_CLOCK: Final = (
     "One clock: on a processor operators run inside their calls, nothing waits, and the time of a run is the sum of "
@@ -249,8 +248,8 @@ def _roof(found: Measurement) -> str:
 def _accuracy(found: Measurement) -> str:
     error = decimal(100 * found.median_error, 1)
     known = all(row.predicted is not None for row in found.rows)
-    what = "the predicted times are" if known else "the operators alone are"
-    return f"As a prediction, {what} {error} % off the measured time in the median over the rows."
+    what = "The predicted times are" if known else "As a prediction, the operators alone are"
+    return f"{what} {error} % off the measured time in the median over the rows."
 
 
 def _place(row: MeasuredStage) -> tuple[str, str]:
