@@ -11,6 +11,7 @@ import importlib
 import json
 import os
 import sys
+import time
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import astuple
@@ -42,6 +43,12 @@ Emit = Callable[..., None]
 """Writes a message: ``emit("row", ["tiny", "exact"], table="counts")``."""
 
 
+def shown(what: str, done: int, total: int) -> None:
+    """Show on stderr where the time goes."""
+    if done in (0, total):
+        print(f"{time.monotonic():10.1f} s  {what} {done}/{total}", file=sys.stderr, flush=True)
+
+
 def machine(emit: Emit, run: Literal["cpu", "cuda"], folder: str) -> None:
     """Versions and capabilities, and the rates of the device."""
     found, versions = doctor(), environment()
@@ -67,7 +74,7 @@ def _measured(folder: str) -> Device | None:
 
 def counts(emit: Emit, target: str, choices: Mapping[str, Any]) -> None:
     """Three sources on a real run."""
-    report = costproof.report(target, **choices)
+    report = costproof.report(target, progress=shown, **choices)
     verdict = report.discrepancy.verdict
     what = [target, str(choices.get("preset", "")), str(choices.get("attention", "sdpa")), _cut(choices)]
     emit("row", [*what, verdict_sentence(report.discrepancy)], table="counts")
@@ -132,7 +139,7 @@ def times(emit: Emit, target: str, choices: Mapping[str, Any], folder: str) -> N
     """Each stage of each forward beside its bounds: eager, as a CUDA graph, compiled."""
     # A processor shared with others varies: measured anew between the runs, while a GPU's rates are those of the file.
     on = _measured(folder) if choices["run"] == "cuda" else None
-    found = costproof.measure(target, on=on, **choices)
+    found = costproof.measure(target, on=on, progress=shown, **choices)
     what = [f"{target} {choices.get('preset', '')}".strip(), str(choices.get("attention", "sdpa")), _cut(choices)]
     for row in found.rows:
         cells, figures = timed(row)
@@ -213,6 +220,7 @@ def main() -> None:
         emit("ready")
         for line in sys.stdin:
             asked = json.loads(line)
+            print(f"{time.monotonic():10.1f} s  {line.strip()}", file=sys.stderr, flush=True)
             importlib.invalidate_caches()  # kernels may have been built meanwhile
             try:
                 STEPS[asked["run"]](emit, **asked["choices"])
