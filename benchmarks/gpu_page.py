@@ -65,11 +65,20 @@ TABLES: Final = {
     "times": (
         Table(
             "times",
-            ("model", "attention", "layers", "run", "stage", "floor", "roof", *_TIMED, "clock that binds"),
-            "lllll" + "r" * 14 + "l",
+            ("model", "attention", "layers", "run", "stage", "floor", "roof", *_TIMED),
+            "lllll" + "r" * 14,
             "Milliseconds: the floor and the roof of the device as it was measured; for each form in which the stage "
             "runs what was predicted, what was measured (the median, or why there is none), how far they are apart, "
             "and the share of the peak (MFU).",
+        ),
+        Table(
+            "clocks",
+            (
+                "model", "attention", "layers", "run", "stage", "operators", "launches", "host by itself",
+                "device by itself", "both", "clock that binds",
+            ),
+            "lllll" + "r" * 5 + "l",
+            "The two clocks of the eager run.",
         ),
         Table(
             "split",

@@ -144,6 +144,7 @@ def times(emit: Emit, target: str, choices: Mapping[str, Any], folder: str) -> N
     for row in found.rows:
         cells, figures = timed(row)
         emit("row", [*what, *cells], table="times")
+        emit("row", [*what, *clocks(row)], table="clocks")
         parts = [None] * len(SPLIT) if row.split is None else astuple(row.split)
         emit("row", [*what, row.run, _stage(row), *map(ms, parts)], table="split")
         for figure in figures:
@@ -165,8 +166,7 @@ def timed(row: MeasuredStage) -> tuple[list[str], list[dict[str, Any]]]:
     """The cells of a stage after its model, and the figures of its predictions."""
     bounds = [ms(b.seconds and Fraction(b.seconds) * 10**9) for b in (row.floor, row.roof)]
     measured = None if row.measured is None else row.measured.median
-    clocks = getattr(row, "clocks", None)
-    predicted = row.replay if clocks is None else clocks.both
+    predicted = row.replay if row.predicted is None else row.predicted
     cells = [row.run, _stage(row), *bounds]
     figures: list[dict[str, Any]] = []
     flops = None if row.of_peak is None or measured is None else Fraction(row.of_peak) * measured
@@ -180,14 +180,21 @@ def timed(row: MeasuredStage) -> tuple[list[str], list[dict[str, Any]]]:
             figures.append({"form": name, "stage": row.stage, "predicted": predicted, "measured": measured})
 
     form("eager", predicted, measured, "did not run")
-    for name in ("graph", "compiled"):
-        variant = getattr(row, name, None)
+    for name, variant in (("graph", row.graph), ("compiled", row.compiled)):
         if variant is None:
             form(name, None, None, "not tried")
         else:
             form(name, variant.predicted, None if variant.time is None else variant.time.median, variant.why)
-    cells.append("" if clocks is None else clocks.binds)
     return cells, figures
+
+
+def clocks(row: MeasuredStage) -> list[str]:
+    """The cells of a stage after its model: what each clock takes by itself, and both."""
+    known = row.clocks
+    if known is None:
+        return [row.run, _stage(row), *["unknown"] * 6]
+    times = (known.host, known.device, known.both)
+    return [row.run, _stage(row), exact(known.calls), exact(known.launches), *map(ms, times), known.binds]
 
 
 def _stage(row: MeasuredStage) -> str:

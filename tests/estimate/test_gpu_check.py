@@ -164,13 +164,13 @@ def test_a_stage_has_a_prediction_in_each_form() -> None:
     ran = SimpleNamespace(predicted=1_100_000, time=SimpleNamespace(median=1_000_000), why="")
     row: Any = SimpleNamespace(
         run="page", stage="sam", invocation="global", floor=bound, roof=bound, replay=900_000, of_peak="1/2",
-        measured=SimpleNamespace(median=2_000_000), clocks=SimpleNamespace(both=1_500_000, binds="host"), graph=ran,
+        measured=SimpleNamespace(median=2_000_000), predicted=1_500_000, graph=ran,
         compiled=SimpleNamespace(predicted=None, time=None, why="it synchronises"),
     )  # fmt: skip
     cells, figures = timed(row)
     assert cells == [
         "page", "sam@global", "0.001", "0.001", "1.500", "2.000", "25.0%", "50.0%", "1.100", "1.000", "10.0%", "100.0%",
-        "unknown", "it synchronises", "", "", "host",
+        "unknown", "it synchronises", "", "",
     ]  # fmt: skip
     assert [(f["form"], f["predicted"], f["measured"]) for f in figures] == [
         ("eager", 1_500_000, 2_000_000),
