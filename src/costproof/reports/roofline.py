@@ -51,7 +51,7 @@ LATENTS: Final = {
     "absorbed": "Latent attention: in steps the run absorbs the expansion of the latents, which is the less work of "
     "the two; expanded: decoding=expanded.",
 }
-BOUND_ROUTING: Final = "min(E, tokens x k) (a routing that touches fewer may be faster)"
+BOUND_ROUTING: Final = "the k of one token (all tokens may choose alike; the other times have min(E, tokens x k))"
 ROUTING: Final = {
     "uniform": "as uniform routing has it on average (one that touches fewer may be faster)",
     "given": "as the given routing has it",
@@ -203,7 +203,8 @@ def floor_sentence(found: Roofline) -> str:
     if found.target.quantised:
         return f"No bound of the quantised checkpoint, whose bytes are not known. Floor: {what}"
     if _is_bound(found):
-        return f"Floor: nothing is faster{_if_routed(found)} that computes the same result, whatever it fuses: {what}"
+        least = "" if found.routing == "bound" else _if_routed(found)
+        return f"Floor: nothing is faster{least} that computes the same result, whatever it fuses: {what}"
     return f"Floor{_not_bound_clause(found)} {what}"
 
 
