@@ -159,6 +159,8 @@ class Roofline:
     """Whether the counts contain the products that other implementations skip, and the class runs no more experts than
     its configuration names; if not, the floor includes such work.
     """
+    notes: tuple[str, ...] = ()
+    """Notes of the sources on how they counted and on what they left out."""
 
     @property
     def name(self) -> str:
@@ -171,7 +173,7 @@ class Roofline:
         return EXIT_INCOMPLETE if self.run.modules.seconds is None or self.target.quantised else EXIT_OK
 
 
-ROOFLINE: Final = FileKind(name="costproof/roofline", version=(1, 4), type=Roofline)
+ROOFLINE: Final = FileKind(name="costproof/roofline", version=(1, 5), type=Roofline)
 _AGAIN: Final = "costproof roofline TARGET --on DEVICE -o roofline.json"
 _EXACT: Final = re.compile(r"[0-9]{1,300}(/[0-9]{1,300})?")
 _LARGEST: Final = 10**100

@@ -93,7 +93,7 @@ def roofline(
     header = (side.conventions, side.target, side.workload, side.environment)
     return Roofline(
         *header, device, of.dtype, of.flops, of.bandwidth, name, run, stages, parts, borders, kind, experts, dtype,
-        peaks_of(of, run), folded.bounds and not read.runs_all,
+        peaks_of(of, run), folded.bounds and not read.runs_all, side.notes,
     )  # fmt: skip
 
 
