@@ -52,7 +52,7 @@ def test_a_preset_that_fails_ends_no_other(monkeypatch: pytest.MonkeyPatch) -> N
         return SimpleNamespace(
             run="prompt", stage=preset, invocation="", floor=seconds, roof=seconds, replay=median,
             measured=SimpleNamespace(median=median), error=Fraction(0), of_peak=None, wrong="",
-            split=TimeSplit("20000000/3", *["0"] * 8),
+            split=TimeSplit("20000000/3", *["0"] * 11),
         )  # fmt: skip
 
     monkeypatch.setattr(gpu, "costproof", SimpleNamespace(measure=measured))

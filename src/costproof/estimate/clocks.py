@@ -74,13 +74,13 @@ class StageClocks:
 
     @property
     def host_bound(self) -> int:
-        """Nanoseconds in which the device is idle."""
+        """Return the nanoseconds in which the device is idle."""
         return self.both - self.device
 
     @property
     def binds(self) -> BindingClock:
-        """The clock that takes longer by itself; the device if both take the same."""
-        return "device" if self.device >= self.host else "host"
+        """Return the clock that takes longer by itself; the host if both take the same."""
+        return "device" if self.device > self.host else "host"
 
 
 def stage_clocks(forward: Forward, latency: int = 0) -> dict[StageCall, StageClocks]:
@@ -144,7 +144,7 @@ class VariantTime:
 
     @property
     def predicted(self) -> int | None:
-        """Nanoseconds of the kernels and one replay; ``None`` if either is unknown."""
+        """Return the nanoseconds of the kernels and one replay; ``None`` if either is unknown."""
         return None if self.kernels is None or self.replay is None else self.kernels + self.replay
 
 

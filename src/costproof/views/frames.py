@@ -346,7 +346,12 @@ def _measured(found: Measurement) -> list[dict[str, Any]]:
             "floor_s": r.floor.seconds,
             "roof_s": r.roof.seconds,
             "alone_ns": r.replay,
+            "host_ns": None if r.clocks is None else r.clocks.host,
+            "device_ns": None if r.clocks is None else r.clocks.device,
+            "predicted_ns": r.predicted,
             "measured_ns": None if r.measured is None else r.measured.median,
+            "graph_ns": None if r.graph is None or r.graph.time is None else r.graph.time.median,
+            "compiled_ns": None if r.compiled is None or r.compiled.time is None else r.compiled.time.median,
             **{name: getattr(r, name) for name in ("of_peak", "of_bandwidth", "wrong")},
         }
         for r in found.rows
