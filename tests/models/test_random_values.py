@@ -22,12 +22,14 @@ def lowbias32(x: int) -> int:
     """Return the 32-bit hash of C. Wellons (hash-prospector)."""
     x = (x ^ x >> 16) * 0x7FEB352D % WORD
     x = (x ^ x >> 15) * 0x846CA68B % WORD
-    return x ^ x >> 16
+    return x ^ (x >> 16)
 
 
 def words(seed: int, name: str, index: int) -> tuple[int, int]:
     """Return both words of an index."""
     block, position = divmod(index, 32768)
+    key: int
+    multiplier: int
     key, multiplier = struct.unpack("<II", hashlib.blake2b(f"{seed}:{name}:{block}".encode(), digest_size=8).digest())
     u = (lowbias32(position + 1) ^ key) * (multiplier | 1) % WORD
     u ^= u >> 15
@@ -38,7 +40,8 @@ def words(seed: int, name: str, index: int) -> tuple[int, int]:
 def number(seed: int, name: str, index: int) -> int:
     """Return the integer from which a normal number is made."""
     (u_low, u_high), (v_low, v_high) = (struct.unpack("<hh", struct.pack("<I", w)) for w in words(seed, name, index))
-    low, high = (u_low >> 2) - (v_low >> 2), (u_high >> 2) - (v_high >> 2)
+    low: int = (u_low >> 2) - (v_low >> 2)
+    high: int = (u_high >> 2) - (v_high >> 2)
     return (low + high) * 2**16 + low % 2**16
 
 
@@ -119,7 +122,8 @@ def test_they_are_normal_and_independent() -> None:
 
 
 def test_generators_of_torch_are_left_alone_and_progress_ends_at_the_total() -> None:
-    model = nn.Sequential(nn.Linear(64, 1100), nn.LayerNorm(1100), nn.Linear(1100, 1500, bias=False))
+    first, norm = nn.Linear(64, 1100), nn.LayerNorm(1100)
+    model = nn.Sequential(first, norm, nn.Linear(1100, 1500, bias=False))
     said: list[tuple[str, int, int]] = []
     before = torch.get_rng_state()
     notes = fill_random(model, 0, lambda *step: said.append(step))
@@ -129,7 +133,6 @@ def test_generators_of_torch_are_left_alone_and_progress_ends_at_the_total() -> 
     assert said[-1] == ("random weights", total, total)
     assert [done for _, done, _ in said] == sorted(done for _, done, _ in said)
     assert notes == ("random weights, seed 0: norms 1, biases 0, all others normal with standard deviation 0.02",)
-    norm, first = model[1], model[0]
     assert (norm.weight == 1).all()
     assert (norm.bias == 0).all()
     assert (first.bias == 0).all()

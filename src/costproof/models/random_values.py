@@ -241,5 +241,5 @@ def _keys(key: str, blocks: range, device: torch.device) -> tuple[torch.Tensor, 
     found = [struct.unpack("<ii", digest) for digest in digests]
     if len(found) == 1:
         return found[0][0], found[0][1] | 1
-    keys, multipliers = torch.tensor(found, dtype=torch.int32).to(device).split(1, dim=1)
-    return keys, multipliers | 1
+    both = torch.tensor(found, dtype=torch.int32).to(device)
+    return both[:, :1], both[:, 1:] | 1
