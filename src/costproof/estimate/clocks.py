@@ -29,7 +29,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Final, Literal
 
-from costproof.estimate.hardware import Device
 from costproof.ledger.profile import EnqueuedCall, Timing
 
 HostTime = Literal["python", "dispatch", "launch", "synchronisation"]
@@ -72,15 +71,13 @@ class StageClocks:
     synchronisation: int
     """Device idle because the host waited for it: the launch latency of the first work after a synchronisation."""
 
+    binds: BindingClock = "host"
+    """The clock that takes longer by itself; the host if both take the same."""
+
     @property
     def host_bound(self) -> int:
         """Return the nanoseconds in which the device is idle."""
         return self.both - self.device
-
-    @property
-    def binds(self) -> BindingClock:
-        """Return the clock that takes longer by itself; the host if both take the same."""
-        return "device" if self.device > self.host else "host"
 
 
 def stage_clocks(forward: Forward, latency: int = 0) -> dict[StageCall, StageClocks]:
@@ -125,8 +122,13 @@ def stage_clocks(forward: Forward, latency: int = 0) -> dict[StageCall, StageClo
             spent["host"] += call.python + call.dispatch + call.launch
             spent["device"] += call.device
         run(0, spent)  # the event at the boundary
-    names = [f.name for f in fields(StageClocks)]
-    return {stage: StageClocks(**{name: spent[name] for name in names}) for stage, spent in found.items()}
+    names = [f.name for f in fields(StageClocks) if f.name != "binds"]
+    return {
+        stage: StageClocks(
+            **{name: spent[name] for name in names}, binds="device" if spent["device"] > spent["host"] else "host"
+        )
+        for stage, spent in found.items()
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,58 +148,3 @@ class VariantTime:
     def predicted(self) -> int | None:
         """Return the nanoseconds of the kernels and one replay; ``None`` if either is unknown."""
         return None if self.kernels is None or self.replay is None else self.kernels + self.replay
-
-
-@dataclass(frozen=True, slots=True)
-class HostCosts:
-    """Host time of an eager run in nanoseconds, as a device file has it; see :data:`~.hardware.HOST_FIGURES`."""
-
-    python: int
-    """Of one module call, without its operators."""
-    dispatch: int = 0
-    """Of one operator, without its launches; 0 on a processor, where it is part of each operator's own time."""
-    launch: int = 0
-    """Of one kernel, copy or fill; 0 on a processor."""
-    latency: int = 0
-    """From the enqueueing of work to its start on an idle device; 0 on a processor."""
-    on_host: bool = True
-    """Whether operators run inside their calls, as on a processor."""
-
-
-def host_costs(device: Device, run: Literal["cpu", "cuda"]) -> HostCosts | None:
-    """Return the host costs in the file of a device, or ``None`` if it lacks one that a run on ``run`` has."""
-    names = ("module_call", "operator_dispatch", "kernel_launch", "launch_latency")
-    known = device.figures()
-    if run == "cpu":
-        return HostCosts(known["module_call"].value) if "module_call" in known else None
-    if not known.keys() >= set(names):
-        return None
-    python, dispatch, launch, latency = (known[name].value for name in names)
-    return HostCosts(python, dispatch, launch, latency, on_host=False)
-
-
-def predicted_call(
-    operator: str,
-    module: str,
-    alone: int,
-    costs: HostCosts,
-    *,
-    modules: int = 0,
-    launches: int = 0,
-    synchronises: bool = False,
-) -> EnqueuedCall:
-    """Return a call that never ran, from its time in isolation and the host costs of a machine.
-
-    Args:
-        operator, module, launches, synchronises: as of the call.
-        alone: nanoseconds of the operator in isolation: of its kernels, or on a processor of the whole call.
-        costs: of the machine.
-        modules: modules that are entered between the operator before and this one.
-    """
-    python = modules * costs.python
-    if costs.on_host:
-        return EnqueuedCall(operator, module, python, alone, 0, 0, 0, synchronises)
-    spent = alone if launches else 0  # a view in isolation still takes as long as the two events around it
-    return EnqueuedCall(
-        operator, module, python, costs.dispatch, launches * costs.launch, launches, spent, synchronises
-    )

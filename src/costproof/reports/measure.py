@@ -73,8 +73,8 @@ BORDERS: Final = (
 )
 NO_BORDER: Final = "From which size on the device binds is not known: no formulas describe this target."
 FORMS: Final = (
-    "The same stages as CUDA graphs and under torch.compile, where the host enqueues one replay: predicted is the sum "
-    "of the kernels and one replay."
+    "The same stages as CUDA graphs, where the host enqueues one replay, and under torch.compile. A graph is predicted "
+    "to take its kernels and one replay."
 )
 STAGES: Final = (
     "Forward", "Stage", "FLOPs", "Bytes", "Floor", "At the roof", "Operators alone", "Predicted", "Measured",
@@ -85,9 +85,7 @@ CLOCKS: Final = (
     "Forward", "Stage", "Calls", "Launches", "Host clock", "Device clock", "Both clocks", "Measured", "Off by",
     "Host-bound", "Binds",
 )  # fmt: skip
-VARIANTS: Final = (
-    "Forward", "Stage", "Eager", "Predicted", "CUDA graph", "Kernels + replay", "Compiled", "Kernels + replay",
-)  # fmt: skip
+VARIANTS: Final = ("Forward", "Stage", "Eager", "Predicted", "CUDA graph", "Kernels + replay", "Compiled")
 SPLIT: Final = tuple(f.name for f in fields(TimeSplit))
 ALWAYS: Final = frozenset({"floor", "traffic", "shapes", "other", "residual", "jitter"})
 """Parts whose columns are never left out."""
@@ -202,23 +200,20 @@ def _variants(found: Measurement) -> list[Block]:
     table = []
     for row in rows:
         eager = None if row.measured is None else row.measured.median
-        cells = [cell for form in (row.graph, row.compiled) for cell in _variant_cells(form)]
-        table.append(_code_cells((*_place(row), _time(eager), _time(row.predicted), *cells), 2))
-    forms = (("as a CUDA graph", "graph"), ("compiled", "compiled"))
+        graph = "" if row.graph is None or row.graph.time is None else _time(row.graph.predicted)
+        forms = _variant(row.graph), graph, _variant(row.compiled)
+        table.append(_code_cells((*_place(row), _time(eager), _time(row.predicted), *forms), 2))
     reasons = [
         f"{' '.join(_place(row))} did not run {form}: {its.why}"
         for row in rows
-        for form, name in forms
+        for form, name in (("as a CUDA graph", "graph"), ("compiled", "compiled"))
         if (its := getattr(row, name)) is not None and its.why
     ]
     return [FORMS, Table(VARIANTS, "llr", table, keys=2), *([Items(tuple(reasons))] if reasons else [])]
 
 
-def _variant_cells(form: VariantTime | None) -> tuple[str, str]:
-    if form is None:
-        return "", ""
-    measured = "no" if form.time is None else format_nanoseconds(form.time.median)
-    return measured, "" if form.time is None else _time(form.predicted)
+def _variant(form: VariantTime | None) -> str:
+    return "" if form is None else "no" if form.time is None else format_nanoseconds(form.time.median)
 
 
 def _wrong(found: Measurement) -> list[str]:
