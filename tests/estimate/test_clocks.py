@@ -15,8 +15,8 @@ import pytest
 from costproof.estimate.clocks import (
     HOST_TIMES,
     Forward,
-    StageKey,
     StageClocks,
+    StageKey,
     VariantTime,
     stage_clocks,
 )
