@@ -15,7 +15,6 @@ from costproof.ledger.progress import Progress
 from costproof.ledger.workload import ExpertKernel, Invocation, Workload
 from costproof.models import settings
 from costproof.models.checkpoint import stored
-from costproof.models.config import Configured
 from costproof.models.decoding.build import with_numbers
 from costproof.models.families.deepseek_ocr import native
 from costproof.models.families.deepseek_ocr.checkpoint import checkpoint_ledger, placed
@@ -35,6 +34,7 @@ from costproof.models.families.deepseek_ocr.workload import (
     sequence_length,
     structure,
 )
+from costproof.models.native import Configured
 from costproof.models.pages.workload import PAGE_SETTINGS
 from costproof.models.specs import Built, ExportJob, Run, layers_cut
 from costproof.models.target import Exportable, NamedWorkload, Setting, Target

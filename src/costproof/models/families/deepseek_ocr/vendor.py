@@ -20,7 +20,6 @@ from costproof.ledger.progress import Progress
 from costproof.ledger.run import RunOptions
 from costproof.ledger.workload import Invocation, TargetInfo, Workload
 from costproof.models.checkpoint import stored
-from costproof.models.config import Configured
 from costproof.models.decoding.decoder import Decoder, on_meta
 from costproof.models.decoding.runs import computed
 from costproof.models.families.deepseek_ocr.config import OcrConfig
@@ -45,6 +44,7 @@ from costproof.models.families.deepseek_ocr.workload import (
     structure,
     vision_tokens,
 )
+from costproof.models.native import Configured
 from costproof.models.pages.config import CHANNELS
 from costproof.models.pages.jobs import VIEWS, images_in, vision_job
 from costproof.models.pages.page import page_of, prefill_name, sides

@@ -10,27 +10,25 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 from costproof.ledger.capture import SymbolDoc
 from costproof.ledger.errors import CostproofError
 from costproof.ledger.node import Ledger
-from costproof.ledger.progress import Progress
-from costproof.ledger.workload import FLOAT_BYTES, AttentionKind, Invocation, TensorSpec, Workload
+from costproof.ledger.workload import FLOAT_BYTES, ExpertKernel, Invocation, TensorSpec, Workload
 from costproof.models import settings
-from costproof.models.config import Native
 from costproof.models.decoding import names
-from costproof.models.decoding.build import with_numbers
+from costproof.models.decoding.decoder import Decoder
 from costproof.models.families.deepseek_ocr2 import native
 from costproof.models.families.deepseek_ocr2.config import Ocr2Config
 from costproof.models.families.deepseek_ocr2.formulas import ocr2_ledger, symbol_docs
 from costproof.models.families.deepseek_ocr2.workload import IMAGE_STAGES, MODES, STAGES, queries, vision_tokens
+from costproof.models.native import Native
 from costproof.models.pages.formulas import PageStructure, View
 from costproof.models.pages.page import page_of, views
 from costproof.models.pages.workload import page_run_problems, preset_workload
-from costproof.models.specs import Built, ExportJob, Run, layers_cut
+from costproof.models.specs import ExportJob, Run, layers_cut
 from costproof.models.target import NamedWorkload, Setting
 
 if TYPE_CHECKING:
     from torch import nn
 
     from costproof.models.encoding.domain import Domain
-    from costproof.models.proof import Proof
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,31 +39,18 @@ class DeepseekOcr2(Native[Ocr2Config]):
     name: str = "deepseek-ocr2"
     model_types: ClassVar[tuple[str, ...]] = ("deepseek_ocr2",)
     stages: ClassVar[tuple[str, ...]] = STAGES
-    attentions: ClassVar[tuple[AttentionKind, ...]] = ("sdpa", "eager")
+    named: ClassVar[tuple[NamedWorkload, ...]] = MODES.named()
+    notation: ClassVar[dict[str, SymbolDoc]] = symbol_docs()
 
     @staticmethod
     def settings() -> tuple[Setting, ...]:
         """Return the settings of a run, other than the preset."""
         return MODES.settings
 
-    @staticmethod
-    def presets() -> tuple[NamedWorkload, ...]:
-        """Return the presets, with the view sizes that the processor produces."""
-        return MODES.named()
-
-    @classmethod
-    def describes(cls, architecture: str) -> bool:
-        """Return whether the formulas describe this class of transformers."""
-        return architecture == Ocr2Config.architecture
-
     @classmethod
     def from_normalised(cls, text: str) -> Self:
         """Return the target with a configuration from a certificate."""
         return cls(Ocr2Config.from_normalised(text))
-
-    def symbol_docs(self) -> dict[str, SymbolDoc]:
-        """Return the typesetting and the meaning of each symbol in its formulas."""
-        return symbol_docs()
 
     def first_layers(self, layers: int) -> tuple[Ocr2Config, dict[str, str]]:
         """Return the configuration with the first layers of decoder, encoder and SAM, and what was cut."""
@@ -147,17 +132,6 @@ class DeepseekOcr2(Native[Ocr2Config]):
         found = ocr2_ledger(structure, self.config.encoder.layers)
         return replace(found, conventions={"expert_kernel": "grouped_mm"}) if workload.experts == "eager" else found
 
-    @staticmethod
-    def proof_settings() -> tuple[Setting, ...]:
-        """Return no settings: the processor decides the sides of views."""
-        return ()
-
-    def proof(self, samples: int, seed: int) -> Proof:
-        """Return the proof of all stages in symbolic sizes and for random configurations."""
-        from costproof.models.encoding.domain import proof
-
-        return proof(self, samples, seed)
-
     def domain(self) -> Domain:
         """Return the domain of a proof: pages with and without crops, text, and random sizes."""
         from costproof.models.families.deepseek_ocr2.proof import domain
@@ -178,18 +152,14 @@ class DeepseekOcr2(Native[Ocr2Config]):
 
         return drawn_run(p, workload)
 
-    def build(self, workload: Workload) -> nn.Module:
+    @property
+    def decoder(self) -> Decoder:
+        """Return how the class of transformers is called."""
+        return native.DECODER
+
+    def built(self, workload: Workload, experts: ExpertKernel) -> nn.Module:
         """Return the model on the meta device, in the dtype of the workload."""
         return native.build_model(self.config, workload)
-
-    def build_run(self, workload: Workload, progress: Progress) -> Built:
-        """Return the model that the dynamic source runs, on the meta device or with weights.
-
-        Raises:
-            Problems: the checkpoint does not fit.
-            Incomplete: the device is not there.
-        """
-        return with_numbers(self.build(workload), workload, native.DECODER, self.options, progress)
 
     def stages_of(self, path: str, workload: Workload) -> tuple[str, ...]:
         """Return the stages in which a module runs, in order."""
