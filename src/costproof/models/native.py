@@ -114,10 +114,7 @@ class Configured(ABC, Generic[C]):
     def conventions(self, workload: Workload) -> Conventions:
         """Return the conventions of all numbers for a workload."""
         return Conventions(
-            logits=workload.logits,
-            expert_kernel=workload.experts,
-            attention=workload.attention,
-            dtype=workload.dtype,
+            logits=workload.logits, expert_kernel=workload.experts, attention=workload.attention, dtype=workload.dtype
         )
 
     def check(self, workload: Workload) -> None:

@@ -29,14 +29,8 @@ from costproof.ledger.node import Ledger
 from costproof.ledger.workload import FLOAT_BYTES, TensorSpec, Workload
 from costproof.models import settings as common
 from costproof.models.config_reader import Section
-from costproof.models.encoding.config import (
-    ONE_CLASS,
-    EncoderConfig,
-)
-from costproof.models.encoding.formulas import (
-    ALL_PROJECTIONS,
-    encoder_ledger,
-)
+from costproof.models.encoding.config import ONE_CLASS, EncoderConfig
+from costproof.models.encoding.formulas import ALL_PROJECTIONS, encoder_ledger
 from costproof.models.encoding.images import SIZE, PackedLengths, side_of
 from costproof.models.encoding.target import EncoderTarget, Tensors
 from costproof.models.specs import SymbolicSize

@@ -193,13 +193,11 @@ def sam_parts(structure: PageStructure, view: View) -> tuple[ModulePart, ...]:
     norm = (LayerNorm2d if structure.remote else LayerNorm)(n * grid**2, out, b)
     return (
         ModulePart(
-            "sam",
-            (PositionEmbedding(n, grid, hidden, sym("sam_image") / sym("sam_patch"), b, view.sam_resampled),),
+            "sam", (PositionEmbedding(n, grid, hidden, sym("sam_image") / sym("sam_patch"), b, view.sam_resampled),)
         ),
         ModulePart("sam.patches"),
         ModulePart(
-            "sam.patches.projection",
-            (PatchEmbedding(n, sym("in_channels"), hidden, sym("sam_patch"), side, grid, b),),
+            "sam.patches.projection", (PatchEmbedding(n, sym("in_channels"), hidden, sym("sam_patch"), side, grid, b),)
         ),
         *(p for i in range(structure.sam_layers) for p in in_layer(i, _sam_layer(structure, view, i))),
         ModulePart("sam.neck"),

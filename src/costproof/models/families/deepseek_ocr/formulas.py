@@ -21,14 +21,7 @@ from costproof.ledger.node import Ledger
 from costproof.models.families.deepseek_ocr.image_tokens import FeatureConcat, ImageTokens, PageInPlace, vision_tokens
 from costproof.models.families.deepseek_ocr.names import NATIVE_NAMES
 from costproof.models.families.deepseek_ocr.workload import IMAGE_STAGES, STAGES
-from costproof.models.pages.formulas import (
-    PageStructure,
-    View,
-    decoder_border,
-    page_ledger,
-    page_symbols,
-    sam_parts,
-)
+from costproof.models.pages.formulas import PageStructure, View, decoder_border, page_ledger, page_symbols, sam_parts
 
 
 def ocr_ledger(structure: PageStructure, names: Mapping[str, str] = NATIVE_NAMES) -> Ledger:
