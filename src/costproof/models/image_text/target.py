@@ -18,12 +18,13 @@ from costproof.ledger.node import Ledger
 from costproof.ledger.workload import ExpertKernel, Invocation, TensorSpec, Workload
 from costproof.models import settings as common
 from costproof.models.decoding import exports, names, runs
-from costproof.models.decoding.build import build, generator
+from costproof.models.decoding.build import build
 from costproof.models.decoding.decoder import Decoder, ids_on_meta, on_meta
 from costproof.models.image_text.config import TEXT, VISION, ImageTextConfig, is_of
 from costproof.models.image_text.inputs import CALL, IMAGES, SYMBOLS, images_of, with_images
 from costproof.models.image_text.layout import ModelLayout
 from costproof.models.native import Native
+from costproof.models.random_values import random_normal
 from costproof.models.specs import ExportJob, Run, SymbolicSize, layers_cut
 from costproof.models.target import NamedWorkload, Setting
 
@@ -309,6 +310,4 @@ def tower_job(stage: str, path: str, module: nn.Module, sized: bool, **args: tor
 
 def random_input(name: str, shape: torch.Tensor, seed: int, device: torch.device) -> torch.Tensor:
     """Return normal values that depend on the seed and the name of the input."""
-    import torch
-
-    return torch.randn(shape.shape, generator=generator(seed, name)).to(device, shape.dtype)
+    return random_normal(shape.shape, seed, name, device, shape.dtype)
