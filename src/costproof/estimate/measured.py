@@ -34,6 +34,7 @@ from fractions import Fraction
 from typing import Final, Literal
 
 from costproof.estimate.arithmetic import Arithmetic
+from costproof.estimate.clocks import Forward, StageClocks, VariantTime
 from costproof.estimate.hardware import Device
 from costproof.estimate.roofline import LASTING, Rational, Roof, WorkBound
 from costproof.ledger.errors import EXIT_FINDINGS, EXIT_INCOMPLETE, EXIT_OK
@@ -165,6 +166,12 @@ class MeasuredStage:
     """Bytes at module boundaries over time over the bandwidth; more than 1 if caches serve them."""
     wrong: str = ""
     """Why the time is impossible, and whether device file, counts or clock may be wrong; empty if it is possible."""
+    clocks: StageClocks | None = None
+    """Host and device clock of the eager run; ``None`` if the calls were not measured or predicted."""
+    graph: VariantTime | None = None
+    """The stage as a CUDA graph; ``None`` if that was not tried."""
+    compiled: VariantTime | None = None
+    """The stage under ``torch.compile``; ``None`` if that was not tried."""
 
     @property
     def error(self) -> Fraction | None:
@@ -272,7 +279,29 @@ def median_error(found: Iterable[MeasuredStage]) -> Fraction:
     return errors[len(errors) // 2] if errors else Fraction(0)
 
 
-MEASUREMENT: Final = FileKind(name="costproof/measured", version=(3, 3), type=Measurement)
+@dataclass(frozen=True, slots=True)
+class EagerCalls:
+    """The calls of an eager run in their order, measured or predicted, on both clocks."""
+
+    forwards: Mapping[str, Forward]
+    """Run -> its calls. A run without an entry has no clocks."""
+    kind_of: Callable[[str, str], WorkKind]
+    """Returns the kind of an operator in a module, see :func:`work_kind`."""
+    latency: int = 0
+    """Launch latency in nanoseconds; 0 on a processor."""
+    on_host: bool = True
+    """Whether operators run inside their calls, as on a processor."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageVariants:
+    """Times of stages in other forms than eager."""
+
+    graph: Mapping[TimePlace, VariantTime]
+    compiled: Mapping[TimePlace, VariantTime]
+
+
+MEASUREMENT: Final = FileKind(name="costproof/measured", version=(3, 4), type=Measurement)
 
 
 def stage_times(
@@ -282,6 +311,8 @@ def stage_times(
     of: Roof,
     arithmetic: Arithmetic,
     routed: Mapping[str, int] = NO_EXPERTS,
+    eager: EagerCalls | None = None,
+    variants: StageVariants | None = None,
 ) -> tuple[MeasuredStage, ...]:
     """Return the times of every stage that was timed, or whose operators were.
 
@@ -292,6 +323,8 @@ def stage_times(
         of: the roofline of the device.
         arithmetic: the dtypes of the operators.
         routed: module of routed experts -> bytes of the weights that one of its calls reads at least.
+        eager: the calls of the run on both clocks; ``None`` if they were not measured.
+        variants: times as CUDA graphs and compiled; ``None`` if they were not measured.
     """
     nodes: dict[TimePlace, list[CostNode]] = {}
     for run, costs in forwards.items():

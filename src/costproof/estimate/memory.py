@@ -176,7 +176,7 @@ class Fits:
         return _EXIT[self.verdict]
 
 
-FITS: Final = FileKind(name="costproof/fits", version=(3, 2), type=Fits)
+FITS: Final = FileKind(name="costproof/fits", version=(3, 3), type=Fits)
 
 
 def parse_size(text: str, where: str) -> int:

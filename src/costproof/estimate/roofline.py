@@ -170,7 +170,7 @@ class Roofline:
         return EXIT_INCOMPLETE if self.run.modules.seconds is None or self.target.quantised else EXIT_OK
 
 
-ROOFLINE: Final = FileKind(name="costproof/roofline", version=(1, 4), type=Roofline)
+ROOFLINE: Final = FileKind(name="costproof/roofline", version=(1, 5), type=Roofline)
 _AGAIN: Final = "costproof roofline TARGET --on DEVICE -o roofline.json"
 _EXACT: Final = re.compile(r"[0-9]{1,300}(/[0-9]{1,300})?")
 _LARGEST: Final = 10**100
