@@ -31,11 +31,23 @@ from itertools import pairwise
 from statistics import median_low
 from typing import Any, Final
 
+import torch
+from torch import nn
+
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.profile import EnqueuedCall, Timing
 from costproof.ledger.progress import Progress, silent
 from costproof.models.specs import Run
-from costproof.tracers.timing import HostTimes, Stage, stage_boundaries, timed_device, unlogged_profiler, watch_modules
+from costproof.tracers.timing import (
+    HostTimes,
+    Place,
+    Stage,
+    stage_boundaries,
+    time_stage_clocks,
+    timed_device,
+    unlogged_profiler,
+    watch_modules,
+)
 
 MARK: Final = "costproof boundary"
 """Name of the profiler's event where execution passes a boundary."""
@@ -56,8 +68,6 @@ _PASSES: Final = {"cuda": 3, "cpu": 1}
 _CHAIN: Final = 200
 """Operators of a chain, fewer than the queue of a device holds."""
 
-Place = tuple[Stage, str]
-"""Stage, and path of the innermost watched module."""
 StagePiece = tuple[Stage, tuple[EnqueuedCall, ...]]
 """A stage and its calls until the next stage boundary."""
 EagerForward = tuple[StagePiece, ...]
@@ -108,10 +118,8 @@ class ProfiledPiece:
         return [(c.operator, c.launches, c.synchronises) for c in self.calls]
 
 
-def measure_calls(
-    runs: Sequence[Run], host: HostTimes, progress: Progress = silent
-) -> tuple[dict[str, EagerForward], Fraction]:
-    """Profile each forward and return its calls on both clocks, and the ratio of host times without and with profiler.
+def measure_calls(runs: Sequence[Run], host: HostTimes, progress: Progress = silent) -> dict[str, EagerForward]:
+    """Profile each forward and return its calls on both clocks, by run.
 
     Args:
         runs: the forwards.
@@ -134,12 +142,11 @@ def measure_calls(
         found[run.id] = _combine(whole, [_joined(pieces) for pieces in at_stages])
     progress("profile the calls", len(runs) * (passes + 1), len(runs) * (passes + 1))
     ratio = _common_ratio(found, host, device)
-    return {run: _scaled(run, pieces, host, ratio) for run, pieces in found.items()}, ratio
+    return {run: _scaled(run, pieces, host, ratio) for run, pieces in found.items()}
 
 
 def profile_calls(run: Run, paths: Iterable[str]) -> list[ProfiledPiece]:
     """Run a forward under the profiler, and return its calls between the boundaries of these modules."""
-    import torch
     from torch._C._profiler import _RecordFunctionFast
     from torch.profiler import ProfilerActivity, profile
 
@@ -156,11 +163,16 @@ def profile_calls(run: Run, paths: Iterable[str]) -> list[ProfiledPiece]:
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
     if cuda:
         torch.cuda.synchronize()
-    with unlogged_profiler(), watch_modules(run, paths, passed), torch.no_grad(), run.around():
-        with profile(activities=activities) as profiler:
-            run.model(**kwargs)
-            if cuda:
-                torch.cuda.synchronize()
+    with (
+        unlogged_profiler(),
+        watch_modules(run, paths, passed),
+        torch.no_grad(),
+        run.around(),
+        profile(activities=activities) as profiler,
+    ):
+        run.model(**kwargs)
+        if cuda:
+            torch.cuda.synchronize()
     return read_calls(_raw_events(profiler), places)
 
 
@@ -280,8 +292,7 @@ class _CallReader:
         if self._dispatch and calls:
             calls[-1] = replace(calls[-1], dispatch=calls[-1].dispatch + self._dispatch)
             self._dispatch = 0
-        if self._python or self._dispatch:
-            self._add("", _Work())
+        self._add("", _Work())
         return self.piece
 
     def _visit(self, span: _Span) -> None:
@@ -391,8 +402,7 @@ def _combine(everywhere: list[ProfiledPiece], at_stages: Sequence[list[ProfiledP
 
 def _median(call: EnqueuedCall, same: Sequence[EnqueuedCall]) -> EnqueuedCall:
     python, dispatch, launch, device = (
-        Timing(times).median
-        for times in zip(*((c.python, c.dispatch, c.launch, c.device) for c in same), strict=True)
+        Timing(times).median for times in zip(*((c.python, c.dispatch, c.launch, c.device) for c in same), strict=True)
     )
     return replace(call, python=python, dispatch=dispatch, launch=launch, device=device)
 
@@ -412,24 +422,73 @@ def _stages(pieces: Iterable[ProfiledPiece]) -> dict[Stage, tuple[int, bool]]:
 
 
 def _common_ratio(found: Mapping[str, Iterable[ProfiledPiece]], host: HostTimes, device: str) -> Fraction:
-    """Return host time without the profiler over that with it, in stages that do not wait and a chain of operators."""
-    plain, profiled = _chain(device)
-    for run, pieces in found.items():
-        for stage, (spent, waits) in _stages(pieces).items():
-            if not waits and (run, stage) in host:
-                plain += host[run, stage].median
-                profiled += spent
+    """Return host time without the profiler over that with it, in stages that do not wait.
+
+    If a stage waits, a chain of operators that does not is measured in addition.
+    """
+    stages = {(run, stage): spent for run, pieces in found.items() for stage, spent in _stages(pieces).items()}
+    plain, profiled = _chain(device) if any(waits for _, waits in stages.values()) else (0, 0)
+    for place, (spent, waits) in stages.items():
+        if not waits and place in host:
+            plain += host[place].median
+            profiled += spent
     return Fraction(plain, max(1, profiled))
 
 
 def _chain(device: str) -> tuple[int, int]:
     """Return the host time of a chain of small operators without and with the profiler."""
-    from torch import nn
-
-    from costproof.tracers.timing import time_stage_clocks
-
     chain = Run("chain", _Chain().to(device), {}, lambda path, call: ("chain", ""))
-    assert isinstance(chain.model, nn.Module)
     _, host = time_stage_clocks([chain], 5)
     profile_calls(chain, [""])
     return host["chain", ("chain", "")].median, sum(_host(piece.calls) for piece in profile_calls(chain, [""]))
+
+
+class _Chain(nn.Module):
+    """A chain of operators on one number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.number = nn.Parameter(torch.zeros(1), requires_grad=False)
+
+    def forward(self) -> None:
+        for _ in range(_CHAIN):
+            self.number.add_(1)
+
+
+def _scaled(run: str, pieces: Sequence[ProfiledPiece], host: HostTimes, ratio: Fraction) -> EagerForward:
+    """Return the calls with their host parts scaled to the host time without a profiler, stage by stage."""
+    totals = {}
+    for stage, (spent, waits) in _stages(pieces).items():
+        plain = host[run, stage].median if (run, stage) in host else None
+        if plain is None:
+            totals[stage] = round(ratio * spent)
+        else:
+            totals[stage] = min(plain, round(ratio * spent)) if waits else plain
+    parts: dict[Stage, list[int]] = {stage: [] for stage in totals}
+    for piece in pieces:
+        for call in piece.calls:
+            parts[piece.place[0]] += (call.python, call.dispatch, call.launch)
+    exact = {stage: iter(scale_to(of, totals[stage])) for stage, of in parts.items()}
+    return tuple(
+        (
+            piece.place[0],
+            tuple(
+                replace(call, python=next(to), dispatch=next(to), launch=next(to))
+                for call in piece.calls
+                for to in [exact[piece.place[0]]]
+            ),
+        )
+        for piece in pieces
+    )
+
+
+def scale_to(parts: Sequence[int], total: int) -> list[int]:
+    """Scale integers to integers of a given sum; those with the largest remainders are rounded up."""
+    whole = sum(parts)
+    if not whole:
+        return list(parts)
+    scaled = [part * total // whole for part in parts]
+    by_remainder = sorted(range(len(parts)), key=lambda i: (-(parts[i] * total % whole), i))
+    for i in by_remainder[: total - sum(scaled)]:
+        scaled[i] += 1
+    return scaled
