@@ -202,10 +202,11 @@ def _run(calls: Sequence[StageCall], inputs: Sequence[Inputs]) -> None:
 
 
 def _time_compiled(calls: Sequence[StageCall], count: int) -> Timing | str:
+    disable: Any = torch.compiler.disable
     try:
         with ExitStack() as undo:
             for call in calls:
-                undo.enter_context(call.stubbed(lambda outputs: torch.compiler.disable(_Recorded(outputs).__call__)))
+                undo.enter_context(call.stubbed(lambda outputs: disable(_Recorded(outputs).__call__)))
             compiled = [torch.compile(call.module) for call in calls]
 
             def run(inputs: Sequence[Inputs]) -> None:
