@@ -22,7 +22,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from torch.autograd import DeviceType
+from torch._C._autograd import DeviceType
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -152,10 +152,10 @@ class StubCuda:
         begin, (self.ids, operator) = self.host, (self.ids + 1, self.ids + 1)
         self.host += times.dispatch + more
         for _ in range(times.kernels):
-            launch, (self.ids, id) = self.host, (self.ids + 1, 10**6 + self.ids)
+            launch, (self.ids, kernel) = self.host, (self.ids + 1, 10**6 + self.ids)
             self.host += times.launch // times.kernels + more
-            self.log("cudaLaunchKernel", launch, id=id, link=operator)
-            self._kernel(times.device // times.kernels, id, operator)
+            self.log("cudaLaunchKernel", launch, id=kernel, link=operator)
+            self._kernel(times.device // times.kernels, kernel, operator)
         if times.waits:
             self.forbid()
             wait = self.host
@@ -163,13 +163,13 @@ class StubCuda:
             self.log("cudaStreamSynchronize", wait, link=operator)
         self.log(func._schema.name, begin, id=operator)
 
-    def _kernel(self, spent: int, id: int, operator: int) -> None:
+    def _kernel(self, spent: int, launch: int, operator: int) -> None:
         if self.graph is not None:
             self.graph.kernels.append(spent)
             return
         start, end = self.enqueue(spent)
         if self.profile is not None:
-            kernel = StubEvent("void kernel<float>(int)", start, end, DeviceType.CUDA, id, operator)
+            kernel = StubEvent("void kernel<float>(int)", start, end, DeviceType.CUDA, launch, operator)
             self.profile.log.append(kernel)
 
 
@@ -219,9 +219,10 @@ class _TreeProfile(StubProfile):
     def events(self) -> Any:
         from torch.autograd import profiler, profiler_util
 
-        inner = profiler.profile(use_cpu=True)
+        inner: Any = profiler.profile(use_cpu=True)
         inner.use_device = "cuda"
-        found = profiler_util.EventList(inner._parse_kineto_results(_Results(self)), use_device="cuda")
+        event_list: Any = profiler_util.EventList
+        found = event_list(inner._parse_kineto_results(_Results(self)), use_device="cuda")
         found._build_tree()
         return found
 
@@ -254,9 +255,7 @@ class StubRange:
         self.stub.host += 0 if self.stub.profile is None else self.stub.inflation
         self.stub.log(self.name, self.begin, user=self.user)
         if self.user and self.stub.profile is not None:
-            self.stub.profile.log.append(
-                StubEvent(self.name, self.begin, self.stub.host, DeviceType.CUDA, user=True)
-            )
+            self.stub.profile.log.append(StubEvent(self.name, self.begin, self.stub.host, DeviceType.CUDA, user=True))
 
 
 class StubFastRange(StubRange):
@@ -325,7 +324,8 @@ class StubGraph:
 
     def __init__(self) -> None:
         self.kernels: list[int] = []
-        self.broken = self.done = False
+        self.broken = False
+        self.done = False
 
     def capture_begin(self, pool: Any = None, capture_error_mode: str = "global") -> None:
         """Capture what follows."""
@@ -350,14 +350,15 @@ class StubGraph:
 
     def reset(self) -> None:
         """Forget the kernels."""
-        self.kernels, self.done = [], False
+        self.kernels = []
+        self.done = False
 
 
-class _Operators(TorchDispatchMode):
+class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Advances the clocks by every operator."""
 
     def __init__(self, stub: StubCuda) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._stub = stub
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -65,6 +65,8 @@ _BLOCKED: Final = 8
 """A launch that takes this many times the median is blocked."""
 _PASSES: Final = {"cuda": 3, "cpu": 1}
 """Profiled runs with hooks at stage boundaries only; the median of each part is used."""
+_SPACED: Final = 20
+"""Launches on an idle device."""
 _CHAIN: Final = 200
 """Operators of a chain, fewer than the queue of a device holds."""
 
@@ -147,25 +149,17 @@ def measure_calls(runs: Sequence[Run], host: HostTimes, progress: Progress = sil
 
 def profile_calls(run: Run, paths: Iterable[str]) -> list[ProfiledPiece]:
     """Run a forward under the profiler, and return its calls between the boundaries of these modules."""
-    from torch._C._profiler import _RecordFunctionFast
     from torch.profiler import ProfilerActivity, profile
 
     cuda = timed_device(run.model) == "cuda"
-    places: list[Place] = []
-    mark = _RecordFunctionFast(MARK)
-
-    def passed(stage: Stage, path: str) -> None:
-        places.append((stage, path))
-        with mark:
-            pass
-
+    marks = Marks()
     kwargs = run.inputs()
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
     if cuda:
         torch.cuda.synchronize()
     with (
         unlogged_profiler(),
-        watch_modules(run, paths, passed),
+        watch_modules(run, paths, marks.passed),
         torch.no_grad(),
         run.around(),
         profile(activities=activities) as profiler,
@@ -173,10 +167,26 @@ def profile_calls(run: Run, paths: Iterable[str]) -> list[ProfiledPiece]:
         run.model(**kwargs)
         if cuda:
             torch.cuda.synchronize()
-    return read_calls(_raw_events(profiler), places)
+    return read_calls(raw_events(profiler), marks.places)
 
 
-def _raw_events(profiler: Any) -> Sequence[Any]:
+class Marks:
+    """Boundaries of a profiled run, each with an event of the profiler."""
+
+    def __init__(self) -> None:
+        from torch._C._profiler import _RecordFunctionFast
+
+        self.places: list[Place] = []
+        self._mark: Any = _RecordFunctionFast(MARK)
+
+    def passed(self, stage: Stage, path: str) -> None:
+        """Begin a piece of the run."""
+        self.places.append((stage, path))
+        with self._mark:
+            pass
+
+
+def raw_events(profiler: Any) -> Sequence[Any]:
     """Return the profiler's events with times in whole nanoseconds, before torch makes a tree of them."""
     results = profiler.profiler.kineto_results
     return () if results is None else list(results.events())
@@ -334,7 +344,7 @@ class _CallReader:
             work.synchronises = self.piece.waits = True
         elif part.kernels:
             spent, usual = part.spent, self._typical * len(part.kernels)
-            if spent > usual * _BLOCKED and not part.copies:
+            if spent > usual * _BLOCKED > 0 and not part.copies:
                 spent, self.piece.waits = usual, True
             work.launch += spent
             work.launches += len(part.kernels)
@@ -365,6 +375,24 @@ class _Work:
     @property
     def any(self) -> bool:
         return self.launches > 0 or self.synchronises
+
+
+@dataclass(frozen=True, slots=True)
+class ProfiledWork:
+    """The work that a piece of a profiled run enqueues, in nanoseconds."""
+
+    host: int
+    """Without waiting."""
+    launch: int
+    launches: int
+    waits: bool
+    """Whether the host waits for the device."""
+
+
+def work_of(piece: ProfiledPiece) -> ProfiledWork:
+    """Return the sums of a piece."""
+    launch, launches = sum(c.launch for c in piece.calls), sum(c.launches for c in piece.calls)
+    return ProfiledWork(_host(piece.calls), launch, launches, any(c.synchronises for c in piece.calls))
 
 
 def _joined(pieces: Iterable[ProfiledPiece]) -> list[ProfiledPiece]:
@@ -453,6 +481,24 @@ class _Chain(nn.Module):
     def forward(self) -> None:
         for _ in range(_CHAIN):
             self.number.add_(1)
+
+
+def launch_latencies() -> list[int]:
+    """Return the nanoseconds from the end of a launch to the start of its kernel, for launches on an idle device."""
+    from torch.profiler import ProfilerActivity, profile
+
+    number = torch.zeros(1, device="cuda")
+    with unlogged_profiler(), profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
+        for _ in range(_SPACED):
+            number.add_(1)
+            torch.cuda.synchronize()
+    events = raw_events(profiler)
+    launched = {e.correlation_id(): e.end_ns() for e in events if _RUNTIME.fullmatch(e.name())}
+    return [
+        max(0, e.start_ns() - launched[e.correlation_id()])
+        for e in events
+        if e.device_type().name != "CPU" and e.correlation_id() in launched
+    ]
 
 
 def _scaled(run: str, pieces: Sequence[ProfiledPiece], host: HostTimes, ratio: Fraction) -> EagerForward:

@@ -15,7 +15,6 @@ import torch
 from torch import nn
 
 from costproof.estimate.hardware import DeviceFigure, FigureQuote
-from costproof.ledger.profile import EnqueuedCall
 from costproof.models.specs import Run
 from costproof.tracers.eager_calls import launch_latencies, measure_calls
 from costproof.tracers.stage_variants import capture, time_events
@@ -26,6 +25,8 @@ _WIDTH: Final = 64
 _TIMES: Final = 9
 _QUEUED: Final = 400
 """Kernels in the queue of the device: fewer than it holds."""
+_ASLEEP: Final = 20_000_000
+"""Cycles of a GPU, about ten milliseconds: longer than these kernels take to be enqueued."""
 _LEAST: Final = 100
 """Nanoseconds; smaller figures are noise of the clocks."""
 
@@ -72,5 +73,28 @@ def measure_host(run: str, source: str) -> dict[str, DeviceFigure]:
     figures["kernel_launch"] = mean("launch", launches, "launches")
     late = launch_latencies()
     figures["launch_latency"] = figure(median_low(late), f"the median of {len(late)} launches on an idle device")
-    figures["graph_replay"] = _replay(figure)
+    replay, kernel = _replay_times()
+    text = f"the median of {_TIMES} replays of a graph of one kernel, less {kernel:,} ns of the kernel"
+    figures["graph_replay"] = figure(replay - kernel, text)
     return figures
+
+
+def _replay_times() -> tuple[int, int]:
+    """Return the time of a graph of one small kernel on an idle device, and of one kernel among many in the queue."""
+    number = torch.zeros(1, device="cuda")
+    graph: Any = torch.cuda.CUDAGraph()
+    sleep: Any = torch.cuda._sleep
+
+    def queue(kernels: int) -> int:
+        def chain(nothing: None) -> None:
+            for _ in range(kernels):
+                number.add_(1)
+
+        return time_events(chain, lambda: None, 1, _TIMES, before=lambda: sleep(_ASLEEP)).median
+
+    capture(graph, lambda nothing: number.add_(1), lambda: None)
+    try:
+        replay = time_events(lambda nothing: graph.replay(), lambda: None, 1, _TIMES).median
+    finally:
+        graph.reset()
+    return replay, (queue(_QUEUED) - queue(1)) // (_QUEUED - 1)

@@ -221,7 +221,13 @@ def _time_compiled(calls: Sequence[StageCall], count: int) -> Timing | str:
 T = TypeVar("T")
 
 
-def time_events(work: Callable[[T], object], prepare: Callable[[], T], warm: int, count: int) -> Timing:
+def time_events(
+    work: Callable[[T], object],
+    prepare: Callable[[], T],
+    warm: int,
+    count: int,
+    before: Callable[[], object] = lambda: None,
+) -> Timing:
     """Return the times of some work on the device, which is idle before, by two CUDA events.
 
     Args:
@@ -229,6 +235,7 @@ def time_events(work: Callable[[T], object], prepare: Callable[[], T], warm: int
         prepare: makes inputs, outside of the time.
         warm: runs before the timed ones.
         count: timed runs.
+        before: is called before the first event; it may occupy the device.
     """
     new_event: Any = torch.cuda.Event
     found = []
@@ -236,6 +243,7 @@ def time_events(work: Callable[[T], object], prepare: Callable[[], T], warm: int
         given = prepare()
         begin, end = new_event(enable_timing=True), new_event(enable_timing=True)
         torch.cuda.synchronize()
+        before()
         begin.record()
         work(given)
         end.record()
