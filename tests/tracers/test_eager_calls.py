@@ -170,8 +170,10 @@ def piece(*events: StubEvent, end: int = 1_000) -> list[EnqueuedCall]:
     return found.calls
 
 
-def made(operator: str, *numbers: int, waits: bool = False) -> EnqueuedCall:
-    return EnqueuedCall(operator, "m", *numbers, synchronises=waits)
+def made(
+    operator: str, python: int, dispatch: int, launch: int, launches: int, device: int, *, waits: bool = False
+) -> EnqueuedCall:
+    return EnqueuedCall(operator, "m", python, dispatch, launch, launches, device, waits)
 
 
 def test_an_operator_of_operators_is_opened() -> None:

@@ -39,7 +39,7 @@ from costproof.tracers.operator_log import (
     log_operators,
     log_operators_without_values,
 )
-from costproof.tracers.timing import NOWHERE, Stage, unlogged_profiler
+from costproof.tracers.timing import NOWHERE, Stage, timed_device, unlogged_profiler
 
 _MOST: Final = 2_000_000_000
 """Nanoseconds: a call that took longer in total is not repeated."""
@@ -92,8 +92,7 @@ class ReplayedCall:
 
 def replay_operators(run: Run, count: int, progress: Progress = silent) -> tuple[ReplayedCall, ...]:
     """Run a forward once and time each of its distinct calls ``count`` times after one warm-up call."""
-    device = next(run.model.parameters()).device
-    return _replay_distinct({run.id: log_operators(run)}, count, device, progress)[run.id]
+    return _replay_distinct({run.id: log_operators(run)}, count, timed_device(run.model), progress)[run.id]
 
 
 def predict_operators(
@@ -111,21 +110,21 @@ def predict_operators(
         progress("note the operators", i, len(runs))
         found[run.id] = log_operators_without_values(run, device)
     progress("note the operators", len(runs), len(runs))
-    return _replay_distinct(found, count, torch.device(device), progress)
+    return _replay_distinct(found, count, device, progress)
 
 
 def _replay_distinct(
-    runs: Mapping[str, OperatorLog], count: int, device: torch.device, progress: Progress
+    runs: Mapping[str, OperatorLog], count: int, device: str, progress: Progress
 ) -> dict[str, tuple[ReplayedCall, ...]]:
     flush = torch.empty(_FLUSHED, dtype=torch.uint8, device=device)
     distinct = {key: call for notes in runs.values() for key, call in notes.distinct.items()}
     what = f"replay {next(iter(runs))}" if len(runs) == 1 else "replay"
     spent: dict[Any, TimeOrReason] = {}
     with torch.no_grad():
-        work = _enqueued_work(distinct.values(), flush, progress) if device.type == "cuda" else {}
+        work = _enqueued_work(distinct.values(), flush, progress) if device == "cuda" else {}
         for i, (key, call) in enumerate(distinct.items()):
             progress(what, i, len(distinct))
-            spent[key] = _time_call(call, count, flush)
+            spent[key] = _time_call(call, count, flush, device)
     progress(what, len(distinct), len(distinct))
 
     def of(stage: Stage, module: str, key: Any, order: list[CallPosition]) -> ReplayedCall:
@@ -192,22 +191,22 @@ def _reason_not_to_run(call: LoggedCall, flush: torch.Tensor) -> str:
     return ""
 
 
-def _time_call(call: LoggedCall, count: int, flush: torch.Tensor) -> TimeOrReason:
+def _time_call(call: LoggedCall, count: int, flush: torch.Tensor, device: str) -> TimeOrReason:
     if reason := _reason_not_to_run(call, flush):
         return reason
-    device, host = list[int](), list[int]()
+    spent, host = list[int](), list[int]()
     try:
         for i in range(1 + count):
             # No variable keeps the tensors of one turn alive while those of the next are made.
-            times = _clock(_bind_tensors(call, i, flush), flush.device.type)
+            times = _clock(_bind_tensors(call, i, flush), device)
             if i:
-                device.append(times[0])
+                spent.append(times[0])
                 host.append(times[1])
-            if sum(device) > _MOST:
+            if sum(spent) > _MOST:
                 break
     except Exception as error:  # an operator may raise anything
         return first_line(error)
-    return IsolatedTime(Timing(tuple(device)), Timing(tuple(host)))
+    return IsolatedTime(Timing(tuple(spent)), Timing(tuple(host)))
 
 
 def _bind_tensors(call: LoggedCall, turn: int, flush: torch.Tensor) -> Callable[[], Any]:

@@ -205,8 +205,8 @@ def profile_runs(runs: Sequence[Run], count: int, progress: Progress = silent) -
     """
     import torch
 
-    device = next(runs[0].model.parameters()).device
-    cuda = device.type == "cuda"
+    kind = timed_device(runs[0].model)
+    cuda, device = kind == "cuda", next(runs[0].model.parameters()).device
     if cuda:
         torch.cuda.reset_peak_memory_stats(device)
     stages = time_stages(runs, count, progress)
@@ -219,7 +219,7 @@ def profile_runs(runs: Sequence[Run], count: int, progress: Progress = silent) -
         if i >= WARM_UP:
             passes.append(found)
     modules, operators = _timings(passes, cuda=cuda)
-    clock, threads = clock_of(device.type)
+    clock, threads = clock_of(kind)
     measured = Measured(
         device=torch.cuda.get_device_name(device) if cuda else "cpu",
         clock=clock,
