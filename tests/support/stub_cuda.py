@@ -412,6 +412,7 @@ def stub_cuda(patch: pytest.MonkeyPatch, stub: StubCuda | None = None) -> Iterat
         "current_stream": lambda *_: stub.current or default, "synchronize": stub.synchronize, "_sleep": stub.sleep,
         "is_available": lambda: True, "current_device": lambda: 0, "device_count": lambda: 1,
         "get_device_name": lambda *_: "Stub GPU", "empty_cache": lambda: None,
+        "is_current_stream_capturing": lambda: stub.graph is not None,
         "get_device_properties": lambda *_: SimpleNamespace(total_memory=memory, name="Stub GPU"),
         "mem_get_info": lambda *_: (memory // 2, memory), "max_memory_allocated": lambda *_: 2**20,
         "reset_peak_memory_stats": lambda *_: None, "default_generators": stub.generators,

@@ -242,7 +242,7 @@ def test_work_of_the_profiler_and_ranges_are_left_out() -> None:
         host_event("Activity Buffer Request", 150, 160), StubEvent("range", 120, 900, user=True),
         StubEvent("range", 0, 10**6, DeviceType.CUDA, user=True), host_event("aten::view", 200, 210),
     )  # fmt: skip
-    assert [(c.operator, c.python, c.dispatch) for c in found] == [("aten.view", 100, 10), ("", 790, 0)]
+    assert [(c.operator, c.python, c.dispatch) for c in found] == [("aten.view", 90, 10), ("", 790, 0)]
 
 
 def test_lost_events_are_an_error() -> None:

@@ -16,17 +16,13 @@ from torch import nn
 
 from costproof.estimate.hardware import DeviceFigure, FigureQuote
 from costproof.models.specs import Run
-from costproof.tracers.eager_calls import launch_latencies, measure_calls
-from costproof.tracers.stage_variants import capture, time_events
-from costproof.tracers.timing import time_stage_clocks
+from costproof.tracers.eager_calls import launch_latencies, measure_calls, queued_kernel
+from costproof.tracers.stage_variants import capture
+from costproof.tracers.timing import time_events, time_stage_clocks
 
 _BLOCKS: Final = 16
 _WIDTH: Final = 64
 _TIMES: Final = 9
-_QUEUED: Final = 400
-"""Kernels in the queue of the device: fewer than it holds."""
-_ASLEEP: Final = 20_000_000
-"""Cycles of a GPU, about ten milliseconds: longer than these kernels take to be enqueued."""
 _LEAST: Final = 100
 """Nanoseconds; smaller figures are noise of the clocks."""
 
@@ -83,18 +79,9 @@ def _replay_times() -> tuple[int, int]:
     """Return the time of a graph of one small kernel on an idle device, and of one kernel among many in the queue."""
     number = torch.zeros(1, device="cuda")
     graph: Any = torch.cuda.CUDAGraph()
-    sleep: Any = torch.cuda._sleep
-
-    def queue(kernels: int) -> int:
-        def chain(nothing: None) -> None:
-            for _ in range(kernels):
-                number.add_(1)
-
-        return time_events(chain, lambda: None, 1, _TIMES, before=lambda: sleep(_ASLEEP)).median
-
     capture(graph, lambda nothing: number.add_(1), lambda: None)
     try:
         replay = time_events(lambda nothing: graph.replay(), lambda: None, 1, _TIMES).median
     finally:
         graph.reset()
-    return replay, (queue(_QUEUED) - queue(1)) // (_QUEUED - 1)
+    return replay, queued_kernel(number)

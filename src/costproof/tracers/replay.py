@@ -39,7 +39,7 @@ from costproof.tracers.operator_log import (
     log_operators,
     log_operators_without_values,
 )
-from costproof.tracers.timing import NOWHERE, Stage, timed_device, unlogged_profiler
+from costproof.tracers.timing import NOWHERE, Stage, asleep, time_events, timed_device, unlogged_profiler
 
 _MOST: Final = 2_000_000_000
 """Nanoseconds: a call that took longer in total is not repeated."""
@@ -47,6 +47,8 @@ _FLUSHED: Final = 2**28
 """Bytes that are written to evict the caches of a processor."""
 _ASLEEP: Final = 2_000_000
 """Cycles of a GPU, about a millisecond: longer than an operator takes to be dispatched."""
+_LONGER: Final = 16
+"""Factor of the sleep for a call that takes the host longer."""
 _DRAWN: Final = 2**20
 """Random values that are drawn; larger tensors repeat them."""
 
@@ -121,10 +123,14 @@ def _replay_distinct(
     what = f"replay {next(iter(runs))}" if len(runs) == 1 else "replay"
     spent: dict[Any, TimeOrReason] = {}
     with torch.no_grad():
+        idle = time_events(lambda nothing: None, lambda: None, 1, 9, before=asleep).median if device == "cuda" else 0
         work = _enqueued_work(distinct.values(), flush, progress) if device == "cuda" else {}
         for i, (key, call) in enumerate(distinct.items()):
             progress(what, i, len(distinct))
-            spent[key] = _time_call(call, count, flush, device)
+            known = work.get(id(call))
+            spent[key] = _time_call(
+                call, count, flush, partial(_clock, device, known is not None and known.waits, idle)
+            )
     progress(what, len(distinct), len(distinct))
 
     def of(stage: Stage, module: str, key: Any, order: list[CallPosition]) -> ReplayedCall:
@@ -191,14 +197,16 @@ def _reason_not_to_run(call: LoggedCall, flush: torch.Tensor) -> str:
     return ""
 
 
-def _time_call(call: LoggedCall, count: int, flush: torch.Tensor, device: str) -> TimeOrReason:
+def _time_call(
+    call: LoggedCall, count: int, flush: torch.Tensor, clock: Callable[[Callable[[], Any]], tuple[int, int]]
+) -> TimeOrReason:
     if reason := _reason_not_to_run(call, flush):
         return reason
     spent, host = list[int](), list[int]()
     try:
         for i in range(1 + count):
             # No variable keeps the tensors of one turn alive while those of the next are made.
-            times = _clock(_bind_tensors(call, i, flush), device)
+            times = clock(_bind_tensors(call, i, flush))
             if i:
                 spent.append(times[0])
                 host.append(times[1])
@@ -244,8 +252,15 @@ def _make_tensor(form: TensorForm, device: torch.device, *, empty: bool = False)
     return made.as_strided(form.shape, form.stride)
 
 
-def _clock(one: Callable[[], Any], device: str) -> tuple[int, int]:
-    """Return the nanoseconds of a call on the device, and those of the host until it returns."""
+def _clock(device: str, waits: bool, idle: int, one: Callable[[], Any]) -> tuple[int, int]:
+    """Return the nanoseconds of a call on the device, and those of the host until it returns.
+
+    Args:
+        device: ``cpu`` or ``cuda``.
+        waits: whether the call waits for the device.
+        idle: nanoseconds between two events of the device without work.
+        one: the call.
+    """
     if device != "cuda":
         start = time.perf_counter_ns()
         one()
@@ -253,17 +268,21 @@ def _clock(one: Callable[[], Any], device: str) -> tuple[int, int]:
         return spent, spent
     new_event: Any = torch.cuda.Event
     sleep: Any = torch.cuda._sleep
-    begin, end = new_event(enable_timing=True), new_event(enable_timing=True)
-    torch.cuda.synchronize()
-    # The device sleeps until the call has been dispatched; otherwise it would wait for that between the events.
-    sleep(_ASLEEP)
-    begin.record()
-    start = time.perf_counter_ns()
-    one()
-    host = time.perf_counter_ns() - start
-    end.record()
-    torch.cuda.synchronize()
-    return round(begin.elapsed_time(end) * 1e6), host
+    cycles = _ASLEEP
+    while True:
+        begin, end = new_event(enable_timing=True), new_event(enable_timing=True)
+        torch.cuda.synchronize()
+        # The device sleeps until the call has been dispatched; otherwise it would wait for that between the events.
+        sleep(cycles)
+        begin.record()
+        start = time.perf_counter_ns()
+        one()
+        host = time.perf_counter_ns() - start
+        end.record()
+        torch.cuda.synchronize()
+        if waits or 2 * host < cycles or cycles > _ASLEEP:  # a cycle takes half a nanosecond at least
+            return max(0, round(begin.elapsed_time(end) * 1e6) - idle), host
+        cycles *= _LONGER
 
 
 CallArguments = Mapping[str, Any]

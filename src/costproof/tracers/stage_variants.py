@@ -5,18 +5,19 @@ call may write into its cache, and their outputs. Each call can then be repeated
 belongs to another stage returns the outputs that it had. All calls of a stage are captured in one graph, on a stream of
 its own, after two warm-up runs there.
 
-A stage whose operators wait for the device is not captured: the capture would fail, and a failed capture may leave
-torch's allocator and generator in a state of capturing. Other failures are contained as far as possible: the stream is
-reset, the generator's state is a copy during the capture, and a kernel must run afterwards.
+A stage whose operators wait for the device cannot be captured, unless its code takes another branch then, as that of
+transformers does for masks. A failed capture is contained: the stream of the caller is the current one again, the
+generator's state is a copy during the capture, and a kernel must run afterwards.
 """
 
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -28,7 +29,7 @@ from costproof.models.specs import Run
 from costproof.patches.modules import hooked
 from costproof.tracers.eager_calls import EagerForward
 from costproof.tracers.hooks import ROOT
-from costproof.tracers.timing import WARM_UP, Stage, stage_boundaries, timed_device
+from costproof.tracers.timing import WARM_UP, Stage, T, stage_boundaries, time_events, timed_device
 
 StageVariants = dict[tuple[str, str, str], Timing | str]
 """(run, stage, invocation) -> time of the stage in another form, or why it does not run in it."""
@@ -143,15 +144,16 @@ def _each_stage(
             failed = first_line(error)
         for stage, waiting in stages.items():
             progress(what, len(found), total)
-            reason = failed or (waiting if variant == "graph" else "")
             with torch.no_grad(), run.around():
-                found[run.id, *stage] = reason or measure(calls.get(stage, []))
+                time = failed or measure(calls.get(stage, []))
+            waits = waiting if variant == "graph" and isinstance(time, str) and not failed else ""
+            found[run.id, *stage] = f"{time} ({waits})" if waits else time
     progress(what, total, total)
     return found
 
 
 def _stages(forward: EagerForward) -> dict[Stage, str]:
-    """Return each stage of a forward with the first reason why it cannot be captured, or an empty text."""
+    """Return each stage of a forward with the first operator that waits for the device, or an empty text."""
     found: dict[Stage, str] = {}
     for stage, calls in forward:
         waiting = (f"{c.operator} in {c.module or ROOT} waits for the device" for c in calls if c.synchronises)
@@ -218,41 +220,6 @@ def _time_compiled(calls: Sequence[StageCall], count: int) -> Timing | str:
         return first_line(error)
 
 
-T = TypeVar("T")
-
-
-def time_events(
-    work: Callable[[T], object],
-    prepare: Callable[[], T],
-    warm: int,
-    count: int,
-    before: Callable[[], object] = lambda: None,
-) -> Timing:
-    """Return the times of some work on the device, which is idle before, by two CUDA events.
-
-    Args:
-        work: the work; it gets what ``prepare`` returns.
-        prepare: makes inputs, outside of the time.
-        warm: runs before the timed ones.
-        count: timed runs.
-        before: is called before the first event; it may occupy the device.
-    """
-    new_event: Any = torch.cuda.Event
-    found = []
-    for i in range(warm + count):
-        given = prepare()
-        begin, end = new_event(enable_timing=True), new_event(enable_timing=True)
-        torch.cuda.synchronize()
-        before()
-        begin.record()
-        work(given)
-        end.record()
-        torch.cuda.synchronize()
-        if i >= warm:
-            found.append(round(begin.elapsed_time(end) * 1e6))
-    return Timing(tuple(found))
-
-
 def capture(graph: Any, work: Callable[[T], object], prepare: Callable[[], T]) -> None:
     """Capture some work in a graph, on a stream of its own, and leave no stream or generator in a state of capturing.
 
@@ -269,7 +236,10 @@ def capture(graph: Any, work: Callable[[T], object], prepare: Callable[[], T]) -
             work(prepare())
     given = prepare()
     cuda.synchronize()
-    with _generator_copied(), cuda.stream(stream):
+    with warnings.catch_warnings(), _generator_copied(), cuda.stream(stream):
+        warnings.filterwarnings(
+            "ignore", message="The CUDA Graph is empty"
+        )  # a failed capture, or a stage without work
         # Not torch.cuda.graph: if its capture fails to end, its stream remains the current one.
         graph.capture_begin(capture_error_mode="thread_local")
         try:

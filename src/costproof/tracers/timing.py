@@ -11,12 +11,13 @@ from __future__ import annotations
 import json
 import os
 import time
+import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, pairwise
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 from unittest import mock
 
 from costproof.ledger.aside import scratch
@@ -36,6 +37,9 @@ Place = tuple[Stage, str]
 HostTimes = Mapping[tuple[str, Stage], Timing]
 """(run, stage) -> nanoseconds of the host from one stage boundary to the next, without a profiler."""
 NOWHERE: Final[Stage] = ("", "")
+T = TypeVar("T")
+_ASLEEP: Final = 20_000_000
+"""Cycles of a GPU."""
 WARM_UP: Final = 1
 """Runs before the timed ones."""
 
@@ -144,6 +148,48 @@ def _time_modules(run: Run, paths: Iterable[str]) -> tuple[Counter[Place], Count
         for place, span in zip(places, spans, strict=False):  # the last stamp ends the forward
             into[place] += span
     return found
+
+
+def time_events(
+    work: Callable[[T], object],
+    prepare: Callable[[], T],
+    warm: int,
+    count: int,
+    before: Callable[[], object] = lambda: None,
+) -> Timing:
+    """Return the times of some work on the device, which is idle before, by two CUDA events.
+
+    Args:
+        work: the work; it gets what ``prepare`` returns.
+        prepare: makes inputs, outside of the time.
+        warm: runs before the timed ones.
+        count: timed runs.
+        before: is called before the first event; it may occupy the device.
+    """
+    import torch
+
+    new_event: Any = torch.cuda.Event
+    found = []
+    for i in range(warm + count):
+        given = prepare()
+        begin, end = new_event(enable_timing=True), new_event(enable_timing=True)
+        torch.cuda.synchronize()
+        before()
+        begin.record()
+        work(given)
+        end.record()
+        torch.cuda.synchronize()
+        if i >= warm:
+            found.append(round(begin.elapsed_time(end) * 1e6))
+    return Timing(tuple(found))
+
+
+def asleep() -> None:
+    """Let the device sleep for about ten milliseconds, longer than a few hundred operators take to be enqueued."""
+    import torch
+
+    sleep: Any = torch.cuda._sleep
+    sleep(_ASLEEP)
 
 
 @contextmanager
@@ -257,9 +303,15 @@ def module_ranges(model: nn.Module) -> Iterator[None]:
             open_ranges.pop().__exit__(None, None, None)
 
 
-def unlogged_profiler() -> AbstractContextManager[Any]:
-    """Raise the log level above all levels of the profiler, which logs its start and stop on stderr."""
-    return mock.patch.dict(os.environ, {"KINETO_LOG_LEVEL": os.environ.get("KINETO_LOG_LEVEL", "6")})
+@contextmanager
+def unlogged_profiler() -> Iterator[None]:
+    """Raise the log level above all levels of the profiler, which logs its start and stop, and hide its own warning."""
+    with (
+        mock.patch.dict(os.environ, {"KINETO_LOG_LEVEL": os.environ.get("KINETO_LOG_LEVEL", "6")}),
+        warnings.catch_warnings(),
+    ):
+        warnings.filterwarnings("ignore", message=".*Profiler clears events")
+        yield
 
 
 def _profile(runs: Sequence[Run], *, cuda: bool, trace: bool) -> tuple[_ProfiledRun, str]:
