@@ -118,6 +118,8 @@ class Fits:
     limits: tuple[MemoryLimit, ...]
     buffers_bytes: int | None = None
     """All registered buffers of the model, persistent or not; ``None``: not known."""
+    notes: tuple[str, ...] = ()
+    """Notes of the sources on how they counted and on what they left out."""
 
     @property
     def name(self) -> str:

@@ -35,6 +35,7 @@ from costproof.ledger.run import RANDOM
 from costproof.models.target import Runnable, options_of, require_device
 from costproof.opgraph.rules.files import versions_in_force
 from costproof.opgraph.rules.registry import subject_of
+from costproof.run.clock_borders import clock_borders
 from costproof.run.count_lock import count_lock
 from costproof.run.prepare import prepare
 from costproof.run.request import RunRequest, request
@@ -170,12 +171,13 @@ def _measure(
     latency = 0 if where == "cpu" else _launch_latency(device)
     eager = EagerCalls(calls, kind_of, latency, on_host=where == "cpu")
     variants = StageVariants(other.get("graph", {}), other.get("compiled", {}))
+    rows = stage_times(forwards, times, works, of, arithmetic, routed, eager, variants)
     return Measurement(
         model.conventions(workload), model.info(), workload, environment() | versions_in_force(),
         replace(options_of(model).public(), device=where, profile=count),
         device, of.dtype, of.flops, of.bandwidth, clock, threads,
-        stage_times(forwards, times, works, of, arithmetic, routed, eager, variants), tuple(of_operators),
-        part_times(forwards, modules, patterns, of, arithmetic, routed, inside),
+        rows, tuple(of_operators), part_times(forwards, modules, patterns, of, arithmetic, routed, inside),
+        clock_borders(rows, model, workload, of),
     )  # fmt: skip
 
 
