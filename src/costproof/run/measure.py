@@ -141,7 +141,8 @@ def _measure(
         inside = time_modules(runs, count, progress)
         calls = eager_forwards = measure_calls(runs, host, progress)
         if "graph" in ways:
-            other["graph"] = _variants(time_graphs(runs, eager_forwards, count, progress), eager_forwards, device)
+            replay = _replay_time(device) if where == "cuda" else 0
+            other["graph"] = _variants(time_graphs(runs, eager_forwards, count, progress), eager_forwards, replay)
         if "compiled" in ways:
             other["compiled"] = _variants(time_compiled(runs, eager_forwards, count, progress), eager_forwards, None)
         alone_in = {}
@@ -204,25 +205,31 @@ def _launch_latency(device: Device) -> int:
     return device.launch_latency.value if device.launch_latency else Timing(tuple(launch_latencies())).median
 
 
+def _replay_time(device: Device) -> int:
+    """Return the time of the replay of a graph besides its kernels in a device file, or else of this machine."""
+    from costproof.tracers.host_costs import replay_time
+
+    return device.graph_replay.value if device.graph_replay else replay_time()
+
+
 def _variants(
-    found: Mapping[TimePlace, Timing | str], eager: Mapping[str, Forward], device: Device | None
+    found: Mapping[TimePlace, Timing | str], eager: Mapping[str, Forward], replay: int | None
 ) -> dict[TimePlace, VariantTime]:
     """Return the times of stages in another form, as graphs with the kernels of the eager run.
 
     Args:
         found: the time of each stage, or why it has none.
         eager: the calls of the eager runs.
-        device: has the time of one replay; ``None`` if the form has other kernels than the eager run.
+        replay: nanoseconds of one replay; ``None`` if the form has other kernels than the eager run.
     """
     kernels = Counter[TimePlace]()
     for run, forward in eager.items():
         for stage, calls in forward:
             kernels[run, *stage] += sum(call.device for call in calls)
-    replay = device.graph_replay.value if device is not None and device.graph_replay else None
     return {
         place: VariantTime(None, time)
         if isinstance(time, str)
-        else VariantTime(time, "", kernels[place] if device is not None else None, replay)
+        else VariantTime(time, "", None if replay is None else kernels[place], replay)
         for place, time in found.items()
     }
 
