@@ -44,7 +44,7 @@ class Cached(nn.Module):
         cache.append(seen)
         if self.fault == "looks":
             seen = seen * float(seen.sum() > 0)
-        if self.fault == "raises" and getattr(torch.cuda.current_stream(), "waited", ()):
+        if self.fault == "raises" and torch.cuda.is_current_stream_capturing():
             raise ValueError("no such shape\nmore")
         assert len(cache) == 2
         result: torch.Tensor = self.head(torch.cat(cache))
@@ -234,7 +234,7 @@ def test_measure_from_end_to_end(
     stub: StubCuda, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, predict: bool
 ) -> None:
     monkeypatch.setattr(replay, "_FLUSHED", 2**12)
-    (tmp_path / "m.json").write_text(json.dumps(shallow_config().native_kwargs()))
+    (tmp_path / "m.json").write_text(json.dumps(shallow_config().native()))
     said = (FigureQuote("here", "by hand"),)
     fast = Device(
         "fast", "fast", "measured", {"here": FigureSource("a test", "2026-11-26")},
