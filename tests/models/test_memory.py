@@ -10,8 +10,8 @@ from torch import nn
 
 from costproof import api
 from costproof.ledger.errors import Incomplete
-from costproof.models import weights
-from costproof.models.generic import copies
+from costproof.snapshots import copies
+from costproof.weights import loading
 
 LOOKS = """
 import torch
@@ -34,7 +34,7 @@ def test_a_tied_tensor_takes_memory_once() -> None:
     model = nn.Sequential(nn.Linear(3, 3, bias=False, dtype=torch.bfloat16), nn.Linear(3, 3, bias=False))
     model[1].weight = model[0].weight
     model.register_buffer("b", torch.zeros(5, dtype=torch.int64))
-    assert weights.size_of(model) == 9 * 2 + 5 * 8
+    assert loading.size_of(model) == 9 * 2 + 5 * 8
 
 
 def test_a_model_without_room_is_told_before_it_is_allocated(monkeypatch: pytest.MonkeyPatch) -> None:
