@@ -38,7 +38,7 @@ def test_a_tied_tensor_takes_memory_once() -> None:
 
 
 def test_a_model_without_room_is_told_before_it_is_allocated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weights, "free_bytes", lambda device: 10**6)
+    monkeypatch.setattr(loading, "free_bytes", lambda device: 10**6)
     monkeypatch.setattr(nn.Module, "to_empty", lambda *_, **__: pytest.fail("it was allocated"))
     with pytest.raises(Incomplete, match="does not fit") as refused:
         api.capture("llama-3.1-8b", seq_len=4, run="cpu", sources=("dynamic",))
