@@ -29,7 +29,6 @@ from costproof.ledger.errors import first_line
 from costproof.ledger.profile import EnqueuedCall, Timing
 from costproof.ledger.progress import Progress, silent
 from costproof.models.specs import Run
-from costproof.models.weights import free_bytes
 from costproof.tracers.eager_calls import Marks, ProfiledWork, raw_events, read_calls, work_of
 from costproof.tracers.operator_log import (
     CallPosition,
@@ -40,6 +39,7 @@ from costproof.tracers.operator_log import (
     log_operators_without_values,
 )
 from costproof.tracers.timing import NOWHERE, Stage, asleep, time_events, timed_device, unlogged_profiler
+from costproof.weights.loading import free_bytes
 
 _MOST: Final = 2_000_000_000
 """Nanoseconds: a call that took longer in total is not repeated."""

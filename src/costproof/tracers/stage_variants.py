@@ -177,7 +177,8 @@ def record_stage_calls(run: Run) -> list[StageCall]:
         open_calls.append(call)
 
     def leave(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        open_calls.pop().output = output
+        if open_calls:  # without any if its inputs could not be copied
+            open_calls.pop().output = output
 
     kwargs = run.inputs()
     with hooked(paths, enter, leave, with_kwargs=True), torch.no_grad(), run.around():
