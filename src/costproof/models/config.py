@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from numbers import Integral
 from pathlib import Path
-from typing import Any, ClassVar, Final, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Self, TypeVar
 
 from costproof.analytic.mlp import ACTIVATION_FLOPS
 from costproof.ledger.errors import BadInput, CostproofError, Problems, did_you_mean
@@ -21,6 +21,9 @@ from costproof.ledger.workload import NO_CLASS, Dtype, TargetInfo, Workload
 from costproof.models.checkpoint import PLAIN, Stored, stored, without, without_dtype
 from costproof.models.config_keys import type_of_class
 from costproof.models.config_reader import LARGEST, MOST_LAYERS, Section, shown
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 class Config(ABC):
@@ -117,6 +120,12 @@ class Configured(ABC, Generic[C]):
     def dtype(self) -> Dtype:
         """Return the default dtype of a run: the one that the configuration names, or bfloat16."""
         return self.stored.dtype or "bfloat16"
+
+    def build_stored(self) -> nn.Module:
+        """Return the model on the meta device in the dtype of what its checkpoint does not quantise."""
+        model: Any = self
+        made: nn.Module = model.build(model.workload())
+        return made
 
     def with_options(self, options: RunOptions) -> Self:
         """Return the same model with other run options; with ``layers``, truncated by :meth:`first_layers`."""
