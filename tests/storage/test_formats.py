@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from costproof.storage.formats.base import Linear
+from costproof.storage.formats.base import LinearShape
 from costproof.storage.scheme import LinearModule, Scheme, UnknownFormat, read_scheme
 from costproof.storage.tensors import StoredTensor, totals
 
@@ -22,7 +22,7 @@ def scheme(description: dict[str, Any], model_type: str = "llama") -> Scheme:
 def layout(of: Scheme, rows: int, columns: int, *, bias: bool = False, dtype: str = "BF16") -> tuple[StoredTensor, ...]:
     found = of.format_of(LinearModule("model.layers.0.mlp.up_proj"))
     assert found is not None
-    return found.tensors(Linear(rows, columns, bias, dtype))
+    return found.tensors(LinearShape(rows, columns, bias, dtype))
 
 
 @pytest.mark.parametrize("name", LIBRARY["headers"])
@@ -97,7 +97,8 @@ PATHS = ("model.layers.3.mlp.gate_proj", "model.layers.3.mlp.gate", "model.layer
     [
         ({"quant_method": "fp8", "weight_block_size": [128, 128]}, {"lm_head"}),
         # A name ends at a part of the path, or is a suffix; the head stays.
-        ({"quant_method": "fp8", "weight_block_size": [128, 128], "modules_to_not_convert": ["model.layers.3.mlp.gate"]},
+        ({"quant_method": "fp8", "weight_block_size": [128, 128],
+          "modules_to_not_convert": ["model.layers.3.mlp.gate"]},
          {"lm_head", "model.layers.3.mlp.gate"}),
         ({"quant_method": "fp8", "weight_block_size": [128, 128], "modules_to_not_convert": ["model.layers.1"]},
          {"lm_head"}),
@@ -108,8 +109,8 @@ PATHS = ("model.layers.3.mlp.gate_proj", "model.layers.3.mlp.gate", "model.layer
         ({"quant_method": "modelopt", "quant_algo": "FP8", "exclude_modules": ["lm_head", "*self_attn*"]},
          {"lm_head", "model.layers.11.self_attn.q_proj"}),
         ({"quant_method": "compressed-tensors", "format": "float-quantized", "ignore": ["re:.*mlp.gate$"],
-          "config_groups": {"g": {"targets": ["Linear"], "weights": {"num_bits": 8, "type": "float", "strategy": "tensor",
-                                                                     "symmetric": True}}}},
+          "config_groups": {"g": {"targets": ["Linear"], "weights": {
+              "num_bits": 8, "type": "float", "strategy": "tensor", "symmetric": True}}}},
          {"model.layers.3.mlp.gate"}),
     ],
 )  # fmt: skip
@@ -126,7 +127,7 @@ def test_rules_of_single_modules_change_bits_and_groups() -> None:
     assert found is not None
     # Eight bits: four in a word; 256 / 32 groups; and the bias of zeros.
     expected = 4 * 64 * 96 + 4 * 8 * 24 + 2 * 8 * 96 + 4 * 256 + 2 * 96
-    assert totals(found.tensors(Linear(96, 256, False, "BF16"))).bytes == expected
+    assert totals(found.tensors(LinearShape(96, 256, False, "BF16"))).bytes == expected
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,8 @@ def test_what_safetensors_writes_is_read_without_its_data(tmp_path: Path) -> Non
     save_file(state, file)
     found = {t.name: (t.dtype, t.shape, t.bytes) for t in read_header(file)}
     assert found == {
-        "a.weight": ("F8_E4M3", (3, 5), 15), "a.scale": ("F32", (), 4), "b": ("BF16", (0, 4), 0), "c": ("I64", (7,), 56),
+        "a.weight": ("F8_E4M3", (3, 5), 15), "a.scale": ("F32", (), 4), "b": ("BF16", (0, 4), 0),
+        "c": ("I64", (7,), 56),
     }  # fmt: skip
     whole = file.read_bytes()
     length = int.from_bytes(whole[:8], "little")

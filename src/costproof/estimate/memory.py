@@ -124,6 +124,8 @@ class Fits:
     """The largest quantised matrix in the dtype of the run, which a kernel may unpack before it multiplies."""
     buffers_bytes: int | None = None
     """All registered buffers of the model, persistent or not; ``None``: not known."""
+    notes: tuple[str, ...] = ()
+    """Notes of the sources on how they counted and on what they left out."""
 
     @property
     def name(self) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from costproof.ledger.attributes import attribute
 from costproof.ledger.errors import BadInput
-from costproof.storage.formats.base import Format, Linear
+from costproof.storage.formats.base import Format, LinearShape
 from costproof.storage.scheme import LinearModule, Scheme
 from costproof.storage.tensors import StoredTensor
 
@@ -121,11 +121,11 @@ def _linear(
             yield _plain(f"{place.path}.bias", bias)
         return
     rows, columns = weight.shape
-    for tensor in _packed(of, Linear(rows, columns, bias is not None, _dtype(weight))):
+    for tensor in _packed(of, LinearShape(rows, columns, bias is not None, _dtype(weight))):
         yield replace(tensor, name=f"{place.path}.{tensor.name}")
 
 
-def _packed(of: Format, linear: Linear) -> Iterator[StoredTensor]:
+def _packed(of: Format, linear: LinearShape) -> Iterator[StoredTensor]:
     """Yield the tensors of a linear layer; the one with the weights states how many it holds."""
     for tensor in of.tensors(linear):
         yield replace(tensor, stands_for=linear.rows * linear.columns) if tensor.purpose == "weight" else tensor
@@ -142,14 +142,14 @@ def _stack(
     of = scheme.format_of(_expert(path, name))
     assert of is not None, path
     if scheme.stacked:
-        for tensor in _packed(of, Linear(rows, columns, bias is not None, _dtype(weight))):
+        for tensor in _packed(of, LinearShape(rows, columns, bias is not None, _dtype(weight))):
             stack = (experts, *tensor.shape)
             yield replace(
                 tensor, name=f"{path}.{name}_{tensor.name}", shape=stack, stands_for=experts * tensor.stands_for
             )
         return
     for part in names:
-        for tensor in _packed(of, Linear(rows // len(names), columns, bias is not None, _dtype(weight))):
+        for tensor in _packed(of, LinearShape(rows // len(names), columns, bias is not None, _dtype(weight))):
             yield replace(tensor, name=f"{path}.*.{part}.{tensor.name}", count=experts)
 
 

@@ -36,7 +36,7 @@ def stored(
         trust_remote_code: whether the code of a snapshot that is a target may run.
 
     Raises:
-        BadInput: there is no such target, or the files are no checkpoint.
+        BadInput: there is no such target, or the files are not a checkpoint.
         Incomplete: the format of the weights is not known, or torch is missing.
     """
     require("trace", "the tensors of a checkpoint")

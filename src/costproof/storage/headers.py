@@ -46,7 +46,7 @@ def read_header(file: Path) -> tuple[HeaderTensor, ...]:
     """Return the tensors of a safetensors or GGUF file, without its data; a file that ends after its header will do.
 
     Raises:
-        BadInput: it is no such file, or its header contradicts itself.
+        BadInput: it is not such a file, or its header contradicts itself.
         Incomplete: a dtype in it has no known size.
     """
     try:
@@ -129,7 +129,7 @@ def _offsets(value: Any, file: Path) -> tuple[int, int]:
 
 def _gguf(stream: IO[bytes], file: Path) -> Iterator[HeaderTensor]:
     """Yield the tensors of a GGUF file (version 2 or 3, little-endian): metadata is skipped, the table is read."""
-    reader = _Reader(stream)
+    reader = _GgufReader(stream)
     stream.read(4)
     version, tensors, pairs = reader.number("I"), reader.number("Q"), reader.number("Q")
     if version not in (2, 3) or max(tensors, pairs) > _MOST_TENSORS:
@@ -148,12 +148,12 @@ def _gguf(stream: IO[bytes], file: Path) -> Iterator[HeaderTensor]:
             require_dtype(f"GGUF type {kind}", f"{name[:60]} in {file.name}")
         dtype, weights, size = GGUF_TYPES[kind]
         if shape and shape[0] % weights:
-            raise BadInput("a row is no whole number of blocks", where=f"{name[:60]} in {file.name}",
+            raise BadInput("a row is not a whole number of blocks", where=f"{name[:60]} in {file.name}",
                            expected=f"a multiple of {weights} for {dtype}", got=shape[0])  # fmt: skip
         yield HeaderTensor(name, dtype, shape[::-1], prod(shape) // weights * size)
 
 
-class _Reader:
+class _GgufReader:
     """Reads the values of a GGUF file, each within its bound."""
 
     _SIZES: Final = (1, 1, 2, 2, 4, 4, 4, 1, None, None, 8, 8, 8)

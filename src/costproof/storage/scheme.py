@@ -98,7 +98,7 @@ def read_scheme(data: Data, beside: Mapping[str, Any], model_type: str) -> Schem
         return PLAIN
     where, described = found[0]
     if not isinstance(described, Mapping):
-        raise UnknownFormat(str(described)[:40], f"{where} is no object")
+        raise UnknownFormat(str(described)[:40], f"{where} is not an object")
     method = _method(described)
     reader = _READERS.get(method)
     if reader is None:
@@ -151,7 +151,7 @@ def _names(described: Data, *keys: str) -> tuple[str, ...] | None:
     if value is None:
         return None
     if not isinstance(value, (list, tuple)) or not all(isinstance(name, str) for name in value):
-        raise UnknownFormat(_method(described), f"{keys[0]} is no list of names")
+        raise UnknownFormat(_method(described), f"{keys[0]} is not a list of names")
     return tuple(value)
 
 
@@ -159,7 +159,7 @@ def _compiled(pattern: str, method: str) -> re.Pattern[str]:
     try:
         return re.compile(pattern)
     except re.error as error:
-        raise UnknownFormat(method, f"{pattern[:60]} is no regular expression: {error}") from error
+        raise UnknownFormat(method, f"{pattern[:60]} is not a regular expression: {error}") from error
 
 
 def _kept_by_transformers(described: Data, keys: tuple[str, ...]) -> Callable[[LinearModule], bool]:
@@ -227,7 +227,7 @@ def _gptq(described: Data, model_type: str) -> Scheme:
     rules: list[Rule] = []
     dynamic = described.get("dynamic") or {}
     if not isinstance(dynamic, Mapping):
-        raise UnknownFormat("gptq", "dynamic is no object")
+        raise UnknownFormat("gptq", "dynamic is not an object")
     left: list[re.Pattern[str]] = []
     for pattern, changes in dynamic.items():
         compiled = _compiled(str(pattern).removeprefix("+:").removeprefix("-:"), "gptq")
@@ -235,7 +235,7 @@ def _gptq(described: Data, model_type: str) -> Scheme:
             left.append(compiled)
             continue
         if not isinstance(changes, Mapping):
-            raise UnknownFormat("gptq", f"dynamic[{str(pattern)[:40]!r}] is no object")
+            raise UnknownFormat("gptq", f"dynamic[{str(pattern)[:40]!r}] is not an object")
         own = Gptq(_number(changes, "bits") or bits, _number({"group_size": group, **changes}, "group_size"), zeros)
         rules.append(Rule(own, lambda m, p=compiled: p.match(m.path) is not None))  # type: ignore[misc]
     of = Gptq(bits, group, zeros)
@@ -288,7 +288,7 @@ def _modelopt(described: Data, model_type: str) -> Scheme:
 def _compressed(described: Data, model_type: str) -> Scheme:
     groups = described.get("config_groups")
     if not isinstance(groups, Mapping) or not groups:
-        raise UnknownFormat("compressed-tensors", "config_groups is no object with groups")
+        raise UnknownFormat("compressed-tensors", "config_groups has no groups")
     sparse = described.get("sparsity_config")
     if isinstance(sparse, Mapping) and sparse.get("format") not in (None, "dense"):
         raise UnknownFormat("compressed-tensors", f"sparsity {sparse.get('format')!r}")

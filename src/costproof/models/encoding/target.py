@@ -223,15 +223,14 @@ def _with_values(run: Run, id_limit: int, seed: int) -> Run:
     """
     import torch
 
-    from costproof.models.decoding.build import generator
+    from costproof.models.random_values import random_integers, random_normal
 
     device = next(run.model.parameters()).device
 
     def drawn(name: str, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
-        source = generator(seed, name)
         if dtype.is_floating_point:
-            return torch.randn(shape, generator=source).to(device, dtype)
-        return torch.randint(0, id_limit, shape, generator=source).to(device)
+            return random_normal(shape, seed, name, device, dtype)
+        return random_integers(id_limit, shape, seed, name).to(device)
 
     kwargs = {k: drawn(k, v.shape, v.dtype) if isinstance(v, torch.Tensor) else v for k, v in run.kwargs.items()}
     with torch.no_grad():

@@ -20,11 +20,12 @@ from costproof.ledger.workload import AttentionKind, Invocation, TensorSpec, Wor
 from costproof.models import settings as common
 from costproof.models.config import Native
 from costproof.models.decoding import exports, names, runs
-from costproof.models.decoding.build import build, generator, with_numbers
+from costproof.models.decoding.build import build, with_numbers
 from costproof.models.decoding.decoder import Decoder, ids_on_meta, on_meta
 from costproof.models.image_text.config import TEXT, VISION, ImageTextConfig, is_of
 from costproof.models.image_text.inputs import CALL, IMAGES, SYMBOLS, images_of, with_images
 from costproof.models.image_text.layout import ModelLayout
+from costproof.models.random_values import random_normal
 from costproof.models.specs import Built, ExportJob, Run, SymbolicSize, layers_cut
 from costproof.models.target import NamedWorkload, Setting
 
@@ -363,6 +364,4 @@ def tower_job(stage: str, path: str, module: nn.Module, sized: bool, **args: tor
 
 def random_input(name: str, shape: torch.Tensor, seed: int, device: torch.device) -> torch.Tensor:
     """Return normal values that depend on the seed and the name of the input."""
-    import torch
-
-    return torch.randn(shape.shape, generator=generator(seed, name)).to(device, shape.dtype)
+    return random_normal(shape.shape, seed, name, device, shape.dtype)

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from costproof.ledger.workload import Workload
 from costproof.models.decoding import runs
-from costproof.models.decoding.build import generator
 from costproof.models.decoding.decoder import Decoder, config_of, on_meta, text_config
 from costproof.models.pages.page import Page, page_of, prefill_name
+from costproof.models.random_values import random_integers, random_normal
 from costproof.models.specs import ExportJob, Mark, Run, SymbolicSize
 
 if TYPE_CHECKING:
@@ -66,20 +66,16 @@ class PageReader:
 
     def real_inputs(self, model: nn.Module, workload: Workload, seed: int) -> dict[str, Any]:
         """Return :meth:`page_inputs` with seeded values; image tokens precede the text."""
-        import torch
-
         shapes = self.page_inputs(model, workload)
         image: int = config_of(model).image_token_id
-        ids = torch.randint(
-            0, text_config(model).vocab_size - 1, shapes["input_ids"].shape, generator=generator(seed, "input_ids")
-        )
+        ids = random_integers(text_config(model).vocab_size - 1, shapes["input_ids"].shape, seed, "input_ids")
         ids += ids >= image  # every token but the image token
         ids[:, : self.tokens(page_of(workload), stride(model))] = image
         kwargs = runs.real_prompt(model, workload, self.decoder, shapes, ids)
         for name in ("pixel_values", "pixel_values_local"):
             if name in shapes:
-                drawn = torch.randn(shapes[name].shape, generator=generator(seed, name))
-                kwargs[name] = drawn.to(kwargs["input_ids"].device, shapes[name].dtype)
+                device, dtype = kwargs["input_ids"].device, shapes[name].dtype
+                kwargs[name] = random_normal(shapes[name].shape, seed, name, device, dtype)
         return kwargs
 
     def glue_job(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from costproof.storage.formats.base import Format, Linear
+from costproof.storage.formats.base import Format, LinearShape
 from costproof.storage.tensors import StoredTensor, ceil_div
 
 
@@ -19,7 +19,7 @@ class Awq(Format):
     bits: int
     group: int | None
 
-    def tensors(self, of: Linear) -> tuple[StoredTensor, ...]:
+    def tensors(self, of: LinearShape) -> tuple[StoredTensor, ...]:
         """Return qweight [columns, rows bits / 32], qzeros, scales [groups, rows] and bias."""
         groups = 1 if self.group is None else ceil_div(of.columns, self.group)
         packed = ceil_div(of.rows * self.bits, 32)

@@ -10,7 +10,7 @@ from costproof.storage.tensors import Size, StoredTensor
 
 
 @dataclass(frozen=True, slots=True)
-class Linear:
+class LinearShape:
     """A linear layer Y = X Wᵀ + c with W [rows, columns]."""
 
     rows: Size
@@ -37,7 +37,7 @@ class Format(ABC):
     """Dtype in which kernels for the format multiply; empty: that of the run, after unpacking."""
 
     @abstractmethod
-    def tensors(self, of: Linear) -> tuple[StoredTensor, ...]:
+    def tensors(self, of: LinearShape) -> tuple[StoredTensor, ...]:
         """Return the tensors of a linear layer, names behind the path of the module."""
 
     def undetermined(self) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
-from costproof.storage.formats.base import Format, Linear
+from costproof.storage.formats.base import Format, LinearShape
 from costproof.storage.tensors import STORED_AS, StoredTensor, ceil_div
 
 _BLOCK: Final = 64
@@ -26,7 +26,7 @@ class FourBit(Format):
     nested: bool
     """Whether the maxima are stored in eight bits ("double quantisation")."""
 
-    def tensors(self, of: Linear) -> tuple[StoredTensor, ...]:
+    def tensors(self, of: LinearShape) -> tuple[StoredTensor, ...]:
         """Return weight [⌈rows columns / 2⌉, 1], the maxima and their scales, and the tables of values."""
         blocks = ceil_div(of.rows * of.columns, _BLOCK)
         maxima = StoredTensor("weight.absmax", "U8" if self.nested else "F32", (blocks,), "scale")
@@ -43,7 +43,7 @@ class FourBit(Format):
     def _state(self) -> str:
         return f"quant_state.bitsandbytes__{self.kind}"
 
-    def _description_bytes(self, of: Linear) -> int:
+    def _description_bytes(self, of: LinearShape) -> int:
         """Return the length of the description of a layer whose maxima are not quantised."""
         dtype = next(name for name, stored in STORED_AS.items() if stored == of.dtype)
         shape = [int(of.rows), int(of.columns)]

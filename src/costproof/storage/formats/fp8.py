@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from costproof.storage.formats.base import Format, Linear
+from costproof.storage.formats.base import Format, LinearShape
 from costproof.storage.tensors import StoredTensor, ceil_div
 
 
@@ -21,7 +21,7 @@ class Fp8Blocks(Format):
     scale_dtype: str = "F32"
     scale: str = "weight_scale_inv"
 
-    def tensors(self, of: Linear) -> tuple[StoredTensor, ...]:
+    def tensors(self, of: LinearShape) -> tuple[StoredTensor, ...]:
         """Return weight [rows, columns] and scales [⌈rows / block⌉, ⌈columns / block⌉]."""
         blocks = (ceil_div(of.rows, self.block[0]), ceil_div(of.columns, self.block[1]))
         return (
@@ -50,7 +50,7 @@ class Fp8Tensor(Format):
     scale_dtype: str = "F32"
     scale_shape: tuple[int, ...] = ()
 
-    def tensors(self, of: Linear) -> tuple[StoredTensor, ...]:
+    def tensors(self, of: LinearShape) -> tuple[StoredTensor, ...]:
         """Return weight [rows, columns], its scale, and that of the input."""
         scales = (self.scale, self.input_scale) if self.static else (self.scale,)
         return (
@@ -68,7 +68,7 @@ class Fp8Rows(Format):
     source: ClassVar[str] = "compressed-tensors float-quantized, strategy channel"
     products: ClassVar[str] = "float8_e4m3fn"
 
-    def tensors(self, of: Linear) -> tuple[StoredTensor, ...]:
+    def tensors(self, of: LinearShape) -> tuple[StoredTensor, ...]:
         """Return weight [rows, columns] and scales [rows, 1]."""
         return (
             StoredTensor("weight", "F8_E4M3", (of.rows, of.columns)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from costproof.storage.formats.base import Format, Linear
+from costproof.storage.formats.base import Format, LinearShape
 from costproof.storage.tensors import StoredTensor, ceil_div
 
 
@@ -26,7 +26,7 @@ class Gptq(Format):
     zero_bias: bool = True
     """Whether a bias is written for layers without one."""
 
-    def tensors(self, of: Linear) -> tuple[StoredTensor, ...]:
+    def tensors(self, of: LinearShape) -> tuple[StoredTensor, ...]:
         """Return qweight [⌈columns bits / 32⌉, rows], qzeros, scales [groups, rows], g_idx [columns] and bias."""
         groups = 1 if self.group is None else ceil_div(of.columns, self.group)
         return (

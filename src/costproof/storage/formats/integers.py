@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from costproof.storage.formats.base import Format, Linear
+from costproof.storage.formats.base import Format, LinearShape
 from costproof.storage.tensors import StoredTensor, ceil_div
 
 
@@ -27,7 +27,7 @@ class Int8(Format):
     static_zero: bool = False
     """Whether its zero point is."""
 
-    def tensors(self, of: Linear) -> tuple[StoredTensor, ...]:
+    def tensors(self, of: LinearShape) -> tuple[StoredTensor, ...]:
         """Return weight [rows, columns], scales and, if not symmetric, zero points of the same shape."""
         groups = 1 if self.group is None else ceil_div(of.columns, self.group)
         shape = (1,) if self.whole else (of.rows, groups)
@@ -49,7 +49,7 @@ class LlmInt8(Format):
     source: ClassVar[str] = "bitsandbytes Linear8bitLt._save_to_state_dict; Dettmers et al. 2022, LLM.int8()"
     products: ClassVar[str] = "int8"
 
-    def tensors(self, of: Linear) -> tuple[StoredTensor, ...]:
+    def tensors(self, of: LinearShape) -> tuple[StoredTensor, ...]:
         """Return weight [rows, columns], SCB [rows], and the number of its layout."""
         return (
             StoredTensor("weight", "I8", (of.rows, of.columns)),

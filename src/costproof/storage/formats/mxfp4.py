@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
-from costproof.storage.formats.base import Format, Linear
+from costproof.storage.formats.base import Format, LinearShape
 from costproof.storage.tensors import StoredTensor, ceil_div
 
 _BLOCK: Final = 32
@@ -21,7 +21,7 @@ class Mxfp4(Format):
     title: ClassVar[str] = "MXFP4"
     source: ClassVar[str] = "OCP Microscaling formats 1.0; gpt-oss checkpoints; transformers Mxfp4GptOssExperts"
 
-    def tensors(self, of: Linear) -> tuple[StoredTensor, ...]:
+    def tensors(self, of: LinearShape) -> tuple[StoredTensor, ...]:
         """Return blocks [rows, ⌈columns / 32⌉, 16] and scales [rows, ⌈columns / 32⌉]."""
         blocks = ceil_div(of.columns, _BLOCK)
         return (

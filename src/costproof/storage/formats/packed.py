@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from costproof.storage.formats.base import Format, Linear
+from costproof.storage.formats.base import Format, LinearShape
 from costproof.storage.tensors import StoredTensor, ceil_div
 
 
@@ -24,7 +24,7 @@ class PackedIntegers(Format):
     """Whether columns were quantised in the order of their activations, so that each has the number of its group."""
     shape_dtype: str = "I64"
 
-    def tensors(self, of: Linear) -> tuple[StoredTensor, ...]:
+    def tensors(self, of: LinearShape) -> tuple[StoredTensor, ...]:
         """Return weight_packed [rows, ⌈columns bits / 32⌉], scales [rows, groups], the shape, and what else there is.
 
         Zero points are packed along the rows.
@@ -60,7 +60,7 @@ class PackedFloats(Format):
     inputs: bool
     """Whether inputs are quantised with a stored scale."""
 
-    def tensors(self, of: Linear) -> tuple[StoredTensor, ...]:
+    def tensors(self, of: LinearShape) -> tuple[StoredTensor, ...]:
         """Return weight_packed [rows, columns / 2], scales [rows, columns / group] and the scales above them."""
         return (
             StoredTensor("weight_packed", "U8", (of.rows, ceil_div(of.columns, 2))),

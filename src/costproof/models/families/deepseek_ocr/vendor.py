@@ -49,6 +49,7 @@ from costproof.models.pages.config import CHANNELS
 from costproof.models.pages.jobs import VIEWS, images_in, vision_job
 from costproof.models.pages.page import page_of, prefill_name, sides
 from costproof.models.pages.workload import PAGE_SETTINGS
+from costproof.models.random_values import random_integers, random_normal
 from costproof.models.specs import Built, ExportJob, Mark, Run, layers_cut
 from costproof.models.target import NamedWorkload, Setting
 
@@ -215,19 +216,19 @@ def page_inputs(config: OcrConfig, workload: Workload, seed: int, device: torch.
     """
     import torch
 
-    made = torch.Generator().manual_seed(seed)
     page, dtype = page_of(workload), getattr(torch, workload.dtype)
     vision = vision_tokens(page, config.sam.stride)
     length = vision + workload.text_tokens
-    ids = torch.randint(0, min(config.text.vocab, config.image_token), (1, length), generator=made)
+    ids = random_integers(min(config.text.vocab, config.image_token), (1, length), seed, "input_ids")
     seen = torch.zeros(1, length, dtype=torch.bool)
     seen[:, :vision] = True
     ids[seen] = config.image_token
 
     def views(count: int, side: int, empty: bool) -> torch.Tensor:
         shape = (count, CHANNELS, side, side)
-        drawn = torch.zeros(shape) if empty else torch.rand(shape, generator=made) + 0.1
-        return drawn.to(device, dtype)
+        if empty:
+            return torch.zeros(shape, device=device, dtype=dtype)
+        return random_normal(shape, seed, f"images of {side}", device, dtype).abs() + 0.1
 
     if page is None:
         image = (views(1, EMPTY_SIDE, True), views(1, EMPTY_SIDE, True))
