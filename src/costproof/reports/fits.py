@@ -52,12 +52,8 @@ def document(found: Fits, form: Form) -> Document:
         says = [" ".join(map(plain_text, says))]
         limits = DocumentSection("Limits", [Items(tuple(map("; ".join, solved)))])
     body += [*says, *([limits] if solved else [])]
-<<<<<<< HEAD
-    return Document(found.name, body, "", fit_sentence(found), [_counted(found)])
-=======
-    about = [counted_line(found.target, found.workload), *note_lines(found.notes)]
+    about = [_counted(found), *note_lines(found.notes)]
     return Document(found.name, body, "", fit_sentence(found), about)
->>>>>>> main
 
 
 def fit_sentence(found: Fits) -> str:

@@ -104,12 +104,8 @@ def fits(
         stages=tuple(stages),
         limits=()
         if certain is None
-<<<<<<< HEAD
         else (*_limits(along, certain, room, kept, read.peaks, unpacked or 0), *_of_graph(read, certain, room)),
-=======
-        else (*_limits(along, certain, room, kept, read.peaks), *_of_graph(read, certain, room)),
         notes=side.notes,
->>>>>>> main
     )  # fmt: skip
 
 

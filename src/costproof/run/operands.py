@@ -194,19 +194,14 @@ def _count_target(text: str, config: str | os.PathLike[str] | None, trusted: boo
     target, work = target_with_settings(text, config, trusted=trusted)
     if by_graph or not isinstance(target, WithKeys):
         return _export_target(target, work)
-    return Operand(baseline_by_formulas(target, work), target, counted=True)
+    return Operand(baseline_by_formulas(target, work), target, counted=True, origin=target)
 
 
 def baseline_by_formulas(target: WithKeys, work: Workload) -> Baseline:
     """Return the counts of a run by the formulas of its target."""
     ledgers = (evaluate_formulas(target, work),)
     calls = target.invocations(work)
-<<<<<<< HEAD
-    found = Capture(target.conventions(work), target.info(), work, environment(), calls, ledgers)
-    return Operand(fold_capture(found), target, counted=True, origin=target)
-=======
     return fold_capture(Capture(target.conventions(work), target.info(), work, environment(), calls, ledgers))
->>>>>>> main
 
 
 def _export_target(target: Target, work: Workload) -> Operand:
