@@ -39,9 +39,13 @@ a run holds is in [`fits`](roofline.md): stored weights, buffers, cache and acti
 
 | read from | formats |
 |---|---|
-| `quantization_config`, `compression_config` (also of `text_config`) | fp8 with scales for blocks, rows or the matrix; bitsandbytes nf4, fp4, int8; GPTQ with `dynamic` rules; AWQ gemm; compressed-tensors int4 and int8 packed, int8, float8, NVFP4, MXFP4; MXFP4 of gpt-oss; ModelOpt FP8 and NVFP4 |
+| `quantization_config`, `compression_config` (also of `text_config`) | fp8 with scales for blocks, rows or the matrix |
+| | bitsandbytes nf4, fp4, int8; GPTQ with `dynamic` rules; AWQ gemm |
+| | compressed-tensors int4 and int8 packed, int8, float8, NVFP4, MXFP4 |
+| | MXFP4 of gpt-oss; ModelOpt FP8 and NVFP4 |
 | `hf_quant_config.json`, `quantize_config.json` beside it | ModelOpt, GPTQ, AWQ |
-| `modules_to_not_convert`, `ignore`, `exclude_modules`, `targets`, `llm_int8_skip_modules`, `lm_head` | what is left in 16 bits |
+| `modules_to_not_convert`, `ignore`, `exclude_modules` | what is left in 16 bits |
+| `targets`, `llm_int8_skip_modules`, `lm_head` | likewise |
 
 A format or a key outside of this is exit code 3 with its name, and no number. What no key says is stated as assumed:
 the dtype of block scales (float32; bfloat16 for Qwen3), biases of zeros that AutoGPTQ writes, the dtype of the shapes
