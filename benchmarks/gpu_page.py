@@ -187,6 +187,8 @@ def goals(kind: str, figures: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iter
             yield row(f"{form}: {stage} predicted, off at the median", f"{float(goal):.0%}", f"{float(off):.1%}", met)
         if form not in {f["form"] for f in timed}:
             yield row(f"{form}: stages predicted", f"{float(goal):.0%}", "none measured", None)
+    for drawn in figures.get("weights", []):
+        yield row(drawn["what"], drawn["wanted"], drawn["found"], drawn["good"])
     if kind == "cpu" and (rank := rank_correlation(timed)) is not None:
         yield row("rank correlation of predicted and measured", str(RANKED), f"{rank:.4f}", rank >= RANKED)
 

@@ -32,12 +32,15 @@ from costproof.ledger.environment import environment
 from costproof.ledger.errors import first_line
 from costproof.ledger.files import json_text
 from costproof.ledger.schema import to_data
+from costproof.models.random_values import fill_normal
 from costproof.patches.flash_attention import compiled
 from costproof.run.doctor import doctor
 from costproof.tracers.device_benchmark import device_title
 from costproof.views.numbers import exact, human
 
 DTYPES: Final = {"cuda": ("float32", "bfloat16", "float16", "float64"), "cpu": ("float32",)}
+DRAWN: Final = {"cuda": 10**9, "cpu": 3 * 10**8}
+"""Random numbers that are drawn in a second, at least."""
 _DEVICE_FILE: Final = "device.json"
 Emit = Callable[..., None]
 """Writes a message: ``emit("row", ["tiny", "exact"], table="counts")``."""
@@ -152,6 +155,29 @@ def times(emit: Emit, target: str, choices: Mapping[str, Any], folder: str) -> N
     _findings(emit, found, ", ".join(what))
 
 
+def weights(emit: Emit, run: str, numbers: int) -> None:
+    """How fast random weights are drawn on the device, and whether the processor draws the same."""
+    few = [torch.empty(2**20, dtype=torch.bfloat16, device=device) for device in ("cpu", run)]
+    for tensor in few:
+        fill_normal([("few", tensor)], 0, 0.02)
+    same = torch.equal(few[0], few[1].cpu())
+    emit("figure", "weights", what="random weights: the same bits on the processor", wanted="yes",
+         found="yes" if same else "no", good=same)  # fmt: skip
+    for dtype in (torch.bfloat16, torch.float32):
+        made = torch.empty(numbers, dtype=dtype, device=run)
+        begin = time.perf_counter()
+        fill_normal([("many", made)], 0, 0.02)
+        if run == "cuda":
+            torch.cuda.synchronize()
+        spent = time.perf_counter() - begin
+        name, rate, goal = str(dtype).removeprefix("torch."), round(numbers / spent), DRAWN[run]
+        cells = [f"{name} on {run}, {torch.get_num_threads()} threads", exact(numbers), f"{spent:.3f}", human(rate)]
+        emit("row", cells, table="weights")
+        emit("figure", "weights", what=f"random weights: {name} numbers a second", wanted=f"{human(goal)}",
+             found=human(rate), good=rate >= goal)  # fmt: skip
+        del made
+
+
 def _findings(emit: Emit, found: Measurement, what: str) -> None:
     for wrong in found.wrong:
         emit("wrong", f"{what}, {wrong}")
@@ -212,6 +238,7 @@ STEPS: Final[Mapping[str, Callable[..., None]]] = {
     "peaks": peaks,
     "allocations": allocations,
     "times": times,
+    "weights": weights,
 }
 
 

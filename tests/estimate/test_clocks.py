@@ -15,8 +15,8 @@ import pytest
 from costproof.estimate.clocks import (
     HOST_TIMES,
     Forward,
-    StageCall,
     StageClocks,
+    StageKey,
     VariantTime,
     stage_clocks,
 )
@@ -206,12 +206,12 @@ class Machine:
                     yield "wait", 0
             self.enqueue(0, lambda: self.stamps.append(self.now))
 
-    def run(self, forward: Forward) -> dict[StageCall, Counter[str]]:
+    def run(self, forward: Forward) -> dict[StageKey, Counter[str]]:
         self.at(0, self.resume, self.host(forward))
         while self.events:
             self.now, _, what, argument = heappop(self.events)
             what(argument)
-        found: dict[StageCall, Counter[str]] = defaultdict(Counter)
+        found: dict[StageKey, Counter[str]] = defaultdict(Counter)
         for (stage, _), (begin, end) in zip(forward, pairwise(self.stamps), strict=True):
             found[stage]["both"] += end - begin
             for moment in range(begin, end):
@@ -221,7 +221,7 @@ class Machine:
         return found
 
 
-def random_forward(source: Random) -> list[tuple[StageCall, Sequence[EnqueuedCall]]]:
+def random_forward(source: Random) -> list[tuple[StageKey, Sequence[EnqueuedCall]]]:
     """Up to six pieces of three stages; kernels are rare or long, or the host is, so that either may bind."""
     most, stages = source.choice(((4, 20), (20, 4), (9, 9))), (HERE, SAM, CLIP)
 

@@ -9,7 +9,7 @@ import pytest
 from costproof import api
 from costproof.compare.patterns import patterns
 from costproof.estimate.arithmetic import Arithmetic
-from costproof.estimate.clocks import Forward, StageCall, VariantTime
+from costproof.estimate.clocks import Forward, StageKey, VariantTime
 from costproof.estimate.measured import (
     ClockBorder,
     EagerCalls,
@@ -104,7 +104,7 @@ def measured(*, ran: bool = True, device: str = "cuda", clocks: bool = True, for
     )  # fmt: skip
 
 
-def on_host(forward: Forward) -> list[tuple[StageCall, list[EnqueuedCall]]]:
+def on_host(forward: Forward) -> list[tuple[StageKey, list[EnqueuedCall]]]:
     """The same calls on a processor."""
     return [
         (stage, [EnqueuedCall(c.operator, c.module, c.python, c.device or US, 0, 0, 0, False) for c in calls])

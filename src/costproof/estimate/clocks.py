@@ -17,7 +17,8 @@ then begins when the device is done with that. Within a stage the device is eith
 part, or idle because the work is not enqueued yet, which is the host-bound part.
 
 On a processor the work is done inside the calls, which enqueue nothing: the same recurrence is then the sum of all host
-times.
+times. The queue of the device is taken to be unbounded; CUDA's holds about a thousand launches, so that a host which
+is further ahead waits, while the device is busy anyway.
 
 All times are whole nanoseconds.
 """
@@ -34,9 +35,9 @@ from costproof.ledger.profile import EnqueuedCall, Timing
 HostTime = Literal["python", "dispatch", "launch", "synchronisation"]
 HOST_TIMES: Final[tuple[HostTime, ...]] = ("python", "dispatch", "launch", "synchronisation")
 BindingClock = Literal["host", "device"]
-StageCall = tuple[str, str]
+StageKey = tuple[str, str]
 """Stage and invocation."""
-Forward = Sequence[tuple[StageCall, Sequence[EnqueuedCall]]]
+Forward = Sequence[tuple[StageKey, Sequence[EnqueuedCall]]]
 """The calls of a forward in their order, cut at every stage boundary, where an event is recorded.
 
 A stage that is left and entered again has several pieces. Python between the last operator of a piece and its boundary
@@ -57,9 +58,9 @@ class StageClocks:
     launches: int
     """Kernels, copies and fills that these enqueue."""
     host: int
-    """Host clock alone: Python, dispatch and launches of all calls, without any waiting."""
+    """Host clock: Python, dispatch and launches of all calls, without any waiting."""
     device: int
-    """Device clock alone, the device-bound part: all kernels one after another. 0 on a processor."""
+    """Device clock: all kernels, one after another, which is the device-bound part. 0 on a processor."""
     both: int
     """Time between the events at its boundaries, by the recurrence."""
     python: int
@@ -70,7 +71,6 @@ class StageClocks:
     """Device idle while the host enqueues."""
     synchronisation: int
     """Device idle because the host waited for it: the launch latency of the first work after a synchronisation."""
-
     binds: BindingClock = "host"
     """The clock that takes longer by itself; the host if both take the same."""
 
@@ -80,7 +80,7 @@ class StageClocks:
         return self.both - self.device
 
 
-def stage_clocks(forward: Forward, latency: int = 0) -> dict[StageCall, StageClocks]:
+def stage_clocks(forward: Forward, latency: int = 0) -> dict[StageKey, StageClocks]:
     """Return the clocks of each stage of a forward, by the recurrence of this module.
 
     The device is idle in the last nanoseconds before the host has enqueued the next work. They are attributed to the
@@ -93,7 +93,7 @@ def stage_clocks(forward: Forward, latency: int = 0) -> dict[StageCall, StageClo
     enqueue, end = 0, latency  # the event at the beginning is stamped at the latency
     since: list[tuple[HostTime, int]] = []
     """Spans of host time since the last work was enqueued; the device was busy or idle meanwhile."""
-    found: dict[StageCall, Counter[str]] = {}
+    found: dict[StageKey, Counter[str]] = {}
 
     def run(work: int, into: Counter[str]) -> None:
         """Enqueue some work, which starts when it has arrived and the device is free."""
