@@ -29,7 +29,7 @@ RUN = ("--config", "m.json", "--preset", "text-only", "--text-tokens", "9", "--n
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A small model, and a device that is faster than any. No cache of the processor is emptied: it takes seconds."""
     made = tmp_path_factory.mktemp("measured")
-    (made / "m.json").write_text(json.dumps(shallow_config().native_kwargs()))
+    (made / "m.json").write_text(json.dumps(shallow_config().native()))
     said = (FigureQuote("here", "by hand"),)
     peak, width = DevicePeak("float32", 10**15, "dense", "matrix", said), DeviceFigure(10**16, said)
     fast = Device("fast", "fast", "measured", {"here": FigureSource("a test", "2026-11-22")}, (peak,), width)

@@ -33,6 +33,7 @@ from tests.support.toy import toy
 SAM, PREFILL = ("sam", "global"), ("prefill", "prompt")
 PEAK, WIDTH = 100 * 10**12, 10**12
 US = 1_000
+NO_GRAPH = VariantTime(None, "CUDA graphs record the kernels of a GPU")
 
 
 def call(operator: str, module: str, host: tuple[int, int, int], device: int, *, waits: bool = False) -> EnqueuedCall:
@@ -81,9 +82,10 @@ def measured(*, ran: bool = True, device: str = "cuda", clocks: bool = True, for
     graph = {("page", *SAM): VariantTime(Timing((9 * US,)), "", 7 * US, 2 * US)}
     graph["page", *PREFILL] = VariantTime(None, "item in head waits for the device")
     compiled = {("page", *SAM): VariantTime(Timing((12 * US,)))}
+    forms = StageVariants(graph, compiled) if gpu else StageVariants(dict.fromkeys(times, NO_GRAPH), {})
     rows = stage_times(
         {"page": NODES}, times, works, of, arithmetic, eager=EagerCalls(forwards, kind_of, 4 * US, on_host=not gpu),
-        variants=StageVariants(graph, compiled) if gpu and ran else None,
+        variants=forms if ran else None,
     )  # fmt: skip
     points = tuple(ThresholdPoint(at, f"{at * 7}/1000000", "39/1000000") for at in (5, 6))
     border = BottleneckThreshold(

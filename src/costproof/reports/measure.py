@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from fractions import Fraction
 from typing import Final, TypeVar
 
@@ -177,7 +177,10 @@ def _clocks(found: Measurement) -> list[Block]:
     body: list[Block] = [TWO_CLOCKS, Table(CLOCKS, "llr", [_code_cells(_clock_cells(row), 2) for row in rows], keys=2)]
     if not found.borders:
         return [*body, NO_BORDER]
-    lines = [(f"{b.run} {sentence}", sides) for b in found.borders for sentence, sides in [border_sentences(b.border)]]
+    lines = []
+    for b in found.borders:
+        named = replace(b.border, stage=" ".join((b.run, _stage_name(b.border.stage, b.invocation))))
+        lines.append(border_sentences(named))
     return [*body, BORDERS, Items(tuple(map("; ".join, lines)))]
 
 
@@ -195,21 +198,23 @@ def _clock_cells(row: MeasuredStage) -> tuple[str, ...]:
 def _variants(found: Measurement) -> list[Block]:
     """Return the times as CUDA graphs and compiled, and why there are none; nothing if neither was tried."""
     rows = [row for row in found.rows if row.graph is not None or row.compiled is not None]
-    if not rows:
-        return []
     table = []
+    lacking: dict[tuple[str, str], list[str]] = {}
     for row in rows:
         eager = None if row.measured is None else row.measured.median
         graph = "" if row.graph is None or row.graph.time is None else _time(row.graph.predicted)
         forms = _variant(row.graph), graph, _variant(row.compiled)
         table.append(_code_cells((*_place(row), _time(eager), _time(row.predicted), *forms), 2))
-    reasons = [
-        f"{' '.join(_place(row))} did not run {form}: {its.why}"
-        for row in rows
-        for form, name in (("as a CUDA graph", "graph"), ("compiled", "compiled"))
-        if (its := getattr(row, name)) is not None and its.why
-    ]
-    return [FORMS, Table(VARIANTS, "llr", table, keys=2), *([Items(tuple(reasons))] if reasons else [])]
+        for form, variant in (("as a CUDA graph", row.graph), ("compiled", row.compiled)):
+            if variant is not None and variant.why:
+                lacking.setdefault((form, variant.why), []).append(" ".join(_place(row)))
+    reasons = []
+    for (form, why), places in lacking.items():
+        what = "No stage ran" if len(places) == len(found.rows) else f"{', '.join(places)} did not run"
+        reasons.append(f"{what} {form}: {why}")
+    ran = any(v is not None and v.time is not None for row in rows for v in (row.graph, row.compiled))
+    body: list[Block] = [FORMS, Table(VARIANTS, "llr", table, keys=2)] if ran else []
+    return [*body, Items(tuple(reasons))] if reasons else body
 
 
 def _variant(form: VariantTime | None) -> str:
@@ -248,7 +253,11 @@ def _accuracy(found: Measurement) -> str:
 
 
 def _place(row: MeasuredStage) -> tuple[str, str]:
-    return row.run, f"{row.stage}[{row.invocation}]" if row.invocation else row.stage or "outside the stages"
+    return row.run, _stage_name(row.stage, row.invocation)
+
+
+def _stage_name(stage: str, invocation: str) -> str:
+    return f"{stage}[{invocation}]" if invocation else stage or "outside the stages"
 
 
 def _stage(row: MeasuredStage) -> tuple[str, ...]:
