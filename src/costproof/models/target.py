@@ -18,7 +18,7 @@ from costproof.models.specs import Built, ExportJob, Run, Truncation
 if TYPE_CHECKING:
     from torch import nn
 
-    from costproof.models.checkpoint import Stored
+    from costproof.weights.stored import Stored
 
 
 @dataclass(frozen=True, slots=True)

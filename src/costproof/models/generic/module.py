@@ -25,7 +25,6 @@ from costproof.ledger.workload import (
     Workload,
 )
 from costproof.models import settings as common
-from costproof.models.checkpoint import Stored
 from costproof.models.decoding.decoder import Decoder
 from costproof.models.decoding.names import STAGES
 from costproof.models.encoding import STAGE
@@ -61,7 +60,7 @@ from costproof.models.generic.truncation import CutModel
 from costproof.models.specs import Built, ExportJob, Run, Truncation
 from costproof.models.target import NamedWorkload, Setting
 from costproof.snapshots.copies import inputs_on_meta, materialize, on_meta, runs_on_meta, unwrapped, with_values
-from costproof.weights.stored import ImageSize, unfit
+from costproof.weights.stored import ImageSize, Stored, unfit
 
 if TYPE_CHECKING:
     from torch import nn
