@@ -17,12 +17,12 @@ from costproof.ledger.progress import Progress
 from costproof.ledger.run import RunOptions
 from costproof.ledger.workload import AttentionKind, Dtype, ExpertKernel, TargetInfo, Workload
 from costproof.models import settings as common
-from costproof.models.checkpoint import PLAIN, Stored, stored
 from costproof.models.config import Config, NativeConfig, changes, keys_of, put, with_keys
 from costproof.models.decoding.build import build, with_numbers
 from costproof.models.decoding.decoder import Decoder
 from costproof.models.specs import Built
 from costproof.models.target import NamedWorkload, Setting
+from costproof.weights.stored import PLAIN, Stored, stored
 
 if TYPE_CHECKING:
     from torch import nn
@@ -96,6 +96,12 @@ class Configured(ABC, Generic[C]):
     def dtype(self) -> Dtype:
         """Return the default dtype of a run: the one that the configuration names, or bfloat16."""
         return self.stored.dtype or "bfloat16"
+
+    def build_stored(self) -> nn.Module:
+        """Return the model on the meta device in the dtype of what its checkpoint does not quantise."""
+        model: Any = self
+        made: nn.Module = model.build(model.workload())
+        return made
 
     def with_options(self, options: RunOptions) -> Self:
         """Return the same model with other run options; with ``layers``, truncated by :meth:`first_layers`."""
