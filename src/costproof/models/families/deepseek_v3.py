@@ -12,9 +12,7 @@ from costproof.analytic.router import RoutingRule
 from costproof.ledger.errors import BadInput, CostproofError
 from costproof.models.checkpoint import Stored
 from costproof.models.config_reader import Section
-from costproof.models.decoding.config import (
-    number_of,
-)
+from costproof.models.decoding.config import number_of
 from costproof.models.decoding.formulas import DecoderStyle
 from costproof.models.decoding.latent import LatentConfig, LatentTarget, latent_style, latents_of
 

@@ -234,10 +234,7 @@ class Llava(ImageTextTarget[LlavaConfig]):
             ModulePart("projector.down", (Linear(features, hidden, hidden, b, self.config.projector_bias),)),
         )
         return image_text_ledger(
-            {
-                "vision": (tower, (pixels(IMAGES) + seen) * b),
-                "projector": (projector, features * (width + hidden) * b),
-            },
+            {"vision": (tower, (pixels(IMAGES) + seen) * b), "projector": (projector, features * (width + hidden) * b)},
             decoder_parts(self.config.text, workload, Llama(self.config.text).style()),
             features,
             workload,

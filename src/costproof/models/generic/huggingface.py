@@ -196,10 +196,7 @@ class HuggingFace:
                 if attribute(own.config, "_attn_implementation", None) == attention:
                     return Made(own, notes=notes, waived=self._waived(own))
                 raise BadInput(
-                    "the model does not have this attention",
-                    where="--attention",
-                    expected="eager",
-                    got=attention,
+                    "the model does not have this attention", where="--attention", expected="eager", got=attention
                 ) from error
             raise Incomplete(
                 "transformers cannot build this model on meta", where=self.where, got=first_line(error)

@@ -153,9 +153,7 @@ def is_compiled(module: nn.Module) -> bool:
 
 
 def graphs(
-    module: nn.Module,
-    inputs: Mapping[str, Any],
-    around: Callable[[], AbstractContextManager[None]] = nullcontext,
+    module: nn.Module, inputs: Mapping[str, Any], around: Callable[[], AbstractContextManager[None]] = nullcontext
 ) -> str:
     """Return a sentence on how many graphs a call makes under ``torch.compile``, and why each ends.
 
