@@ -32,11 +32,11 @@ from costproof.ledger.environment import environment
 from costproof.ledger.errors import first_line
 from costproof.ledger.files import json_text
 from costproof.ledger.schema import to_data
-from costproof.models.random_values import fill_normal
 from costproof.patches.flash_attention import compiled
 from costproof.run.doctor import doctor
 from costproof.tracers.device_benchmark import device_title
 from costproof.views.numbers import exact, human
+from costproof.weights.random_values import fill_normal
 
 DTYPES: Final = {"cuda": ("float32", "bfloat16", "float16", "float64"), "cpu": ("float32",)}
 DRAWN: Final = {"cuda": 10**9, "cpu": 3 * 10**8}

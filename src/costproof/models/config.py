@@ -16,9 +16,9 @@ from costproof.analytic.mlp import ACTIVATION_FLOPS
 from costproof.ledger.errors import BadInput, CostproofError, Problems, did_you_mean
 from costproof.ledger.files import read_configuration
 from costproof.ledger.workload import NO_CLASS
-from costproof.models.checkpoint import without, without_dtype
 from costproof.models.config_keys import type_of_class
 from costproof.models.config_reader import LARGEST, MOST_LAYERS, Section, shown
+from costproof.weights.stored import without, without_dtype
 
 
 class Config(ABC):

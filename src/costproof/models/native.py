@@ -17,12 +17,12 @@ from costproof.ledger.progress import Progress
 from costproof.ledger.run import RunOptions
 from costproof.ledger.workload import AttentionKind, Dtype, ExpertKernel, TargetInfo, Workload
 from costproof.models import settings as common
-from costproof.models.checkpoint import PLAIN, Stored, stored
 from costproof.models.config import Config, NativeConfig, changes, keys_of, put, with_keys
 from costproof.models.decoding.build import build, with_numbers
 from costproof.models.decoding.decoder import Decoder
 from costproof.models.specs import Built
 from costproof.models.target import NamedWorkload, Setting
+from costproof.weights.stored import PLAIN, Stored, stored
 
 if TYPE_CHECKING:
     from torch import nn

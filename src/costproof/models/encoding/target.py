@@ -139,7 +139,7 @@ def _with_values(run: Run, id_limit: int, seed: int) -> Run:
     """
     import torch
 
-    from costproof.models.random_values import random_integers, random_normal
+    from costproof.weights.random_values import random_integers, random_normal
 
     device = next(run.model.parameters()).device
 

@@ -15,7 +15,6 @@ from costproof.analytic.mlp import Activation
 from costproof.ledger.errors import BadInput, CostproofError
 from costproof.ledger.node import Ledger
 from costproof.ledger.workload import FLOAT_BYTES, Invocation, TensorSpec, Workload
-from costproof.models.checkpoint import unfit
 from costproof.models.config import activation, yes_or_no
 from costproof.models.config_reader import Section, shown
 from costproof.models.decoding.decoder import on_meta
@@ -30,6 +29,7 @@ from costproof.models.image_text.inputs import CALL
 from costproof.models.image_text.layout import ModelLayout, StagePaths
 from costproof.models.image_text.target import EXAMPLE_COUNT, ImageTextTarget, tower_job
 from costproof.models.specs import ExportJob
+from costproof.weights.stored import unfit
 
 if TYPE_CHECKING:
     from torch import nn

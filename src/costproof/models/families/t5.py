@@ -248,7 +248,7 @@ class T5(Native[T5Config]):
 
     def runs(self, model: nn.Module, workload: Workload) -> tuple[Run, ...]:
         """Return the runs of the encoder with the first token, and of the first, middle and last step."""
-        from costproof.models.generic.copies import with_values
+        from costproof.snapshots.copies import with_values
 
         found, device = self._stacks(workload).runs(model), next(model.parameters()).device
         if device.type == "meta":

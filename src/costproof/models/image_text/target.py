@@ -24,9 +24,9 @@ from costproof.models.image_text.config import TEXT, VISION, ImageTextConfig, is
 from costproof.models.image_text.inputs import CALL, IMAGES, SYMBOLS, images_of, with_images
 from costproof.models.image_text.layout import ModelLayout
 from costproof.models.native import Native
-from costproof.models.random_values import random_normal
 from costproof.models.specs import ExportJob, Run, SymbolicSize, layers_cut
 from costproof.models.target import NamedWorkload, Setting
+from costproof.weights.random_values import random_normal
 
 if TYPE_CHECKING:
     import torch

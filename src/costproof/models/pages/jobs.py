@@ -11,8 +11,8 @@ from costproof.ledger.workload import Workload
 from costproof.models.decoding import exports, runs
 from costproof.models.decoding.decoder import Decoder, config_of, on_meta, text_config
 from costproof.models.pages.page import Page, page_of, prefill_name, sides, views
-from costproof.models.random_values import random_integers, random_normal
 from costproof.models.specs import ExportJob, Mark, Run, SymbolicSize
+from costproof.weights.random_values import random_integers, random_normal
 
 if TYPE_CHECKING:
     import torch

@@ -12,7 +12,6 @@ from costproof.ledger.files import read_configuration
 from costproof.ledger.node import Ledger
 from costproof.ledger.progress import Progress
 from costproof.ledger.workload import AttentionKind, ExpertKernel, Workload
-from costproof.models.checkpoint import stored
 from costproof.models.decoding.build import with_numbers
 from costproof.models.families.deepseek_ocr import native
 from costproof.models.families.deepseek_ocr.checkpoint import checkpoint_ledger, placed
@@ -27,6 +26,7 @@ from costproof.models.pages.workload import PageModes, page_run_problems, page_s
 from costproof.models.settings import device_problems
 from costproof.models.specs import Built
 from costproof.models.target import Exportable, NamedWorkload, Setting, Target
+from costproof.weights.stored import stored
 
 if TYPE_CHECKING:
     from torch import nn

@@ -19,7 +19,6 @@ from costproof.ledger.node import Ledger
 from costproof.ledger.progress import Progress
 from costproof.ledger.run import RunOptions
 from costproof.ledger.workload import Invocation, TargetInfo, Workload
-from costproof.models.checkpoint import stored
 from costproof.models.decoding.decoder import Decoder, on_meta
 from costproof.models.decoding.runs import computed
 from costproof.models.families.deepseek_ocr.config import OcrConfig
@@ -52,9 +51,10 @@ from costproof.models.pages.workload import (
     page_structure,
     sequence_length,
 )
-from costproof.models.random_values import random_integers, random_normal
 from costproof.models.specs import Built, ExportJob, Mark, Run, layers_cut
 from costproof.models.target import NamedWorkload, Setting
+from costproof.weights.random_values import random_integers, random_normal
+from costproof.weights.stored import stored
 
 if TYPE_CHECKING:
     import torch
