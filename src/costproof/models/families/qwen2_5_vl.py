@@ -35,8 +35,7 @@ from costproof.models.encoding.images import SIZE, side_of
 from costproof.models.encoding.patches import PackedLengths, PatchConfig, patch_attention, patch_names
 from costproof.models.image_text.config import TEXT, VISION, ImageTextConfig, read_part
 from costproof.models.image_text.formulas import IMAGES, image_text_ledger
-from costproof.models.image_text.inputs import CALL, images_of, with_images
-from costproof.models.image_text.layout import ModelLayout, StagePaths
+from costproof.models.image_text.layout import CALL, ModelLayout, StagePaths, images_of, with_images
 from costproof.models.image_text.target import ImageTextTarget, random_input, tower_job
 from costproof.models.specs import ExportJob
 from costproof.models.target import Setting
@@ -279,9 +278,9 @@ class Qwen25Vl(ImageTextTarget[Qwen25VlConfig]):
     @staticmethod
     def mistakes() -> Mistakes:
         """Return the mistakes that are common in models of its tower."""
-        from costproof.models.mistakes.qwen2_5_vl import MISTAKES
+        from costproof.models.mistakes.qwen_vl import QWEN2_5_VL
 
-        return MISTAKES
+        return QWEN2_5_VL
 
     @property
     def layout(self) -> ModelLayout:

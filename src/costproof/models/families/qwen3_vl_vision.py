@@ -119,9 +119,9 @@ class Qwen3VlVision(EncoderTarget[Qwen3VlVisionConfig]):
     @staticmethod
     def mistakes() -> Mistakes:
         """Return the mistakes that are common in models of it."""
-        from costproof.models.mistakes.qwen3_vl_vision import MISTAKES
+        from costproof.models.mistakes.qwen_vl import QWEN3_VL_VISION
 
-        return MISTAKES
+        return QWEN3_VL_VISION
 
     def formulas(self, workload: Workload) -> Ledger:
         """Return the symbolic analytic ledger: ``exprs`` are set, ``costs`` are empty."""
