@@ -132,6 +132,8 @@ class Page:
         lines = [f"## {KINDS[self.kind]}", "", self.budget, "", "### Goals", ""]
         lines += table(("goal", "wanted", "found", "met"), "llrl", list(goals(self.kind, self.figures)))
         for title, tables in TABLES.items():
+            if not self.texts.get(title) and not any(one.name in self.rows for one in tables):
+                continue
             lines += ["", f"### {title.capitalize()}"]
             for text in self.texts.get(title, ()):
                 lines += ["", markdown(text)]

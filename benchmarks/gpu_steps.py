@@ -13,9 +13,10 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple
 from fractions import Fraction
+from inspect import signature
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -138,11 +139,12 @@ def held(one: Requested) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def times(emit: Emit, target: str, choices: Mapping[str, Any], folder: str) -> None:
+def times(emit: Emit, target: str, choices: Mapping[str, Any], folder: str, ways: Sequence[str]) -> None:
     """Each stage of each forward beside its bounds: eager, as a CUDA graph, compiled."""
     # A processor shared with others varies: measured anew between the runs, while a GPU's rates are those of the file.
     on = _measured(folder) if choices["run"] == "cuda" else None
-    found = costproof.measure(target, on=on, progress=shown, **choices)
+    forms: dict[str, Any] = {"ways": ways} if "ways" in signature(costproof.measure).parameters else {}
+    found = costproof.measure(target, on=on, progress=shown, **forms, **choices)
     what = [f"{target} {choices.get('preset', '')}".strip(), str(choices.get("attention", "sdpa")), _cut(choices)]
     for row in found.rows:
         cells, figures = timed(row)
