@@ -161,6 +161,8 @@ class Judges:
     """Sum of these quantities, in FLOPs."""
     alone: tuple[str, ...]
     """Work that only costproof's rules count, one clause each."""
+    operators: tuple[str, ...] = ()
+    """Operators that the second judge counted, by their names at the dispatcher."""
 
 
 @dataclass(frozen=True, slots=True)
