@@ -122,5 +122,5 @@ def _encoder_layer(given: Arguments, width_of: Width) -> int:
     """Return the FLOPs of attention with its projections and of two linear layers after it."""
     source = given["src"]
     rows, width = prod(source.shape[:-1]), int(source.shape[-1])
-    forward = 2 * rows * width * (int(given["ffn_weight_1"].shape[0]) + int(given["ffn_weight_2"].shape[1]))
+    forward: int = 2 * rows * width * (int(given["ffn_weight_1"].shape[0]) + int(given["ffn_weight_2"].shape[1]))
     return _layer({"query": source, "key": source, "proj_weight": given["proj_weight"]}, width_of) + forward
