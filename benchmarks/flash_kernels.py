@@ -3,7 +3,8 @@
     python -m benchmarks.flash_kernels SOURCES TARGET_FOLDER [--width 128 ...] [--arch 90]
 
 ``SOURCES`` is the sdist of flash-attn, packed or unpacked. The result is ``flash_attn_2_cuda``, complete by its
-interface: a kernel that was not built (backward, other head widths, float16) raises. The sources are not changed.
+interface: what was not built (backward, float16, other head widths, dropout, windows) raises. The sources are not
+changed.
 """
 
 from __future__ import annotations
@@ -32,6 +33,9 @@ _FLAGS: Final = (
     "-O3", "-std=c++17", "-U__CUDA_NO_HALF_OPERATORS__", "-U__CUDA_NO_HALF_CONVERSIONS__",
     "-U__CUDA_NO_HALF2_OPERATORS__", "-U__CUDA_NO_BFLOAT16_CONVERSIONS__", "--expt-relaxed-constexpr",
     "--expt-extended-lambda", "--use_fast_math",
+    # Each of these halves what is compiled of every kernel; the interface refuses what is left out.
+    "-DFLASHATTENTION_DISABLE_DROPOUT", "-DFLASHATTENTION_DISABLE_ALIBI", "-DFLASHATTENTION_DISABLE_SOFTCAP",
+    "-DFLASHATTENTION_DISABLE_LOCAL", "-DFLASHATTENTION_DISABLE_UNEVEN_K",
 )  # fmt: skip
 
 

@@ -132,6 +132,8 @@ class Page:
         lines = [f"## {KINDS[self.kind]}", "", self.budget, "", "### Goals", ""]
         lines += table(("goal", "wanted", "found", "met"), "llrl", list(goals(self.kind, self.figures)))
         for title, tables in TABLES.items():
+            if not self.texts.get(title) and not any(one.name in self.rows for one in tables):
+                continue
             lines += ["", f"### {title.capitalize()}"]
             for text in self.texts.get(title, ()):
                 lines += ["", markdown(text)]
@@ -187,6 +189,8 @@ def goals(kind: str, figures: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iter
             yield row(f"{form}: {stage} predicted, off at the median", f"{float(goal):.0%}", f"{float(off):.1%}", met)
         if form not in {f["form"] for f in timed}:
             yield row(f"{form}: stages predicted", f"{float(goal):.0%}", "none measured", None)
+    for drawn in figures.get("weights", []):
+        yield row(drawn["what"], drawn["wanted"], drawn["found"], drawn["good"])
     if kind == "cpu" and (rank := rank_correlation(timed)) is not None:
         yield row("rank correlation of predicted and measured", str(RANKED), f"{rank:.4f}", rank >= RANKED)
 

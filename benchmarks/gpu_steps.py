@@ -13,9 +13,10 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple
 from fractions import Fraction
+from inspect import signature
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -36,8 +37,11 @@ from costproof.patches.flash_attention import compiled
 from costproof.run.doctor import doctor
 from costproof.tracers.device_benchmark import device_title
 from costproof.views.numbers import exact, human
+from costproof.weights.random_values import fill_normal
 
 DTYPES: Final = {"cuda": ("float32", "bfloat16", "float16", "float64"), "cpu": ("float32",)}
+DRAWN: Final = {"cuda": 10**9, "cpu": 3 * 10**8}
+"""Random numbers that are drawn in a second, at least."""
 _DEVICE_FILE: Final = "device.json"
 Emit = Callable[..., None]
 """Writes a message: ``emit("row", ["tiny", "exact"], table="counts")``."""
@@ -135,11 +139,12 @@ def held(one: Requested) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def times(emit: Emit, target: str, choices: Mapping[str, Any], folder: str) -> None:
+def times(emit: Emit, target: str, choices: Mapping[str, Any], folder: str, ways: Sequence[str]) -> None:
     """Each stage of each forward beside its bounds: eager, as a CUDA graph, compiled."""
     # A processor shared with others varies: measured anew between the runs, while a GPU's rates are those of the file.
     on = _measured(folder) if choices["run"] == "cuda" else None
-    found = costproof.measure(target, on=on, progress=shown, **choices)
+    forms: dict[str, Any] = {"ways": ways} if "ways" in signature(costproof.measure).parameters else {}
+    found = costproof.measure(target, on=on, progress=shown, **forms, **choices)
     what = [f"{target} {choices.get('preset', '')}".strip(), str(choices.get("attention", "sdpa")), _cut(choices)]
     for row in found.rows:
         cells, figures = timed(row)
@@ -150,6 +155,29 @@ def times(emit: Emit, target: str, choices: Mapping[str, Any], folder: str) -> N
         for figure in figures:
             emit("figure", "times", **figure)
     _findings(emit, found, ", ".join(what))
+
+
+def weights(emit: Emit, run: str, numbers: int) -> None:
+    """How fast random weights are drawn on the device, and whether the processor draws the same."""
+    few = [torch.empty(2**20, dtype=torch.bfloat16, device=device) for device in ("cpu", run)]
+    for tensor in few:
+        fill_normal([("few", tensor)], 0, 0.02)
+    same = torch.equal(few[0], few[1].cpu())
+    emit("figure", "weights", what="random weights: the same bits on the processor", wanted="yes",
+         found="yes" if same else "no", good=same)  # fmt: skip
+    for dtype in (torch.bfloat16, torch.float32):
+        made = torch.empty(numbers, dtype=dtype, device=run)
+        begin = time.perf_counter()
+        fill_normal([("many", made)], 0, 0.02)
+        if run == "cuda":
+            torch.cuda.synchronize()
+        spent = time.perf_counter() - begin
+        name, rate, goal = str(dtype).removeprefix("torch."), round(numbers / spent), DRAWN[run]
+        cells = [f"{name} on {run}, {torch.get_num_threads()} threads", exact(numbers), f"{spent:.3f}", human(rate)]
+        emit("row", cells, table="weights")
+        emit("figure", "weights", what=f"random weights: {name} numbers a second", wanted=f"{human(goal)}",
+             found=human(rate), good=rate >= goal)  # fmt: skip
+        del made
 
 
 def _findings(emit: Emit, found: Measurement, what: str) -> None:
@@ -212,6 +240,7 @@ STEPS: Final[Mapping[str, Callable[..., None]]] = {
     "peaks": peaks,
     "allocations": allocations,
     "times": times,
+    "weights": weights,
 }
 
 

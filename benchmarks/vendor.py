@@ -60,7 +60,7 @@ def _forward(folder: Path, *, trace: bool) -> Callable[[], object]:
 
     from costproof.models.families.deepseek_ocr import vendor, vendor_code
     from costproof.models.families.deepseek_ocr.vendor import RemoteCodeOcr
-    from costproof.models.random_values import fill_random
+    from costproof.weights.random_values import fill_random
 
     target = RemoteCodeOcr.from_folder(folder, trusted=True)
     workload = target.workload()

@@ -19,7 +19,7 @@ from unittest import mock
 
 import torch
 
-from costproof.models import random_values
+from costproof.weights import random_values
 
 NUMBERS = {"cpu": 2**22, "cuda": 2**30}
 """Numbers of one tensor: few on a processor, so that other work leaves some passes alone."""

@@ -15,15 +15,11 @@ import pytest
 from costproof.estimate.clocks import (
     HOST_TIMES,
     Forward,
-    HostCosts,
-    StageCall,
     StageClocks,
+    StageKey,
     VariantTime,
-    host_costs,
-    predicted_call,
     stage_clocks,
 )
-from costproof.estimate.hardware import Device, DeviceFigure
 from costproof.ledger.profile import EnqueuedCall, Timing
 
 HERE = ("prefill", "prompt")
@@ -210,12 +206,12 @@ class Machine:
                     yield "wait", 0
             self.enqueue(0, lambda: self.stamps.append(self.now))
 
-    def run(self, forward: Forward) -> dict[StageCall, Counter[str]]:
+    def run(self, forward: Forward) -> dict[StageKey, Counter[str]]:
         self.at(0, self.resume, self.host(forward))
         while self.events:
             self.now, _, what, argument = heappop(self.events)
             what(argument)
-        found: dict[StageCall, Counter[str]] = defaultdict(Counter)
+        found: dict[StageKey, Counter[str]] = defaultdict(Counter)
         for (stage, _), (begin, end) in zip(forward, pairwise(self.stamps), strict=True):
             found[stage]["both"] += end - begin
             for moment in range(begin, end):
@@ -225,7 +221,7 @@ class Machine:
         return found
 
 
-def random_forward(source: Random) -> list[tuple[StageCall, Sequence[EnqueuedCall]]]:
+def random_forward(source: Random) -> list[tuple[StageKey, Sequence[EnqueuedCall]]]:
     """Up to six pieces of three stages; kernels are rare or long, or the host is, so that either may bind."""
     most, stages = source.choice(((4, 20), (20, 4), (9, 9))), (HERE, SAM, CLIP)
 
@@ -271,36 +267,6 @@ def test_both_clocks_take_at_least_as_long_as_either() -> None:
         assert found.both <= found.host + found.device + 9 * sum(one.synchronises for one in calls)
 
 
-def machine_with(**figures: int) -> Device:
-    known = {name: DeviceFigure(value, ()) for name, value in figures.items()}
-    return Device("here", "here", "measured", {}, (), **known)
-
-
-def test_calls_that_never_ran_take_the_host_costs_of_the_machine() -> None:
-    gpu = machine_with(module_call=9_000, operator_dispatch=5_000, kernel_launch=2_000, launch_latency=3_000)
-    costs = host_costs(gpu, "cuda")
-    assert costs == HostCosts(9_000, 5_000, 2_000, 3_000, on_host=False)
-    assert predicted_call("aten.sort.stable", "m", 40_000, costs, modules=2, launches=3) == EnqueuedCall(
-        "aten.sort.stable", "m", 18_000, 5_000, 6_000, 3, 40_000, False
-    )
-    # A view launches nothing, whatever two events around it measure.
-    assert predicted_call("aten.view.default", "m", 1_500, costs).device == 0
-    # On a processor the call contains the work, and the Python of modules comes on top.
-    costs = host_costs(machine_with(module_call=2_000), "cpu")
-    assert costs == HostCosts(2_000)
-    view = predicted_call("aten.item.default", "m", 700, costs, modules=1, launches=1, synchronises=True)
-    assert view == EnqueuedCall("aten.item.default", "m", 2_000, 700, 0, 0, 0, True)
-    assert clocks(view).both == 2_700
-
-
-@pytest.mark.parametrize("name", ["module_call", "operator_dispatch", "kernel_launch", "launch_latency"])
-def test_a_device_file_without_a_host_cost_has_none(name: str) -> None:
-    every = dict.fromkeys(("module_call", "operator_dispatch", "kernel_launch", "launch_latency"), 1_000)
-    del every[name]
-    assert host_costs(machine_with(**every), "cuda") is None
-    assert (host_costs(machine_with(**every), "cpu") is None) == (name == "module_call")
-
-
 def test_a_graph_takes_its_kernels_and_one_replay() -> None:
     assert VariantTime(Timing((108,)), "", 100, 7).predicted == 107
     assert VariantTime(Timing((108,)), "", 100).predicted is None
@@ -308,4 +274,6 @@ def test_a_graph_takes_its_kernels_and_one_replay() -> None:
 
 
 def test_every_field_is_one_of_the_simulation_or_a_sum() -> None:
-    assert [f.name for f in fields(StageClocks)] == ["calls", "launches", "host", "device", "both", *HOST_TIMES]
+    assert [f.name for f in fields(StageClocks)] == [
+        "calls", "launches", "host", "device", "both", *HOST_TIMES, "binds",
+    ]  # fmt: skip

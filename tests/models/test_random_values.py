@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from costproof.ledger.progress import silent
-from costproof.models.random_values import BLOCK, _Pace, fill_normal, fill_random, random_integers, random_normal
+from costproof.weights.random_values import BLOCK, _Pace, fill_normal, fill_random, random_integers, random_normal
 
 WORD = 2**32
 
@@ -100,7 +100,7 @@ def test_narrow_dtypes_round_the_wide_one() -> None:
 def test_rows_of_several_blocks_are_the_blocks_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     # A GPU makes many blocks in one pass.
     one = random_normal((5 * BLOCK + 9,), 0, "w", "cpu", torch.bfloat16)
-    monkeypatch.setattr("costproof.models.random_values._ROWS", {"cpu": 4})
+    monkeypatch.setattr("costproof.weights.random_values._ROWS", {"cpu": 4})
     assert torch.equal(one, random_normal((5 * BLOCK + 9,), 0, "w", "cpu", torch.bfloat16))
 
 
@@ -161,7 +161,7 @@ def test_threads_are_used_where_they_help() -> None:
 
 def test_many_tensors_on_several_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     shapes = [3 * BLOCK, 1, 5 * BLOCK + 1, 11 * BLOCK, 9 * BLOCK, BLOCK - 1]
-    monkeypatch.setattr("costproof.models.random_values._ROWS", {"cpu": 4})
+    monkeypatch.setattr("costproof.weights.random_values._ROWS", {"cpu": 4})
     for count in (1, 2):
         with threads(count):
             many = [(str(i), torch.empty(numbers)) for i, numbers in enumerate(shapes)]

@@ -17,7 +17,8 @@ then begins when the device is done with that. Within a stage the device is eith
 part, or idle because the work is not enqueued yet, which is the host-bound part.
 
 On a processor the work is done inside the calls, which enqueue nothing: the same recurrence is then the sum of all host
-times.
+times. The queue of the device is taken to be unbounded; CUDA's holds about a thousand launches, so that a host which
+is further ahead waits, while the device is busy anyway.
 
 All times are whole nanoseconds.
 """
@@ -29,15 +30,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Final, Literal
 
-from costproof.estimate.hardware import Device
 from costproof.ledger.profile import EnqueuedCall, Timing
 
 HostTime = Literal["python", "dispatch", "launch", "synchronisation"]
 HOST_TIMES: Final[tuple[HostTime, ...]] = ("python", "dispatch", "launch", "synchronisation")
 BindingClock = Literal["host", "device"]
-StageCall = tuple[str, str]
+StageKey = tuple[str, str]
 """Stage and invocation."""
-Forward = Sequence[tuple[StageCall, Sequence[EnqueuedCall]]]
+Forward = Sequence[tuple[StageKey, Sequence[EnqueuedCall]]]
 """The calls of a forward in their order, cut at every stage boundary, where an event is recorded.
 
 A stage that is left and entered again has several pieces. Python between the last operator of a piece and its boundary
@@ -58,9 +58,9 @@ class StageClocks:
     launches: int
     """Kernels, copies and fills that these enqueue."""
     host: int
-    """Host clock alone: Python, dispatch and launches of all calls, without any waiting."""
+    """Host clock: Python, dispatch and launches of all calls, without any waiting."""
     device: int
-    """Device clock alone, the device-bound part: all kernels one after another. 0 on a processor."""
+    """Device clock: all kernels, one after another, which is the device-bound part. 0 on a processor."""
     both: int
     """Time between the events at its boundaries, by the recurrence."""
     python: int
@@ -71,19 +71,16 @@ class StageClocks:
     """Device idle while the host enqueues."""
     synchronisation: int
     """Device idle because the host waited for it: the launch latency of the first work after a synchronisation."""
+    binds: BindingClock = "host"
+    """The clock that takes longer by itself; the host if both take the same."""
 
     @property
     def host_bound(self) -> int:
         """Return the nanoseconds in which the device is idle."""
         return self.both - self.device
 
-    @property
-    def binds(self) -> BindingClock:
-        """Return the clock that takes longer by itself; the host if both take the same."""
-        return "device" if self.device > self.host else "host"
 
-
-def stage_clocks(forward: Forward, latency: int = 0) -> dict[StageCall, StageClocks]:
+def stage_clocks(forward: Forward, latency: int = 0) -> dict[StageKey, StageClocks]:
     """Return the clocks of each stage of a forward, by the recurrence of this module.
 
     The device is idle in the last nanoseconds before the host has enqueued the next work. They are attributed to the
@@ -96,7 +93,7 @@ def stage_clocks(forward: Forward, latency: int = 0) -> dict[StageCall, StageClo
     enqueue, end = 0, latency  # the event at the beginning is stamped at the latency
     since: list[tuple[HostTime, int]] = []
     """Spans of host time since the last work was enqueued; the device was busy or idle meanwhile."""
-    found: dict[StageCall, Counter[str]] = {}
+    found: dict[StageKey, Counter[str]] = {}
 
     def run(work: int, into: Counter[str]) -> None:
         """Enqueue some work, which starts when it has arrived and the device is free."""
@@ -125,8 +122,13 @@ def stage_clocks(forward: Forward, latency: int = 0) -> dict[StageCall, StageClo
             spent["host"] += call.python + call.dispatch + call.launch
             spent["device"] += call.device
         run(0, spent)  # the event at the boundary
-    names = [f.name for f in fields(StageClocks)]
-    return {stage: StageClocks(**{name: spent[name] for name in names}) for stage, spent in found.items()}
+    names = [f.name for f in fields(StageClocks) if f.name != "binds"]
+    return {
+        stage: StageClocks(
+            **{name: spent[name] for name in names}, binds="device" if spent["device"] > spent["host"] else "host"
+        )
+        for stage, spent in found.items()
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,58 +148,3 @@ class VariantTime:
     def predicted(self) -> int | None:
         """Return the nanoseconds of the kernels and one replay; ``None`` if either is unknown."""
         return None if self.kernels is None or self.replay is None else self.kernels + self.replay
-
-
-@dataclass(frozen=True, slots=True)
-class HostCosts:
-    """Host time of an eager run in nanoseconds, as a device file has it; see :data:`~.hardware.HOST_FIGURES`."""
-
-    python: int
-    """Of one module call, without its operators."""
-    dispatch: int = 0
-    """Of one operator, without its launches; 0 on a processor, where it is part of each operator's own time."""
-    launch: int = 0
-    """Of one kernel, copy or fill; 0 on a processor."""
-    latency: int = 0
-    """From the enqueueing of work to its start on an idle device; 0 on a processor."""
-    on_host: bool = True
-    """Whether operators run inside their calls, as on a processor."""
-
-
-def host_costs(device: Device, run: Literal["cpu", "cuda"]) -> HostCosts | None:
-    """Return the host costs in the file of a device, or ``None`` if it lacks one that a run on ``run`` has."""
-    names = ("module_call", "operator_dispatch", "kernel_launch", "launch_latency")
-    known = device.figures()
-    if run == "cpu":
-        return HostCosts(known["module_call"].value) if "module_call" in known else None
-    if not known.keys() >= set(names):
-        return None
-    python, dispatch, launch, latency = (known[name].value for name in names)
-    return HostCosts(python, dispatch, launch, latency, on_host=False)
-
-
-def predicted_call(
-    operator: str,
-    module: str,
-    alone: int,
-    costs: HostCosts,
-    *,
-    modules: int = 0,
-    launches: int = 0,
-    synchronises: bool = False,
-) -> EnqueuedCall:
-    """Return a call that never ran, from its time in isolation and the host costs of a machine.
-
-    Args:
-        operator, module, launches, synchronises: as of the call.
-        alone: nanoseconds of the operator in isolation: of its kernels, or on a processor of the whole call.
-        costs: of the machine.
-        modules: modules that are entered between the operator before and this one.
-    """
-    python = modules * costs.python
-    if costs.on_host:
-        return EnqueuedCall(operator, module, python, alone, 0, 0, 0, synchronises)
-    spent = alone if launches else 0  # a view in isolation still takes as long as the two events around it
-    return EnqueuedCall(
-        operator, module, python, costs.dispatch, launches * costs.launch, launches, spent, synchronises
-    )

@@ -398,7 +398,7 @@ def stage_times(
     if eager is not None:
         for run, forward in eager.forwards.items():
             clocks |= {(run, *stage): found for stage, found in stage_clocks(forward, eager.latency).items()}
-            for stage, calls in forward:
+            for stage, calls in () if on_host else forward:
                 kernels.setdefault((run, *stage), []).extend(
                     OperatorWork(c.module, eager.kind_of(c.operator, c.module), 1, c.device)
                     for c in calls

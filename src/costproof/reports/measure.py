@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from fractions import Fraction
 from typing import Final, TypeVar
 
@@ -50,13 +50,12 @@ REST: Final = "Residual: the fastest run minus all of these. Jitter: the median 
 NO_CLOCKS: Final = "The host time between operators was not measured: it is in the residual."
 PREDICTS: Final = (
     "A prediction: the model did not run. Each distinct operator ran in isolation, on tensors of the form that a run "
-    "gives it, and the times of all its calls are added; experts get their rows by uniform routing. The time of a run "
-    "is predicted to lie between the device clock, which knows the operators only, and both clocks, with the host "
-    "costs in the device file. The columns of the split add up to the latter."
+    "gives it; experts get their rows by uniform routing. Predicted: from the time of all operators, one after "
+    "another, to that with the host time between them, by both clocks. The columns of the split add up to the latter."
 )
 NO_COSTS: Final = (
-    "The device file has no host costs (costproof machine --measure writes them), so that only the operators are "
-    "predicted: Python, dispatch and launches between them are not included."
+    "The host time between the operators is not known, for the device file has none (costproof machine --measure "
+    "writes it): the columns of the split add up to the operators alone."
 )
 ONE_CLOCK: Final = (
     "One clock: on a processor operators run inside their calls, nothing waits, and the time of a run is the sum of "
@@ -74,8 +73,8 @@ BORDERS: Final = (
 )
 NO_BORDER: Final = "From which size on the device binds is not known: no formulas describe this target."
 FORMS: Final = (
-    "The same stages as CUDA graphs and under torch.compile, where the host enqueues one replay: predicted is the sum "
-    "of the kernels and one replay."
+    "The same stages as CUDA graphs, where the host enqueues one replay, and under torch.compile. A graph is predicted "
+    "to take its kernels and one replay."
 )
 STAGES: Final = (
     "Forward", "Stage", "FLOPs", "Bytes", "Floor", "At the roof", "Operators alone", "Predicted", "Measured",
@@ -86,9 +85,7 @@ CLOCKS: Final = (
     "Forward", "Stage", "Calls", "Launches", "Host clock", "Device clock", "Both clocks", "Measured", "Off by",
     "Host-bound", "Binds",
 )  # fmt: skip
-VARIANTS: Final = (
-    "Forward", "Stage", "Eager", "Predicted", "CUDA graph", "Kernels + replay", "Compiled", "Kernels + replay",
-)  # fmt: skip
+VARIANTS: Final = ("Forward", "Stage", "Eager", "Predicted", "CUDA graph", "Kernels + replay", "Compiled")
 SPLIT: Final = tuple(f.name for f in fields(TimeSplit))
 ALWAYS: Final = frozenset({"floor", "traffic", "shapes", "other", "residual", "jitter"})
 """Parts whose columns are never left out."""
@@ -180,7 +177,10 @@ def _clocks(found: Measurement) -> list[Block]:
     body: list[Block] = [TWO_CLOCKS, Table(CLOCKS, "llr", [_code_cells(_clock_cells(row), 2) for row in rows], keys=2)]
     if not found.borders:
         return [*body, NO_BORDER]
-    lines = [(f"{b.run} {sentence}", sides) for b in found.borders for sentence, sides in [border_sentences(b.border)]]
+    lines = []
+    for b in found.borders:
+        named = replace(b.border, stage=" ".join((b.run, _stage_name(b.border.stage, b.invocation))))
+        lines.append(border_sentences(named))
     return [*body, BORDERS, Items(tuple(map("; ".join, lines)))]
 
 
@@ -198,28 +198,27 @@ def _clock_cells(row: MeasuredStage) -> tuple[str, ...]:
 def _variants(found: Measurement) -> list[Block]:
     """Return the times as CUDA graphs and compiled, and why there are none; nothing if neither was tried."""
     rows = [row for row in found.rows if row.graph is not None or row.compiled is not None]
-    if not rows:
-        return []
     table = []
+    lacking: dict[tuple[str, str], list[str]] = {}
     for row in rows:
         eager = None if row.measured is None else row.measured.median
-        cells = [cell for form in (row.graph, row.compiled) for cell in _variant_cells(form)]
-        table.append(_code_cells((*_place(row), _time(eager), _time(row.predicted), *cells), 2))
-    forms = (("as a CUDA graph", "graph"), ("compiled", "compiled"))
-    reasons = [
-        f"{' '.join(_place(row))} did not run {form}: {its.why}"
-        for row in rows
-        for form, name in forms
-        if (its := getattr(row, name)) is not None and its.why
-    ]
-    return [FORMS, Table(VARIANTS, "llr", table, keys=2), *([Items(tuple(reasons))] if reasons else [])]
+        graph = "" if row.graph is None or row.graph.time is None else _time(row.graph.predicted)
+        forms = _variant(row.graph), graph, _variant(row.compiled)
+        table.append(_code_cells((*_place(row), _time(eager), _time(row.predicted), *forms), 2))
+        for form, variant in (("as a CUDA graph", row.graph), ("compiled", row.compiled)):
+            if variant is not None and variant.why:
+                lacking.setdefault((form, variant.why), []).append(" ".join(_place(row)))
+    reasons = []
+    for (form, why), places in lacking.items():
+        what = "No stage ran" if len(places) == len(found.rows) else f"{', '.join(places)} did not run"
+        reasons.append(f"{what} {form}: {why}")
+    ran = any(v is not None and v.time is not None for row in rows for v in (row.graph, row.compiled))
+    body: list[Block] = [FORMS, Table(VARIANTS, "llr", table, keys=2)] if ran else []
+    return [*body, Items(tuple(reasons))] if reasons else body
 
 
-def _variant_cells(form: VariantTime | None) -> tuple[str, str]:
-    if form is None:
-        return "", ""
-    measured = "no" if form.time is None else format_nanoseconds(form.time.median)
-    return measured, "" if form.time is None else _time(form.predicted)
+def _variant(form: VariantTime | None) -> str:
+    return "" if form is None else "no" if form.time is None else format_nanoseconds(form.time.median)
 
 
 def _wrong(found: Measurement) -> list[str]:
@@ -249,12 +248,16 @@ def _roof(found: Measurement) -> str:
 def _accuracy(found: Measurement) -> str:
     error = decimal(100 * found.median_error, 1)
     known = all(row.predicted is not None for row in found.rows)
-    what = "the predicted times are" if known else "the operators alone are"
-    return f"As a prediction, {what} {error} % off the measured time in the median over the rows."
+    what = "The predicted times are" if known else "As a prediction, the operators alone are"
+    return f"{what} {error} % off the measured time in the median over the rows."
 
 
 def _place(row: MeasuredStage) -> tuple[str, str]:
-    return row.run, f"{row.stage}[{row.invocation}]" if row.invocation else row.stage or "outside the stages"
+    return row.run, _stage_name(row.stage, row.invocation)
+
+
+def _stage_name(stage: str, invocation: str) -> str:
+    return f"{stage}[{invocation}]" if invocation else stage or "outside the stages"
 
 
 def _stage(row: MeasuredStage) -> tuple[str, ...]:

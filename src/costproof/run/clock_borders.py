@@ -65,7 +65,7 @@ def _borders(row: MeasuredStage, along: SettingCurve, of: Roof) -> Iterator[Cloc
     own = scaled(along.own) // device
     if not own or not any(along.depends(side) for side in (flops, moved)):
         return
-    found = _earlier(*(along.first(side, (), host * own) for side in (flops, moved)))
+    found = earlier(*(along.first(side, (), host * own) for side in (flops, moved)))
     points = tuple(
         ThresholdPoint(at, str(Fraction(scaled(at), own * _NANO)), str(Fraction(host, _NANO)))
         for at in found.places(along.own)
@@ -77,7 +77,7 @@ def _borders(row: MeasuredStage, along: SettingCurve, of: Roof) -> Iterator[Cloc
     yield ClockBorder(row.run, row.invocation, border)
 
 
-def _earlier(one: Threshold, other: Threshold) -> Threshold:
+def earlier(one: Threshold, other: Threshold) -> Threshold:
     """Return where either condition holds first; it is not solved if one of the two is not."""
     for outcome in ("not solved", "from", "refused"):
         found = [each for each in (one, other) if each.outcome == outcome]

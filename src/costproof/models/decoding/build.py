@@ -13,11 +13,11 @@ from costproof.ledger.progress import Progress
 from costproof.ledger.run import RANDOM, RunOptions
 from costproof.ledger.workload import AttentionKind, Dtype, ExpertKernel, Workload
 from costproof.models.decoding.decoder import Decoder, config_of
-from costproof.models.random_values import fill_random
 from costproof.models.specs import Built
 from costproof.models.target import require_device
-from costproof.models.weights import Names, load, no_other_names, plan, require_room
 from costproof.patches import flash_attention
+from costproof.weights.loading import Names, load, no_other_names, plan, require_room
+from costproof.weights.random_values import fill_random
 
 if TYPE_CHECKING:
     import torch

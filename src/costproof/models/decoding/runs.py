@@ -139,7 +139,7 @@ def real_prompt(
 
 def drawn_ids(vocab: int, shape: tuple[int, ...], seed: int) -> torch.Tensor:
     """Return random token ids [B, S] that depend only on the seed."""
-    from costproof.models.random_values import random_integers
+    from costproof.weights.random_values import random_integers
 
     return random_integers(vocab, shape, seed, "input_ids")
 

@@ -26,9 +26,9 @@ from costproof.ledger.progress import Progress
 from costproof.ledger.run import RANDOM, RunOptions
 from costproof.models.families.deepseek_ocr.checkpoint import placed
 from costproof.models.families.deepseek_ocr.snapshot import Snapshot
-from costproof.models.random_values import fill_random
 from costproof.models.target import require_device
-from costproof.models.weights import load, plan
+from costproof.weights.loading import load, plan
+from costproof.weights.random_values import fill_random
 
 if TYPE_CHECKING:
     import torch

@@ -15,6 +15,8 @@ from typing import Any, Final, get_args
 from costproof.ledger.errors import BadInput
 from costproof.ledger.files import read_json
 from costproof.ledger.workload import Dtype
+from costproof.storage.scheme import PLAIN as NOT_QUANTISED
+from costproof.storage.scheme import Scheme, UnknownFormat, read_scheme, scheme_keys
 
 PROCESSOR_FILES: Final = ("preprocessor_config.json", "processor_config.json")
 """Files beside a configuration, by the names of transformers; the second one has an object for each processor."""
@@ -217,6 +219,22 @@ class Stored:
     """The size that its processor makes of images; ``None``: nothing says it."""
     pixels: PixelLimits | None = None
     """The pixels between which its processor keeps the size of an image; ``None``: nothing says it."""
+    described: str = ""
+    """JSON object of the descriptions that :attr:`quantised` is from: those of the configuration, by the keys that
+    :mod:`costproof.storage.scheme` reads, and under ``beside`` those of files."""
+
+    def scheme(self, model_type: str) -> Scheme:
+        """Return how the weights are quantised.
+
+        Raises:
+            UnknownFormat: they are, in a manner whose layout is not known.
+        """
+        named = dict(self.quantised).get("weights", "")
+        found = json.loads(self.described) if self.described else {}
+        scheme = read_scheme(found, found.get("beside", {}), model_type)
+        if named and scheme == NOT_QUANTISED:
+            raise UnknownFormat(named, "no layout is known for it")
+        return scheme
 
 
 PLAIN: Final = Stored()
@@ -233,9 +251,9 @@ def stored(data: object, path: Path | None) -> Stored:
     Raises:
         BadInput: a file beside it cannot be read.
     """
-    described = list(_described(data, "$"))
-    weights = [f"{_format(value)} ({place})" for place, value in described]
-    cache = [f"{text} ({place})" for place, value in described if (text := _cache(value))]
+    places = list(_described(data, "$"))
+    weights = [f"{_format(value)} ({place})" for place, value in places]
+    cache = [f"{text} ({place})" for place, value in places if (text := _cache(value))]
     cache += _caches(data, "$")
     if path is not None:
         for name, value in _beside(path):
@@ -255,7 +273,15 @@ def stored(data: object, path: Path | None) -> Stored:
     run = named if named in get_args(Dtype) else None
     quantised = tuple((part, text) for part, text in found.items() if text)
     images, pixels = (None, None) if path is None else (image_size(path), pixel_limits(path))
-    return Stored(quantised, run, images, None if images else pixels)  # type: ignore[arg-type]
+    described = _descriptions(data, path) if found["weights"] else ""
+    return Stored(quantised, run, images, None if images else pixels, described)  # type: ignore[arg-type]
+
+
+def _descriptions(data: object, path: Path | None) -> str:
+    """Return :attr:`Stored.described`."""
+    beside = dict(_beside(path)) if path is not None else {}
+    read = scheme_keys(data) if isinstance(data, dict) else {}
+    return json.dumps({**read, "beside": beside})
 
 
 def _beside(path: Path) -> Iterator[tuple[str, Any]]:
