@@ -280,4 +280,4 @@ class Discrepancy:
         return known[finding_id]
 
 
-DISCREPANCY: Final = FileKind(name="costproof/discrepancy", version=(2, 4), type=Discrepancy)
+DISCREPANCY: Final = FileKind(name="costproof/discrepancy", version=(2, 5), type=Discrepancy)
