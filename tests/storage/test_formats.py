@@ -96,12 +96,14 @@ PATHS = ("model.layers.3.mlp.gate_proj", "model.layers.3.mlp.gate", "model.layer
     ("description", "kept"),
     [
         ({"quant_method": "fp8", "weight_block_size": [128, 128]}, {"lm_head"}),
-        # A name ends at a part of the path, or is a suffix; the head stays.
+        # A list replaces the default, which is the head; a name ends at a part of the path, or is a suffix.
         ({"quant_method": "fp8", "weight_block_size": [128, 128],
           "modules_to_not_convert": ["model.layers.3.mlp.gate"]},
-         {"lm_head", "model.layers.3.mlp.gate"}),
-        ({"quant_method": "fp8", "weight_block_size": [128, 128], "modules_to_not_convert": ["model.layers.1"]},
-         {"lm_head"}),
+         {"model.layers.3.mlp.gate"}),
+        ({"quant_method": "fp8", "weight_block_size": [128, 128],
+          "modules_to_not_convert": ["model.layers.1", "lm_head"]}, {"lm_head"}),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True, "llm_int8_skip_modules": ["q_proj"]},
+         {"model.layers.11.self_attn.q_proj"}),
         ({"quant_method": "awq", "bits": 4, "group_size": 128, "modules_to_not_convert": ["gate"]},
          {"lm_head", "model.layers.3.mlp.gate_proj", "model.layers.3.mlp.gate"}),
         ({"quant_method": "gptq", "bits": 4, "group_size": 128, "lm_head": True, "dynamic": {"-:.*q_proj": {}}},

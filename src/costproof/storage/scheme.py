@@ -188,8 +188,7 @@ def _fp8(described: Data, model_type: str) -> Scheme:
         assumed = of.assumed()
     else:
         raise UnknownFormat("fp8", f"weight_block_size is {block!r}"[:80])
-    # DeepSeek's list nothing, and keep the head.
-    return Scheme("fp8", (Rule(of, lambda m: not m.is_head and not kept(m)),), assumed=assumed)
+    return Scheme("fp8", (Rule(of, lambda m: not kept(m)),), assumed=assumed)
 
 
 def _bitsandbytes(described: Data, model_type: str) -> Scheme:
@@ -204,7 +203,7 @@ def _bitsandbytes(described: Data, model_type: str) -> Scheme:
         of = LlmInt8()
     else:
         raise UnknownFormat("bitsandbytes", "neither load_in_4bit nor load_in_8bit is true")
-    return Scheme("bitsandbytes", (Rule(of, lambda m: not m.is_head and not kept(m)),))
+    return Scheme("bitsandbytes", (Rule(of, lambda m: not kept(m)),))
 
 
 def _awq(described: Data, model_type: str) -> Scheme:
