@@ -20,7 +20,7 @@ def scheme(description: dict[str, Any], model_type: str = "llama") -> Scheme:
 
 
 def layout(of: Scheme, rows: int, columns: int, *, bias: bool = False, dtype: str = "BF16") -> tuple[StoredTensor, ...]:
-    found = of.format_of(LinearModule("model.layers.0.mlp.up_proj"))
+    found = of.format_of(LinearModule("model.layers.0.mlp.up_proj", columns=columns))
     assert found is not None
     return found.tensors(LinearShape(rows, columns, bias, dtype))
 
@@ -62,6 +62,8 @@ HAND: dict[str, tuple[dict[str, Any], str, int, int, int]] = {
                                       4 * 24 * 96 + 4 * 9 + 2 * 96 + 4 * 256),
     "awq": ({"quant_method": "awq", "bits": 4, "group_size": 64, "version": "gemm"}, "llama", 96, 256,
             4 * 256 * 12 + 4 * 4 * 12 + 2 * 4 * 96),
+    # MLX: eight in a word of four bytes, a scale and an offset of two bytes for 64 columns.
+    "mlx": ({"bits": 4, "group_size": 64, "mode": "affine"}, "llama", 96, 256, 4 * 96 * 32 + 2 * 2 * 96 * 4),
     # NVFP4: half a byte each, a scale of one byte for 16 columns, two float32 numbers.
     "nvfp4": ({"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16}, "llama", 96, 256,
               96 * 128 + 96 * 16 + 4 + 4),
@@ -145,7 +147,8 @@ def test_rules_of_single_modules_change_bits_and_groups() -> None:
         {"quant_method": "modelopt", "quant_algo": "W4A8"},
         {"quant_method": "compressed-tensors", "format": "marlin-24", "config_groups": {"g": {"weights": {}}}},
         {"quant_method": "compressed-tensors", "config_groups": {}},
-        {"bits": 4, "group_size": 64},
+        {"bits": 4, "group_size": 32, "mode": "mxfp4"},
+        {"bits": 4},
         "fp8",
     ],
 )
