@@ -185,6 +185,9 @@ _NOT_QUANTISING: Final = re.compile(
 """Its modifiers after which weights are stored as before: they prune, train, or change values only."""
 _SCHEME: Final = re.compile(r"^\W*scheme\W+(\w+)", re.MULTILINE)
 _KV_SCHEME: Final = re.compile(r"^\W*kv_cache_scheme['\"]?\s*:(?![ \t]*(null|~)[ \t]*$)", re.MULTILINE)
+_TABLE: Final = re.compile(r"(^|\.)(embed_tokens|wte|shared|word_embeddings|embed_in|tok_embeddings)\.weight$")
+_OUTPUT: Final = re.compile(r"(^|\.)(lm_head|embed_out|output)\.weight$")
+_BUFFER: Final = re.compile(r"(^|\.)(inv_freq|masked_bias|attn\.bias|attention\.bias|position_ids)$")
 _OF_CACHE: Final = re.compile(r".*(^|[._])(k|v|kv|k_cache|v_cache|kv_cache)_(scale|scaling_factor|zero_point)s?")
 """Names of tensors that only a checkpoint with a quantised cache has."""
 _PACKED: Final = re.compile(
@@ -445,27 +448,37 @@ def _index(file: Path) -> tuple[dict[str, str], int | None]:
 
 
 def _contradicted(folder: Path) -> Iterator[str]:
-    """Yield each index whose total size contradicts the tensors in its shards.
+    """Yield each index whose total size contradicts the tensors in its shards, if all shards are there.
 
-    Only where all shards are there. A total may be off by buffers that a shard leaves out, or a tensor that two names
-    share: a hundredth is allowed.
+    A total is the bytes of the tensors, of the files with their headers, or of the tensors with a copy of a table of
+    tokens that the output shares. It may leave out tensors that the index does not name, and buffers. No other
+    difference is accepted, however small.
     """
     for index in filter(is_there, islice(sorted(folder.glob(_INDICES)), _MOST_FILES)):
         names, total = _index(index)
-        files = {folder / Path(name).name for name in names.values()}
+        files = sorted({folder / Path(name).name for name in names.values()})
         if total is None or not 0 < len(files) <= _MOST_FILES or not all(map(is_there, files)):
             continue
-        headers = [_header(file) for file in sorted(files)]
-        ends = [max((_end(t) for t in header.values()), default=0) for header in headers]
-        if all(ends) and 100 * abs(sum(ends) - total) > total:
-            yield f"total_size {total} in {index.name}, {sum(ends)} bytes in its files"
+        headers = [_header(file) for file in files]
+        sizes = {name: size for header in headers for name, tensor in header.items() if (size := _bytes(tensor))}
+        if not all(any(name in sizes for name in header) for header in headers):
+            continue
+        held = sum(sizes.values())
+        whole = sum(file.stat().st_size for file in files)
+        tables = [size for name, size in sizes.items() if _TABLE.search(name)]
+        more = {0, whole - held, *(tables if not any(map(_OUTPUT.search, sizes)) else ())}
+        unnamed = sum(size for name, size in sizes.items() if name not in names)
+        buffers = sum(size for name, size in sizes.items() if _BUFFER.search(name))
+        if total - held not in {m - less for m in more for less in (0, unnamed, buffers)}:
+            yield f"total_size {total} in {index.name}, {held} bytes in its files"
 
 
-def _end(tensor: object) -> int:
-    """Return the end offset of a tensor's data in its file, or 0 if it is not stated."""
+def _bytes(tensor: object) -> int:
+    """Return the bytes of a tensor's data in its file, or 0 if they are not stated."""
     offsets = tensor.get("data_offsets") if isinstance(tensor, dict) else None
-    last = offsets[-1] if isinstance(offsets, list) and offsets else None
-    return last if type(last) is int else 0
+    if not isinstance(offsets, list) or [type(n) for n in offsets] != [int, int]:
+        return 0
+    return max(0, int(offsets[1]) - int(offsets[0]))
 
 
 def _header(file: Path) -> dict[str, Any]:
