@@ -59,7 +59,8 @@ def machine(emit: Emit, run: Literal["cpu", "cuda"], folder: str) -> None:
     emit("device", device_title(run))
     kept = ("python", "torch", "transformers", "torchlens")
     emit("text", f"{device_title(run)}; " + ", ".join(f"{p} {versions[p]}" for p in kept))
-    emit("text", "; ".join(f"{name}: {state}" for name, state in {**found.sources, **found.others}.items()))
+    states = {**found.sources, **{name: found.others[name] for name in ("flash", "cuda", "counters")}}
+    emit("text", "; ".join(f"{name}: {state}" for name, state in states.items()))
     if run == "cuda":
         emit("text", "FlashAttention's kernels: " + ("compiled" if compiled() else "not there"))
     device = costproof.measure_machine(run, dtypes=DTYPES[run])
