@@ -21,8 +21,7 @@ from costproof.models.decoding import exports, names, runs
 from costproof.models.decoding.build import build
 from costproof.models.decoding.decoder import Decoder, ids_on_meta, on_meta
 from costproof.models.image_text.config import TEXT, VISION, ImageTextConfig, is_of
-from costproof.models.image_text.inputs import CALL, IMAGES, SYMBOLS, images_of, with_images
-from costproof.models.image_text.layout import ModelLayout
+from costproof.models.image_text.layout import CALL, IMAGES, SYMBOLS, ModelLayout, images_of, with_images
 from costproof.models.native import Native
 from costproof.models.specs import ExportJob, Run, SymbolicSize, layers_cut
 from costproof.models.target import NamedWorkload, Setting

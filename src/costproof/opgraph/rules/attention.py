@@ -32,6 +32,16 @@ from costproof.opgraph.rules.names import canonical
 from costproof.opgraph.rules.registry import graph_transform, operator_rule
 from costproof.opgraph.rules.sizes import prod, total
 
+SDPA: Final = (
+    "scaled_dot_product_attention",
+    "_scaled_dot_product_attention_math",
+    "_scaled_dot_product_attention_math_for_mps",
+    "_scaled_dot_product_flash_attention",
+    "_scaled_dot_product_flash_attention_for_cpu",
+    "_scaled_dot_product_efficient_attention",
+    "_scaled_dot_product_cudnn_attention",
+    "_scaled_dot_product_fused_attention_overrideable",
+)
 _SEQUENCE_STARTS: Final = ("cum_seq_q", "cu_seqlens_q", "cu_seqlens_k", "cum_seq_k")
 """Arguments with the starts of packed sequences."""
 
@@ -49,25 +59,38 @@ def _qkv(op: OpCall) -> tuple[Value, Value, Value]:
     return tensor(op, "query", 0), tensor(op, "key", 1), tensor(op, "value", 2)
 
 
-@operator_rule(
-    "scaled_dot_product_attention",
-    "_scaled_dot_product_attention_math",
-    "_scaled_dot_product_attention_math_for_mps",
-    "_scaled_dot_product_flash_attention",
-    "_scaled_dot_product_flash_attention_for_cpu",
-    "_scaled_dot_product_efficient_attention",
-    "_scaled_dot_product_cudnn_attention",
-    "_scaled_dot_product_fused_attention_overrideable",
-)
+@operator_rule(*SDPA)
 def sdpa(op: OpCall) -> OpCost:
     """(.., H_q, S_q, D) x (.., H_kv, S_k, D) x (.., H_kv, S_k, D_v); H_kv may divide H_q."""
     query, key, value = _qkv(op)
+    if misfit := mask_misfit(op):
+        raise Uncountable(misfit)
     masked = _mask(op) is not None
     leading = result(op).shape[:-2]
     cost = attention_cost(
         prod((*leading, query.shape[-2], key.shape[-2])), query.shape[-1], value.shape[-1], masked=masked
     )
     return replace(cost, skippable=_hidden(op, cost, masked=masked))
+
+
+def mask_misfit(op: OpCall, *, at_sizes: bool = False) -> str:
+    """Return why a call of fused attention fails on a device: its mask has neither one nor all keys or queries.
+
+    Meta tensors are not checked by torch. Empty if it fits.
+
+    Args:
+        at_sizes: whether to name sizes that differ in symbols, which only the values of the symbols decide.
+    """
+    mask = _mask(op)
+    if mask is None:
+        return ""
+    query, key, _ = _qkv(op)
+    scores = (query.shape[-2], key.shape[-2])
+    differ = [(m, s) for m, s in zip(mask.shape[-2:], scores, strict=False) if m not in (1, s)]
+    if not any(at_sizes or (isinstance(m, int) and isinstance(s, int)) for m, s in differ):
+        return ""
+    shape, wanted = (" x ".join(map(str, sizes)) for sizes in (mask.shape[-2:], scores))
+    return f"a mask of {shape} does not fit scores of {wanted}: the call fails where it is run"
 
 
 def _hidden(op: OpCall, cost: OpCost, *, masked: bool) -> Size:
