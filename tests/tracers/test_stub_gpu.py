@@ -267,3 +267,38 @@ def test_measure_from_end_to_end(
         assert row.graph.predicted == row.clocks.device + REPLAY
         assert row.compiled is not None
         assert row.compiled.time == row.measured
+
+
+def test_an_interrupt_leaves_nothing(stub: StubCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = cached()
+    calls = eager(one)
+    real, left = stub.plant, [0]
+
+    def interrupting(func: Any) -> Planted:
+        left[0] -= 1
+        if not left[0]:
+            raise KeyboardInterrupt
+        return real(func)
+
+    stub.plant = interrupting
+    monkeypatch.setattr(replay, "_FLUSHED", 2**10)
+    stopped = 0
+    for work in (
+        lambda: time_graphs([one], calls, 1), lambda: time_compiled([one], calls, 1), lambda: eager(one),
+        lambda: replay_operators(one, 1), lambda: profile_runs([one], 1),
+    ):  # fmt: skip
+        for at in range(1, 200, 9):
+            left[0] = at
+            try:
+                work()
+            except KeyboardInterrupt:
+                stopped += 1
+            else:
+                break
+            assert stub.graph is None
+            assert stub.current is None
+            assert stub.profile is None
+            assert not stub.generators[0].state.capturing
+            assert not any(m._forward_hooks or m._forward_pre_hooks for m in one.model.modules())
+            assert "forward" not in vars(one.model.get_submodule("tower"))
+    assert stopped > 20

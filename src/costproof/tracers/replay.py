@@ -38,7 +38,7 @@ from costproof.tracers.operator_log import (
     log_operators,
     log_operators_without_values,
 )
-from costproof.tracers.timing import NOWHERE, Stage, asleep, time_events, timed_device, unlogged_profiler
+from costproof.tracers.timing import NOWHERE, Stage, asleep, new_events, time_events, timed_device, unlogged_profiler
 from costproof.weights.loading import free_bytes
 
 _MOST: Final = 2_000_000_000
@@ -266,11 +266,10 @@ def _clock(device: str, waits: bool, idle: int, one: Callable[[], Any]) -> tuple
         one()
         spent = time.perf_counter_ns() - start
         return spent, spent
-    new_event: Any = torch.cuda.Event
     sleep: Any = torch.cuda._sleep
     cycles = _ASLEEP
+    begin, end = new_events(2)
     while True:
-        begin, end = new_event(enable_timing=True), new_event(enable_timing=True)
         torch.cuda.synchronize()
         # The device sleeps until the call has been dispatched; otherwise it would wait for that between the events.
         sleep(cycles)
