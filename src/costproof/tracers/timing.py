@@ -325,6 +325,14 @@ def unlogged_profiler() -> Iterator[None]:
         yield
 
 
+def first_launch() -> None:
+    """Enqueue one kernel and wait for it: at the first launch the profiler makes its buffers, which takes a while."""
+    import torch
+
+    torch.zeros(1, device="cuda").add_(1)
+    torch.cuda.synchronize()
+
+
 def _profile(runs: Sequence[Run], *, cuda: bool, trace: bool) -> tuple[_ProfiledRun, str]:
     import torch
     from torch.profiler import ProfilerActivity, profile
@@ -337,6 +345,8 @@ def _profile(runs: Sequence[Run], *, cuda: bool, trace: bool) -> tuple[_Profiled
         torch.no_grad(),
         profile(activities=activities, record_shapes=True, profile_memory=True) as profiler,
     ):
+        if cuda:
+            first_launch()
         for run, kwargs in zip(runs, inputs, strict=True):
             with run.around():
                 run.model(**kwargs)
