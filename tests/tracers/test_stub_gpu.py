@@ -275,17 +275,48 @@ def test_rates_of_the_machine(stub: StubCuda, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(device_benchmark, "_LARGEST", 512)
     monkeypatch.setattr(device_benchmark, "_COPIED", {"cuda": 2**20})
     monkeypatch.setattr(device_benchmark, "_IMAGES", {"cuda": 1})
-    stub.plant = lambda func: VIEW if func.is_view else Planted(device=60_000_000)
-    monkeypatch.setattr(device_benchmark, "DTYPES", ("float32",))
-    found = measure_machine("cuda", name="stub")
+    ran: set[tuple[str, str, bool]] = set()
+
+    def plant(func: Any) -> Planted:
+        name = func._schema.name.removeprefix("aten::")
+        if name in ("mm", "conv2d"):
+            ran.add((name, torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32))
+        return VIEW if func.is_view else Planted(device=60_000_000)
+
+    stub.plant = plant
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    steps: list[tuple[str, int, int]] = []
+    found = device_benchmark.measure_device("cuda", "stub", ("float32",), lambda *step: steps.append(step))
     assert (found.title, found.memory and found.memory.value) == ("Stub GPU", 2**34)
     assert found.peaks[0].flops > 10**9
-    assert set(HOST_FIGURES) <= found.figures().keys()
-    again = measure_machine("cuda", name="stub", dtypes=("float32",))
-    assert found.or_faster(again).figures().keys() == found.figures().keys()
+    # float32 and TF32 apart, for products of matrices and for convolutions; then all is as it was.
+    assert [(p.dtype, p.quotes[0].text.rpartition(", ")[2]) for p in found.peaks] == [
+        ("float32", "of float32 without TF32"), ("tf32", "of float32 in TF32"),
+    ]  # fmt: skip
+    assert ran == {
+        (name, *allowed)
+        for name in ("mm", "conv2d") for allowed in (("highest", False), ("high", True))
+    }  # fmt: skip
+    assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == before
+    assert steps == [("machine", done, 3) for done in range(4)]
+    monkeypatch.setattr(torch.cuda, "is_tf32_supported", lambda: False)
+    assert [p.dtype for p in device_benchmark.measure_device("cuda", "old", ("float32",)).peaks] == ["float32"]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(Incomplete, match="no CUDA device"):
         device_benchmark.measure_device("cuda", "stub")
+
+
+def test_a_machine_has_rates_and_host_times(stub: StubCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_benchmark, "_LARGEST", 512)
+    monkeypatch.setattr(device_benchmark, "_COPIED", {"cuda": 2**20})
+    monkeypatch.setattr(device_benchmark, "_IMAGES", {"cuda": 1})
+    monkeypatch.setattr(device_benchmark, "DTYPES", ("float32",))
+    stub.plant = lambda func: VIEW if func.is_view else Planted(device=60_000_000)
+    found = measure_machine("cuda", name="stub")
+    assert set(HOST_FIGURES) <= found.figures().keys()
+    again = measure_machine("cuda", name="stub", dtypes=("float32",))
+    assert not set(HOST_FIGURES) & again.figures().keys()
+    assert found.or_faster(again).figures().keys() == found.figures().keys()
 
 
 def test_the_profile_of_a_run(stub: StubCuda) -> None:

@@ -64,7 +64,7 @@ _OVERHEAD: Final = frozenset({
     "Activity Buffer Request", "Buffer Flush", "Command Buffer Full", "Instrumentation", "Resource", "Unrecognized",
     "CUPTI overhead", "Lazy Function Loading", "Runtime Triggered Module Loading",
 })  # fmt: skip
-"""Names of the profiler's own work on the host, which is no host time of the run."""
+"""Names of the profiler's own work on the host, which is not host time of the run."""
 _FROM_HOST: Final = "Memcpy HtoD"
 """Start of the name of a copy that takes the host as long as the copied bytes need."""
 _BLOCKED: Final = 8

@@ -25,6 +25,7 @@ from costproof.models.image_text.layout import CALL, IMAGES, SYMBOLS, ModelLayou
 from costproof.models.native import Native
 from costproof.models.specs import ExportJob, Run, SymbolicSize, layers_cut
 from costproof.models.target import NamedWorkload, Setting
+from costproof.patches.model_forward import no_image_check
 from costproof.weights.random_values import random_normal
 
 if TYPE_CHECKING:
@@ -289,11 +290,6 @@ class ImageTextTarget(Native[C]):
     def drawn_text(p: Mapping[str, int], workload: Workload) -> Workload:
         """Return a workload with the text and the logits of a draw."""
         return replace(workload, text_tokens=p["text_tokens"], logits="last" if p["last"] else "all")
-
-
-def no_image_check() -> dict[str, Any]:
-    """Return the replacement of the check that image tokens match features, which needs concrete values."""
-    return {"torch_compilable_check": lambda *args, **kwargs: None}
 
 
 def tower_job(stage: str, path: str, module: nn.Module, sized: bool, **args: torch.Tensor) -> ExportJob:
