@@ -10,7 +10,7 @@ from typing import Any, Final
 import pytest
 
 from costproof.ledger.errors import BadInput
-from costproof.models.checkpoint import Stored, stored, without
+from costproof.weights.stored import Stored, stored, without
 
 AWQ: dict[str, Any] = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
 FP8: dict[str, Any] = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}

@@ -35,7 +35,7 @@ CASES: Final[dict[str, tuple[str, Any, dict[str, Any]]]] = {
     "mixture": ("qwen3-moe", QWEN3, TEXT),
     "mixture in float32, whose grouped product has no shapes": ("mixtral", MIXTRAL, {**TEXT, "dtype": "float32"}),
     "mixture, batched": ("mixtral", MIXTRAL, {**TEXT, "experts": "batched_mm"}),
-    "page and text": ("deepseek-ocr", shallow_config().native_kwargs(), {"preset": "tiny", "new_tokens": 1}),
+    "page and text": ("deepseek-ocr", shallow_config().native(), {"preset": "tiny", "new_tokens": 1}),
     "encoder": ("vit", VIT, {}),
 }  # fmt: skip
 

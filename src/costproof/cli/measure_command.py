@@ -40,9 +40,10 @@ def measure(
     """Run TARGET, time its stages, and compare the times with the roofline bound of a device.
 
     Each time is split into parts that add up to it: the floor (compulsory traffic or products), further traffic, the
-    time of each isolated operator beyond its bound, and the time between operators. The sum of the isolated operators
-    is a prediction too; with --predict it is the only result, and the model never runs. Runs on the CPU unless --run
-    cuda is given, 5 times unless --profile N is given.
+    time of operators beyond their bound, and host time, on a GPU that in which the device is idle: Python, dispatch,
+    launches and synchronisation. The host and device clocks of the run also predict its time. With --predict the
+    prediction is the only result, and the model never runs. Runs on the CPU unless --run cuda is given, 5 times unless
+    --profile N is given.
 
     The exit code is 1 if something ran faster than its bound, which the report then explains, and 3 if the cost of an
     operator is unknown or it cannot be run in isolation.

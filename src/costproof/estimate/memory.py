@@ -118,6 +118,8 @@ class Fits:
     limits: tuple[MemoryLimit, ...]
     buffers_bytes: int | None = None
     """All registered buffers of the model, persistent or not; ``None``: not known."""
+    notes: tuple[str, ...] = ()
+    """Notes of the sources on how they counted and on what they left out."""
 
     @property
     def name(self) -> str:
@@ -176,7 +178,7 @@ class Fits:
         return _EXIT[self.verdict]
 
 
-FITS: Final = FileKind(name="costproof/fits", version=(3, 2), type=Fits)
+FITS: Final = FileKind(name="costproof/fits", version=(3, 3), type=Fits)
 
 
 def parse_size(text: str, where: str) -> int:

@@ -7,6 +7,7 @@ from typing import Final
 from costproof.estimate.memory import Fits, HeldKind, MemoryLimit
 from costproof.ledger.workload import counted_line, quantised_clause
 from costproof.reports.document import Block, Code, Document, DocumentSection, Form, Items, Prose, Table, plain_text
+from costproof.views.describe import note_lines
 from costproof.views.numbers import exact, human
 
 HEAD: Final = ("Held", "Bytes", "")
@@ -50,7 +51,8 @@ def document(found: Fits, form: Form) -> Document:
         says = [" ".join(map(plain_text, says))]
         limits = DocumentSection("Limits", [Items(tuple(map("; ".join, solved)))])
     body += [*says, *([limits] if solved else [])]
-    return Document(found.name, body, "", fit_sentence(found), [counted_line(found.target, found.workload)])
+    about = [counted_line(found.target, found.workload), *note_lines(found.notes)]
+    return Document(found.name, body, "", fit_sentence(found), about)
 
 
 def fit_sentence(found: Fits) -> str:

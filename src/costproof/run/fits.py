@@ -93,6 +93,7 @@ def fits(
         limits=()
         if certain is None
         else (*_limits(along, certain, room, kept, read.peaks), *_of_graph(read, certain, room)),
+        notes=side.notes,
     )  # fmt: skip
 
 

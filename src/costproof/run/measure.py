@@ -31,6 +31,7 @@ from costproof.ledger.run import RANDOM
 from costproof.models.target import Runnable, options_of, require_device
 from costproof.opgraph.rules.files import versions_in_force
 from costproof.opgraph.rules.registry import subject_of
+from costproof.run.clock_borders import clock_borders
 from costproof.run.count_lock import count_lock
 from costproof.run.prepare import prepare
 from costproof.run.request import RunRequest, request
@@ -132,12 +133,13 @@ def _measure(
             modules[place] = exact_sum((modules.get(place, 0), spent))
     of_operators = [replace(row, calls=calls) for row, calls in operators.items()]
     of_operators.sort(key=lambda o: (o.alone is not None, -(o.spent or 0), o.run, o.stage, o.operator, o.shapes))
+    rows = stage_times(forwards, times, stages, of, arithmetic, routed)
     return Measurement(
         model.conventions(workload), model.info(), workload, environment() | versions_in_force(),
         replace(options_of(model).public(), device=where, profile=count),
         device, of.dtype, of.flops, of.bandwidth, clock, threads,
-        stage_times(forwards, times, stages, of, arithmetic, routed), tuple(of_operators),
-        part_times(forwards, modules, patterns, of, arithmetic, routed, inside),
+        rows, tuple(of_operators), part_times(forwards, modules, patterns, of, arithmetic, routed, inside),
+        clock_borders(rows, model, workload, of),
     )  # fmt: skip
 
 

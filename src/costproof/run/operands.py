@@ -192,10 +192,14 @@ def _count_target(text: str, config: str | os.PathLike[str] | None, trusted: boo
     target, work = target_with_settings(text, config, trusted=trusted)
     if by_graph or not isinstance(target, WithKeys):
         return _export_target(target, work)
+    return Operand(baseline_by_formulas(target, work), target, counted=True)
+
+
+def baseline_by_formulas(target: WithKeys, work: Workload) -> Baseline:
+    """Return the counts of a run by the formulas of its target."""
     ledgers = (evaluate_formulas(target, work),)
     calls = target.invocations(work)
-    found = Capture(target.conventions(work), target.info(), work, environment(), calls, ledgers)
-    return Operand(fold_capture(found), target, counted=True)
+    return fold_capture(Capture(target.conventions(work), target.info(), work, environment(), calls, ledgers))
 
 
 def _export_target(target: Target, work: Workload) -> Operand:

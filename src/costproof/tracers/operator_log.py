@@ -18,9 +18,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves
 
 from costproof.ledger.errors import CostproofError, Incomplete, first_line
-from costproof.models.generic.copies import with_tensors
 from costproof.models.specs import Run
 from costproof.patches.inference import inference_context
+from costproof.snapshots.copies import with_tensors
 from costproof.tracers.cpu_fallback import with_numbers
 from costproof.tracers.timing import NOWHERE, Stage, watch_modules
 

@@ -28,7 +28,6 @@ from costproof.ledger.errors import first_line
 from costproof.ledger.profile import Timing
 from costproof.ledger.progress import Progress, silent
 from costproof.models.specs import Run
-from costproof.models.weights import free_bytes
 from costproof.tracers.operator_log import (
     LoggedCall,
     OperatorLog,
@@ -37,6 +36,7 @@ from costproof.tracers.operator_log import (
     log_operators_without_values,
 )
 from costproof.tracers.timing import Stage
+from costproof.weights.loading import free_bytes
 
 _MOST: Final = 2_000_000_000
 """Nanoseconds: a call that took longer in total is not repeated."""

@@ -15,7 +15,6 @@ from costproof.ledger.node import CostNode, Ledger, UnknownOp
 from costproof.ledger.progress import Progress, silent
 from costproof.ledger.run import RunOptions
 from costproof.ledger.workload import Workload, sampled_steps
-from costproof.models.generic.copies import unchecked
 from costproof.models.specs import GIVEN, ExportJob, SymbolicSize
 from costproof.models.target import Exportable, PartlyExported, Runnable, Staged, Target, WithFormulas, options_of
 from costproof.opgraph.account import account, cache_nodes
@@ -27,6 +26,7 @@ from costproof.opgraph.reuse import reuse_bytes
 from costproof.opgraph.rules.registry import UnknownCost
 from costproof.opgraph.tally import LedgerBuilder, graph_metrics
 from costproof.patches.patch import gc_disabled
+from costproof.snapshots.copies import unchecked
 from costproof.tracers.cache import cached_export
 from costproof.tracers.exported import Exported
 from costproof.tracers.exporting import with_numbers, with_sizes

@@ -8,7 +8,7 @@ from torch import nn
 
 import costproof
 from costproof.ledger.node import Ledger
-from costproof.models.generic.copies import held_bytes
+from costproof.snapshots.copies import held_bytes
 from costproof.tracers.resident_bytes import resident_bytes
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.progress import Progress
@@ -16,8 +15,9 @@ from costproof.ledger.workload import AttentionKind, Dtype, ExpertKernel, Worklo
 from costproof.models.decoding.decoder import Decoder, config_of
 from costproof.models.specs import Built
 from costproof.models.target import require_device
-from costproof.models.weights import Names, load, no_other_names, plan, require_room
 from costproof.patches import flash_attention
+from costproof.weights.loading import Names, load, no_other_names, plan, require_room
+from costproof.weights.random_values import fill_random
 
 if TYPE_CHECKING:
     import torch
@@ -155,10 +155,6 @@ def _grouped_mm_shape(
     return result
 
 
-SPREAD: Final = 0.02
-"""Standard deviation of random weights, as in the initialisation for training."""
-
-
 def with_numbers(
     model: nn.Module,
     workload: Workload,
@@ -191,35 +187,8 @@ def with_numbers(
     )
     require_room(model, options.device)
     _allocate(model, options.device)
-    done = load(checkpoint, model, progress) if checkpoint else _fill_random(model, options.seed, progress)
+    done = load(checkpoint, model, progress) if checkpoint else fill_random(model, options.seed, progress)
     return Built(model, (*done, *notes))
-
-
-def _fill_random(model: nn.Module, seed: int, progress: Progress) -> tuple[str, ...]:
-    """Fill norms with 1, biases with 0, the rest from a generator per tensor, so that a cut model has equal weights."""
-    import torch
-
-    parameters = list(model.named_parameters())
-    with torch.no_grad():
-        for done, (name, parameter) in enumerate(parameters):
-            progress("random weights", done, len(parameters))
-            if parameter.dim() == 1 and name.endswith("weight"):
-                parameter.fill_(1)
-            elif parameter.dim() == 1 and name.endswith("bias"):
-                parameter.zero_()
-            else:
-                # Drawn on the CPU: a GPU draws other numbers from the same seed.
-                drawn = torch.empty(parameter.shape, dtype=parameter.dtype)
-                parameter.copy_(drawn.normal_(0, SPREAD, generator=generator(seed, name)))
-    return (f"random weights, seed {seed}: norms 1, biases 0, all others normal with standard deviation {SPREAD}",)
-
-
-def generator(seed: int, name: str) -> torch.Generator:
-    """Return a CPU generator seeded by the seed and the name of the tensor."""
-    import torch
-
-    digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
 
 
 def _allocate(model: nn.Module, device: str) -> None:

@@ -33,12 +33,9 @@ class VisionTarget(EncoderTarget[C]):
     named: ClassVar[tuple[NamedWorkload, ...]] = (
         NamedWorkload("image", "one image, as large as the configuration has it", {}, default=True),
     )
+    notation: ClassVar[dict[str, SymbolDoc]] = VISION_SYMBOLS
     resamples: ClassVar[bool] = True
     """Whether the class interpolates positions only if ``interpolate_pos_encoding`` is passed."""
-
-    def symbol_docs(self) -> dict[str, SymbolDoc]:
-        """Return the typesetting and the meaning of each symbol in its formulas."""
-        return VISION_SYMBOLS
 
     def default_workload(self, name: str) -> Workload:
         """Return the workload of a preset: one image of the size of the processor, or else of the configuration."""

@@ -35,16 +35,13 @@ class TextTarget(EncoderTarget[C]):
 
     input_settings: ClassVar[tuple[Setting, ...]] = (common.SEQ_LEN,)
     named: ClassVar[tuple[NamedWorkload, ...]] = PRESETS
+    notation: ClassVar[dict[str, SymbolDoc]] = TEXT_SYMBOLS
 
     @classmethod
     def serves(cls, config: Mapping[str, Any]) -> bool:
         """Return whether the formulas describe the model of a configuration: an encoder with one table of words."""
         decodes = any(config.get(key) is True for key in ("is_decoder", "add_cross_attention"))
         return not decodes and config.get("tie_word_embeddings") is not False
-
-    def symbol_docs(self) -> dict[str, SymbolDoc]:
-        """Return the typesetting and the meaning of each symbol in its formulas."""
-        return TEXT_SYMBOLS
 
     def default_workload(self, name: str) -> Workload:
         """Return the workload of a preset: one text, cut to the number of positions of the model."""

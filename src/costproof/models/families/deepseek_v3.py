@@ -10,13 +10,11 @@ from costproof.algebra.symbols import sym
 from costproof.analytic.rotary import RotaryTable
 from costproof.analytic.router import RoutingRule
 from costproof.ledger.errors import BadInput, CostproofError
-from costproof.models.checkpoint import Stored
 from costproof.models.config_reader import Section
-from costproof.models.decoding.config import (
-    number_of,
-)
+from costproof.models.decoding.config import number_of
 from costproof.models.decoding.formulas import DecoderStyle
 from costproof.models.decoding.latent import LatentConfig, LatentTarget, latent_style, latents_of
+from costproof.weights.stored import Stored
 
 if TYPE_CHECKING:
     from costproof.claims.effects import Mistakes

@@ -12,15 +12,8 @@ from costproof.analytic.linear import Linear
 from costproof.analytic.mlp import Activation
 from costproof.ledger.node import Ledger
 from costproof.ledger.workload import Workload
-from costproof.models.encoding.config import (
-    TextEncoderConfig,
-)
-from costproof.models.encoding.formulas import (
-    TextEncoderStyle,
-    encoder_ledger,
-    masked_words,
-    text_encoder,
-)
+from costproof.models.encoding.config import TextEncoderConfig
+from costproof.models.encoding.formulas import TextEncoderStyle, encoder_ledger, masked_words, text_encoder
 from costproof.models.encoding.texts import TextTarget
 
 _LAYER: Final = "text.layer"

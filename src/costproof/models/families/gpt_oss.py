@@ -11,17 +11,12 @@ from costproof.analytic.rotary import RotaryHalves
 from costproof.analytic.router import RoutingRule
 from costproof.ledger.workload import AttentionKind
 from costproof.models import settings
-from costproof.models.checkpoint import Stored
 from costproof.models.config_reader import Section
-from costproof.models.decoding.config import (
-    UNUSED_ROUTER_KEYS,
-    MixtureConfig,
-    experts_of,
-    pattern_of,
-)
+from costproof.models.decoding.config import UNUSED_ROUTER_KEYS, MixtureConfig, experts_of, pattern_of
 from costproof.models.decoding.formulas import ALL_PROJECTIONS, DecoderStyle
 from costproof.models.decoding.target import CausalTarget
 from costproof.models.target import Setting
+from costproof.weights.stored import Stored
 
 
 @dataclass(frozen=True, slots=True)

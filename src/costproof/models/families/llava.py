@@ -15,7 +15,6 @@ from costproof.analytic.mlp import Activation
 from costproof.ledger.errors import BadInput, CostproofError
 from costproof.ledger.node import Ledger
 from costproof.ledger.workload import FLOAT_BYTES, Invocation, TensorSpec, Workload
-from costproof.models.checkpoint import unfit
 from costproof.models.config import activation, yes_or_no
 from costproof.models.config_reader import Section, shown
 from costproof.models.decoding.decoder import on_meta
@@ -30,6 +29,7 @@ from costproof.models.image_text.inputs import CALL
 from costproof.models.image_text.layout import ModelLayout, StagePaths
 from costproof.models.image_text.target import EXAMPLE_COUNT, ImageTextTarget, tower_job
 from costproof.models.specs import ExportJob
+from costproof.weights.stored import unfit
 
 if TYPE_CHECKING:
     from torch import nn
@@ -234,10 +234,7 @@ class Llava(ImageTextTarget[LlavaConfig]):
             ModulePart("projector.down", (Linear(features, hidden, hidden, b, self.config.projector_bias),)),
         )
         return image_text_ledger(
-            {
-                "vision": (tower, (pixels(IMAGES) + seen) * b),
-                "projector": (projector, features * (width + hidden) * b),
-            },
+            {"vision": (tower, (pixels(IMAGES) + seen) * b), "projector": (projector, features * (width + hidden) * b)},
             decoder_parts(self.config.text, workload, Llama(self.config.text).style()),
             features,
             workload,

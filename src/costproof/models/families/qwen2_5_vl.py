@@ -342,6 +342,7 @@ class Qwen25Vl(ImageTextTarget[Qwen25VlConfig]):
     name: str = "qwen2-5-vl"
     model_types: ClassVar[tuple[str, ...]] = ("qwen2_5_vl",)
     stages: ClassVar[tuple[str, ...]] = ("vision", *STAGES)
+    notation: ClassVar[dict[str, SymbolDoc]] = ImageTextTarget.notation | _OWN
 
     @staticmethod
     def mistakes() -> Mistakes:
@@ -370,10 +371,6 @@ class Qwen25Vl(ImageTextTarget[Qwen25VlConfig]):
             returned=False,
         )
 
-    def symbol_docs(self) -> dict[str, SymbolDoc]:
-        """Return the typesetting and the meaning of each symbol in its formulas."""
-        return ImageTextTarget.symbol_docs(self) | _OWN
-
     @classmethod
     def settings(cls) -> tuple[Setting, ...]:
         """Return the settings of a run, other than the preset."""
@@ -385,10 +382,10 @@ class Qwen25Vl(ImageTextTarget[Qwen25VlConfig]):
         whole = [i in self.config.vision.whole for i in range(self.config.vision.layers)]
         return max(whole.index(kind) for kind in {*whole}) + 1
 
-    def with_input(self, workload: Workload, given: dict[str, Any], found: list[CostproofError]) -> Workload:
+    def with_images_given(self, workload: Workload, given: dict[str, Any], found: list[CostproofError]) -> Workload:
         """Return the workload with the given images."""
         side = given.pop(SIZE, None)
-        counted = ImageTextTarget.with_input(self, workload, given, found)
+        counted = ImageTextTarget.with_images_given(self, workload, given, found)
         count = images_of(counted)
         if side is not None and not count:
             found.append(BadInput("a run without images has no size of them", where="--image-size", got=side))

@@ -29,14 +29,8 @@ from costproof.ledger.node import Ledger
 from costproof.ledger.workload import FLOAT_BYTES, TensorSpec, Workload
 from costproof.models import settings as common
 from costproof.models.config_reader import Section
-from costproof.models.encoding.config import (
-    ONE_CLASS,
-    EncoderConfig,
-)
-from costproof.models.encoding.formulas import (
-    ALL_PROJECTIONS,
-    encoder_ledger,
-)
+from costproof.models.encoding.config import ONE_CLASS, EncoderConfig
+from costproof.models.encoding.formulas import ALL_PROJECTIONS, encoder_ledger
 from costproof.models.encoding.images import SIZE, PackedLengths, side_of
 from costproof.models.encoding.target import EncoderTarget, Tensors
 from costproof.models.specs import SymbolicSize
@@ -174,6 +168,7 @@ class Qwen3VlVision(EncoderTarget[Qwen3VlVisionConfig]):
     named: ClassVar[tuple[NamedWorkload, ...]] = (
         NamedWorkload("image", f"one image of {_USUAL} x {_USUAL}", {}, default=True),
     )
+    notation: ClassVar[dict[str, SymbolDoc]] = VISION_SYMBOLS | _OWN
 
     @staticmethod
     def mistakes() -> Mistakes:
@@ -215,10 +210,6 @@ class Qwen3VlVision(EncoderTarget[Qwen3VlVisionConfig]):
         # Inputs include four interpolation weights per patch; outputs include the last layer and all merged tokens.
         returned = n * width + (1 + len(config.deep)) * n / merged * out
         return encoder_ledger(parts, _NAMES, (n * sym("vision_volume") + returned) * b + 4 * n * FLOAT32)
-
-    def symbol_docs(self) -> dict[str, SymbolDoc]:
-        """Return the typesetting and the meaning of each symbol in its formulas."""
-        return VISION_SYMBOLS | _OWN
 
     @property
     def step(self) -> int:

@@ -16,15 +16,8 @@ from costproof.ledger.errors import BadInput, CostproofError
 from costproof.ledger.node import Ledger
 from costproof.ledger.workload import Workload
 from costproof.models.config_reader import Section
-from costproof.models.encoding.config import (
-    TextEncoderConfig,
-)
-from costproof.models.encoding.formulas import (
-    TextEncoderStyle,
-    encoder_ledger,
-    masked_words,
-    text_encoder,
-)
+from costproof.models.encoding.config import TextEncoderConfig
+from costproof.models.encoding.formulas import TextEncoderStyle, encoder_ledger, masked_words, text_encoder
 from costproof.models.encoding.texts import TextTarget
 from costproof.models.families.bert import BertConfig, bert_names
 

@@ -123,7 +123,7 @@ def own_cache(model: nn.Module) -> OwnCache | HeldCache | str | None:
 
     One of keys and values per layer is filled with any number of them; of another kind the model makes it.
     """
-    from costproof.models.generic.copies import short_run
+    from costproof.snapshots.copies import short_run
 
     config = config_of(model) if has_attribute(model, "config") else None
     if config is None or attribute(config, "is_encoder_decoder", False) or not has_attribute(model, "generate"):

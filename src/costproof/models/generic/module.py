@@ -25,12 +25,10 @@ from costproof.ledger.workload import (
     Workload,
 )
 from costproof.models import settings as common
-from costproof.models.checkpoint import ImageSize, unfit
 from costproof.models.decoding.decoder import Decoder
 from costproof.models.decoding.names import STAGES
 from costproof.models.encoding import STAGE
 from costproof.models.generic.cache_state import is_cache
-from costproof.models.generic.copies import inputs_on_meta, materialize, on_meta, runs_on_meta, unwrapped, with_values
 from costproof.models.generic.described import arguments, module_kinds, shapes
 from costproof.models.generic.encoder_decoder import TWO_STAGES, TwoStacks, of_encoder
 from costproof.models.generic.factories import Cuttable, Given, Made, Maker
@@ -61,6 +59,8 @@ from costproof.models.generic.towers import IDS, NONE, Towers
 from costproof.models.generic.truncation import CutModel
 from costproof.models.specs import Built, ExportJob, Run, Truncation
 from costproof.models.target import NamedWorkload, Setting
+from costproof.snapshots.copies import inputs_on_meta, materialize, on_meta, runs_on_meta, unwrapped, with_values
+from costproof.weights.stored import ImageSize, unfit
 
 if TYPE_CHECKING:
     from torch import nn

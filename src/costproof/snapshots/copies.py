@@ -16,7 +16,7 @@ from unittest import mock
 
 from costproof.ledger.attributes import attribute
 from costproof.ledger.errors import Incomplete, first_line
-from costproof.models.weights import FEWER, size_of
+from costproof.weights.loading import FEWER, size_of
 
 if TYPE_CHECKING:
     import torch
