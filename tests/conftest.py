@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.support.pools import TRACES, Here, Kept
+from costproof.processes import child
+from tests.support.pools import TRACES, Here, Kept, shared_template
 
 FOLDER = "COSTPROOF_CACHE"
 GOLDENS = Path(__file__).parent / "goldens"
@@ -38,6 +39,7 @@ def pytest_configure(config: pytest.Config) -> None:
     # On a busy machine examples take as long as they take.
     settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("busy")
+    child.template = shared_template
     if not hasattr(config, "workerinput"):
         os.environ.setdefault("OMP_NUM_THREADS", "1")
         os.environ[FOLDER] = tempfile.mkdtemp(prefix="exports-")
