@@ -64,7 +64,7 @@ class Part:
 
 def plan(run: str, folder: Path, *, small: bool) -> list[Part]:
     """The parts in the order of what is worth most."""
-    machine = Step("doctor and rates", "machine", {"run": run, "folder": str(folder)}, 15)
+    machine = Step("doctor and rates", "machine", {"run": run, "folder": str(folder)}, 20)
     base: dict[str, Any] = {"run": run, "dtype": "bfloat16" if run == "cuda" else "float32"}
 
     def counts(target: str, guess: float, *, kernels: bool = False, **choices: Any) -> Step:

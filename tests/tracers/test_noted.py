@@ -43,9 +43,9 @@ CASES: Final[dict[str, tuple[str, Any, dict[str, Any]]]] = {
 def seen(notes: OperatorLog) -> Counter[Any]:
     """Calls of each operator with tensors of these shapes, by stage and module."""
     calls: Counter[Any] = Counter()
-    for (stage, module, key), count in notes.calls.items():
+    for (stage, module, key), order in notes.calls.items():
         shapes = tuple(tuple(t.shape) for t in notes.distinct[key].tensors)
-        calls[stage, module, str(key[0]), shapes] += count
+        calls[stage, module, str(key[0]), shapes] += len(order)
     return calls
 
 

@@ -97,6 +97,12 @@ class Configured(ABC, Generic[C]):
         """Return the default dtype of a run: the one that the configuration names, or bfloat16."""
         return self.stored.dtype or "bfloat16"
 
+    def build_stored(self) -> nn.Module:
+        """Return the model on the meta device in the dtype of what its checkpoint does not quantise."""
+        model: Any = self
+        made: nn.Module = model.build(model.workload())
+        return made
+
     def with_options(self, options: RunOptions) -> Self:
         """Return the same model with other run options; with ``layers``, truncated by :meth:`first_layers`."""
         options.check()

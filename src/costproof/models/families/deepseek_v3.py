@@ -83,7 +83,10 @@ class DeepseekV3(LatentTarget[DeepseekV3Config]):
     config: DeepseekV3Config = field(default_factory=DeepseekV3Config)
     name: str = "deepseek-v3"
     model_types: ClassVar[tuple[str, ...]] = ("deepseek_v3",)
-    released: ClassVar[Stored] = Stored((("weights", "fp8, blocks of 128 x 128 (published)"),))
+    released: ClassVar[Stored] = Stored(
+        (("weights", "fp8, blocks of 128 x 128 (published)"),),
+        described='{"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}',
+    )
 
     @staticmethod
     def mistakes() -> Mistakes:

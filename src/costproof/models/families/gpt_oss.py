@@ -72,7 +72,9 @@ class GptOss(CausalTarget[GptOssConfig]):
     config: GptOssConfig = field(default_factory=GptOssConfig)
     name: str = "gpt-oss"
     model_types: ClassVar[tuple[str, ...]] = ("gpt_oss",)
-    released: ClassVar[Stored] = Stored((("weights", "mxfp4 (published)"),))
+    released: ClassVar[Stored] = Stored(
+        (("weights", "mxfp4 (published)"),), described='{"quantization_config": {"quant_method": "mxfp4"}}'
+    )
     attentions: ClassVar[tuple[AttentionKind, ...]] = ("eager",)
     # Its loop over experts multiplies in another way than those of other classes, which no rule reads.
     extra_settings: ClassVar[tuple[Setting, ...]] = (replace(settings.EXPERTS, choices=("grouped_mm", "batched_mm")),)

@@ -60,7 +60,7 @@ from costproof.models.generic.truncation import CutModel
 from costproof.models.specs import Built, ExportJob, Run, Truncation
 from costproof.models.target import NamedWorkload, Setting
 from costproof.snapshots.copies import inputs_on_meta, materialize, on_meta, runs_on_meta, unwrapped, with_values
-from costproof.weights.stored import ImageSize, unfit
+from costproof.weights.stored import ImageSize, Stored, unfit
 
 if TYPE_CHECKING:
     from torch import nn
@@ -184,6 +184,15 @@ class GenericTarget:
         sized, usual = (self._inputs(made, run).args for run in (workload, own))
         if runs_on_meta(made.module, sized) is None and runs_on_meta(made.module, usual) is not None:
             raise unfit(images, "a size that the class runs on, as that of the configuration", self.name)
+
+    @property
+    def stored(self) -> Stored:
+        """Return what the files of the checkpoint say about it."""
+        return self.maker.stored
+
+    def build_stored(self) -> nn.Module:
+        """Return the module in the dtype of what its checkpoint does not quantise; it needs no inputs."""
+        return made_of(self.maker, None, None).module
 
     def with_values(self, workload: Workload) -> Workload:
         """Return the workload with the values of the tensors that came with the module.

@@ -10,7 +10,7 @@ from random import Random
 from typing import Any, ClassVar, Final, Self, cast
 
 from costproof.ledger.errors import BadInput, CostproofError
-from costproof.models.config import NativeConfig
+from costproof.models.config import NativeConfig, check_padding
 from costproof.models.config_reader import Section, renamed, shown
 
 CHANNELS: Final = 3
@@ -65,6 +65,7 @@ DECODER_KEYS: Final = {
 """Keys of a decoder that no formula needs -> the reason."""
 WAIVED: Final = {
     **GENERAL_KEYS,
+    **{key: why for key, why in DECODER_KEYS.items() if key.endswith("_token_id")},
     "chunk_size_feed_forward": "the model's code never reads it",
     "dtype": "the workload decides the dtype",
     "id2label": "names of classes; the model has no classifier",
@@ -356,6 +357,7 @@ def read_text(section: Section, model_type: str, defaults: PageDecoderConfig) ->
     if section.take("num_key_value_heads", defaults.kv_heads) is None:
         del keys["kv_heads"]
     sizes = section.sizes(keys, defaults)
+    check_padding(section, sizes["vocab"])
     hidden, heads, layers = sizes["hidden"], sizes["heads"], sizes["layers"]
     head_dim = section.take("head_dim", None)
     if head_dim is not None and hidden % heads == 0 and head_dim != hidden // heads:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Final, Self, cast
 
 from costproof.ledger.errors import BadInput, CostproofError
+from costproof.models.config import check_padding
 from costproof.models.config_reader import Section, shown
 from costproof.models.pages.config import (
     CHANNELS,
@@ -291,6 +292,7 @@ def _vendor_language(top: Section) -> PageDecoderConfig:
     for key in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"):
         section.fixed(key, 0, None, why=_NO_MLA)
     sizes = section.sizes({field: key for field, key in TEXT_KEYS.items() if field != "kv_heads"})
+    check_padding(section, sizes["vocab"])
     text = PageDecoderConfig(
         **sizes,
         kv_heads=section.integer("num_key_value_heads", sizes["heads"]),
