@@ -123,7 +123,16 @@ def core(wheel: Path, folder: Path) -> Iterator[str]:
     python = folder / "env" / "bin" / "python"
     (site,) = (folder / "env" / "lib").glob("python*/site-packages")
     link_requirements(wheel, site)
-    pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--disable-pip-version-check"]
+    pip: list[str | Path] = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        python,
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+    ]
     subprocess.run([*pip, "--no-deps", "--no-index", wheel], check=True)
     probe = f"from importlib.util import find_spec; print(*(m for m in {LEFT_OUT!r} if find_spec(m)))"
     yield from (f"the core brings {name}" for name in _run([python, "-c", probe], work).stdout.split())
