@@ -43,6 +43,8 @@ DTYPES: Final = {"cuda": None, "cpu": ("float32",)}
 DRAWN: Final = {"cuda": 10**9, "cpu": 3 * 10**8}
 """Random numbers that are drawn in a second, at least."""
 _DEVICE_FILE: Final = "device.json"
+_seen: dict[tuple[str, ...], int] = {}
+"""Model, attention, layers, run and stage -> the median of its measured times in nanoseconds."""
 Emit = Callable[..., None]
 """Writes a message: ``emit("row", ["tiny", "exact"], table="counts")``."""
 
@@ -145,8 +147,10 @@ def times(emit: Emit, target: str, choices: Mapping[str, Any], folder: str, ways
     # A processor shared with others varies: measured anew between the runs, while a GPU's rates are those of the file.
     on = _measured(folder) if choices["run"] == "cuda" else None
     found = costproof.measure(target, on=on, ways=ways, progress=shown, **choices)
-    what = [f"{target} {choices.get('preset', '')}".strip(), str(choices.get("attention", "sdpa")), _cut(choices)]
+    what = _what(target, choices)
     for row in found.rows:
+        if row.measured is not None:
+            _seen[(*what, row.run, _stage(row))] = row.measured.median
         cells, figures = timed(row)
         emit("row", [*what, *cells], table="times")
         emit("row", [*what, *clocks(row)], table="clocks")
@@ -155,6 +159,27 @@ def times(emit: Emit, target: str, choices: Mapping[str, Any], folder: str, ways
         for figure in figures:
             emit("figure", "times", **figure)
     _findings(emit, found, ", ".join(what))
+
+
+def predictions(emit: Emit, target: str, choices: Mapping[str, Any], folder: str) -> None:
+    """Each stage predicted from operators and host times of the machine, beside what an earlier step measured."""
+    found = costproof.measure(target, on=_measured(folder), predict=True, progress=shown, **choices)
+    what = _what(target, choices)
+    for row in found.rows:
+        measured = _seen.get((*what, row.run, _stage(row)))
+        inside = ""
+        if measured is not None and row.device_alone is not None and row.predicted is not None:
+            inside = "yes" if row.device_alone <= measured <= row.predicted else "no"
+        times = (row.device_alone, row.predicted, measured)
+        emit("row", [*what, row.run, _stage(row), *map(ms, times), inside], table="predictions")
+        if row.predicted is not None and measured is not None:
+            more = {"form": "never run", "stage": row.stage, "predicted": row.predicted, "measured": measured}
+            emit("figure", "times", **more)
+
+
+def _what(target: str, choices: Mapping[str, Any]) -> tuple[str, str, str]:
+    name = f"{target} {choices.get('preset', '')}".strip()
+    return name, str(choices.get("attention", "sdpa")), _cut(choices)
 
 
 def weights(emit: Emit, run: str, numbers: int) -> None:
@@ -240,6 +265,7 @@ STEPS: Final[Mapping[str, Callable[..., None]]] = {
     "peaks": peaks,
     "allocations": allocations,
     "times": times,
+    "predictions": predictions,
     "weights": weights,
 }
 
