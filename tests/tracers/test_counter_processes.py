@@ -146,7 +146,7 @@ class WithoutTruth(DeepseekOcr):
         model = super().build(workload)
 
         def refuse(*_: object) -> None:
-            if "torchlens" in sys.modules:
+            if "costproof.tracers.torchlens_trace" in sys.modules:
                 raise RuntimeError("no truth today")
 
         model.get_submodule("model.multi_modal_projector").register_forward_pre_hook(refuse)
