@@ -42,10 +42,10 @@ def importable() -> None:
 
 
 OTHERS = (
-    "densenet121", "efficientnet_b0", "maxvit_t", "mixer_s32_224", "mobilenet_v3_small", "regnet_y_400mf",
-    "convnext_tiny", "vit_b_16", "deit_tiny", "poolformer_s12", "xcit_nano", "pvt_v2_b0", "resnet50",
+    "densenet121", "efficientnet_b0", "maxvit_t", "regnet_y_400mf", "convnext_tiny", "vit_b_16", "deit_tiny",
+    "poolformer_s12", "xcit_nano", "pvt_v2_b0", "resnet50", "swin_t", "mobilevit_xxs",
 )  # fmt: skip
-"""Models of the page that have no kind of layer of their own: the thorough tests alone take them."""
+"""Models of the page that only the thorough tests take: the quick ones take the smallest of each package."""
 
 
 def page(*, whole: bool) -> int:

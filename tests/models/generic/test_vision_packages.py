@@ -21,7 +21,7 @@ def _installed() -> None:
     [
         # 3 lines of preparation, 3 of torchvision's first, 10 of its others, 7 of timm, 4 and 4 of diffusers.
         pytest.param("whole-page", 3 + 1 + 2 + 2 + 8 + 7 + 4 + 4, 8, marks=pytest.mark.thorough),
-        # One with windows, one of timm, two of diffusers.
+        # One of torchvision, one of timm, two of diffusers.
         ("page", 3 + 1 + 2 + 1 + 2 + 4 + 4, 3),
     ],
 )
