@@ -35,13 +35,12 @@ $(VENV)/flash: $(VENV)/dev
 		$(PIP) --no-build-isolation --no-cache-dir --no-deps flash-attn && touch $@ \
 		|| echo "skipped: flash-attn could not be installed, so its tests are skipped"
 
-# The same with its kernels, where there is a compiler for them and a GPU to run them; takes from minutes to hours.
-$(VENV)/flash-kernels: $(VENV)/dev
+# The sources of its kernels, where there is a compiler for them and a GPU to run them: gpu-check builds those it needs.
+$(VENV)/flash-sources: $(VENV)/flash
 	@if command -v nvcc >/dev/null && nvidia-smi >/dev/null 2>&1; then \
-		$(BIN)/python -c "from costproof.patches.flash_attention import compiled; raise SystemExit(not compiled())" \
-		|| FLASH_ATTENTION_FORCE_BUILD=TRUE \
-			$(PIP) --no-build-isolation --no-cache-dir --no-deps --force-reinstall flash-attn; \
-	else echo "no nvcc and GPU: FlashAttention is not run"; false; fi && touch $@ || true
+		FLASH_ATTENTION_SKIP_CUDA_BUILD=TRUE $(BIN)/python -m pip download --quiet --no-deps --no-build-isolation \
+			--no-binary flash-attn --constraint constraints.txt --dest $@ flash-attn; \
+	else echo "no nvcc and GPU: FlashAttention is not run"; fi || true
 
 # A browser for the tests of pages: Debian's, where packages may be installed. Elsewhere these tests are skipped, and
 # say so; where CI is set they fail.
@@ -125,8 +124,8 @@ certificates: $(VENV)/dev  ## Prove five models anew, ten minutes: docs/certific
 	    for end in json md; do cp out/certificates/$$name/certificate.$$end docs/certificates/$$name.$$end; done; \
 	done
 
-gpu-check: $(VENV)/dev $(VENV)/flash-kernels  ## Counts, times and peaks on the GPU of this machine, or on its processor: docs/gpu.md
-	$(BIN)/python -m benchmarks.gpu
+gpu-check: $(VENV)/dev $(VENV)/flash $(VENV)/flash-sources  ## Counts, times and peaks on the GPU of this machine, or on its processor: docs/gpu.md
+	$(BIN)/python -m benchmarks.gpu --flash-attn "$$(ls -d $(VENV)/flash-sources/*.tar.gz 2>/dev/null)"
 
 bench: $(VENV)/dev  ## Benchmarks: time and memory beside other tools, mutations, derived formulas
 	$(BIN)/python -m benchmarks.report

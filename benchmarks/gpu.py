@@ -1,291 +1,424 @@
-"""What a device settles, in one command: ``make gpu-check``, or ``python -m benchmarks.gpu``, which writes docs/gpu.md.
+"""What a device settles, in a few minutes: ``make gpu-check``, which writes docs/gpu.md.
 
-On a GPU: every preset of DeepSeek-OCR in bfloat16 with each attention kernel, whole. Three sources are compared on a
-real run; each stage is timed beside its roof and its operators alone; the bytes that a run asks of the allocator stand
-beside the peaks of liveness. Without one the same on the processor at few layers, and the page says what was not run.
+The minutes are spent in the order of what is worth most: the machine, counts, peaks, times, random weights. Every part
+has a share of them; a step that does not fit, hangs or fails is a line of the page and ends no other. Rows are written
+as they come. With ``--small``, or where there is no GPU, all parts run on the processor with small models.
 
-Exit 1 where sources differ, a time is below its floor, the replay of a stage is farther off than the goal at the median
-of its rows, or a run holds less than liveness says.
+Exit 1 where sources differ, a time is below its floor, a goal is missed or a step failed.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
+import queue
+import shutil
+import signal
+import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import astuple, dataclass, field, fields
-from fractions import Fraction
-from functools import partial
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
-from statistics import correlation
-from typing import Any, Final, Literal
+from statistics import median
+from typing import Any, Final
 
-import torch
-
-import costproof
-from benchmarks.peaks import ATTENTION, HEAD, rows
-from benchmarks.requested import Requested, requested
-from costproof.compare.verdict import verdict_sentence
-from costproof.estimate.measured import MeasuredStage, Measurement, TimeSplit, median_error
-from costproof.ledger.environment import environment
-from costproof.ledger.errors import CostproofError
-from costproof.reports.escape import table
-from costproof.tracers.device_benchmark import device_title
-from costproof.views.numbers import exact
+from benchmarks.gpu_page import Page, goals
+from costproof.reports.escape import markdown
 
 PAGE: Final = Path("docs/gpu.md")
-TARGET: Final = "deepseek-ocr"
+WORK: Final = Path("out/gpu-check")
+OCR: Final = "deepseek-ocr"
 PRESETS: Final = ("tiny", "small", "base", "large", "gundam", "gundam-m")
-SOME: Final = ("tiny", "small", "gundam")
-"""Of a processor."""
-GOAL: Final = {"cuda": Fraction(1, 10), "cpu": Fraction(1, 5)}
-"""The median error of the replay of each stage, at most."""
-RANKED: Final = 0.99
-ASKED: Final = (
-    "preset", "attention", "stage", "graph", "program asked for", "more", "eager", "module asked for", "more",
-    "alive, by blocks of 512", "program allocated", "more",
-)  # fmt: skip
-COUNTED: Final = ("preset", "attention", "verdict")
-ALIGNED: Final = "lllrrrrrrrrr"
-SPLIT: Final = tuple(f.name for f in fields(TimeSplit))
-TIMED: Final = (
-    "preset", "attention", "run", "stage", "at the floor", "at the roof", "replay", "measured", "measured / roof",
-    "replay off", "of peak", *SPLIT,
-)  # fmt: skip
-TIMES_ALIGNED: Final = "llll" + "r" * (len(TIMED) - 4)
-
-
-@dataclass
-class Page:
-    """What was run, and what came out."""
-
-    lines: list[str] = field(default_factory=list)
-    wrong: list[str] = field(default_factory=list)
-    left: list[str] = field(default_factory=list)
-    """What was not run, and why."""
-
-    def say(self, *lines: str) -> None:
-        """Add to the page, and show."""
-        self.lines += lines
-        print("\n".join(lines), flush=True)
-
-    def part(self, what: str, run: Callable[[], None]) -> None:
-        """One part; an error of ours, or of the device, ends it and no other. It stands at the end of the page."""
-        try:
-            run()
-        except (CostproofError, RuntimeError) as error:
-            self.wrong.append(f"{what} ended in an error: {' '.join(str(error).split())}")
-            print(self.wrong[-1], file=sys.stderr, flush=True)
+FLASH: Final = "flash_attention_2"
+PATIENCE: Final = 3
+"""How many times as long as expected a step may take; LEAST is always allowed."""
+LEAST: Final = {"cuda": 60.0, "cpu": 400.0}
+"""Seconds, by the kind of device: a processor may be shared."""
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What this machine can do."""
+class Step:
+    """Something that :mod:`benchmarks.gpu_steps` runs."""
 
-    run: Literal["cpu", "cuda"]
-    presets: Sequence[str]
-    kernels: Sequence[str]
-    dtype: str
-    layers: int | None
-    times: int
-
-    def each(self, page: Page, what: str, run: Callable[[str, str], None]) -> None:
-        """A part of the page for every preset with every kernel."""
-        for preset in self.presets:
-            for attention in self.kernels:
-                page.part(f"{what} of {preset}, {attention}", partial(run, preset, attention))
-
-    def choices(self, preset: str, attention: str) -> dict[str, Any]:
-        """Those of a run."""
-        every: dict[str, Any] = {"preset": preset, "attention": attention, "dtype": self.dtype, "run": self.run}
-        return every if self.layers is None else every | {"layers": self.layers}
+    what: str
+    run: str
+    choices: Mapping[str, Any]
+    guess: float
+    """Seconds that it is expected to take, before others of its part have run."""
+    kernels: bool = False
+    """Whether it needs FlashAttention's kernels."""
 
 
-def counts(page: Page, asked: Asked) -> None:
-    """Three sources on a real run."""
-    page.say("", "## Counts", "", *table(COUNTED, "lll", []))
+@dataclass(frozen=True)
+class Part:
+    """Steps with a share of the time."""
 
-    def count(preset: str, attention: str) -> None:
-        report = costproof.report(TARGET, **asked.choices(preset, attention))
-        verdict = report.discrepancy.verdict
-        page.say(*table(COUNTED, "lll", [(preset, attention, verdict_sentence(report.discrepancy))])[2:])
-        if verdict not in ("exact", "explained"):
-            page.wrong.append(f"counts of {preset}, {attention}: {verdict}")
-
-    asked.each(page, "counts", count)
+    title: str
+    share: float
+    steps: tuple[Step, ...]
 
 
-def times(page: Page, asked: Asked) -> None:
-    """Each stage of each forward beside its bounds."""
-    page.say(
-        "", "## Times", "",
-        "Milliseconds; at the roof of the device as it was measured before, between and after the runs, by its highest "
-        "rates. The last columns add up to what was measured ([the parts](roofline.md#measured-times)).",
-        "",
-    )  # fmt: skip
-    page.say(*table(TIMED, TIMES_ALIGNED, []))
-    all_rows: list[MeasuredStage] = []
+def plan(run: str, folder: Path, *, small: bool) -> list[Part]:
+    """The parts in the order of what is worth most."""
+    machine = Step("doctor and rates", "machine", {"run": run, "folder": str(folder)}, 15)
+    base: dict[str, Any] = {"run": run, "dtype": "bfloat16" if run == "cuda" else "float32"}
 
-    def measure(preset: str, attention: str) -> None:
-        found = costproof.measure(TARGET, profile=asked.times, **asked.choices(preset, attention))
-        page.say(*table(TIMED, TIMES_ALIGNED, list(_timed(found, preset, attention)))[2:])
-        page.wrong += [f"{preset}, {attention}, {wrong}" for wrong in found.wrong]
-        page.wrong += [f"{preset}, {attention}, {o.operator}, alone: {o.why}" for o in found.operators if o.why]
-        all_rows.extend(found.rows)
+    def counts(target: str, guess: float, *, kernels: bool = False, **choices: Any) -> Step:
+        what = ", ".join([target, *(str(v) for k, v in choices.items() if k != "config")])
+        return Step(what, "counts", {"target": target, "choices": base | choices}, guess, kernels)
 
-    asked.each(page, "times", measure)
-    if len(all_rows) < 2:
-        page.wrong.append("too few times for a median and a rank")
-        return
-    off, rank = median_error(all_rows), rank_correlation(all_rows)
-    page.say(
-        "",
-        f"The replay of operators is off by {float(off):.1%} at the median of {len(all_rows)} rows (goal: "
-        f"{float(GOAL[asked.run]):.0%}), and its rank correlation with the measured times is {rank:.4f} (goal: "
-        f"{RANKED}).",
-        "",
-    )
-    page.wrong += too_far_off(all_rows, GOAL[asked.run])
-    if rank < RANKED:
-        page.wrong.append(f"the rank correlation is {rank:.4f}")
+    def times(
+        preset: str, guess: float, attention: str = "sdpa", ways: Sequence[str] = ("eager", "graph"), **choices: Any
+    ) -> Step:
+        every = base | {
+            "preset": preset,
+            "attention": attention,
+            "profile": (3 if small else 5) if run == "cpu" else 20,
+            **choices,
+        }
+        given = {"target": OCR, "choices": every, "folder": str(folder), "ways": list(ways)}
+        cut = f"{choices['layers']} layers" if "layers" in choices else "whole"
+        what = ", ".join([OCR, preset, attention, cut, *ways[2:]])
+        return Step(what, "times", given, guess, attention == FLASH)
 
+    if run == "cpu":
+        whole = [] if small else [counts(OCR, 200, preset="tiny")]
+        presets = ("tiny",) if small else ("tiny", "small", "gundam")
+        return [
+            Part("machine", 0.1, (machine,)),
+            Part("counts", 0.4, tuple(
+                [counts(OCR, 15, preset=p, attention="sdpa", layers=2) for p in presets]
+                + [counts(target, 5, config=str(file)) for target, file in small_models(folder)] + whole
+            )),
+            Part("peaks", 0.1, (Step("llama", "allocations", {"case": "llama"}, 10),)),
+            Part("times", 0.35, tuple(times(p, 40, layers=2) for p in presets)),
+            Part("weights", 0.05, (Step("draw", "weights", {"run": run, "numbers": 2**26}, 5),)),
+        ]  # fmt: skip
+    cut: dict[str, Any] = {"layers": 2}
 
-def too_far_off(found: Sequence[MeasuredStage], goal: Fraction) -> list[str]:
-    """The stages whose replay is farther off than the goal, at the median of their rows."""
-    stages = {
-        stage: median_error([r for r in found if r.stage == stage]) for stage in dict.fromkeys(r.stage for r in found)
-    }
-    return [f"the replay of {stage} is off by {float(off):.1%}" for stage, off in stages.items() if off > goal]
+    def peaks(preset: str, attention: str = "sdpa", **choices: Any) -> Step:
+        given = {"target": OCR, "choices": base | {"preset": preset, "attention": attention, **choices}}
+        return Step(f"{OCR}, {preset}, {attention}", "peaks", given, 12, attention == FLASH)
 
-
-def _timed(found: Measurement, preset: str, attention: str) -> Iterator[tuple[str, ...]]:
-    for row in found.rows:
-        stage = f"{row.stage}@{row.invocation}" if row.invocation else row.stage
-        bounds = (_ms(b.seconds and Fraction(b.seconds) * 10**9) for b in (row.floor, row.roof))
-        peak = "" if row.of_peak is None else f"{float(Fraction(row.of_peak)):.1%}"
-        spent = _ms(None if row.measured is None else row.measured.median)
-        off = "unknown" if row.error is None else f"{float(row.error):.1%}"
-        roof = Fraction(row.roof.seconds or 0) * 10**9
-        ratio = f"{float(row.measured.median / roof):.2f}" if row.measured and roof else "unknown"
-        parts = [None] * len(SPLIT) if row.split is None else astuple(row.split)
-        yield (preset, attention, row.run, stage, *bounds, _ms(row.replay), spent, ratio, off, peak, *map(_ms, parts))
-
-
-def _ms(nanoseconds: Fraction | int | str | None) -> str:
-    return "unknown" if nanoseconds is None else f"{float(Fraction(nanoseconds)) / 1e6:,.3f}"
-
-
-def rank_correlation(found: Sequence[MeasuredStage]) -> float:
-    """Spearman's, of the replay with the median of the measured times."""
-    known = [(r.replay, r.measured.median) for r in found if r.replay is not None and r.measured is not None]
-    return correlation(*(ranks(values) for values in zip(*known, strict=True)))
-
-
-def ranks(values: Sequence[int]) -> list[float]:
-    """Of equal values the mean of their places, from 0."""
-    ordered = sorted(values)
-    return [ordered.index(v) + (ordered.count(v) - 1) / 2 for v in values]
-
-
-def peaks(page: Page, asked: Asked) -> None:
-    """On a GPU what a run asks for; on the processor every tensor, by the allocator's own events."""
-    if asked.run == "cpu":
-        found = list(rows("llama"))
-        differ = sum(not good for good, _ in found)
-        page.say("", "## Peaks", "", *table(HEAD, "llllrrrrrlrl", [cells for _, cells in found]), "")
-        if differ:
-            page.wrong.append(f"{differ} peaks differ from those of a run")
-        return
-    page.say(
-        "", "## Peaks", "",
-        "Bytes. Asked for: the peak of what tensors and kernels asked of the allocator, inputs included, parameters "
-        "not. Kernels of a GPU hold what those of a processor do not, such as the sums of fused attention.",
-        "",
-    )  # fmt: skip
-    page.say(*table(ASKED, ALIGNED, []))
-
-    def peak(preset: str, attention: str) -> None:
-        for one in requested(TARGET, asked.choices(preset, attention)):
-            page.say(*table(ASKED, ALIGNED, [(preset, attention, *held(one))])[2:])
-            page.wrong += [f"peaks of {preset}, {attention}, {wrong}" for wrong in too_little(one)]
-
-    asked.each(page, "peaks", peak)
-
-
-def too_little(one: Requested) -> list[str]:
-    """Where a run held less than liveness says; it may hold more, by what kernels take for themselves."""
-    pairs = (
-        ("the program asked for", one.program, one.graph),
-        ("the module asked for", one.module, one.eager),
-        ("the program allocated", one.allocated, one.rounded),
-    )
     return [
-        f"{one.stage}: {what} {ran:,} bytes, of which {known:,} are alive at once"
-        for what, ran, known in pairs if known is not None and ran < known
+        Part("machine", 0.05, (machine,)),
+        Part("counts", 0.42, (
+            *(counts(OCR, 14, preset=p, attention="sdpa", **cut) for p in PRESETS),
+            counts("llama-3.1-8b", 12, **cut),
+            counts("qwen3-30b-a3b", 14, **cut),
+            counts("deepseek-v3", 14, **cut),
+            counts(OCR, 60, preset="tiny", attention="sdpa"),
+            *(counts(OCR, 14, kernels=True, preset=p, attention=FLASH, **cut) for p in PRESETS),
+            counts("deepseek-v3", 30, layers=4),
+        )),
+        Part("peaks", 0.1, (
+            peaks("tiny", **cut), peaks("gundam", **cut), peaks("tiny", FLASH, **cut), peaks("base", "eager", **cut),
+        )),
+        Part("times", 0.4, (
+            times("tiny", 30, layers=4), times("gundam", 35, layers=4), times("tiny", 45), times("base", 35, layers=4),
+            times("tiny", 60, ways=("eager", "graph", "compiled"), layers=2), times("tiny", 30, FLASH, layers=4),
+            times("gundam", 60),
+        )),
+        Part("weights", 0.03, (Step("draw", "weights", {"run": run, "numbers": 2**31}, 8),)),
     ]  # fmt: skip
 
 
-def held(one: Requested) -> tuple[str, ...]:
-    """The cells of one call."""
-
-    def more(known: int | None, ran: int) -> str:
-        return exact(None if known is None else ran - known)
-
-    return (
-        one.stage, exact(one.graph), exact(one.program), more(one.graph, one.program),
-        exact(one.eager), exact(one.module), more(one.eager, one.module),
-        exact(one.rounded), exact(one.allocated), more(one.rounded, one.allocated),
-    )  # fmt: skip
-
-
-def here(small: bool) -> tuple[Asked, list[str]]:
-    """What can be run here, and what cannot."""
-    if torch.cuda.is_available() and not small:
-        from costproof.patches.flash_attention import FLASH, compiled
-
-        kernels = [*ATTENTION, *([FLASH] if compiled() else [])]
-        left = [] if FLASH in kernels else [f"{FLASH}: flash-attn with its kernels is not installed"]
-        return Asked("cuda", PRESETS, kernels, "bfloat16", None, 20), left
-    why = "asked for few layers" if small else "torch finds no CUDA device"
-    left = [
-        f"everything on a GPU: {why}",
-        "whole models: 2 decoder layers, 3 of SAM, 2 of CLIP instead",
-        "eager attention: counts and times are of sdpa",
-        "peaks of DeepSeek-OCR: those here are of a Llama; `python -m benchmarks.peaks` has the others",
-        f"presets {', '.join(p for p in PRESETS if p not in SOME)}",
-        "bfloat16, FlashAttention",
-        "bytes asked of a GPU's allocator beside liveness",
-    ]
-    return Asked("cpu", SOME, ATTENTION[:1], "float32", 2, 5), left
+def small_models(folder: Path) -> Iterator[tuple[str, Path]]:
+    """Write configurations with grouped heads, experts and latent attention; their targets and files."""
+    sizes = {
+        "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "vocab_size": 256,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 4096,
+    }  # fmt: skip
+    experts = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    latent = {
+        "n_routed_experts": 8, "n_shared_experts": 1, "n_group": 2, "topk_group": 1, "q_lora_rank": 32,
+        "kv_lora_rank": 16, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16, "num_key_value_heads": 4,
+        "first_k_dense_replace": 1,
+    }  # fmt: skip
+    families: dict[str, dict[str, Any]] = {
+        "llama": {},
+        "qwen3-moe": {**experts, "num_experts": 8, "head_dim": 16},
+        "deepseek-v3": {**experts, **latent},
+    }
+    for target, own in families.items():
+        path = folder / f"{target}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({"model_type": target.replace("-", "_"), **sizes, **own}), encoding="utf-8")
+        yield target, path
 
 
-def main() -> int:
+@dataclass
+class Budget:
+    """The seconds of a run, by part, and how long steps take."""
+
+    total: float
+    now: Callable[[], float]
+    least: float = LEAST["cuda"]
+    began: float = field(init=False)
+    taken: dict[str, list[float]] = field(default_factory=dict)
+    """Part -> how many times as long as guessed its steps took."""
+
+    def __post_init__(self) -> None:
+        self.began = self.now()
+
+    @property
+    def room(self) -> float:
+        """Seconds that are left."""
+        return self.total - (self.now() - self.began)
+
+    def expected(self, part: str, step: Step) -> float:
+        """Seconds that a step will take, by the steps of its part that ran."""
+        return step.guess * median(self.taken.get(part, [1.0]))
+
+    def took(self, part: str, step: Step, seconds: float) -> None:
+        """Note how long a step took."""
+        self.taken.setdefault(part, []).append(seconds / step.guess)
+
+
+Execute = Callable[[str, Step, float], None]
+"""Runs a step of a part for at most some seconds."""
+
+
+def carry_out(
+    parts: Sequence[Part],
+    budget: Budget,
+    execute: Execute,
+    kernels: Callable[[float], str | None],
+) -> Iterator[tuple[str, Step, str]]:
+    """Run what fits, and yield what does not, with the reason.
+
+    The first step of a part runs if there is time at all; the others while the part has time left, which it hands on.
+    What was left out or had to wait is tried again at the end, in order.
+
+    Args:
+        kernels: waits some seconds for FlashAttention's kernels; returns why there are none, an empty text if they are
+            there, and ``None`` if they are still being built.
+    """
+    late: list[tuple[str, Step]] = []
+
+    def done(part: str, step: Step) -> bool:
+        wanted = budget.expected(part, step)
+        if wanted > budget.room:
+            return False
+        begin = budget.now()
+        execute(part, step, min(budget.room, max(budget.least, PATIENCE * wanted)))
+        budget.took(part, step, budget.now() - begin)
+        return True
+
+    end = budget.began
+    for part in parts:
+        end += part.share * budget.total
+        for i, step in enumerate(part.steps):
+            why = kernels(0) if step.kernels else ""
+            if why:
+                yield part.title, step, why
+            elif (
+                why is None
+                or (i and budget.now() + budget.expected(part.title, step) > end)
+                or not done(part.title, step)
+            ):
+                late.append((part.title, step))
+    for title, step in sorted(late, key=lambda one: one[1].kernels and kernels(0) is None):
+        why = kernels(max(0.0, budget.room - budget.expected(title, step))) if step.kernels else ""
+        if why is None:
+            why = "FlashAttention's kernels were not built in time"
+        room = budget.room
+        if why or not done(title, step):
+            yield title, step, why or f"takes about {budget.expected(title, step):.0f} s; {room:.0f} s were left"
+
+
+class Worker:
+    """The process that runs steps; a new one is started where it hangs or ends."""
+
+    def __init__(self, paths: Sequence[Path], command: Sequence[str] = ("-m", "benchmarks.gpu_steps")) -> None:
+        self._paths, self._command = paths, command
+        self._process: subprocess.Popen[str] | None = None
+        self._messages: queue.Queue[dict[str, Any] | None] = queue.Queue()
+
+    def start(self, seconds: float) -> None:
+        """Start the process and wait until it has imported everything."""
+        if self._process is not None and self._process.poll() is None:
+            return
+        paths = [*map(str, self._paths), os.environ.get("PYTHONPATH", "")]
+        self._process = subprocess.Popen(
+            [sys.executable, *self._command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}, start_new_session=True,
+        )  # fmt: skip
+        self._messages = queue.Queue()
+        threading.Thread(target=_read, args=(self._process, self._messages), daemon=True).start()
+        for message in self._until(seconds):
+            if message["kind"] == "ready":
+                return
+
+    def run(self, step: Step, seconds: float) -> Iterator[dict[str, Any]]:
+        """Yield the messages of a step; the last is ``end``, or ``error`` with the reason.
+
+        Raises:
+            TimeoutError: it ran longer than it may, and its process was ended.
+            RuntimeError: its process ended.
+        """
+        begin = time.monotonic()
+        self.start(seconds)
+        assert self._process is not None
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps({"run": step.run, "choices": step.choices}) + "\n")
+        self._process.stdin.flush()
+        for message in self._until(seconds - (time.monotonic() - begin)):
+            yield message
+            if message["kind"] == "end":
+                return
+
+    def _until(self, seconds: float) -> Iterator[dict[str, Any]]:
+        end = time.monotonic() + seconds
+        while True:
+            try:
+                message = self._messages.get(timeout=max(0.01, end - time.monotonic()))
+            except queue.Empty:
+                self.stop()
+                raise TimeoutError(f"stopped after {seconds:.0f} s") from None
+            if message is None:
+                self.stop()
+                raise RuntimeError("its process ended")
+            yield message
+
+    def stop(self) -> None:
+        """End the process and all that it started."""
+        if self._process is not None:
+            _end(self._process)
+            self._process = None
+
+
+def _read(process: subprocess.Popen[str], into: queue.Queue[dict[str, Any] | None]) -> None:
+    assert process.stdout is not None
+    for line in process.stdout:
+        into.put(json.loads(line))
+    into.put(None)
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+class Kernels:
+    """FlashAttention's kernels: there, built in the background, or not to be had."""
+
+    def __init__(self, sources: Path | None, folder: Path) -> None:
+        self.path = folder
+        self.said = ""
+        self._process: subprocess.Popen[str] | None = None
+        self._began = time.monotonic()
+        self._why: str | None = None
+        if find_spec("flash_attn") is None:
+            self._why = "flash-attn is not installed"
+        elif find_spec("flash_attn_2_cuda") is not None or any(folder.glob("flash_attn_2_cuda*.so")):
+            self._why, self.said = "", "FlashAttention's kernels were there."
+        elif sources is None or not (sources.is_file() or (sources / "csrc").is_dir()):
+            self._why = "FlashAttention's kernels are not there, and no sources were given (--flash-attn)"
+        elif shutil.which("nvcc") is None and not Path("/usr/local/cuda/bin/nvcc").exists():
+            self._why = "FlashAttention's kernels are not there, and neither is nvcc"
+        else:
+            arch = _output("nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader").replace(".", "")
+            jobs = max(1, (os.cpu_count() or 1) - 2)
+            self._process = subprocess.Popen(
+                [
+                    sys.executable, "-m", "benchmarks.flash_kernels", str(sources), str(folder),
+                    "--arch", arch.split()[0] if arch else "90", "--jobs", str(jobs),
+                ],
+                stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True,
+            )  # fmt: skip
+
+    def wait(self, seconds: float) -> str | None:
+        """Return why there are none, an empty text if they are there, ``None`` if they are still being built."""
+        if self._process is None:
+            return self._why
+        try:
+            _, text = self._process.communicate(timeout=max(0.01, seconds))
+        except subprocess.TimeoutExpired:
+            return None
+        took = time.monotonic() - self._began
+        self._why = "" if not self._process.returncode else f"FlashAttention's kernels were not built: {text.strip()}"
+        self.said = self._why or f"FlashAttention's kernels were built in {took:.0f} s, in the background."
+        self._process = None
+        return self._why
+
+    def stop(self) -> None:
+        """End the build."""
+        if self._process is not None:
+            _end(self._process)
+
+
+def _output(*command: str) -> str:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=20).stdout.strip()
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+
+
+def device_here(*, small: bool) -> tuple[str, str]:
+    """``cuda`` or ``cpu``, and why it is not ``cuda``; asked of the driver, since torch is not imported here."""
+    if small:
+        return "cpu", "--small was given"
+    found = _output("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
+    return ("cuda", "") if found else ("cpu", "there is no NVIDIA GPU here")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
     """Run all parts and write the page."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
-    parser.add_argument(
-        "--small", action="store_true", help="on the processor at few layers, even where there is a GPU"
-    )
-    parser.add_argument("-o", "--output", type=Path, default=PAGE)
-    options = parser.parse_args()
-    asked, left = here(options.small)
-    versions = environment()
-    page = Page(left=left)
-    page.say(
-        "# What a device settles", "",
-        "Made by `make gpu-check`; not to be edited. The same command on another machine writes its page.", "",
-        f"{device_title(asked.run)}; "
-        + ", ".join(f"{p} {versions[p]}" for p in ("python", "torch", "transformers", "torchlens"))
-        + f"; {asked.dtype}, "
-        + ("all layers" if asked.layers is None else f"cut to {asked.layers} decoder layers"),
-    )  # fmt: skip
-    counts(page, asked)
-    times(page, asked)
-    page.part("peaks", partial(peaks, page, asked))
-    page.say("", "## Not run", "", *(f"- {what}" for what in page.left or ["nothing was left out"]))
-    if page.wrong:
-        page.say("", "## Not as it should be", "", *(f"- {what}" for what in page.wrong))
-    options.output.write_text("\n".join(page.lines) + "\n", encoding="utf-8")
-    return 1 if page.wrong else 0
+    parser.add_argument("--minutes", type=float, default=10, help="time for everything (default: 10)")
+    parser.add_argument("--small", action="store_true", help="small models on the processor, in a few minutes")
+    parser.add_argument("--page", type=Path, default=PAGE, help=f"file to write (default: {PAGE})")
+    parser.add_argument("--work", type=Path, default=WORK, help=f"folder of what is made on the way (default: {WORK})")
+    parser.add_argument("--flash-attn", type=Path, help="sdist of flash-attn, to build its kernels from")
+    options = parser.parse_args(arguments)
+    run, why = device_here(small=options.small)
+    options.work.mkdir(parents=True, exist_ok=True)
+    page = Page(run, options.page, budget=f"Within {options.minutes:g} minutes.")
+    if why:
+        page.left.append(f"everything on a GPU: {why}")
+    kernels = Kernels(options.flash_attn if run == "cuda" else None, options.work / "kernels")
+    worker = Worker([options.work / "kernels"])
+    parts = plan(run, options.work, small=options.small)
+    budget = Budget(options.minutes * 60, time.monotonic, LEAST[run])
+
+    tried: set[str] = set()
+
+    def execute(part: str, step: Step, seconds: float) -> None:
+        tried.add(f"{part}, {step.what}")
+        print(f"# {part}: {step.what} (at most {seconds:.0f} s, {budget.room:.0f} s are left)", flush=True)
+        begin, state = time.monotonic(), ""
+        try:
+            for message in worker.run(step, seconds):
+                page.take(part, message)
+                if message["kind"] == "error":
+                    page.failed(f"{part}, {step.what}", message["value"])
+                    state = ", failed"
+        except (TimeoutError, RuntimeError, OSError) as error:
+            page.failed(f"{part}, {step.what}", str(error))
+            state = ", stopped"
+        page.spent.append((part, markdown(step.what), f"{time.monotonic() - begin:.1f}{state}"))
+        page.write()
+
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    try:
+        for part, step, reason in carry_out(parts, budget, execute, kernels.wait):
+            tried.add(f"{part}, {step.what}")
+            page.left.append(f"{part}, {step.what}: {reason}")
+    finally:
+        worker.stop()
+        kernels.stop()
+        every = [f"{part.title}, {step.what}" for part in parts for step in part.steps]
+        page.left += [f"{what}: the run was ended before" for what in every if what not in tried]
+        page.budget += f" It took {(time.monotonic() - budget.began) / 60:.1f}. {kernels.said}".rstrip()
+        page.write()
+    missed = [what for what, _, _, met in goals(run, page.figures) if met == "NO"]
+    return 1 if page.wrong or missed else 0
 
 
 if __name__ == "__main__":

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch.utils._pytree import tree_iter
 
-from costproof.models.generic.copies import alike, with_tensors
 from costproof.models.specs import ExportJob
 from costproof.patches.inference import inference_context
 from costproof.patches.modules import forward_redirected
+from costproof.snapshots.copies import alike, with_tensors
 from costproof.tracers.exporting import map_arguments
 
 

@@ -60,11 +60,12 @@ def _forward(folder: Path, *, trace: bool) -> Callable[[], object]:
 
     from costproof.models.families.deepseek_ocr import vendor, vendor_code
     from costproof.models.families.deepseek_ocr.vendor import RemoteCodeOcr
+    from costproof.weights.random_values import fill_random
 
     target = RemoteCodeOcr.from_folder(folder, trusted=True)
     workload = target.workload()
     model = vendor_code.build_vendor(target.snapshot, workload.dtype, "cpu")
-    vendor_code.random_weights(model, 0)
+    fill_random(model, 0)
     kwargs = vendor.page_inputs(target.config, workload, 0, torch.device("cpu"))
 
     def run() -> object:

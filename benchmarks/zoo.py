@@ -33,9 +33,10 @@ which a default configuration does not build or run. An export and a run on the 
 module; their total is compared with torch's `FlopCounterMode` on plain runs, extended by rules for operators that
 it lacks (attention on the CPU, grouped products, matrix-vector products, recurrent layers, `einsum`).
 
-[zoo.csv](zoo.csv) has one row per type: outcome, class, stages, FLOPs, seconds, peak memory and the commit that counted
-it. The table below lists the types that are not exact."""
+[zoo.csv](zoo.csv) has one row per type: outcome and reason, class, stages, FLOPs, seconds, peak memory, commit. The
+table below lists the types that were tried and are not exact."""
 _AGREED: Final = ("exact", "explained", "equal")
+_UNTRIED: Final = ("not run", "not built")
 
 
 def model_types() -> list[str]:
@@ -88,7 +89,7 @@ def page(names: Sequence[str], known: Mapping[str, Row]) -> str:
     """Return the page: the tally of outcomes, and a row for each type that is not exact."""
     every = [known.get(name, Row(name, "not run")) for name in names]
     tally = Counter(row.outcome for row in every)
-    built = sum(tally.values()) - tally["not built"] - tally["not run"]
+    built = sum(tally.values()) - sum(tally[o] for o in _UNTRIED)
     agreed = sum(tally[o] for o in _AGREED)
     part = sum(1 for row in every if row.outcome in _AGREED and row.unused)
     used = environment()
@@ -111,7 +112,9 @@ def page(names: Sequence[str], known: Mapping[str, Row]) -> str:
         "",
         "| type | model | outcome | reason |",
         "| --- | --- | --- | --- |",
-        *(_line(row) for row in every if row.outcome not in ("not run", "exact")),
+        *(_line(row) for row in every if row.outcome not in (*_UNTRIED, "exact")),
+        "",
+        f"Not built: {', '.join(row.name for row in every if row.outcome == 'not built')}.",
     ]
     return "\n".join(lines) + "\n"
 

@@ -113,7 +113,7 @@ def _capture(work: Path) -> None:
     """A capture of the real target with small numbers, made with the tracers of this environment."""
     from tests.models.test_config import small_config
 
-    (work / "small.json").write_text(json.dumps(small_config().native_kwargs()))
+    (work / "small.json").write_text(json.dumps(small_config().native()))
     command = "capture deepseek-ocr --config small.json --preset tiny --base-size 256 -o capture.json"
     done = _run([sys.executable, "-m", "costproof", *command.split()], work)
     if done.returncode:

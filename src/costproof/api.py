@@ -75,6 +75,7 @@ if TYPE_CHECKING:
     from costproof.run.request_file import request_text as request_text
     from costproof.run.roofline import roofline as roofline
     from costproof.run.schemas import schemas as schemas
+    from costproof.run.stored import stored as stored
     from costproof.run.sweep import sweep as sweep
     from costproof.views.frames import frame as frame
 
@@ -102,6 +103,7 @@ _LAZY: Final = {
     "run.request_file": "read_request request_text",
     "run.roofline": "roofline",
     "run.schemas": "schema_names schemas",
+    "run.stored": "stored",
     "run.sweep": "sweep",
     "views.frames": "frame",
 }

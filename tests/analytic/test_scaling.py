@@ -14,7 +14,7 @@ from costproof.ledger.workload import AttentionKind
 from costproof.models.pages.formulas import PageStructure
 from tests.analytic.published import counted, page
 
-SMALL = PageStructure(sam_layers=2, sam_global_layers=(1,), clip_layers=2, text_layers=2)
+SMALL = PageStructure(sam_layers=2, sam_global_layers=(1,), second_layers=2, text_layers=2)
 FAST = settings(max_examples=25)
 
 
@@ -63,7 +63,7 @@ def test_one_decode_step_is_the_last_token_of_a_prefill(batch: int, context: int
 @FAST
 @given(batch=st.integers(1, 12), side=st.integers(1, 20))
 def test_vision_work_is_linear_in_the_views(stage: str, batch: int, side: int) -> None:
-    structure = page(64 * side, sam_layers=2, sam_global_layers=(1,), clip_layers=2, text_layers=1)
+    structure = page(64 * side, sam_layers=2, sam_global_layers=(1,), second_layers=2, text_layers=1)
     one = counted(structure, base=64 * side)
     many = counted(structure, base=64 * side, batch=batch)
     assert total(many, stage) == batch * total(one, stage)

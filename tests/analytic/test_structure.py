@@ -8,7 +8,7 @@ from costproof.algebra.symbols import parse
 from costproof.analytic.costs import formula_docs
 from costproof.ledger.errors import BadInput
 from costproof.ledger.evaluate import evaluate_ledger
-from costproof.models.families.deepseek_ocr.formulas import ocr_ledger, symbol_docs
+from costproof.models.families.deepseek_ocr.formulas import SYMBOLS, ocr_ledger
 from costproof.models.families.deepseek_ocr.names import NATIVE_NAMES
 from costproof.models.pages.formulas import PageStructure
 from tests.analytic.published import CONFIG, counted, page
@@ -90,9 +90,9 @@ def test_every_symbol_is_documented() -> None:
     symbols = {
         s.name for n in ocr_ledger(page(1024, 640)).nodes for e in n.exprs.values() for s in parse(e).free_symbols
     }
-    assert symbols <= set(symbol_docs())
+    assert symbols <= set(SYMBOLS)
     assert symbols >= {"B", "n", "H", "S", "P", "N", "b", "H_g", "H_c", "grid_w", "grid_h"}
-    assert set(CONFIG) <= set(symbol_docs())
+    assert set(CONFIG) <= set(SYMBOLS)
 
 
 def test_another_implementation_has_other_paths() -> None:

@@ -185,7 +185,7 @@ def test_check_needs_no_torch() -> None:
 
 def test_against_a_capture_with_the_mistakes_of_its_target(tmp_path: Path) -> None:
     """A capture read from a file names its target; what is known of that target's towers is found by the name."""
-    (tmp_path / "small.json").write_text(json.dumps(shallow_config().native_kwargs()))
+    (tmp_path / "small.json").write_text(json.dumps(shallow_config().native()))
     counted = costproof(
         "capture", "deepseek-ocr", "--config", "small.json", "--preset", "tiny", "--sources", "analytic,dynamic",
         "-o", "c.json", cwd=tmp_path,

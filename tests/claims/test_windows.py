@@ -67,6 +67,27 @@ def test_scores_of_a_prompt(published: int | None, value: int, expected: set[str
     assert causes(found) == [expected]
 
 
+@pytest.mark.parametrize(
+    ("tokens", "status", "named"),
+    [
+        (126, "explained", [{"element size forgotten"}]),
+        (127, "undetermined", [{"element size forgotten"}, {"cache of windows missing"}]),
+        (128, "explained", [{"element size forgotten"}]),
+    ],
+)
+def test_a_width_is_evidence_only_if_no_other_cause_gives_its_number(
+    tokens: int, status: str, named: list[set[str]]
+) -> None:
+    """gpt-oss-20b caches 2 x 8 heads of 64, so 2,048 B a token: 12 layers keep all tokens, 12 keep 127.
+
+    With 127 tokens half of the cache is that of 8-bit numbers (an alias of the cause) and that of the 12 full layers.
+    """
+    truth = 2048 * (12 * tokens + 12 * min(tokens, 127))
+    found = judged(counted("gpt-oss-20b", text_tokens=tokens), "prefill", "kv_cache_bytes", truth // 2)
+    assert (found.truth, found.status, causes(found)) == (truth, status, named)
+    assert "8-bit cache" in found.explanations[0].steps[0].or_else
+
+
 def test_size_and_evidence_of_a_window() -> None:
     (found,) = judged(counted("gpt-oss-20b", text_tokens=S), "prefill", "flops", TRUTH - FULL + BAND).explanations
     (step,) = found.steps

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import json
+import re
 from dataclasses import replace
 from html import unescape
 from pathlib import Path
@@ -10,9 +12,12 @@ from typing import Any
 
 import pytest
 
+from costproof import api
+from costproof.ledger.baseline import BASELINE, fold_capture
 from costproof.ledger.workload import counted_line
 from tests.support.running import costproof
 from tests.support.toy import toy
+from tests.support.written import dump
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
@@ -82,9 +87,52 @@ def test_every_text_begins_with_what_is_left_out(folder: Path, command: str, kin
 
 
 @pytest.mark.parametrize("kind", ["csv", "svg"])
-def test_a_table_or_picture_without_room_for_it_comes_with_a_note(folder: Path, kind: str) -> None:
-    done = costproof("roofline", TARGET, "--on", "h100-sxm", "-f", kind, cwd=folder)
-    assert (done.code, line() in done.stderr, "Counted" in done.stdout) == (3, True, False)
+def test_a_table_and_a_picture_say_it_themselves(folder: Path, kind: str) -> None:
+    done = costproof("-q", "roofline", TARGET, "--on", "h100-sxm", "-f", kind, cwd=folder)
+    shown = " ".join(re.findall(r"<text[^>]*>([^<]*)</text>", done.stdout)) if kind == "svg" else done.stdout
+    assert (done.code, line() in unescape(shown), done.stderr) == (3, True, "")
+
+
+def test_a_table_of_a_diff_says_it_of_both_sides(folder: Path) -> None:
+    done = costproof("-q", "diff", TARGET, f"{TARGET},dtype=float16", "-f", "csv", cwd=folder)
+    rows = list(csv.DictReader(done.stdout.splitlines()))
+    assert {row["base_counted"] for row in rows} == {f"Counted: {line()}"}
+    assert {row["head_counted"] for row in rows} == {f"Counted: {line()}".replace("float32", "float16")}
+
+
+@pytest.mark.parametrize("to", ["stdout", "file"])
+def test_a_table_of_a_sweep_says_it_in_its_first_row(folder: Path, to: str) -> None:
+    options = () if to == "stdout" else ("-o", "s.csv", "--no-plot")
+    done = costproof("-q", "sweep", TARGET, "--over", "batch=1,2,3", *options, cwd=folder)
+    text = done.stdout if to == "stdout" else (folder / "s.csv").read_text(encoding="utf-8")
+    rows = list(csv.DictReader(text.splitlines()))
+    assert [row["counted"] for row in rows] == [f"Counted: {line()}", "", ""]
+    assert [int(row["batch"]) for row in rows] == [1, 2, 3]
+    if to == "file":
+        drawn = costproof("plot", "s.csv", "-o", "drawn", cwd=folder)
+        assert drawn.code == 0, drawn.stderr
+
+
+NOTE = "every token passes all 16 experts"
+
+
+def test_what_a_source_notes_stands_in_all_that_is_read_from_a_baseline(tmp_path: Path) -> None:
+    """The report prints it, and so do gate, diff, roofline and fits, as text and as JSON."""
+    capture = api.capture("gpt2", sources=["analytic"])
+    noted = replace(capture, ledgers=(replace(capture.ledgers[0], notes=(NOTE,)),))
+    for name, one in (("base.json", capture), ("head.json", noted)):
+        dump(tmp_path / name, BASELINE, fold_capture(one))
+    (tmp_path / "policy.yaml").write_text(POLICY)
+    for command, where in (
+        ("gate base.json head.json --policy policy.yaml", "head"),
+        ("diff base.json head.json", "head"),
+        ("roofline head.json --on h100-sxm", ""),
+        ("fits head.json --memory 1GB", ""),
+    ):
+        text, data = (costproof("-q", *command.split(), "-f", kind, cwd=tmp_path) for kind in ("text", "json"))
+        assert f"Note{where and ' on the head'}: {NOTE}" in text.stdout.splitlines(), text.stdout or text.stderr
+        found = json.loads(data.stdout)
+        assert (found[where] if where else found)["notes"] == [NOTE]
 
 
 @pytest.mark.parametrize(("notation", "comment"), [("text", ""), ("yaml", "# "), ("python", "# "), ("latex", "% ")])

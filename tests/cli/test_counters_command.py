@@ -35,7 +35,7 @@ with open("rules.seen", "a") as seen:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A folder with the small configuration."""
-    (tmp_path / "small.json").write_text(json.dumps(shallow_config().native_kwargs()))
+    (tmp_path / "small.json").write_text(json.dumps(shallow_config().native()))
     return tmp_path
 
 

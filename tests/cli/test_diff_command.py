@@ -137,7 +137,7 @@ def test_a_file_in_git(tmp_path: Path) -> None:
 
 
 def test_a_configuration_file(tmp_path: Path) -> None:
-    changed = small().native_kwargs()
+    changed = small().native()
     changed["text_config"]["vocab_size"] += 64
     (tmp_path / "mine.json").write_text(json.dumps(changed))
     done = run("deepseek-ocr", "deepseek-ocr", "--config", "mine.json", "-f", "json", cwd=tmp_path)

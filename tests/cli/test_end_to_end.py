@@ -33,7 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from transformers import UnlimitedOcrConfig
 
     made = tmp_path_factory.mktemp("small")
-    told = UnlimitedOcrConfig(**shallow_config().native_kwargs()).to_dict()
+    told = UnlimitedOcrConfig(**shallow_config().native()).to_dict()
     (made / "m.json").write_text(json.dumps(told), encoding="utf-8")
     sizes = ("--base-size", "256", "--image-size", "128", "--image", "page.png", "--new-tokens", "3")
     # Half as wide as high: the grids 1 x 2 and 2 x 4 are as close, and 8 crops are more than twice its pixels.

@@ -14,6 +14,7 @@ import pytest
 from costproof import api
 from costproof.estimate.hardware import DEVICE, Device, DeviceFigure, DevicePeak, FigureQuote, FigureSource
 from costproof.estimate.measured import MEASUREMENT, Measurement
+from costproof.ledger.errors import BadInput
 from costproof.ledger.schema import from_data, to_data
 from costproof.reports.outputs import variants
 from tests.models.test_config import shallow_config
@@ -28,7 +29,7 @@ RUN = ("--config", "m.json", "--preset", "text-only", "--text-tokens", "9", "--n
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A small model, and a device that is faster than any. No cache of the processor is emptied: it takes seconds."""
     made = tmp_path_factory.mktemp("measured")
-    (made / "m.json").write_text(json.dumps(shallow_config().native_kwargs()))
+    (made / "m.json").write_text(json.dumps(shallow_config().native()))
     said = (FigureQuote("here", "by hand"),)
     peak, width = DevicePeak("float32", 10**15, "dense", "matrix", said), DeviceFigure(10**16, said)
     fast = Device("fast", "fast", "measured", {"here": FigureSource("a test", "2026-11-22")}, (peak,), width)
@@ -56,6 +57,20 @@ def test_parts_add_up(found: Measurement) -> None:
         alone = [o for o in found.operators if (o.run, o.stage) == (row.run, row.stage)]
         assert row.replay == sum(o.spent or 0 for o in alone)
         assert row.replay > 0
+        # One clock: nothing is launched, and the time between operators is known.
+        assert row.clocks is not None
+        assert (row.clocks.device, row.clocks.launches, row.clocks.both) == (0, 0, row.clocks.host)
+        assert row.predicted == row.replay + row.clocks.python
+        assert row.clocks.python > 0
+
+
+def test_a_file_of_another_major_version_is_refused(found: Measurement) -> None:
+    data = {**to_data(MEASUREMENT, found), "schema_version": "3.3"}
+    with pytest.raises(BadInput, match="another major version") as caught:
+        from_data(data, MEASUREMENT, where="m.json", make_again="costproof measure")
+    assert (caught.value.expected, caught.value.got, caught.value.fix) == ("4.x", "3.3", "costproof measure")
+    newer = {**to_data(MEASUREMENT, found), "schema_version": "4.9", "more": 1}
+    assert from_data(newer, MEASUREMENT, where="m.json", make_again="") == found
 
 
 def test_parts_of_the_model_add_up(found: Measurement) -> None:

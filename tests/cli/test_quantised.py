@@ -37,8 +37,6 @@ def written(folder: Path, **keys: Any) -> str:
 @pytest.mark.parametrize(
     "line",
     [
-        "fits TARGET --memory 1GB",
-        "fits TARGET --memory 1kB",
         "roofline TARGET --on h100-sxm",
         "sweep TARGET --over batch=1,2",
         "diff TARGET TARGET,batch=2",
@@ -67,13 +65,27 @@ def test_what_does_not_depend_on_the_format_is_still_an_answer(tmp_path: Path) -
     assert costproof("check", "params.yaml", written(tmp_path, **FP8), cwd=tmp_path).code == 0
 
 
-def test_fits_says_neither_and_gives_the_bytes_of_the_run(tmp_path: Path) -> None:
+def test_fits_takes_what_is_stored_where_its_layout_is_known(tmp_path: Path) -> None:
+    """In fp8 every matrix of a layer has one byte an element, and one scale of four bytes: none is over 128 wide."""
     target = written(tmp_path, **FP8)
-    for memory in ("1GB", "1kB"):
-        found = json.loads(costproof("fits", target, "--memory", memory, "-f", "json", cwd=tmp_path).stdout)
-        assert found["weights_bytes"] == WEIGHTS
+    matrices = 2 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128)
+    for memory, code in (("1GB", 0), ("1kB", 1)):
+        done = costproof("fits", target, "--memory", memory, "-f", "json", cwd=tmp_path)
+        found = json.loads(done.stdout)
+        assert (done.code, found["weights_bytes"]) == (code, WEIGHTS)
+        assert found["stored_bytes"] == WEIGHTS - 2 * matrices + matrices + 4 * 2 * 7
         assert found["target"]["quantised"] == {"weights": "fp8, blocks of 128 x 128 ($.quantization_config)"}
-        assert found["limits"] == []
+        told = costproof("fits", target, "--memory", memory, cwd=tmp_path).stdout
+        assert "weights as stored: fp8, scales for blocks" in told.splitlines()[1]
+
+
+@pytest.mark.parametrize("keys", [{"quantization_config": {"quant_method": "hqq", "bits": 4}},
+                                  {**FP8, "expert_dtype": "fp4"}, {**FP8, "kv_cache_dtype": "fp8"}])  # fmt: skip
+def test_fits_says_neither_where_it_is_not(tmp_path: Path, keys: dict[str, Any]) -> None:
+    for memory in ("1GB", "1kB"):
+        done = costproof("fits", written(tmp_path, **keys), "--memory", memory, "-f", "json", cwd=tmp_path)
+        found = json.loads(done.stdout)
+        assert (done.code, found["weights_bytes"], found["limits"]) == (3, WEIGHTS, [])
 
 
 def test_null_is_no_quantisation(tmp_path: Path) -> None:
@@ -87,18 +99,21 @@ def test_a_file_beside_the_configuration_counts(tmp_path: Path) -> None:
     )
     done = costproof("fits", written(tmp_path), "--memory", "1GB", cwd=tmp_path)
     assert done.code == 3
-    assert "as if all weights and all of the cache were bfloat16" in done.stdout
+    assert "as if all of the cache were bfloat16" in done.stdout
+    assert "weights as stored: fp8, one scale" in done.stdout
 
 
 @pytest.mark.parametrize("target", ["gpt-oss-20b", "gpt-oss-120b", "deepseek-v3"])
 def test_published_models_that_are_quantised_are_so_by_name(tmp_path: Path, target: str) -> None:
     done = costproof("fits", target, "--memory", "1GB", cwd=tmp_path)
+    assert (done.code, "weights as stored: " in done.stdout) == (1, True)
+    done = costproof("roofline", target, "--on", "h100-sxm", cwd=tmp_path)
     assert (done.code, "the checkpoint is quantised" in done.stdout) == (3, True)
 
 
 def test_a_configuration_without_formulas_is_treated_alike(tmp_path: Path) -> None:
     (tmp_path / "opt.json").write_text(json.dumps({**OPT, **FP8}))
-    done = costproof("fits", "hf:opt.json,seq-len=4", "--memory", "1GB", cwd=tmp_path)
+    done = costproof("roofline", "hf:opt.json,seq-len=4", "--on", "h100-sxm", cwd=tmp_path)
     assert (done.code, AS_IF in done.stdout) == (3, True), done.stderr
     (tmp_path / "opt.json").write_text(json.dumps({**OPT, "quantization_config": None, "torch_dtype": "float32"}))
     done = costproof("diff", "hf:opt.json,seq-len=4", "hf:opt.json,seq-len=4", "-f", "json", cwd=tmp_path)
@@ -124,9 +139,10 @@ PUBLISHED: dict[str, dict[str, Any]] = json.loads(
 @pytest.mark.parametrize("model", PUBLISHED)
 def test_every_published_description_of_quantised_weights_is_told(model: str, tmp_path: Path) -> None:
     """Of a small Llama, since formats do not depend on the model: 16 real files have such a key."""
-    done = costproof("fits", f"{written(tmp_path, **PUBLISHED[model])},text_tokens=8", "--memory", "1GB", cwd=tmp_path)
+    target = f"{written(tmp_path, **PUBLISHED[model])},text_tokens=8"
+    done = costproof("roofline", target, "--on", "h100-sxm", cwd=tmp_path)
     told = " ".join(done.stdout.split())
     method = next(m for v in PUBLISHED[model].values() for m in [v["quant_method"] if isinstance(v, dict) else v])
-    assert (done.code, "Not known whether it fits" in told) == (3, True)
+    assert done.code == 3
     assert "bytes as if all weights were bfloat16, the checkpoint is quantised: weights in " in told
     assert method in told

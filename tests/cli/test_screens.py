@@ -21,6 +21,9 @@ from costproof.ledger.run import RunOptions
 from costproof.reports.outputs import OUTPUTS
 from costproof.reports.report import Report
 from costproof.reports.screen import align_table, fold_line
+from costproof.storage.checkpoint import StoredCheckpoint, compare_headers, parts_of
+from costproof.storage.headers import HeaderTensor
+from costproof.storage.tensors import StoredTensor, totals
 from tests.cli.test_console import on_a_terminal
 from tests.estimate.test_measured import BUSY, PLACE, ROOF, WAITING
 from tests.reports.test_counters import counted
@@ -74,7 +77,7 @@ LINES: Final[dict[str, tuple[str, ...]]] = {
 """A line for each command that needs no torch."""
 OF_FILES: Final = frozenset({"capture", "derive", "graph", "plot", "prove"})
 """Commands that print a formula, or the names of files."""
-OF_RUNS: Final = frozenset({"counters", "measure", "peaks", "report"})
+OF_RUNS: Final = frozenset({"counters", "measure", "peaks", "report", "stored"})
 """Commands whose output is made of kept data below."""
 
 
@@ -119,6 +122,16 @@ def measurement() -> Measurement:
     )  # fmt: skip
 
 
+def checkpoint() -> StoredCheckpoint:
+    """Tensors that are written by hand, and headers that state one otherwise."""
+    tensors = [StoredTensor(f"{LONG}.{i}.weight", "BF16", (4096, 11008 + i)) for i in range(4)]
+    headers = {"model.safetensors": [HeaderTensor(f"{LONG}.0.weight", "F32", (4096, 11008), 180_355_072)]}
+    return StoredCheckpoint(
+        "mine", "fp8", ("fp8, scales for rows",), 180_367_360, 0, totals(tensors), parts_of(tensors),
+        headers=compare_headers(tensors, headers),
+    )  # fmt: skip
+
+
 DATA: Final[dict[str, Callable[[], Any]]] = {
     "summary": lambda: Report(asked()),
     "modules": lambda: Report(wrong()),
@@ -130,6 +143,7 @@ DATA: Final[dict[str, Callable[[], Any]]] = {
     "measure-text": measurement,
     "fits-text": lambda: api.fits("llama-3.1-8b@chat,batch=1000", on="l4"),
     "peaks-text": lambda: peaks(*CALLS),
+    "stored-text": lambda: checkpoint(),
     "device-text": lambda: api.machine("b200-sxm"),
 }
 

@@ -129,7 +129,7 @@ def prepare(folder: Path) -> None:
     weights.parent.mkdir(parents=True)
     save_file({name: p.detach().contiguous() for name, p in model.named_parameters()}, weights)
     Image.new("RGB", (1654, 2339)).save(folder / "page.png")
-    (folder / "my-config.json").write_text(json.dumps(small().native_kwargs()))
+    (folder / "my-config.json").write_text(json.dumps(small().native()))
     projector = evaluate_formulas(target, target.workload()).stage_total("projector", "flops")
     (folder / "numbers.csv").write_text(f"name,stage,value\nmine,projector,{projector}\n")
     (folder / "run.yaml").write_text("target: deepseek-ocr\nworkload: {preset: tiny}\nsources: [analytic, static]\n")

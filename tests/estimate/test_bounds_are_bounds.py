@@ -6,7 +6,7 @@ import json
 import random
 from dataclasses import replace
 from fractions import Fraction
-from itertools import product
+from itertools import combinations, product
 from pathlib import Path
 from typing import Any, Final
 
@@ -301,18 +301,40 @@ def test_the_floor_of_a_class_that_runs_all_experts_is_no_bound(tmp_path: Path) 
     assert floor_sentence(api.roofline(target, on=FREE)).startswith("Floor: nothing is faster")
 
 
-def test_a_bound_of_routed_experts_says_that_it_is_one_of_as_many() -> None:
-    """Four tokens that all choose the same two experts of eight read a quarter of the bound min(8, 4 x 2)."""
-    alike, bound = (api.roofline("mixtral@chat,batch=4", on=FREE, routing=r) for r in ("uniform", "bound"))
-    for said in (
-        floor_sentence(alike),
-        module_bound_sentence(alike),
-        floor_sentence(bound),
-        module_bound_sentence(bound),
-    ):
+def test_the_floor_of_routed_experts_is_that_of_tokens_that_all_choose_alike() -> None:
+    """Of the routings of tokens, 2 of 8 experts each, the least reads 2 experts, and the counts of 4 have 8 a layer."""
+    choices = list(combinations(range(8), 2))
+    least = min(len({0, 1, *a, *b}) for a, b in product(choices, repeat=2))
+    layers, steps, expert = 32, 1, 3 * 4096 * 14336 * 2
+    bound, alike = (api.roofline("mixtral-8x7b@chat,batch=4", on=BUSY, routing=r) for r in ("bound", "uniform"))
+    decode = next(s for s in bound.stages if s.id == "decode")
+    assert least == 2
+    assert decode.full is not None
+    assert (decode.full.bytes or 0) - (decode.floor.bytes or 0) == layers * steps * (8 - least) * expert
+    for said in (module_bound_sentence(bound), module_bound_sentence(alike), floor_sentence(alike)):
         assert ": nothing is faster with as many experts read that" in said
+    assert floor_sentence(bound).startswith("Floor: nothing is faster that computes the same result")
     dense = api.roofline("llama", on=FREE)
     assert "as many experts" not in floor_sentence(dense) + module_bound_sentence(dense)
+
+
+MIXTRAL: Final = {
+    "model_type": "mixtral", "hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 2,
+    "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 4, "vocab_size": 32, "num_local_experts": 8,
+    "num_experts_per_tok": 2, "sliding_window": None,
+}  # fmt: skip
+
+
+def test_every_source_has_the_floor_of_the_experts_of_one_token(tmp_path: Path) -> None:
+    """3 steps of 2 layers: 3 sequences choose 2 of 8 experts each, 6 at most, 2 at least, of three 8 x 16 matrices."""
+    file = tmp_path / "mixtral.json"
+    file.write_text(json.dumps(MIXTRAL))
+    counted = api.capture("mixtral", config=file, batch=3, text_tokens=2, new_tokens=3)
+    for source in ("analytic", "static", "dynamic"):
+        found = api.roofline(counted, on=BUSY, source=source)
+        decode = next(s for s in found.stages if s.id == "decode")
+        assert decode.full is not None
+        assert (decode.full.bytes or 0) - (decode.floor.bytes or 0) == 3 * 2 * (6 - 2) * 3 * 8 * 16 * 2
 
 
 MIXED: Final = """

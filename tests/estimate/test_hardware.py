@@ -16,9 +16,22 @@ import pytest
 from costproof import api
 from costproof.cli.params import DEVICE
 from costproof.estimate.arithmetic import Arithmetic
-from costproof.estimate.hardware import Device, DeviceFigure, DevicePeak, FigureQuote, machine, read_device, registry
+from costproof.estimate.hardware import DEVICE as DEVICE_FILE
+from costproof.estimate.hardware import (
+    HOST_FIGURES,
+    Device,
+    DeviceFigure,
+    DevicePeak,
+    FigureQuote,
+    FigureSource,
+    machine,
+    read_device,
+    registry,
+)
 from costproof.estimate.roofline import roof
 from costproof.ledger.errors import BadInput, Problems
+from costproof.ledger.schema import to_data
+from costproof.reports.devices import device_text
 from tests.conftest import Golden
 from tests.support.running import costproof
 
@@ -144,7 +157,7 @@ def test_what_is_measured_is_marked_and_read_again(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr("costproof.tracers.device_benchmark._fastest", lambda *_: (50_000_000, 5))
     monkeypatch.setattr("costproof.tracers.device_benchmark._COPIED", {"cpu": 2**24})
     done = costproof("machine", "mine", "--measure", "-f", "json", "-o", "mine.json", cwd=tmp_path)
-    assert (done.code, done.stderr) == (0, "Wrote mine.json\n")
+    assert (done.code, done.stderr) == (0, "machine: measuring the machine (0 of 5)\nWrote mine.json\n")
     found = api.machine(tmp_path / "mine.json")
     assert (found.name, found.origin) == ("mine", "measured")
     # A convolution, 2 x 256 x 256 x 9 FLOP for each of 16 x 16 x 16 places, is more than 2 x 512^3, in 1/20 s both.
@@ -206,6 +219,41 @@ def test_of_two_measurements_the_higher_rates_count() -> None:
     assert {p.dtype: p.flops for p in both.peaks} == {"float32": 120, "bfloat16": 300, "float64": 7}
     assert both.bandwidth is not None
     assert both.bandwidth.value == 50
+
+
+def test_of_two_measurements_the_lower_host_costs_count() -> None:
+    def seen(**costs: int) -> Device:
+        host: dict[str, Any] = {name: DeviceFigure(value, ()) for name, value in costs.items()}
+        return Device("here", "here", "measured", {}, (), **host)
+
+    both = seen(module_call=500, kernel_launch=200).or_faster(seen(module_call=400, kernel_launch=300, graph_replay=9))
+    assert {name: f.value for name, f in both.figures().items()} == {
+        "module_call": 400, "kernel_launch": 200, "graph_replay": 9,
+    }  # fmt: skip
+
+
+def test_host_costs_are_kept_with_the_device_file(tmp_path: Path) -> None:
+    said = (FigureQuote("here", "by hand"),)
+    host: dict[str, Any] = {name: DeviceFigure(1_000 + i, said) for i, name in enumerate(HOST_FIGURES)}
+    made = Device("mine", "Mine", "measured", {"here": FigureSource("a test", "2026-11-26")}, (), **host)
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps(to_data(DEVICE_FILE, made)))
+    assert read_device(path) == made
+    text = device_text(made)
+    assert "1,000 ns: host time of one module call" in text
+    assert "1,004 ns: one replay of a CUDA graph, besides its kernels" in text
+    # No data sheet has them: they are not missing there.
+    assert "module call" not in device_text(machine("h100-sxm"))
+    # A file of the version before has none of them.
+    old = {name: value for name, value in to_data(DEVICE_FILE, made).items() if name not in HOST_FIGURES}
+    path.write_text(json.dumps({**old, "schema_version": "1.0"}))
+    assert read_device(path) == Device("mine", "Mine", "measured", made.sources, ())
+    # Microseconds would be below any host cost.
+    path.write_text(json.dumps(to_data(DEVICE_FILE, replace(made, kernel_launch=DeviceFigure(5, said)))))
+    with pytest.raises(Problems) as caught:
+        read_device(path)
+    (problem,) = caught.value.problems
+    assert (problem.where, problem.got) == ("$.kernel_launch.value", "5")
 
 
 def test_squares_alone_end_the_growth(monkeypatch: pytest.MonkeyPatch) -> None:

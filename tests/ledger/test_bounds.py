@@ -31,11 +31,11 @@ from costproof.ledger.schema import to_data
 from costproof.models.config_reader import Section
 from costproof.models.families.deepseek_ocr.snapshot import CODE, imported
 from costproof.models.pages.page import image_sides
-from costproof.models.weights import shards
 from costproof.run import operand_files
 from costproof.run import proof as kept_answers
 from costproof.views import manifest as manifests
 from costproof.views.manifest import MANIFEST, NAME, check_manifest, manifest
+from costproof.weights.loading import shards
 from tests.support.running import costproof
 from tests.support.toy import toy
 from tests.support.written import write_capture

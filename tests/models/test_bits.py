@@ -8,8 +8,8 @@ from functools import partial
 import pytest
 import torch
 
-from costproof.models.generic import module_state
-from costproof.models.generic.module_state import Bits
+from costproof.snapshots import module_state
+from costproof.snapshots.module_state import Bits
 
 NUMBERS = 2 * 131072 + 3
 """Of float64: two pieces of 1 MiB, and a rest that is no whole row."""

@@ -11,7 +11,7 @@ from costproof import api
 from costproof.analytic import compose
 from costproof.analytic.costs import costs_of
 from costproof.analytic.rotary import RotaryTable
-from costproof.models.config import Configured
+from costproof.models.native import Configured
 from costproof.models.registry import TARGETS, load_target
 from costproof.parametric.targets import evaluate_formulas
 from costproof.run.capture import count_sources

@@ -59,7 +59,7 @@ def test_every_native_parameter_is_filled_with_its_shape() -> None:
     from transformers import UnlimitedOcrConfig, UnlimitedOcrForConditionalGeneration
 
     with torch.device("meta"):
-        model = UnlimitedOcrForConditionalGeneration(UnlimitedOcrConfig(**OcrConfig().native_kwargs()))
+        model = UnlimitedOcrForConditionalGeneration(UnlimitedOcrConfig(**OcrConfig().native()))
     assert native_shapes() == {name: tuple(p.shape) for name, p in model.named_parameters()}
     native = sum(p.numel() for p in model.parameters())
     assert native == 3_335_504_128

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from costproof.models.config import keys_of
-from costproof.models.families.deepseek_ocr.config import OcrConfig, from_normalised, load_config, parse_config
+from costproof.models.families.deepseek_ocr.config import OcrConfig, parse_config
 
 VENDOR = Path(__file__).parents[1] / "data" / "vendor-config.json"
 
@@ -20,12 +20,12 @@ def vendor() -> dict[str, Any]:
 
 
 def test_the_default_is_the_vendors_file() -> None:
-    assert load_config(VENDOR) == OcrConfig()
-    assert load_config(VENDOR).config_hash() == OcrConfig().config_hash()
+    assert OcrConfig.load(VENDOR) == OcrConfig()
+    assert OcrConfig.load(VENDOR).config_hash() == OcrConfig().config_hash()
 
 
 def test_waived_keys_carry_a_reason() -> None:
-    waived = dict(load_config(VENDOR).waived)
+    waived = dict(OcrConfig.load(VENDOR).waived)
     assert "ffn_hidden_size 4096" in waived["$.vision_config.mlp_ratio"]
     assert all(waived.values())
 
@@ -35,7 +35,7 @@ def test_native_files_are_read_as_saved_and_in_full(tmp_path: Path) -> None:
 
     saved = UnlimitedOcrConfig()
     saved.save_pretrained(tmp_path)
-    short = load_config(tmp_path / "config.json")
+    short = OcrConfig.load(tmp_path / "config.json")
     full = parse_config(json.loads(json.dumps(saved.to_dict())), where="to_dict")
     assert short == full
     assert short.text.max_positions == 32_768
@@ -56,7 +56,7 @@ def test_the_native_class_says_what_we_told_it() -> None:
     from transformers import UnlimitedOcrConfig
 
     small = small_config()
-    told = UnlimitedOcrConfig(**small.native_kwargs()).to_dict()
+    told = UnlimitedOcrConfig(**small.native()).to_dict()
     heard = parse_config(json.loads(json.dumps(told)), where="to_dict")
     window = small.text.max_positions
     assert heard.normalised() == {
@@ -81,7 +81,7 @@ def small_config() -> OcrConfig:
         },
         "image_token": 299,
     }  # fmt: skip
-    return from_normalised(data)
+    return OcrConfig.from_normalised(data)
 
 
 def shallow_config() -> OcrConfig:
@@ -97,15 +97,15 @@ def shallow_config() -> OcrConfig:
 
 def test_normalised_data_reads_back() -> None:
     small = small_config()
-    assert from_normalised(json.loads(json.dumps(small.normalised()))) == small
+    assert OcrConfig.from_normalised(json.loads(json.dumps(small.normalised()))) == small
     assert small.config_hash() != OcrConfig().config_hash()
 
 
 def test_the_waiver_is_no_part_of_the_identity() -> None:
-    assert load_config(VENDOR).waived
+    assert OcrConfig.load(VENDOR).waived
     assert not OcrConfig().waived
     assert "waived" not in OcrConfig().normalised()
-    assert "waived" not in keys_of(load_config(VENDOR))
+    assert "waived" not in keys_of(OcrConfig.load(VENDOR))
 
 
 def test_symbols_of_the_default() -> None:

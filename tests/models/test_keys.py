@@ -16,6 +16,7 @@ from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoConfig,
     AutoModel,
+    AutoModelForImageTextToText,
     T5ForConditionalGeneration,
 )
 
@@ -135,6 +136,34 @@ def test_sizes_beside_the_section_that_they_belong_to_are_refused(tmp_path: Path
         assert len(told) == 2
         assert all("nothing reads this key here" in text for text in told)
         assert "$.text_config.hidden_size" in told[0]
+
+
+@pytest.mark.parametrize("padding", [None, 5, -1, -64, 64, -65])
+@pytest.mark.parametrize("kind", ["unlimited_ocr", "deepseek_ocr2"])
+def test_pages_take_the_padding_ids_that_the_class_takes(kind: str, padding: int | None, tmp_path: Path) -> None:
+    name = {"unlimited_ocr": "deepseek-ocr", "deepseek_ocr2": "deepseek-ocr2"}[kind]
+    sizes = {
+        "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 4, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
+        "n_shared_experts": 1, "vocab_size": 64, "mlp_layer_types": ["dense", "sparse"], "pad_token_id": padding,
+    }  # fmt: skip
+    file = tmp_path / "config.json"
+    # The same id beside the sections, where nothing looks it up.
+    file.write_text(json.dumps({"model_type": kind, "text_config": sizes, "pad_token_id": 64, "image_token_id": 3}))
+    try:
+        with torch.device("meta"):
+            AutoModelForImageTextToText.from_config(AutoConfig.from_pretrained(str(file)))
+        builds = True
+    except AssertionError:  # padding_idx must be within num_embeddings
+        builds = False
+    assert builds == (padding in (None, 5, -1, -64))
+    said = ""
+    try:
+        load_target(name, file)
+    except Problems as error:  # the class also takes towers that do not fit
+        said = str(error)
+    assert ("the table of tokens has no such row" in said) != builds
+    assert "$.pad_token_id" not in said
 
 
 def test_the_class_of_transformers_is_counted_though_a_file_names_code(tmp_path: Path) -> None:

@@ -11,12 +11,12 @@ import pytest
 
 import costproof
 from costproof.ledger.errors import BadInput, CostproofError
-from costproof.models.checkpoint import without
 from costproof.models.decoding.target import CausalTarget
 from costproof.models.families.deepseek_v2 import DeepseekV2, DeepseekV2Config
 from costproof.models.families.deepseek_v3 import DeepseekV3, DeepseekV3Config
 from costproof.models.registry import load_target
 from costproof.parametric.targets import evaluate_formulas
+from costproof.weights.stored import without
 from tests.models.test_families import SOURCES, exact
 from tests.models.test_mixtures import read, total
 from tests.oracles.mutations import run as planted

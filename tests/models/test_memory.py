@@ -10,8 +10,8 @@ from torch import nn
 
 from costproof import api
 from costproof.ledger.errors import Incomplete
-from costproof.models import weights
-from costproof.models.generic import copies
+from costproof.snapshots import copies
+from costproof.weights import loading
 
 LOOKS = """
 import torch
@@ -34,11 +34,11 @@ def test_a_tied_tensor_takes_memory_once() -> None:
     model = nn.Sequential(nn.Linear(3, 3, bias=False, dtype=torch.bfloat16), nn.Linear(3, 3, bias=False))
     model[1].weight = model[0].weight
     model.register_buffer("b", torch.zeros(5, dtype=torch.int64))
-    assert weights.size_of(model) == 9 * 2 + 5 * 8
+    assert loading.size_of(model) == 9 * 2 + 5 * 8
 
 
 def test_a_model_without_room_is_told_before_it_is_allocated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weights, "free_bytes", lambda device: 10**6)
+    monkeypatch.setattr(loading, "free_bytes", lambda device: 10**6)
     monkeypatch.setattr(nn.Module, "to_empty", lambda *_, **__: pytest.fail("it was allocated"))
     with pytest.raises(Incomplete, match="does not fit") as refused:
         api.capture("llama-3.1-8b", seq_len=4, run="cpu", sources=("dynamic",))

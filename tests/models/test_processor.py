@@ -11,8 +11,8 @@ import pytest
 
 from costproof.ledger.errors import BadInput
 from costproof.ledger.workload import counted_line
-from costproof.models.checkpoint import PROCESSOR_FILES, ImageSize, image_size, pixel_limits
 from costproof.models.registry import load_target
+from costproof.weights.stored import PROCESSOR_FILES, ImageSize, image_size, pixel_limits
 from tests.models.test_qwen2_5_vl import FILE as QWEN25_VL
 
 CLIP = {"crop_size": {"height": 336, "width": 336}, "do_center_crop": True, "size": {"shortest_edge": 400}}

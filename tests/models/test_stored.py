@@ -10,7 +10,7 @@ from typing import Any, Final
 import pytest
 
 from costproof.ledger.errors import BadInput
-from costproof.models.checkpoint import Stored, stored, without
+from costproof.weights.stored import Stored, stored, without
 
 AWQ: dict[str, Any] = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
 FP8: dict[str, Any] = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}
@@ -211,32 +211,50 @@ def test_the_header_of_weights_is_read(tmp_path: Path, tensors: dict[str, str], 
     assert dict(stored({}, tmp_path / "config.json").quantised) == found
 
 
-def _shard(path: Path, nbytes: int) -> None:
-    """Write a file of safetensors with one plain tensor."""
-    tensor = {"dtype": "BF16", "shape": [nbytes // 2], "data_offsets": [0, nbytes]}
-    header = json.dumps({"__metadata__": {"format": "pt"}, f"{path.stem}.weight": tensor}).encode()
-    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(nbytes))
+def _shard(path: Path, tensors: dict[str, int]) -> int:
+    """Write a file of safetensors with plain tensors of so many bytes, and return the size of the file."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, nbytes in tensors.items():
+        header[name] = {"dtype": "BF16", "shape": [nbytes // 2], "data_offsets": [end, end + nbytes]}
+        end += nbytes
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(end))
+    return path.stat().st_size
+
+
+TABLE: Final = "model.embed_tokens.weight"
+INV: Final = "model.layers.0.self_attn.rotary_emb.inv_freq"
 
 
 @pytest.mark.parametrize(
     ("total", "shards", "contradicted"),
     [
-        (1000, (600, 400), False),
-        (1000, (596, 400), False),  # a buffer that is left out
-        (1000, (300, 200), True),
-        (500, (600, 400), True),
-        (1000, (300,), False),  # the other one is not there: nothing is known
+        (1000, ({TABLE: 600}, {"a.weight": 400}), False),
+        (1000, ({TABLE: 596}, {"a.weight": 400}), True),  # no tolerance, nothing accounts for 4 bytes
+        (1001, ({TABLE: 600}, {"a.weight": 400}), True),
+        (1000, ({TABLE: 300}, {"a.weight": 200}), True),
+        (500, ({TABLE: 600}, {"a.weight": 400}), True),
+        (1000, ({TABLE: 300},), False),  # the other one is not there: nothing is known
+        ("files", ({TABLE: 600}, {"a.weight": 400}), False),  # with the headers
+        (1600, ({TABLE: 600}, {"a.weight": 400}), False),  # a copy of the table for the output
+        (1600, ({TABLE: 600}, {"lm_head.weight": 400}), True),  # which has its own
+        (1000, ({TABLE: 600, INV: 8}, {"a.weight": 400}), False),  # a buffer in the files
+        (1000, ({TABLE: 600, "more": 8}, {"a.weight": 400}), False),  # a tensor that the index does not name
+        (996, ({TABLE: 600, "more": 8}, {"a.weight": 400}), True),
     ],
 )
 def test_a_total_that_contradicts_the_shards(
-    tmp_path: Path, total: int, shards: tuple[int, ...], contradicted: bool
+    tmp_path: Path, total: int | str, shards: tuple[dict[str, int], ...], contradicted: bool
 ) -> None:
     names = ["a.safetensors", "b.safetensors"]
-    index = {"metadata": {"total_size": total}, "weight_map": {f"{name[0]}.weight": name for name in names}}
+    size = sum(_shard(tmp_path / name, tensors) for name, tensors in zip(names, shards, strict=False))
+    total = size if isinstance(total, str) else total
+    held = {name: where for tensors, where in zip(shards, names, strict=False) for name in tensors if name != "more"}
+    index = {"metadata": {"total_size": total}, "weight_map": {**held, **({} if len(shards) > 1 else {"x": names[1]})}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
-    for name, nbytes in zip(names, shards, strict=False):
-        _shard(tmp_path / name, nbytes)
-    place = f"total_size {total} in model.safetensors.index.json, {sum(shards)} bytes in its files"
+    nbytes = sum(sum(tensors.values()) for tensors in shards)
+    place = f"total_size {total} in model.safetensors.index.json, {nbytes} bytes in its files"
     text = f"a format without a name ({place})"
     assert dict(stored({}, tmp_path / "config.json").quantised) == ({"weights": text} if contradicted else {})
 

@@ -14,8 +14,9 @@ from costproof.ledger.errors import Problems
 from costproof.ledger.run import RunOptions
 from costproof.models.families.deepseek_ocr.config import ClipConfig, OcrConfig
 from costproof.models.families.deepseek_ocr.target import DeepseekOcr
-from costproof.models.families.deepseek_ocr.workload import make_workload, structure
+from costproof.models.families.deepseek_ocr.workload import make_workload
 from costproof.models.pages.config import PageDecoderConfig, SamConfig
+from costproof.models.pages.workload import page_structure
 from costproof.models.registry import load_target
 from costproof.parametric.targets import evaluate_formulas
 from costproof.views.describe import model_line
@@ -64,13 +65,13 @@ def test_another_configuration_has_no_published_checkpoint() -> None:
 def test_resampled_tables() -> None:
     """SAM's table is for 1024/16 = 64 patches a side; CLIP's for 224/14 = 16, which is 1024/64."""
     config = OcrConfig()
-    (base,) = structure(config, make_workload("base")).views
+    (base,) = page_structure(config, make_workload("base")).views
     assert (base.sam_resampled, base.clip_resampled) == (False, False)
-    base, crops = structure(config, make_workload("gundam")).views
+    base, crops = page_structure(config, make_workload("gundam")).views
     assert (crops.sam_resampled, crops.clip_resampled) == (True, True)
     # A SAM of 512 pixels and a CLIP of 10 x 10 patches: the other way round for crops of 640.
     other = replace(config, sam=SamConfig(image=512), clip=ClipConfig(image=140))
-    base, crops = structure(other, make_workload("gundam")).views
+    base, crops = page_structure(other, make_workload("gundam")).views
     assert (base.sam_resampled, base.clip_resampled) == (True, True)
     assert (crops.sam_resampled, crops.clip_resampled) == (True, False)
 
@@ -82,9 +83,9 @@ def test_structure_follows_the_configuration() -> None:
         clip=ClipConfig(layers=2),
         text=PageDecoderConfig(layers=5, dense_layers=4),
     )
-    found = structure(config, make_workload("text-only", attention="eager", logits="last", experts="batched_mm"))
+    found = page_structure(config, make_workload("text-only", attention="eager", logits="last", experts="batched_mm"))
     assert found.views == ()
-    assert (found.sam_layers, found.sam_global_layers, found.clip_layers) == (3, (0,), 2)
+    assert (found.sam_layers, found.sam_global_layers, found.second_layers) == (3, (0,), 2)
     assert (found.text_layers, found.text_dense) == (5, 4)
     assert (found.attention, found.logits) == ("eager", "last")
 

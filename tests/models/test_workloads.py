@@ -14,14 +14,14 @@ from costproof.ledger.errors import BadInput, Problems
 from costproof.models.families.deepseek_ocr.config import OcrConfig
 from costproof.models.families.deepseek_ocr.target import DeepseekOcr
 from costproof.models.families.deepseek_ocr.workload import (
+    IMAGE_STAGES,
+    MODES,
     PRESETS,
-    invocations,
     make_workload,
-    problems_of,
     vision_tokens,
 )
 from costproof.models.pages.page import Page, page_of, page_workload
-from costproof.models.pages.workload import parse_grid
+from costproof.models.pages.workload import page_invocations, page_run_problems, parse_grid
 
 
 def laid_out(page: Page) -> int:
@@ -220,8 +220,8 @@ def test_a_sliding_window_limits_the_steps() -> None:
     """The native cache keeps all prompt tokens and the last ``window`` decoded ones."""
     config = OcrConfig()
     config = replace(config, text=replace(config.text, sliding_window=128))
-    assert problems_of(config, make_workload(new_tokens=128)) == []
-    (problem,) = problems_of(config, make_workload(new_tokens=129))
+    assert page_run_problems(config, make_workload(new_tokens=128), MODES) == []
+    (problem,) = page_run_problems(config, make_workload(new_tokens=129), MODES)
     assert problem.where == "--new-tokens"
 
 
@@ -232,7 +232,7 @@ def test_grids_parse() -> None:
 def test_invocations_of_a_batch() -> None:
     """2 pages with 3x2 crops of 640: 12 crops of 10x10 features; 16x16 features per global view."""
     workload = make_workload("gundam:3x2", batch=2, text_tokens=7, new_tokens=5, dtype="float32", logits="last")
-    found = {(i.stage, i.id): i for i in invocations(OcrConfig(), workload)}
+    found = {(i.stage, i.id): i for i in page_invocations(OcrConfig(), workload, MODES, IMAGE_STAGES)}
     assert list(found) == [
         ("sam", "global"), ("clip", "global"), ("projector", "global"),
         ("sam", "crops"), ("clip", "crops"), ("projector", "crops"),
@@ -253,7 +253,7 @@ def test_invocations_of_a_batch() -> None:
 
 
 def test_a_text_only_run_has_no_image_stages() -> None:
-    found = invocations(OcrConfig(), make_workload("text-only"))
+    found = page_invocations(OcrConfig(), make_workload("text-only"), MODES, IMAGE_STAGES)
     assert [(i.stage, i.id) for i in found] == [("prefill", "prompt"), ("decode", "steps")]
     assert found[0].symbols["S"] == found[0].symbols["L"] == 512
     assert "H_g" not in found[0].symbols
@@ -262,7 +262,7 @@ def test_a_text_only_run_has_no_image_stages() -> None:
 @given(preset=st.sampled_from(sorted(PRESETS)), batch=st.integers(1, 4), text=st.integers(1, 900))
 def test_every_mode_is_consistent(preset: str, batch: int, text: int) -> None:
     workload = make_workload(preset, batch=batch, text_tokens=text)
-    found = invocations(OcrConfig(), workload)
+    found = page_invocations(OcrConfig(), workload, MODES, IMAGE_STAGES)
     prompt = next(i for i in found if i.stage == "prefill").symbols
     assert prompt["S"] == prompt["V"] + text
     # Vision tokens are the features of all views, their newlines and the separator.

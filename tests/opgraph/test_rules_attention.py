@@ -44,6 +44,20 @@ def test_a_mask_tensor_is_one_addition_per_score() -> None:
     assert counted(masked).flops == 2 * scores * 16
 
 
+@settings(max_examples=40)
+@given(q=side, k=side, mask_q=side, mask_k=side)
+def test_a_mask_that_does_not_fit_fails_where_torch_fails(q: int, k: int, mask_q: int, mask_k: int) -> None:
+    query, key, mask = torch.ones(1, 1, q, 8), torch.ones(1, 1, k, 8), torch.ones(mask_q, mask_k)
+    try:
+        torch.nn.functional.scaled_dot_product_attention(query, key, key, attn_mask=mask)
+        runs = True
+    except RuntimeError:
+        runs = False
+    values = [value(1, 1, q, 8), value(1, 1, k, 8), value(1, 1, k, 8), value(mask_q, mask_k)]
+    cost = cost_of(call("scaled_dot_product_attention", values, [value(1, 1, q, 8)]))
+    assert isinstance(cost, UnknownCost) != runs
+
+
 @pytest.mark.parametrize(
     "name",
     [

@@ -14,7 +14,9 @@ import sympy
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from costproof.opgraph.graph import Value
+from costproof.opgraph.costed import cost_graph
+from costproof.opgraph.graph import Graph, Value
+from costproof.opgraph.rules.cost import OpCost
 from costproof.opgraph.rules.registry import UnknownCost, cost_of
 from tests.support.opcalls import call, counted, taken, value
 
@@ -321,6 +323,19 @@ def test_instance_norm_with_stored_statistics() -> None:
     assert counted(op).vector == 7 * 150 + 2 * 6
 
 
+def test_a_histogram_of_integers_that_were_cast_for_it_counts_integers() -> None:
+    # A router's chosen experts are cast on a processor, whose kernel takes no integers; a histogram of numbers is not.
+    chosen, cast, numbers = value(12, dtype="int64"), value(12), value(12)
+    range_ = {"bins": 4, "min": 0, "max": 3}
+    ops = (
+        call("float", [chosen], [cast]),
+        call("histc", [cast], [value(4)], range_),
+        call("aten.histc.default", [numbers], [value(4)], range_),
+    )
+    costs = cost_graph(Graph(ops, ())).costs
+    assert [cost.vector for cost in costs if isinstance(cost, OpCost)] == [0, 0, 5 * 12]
+
+
 def test_comparisons_count_wherever_they_are() -> None:
     x, y, i = value(3, 4), value(4), value(3, 4, dtype="int64")
     one, mask = value(), value(dtype="bool")
@@ -329,6 +344,7 @@ def test_comparisons_count_wherever_they_are() -> None:
     # Both ends, minus the lower one, times bins per width, plus 1; first the ends themselves.
     assert vector("histc", x, out=y, bins=4, min=0, max=1) == 5 * 12
     assert vector("histc", x, out=y, bins=4) == 7 * 12
+    assert vector("histc", i, out=value(4, dtype="int64"), bins=4) == vector("histc", i, out=y, bins=4) == 0
     assert vector("count_nonzero", x, out=value(dtype="int64")) == vector("any", x, out=mask) == 12
     assert vector("equal", x, y, out=mask) == vector("allclose", x, y, out=mask) == 12
     assert vector("count_nonzero", i, out=one) == vector("all", i, out=mask) == vector("equal", i, i, out=mask) == 0

@@ -247,8 +247,8 @@ def reference(target: GenericTarget, run: Any) -> int | str:
     from torch.utils.flop_counter import FlopCounterMode
 
     from costproof.ledger.progress import silent
-    from costproof.models.generic.copies import unchecked
     from costproof.patches.inference import inference_context
+    from costproof.snapshots.copies import unchecked
     from costproof.tracers.cpu_fallback import with_numbers
 
     total = 0

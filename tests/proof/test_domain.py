@@ -26,9 +26,10 @@ from costproof.ledger.errors import BadInput
 from costproof.ledger.workload import Workload
 from costproof.models.families.deepseek_ocr import proof as ocr_proof
 from costproof.models.families.deepseek_ocr.target import DeepseekOcr
-from costproof.models.families.deepseek_ocr.workload import problems_of
+from costproof.models.families.deepseek_ocr.workload import MODES
 from costproof.models.pages.config import contradictions
 from costproof.models.pages.page import page_of
+from costproof.models.pages.workload import page_run_problems
 from costproof.models.proof import Piece
 from costproof.patches import flash_attention
 from costproof.reports.outputs import variants
@@ -54,7 +55,7 @@ class Anywhere(dict[str, str]):
 def test_any_draw_can_be_built_and_run(seed: int, number: int) -> None:
     drawn = ocr_proof.draw(seed, number)
     assert contradictions(drawn.target.config, Anywhere()) == []
-    assert problems_of(drawn.target.config, drawn.workload) == []
+    assert page_run_problems(drawn.target.config, drawn.workload, MODES) == []
     sam, text = drawn.target.config.sam, drawn.target.config.text
     page = page_of(drawn.workload)
     assert page is None or page.base_size % (4 * sam.patch) == page.image_size % (4 * sam.patch) == 0

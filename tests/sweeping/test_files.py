@@ -19,7 +19,8 @@ from costproof.run.sweep_files import Tally
 from tests.support.running import costproof
 
 OVER = {"batch": "1:4"}
-TEXT = "batch,params\n1,8030261248\n2,8030261248\n3,8030261248\n4,8030261248\n"
+COUNTED = '"Counted: weights and cache bfloat16, sdpa attention, all layers, every key of the configuration used"'
+TEXT = f"batch,params,counted\n1,8030261248,{COUNTED}\n2,8030261248,\n3,8030261248,\n4,8030261248,\n"
 """Llama 3.1 8B has 8,030,261,248 parameters, whatever its batch."""
 
 

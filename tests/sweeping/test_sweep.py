@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from functools import partial
 from itertools import product
@@ -97,9 +98,10 @@ def test_files_hold_what_the_frame_holds(kind: str, tmp_path: Path) -> None:
             jsonschema.Draft202012Validator(json_schema(SWEEP)).validate({**data, "rows": "8"})
         rows = [[str(v).lower() if i == 3 else v for i, v in enumerate(row)] for row in data["data"]]
     else:
-        lines = path.read_text().splitlines()
-        assert lines[0] == ",".join(frame.columns)
-        rows = [[v if i == 3 else int(v) for i, v in enumerate(line.split(","))] for line in lines[1:]]
+        lines = list(csv.reader(path.read_text().splitlines()))
+        assert lines[0] == [*frame.columns, "counted"]
+        assert [line[-1] for line in lines[1:]] == [made.counted, *["" for _ in lines[2:]]]
+        rows = [[v if i == 3 else int(v) for i, v in enumerate(line[:-1])] for line in lines[1:]]
     assert rows == [[str(v).lower() if i == 3 else v for i, v in enumerate(row)] for row in frame.values.tolist()]
     assert not path.with_name(path.name + ".parts").exists()
 
@@ -127,7 +129,7 @@ def test_metrics_may_be_named_one_by_one(tmp_path: Path) -> None:
         costproof(*line, *more, cwd=tmp_path).stdout.splitlines()[0]
         for more in (("--metric", "flops", "--metric", "params"), ("--metric", "flops,params"))
     ]
-    assert heads == 2 * ["batch,flops,decode.flops,params,decode.params"]
+    assert heads == 2 * ["batch,flops,decode.flops,params,decode.params,counted"]
 
 
 def test_a_sweep_is_written_and_validated_by_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,7 +224,7 @@ def test_parts_of_another_sweep_are_not_taken(tmp_path: Path, monkeypatch: pytes
         sweep("llama", {"batch": "1,2"}, size=1).write(path)
     monkeypatch.undo()
     sweep("llama", {"batch": "3"}, metrics=["params"], stages=[]).write(path)
-    assert path.read_text() == "batch,params\n3,8030261248\n"
+    assert path.read_text().startswith('batch,params,counted\n3,8030261248,"Counted: ')
     (tmp_path / "other.csv.parts").mkdir()
     with pytest.raises(BadInput, match="something else"):
         sweep("llama", {"batch": "3"}).write(tmp_path / "other.csv")
@@ -333,7 +335,7 @@ def test_the_command(tmp_path: Path) -> None:
     words = ("sweep", "llama", "--over", "hidden=64,100", "--over", "heads=8,16", "--metric", "params")
     done = costproof(*words, cwd=tmp_path)
     assert done.code == 0
-    assert done.stdout.splitlines()[0] == "hidden,heads,params,prefill.params,decode.params"
+    assert done.stdout.splitlines()[0] == "hidden,heads,params,prefill.params,decode.params,counted"
     assert len(done.stdout.splitlines()) == 3
     assert (
         "refused 2: the heads must divide the width ($.num_attention_heads); such as hidden 100, heads 8: "

@@ -143,7 +143,7 @@ class SmallTarget:
 
     def export_jobs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
         """The native model's exports."""
-        return native.export_jobs(model, workload)
+        return native.READER.export_jobs(model, workload)
 
     def runs(self, model: nn.Module, workload: Workload) -> tuple[Run, ...]:
         """The native model's runs."""
@@ -151,7 +151,7 @@ class SmallTarget:
 
     def stage_runs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
         """The native model's stages alone."""
-        return native.stage_runs(model, workload)
+        return native.READER.stage_runs(model, workload)
 
 
 PAGE = page_workload("page", Page(128, 64, (2, 1)), text_tokens=7, new_tokens=4)

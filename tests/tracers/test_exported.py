@@ -113,7 +113,7 @@ def test_floor_divisions_of_the_exporter(a: sympy.Expr, b: sympy.Expr, expected:
 
 
 def test_the_step_keeps_batch_and_context_symbolic() -> None:
-    jobs = {j.id: j for j in native.export_jobs(model(), PAGE)}
+    jobs = {j.id: j for j in native.READER.export_jobs(model(), PAGE)}
     step = export_graph(jobs["step"])
     # 5 heads of 16; a step adds one position to each of 3 layers' keys and values.
     grown = sum(sympy.sympify(nbytes(v)) for v in step.graph.cache_outputs)
@@ -125,7 +125,7 @@ def test_the_step_keeps_batch_and_context_symbolic() -> None:
 
 
 def test_the_prefill_keeps_batch_and_length_symbolic() -> None:
-    jobs = {j.id: j for j in native.export_jobs(model(), PAGE)}
+    jobs = {j.id: j for j in native.READER.export_jobs(model(), PAGE)}
     prefill = export_graph(jobs["prefill"])
     (logits,) = prefill.graph.outputs
     assert logits.shape == (B, S, 96)

@@ -33,7 +33,7 @@ def test_known_numbers() -> None:
 
 
 def test_every_invocation_is_run_at_its_own_size() -> None:
-    runs = {r.id: r for r in native.stage_runs(model(), replace(PAGE, batch=2, attention="eager"))}
+    runs = {r.id: r for r in native.READER.stage_runs(model(), replace(PAGE, batch=2, attention="eager"))}
     assert list(runs) == [
         "sam@global", "clip@global", "projector@global", "sam@crops", "clip@crops", "projector@crops",
         "glue", "prefill", "step@17", "step@18", "step@20",
@@ -58,7 +58,7 @@ def test_one_of_many_steps_says_nothing_about_a_bent_line() -> None:
         """The last step is traced at another context than it says."""
 
         def stage_runs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
-            runs = native.stage_runs(model, workload)
+            runs = native.READER.stage_runs(model, workload)
             last = runs[-1]
             assert last.context is not None
             return (*runs[:-1], replace(last, context=last.context + 1))

@@ -293,7 +293,7 @@ def test_a_run_brings_numbers_of_its_own() -> None:
 
 
 def test_a_model_too_large_for_numbers_says_why_meta_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("costproof.models.generic.copies.MOST_BYTES", 63)
+    monkeypatch.setattr("costproof.snapshots.copies.MOST_BYTES", 63)
     with pytest.raises(Incomplete, match="TorchLens cannot trace the model"):
         trace_run(looking_run(torch.sum))
 

@@ -6,13 +6,13 @@ import pytest
 import torch
 from transformers.models.unlimited_ocr import modeling_unlimited_ocr as modeling
 
-from costproof.models.decoding.build import running
 from costproof.models.decoding.decoder import config_of
 from costproof.models.decoding.runs import step_inputs
 from costproof.models.families.deepseek_ocr import native
 from costproof.models.families.deepseek_ocr.workload import vision_tokens
 from costproof.models.pages.jobs import stride
 from costproof.models.pages.page import Page, page_workload, with_page
+from costproof.patches.model_forward import running
 from tests.tracers.small import CONFIG, PAGE, model
 
 
@@ -113,7 +113,7 @@ def test_the_grouped_shape_kernel_is_that_of_the_real_one() -> None:
 
 
 def test_exports_of_a_page() -> None:
-    jobs = native.export_jobs(model(), PAGE)
+    jobs = native.READER.export_jobs(model(), PAGE)
     assert [(j.id, j.stage, j.invocations) for j in jobs] == [
         ("sam@128", "sam", ("global",)),
         ("clip@128", "clip", ("global",)),
@@ -128,12 +128,12 @@ def test_exports_of_a_page() -> None:
 
 
 def test_views_of_one_size_share_an_export() -> None:
-    jobs = native.export_jobs(model(), with_page(PAGE, Page(128, 128, (1, 2))))
+    jobs = native.READER.export_jobs(model(), with_page(PAGE, Page(128, 128, (1, 2))))
     assert [(j.id, j.invocations) for j in jobs if j.stage == "sam"] == [("sam@128", ("global", "crops"))]
 
 
 def test_a_text_only_run_has_no_vision_and_no_glue() -> None:
-    jobs = native.export_jobs(model(), with_page(PAGE, None))
+    jobs = native.READER.export_jobs(model(), with_page(PAGE, None))
     assert [j.id for j in jobs] == ["prefill", "step"]
 
 
@@ -148,5 +148,5 @@ def test_the_steps_that_are_traced(steps: int, contexts: list[int]) -> None:
 def test_parts_are_exchanged_in_a_copy_alone() -> None:
     small = model()
     before = dict(small.get_submodule("model")._modules)
-    native.export_jobs(small, PAGE)
+    native.READER.export_jobs(small, PAGE)
     assert dict(small.get_submodule("model")._modules) == before

@@ -27,12 +27,12 @@ from costproof.models.families.deepseek_ocr.target import DeepseekOcr
 from costproof.models.families.llama import Llama, LlamaConfig
 from costproof.models.families.mistral import Mistral, MistralConfig
 from costproof.models.families.qwen3_moe import Qwen3Moe, Qwen3MoeConfig
-from costproof.models.generic.copies import alike
 from costproof.models.generic.live_module import at_hand
 from costproof.models.image_text.modules import PartModule
 from costproof.models.specs import ExportJob, SymbolicSize
 from costproof.models.target import Exportable
 from costproof.patches.inference import inference_context
+from costproof.snapshots.copies import alike
 from costproof.tracers.peaks.calls import SymbolicPeak, call_peaks, calls, peaks_of, symbolic_peak, with_symbolic_peak
 from tests.support.variants import with_variants
 from tests.tracers.small import PAGE, SmallTarget

@@ -9,10 +9,9 @@ import click
 
 from costproof import api
 from costproof.cli.options import device_option, format_option, options
-from costproof.cli.output import emit, print_note, terminal_width
+from costproof.cli.output import emit, terminal_width
 from costproof.cli.params import OPERAND, ChoiceParam
 from costproof.ledger.run import ALL_SOURCES
-from costproof.ledger.workload import counted_line
 from costproof.reports.outputs import variant
 
 
@@ -54,8 +53,6 @@ def roofline(
     """
     how = variant("roofline", kind, output)
     found = api.roofline(target, on=device, config=config, math=math, source=source, routing=routing, **trust)
-    if how.name in ("roofline-csv", "roofline-svg"):  # these have no room for it
-        print_note(counted_line(found.target, found.workload))
     inputs = [p for p in (Path(target), Path(routing)) if p.exists()]
     emit(how.text(found, terminal_width(output)), output, inputs=inputs)
     return found.exit_code

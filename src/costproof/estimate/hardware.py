@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from costproof.ledger.errors import BadInput, Problems
 from costproof.ledger.schema import FileKind, load
@@ -85,6 +85,16 @@ class Device:
     """Bytes per second to the other devices of a machine, in one direction."""
     clock: DeviceFigure | None = None
     """Hz at which the peaks are reached."""
+    module_call: DeviceFigure | None = None
+    """Host nanoseconds of one call of a module, without its operators: ``Module.__call__``, hooks and ``forward``."""
+    operator_dispatch: DeviceFigure | None = None
+    """Host nanoseconds of one operator that is called from Python, without its launches: dispatcher and allocator."""
+    kernel_launch: DeviceFigure | None = None
+    """Host nanoseconds of the runtime's call that enqueues one kernel; absent on a processor."""
+    launch_latency: DeviceFigure | None = None
+    """Nanoseconds from the enqueueing of a kernel to its start on an idle device; absent on a processor."""
+    graph_replay: DeviceFigure | None = None
+    """Nanoseconds that one replay of a CUDA graph takes besides its kernels; absent on a processor."""
 
     def peak(self, dtype: str) -> DevicePeak | None:
         """Return the largest dense peak of a dtype on any unit, or ``None`` if no source gives one."""
@@ -101,17 +111,21 @@ class Device:
         return next((peak for peak in map(self.peak, (dtype, *narrower)) if peak is not None), None)
 
     def or_faster(self, other: Device) -> Device:
-        """Return the device with the higher of two measurements for each rate: other work slowed the lower one."""
+        """Return the device with the better of two measurements of each figure: other work slowed the worse one."""
         rates = {p.dtype: p.flops for p in self.peaks}
         higher = {p.dtype: p for p in other.peaks if p.flops > rates.get(p.dtype, 0)}
         peaks = {p.dtype: p for p in self.peaks} | higher
         widths = [width for width in (self.bandwidth, other.bandwidth) if width is not None]
         best = max(widths, key=lambda width: width.value, default=None)
-        return replace(self, peaks=tuple(peaks.values()), bandwidth=best)
+        host: dict[str, Any] = {}
+        for name in HOST_FIGURES:
+            known = [figure for figure in (getattr(self, name), getattr(other, name)) if figure is not None]
+            host[name] = min(known, key=lambda figure: figure.value, default=None)
+        return replace(self, peaks=tuple(peaks.values()), bandwidth=best, **host)
 
     def figures(self) -> dict[str, DeviceFigure]:
         """Return the known figures besides the peaks."""
-        named = {name: getattr(self, name) for name in FIGURES}
+        named = {name: getattr(self, name) for name in (*FIGURES, *HOST_FIGURES)}
         return {name: figure for name, figure in named.items() if figure is not None}
 
 
@@ -136,10 +150,18 @@ FIGURES: Final[dict[str, tuple[str, str, int]]] = {
     "clock": ("clock", "Hz", 10**7),
 }
 """Name -> title, unit, and lower limit: a smaller value was given in another unit."""
+HOST_FIGURES: Final[dict[str, tuple[str, str, int]]] = {
+    "module_call": ("host time of one module call", "ns", 100),
+    "operator_dispatch": ("host time of one operator", "ns", 100),
+    "kernel_launch": ("host time to enqueue one kernel", "ns", 100),
+    "launch_latency": ("from the enqueueing of a kernel to its start", "ns", 100),
+    "graph_replay": ("one replay of a CUDA graph, besides its kernels", "ns", 100),
+}
+"""As :data:`FIGURES`, for an eager run on a machine; no data sheet gives them, ``machine --measure`` writes them."""
 _LEAST_PEAK: Final = 10**7
 """Lower limit of a peak: slow dtypes on a busy processor reach 10^9, values given in GFLOP/s are below the limit."""
 
-DEVICE: Final = FileKind(name="costproof/device", version=(1, 0), type=Device)
+DEVICE: Final = FileKind(name="costproof/device", version=(1, 1), type=Device)
 _FOLDER: Final = Path(__file__).parent / "devices"
 _AGAIN: Final = "costproof machine --measure -o FILE writes one; costproof machine h100-sxm -f json prints one"
 
@@ -197,7 +219,7 @@ def _problems(found: Device) -> Iterator[BadInput]:
         if times > 1:
             yield BadInput("a peak is there twice", where="$.peaks", got=f"{dtype}, {sparsity}, {unit}")
     for name, figure in found.figures().items():
-        _, of, least = FIGURES[name]
+        _, of, least = {**FIGURES, **HOST_FIGURES}[name]
         yield from _quote_problems(found, figure.quotes, f"$.{name}")
         if not least <= figure.value <= LARGEST_FIGURE:
             expected = f"{of}, from {least:,} to {LARGEST_FIGURE:,}"

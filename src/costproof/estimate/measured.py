@@ -9,20 +9,29 @@ If a forward never ran, nothing is measured; its parts then add up to the replay
 
 A time in nanoseconds is split as
 
-    measured = floor + traffic + shapes + other + dispatch + movement + experts + residual + jitter
+    measured = floor + traffic + shapes + other + movement + experts      the work: device-bound on a GPU
+             + python + dispatch + launch + synchronisation               host-bound
+             + residual + jitter
 
 *Floor*: the products at their peak, or the compulsory traffic of the stage at the bandwidth, whichever takes longer.
-*Traffic*: what the roofline bounds of the modules, one after another, take beyond it. The next five are the time of the
-operators beyond these bounds, each operator timed in isolation (:mod:`costproof.tracers.replay`). *Dispatch*: every
-call takes at least as long as the fastest operator of the stage, which is the dispatcher on a processor and the minimal
-kernel on a GPU. Of the rest, *shapes* is the time of products (whose shapes do not reach the peak), *movement* that of
+*Traffic*: what the roofline bounds of the modules, one after another, take beyond it. The next four are the time of the
+operators beyond these bounds: *shapes* is the time of products (whose shapes do not reach the peak), *movement* that of
 copies, casts, views and look-ups, *experts* that of all operators in modules of routed experts, and *other* the
 remainder. The bound of a module is subtracted from the first of products, experts, other and movement that it has.
 
-*Residual*: the fastest run minus the operators: launches and Python between them, less what caches and overlap save.
-*Jitter*: the median minus the fastest run.
+On a GPU the time of an operator is that of its kernels in the run, and the device is idle while it waits for the host
+(:mod:`costproof.estimate.clocks`): that time is *python* of modules, *dispatch* (dispatcher and allocator), *launch*,
+or *synchronisation*, by what the host did then.
 
-All but the floor, dispatch and jitter may be negative.
+On a processor one clock suffices, and nothing is launched. The time of an operator is that in isolation
+(:mod:`costproof.tracers.replay`). *Dispatch*: every call takes at least as long as the fastest operator of the stage,
+which is the dispatcher. *Python*: host time between the operators.
+
+*Residual*: the fastest run minus all of these. *Jitter*: the median minus the fastest run. If the calls of a run are
+not known on both clocks, the time of the operators in isolation is all that is predicted: python, launch and
+synchronisation are unknown then, and in the residual.
+
+All but the floor, jitter and the host-bound parts may be negative.
 """
 
 from __future__ import annotations
@@ -34,8 +43,9 @@ from fractions import Fraction
 from typing import Final, Literal
 
 from costproof.estimate.arithmetic import Arithmetic
+from costproof.estimate.clocks import HOST_TIMES, Forward, HostTime, StageClocks, VariantTime, stage_clocks
 from costproof.estimate.hardware import Device
-from costproof.estimate.roofline import LASTING, Rational, Roof, WorkBound
+from costproof.estimate.roofline import LASTING, BottleneckThreshold, Rational, Roof, WorkBound
 from costproof.ledger.errors import EXIT_FINDINGS, EXIT_INCOMPLETE, EXIT_OK
 from costproof.ledger.metrics import FLOOR, TRAFFIC, Conventions
 from costproof.ledger.node import CostNode, exact_sum, total
@@ -53,15 +63,22 @@ _MOVEMENT: Final = frozenset({"movement", "lookup"})
 
 @dataclass(frozen=True, slots=True)
 class TimeSplit:
-    """Nanoseconds that add up to the measured median, or to the replay if nothing ran."""
+    """Nanoseconds that add up to the measured median, or to the prediction if nothing ran. ``None`` adds nothing."""
 
     floor: Rational
     traffic: Rational
     shapes: Rational
     other: Rational
-    dispatch: Rational
     movement: Rational
     experts: Rational
+    python: Rational | None
+    """``None`` if the host time between operators is unknown."""
+    dispatch: Rational | None
+    """``None`` on a GPU whose two clocks are unknown."""
+    launch: Rational | None
+    """``None`` if the two clocks are unknown; 0 on a processor."""
+    synchronisation: Rational | None
+    """As :attr:`launch`."""
     residual: Rational | None
     """``None`` if nothing ran."""
     jitter: Rational | None
@@ -96,44 +113,75 @@ def work_kind(subject: str, in_experts: bool) -> WorkKind:
     return "products" if subject in _PRODUCTS else "movement" if subject in _MOVEMENT else "other"
 
 
+@dataclass(frozen=True, slots=True)
+class EagerCalls:
+    """The calls of an eager run in their order, measured or predicted, on both clocks."""
+
+    forwards: Mapping[str, Forward]
+    """Run -> its calls. A run without an entry has no clocks."""
+    kind_of: Callable[[str, str], WorkKind]
+    """Returns the kind of an operator in a module, see :func:`work_kind`."""
+    latency: int = 0
+    """Launch latency in nanoseconds; 0 on a processor."""
+    on_host: bool = True
+    """Whether operators run inside their calls, as on a processor."""
+
+
 def split_time(
-    floor: Fraction, roofs: Mapping[str, Fraction], works: Iterable[OperatorWork], time: Timing | None
+    floor: Fraction,
+    roofs: Mapping[str, Fraction],
+    works: Iterable[OperatorWork],
+    time: Timing | None,
+    clocks: StageClocks | None = None,
+    *,
+    on_host: bool = True,
 ) -> TimeSplit | None:
-    """Split a time into parts, or return ``None`` if a call could not be timed.
+    """Split a time into parts, or return ``None`` if the time of a call is unknown.
 
     Args:
         floor: nanoseconds of the lower bound of the stage.
         roofs: nanoseconds of the roofline bound of each module.
-        works: its operators.
+        works: its operators, with the times of their kernels, or in isolation.
         time: ``None`` if nothing ran.
+        clocks: host and device clock of the stage; ``None`` if unknown.
+        on_host: whether operators run inside their calls, as on a processor.
     """
-    least, replay = None, 0
+    least: int | None = None
     done = list(works)
     for work in done:
         if work.alone is None:
             return None
-        replay += work.calls * work.alone
         least = work.alone if least is None else min(least, work.alone)
-    dispatch = (least or 0) * sum(work.calls for work in done)
+    least = (least or 0) if on_host else 0
     beyond: Counter[WorkKind] = Counter()
     there: dict[str, set[WorkKind]] = {}
     for work in done:
-        beyond[work.kind] += work.calls * ((work.alone or 0) - (least or 0))
+        beyond[work.kind] += work.calls * ((work.alone or 0) - least)
         there.setdefault(work.module, set()).add(work.kind)
     parts: dict[WorkKind, Fraction] = {kind: Fraction(beyond[kind]) for kind in WORK_KINDS}
     for module, roof in roofs.items():
         parts[next((kind for kind in WORK_KINDS if kind in there.get(module, ())), "other")] -= roof
+    host: dict[HostTime, int | None] = {kind: None if clocks is None else getattr(clocks, kind) for kind in HOST_TIMES}
+    if on_host:  # the host time inside the calls is the work
+        host["dispatch"] = least * sum(work.calls for work in done)
+    known = sum(parts.values()) + sum(roofs.values()) + sum(spent or 0 for spent in host.values())
     fastest = None if time is None else min(time.runs)
+
+    def exact(value: Fraction | int | None) -> Rational | None:
+        return None if value is None else str(value)
+
     return TimeSplit(
-        str(floor), str(sum(roofs.values()) - floor), str(parts["products"]), str(parts["other"]), str(dispatch),
-        str(parts["movement"]), str(parts["experts"]),
-        None if fastest is None else str(fastest - replay),
-        None if time is None or fastest is None else str(time.median - fastest),
+        str(floor), str(sum(roofs.values()) - floor),
+        str(parts["products"]), str(parts["other"]), str(parts["movement"]), str(parts["experts"]),
+        exact(host["python"]), exact(host["dispatch"]), exact(host["launch"]), exact(host["synchronisation"]),
+        exact(None if fastest is None else fastest - known),
+        exact(None if time is None or fastest is None else time.median - fastest),
     )  # fmt: skip
 
 
 _NANO: Final = 10**9
 CONVENTION: Final = "the convention of the floor"
+ALONE: Final = "operators alone"
 NO_EXPERTS: Final[Mapping[str, int]] = {}
 TimePlace = tuple[str, str, str]
 """Run, stage, invocation; or run, stage, module."""
@@ -155,23 +203,42 @@ class MeasuredStage:
     """Bound of its modules, one after another."""
     replay: int | None
     """Nanoseconds of its operators, each timed in isolation; ``None`` if one of them could not be timed."""
+    predicted: int | None
+    """Nanoseconds that both clocks predict: on a GPU by the recurrence, on a processor the operators in isolation and
+    the Python between them. ``None`` if the clocks are unknown.
+    """
     measured: Timing | None
     """``None`` if nothing ran."""
     split: TimeSplit | None
-    """``None`` if FLOPs, bytes or the replay are not known."""
+    """``None`` if FLOPs, bytes or the times of operators are not known."""
     of_peak: Rational | None
     """FLOPs over time over the peak: model FLOPs utilization (MFU)."""
     of_bandwidth: Rational | None
     """Bytes at module boundaries over time over the bandwidth; more than 1 if caches serve them."""
     wrong: str = ""
     """Why the time is impossible, and whether device file, counts or clock may be wrong; empty if it is possible."""
+    clocks: StageClocks | None = None
+    """Host and device clock of the eager run; ``None`` if the calls were not measured or predicted."""
+    graph: VariantTime | None = None
+    """The stage as a CUDA graph; ``None`` if that was not tried."""
+    compiled: VariantTime | None = None
+    """The stage under ``torch.compile``; ``None`` if that was not tried."""
 
     @property
     def error(self) -> Fraction | None:
-        """Relative error of the replay as a prediction of the median, without sign; ``None`` if either is missing."""
-        if self.replay is None or self.measured is None:
+        """Relative error of the prediction of the median, without sign; ``None`` if either is missing.
+
+        The prediction is that of the operators in isolation if the clocks are unknown.
+        """
+        predicted = self.replay if self.predicted is None else self.predicted
+        if predicted is None or self.measured is None:
             return None
-        return abs(Fraction(self.replay - self.measured.median, max(1, self.measured.median)))
+        return abs(Fraction(predicted - self.measured.median, max(1, self.measured.median)))
+
+    @property
+    def device_alone(self) -> int | None:
+        """Nanoseconds of the clock that does the work: the kernels; without any, the operators in isolation."""
+        return self.replay if self.clocks is None or not self.clocks.launches else self.clocks.device
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +282,20 @@ class MeasuredOperator:
 
 
 @dataclass(frozen=True, slots=True)
+class ClockBorder:
+    """From which value of a setting on the device clock of a stage is longer than its host clock.
+
+    It is assumed that the host clock stays as it is, since the same operators are called, and that the device clock is
+    proportional to max(FLOP / peak, bytes at the module boundary / bandwidth) of the stage, by its formulas.
+    """
+
+    run: str
+    """The forward whose clocks these are."""
+    invocation: str
+    border: BottleneckThreshold
+
+
+@dataclass(frozen=True, slots=True)
 class Measurement:
     """Times of a run with their bounds, or of its operators if the run was only predicted."""
 
@@ -235,6 +316,8 @@ class Measurement:
     """Distinct calls, those with the longest total time first."""
     parts: tuple[MeasuredPart, ...] = ()
     """Parts, the longest first."""
+    borders: tuple[ClockBorder, ...] = ()
+    """Where the device begins to bind; empty on a processor, and for a target without formulas."""
 
     @property
     def name(self) -> str:
@@ -248,7 +331,7 @@ class Measurement:
 
     @property
     def median_error(self) -> Fraction:
-        """Median error of the replay over the rows."""
+        """Median error of the predictions over the rows."""
         return median_error(self.rows)
 
     @property
@@ -267,12 +350,20 @@ class Measurement:
 
 
 def median_error(found: Iterable[MeasuredStage]) -> Fraction:
-    """Return the median error of the replay over some rows, the larger middle one of an even number; 0 without rows."""
+    """Return the median error of predictions, of the middle two the larger; 0 without any."""
     errors = sorted(row.error for row in found if row.error is not None)
     return errors[len(errors) // 2] if errors else Fraction(0)
 
 
-MEASUREMENT: Final = FileKind(name="costproof/measured", version=(3, 3), type=Measurement)
+@dataclass(frozen=True, slots=True)
+class StageVariants:
+    """Times of stages that do not run eagerly. A stage that was not tried in a form has no entry there."""
+
+    graph: Mapping[TimePlace, VariantTime]
+    compiled: Mapping[TimePlace, VariantTime]
+
+
+MEASUREMENT: Final = FileKind(name="costproof/measured", version=(4, 0), type=Measurement)
 
 
 def stage_times(
@@ -282,6 +373,8 @@ def stage_times(
     of: Roof,
     arithmetic: Arithmetic,
     routed: Mapping[str, int] = NO_EXPERTS,
+    eager: EagerCalls | None = None,
+    variants: StageVariants | None = None,
 ) -> tuple[MeasuredStage, ...]:
     """Return the times of every stage that was timed, or whose operators were.
 
@@ -292,42 +385,54 @@ def stage_times(
         of: the roofline of the device.
         arithmetic: the dtypes of the operators.
         routed: module of routed experts -> bytes of the weights that one of its calls reads at least.
+        eager: the calls of the run on both clocks; ``None`` if they were not measured.
+        variants: times as CUDA graphs and compiled; ``None`` if they were not measured.
     """
     nodes: dict[TimePlace, list[CostNode]] = {}
     for run, costs in forwards.items():
         for node in costs:
             nodes.setdefault((run, node.stage, node.invocation), []).append(node)
-    return tuple(
-        _row(place, nodes.get(place, []), time, works.get(place, ()), of, arithmetic, routed)
-        for place, time in times.items()
-    )
+    on_host = eager is None or eager.on_host
+    clocks: dict[TimePlace, StageClocks] = {}
+    kernels: dict[TimePlace, list[OperatorWork]] = {}
+    if eager is not None:
+        for run, forward in eager.forwards.items():
+            clocks |= {(run, *stage): found for stage, found in stage_clocks(forward, eager.latency).items()}
+            for stage, calls in () if on_host else forward:
+                kernels.setdefault((run, *stage), []).extend(
+                    OperatorWork(c.module, eager.kind_of(c.operator, c.module), 1, c.device)
+                    for c in calls
+                    if c.operator
+                )
 
+    def row(place: TimePlace, time: Timing | None) -> MeasuredStage:
+        own, alone, both = nodes.get(place, []), works.get(place, ()), clocks.get(place)
+        roofs = _roofs(own, of, arithmetic)
+        roof = of.one_after_another(roofs.values())
+        moved = total(own, FLOOR) or exact_sum(total(own, metric) for metric in LASTING)
+        floor = of.work(arithmetic.of_nodes(own), moved)
+        replay = exact_sum(work.spent for work in alone)
+        predicted = None if both is None else both.both
+        if both is not None and on_host:  # the host time inside the calls is the work, which is known better
+            predicted = exact_sum((replay, both.python))
+        split = None
+        if floor.seconds is not None and roof.seconds is not None:
+            known = {module: Fraction(b.seconds or 0) * _NANO for module, b in roofs.items()}
+            work = alone if on_host or both is None else kernels[place]
+            split = split_time(Fraction(floor.seconds) * _NANO, known, work, time, both, on_host=on_host)
+        spent = None if time is None else time.median
+        shares = _share(roof.flops, spent, of.flops), _share(roof.bytes, spent, of.bandwidth)
+        certain = of.bound(floor.flops, exact_sum((floor.bytes, -_spared_bytes(own, routed))), floor.least)
+        wrong = _impossibility(certain, None if time is None else min(time.runs), replay)
+        graph = None if variants is None else variants.graph.get(place)
+        compiled = None if variants is None else variants.compiled.get(place)
+        for name, form in (("as a CUDA graph", graph), ("compiled", compiled)):
+            if not wrong and form is not None and form.time is not None:
+                # Replays of one stage find its weights in the caches: only products are certain.
+                wrong = _impossibility(of.bound(floor.flops, 0, floor.least), min(form.time.runs), form=name)
+        return MeasuredStage(*place, floor, roof, replay, predicted, time, split, *shares, wrong, both, graph, compiled)
 
-def _row(
-    place: TimePlace,
-    nodes: list[CostNode],
-    time: Timing | None,
-    works: Sequence[OperatorWork],
-    of: Roof,
-    arithmetic: Arithmetic,
-    routed: Mapping[str, int],
-) -> MeasuredStage:
-    roofs = _roofs(nodes, of, arithmetic)
-    roof = of.one_after_another(roofs.values())
-    moved = total(nodes, FLOOR) or exact_sum(total(nodes, metric) for metric in LASTING)
-    floor = of.work(arithmetic.of_nodes(nodes), moved)
-    spent = None if time is None else time.median
-    replay = exact_sum(work.spent for work in works)
-    of_peak, of_bandwidth = _share(roof.flops, spent, of.flops), _share(roof.bytes, spent, of.bandwidth)
-    parts = None
-    if floor.seconds is not None and roof.seconds is not None:
-        known = {module: Fraction(b.seconds or 0) * _NANO for module, b in roofs.items()}
-        parts = split_time(Fraction(floor.seconds) * _NANO, known, works, time)
-    certain = of.bound(floor.flops, exact_sum((floor.bytes, -_spared_bytes(nodes, routed))), floor.least)
-    fastest = None if time is None else min(time.runs)
-    return MeasuredStage(
-        *place, floor, roof, replay, time, parts, of_peak, of_bandwidth, _impossibility(certain, fastest, replay)
-    )
+    return tuple(row(place, time) for place, time in times.items())
 
 
 def _spared_bytes(nodes: Iterable[CostNode], routed: Mapping[str, int]) -> int:
@@ -388,7 +493,7 @@ def part_times(
             least = of.bound(roof.flops, None if weights is None else weights - _spared_bytes(own, routed), roof.least)
             # Experts with a module each are counted together: their operators are those of other parts.
             apart = not alone or any(n.owner == "experts" for n in own)
-            wrong = "" if apart else _impossibility(least, alone, operators=True)
+            wrong = "" if apart else _impossibility(least, alone, form=ALONE)
             ran = [times[run, stage, module] for module in modules if (run, stage, module) in times]
             measured = Timing(tuple(map(sum, zip(*ran, strict=True)))) if ran else None
             if not wrong and not apart and measured is not None:
@@ -399,23 +504,22 @@ def part_times(
     return tuple(sorted(found, key=lambda row: (row.replay is not None, -(row.replay or 0))))
 
 
-def _impossibility(floor: WorkBound, spent: int | None, replay: int | None = None, *, operators: bool = False) -> str:
+def _impossibility(floor: WorkBound, spent: int | None, replay: int | None = None, *, form: str = "") -> str:
     """Return why a time is impossible, or an empty text.
 
     Args:
         floor: the bound.
         spent: the time.
         replay: time of the same work in isolation, which separates errors of the stage clock from other causes.
-        operators: whether the time is that of operators in isolation.
+        form: what the time is of, unless it is that of an eager run: ``operators alone``.
     """
     if spent is None or floor.seconds is None or spent >= (least := Fraction(floor.seconds) * _NANO):
         return ""
     what, figure = ("FLOPs", "peak") if floor.bound == "compute" else ("bytes", "bandwidth")
     ratio = Fraction(least, max(1, spent))
     ran = f"ran at {ratio.numerator * 100 // ratio.denominator} % of the {figure} in the device file"
-    if operators or replay is None:
-        suspects = f"{CONVENTION}, the file, the {what}, or the clock"
-        return f"{'operators alone, ' if operators else ''}{ran}: {suspects}"
+    if replay is None:
+        return f"{form and f'{form}, '}{ran}: {CONVENTION}, the file, the {what}, or the clock"
     if replay < least:
         return f"{ran}, its operators alone too: {CONVENTION}, the file, or the {what}"
     return f"{ran}, its operators alone did not: the clock"

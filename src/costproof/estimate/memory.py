@@ -116,13 +116,31 @@ class Fits:
     """The largest known :attr:`StageMemory.peak_bytes` of the stages; ``None``: none is known."""
     stages: tuple[StageMemory, ...]
     limits: tuple[MemoryLimit, ...]
+    stored_bytes: int | None = None
+    """The weights as a quantised checkpoint stores them; ``None``: it is not quantised, or its layout is not known."""
+    stored_format: str = ""
+    """The formats that :attr:`stored_bytes` is for."""
+    unpacked_bytes: int | None = None
+    """The largest quantised matrix in the dtype of the run, which a kernel may unpack before it multiplies."""
     buffers_bytes: int | None = None
     """All registered buffers of the model, persistent or not; ``None``: not known."""
+    notes: tuple[str, ...] = ()
+    """Notes of the sources on how they counted and on what they left out."""
 
     @property
     def name(self) -> str:
         """``TARGET at WORKLOAD``, and the device."""
         return f"{self.target.title} at {self.workload.name}" + (f" on {self.device.name}" if self.device else "")
+
+    @property
+    def held_weights(self) -> int | None:
+        """Weights as they are held: stored ones if their layout is known, else those of the run."""
+        return self.weights_bytes if self.stored_bytes is None else self.stored_bytes
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the bytes of weights and cache are those of the checkpoint."""
+        return not {*self.target.quantised} - (set() if self.stored_bytes is None else {"weights"})
 
     @property
     def certain_bytes(self) -> int | None:
@@ -132,12 +150,13 @@ class Fits:
     @property
     def lasting_bytes(self) -> int | None:
         """Weights, and buffers if they are known: allocated before and after the run."""
-        return None if self.weights_bytes is None else self.weights_bytes + (self.buffers_bytes or 0)
+        return None if self.held_weights is None else self.held_weights + (self.buffers_bytes or 0)
 
     @property
     def bound_bytes(self) -> int | None:
-        """Weights, buffers, cache and the upper bound of activations."""
-        return exact_sum((self.weights_bytes, self.buffers_bytes, self.cache_bytes, self.activations_bytes))
+        """Weights, buffers, cache, the upper bound of activations, and an unpacked matrix."""
+        parts = (self.held_weights, self.buffers_bytes, self.cache_bytes, self.activations_bytes)
+        return exact_sum((*parts, self.unpacked_bytes or 0))
 
     @property
     def least_bytes(self) -> int | None:
@@ -156,15 +175,15 @@ class Fits:
         """Upper bound: weights, buffers and the sum of all peaks; if a peak is not known, :attr:`bound_bytes`."""
         if self.peaks_bytes is None or self.weights_bytes is None:
             return self.bound_bytes
-        return exact_sum((self.weights_bytes, self.buffers_bytes, self.peaks_bytes))
+        return exact_sum((self.held_weights, self.buffers_bytes, self.peaks_bytes, self.unpacked_bytes or 0))
 
     @property
     def verdict(self) -> FitVerdict:
         """``does not fit`` if the lower bound is too large, ``fits`` if the upper bound is not, else ``not known``.
 
-        Memory of the runtime itself is not included. The bytes of a quantised checkpoint are not known.
+        Memory of the runtime itself is not included. The bytes of a quantised checkpoint may not be known.
         """
-        if self.target.quantised:
+        if not self.is_known:
             return "not known"
         if self.least_bytes is not None and self.least_bytes > self.memory_bytes:
             return "does not fit"
@@ -176,7 +195,7 @@ class Fits:
         return _EXIT[self.verdict]
 
 
-FITS: Final = FileKind(name="costproof/fits", version=(3, 2), type=Fits)
+FITS: Final = FileKind(name="costproof/fits", version=(3, 3), type=Fits)
 
 
 def parse_size(text: str, where: str) -> int:

@@ -9,8 +9,9 @@ module by itself, one after another, with its traffic at the module boundary as 
 *Floor*: the products of a stage that every implementation of the same result has, each at the peak of the dtype that it
 is multiplied in, and its compulsory traffic, whatever is fused: each input, weight and result once a call, and the
 cache read and written once. Scores that a causal mask or a window hides are in no bound; they are in the FLOPs, by
-convention. If a source does not count the compulsory traffic, activations are left out, and a table that two modules
-read counts twice. Vector work is in no bound: other units compute it concurrently.
+convention. Of routed experts the floor has those of one token a call, since all tokens may choose alike. If a source
+does not count the compulsory traffic, activations are left out, and a table that two modules read counts twice. Vector
+work is in no bound: other units compute it concurrently.
 
 All numbers are rational; S. Williams, A. Waterman, D. Patterson, "Roofline", CACM 52 (2009).
 """
@@ -19,7 +20,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from fractions import Fraction
 from typing import Final, Literal
@@ -95,7 +96,7 @@ class StageBound:
     unfused: WorkBound | None = None
     """As :attr:`modules`, with the bytes of every operator; ``None`` if the source does not count them."""
     full: WorkBound | None = None
-    """As :attr:`floor`, with all headline FLOPs; ``None`` if the bound is the same."""
+    """As :attr:`floor`, with all headline FLOPs and all counted experts; ``None`` if the bound is the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +159,8 @@ class Roofline:
     """Whether the counts contain the products that other implementations skip, and the class runs no more experts than
     its configuration names; if not, the floor includes such work.
     """
+    notes: tuple[str, ...] = ()
+    """Notes of the sources on how they counted and on what they left out."""
 
     @property
     def name(self) -> str:
@@ -170,7 +173,7 @@ class Roofline:
         return EXIT_INCOMPLETE if self.run.modules.seconds is None or self.target.quantised else EXIT_OK
 
 
-ROOFLINE: Final = FileKind(name="costproof/roofline", version=(1, 4), type=Roofline)
+ROOFLINE: Final = FileKind(name="costproof/roofline", version=(1, 5), type=Roofline)
 _AGAIN: Final = "costproof roofline TARGET --on DEVICE -o roofline.json"
 _EXACT: Final = re.compile(r"[0-9]{1,300}(/[0-9]{1,300})?")
 _LARGEST: Final = 10**100
@@ -370,9 +373,16 @@ def choose_source(side: Baseline, source: str | None = None, needed: Iterable[Me
 
 
 def bounds(
-    folded: Folded, of: Roof, arithmetic: Arithmetic
+    folded: Folded, of: Roof, arithmetic: Arithmetic, *, routed: bool = False
 ) -> tuple[StageBound, tuple[StageBound, ...], tuple[PartBound, ...]]:
-    """Return the bounds of the whole run, of its stages and of their parts."""
+    """Return the bounds of the whole run, of its stages and of their parts.
+
+    Args:
+        folded: the counts.
+        of: the roofline of the device.
+        arithmetic: the dtypes of the operators.
+        routed: whether the experts that the counts read are those of a routing, which the floor then has too.
+    """
 
     def within(stage: str, moving: tuple[Metric, ...], spared: Metric = "") -> Iterator[tuple[str, WorkBound]]:
         for part, kinds in sorted(folded.rows.get(stage, {}).items()):
@@ -393,7 +403,8 @@ def bounds(
         moved = folded.total(FLOOR, stage) or exact_sum(folded.total(metric, stage) for metric in LASTING)
         every = of.bound(work.flops, moved, work.full)
         rows = [costs for kinds in folded.rows.get(stage, {}).values() for costs in kinds.values()]
-        floor = of.work(work, _without(moved, (costs.get(SPARED_AT_FLOOR, 0) for costs in rows)))
+        spared = [costs.get(SPARED_AT_FLOOR, 0) for costs in rows]
+        floor = of.work(work, _without(moved, spared if routed else [*spared, _spared_experts(rows)]))
         full.append(every)
         other = None if every.seconds == floor.seconds else every
         modules = of.one_after_another(own)
@@ -407,6 +418,21 @@ def bounds(
         of.one_after_another(full) if any(s.full for s in stages) else None,
     )
     return run, tuple(stages), tuple(parts)
+
+
+def _spared_experts(rows: Sequence[Mapping[Metric, int | None]]) -> int | None:
+    """Return the bytes of experts that are read in a stage, without those that one token of a call passes."""
+    calls = min((costs["calls"] or 0 for costs in rows if costs.get("calls")), default=0)
+    spared = []
+    for costs in rows:
+        whole, active, held, read = (
+            costs.get(m, 0) for m in ("params", "params_active", "weight_bytes", "weight_read_bytes")
+        )
+        if whole is None or active is None or held is None or read is None:
+            spared.append(None if whole != active or read is None else 0)
+        elif active < whole:
+            spared.append(max(0, min(read, held * calls) - held * active // whole * calls))
+    return exact_sum(spared)
 
 
 def _without(moved: int | None, spared: Iterable[int | None]) -> int | None:

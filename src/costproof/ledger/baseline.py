@@ -68,6 +68,8 @@ class Folded:
     """For a target without roles, the parts whose modules differ in cost, submodules included."""
     bounds: bool = False
     """See :class:`~costproof.ledger.node.Ledger`."""
+    notes: tuple[str, ...] = ()
+    """Notes of the source on how it counted and on what it left out."""
 
     def items(self) -> Iterator[tuple[BaselineRow, int | None]]:
         """Yield all rows with their numbers, in a fixed order."""
@@ -116,8 +118,13 @@ class Baseline:
         """Return ``TARGET at WORKLOAD``."""
         return f"{self.target.title} at {self.workload.name}"
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Return the notes of all sources, each once."""
+        return tuple(dict.fromkeys(note for _, folded in sorted(self.sources.items()) for note in folded.notes))
 
-BASELINE: Final = FileKind(name="costproof/baseline", version=(3, 0), type=Baseline)
+
+BASELINE: Final = FileKind(name="costproof/baseline", version=(3, 1), type=Baseline)
 
 
 _AGAIN: Final = "costproof capture TARGET -f baseline -o FILE; make baselines writes those of the built-in targets"
@@ -218,8 +225,9 @@ def fold_ledger(ledger: Ledger, roles: Mapping[str, str]) -> Folded:
             add(op.stage, op.module, op.op, metric, None)
     uneven = () if roles else _uneven(ledger)
     found = Folded(
-        ledger.metrics, ledger.stages, rows, {}, ledger.conventions, _versions(ledger.nodes), uneven, ledger.bounds
-    )
+        ledger.metrics, ledger.stages, rows, {}, ledger.conventions, _versions(ledger.nodes), uneven, ledger.bounds,
+        ledger.notes,
+    )  # fmt: skip
     for metric in (m for m in METRICS if m in STAGE_WIDE and m in ledger.metrics):
         by_stage, once = exact_sum(found.total(metric, s) for s in ledger.stages), ledger.total(metric)
         if by_stage != once:

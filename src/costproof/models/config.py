@@ -7,20 +7,18 @@ import json
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from dataclasses import asdict, fields, is_dataclass, replace
 from numbers import Integral
 from pathlib import Path
-from typing import Any, ClassVar, Final, Generic, Self, TypeVar
+from typing import Any, ClassVar, Final, Self, TypeVar
 
 from costproof.analytic.mlp import ACTIVATION_FLOPS
 from costproof.ledger.errors import BadInput, CostproofError, Problems, did_you_mean
 from costproof.ledger.files import read_configuration
-from costproof.ledger.metrics import Conventions
-from costproof.ledger.run import RunOptions
-from costproof.ledger.workload import NO_CLASS, Dtype, TargetInfo, Workload
-from costproof.models.checkpoint import PLAIN, Stored, stored, without, without_dtype
+from costproof.ledger.workload import NO_CLASS
 from costproof.models.config_keys import type_of_class
 from costproof.models.config_reader import LARGEST, MOST_LAYERS, Section, shown
+from costproof.weights.stored import without, without_dtype
 
 
 class Config(ABC):
@@ -51,101 +49,6 @@ class Config(ABC):
 
 
 C = TypeVar("C", bound=Config)
-
-
-@dataclass(frozen=True, slots=True)
-class Configured(ABC, Generic[C]):
-    """Base class of targets that have one configuration. Instances are picklable."""
-
-    config: C
-    name: str
-    options: RunOptions = field(default_factory=RunOptions)
-    cut: tuple[tuple[str, str], ...] = ()
-    """What ``options.layers`` left out of ``config``, which is cut already."""
-    whole: C | None = None
-    """The configuration before it was cut; ``None`` if it was not."""
-    published: C | None = None
-    """What differences are told from; ``None``: the family's own."""
-    is_known: bool = True
-    """Whether differences are told: a file of a model that nobody listed may be published as it is."""
-    stored: Stored = PLAIN
-    """How the checkpoint of ``config`` stores its weights."""
-    stages: ClassVar[tuple[str, ...]]
-
-    @abstractmethod
-    def first_layers(self, layers: int) -> tuple[C, dict[str, str]]:
-        """Return the configuration truncated to its first layers, and the cuts: ``decoder layers`` -> ``2 of 12``.
-
-        Raises:
-            BadInput: the model has no such number of layers, or cannot be cut so.
-        """
-
-    @abstractmethod
-    def problems(self, workload: Workload) -> list[CostproofError]:
-        """Return a problem for each reason why the model cannot run a workload."""
-
-    def with_keys(self, changes: Mapping[str, Any]) -> Self:
-        """Return the same model with other values for some configuration keys.
-
-        Raises:
-            Problems: as :func:`~costproof.models.config.with_keys`.
-        """
-        return replace(self, config=with_keys(self.config, changes))
-
-    def normalised(self) -> str:
-        """Return the configuration as JSON text."""
-        return json.dumps(self.config.normalised(), sort_keys=True)
-
-    def info(self) -> TargetInfo:
-        """Return the target as plain data."""
-        return TargetInfo(
-            name=self.name,
-            implementation="native",
-            config_hash=self.config.config_hash(),
-            symbols=self.config.symbols(),
-            stages=self.stages,
-            waived=dict(self.config.waived),
-            cut=dict(self.cut),
-            changed=changes(self.whole or self.config, self.published or type(self.config)())
-            if self.is_known
-            else None,
-            config=keys_of(self.config),
-            quantised=dict(self.stored.quantised),
-        )
-
-    @property
-    def dtype(self) -> Dtype:
-        """Return the default dtype of a run: the one that the configuration names, or bfloat16."""
-        return self.stored.dtype or "bfloat16"
-
-    def with_options(self, options: RunOptions) -> Self:
-        """Return the same model with other run options; with ``layers``, truncated by :meth:`first_layers`."""
-        options.check()
-        if options.layers is None or options.layers == self.options.layers:
-            return replace(self, options=options)
-        if self.cut:
-            raise BadInput("the model is cut already", where="--layers", got=options.layers)
-        small, cut = self.first_layers(options.layers)
-        return replace(self, config=small, options=options, cut=tuple(cut.items()), whole=self.config)
-
-    def uncut(self) -> Self:
-        """Return the model with all its layers."""
-        return replace(self, config=self.whole or self.config, options=RunOptions(), cut=(), whole=None)
-
-    def conventions(self, workload: Workload) -> Conventions:
-        """Return the conventions of all numbers for a workload."""
-        return Conventions(
-            logits=workload.logits,
-            expert_kernel=workload.experts,
-            attention=workload.attention,
-            dtype=workload.dtype,
-        )
-
-    def check(self, workload: Workload) -> None:
-        """Check that the model can run the workload."""
-        problems = self.problems(workload)
-        if problems:
-            raise Problems("the workload cannot be run", problems)
 
 
 class NativeConfig(Config):
@@ -181,46 +84,6 @@ class NativeConfig(Config):
         if problems:
             raise Problems(f"the configuration {path} cannot be used", problems)
         return config
-
-
-N = TypeVar("N", bound=NativeConfig)
-
-
-@dataclass(frozen=True, slots=True)
-class Native(Configured[N]):
-    """Target that is a class of transformers with one configuration."""
-
-    model_types: ClassVar[tuple[str, ...]]
-    """The types of configurations that the family reads."""
-    released: ClassVar[Stored] = Stored()
-    """How the published checkpoint of the default configuration stores its weights."""
-
-    @classmethod
-    def default(cls) -> Self:
-        """Return the target with the published configuration."""
-        return cls(stored=cls.released)  # type: ignore[call-arg]
-
-    @classmethod
-    def from_file(cls, path: Path) -> Self:
-        """Return the target of a ``config.json``, and recognise a published configuration."""
-        usual = cls.default()
-        data = read_configuration(path)
-        config = type(usual.config).of(data, path)
-        published = next((p for p in usual.every_published() if p.normalised() == config.normalised()), None)
-        known = published is not None
-        return replace(usual, config=config, published=published, is_known=known, stored=stored(data, path))
-
-    def every_published(self) -> tuple[N, ...]:
-        """Return the default configuration of the family and those of its known models."""
-        from costproof.models.known import KNOWN
-
-        return (self.config, *(put(self.config, known.config) for known in KNOWN if known.family == self.name))
-
-    @classmethod
-    def from_normalised(cls, text: str) -> Self:
-        """Return the target of a configuration that a certificate holds."""
-        usual = cls.default()
-        return replace(usual, config=type(usual.config)(**json.loads(text)))
 
 
 def activation(top: Section, key: str, usual: str) -> str:

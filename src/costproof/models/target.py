@@ -18,6 +18,8 @@ from costproof.models.specs import Built, ExportJob, Run, Truncation
 if TYPE_CHECKING:
     from torch import nn
 
+    from costproof.weights.stored import Stored
+
 
 @dataclass(frozen=True, slots=True)
 class Setting:
@@ -152,6 +154,20 @@ class WithValues(Target, Protocol):
 
     def with_values(self, workload: Workload) -> Workload:
         """Return the workload with these values in its arguments."""
+        ...
+
+
+@runtime_checkable
+class WithStorage(Target, Protocol):
+    """Target whose checkpoint has a known form on disk."""
+
+    @property
+    def stored(self) -> Stored:
+        """Return what the files of the checkpoint say about it."""
+        ...
+
+    def build_stored(self) -> nn.Module:
+        """Return the model on the meta device in the dtype of what its checkpoint does not quantise."""
         ...
 
 

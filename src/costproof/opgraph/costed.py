@@ -14,8 +14,9 @@ from costproof.ledger.errors import BadInput
 from costproof.ledger.node import UnknownOp, exact_sum
 from costproof.opgraph.graph import Graph, OpCall, Size, Value
 from costproof.opgraph.regions import R, Region, RegionTraffic, ViewPart, region_traffic, resolve_views, view_parts
+from costproof.opgraph.rules.attention import SDPA, mask_misfit
 from costproof.opgraph.rules.cost import OpCost
-from costproof.opgraph.rules.names import source_kind
+from costproof.opgraph.rules.names import canonical, source_kind
 from costproof.opgraph.rules.registry import UnknownCost, cost_of, transforms
 
 
@@ -112,6 +113,13 @@ def known_at_sizes(costed: CostedGraph, values: Mapping[str, int]) -> tuple[str,
     """Return operators that are unknown in symbols but known at the given sizes, such as a Fourier transform."""
     known = (source_kind(op.name) for op in _unknown_calls(costed, values) if isinstance(cost_of(op), OpCost))
     return tuple(dict.fromkeys(known))
+
+
+def failing_at_sizes(costed: CostedGraph, values: Mapping[str, int]) -> str:
+    """Return why an attention call fails at the given sizes, of those that only sizes decide; empty if none fails."""
+    ops = tuple(op for op in costed.graph.ops if canonical(op.name) in SDPA and mask_misfit(op, at_sizes=True))
+    costs = (cost_of(op) for op in substitute_sizes(replace(costed.graph, ops=ops), values).ops) if ops else ()
+    return next((cost.why for cost in costs if isinstance(cost, UnknownCost)), "")
 
 
 def _unknown_calls(costed: CostedGraph, values: Mapping[str, int]) -> tuple[OpCall, ...]:

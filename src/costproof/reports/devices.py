@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from costproof.estimate.hardware import FIGURES, Device, DeviceFigure, DevicePeak
+from costproof.estimate.hardware import FIGURES, HOST_FIGURES, Device, DeviceFigure, DevicePeak
 from costproof.reports.escape import visible
 from costproof.reports.screen import align_table, fill_lines
 from costproof.views.numbers import exact, human
@@ -47,8 +47,11 @@ def _lines(device: Device) -> Iterator[str]:
         yield from (f"  [{q.source}] {q.text}" for q in peak.quotes)
     if not device.peaks:
         yield from ("", "no peak is known")
-    for name, (title, unit, _) in FIGURES.items():
-        figure = device.figures().get(name)
+    known = device.figures()
+    for name, (title, unit, _) in {**FIGURES, **HOST_FIGURES}.items():
+        figure = known.get(name)
+        if figure is None and name in HOST_FIGURES:
+            continue
         yield ""
         if figure is None:
             yield f"{UNKNOWN}: {title}"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 from costproof.estimate.memory import Fits, HeldKind, MemoryLimit
-from costproof.ledger.workload import counted_line, quantised_clause
+from costproof.ledger.workload import TargetInfo, counted_line, quantised_clause
 from costproof.reports.document import Block, Code, Document, DocumentSection, Form, Items, Prose, Table, plain_text
+from costproof.views.describe import note_lines
 from costproof.views.numbers import exact, human
 
 HEAD: Final = ("Held", "Bytes", "")
@@ -50,14 +52,16 @@ def document(found: Fits, form: Form) -> Document:
         says = [" ".join(map(plain_text, says))]
         limits = DocumentSection("Limits", [Items(tuple(map("; ".join, solved)))])
     body += [*says, *([limits] if solved else [])]
-    return Document(found.name, body, "", fit_sentence(found), [counted_line(found.target, found.workload)])
+    about = [_counted(found), *note_lines(found.notes)]
+    return Document(found.name, body, "", fit_sentence(found), about)
 
 
 def fit_sentence(found: Fits) -> str:
     """Return the verdict with its reason."""
     room = f"{exact(found.memory_bytes)} B"
     peaked = found.peaks_bytes is not None
-    if reason := quantised_clause(found.target, found.workload):
+    if not found.is_known:
+        reason = quantised_clause(_as_counted(found), found.workload)
         return f"Not known whether it fits into {room}: {reason}."
     if found.verdict == "does not fit":
         alone = found.certain_bytes is not None and found.certain_bytes > found.memory_bytes
@@ -74,6 +78,17 @@ def fit_sentence(found: Fits) -> str:
     return f"Not known whether it fits into {room}: weights and cache do, and not {more}."
 
 
+def _as_counted(found: Fits) -> TargetInfo:
+    """Return the target without the formats that are counted as they are stored."""
+    left = {part: text for part, text in found.target.quantised.items() if part != "weights" or not found.stored_format}
+    return replace(found.target, quantised=left)
+
+
+def _counted(found: Fits) -> str:
+    stored = f"; weights as stored: {found.stored_format}" if found.stored_format else ""
+    return f"{counted_line(_as_counted(found), found.workload)}{stored}"
+
+
 def _held_rows(found: Fits) -> list[tuple[str, ...]]:
     peaks = (
         ("largest peak of a stage, arguments apart", found.peak_bytes),
@@ -81,11 +96,12 @@ def _held_rows(found: Fits) -> list[tuple[str, ...]]:
         ("weights, buffers and all peaks", found.most_bytes),
     )
     named = (
-        ("weights", found.weights_bytes),
+        ("weights" if found.stored_bytes is None else f"weights, stored as {found.stored_format}", found.held_weights),
         ("buffers", found.buffers_bytes),
         ("cache when the run ends", found.cache_bytes),
         ("weights, buffers and cache", found.certain_bytes),
         ("activations, at most", found.activations_bytes),
+        *(() if found.unpacked_bytes is None else (("the largest matrix, unpacked", found.unpacked_bytes),)),
         ("all of these", found.bound_bytes),
         *(() if found.peak_bytes is None else peaks),
         ("memory", found.memory_bytes),

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import astuple, fields
+from dataclasses import asdict, fields, replace
 from fractions import Fraction
 from typing import Final, TypeVar
 
+from costproof.estimate.clocks import VariantTime
 from costproof.estimate.measured import MeasuredOperator, MeasuredPart, MeasuredStage, Measurement, TimeSplit
 from costproof.ledger.plural import plural
 from costproof.ledger.profile import Measured, Profile, Timing
@@ -24,34 +25,70 @@ from costproof.reports.document import (
     Table,
     subject_lines,
 )
-from costproof.reports.roofline import decimal, duration
+from costproof.reports.roofline import border_sentences, decimal, duration
 from costproof.views.absent import Absent
 from costproof.views.describe import versions_line
 from costproof.views.numbers import human, share
 
 T = TypeVar("T")
 SAYS: Final = (
-    "Measured = the sum of the other columns, to the last digit. Floor: the products at the peak, or inputs, weights, "
-    "cache and results once at the bandwidth. Traffic: what its modules take beyond that at the roof. What operators "
-    "take, each made alone, beyond the roof: dispatch, as long as the fastest of them for every call; of the rest "
-    "shapes, of products; movement, of copies, views and look-ups; experts, of all in modules of experts; other. "
-    "Residual: the fastest run less all operators: launch and Python between them, less what caches save. Jitter: the "
-    "median less the fastest run."
+    "Measured = the sum of the other columns, to the last digit; columns that are 0 throughout are left out. Floor: "
+    "the products at the peak, or inputs, weights, cache and results once at the bandwidth. Traffic: the time at the "
+    "roof of the modules, one after another, beyond that."
 )
+ON_HOST: Final = (
+    "Time of the operators, each in isolation, beyond the roof: dispatch, as long as the fastest of them for every "
+    "call; of the rest shapes, of products; movement, of copies, views and look-ups; experts, of all operators in "
+    "modules of experts; other. Python: host time between operators."
+)
+ON_DEVICE: Final = (
+    "Device-bound, time of the kernels beyond the roof: shapes, of products; movement, of copies and look-ups; "
+    "experts, of all kernels in modules of experts; other. Host-bound, the device is idle: in Python of modules, in "
+    "dispatch (dispatcher and allocator), in launches, and after a synchronisation, until the next work arrives."
+)
+REST: Final = "Residual: the fastest run minus all of these. Jitter: the median minus the fastest run."
+NO_CLOCKS: Final = "The host time between operators was not measured: it is in the residual."
 PREDICTS: Final = (
-    "A prediction: the model did not run. Each distinct operator was made alone, on tensors of the form that a run "
-    "gives it, and the times of all its calls are added up; experts get their rows by uniform routing. The other "
-    "columns sum to that, and mean what they mean of a measured time. Not in it is what lies between the operators: "
-    "launch and Python, and what caches save."
+    "A prediction: the model did not run. Each distinct operator ran in isolation, on tensors of the form that a run "
+    "gives it; experts get their rows by uniform routing. Predicted: from the time of all operators, one after "
+    "another, to that with the host time between them, by both clocks. The columns of the split add up to the latter."
+)
+NO_COSTS: Final = (
+    "The host time between the operators is not known, for the device file has none (costproof machine --measure "
+    "writes it): the columns of the split add up to the operators alone."
+)
+ONE_CLOCK: Final = (
+    "One clock: on a processor operators run inside their calls, nothing waits, and the time of a run is the sum of "
+    "all host times."
+)
+TWO_CLOCKS: Final = (
+    "Two clocks: the host enqueues the work, and the device runs it in order, as soon as it has arrived. Host clock: "
+    "Python, dispatch and launches without any waiting. Device clock: all kernels. Both clocks: the time between the "
+    "CUDA events at the boundaries of the stage, predicted by the recurrence over its calls. The clock that takes "
+    "longer by itself binds."
+)
+BORDERS: Final = (
+    "Where the device begins to bind, if the host clock stays as it is and the device clock grows as the time of the "
+    "stage at the roof:"
+)
+NO_BORDER: Final = "From which size on the device binds is not known: no formulas describe this target."
+FORMS: Final = (
+    "The same stages as CUDA graphs, where the host enqueues one replay, and under torch.compile. A graph is predicted "
+    "to take its kernels and one replay."
 )
 STAGES: Final = (
-    "Forward", "Stage", "FLOPs", "Bytes", "Floor", "At the roof", "Operators alone", "Measured", "Fastest to slowest",
-    "Measured / roof", "Of the peak", "Of the bandwidth",
+    "Forward", "Stage", "FLOPs", "Bytes", "Floor", "At the roof", "Operators alone", "Predicted", "Measured",
+    "Fastest to slowest", "Measured / roof", "Of the peak", "Of the bandwidth",
 )  # fmt: skip
-UNRUN: Final = (*STAGES[:8], "Alone / roof")
-SPLIT: Final = tuple(f.name.capitalize() for f in fields(TimeSplit))
-PARTS: Final = ("Forward", "Stage", "Measured", *SPLIT)
-UNRUN_PARTS: Final = ("Forward", "Stage", "Operators alone", *SPLIT[:-2])
+UNRUN: Final = (*STAGES[:9], "Alone / roof")
+CLOCKS: Final = (
+    "Forward", "Stage", "Calls", "Launches", "Host clock", "Device clock", "Both clocks", "Measured", "Off by",
+    "Host-bound", "Binds",
+)  # fmt: skip
+VARIANTS: Final = ("Forward", "Stage", "Eager", "Predicted", "CUDA graph", "Kernels + replay", "Compiled")
+SPLIT: Final = tuple(f.name for f in fields(TimeSplit))
+ALWAYS: Final = frozenset({"floor", "traffic", "shapes", "other", "residual", "jitter"})
+"""Parts whose columns are never left out."""
 OPERATORS: Final = ("Forward", "Stage", "Operator", "Shapes", "Calls", "Alone", "All calls", "Share")
 MODEL: Final = (
     "Forward", "Stage", "Part", "FLOPs", "Bytes", "At the roof", "Operators alone", "Share", "Alone / roof",
@@ -71,32 +108,117 @@ def document(found: Measurement, form: Form) -> Document:
     """Return the report: measured or predicted times with their bounds, by stage, part of the model, and operator."""
     md, ran = form == "md", not found.predicted
     counted = counted_line(found.target, found.workload)
-    heads, splits = (STAGES, PARTS) if ran else (UNRUN, UNRUN_PARTS)
     parted = MODEL if ran else MODEL[:-2]
     failed = [o for o in found.operators if o.why]
-    stages = Table(heads, "llr", [_code_cells(_stage(r), 2) for r in found.rows])
-    split = Table(splits, "llr", [_code_cells(_parts(r), 2) for r in found.rows])
+    stages = Table(STAGES if ran else UNRUN, "llr", [_code_cells(_stage(r), 2) for r in found.rows])
     whole_parts = sum(p.replay or 0 for p in found.parts)
     parts = Table(parted, "lllr", [_code_cells(_part(p, whole_parts)[: len(parted)], 3) for p in found.parts],
                   most=MAX_PARTS, noun="part")  # fmt: skip
     whole = sum(o.spent or 0 for o in found.operators)
     operators = Table(OPERATORS, "llllr", [_code_cells(_operator(o, whole), 4) for o in found.operators],
                       most=MAX_OPERATORS, noun="operator")  # fmt: skip
+    clocks, variants = _clocks(found), _variants(found)
     if not md:
-        says = [SAYS, "", _replay(found), HOOKED] if ran else [PREDICTS]
+        says = [*_says(found), *([_accuracy(found), HOOKED] if ran else [])]
         wrong: list[Block] = [f"WRONG: {line}" for line in _wrong(found)]
         wrong += [f"NOT MADE: {o.run} {o.stage} {o.operator} {_shapes(o)}: {o.why}" for o in failed]
-        return Document(found.name, [stages, split, *says, parts, operators, *wrong], "", _roof(found), [counted])
-    body: list[Block] = [_roof(found)]
+        body: list[Block] = [stages, _split(found), *says, *clocks, *variants, parts, operators, *wrong]
+        return Document(found.name, body, "", _roof(found), [counted])
+    body = [_roof(found)]
     marked: list[Prose] = [Strong(line) for line in _wrong(found)]
     for o in failed:
         named = (Code(o.run), " ", Code(o.stage), " ", Code(f"{o.operator} {_shapes(o)}"))
         marked.append((*named, Strong(f" could not be made: {o.why}")))
     body += [Items(tuple(marked))] if marked else []
-    body += [stages, DocumentSection("Where the time goes", [SAYS if ran else PREDICTS, split])]
+    body += [stages, DocumentSection("Where the time goes", [" ".join(_says(found)), _split(found)])]
+    body += [DocumentSection("Host and device", clocks)] if clocks else []
+    body += [DocumentSection("Graphs and compiled code", variants)] if variants else []
     body += [DocumentSection("Parts of the model", [*([HOOKED] if ran else []), parts])]
-    body += [DocumentSection("Operators", [*([_replay(found)] if ran else []), operators])]
+    body += [DocumentSection("Operators", [*([_accuracy(found)] if ran else []), operators])]
     return Document(f"{'Measured' if ran else 'Predicted'}: {found.name}", body, about=[counted])
+
+
+def _says(found: Measurement) -> list[str]:
+    """Return what the columns of the split mean."""
+    known = all(row.clocks is not None for row in found.rows)
+    if found.predicted:
+        return [PREDICTS] if known else [PREDICTS, NO_COSTS]
+    said = [SAYS, ON_DEVICE if _on_device(found) else ON_HOST, REST]
+    return said if known else [*said, NO_CLOCKS]
+
+
+def _on_device(found: Measurement) -> bool:
+    return found.options.device == "cuda"
+
+
+def _split(found: Measurement) -> Table:
+    """Return the table of the parts that add up to each time, without parts that no row has."""
+    rows = [{} if row.split is None else asdict(row.split) for row in found.rows]
+    names = [name for name in SPLIT if any(part not in (None, "0") for part in (row.get(name) for row in rows))]
+    names = [name for name in SPLIT if name in names or name in ALWAYS]
+    if found.predicted:
+        names = [name for name in names if name not in ("residual", "jitter")]
+    table = []
+    for row, parts in zip(found.rows, rows, strict=True):
+        predicted = row.replay if row.predicted is None else row.predicted
+        whole = predicted if row.measured is None else row.measured.median
+        table.append(_code_cells((*_place(row), _time(whole), *(_signed(parts.get(name)) for name in names)), 2))
+    return Table(("Forward", "Stage", "Predicted" if found.predicted else "Measured", *map(str.capitalize, names)),
+                 "llr", table)  # fmt: skip
+
+
+def _clocks(found: Measurement) -> list[Block]:
+    """Return the clocks of the stages and where the device begins to bind; nothing if the clocks are unknown."""
+    rows = [row for row in found.rows if row.clocks is not None]
+    if not rows:
+        return []
+    if not _on_device(found):
+        return [ONE_CLOCK]
+    body: list[Block] = [TWO_CLOCKS, Table(CLOCKS, "llr", [_code_cells(_clock_cells(row), 2) for row in rows], keys=2)]
+    if not found.borders:
+        return [*body, NO_BORDER]
+    lines = []
+    for b in found.borders:
+        named = replace(b.border, stage=" ".join((b.run, _stage_name(b.border.stage, b.invocation))))
+        lines.append(border_sentences(named))
+    return [*body, BORDERS, Items(tuple(map("; ".join, lines)))]
+
+
+def _clock_cells(row: MeasuredStage) -> tuple[str, ...]:
+    clocks, measured = row.clocks, None if row.measured is None else row.measured.median
+    assert clocks is not None
+    return (
+        *_place(row), f"{clocks.calls:,}", f"{clocks.launches:,}", _time(clocks.host), _time(clocks.device),
+        _time(row.predicted), "did not run" if measured is None else _time(measured),
+        "" if measured is None else _percent(None if row.error is None else str(row.error)),
+        share(clocks.host_bound, clocks.both), clocks.binds,
+    )  # fmt: skip
+
+
+def _variants(found: Measurement) -> list[Block]:
+    """Return the times as CUDA graphs and compiled, and why there are none; nothing if neither was tried."""
+    rows = [row for row in found.rows if row.graph is not None or row.compiled is not None]
+    table = []
+    lacking: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        eager = None if row.measured is None else row.measured.median
+        graph = "" if row.graph is None or row.graph.time is None else _time(row.graph.predicted)
+        forms = _variant(row.graph), graph, _variant(row.compiled)
+        table.append(_code_cells((*_place(row), _time(eager), _time(row.predicted), *forms), 2))
+        for form, variant in (("as a CUDA graph", row.graph), ("compiled", row.compiled)):
+            if variant is not None and variant.why:
+                lacking.setdefault((form, variant.why), []).append(" ".join(_place(row)))
+    reasons = []
+    for (form, why), places in lacking.items():
+        what = "No stage ran" if len(places) == len(found.rows) else f"{', '.join(places)} did not run"
+        reasons.append(f"{what} {form}: {why}")
+    ran = any(v is not None and v.time is not None for row in rows for v in (row.graph, row.compiled))
+    body: list[Block] = [FORMS, Table(VARIANTS, "llr", table, keys=2)] if ran else []
+    return [*body, Items(tuple(reasons))] if reasons else body
+
+
+def _variant(form: VariantTime | None) -> str:
+    return "" if form is None else "no" if form.time is None else format_nanoseconds(form.time.median)
 
 
 def _wrong(found: Measurement) -> list[str]:
@@ -123,13 +245,19 @@ def _roof(found: Measurement) -> str:
     )
 
 
-def _replay(found: Measurement) -> str:
+def _accuracy(found: Measurement) -> str:
     error = decimal(100 * found.median_error, 1)
-    return f"As a prediction, the operators alone are {error} % off the measured time in the median over the rows."
+    known = all(row.predicted is not None for row in found.rows)
+    what = "The predicted times are" if known else "As a prediction, the operators alone are"
+    return f"{what} {error} % off the measured time in the median over the rows."
 
 
 def _place(row: MeasuredStage) -> tuple[str, str]:
-    return row.run, f"{row.stage}[{row.invocation}]" if row.invocation else row.stage or "outside the stages"
+    return row.run, _stage_name(row.stage, row.invocation)
+
+
+def _stage_name(stage: str, invocation: str) -> str:
+    return f"{stage}[{invocation}]" if invocation else stage or "outside the stages"
 
 
 def _stage(row: MeasuredStage) -> tuple[str, ...]:
@@ -139,11 +267,13 @@ def _stage(row: MeasuredStage) -> tuple[str, ...]:
         duration(row.roof.seconds), _time(row.replay),
     )  # fmt: skip
     if row.measured is None:
-        return (*begin, "did not run", _times(row.replay, roof))
+        interval = f"{_time(row.device_alone)} to {_time(row.predicted)}"
+        return (*begin, interval, "did not run", _times(row.replay, roof))
     spent, runs = row.measured.median, row.measured.runs
     span = f"{format_nanoseconds(min(runs))} to {format_nanoseconds(max(runs))}"
     return (
-        *begin, format_nanoseconds(spent), span, _times(spent, roof), _percent(row.of_peak), _percent(row.of_bandwidth)
+        *begin, _time(row.predicted), format_nanoseconds(spent), span, _times(spent, roof), _percent(row.of_peak),
+        _percent(row.of_bandwidth),
     )  # fmt: skip
 
 
@@ -157,12 +287,6 @@ def _times(spent: int | None, roof: Fraction | None) -> str:
 
 def _percent(rate: str | None) -> str:
     return "?" if rate is None else share(Fraction(rate), 1)
-
-
-def _parts(row: MeasuredStage) -> tuple[str, ...]:
-    whole, count = (row.replay, len(SPLIT) - 2) if row.measured is None else (row.measured.median, len(SPLIT))
-    parts = (None,) * len(SPLIT) if row.split is None else astuple(row.split)
-    return (*_place(row), _time(whole), *map(_signed, parts[:count]))
 
 
 def _signed(nanoseconds: str | None) -> str:

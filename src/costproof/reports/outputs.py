@@ -237,6 +237,7 @@ OUTPUTS: Final[tuple[Output, ...]] = (
     *_outputs("measure", "measured times beside their bounds", "text md json", "estimate.measured:MEASUREMENT",
               file="measured"),
     *_outputs("fits", "whether a run fits into a memory", "text md json", "estimate.memory:FITS"),
+    *_outputs("stored", "what a checkpoint takes on disk", "text md json", "storage.checkpoint:STORED"),
     *_outputs("peaks", "peaks of live activations and what holds them", "text md json html", "ledger.peaks:PEAKS"),
     Output("device-text", "device.txt", "a device and its sources, for the console",
            write=_at("reports.devices:device_text"), for_screens=True),

@@ -9,6 +9,7 @@ from html import escape
 from io import StringIO
 from math import ceil, log10
 from math import floor as floor_of
+from textwrap import wrap
 from typing import Final
 from urllib.parse import quote
 
@@ -30,6 +31,7 @@ from costproof.reports.escape import visible
 from costproof.reports.html.document import Html, h, table
 from costproof.reports.html.printer import shares, swatch
 from costproof.reports.plots.figure import colour
+from costproof.views.describe import note_lines
 from costproof.views.numbers import exact, human, share
 
 BOUND: Final = "A bound by the device's own figures, not a prediction: what runs takes longer."
@@ -51,7 +53,7 @@ LATENTS: Final = {
     "absorbed": "Latent attention: in steps the run absorbs the expansion of the latents, which is the less work of "
     "the two; expanded: decoding=expanded.",
 }
-BOUND_ROUTING: Final = "min(E, tokens x k) (a routing that touches fewer may be faster)"
+BOUND_ROUTING: Final = "the k of one token (all tokens may choose alike; the other times have min(E, tokens x k))"
 ROUTING: Final = {
     "uniform": "as uniform routing has it on average (one that touches fewer may be faster)",
     "given": "as the given routing has it",
@@ -66,7 +68,7 @@ _UNITS: Final = ((Fraction(1), "s"), (Fraction(1, 10**3), "ms"), (Fraction(1, 10
 _TIME: Final = "time"
 _TITLE: Final = "time at the roof"
 COLUMNS: Final = (
-    "level", "stage", "part", "flops", "bytes", "intensity", "compute_s", "memory_s", "seconds", "bound",
+    "level", "stage", "part", "flops", "bytes", "intensity", "compute_s", "memory_s", "seconds", "bound", "counted",
 )  # fmt: skip
 _WIDTH: Final = 900
 _HEIGHT: Final = 560
@@ -76,6 +78,8 @@ _TOP: Final = 70
 _BOTTOM: Final = 60
 _NAMED: Final = 8
 """Maximum number of labeled parts."""
+_LETTERS: Final = 140
+"""Letters of a line below the plot."""
 _NAME: Final = (7, 16)
 """Width of a letter and height of a line of a label, in pixels."""
 Scale = Callable[[Fraction], float]
@@ -85,7 +89,7 @@ Scale = Callable[[Fraction], float]
 def document(found: Roofline, form: Form) -> Document:
     """Return the report: bounds of the time by stage and part, what they leave out, and where a bound changes."""
     text = form == "text"
-    about = [counted_line(found.target, found.workload)]
+    about = _counted_lines(found)
     by_stage = Table(STAGES, "lrrrrrrlrrr", [(Code(s), *rest) for s, *rest in stage_rows(found)], keys=1)
     by_part = Table(
         PARTS, "llrrrrrl", [(Code(s), Code(p), *rest) for s, p, *rest in part_rows(found)],
@@ -203,7 +207,8 @@ def floor_sentence(found: Roofline) -> str:
     if found.target.quantised:
         return f"No bound of the quantised checkpoint, whose bytes are not known. Floor: {what}"
     if _is_bound(found):
-        return f"Floor: nothing is faster{_if_routed(found)} that computes the same result, whatever it fuses: {what}"
+        least = "" if found.routing == "bound" else _if_routed(found)
+        return f"Floor: nothing is faster{least} that computes the same result, whatever it fuses: {what}"
     return f"Floor{_not_bound_clause(found)} {what}"
 
 
@@ -364,15 +369,24 @@ def time_metric(found: Roofline, order: Sequence[str]) -> Html:
     )
 
 
+def _counted_lines(found: Roofline) -> list[str]:
+    """Return what the numbers leave out, and the notes of their sources."""
+    return [counted_line(found.target, found.workload), *note_lines(found.notes)]
+
+
 def roofline_csv(found: Roofline) -> str:
-    """Return exact integers, with seconds and intensities as rational numbers; unknown numbers are empty."""
+    """Return exact integers, with seconds and intensities as rational numbers; unknown numbers are empty.
+
+    Each row has what the numbers leave out, with the notes of the sources.
+    """
     out = StringIO()
+    counted = "; ".join(_counted_lines(found))
     writer = csv.DictWriter(out, COLUMNS, lineterminator="\n")
     writer.writeheader()
 
     def add(level: str, stage: str, part: str, b: WorkBound) -> None:
-        numbers = {name: getattr(b, name) for name in COLUMNS[3:]}
-        writer.writerow({"level": level, "stage": stage, "part": part, **numbers})
+        numbers = {name: getattr(b, name) for name in COLUMNS[3:-1]}
+        writer.writerow({"level": level, "stage": stage, "part": part, **numbers, "counted": counted})
 
     for level, every in (("run", (found.run,)), ("stage", found.stages)):
         for stage in every:
@@ -389,6 +403,8 @@ def roofline_csv(found: Roofline) -> str:
 
 def roofline_svg(found: Roofline) -> str:
     """Return the roofline plot. Parts without FLOPs or without bytes do not appear in it."""
+    said = [line for text in _counted_lines(found) for line in wrap(text, _LETTERS)]
+    height = _HEIGHT + _NAME[1] * len(said)
     ridge = Fraction(found.peak_flops, found.bandwidth)
     placed = [p for p in found.parts if p.at_roof.taken and p.at_roof.bytes and p.at_roof.seconds is not None]
     every = [Fraction(p.at_roof.taken or 0, p.at_roof.bytes or 1) for p in placed]
@@ -404,8 +420,8 @@ def roofline_svg(found: Roofline) -> str:
         return _HEIGHT - _BOTTOM - (log10(rate) - bottom) / (top - bottom) * (_HEIGHT - _TOP - _BOTTOM)
 
     lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" font-family="sans-serif">',
-        f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="#fff"/>',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" font-family="sans-serif">',
+        f'<rect width="{_WIDTH}" height="{height}" fill="#fff"/>',
         _text(_LEFT, 24, found.name, size=15),
         _text(_LEFT, 44, device_line(found)),
         _text(_LEFT, 60, "The area of a point is its share of the time at the roof. A bound, not a prediction."),
@@ -423,6 +439,7 @@ def roofline_svg(found: Roofline) -> str:
             _text(_LEFT - 8, at + 4, human(10**n, "FLOP/s", places=0), "end"),
         ]
     lines.append(_text((_LEFT + _WIDTH) / 2, _HEIGHT - 14, "FLOP per byte", "middle"))
+    lines += [_text(_NAME[0], _HEIGHT + _NAME[1] * i, text, size=11) for i, text in enumerate(said)]
     start = (x(Fraction(10) ** low), y(found.bandwidth * Fraction(10) ** low))
     corner, end = (x(ridge), y(Fraction(found.peak_flops))), (_WIDTH - _RIGHT, y(Fraction(found.peak_flops)))
     path = " ".join(f"{a:.1f},{b:.1f}" for a, b in (start, corner, end))

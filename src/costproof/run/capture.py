@@ -42,7 +42,7 @@ from costproof.tracers.static import WITH_GIVEN, WITH_ONES
 if TYPE_CHECKING:
     from torch import nn
 
-    from costproof.models.generic.module_snapshot import Before
+    from costproof.snapshots.module_snapshot import Before
 
 T = TypeVar("T")
 

@@ -14,7 +14,7 @@ from costproof.ledger.offline import offline
 from costproof.opgraph.rules.files import Files, rules_from
 
 if TYPE_CHECKING:
-    from costproof.models.generic.module_snapshot import Before
+    from costproof.snapshots.module_snapshot import Before
 
 T = TypeVar("T")
 
@@ -48,7 +48,7 @@ def count_lock(rules: Files = ()) -> Iterator[None]:
             with rules_from(rules):
                 yield
             return
-        from costproof.models.process_state import ProcessState
+        from costproof.snapshots.process_state import ProcessState
 
         state = ProcessState()
         _begin(state)
@@ -69,7 +69,7 @@ def count_then_restore(work: Callable[[Before], T]) -> T:
         Changed: something could not be restored.
     """
     with _lock, offline(), running(_ENDED):
-        from costproof.models.generic.module_snapshot import Before
+        from costproof.snapshots.module_snapshot import Before
 
         before = Before()
         # Restored twice: an interrupt may hit the end of the work, or the first restore itself.

@@ -23,14 +23,19 @@ from costproof.estimate.memory import (
 from costproof.estimate.roofline import choose_source
 from costproof.estimate.sums import CallTerm, FormulaSum, MetricTerm
 from costproof.ledger.baseline import Baseline, Folded
-from costproof.ledger.errors import BadInput
+from costproof.ledger.environment import require
+from costproof.ledger.errors import BadInput, Incomplete
 from costproof.ledger.node import exact_sum
 from costproof.ledger.peaks import CallPeaks
 from costproof.ledger.workload import FLOAT_BYTES
+from costproof.models.target import Target
 from costproof.opgraph.rules.files import Files
 from costproof.parametric.run_family import SettingCurve, Threshold
+from costproof.run.count_lock import count_lock
 from costproof.run.operand_files import OperandInput, check_whole
 from costproof.run.operands import Operand, check_counted, read_operand
+from costproof.run.stored import stored_checkpoint
+from costproof.storage.checkpoint import StoredCheckpoint
 
 SETTINGS: Final = ("batch", "text_tokens")
 """Settings that are varied."""
@@ -80,11 +85,18 @@ def fits(
             held = along["batch"].value(along["batch"].own, terms)
         stages.append(StageMemory(stage, folded.total("kv_cache_bytes", stage), held, *_peaks(read.peaks, stage)))
     weights, buffers = folded.total("weight_bytes"), folded.total("buffer_bytes")
-    certain = None if weights is None or buffers is None or side.target.quantised else weights + buffers
+    quantised = _stored_weights(read.origin)
+    held = weights if quantised is None else quantised.totals.bytes - quantised.buffer_bytes
+    unpacked = None if quantised is None else quantised.largest_matrix * element
+    known = not {*side.target.quantised} - (set() if quantised is None else {"weights"})
+    certain = None if held is None or buffers is None or not known else held + buffers
     kept = (*activations(element), *unfused_attention(side, sizes)) if along else ()
     return Fits(
         side.conventions, side.target, side.workload, side.environment, device, room, name,
         weights_bytes=weights,
+        stored_bytes=None if quantised is None else held,
+        stored_format="" if quantised is None else ", ".join(quantised.formats),
+        unpacked_bytes=unpacked,
         buffers_bytes=buffers,
         cache_bytes=exact_sum((given_cache(side, folded), *(s.cache_bytes for s in stages))),
         activations_bytes=exact_sum(s.activations_bytes for s in stages),
@@ -92,8 +104,21 @@ def fits(
         stages=tuple(stages),
         limits=()
         if certain is None
-        else (*_limits(along, certain, room, kept, read.peaks), *_of_graph(read, certain, room)),
+        else (*_limits(along, certain, room, kept, read.peaks, unpacked or 0), *_of_graph(read, certain, room)),
+        notes=side.notes,
     )  # fmt: skip
+
+
+def _stored_weights(target: Target | None) -> StoredCheckpoint | None:
+    """Return the checkpoint of a quantised target whose layout is known; it needs torch, which builds the model."""
+    if target is None or "weights" not in target.info().quantised:
+        return None
+    try:
+        require("trace", "the tensors of a checkpoint")
+        with count_lock():
+            return stored_checkpoint(target)
+    except Incomplete:
+        return None
 
 
 def _of_graph(read: Operand, held: int, room: int) -> Iterator[MemoryLimit]:
@@ -147,9 +172,18 @@ def _memory_limit(device: Device | None, memory: int | str | None) -> int:
 
 
 def _limits(
-    along: Mapping[str, SettingCurve], weights: int, room: int, kept: FormulaSum, peaks: Sequence[CallPeaks]
+    along: Mapping[str, SettingCurve],
+    weights: int,
+    room: int,
+    kept: FormulaSum,
+    peaks: Sequence[CallPeaks],
+    unpacked: int,
 ) -> Iterator[MemoryLimit]:
-    """Yield the first values that do not fit: of weights and cache, of weights and graph peaks, and with the bound."""
+    """Yield the first values that do not fit: of weights and cache, of weights and graph peaks, and with the bound.
+
+    Args:
+        unpacked: bytes of an unpacked matrix, which belong to the bound.
+    """
     for setting, of in along.items():
         held: dict[HeldKind, list[FormulaSum]] = {
             "weights and cache": [_CACHE],
@@ -159,11 +193,12 @@ def _limits(
         for what, sums in held.items():
             grow = [terms for terms in sums if of.depends(terms)]
             if grow:
-                found = min((of.first(terms, (), room - weights) for terms in grow), key=_report_order)
+                lasting = weights + (unpacked if what == "weights, cache and bound" else 0)
+                found = min((of.first(terms, (), room - lasting) for terms in grow), key=_report_order)
                 if what == "weights and graph peak":
                     found = _where_graphs_hold(found, of, peaks)
                 places = found.places(of.own)
-                points = tuple(MemoryPoint(at, weights + max(of.value(at, terms) for terms in sums)) for at in places)
+                points = tuple(MemoryPoint(at, lasting + max(of.value(at, terms) for terms in sums)) for at in places)
                 yield MemoryLimit(setting, what, found.outcome, found.at, points, found.why)
 
 

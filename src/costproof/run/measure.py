@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from costproof.compare.patterns import patterns
 from costproof.estimate.arithmetic import Arithmetic
+from costproof.estimate.clocks import Forward, VariantTime
 from costproof.estimate.hardware import Device, machine
 from costproof.estimate.measured import (
+    EagerCalls,
     MeasuredOperator,
     Measurement,
     OperatorWork,
+    StageVariants,
     TimePlace,
+    WorkKind,
     part_times,
     stage_times,
     work_kind,
@@ -25,18 +29,24 @@ from costproof.estimate.roofline import roof
 from costproof.ledger.environment import environment, require
 from costproof.ledger.errors import BadInput
 from costproof.ledger.node import Ledger, exact_sum
-from costproof.ledger.profile import Timing
+from costproof.ledger.profile import EnqueuedCall, Timing
 from costproof.ledger.progress import Progress, silent
 from costproof.ledger.run import RANDOM
 from costproof.models.target import Runnable, options_of, require_device
 from costproof.opgraph.rules.files import versions_in_force
 from costproof.opgraph.rules.registry import subject_of
+from costproof.run.clock_borders import clock_borders
 from costproof.run.count_lock import count_lock
 from costproof.run.prepare import prepare
 from costproof.run.request import RunRequest, request
 
+if TYPE_CHECKING:
+    from costproof.tracers.replay import ReplayedCall
+
 TIMES: Final = 5
 """Default number of timed runs."""
+WAYS: Final = ("eager", "graph", "compiled")
+"""Forms in which a stage can be timed: as it is, as a CUDA graph, and under ``torch.compile``."""
 
 
 def measure(
@@ -45,6 +55,7 @@ def measure(
     on: str | os.PathLike[str] | Device | None = None,
     math: str | None = None,
     predict: bool = False,
+    ways: Collection[str] = ("eager", "graph"),
     progress: Progress = silent,
     **choices: Any,
 ) -> Measurement:
@@ -58,6 +69,7 @@ def measure(
         math: the dtype whose peak bounds the products (default: that of the run).
         predict: run nothing but the distinct operators, each by itself on tensors made for it; no stage is measured,
             and the model need not fit in memory.
+        ways: forms in which each stage is timed, of :data:`WAYS`; eager is always among them.
         progress: called with the steps.
         choices: as for :func:`~costproof.run.report.report`; ``run`` defaults to ``cpu``, ``profile`` is the number of
             timed runs.
@@ -67,15 +79,22 @@ def measure(
         Incomplete: torch is missing, the device is not available, a source failed, or an operator that does not run
             needs concrete values.
     """
+    if unknown := sorted({*ways} - {*WAYS}):
+        raise BadInput("there is no such form of a stage", where="ways", expected=", ".join(WAYS), got=unknown[0])
     asked = request(target, **{**choices, "sources": ("dynamic",)})
     if asked.run.device == "meta":
         asked = request(asked, run="cpu")
     with count_lock(asked.rules):
-        return _measure(asked, on, math, predict, progress)
+        return _measure(asked, on, math, predict, ways, progress)
 
 
 def _measure(
-    asked: RunRequest, on: str | os.PathLike[str] | Device | None, math: str | None, predict: bool, progress: Progress
+    asked: RunRequest,
+    on: str | os.PathLike[str] | Device | None,
+    math: str | None,
+    predict: bool,
+    ways: Collection[str],
+    progress: Progress,
 ) -> Measurement:
     count = asked.run.profile or TIMES
     where: Literal["cpu", "cuda"] = "cuda" if asked.run.device == "cuda" else "cpu"
@@ -95,50 +114,124 @@ def _measure(
     again = partial(_device, on, where, dtype, progress)
     device = again(None)
     roof(device, dtype)  # refused before anything runs
-    from costproof.tracers.dynamic import dynamic_ledger
+    from costproof.tracers.dynamic import build_runs, dynamic_ledger
+    from costproof.tracers.eager_calls import measure_calls
     from costproof.tracers.replay import predict_operators, replay_operators
-    from costproof.tracers.timing import clock_of, time_modules, time_stages
+    from costproof.tracers.stage_variants import time_compiled, time_graphs
+    from costproof.tracers.timing import clock_of, time_modules, time_stage_clocks
 
-    counted = dynamic_ledger(model, workload, progress)
-    forwards, routed = counted.forwards, _routed_experts(counted.ledger)
-    runs = model.runs(model.build_run(workload, progress).model, workload)
+    ready = build_runs(model, workload, progress)
+    counted = dynamic_ledger(model, workload, progress, ready=ready)
+    forwards, routed, runs = counted.forwards, _routed_experts(counted.ledger), ready[1]
     clock, threads = clock_of(where)
     times: dict[TimePlace, Timing | None]
     inside: dict[TimePlace, tuple[int, ...]] = {}
+    other: dict[str, dict[TimePlace, VariantTime]] = {}
+    calls: Mapping[str, Forward]
     if predict:
         alone_in = predict_operators(runs, where, count, progress)
-        times = {(run, *call.stage): None for run, calls in alone_in.items() for call in calls}
+        times = {(run, *call.stage): None for run, replayed in alone_in.items() for call in replayed}
+        module_call = device.module_call.value if device.module_call else None
+        predicted = {r: _predicted_forward(c, module_call) for r, c in alone_in.items() if module_call is not None}
+        calls = {run: forward for run, forward in predicted.items() if forward}
     else:
-        times = {(s.run, s.stage, s.invocation): s.time for s in time_stages(runs, count, progress)}
+        stages, host = time_stage_clocks(runs, count, progress)
+        times = {(s.run, s.stage, s.invocation): s.time for s in stages}
         device = again(device)
         inside = time_modules(runs, count, progress)
+        calls = eager_forwards = measure_calls(runs, host, progress)
+        if "graph" in ways:
+            replay = _replay_time(device) if where == "cuda" else 0
+            other["graph"] = _variants(time_graphs(runs, eager_forwards, count, progress), eager_forwards, replay)
+        if "compiled" in ways:
+            other["compiled"] = _variants(time_compiled(runs, eager_forwards, count, progress), eager_forwards, None)
         alone_in = {}
         for one in runs:
             device = again(device)
             alone_in[one.id] = replay_operators(one, count, progress)
     device = again(device)
     of = roof(device, dtype)
-    stages: dict[TimePlace, list[OperatorWork]] = {}
+
+    def kind_of(operator: str, module: str) -> WorkKind:
+        return work_kind(subject_of(operator), any(_inside(module, experts) for experts in routed))
+
+    works: dict[TimePlace, list[OperatorWork]] = {}
     modules: dict[TimePlace, int | None] = {}
     operators = Counter[MeasuredOperator]()
-    for run, calls in alone_in.items():
-        for c in calls:
+    for run, replayed in alone_in.items():
+        for c in replayed:
             operators[MeasuredOperator(run, c.stage[0], c.operator, c.shapes, 0, c.alone, c.why)] += c.calls
             alone_for = None if c.alone is None else c.alone.median
             spent = None if alone_for is None else c.calls * alone_for
-            kind = work_kind(subject_of(c.operator), any(_inside(c.module, experts) for experts in routed))
-            stages.setdefault((run, *c.stage), []).append(OperatorWork(c.module, kind, c.calls, alone_for))
+            work = OperatorWork(c.module, kind_of(c.operator, c.module), c.calls, alone_for)
+            works.setdefault((run, *c.stage), []).append(work)
             place = (run, c.stage[0], c.module)
             modules[place] = exact_sum((modules.get(place, 0), spent))
-    of_operators = [replace(row, calls=calls) for row, calls in operators.items()]
+    of_operators = [replace(row, calls=number) for row, number in operators.items()]
     of_operators.sort(key=lambda o: (o.alone is not None, -(o.spent or 0), o.run, o.stage, o.operator, o.shapes))
+    latency = 0 if where == "cpu" else _launch_latency(device)
+    eager = EagerCalls(calls, kind_of, latency, on_host=where == "cpu")
+    variants = StageVariants(other.get("graph", {}), other.get("compiled", {}))
+    rows = stage_times(forwards, times, works, of, arithmetic, routed, eager, variants)
     return Measurement(
         model.conventions(workload), model.info(), workload, environment() | versions_in_force(),
         replace(options_of(model).public(), device=where, profile=count),
         device, of.dtype, of.flops, of.bandwidth, clock, threads,
-        stage_times(forwards, times, stages, of, arithmetic, routed), tuple(of_operators),
-        part_times(forwards, modules, patterns, of, arithmetic, routed, inside),
+        rows, tuple(of_operators), part_times(forwards, modules, patterns, of, arithmetic, routed, inside),
+        clock_borders(rows, model, workload, of),
     )  # fmt: skip
+
+
+def _predicted_forward(calls: Iterable[ReplayedCall], module_call: int) -> Forward:
+    """Return the calls of a forward that never ran, from its operators in isolation and the time of a module call.
+
+    It is empty if one of the operators could not be made.
+    """
+    known = ((position, modules, call) for call in calls for position, modules in call.order)
+    pieces: list[tuple[tuple[str, str], list[EnqueuedCall]]] = []
+    for _, modules, call in sorted(known, key=lambda one: one[0]):
+        if call.enqueue is None:
+            return ()
+        if not pieces or pieces[-1][0] != call.stage:
+            pieces.append((call.stage, []))
+        pieces[-1][1].append(replace(call.enqueue, python=modules * module_call))
+    return pieces
+
+
+def _launch_latency(device: Device) -> int:
+    """Return the time from a launch to the start of its kernel in a device file, or else of this machine."""
+    from costproof.tracers.eager_calls import launch_latencies
+
+    return device.launch_latency.value if device.launch_latency else Timing(tuple(launch_latencies())).median
+
+
+def _replay_time(device: Device) -> int:
+    """Return the time of the replay of a graph besides its kernels in a device file, or else of this machine."""
+    from costproof.tracers.host_costs import replay_time
+
+    return device.graph_replay.value if device.graph_replay else replay_time()
+
+
+def _variants(
+    found: Mapping[TimePlace, Timing | str], eager: Mapping[str, Forward], replay: int | None
+) -> dict[TimePlace, VariantTime]:
+    """Return the times of stages in another form, as graphs with the kernels of the eager run.
+
+    Args:
+        found: the time of each stage, or why it has none.
+        eager: the calls of the eager runs.
+        replay: nanoseconds of one replay; ``None`` if the form has other kernels than the eager run.
+    """
+    kernels = Counter[TimePlace]()
+    for run, forward in eager.items():
+        for stage, calls in forward:
+            kernels[run, *stage] += sum(call.device for call in calls)
+    return {
+        place: VariantTime(None, time)
+        if isinstance(time, str)
+        else VariantTime(time, "", None if replay is None else kernels[place], replay)
+        for place, time in found.items()
+    }
 
 
 def _routed_experts(ledger: Ledger) -> dict[str, int]:
@@ -165,14 +258,16 @@ def _device(
     """Return the given device, or measure this machine again, since its clock varies, and merge the results."""
     if on is not None:
         return on if isinstance(on, Device) else machine(on)
-    progress("measure the machine", 0, 1)
-    found = measure_machine(run, dtypes=None if before is None else (dtype,))
-    progress("measure the machine", 1, 1)
+    found = measure_machine(run, dtypes=None if before is None else (dtype,), progress=progress)
     return found if before is None else before.or_faster(found)
 
 
 def measure_machine(
-    run: Literal["cpu", "cuda"] = "cpu", *, name: str = "here", dtypes: Iterable[str] | None = None
+    run: Literal["cpu", "cuda"] = "cpu",
+    *,
+    name: str = "here",
+    dtypes: Iterable[str] | None = None,
+    progress: Progress = silent,
 ) -> Device:
     """Measure the peaks of this machine per dtype, its bandwidth by a large copy or read, and its memory.
 
@@ -181,7 +276,9 @@ def measure_machine(
     Args:
         run: the kind of device.
         name: name of the result.
-        dtypes: torch dtypes to measure (default: float32, bfloat16, float16 and float64).
+        dtypes: torch dtypes to measure (default: float32, bfloat16, float16 and float64, and the host times). On a GPU
+            with TF32 products of float32 are measured without it and with it.
+        progress: called with the steps.
 
     Raises:
         Incomplete: torch is missing, or the device is not available.
@@ -190,4 +287,10 @@ def measure_machine(
     from costproof.tracers.device_benchmark import DTYPES, measure_device
 
     with count_lock():
-        return measure_device(run, name, DTYPES if dtypes is None else tuple(dtypes))
+        found = measure_device(run, name, DTYPES if dtypes is None else tuple(dtypes), progress)
+        if dtypes is not None:
+            return found
+        from costproof.tracers.host_costs import measure_host
+
+        figures: dict[str, Any] = {**measure_host(run, next(iter(found.sources)))}
+        return replace(found, **figures)

@@ -42,6 +42,8 @@ class Operand:
     """The run that exported graphs counted, if there are no formulas."""
     peaks: tuple[CallPeaks, ...] = ()
     """Peaks of live activations, if the operand is a capture that has them."""
+    origin: Target | None = None
+    """The target that was counted; ``None``: the operand is a file."""
     runs_all: bool = False
     """Whether its class runs all experts for every token, where the configuration names fewer."""
 
@@ -192,10 +194,14 @@ def _count_target(text: str, config: str | os.PathLike[str] | None, trusted: boo
     target, work = target_with_settings(text, config, trusted=trusted)
     if by_graph or not isinstance(target, WithKeys):
         return _export_target(target, work)
+    return Operand(baseline_by_formulas(target, work), target, counted=True, origin=target)
+
+
+def baseline_by_formulas(target: WithKeys, work: Workload) -> Baseline:
+    """Return the counts of a run by the formulas of its target."""
     ledgers = (evaluate_formulas(target, work),)
     calls = target.invocations(work)
-    found = Capture(target.conventions(work), target.info(), work, environment(), calls, ledgers)
-    return Operand(fold_capture(found), target, counted=True)
+    return fold_capture(Capture(target.conventions(work), target.info(), work, environment(), calls, ledgers))
 
 
 def _export_target(target: Target, work: Workload) -> Operand:
@@ -207,7 +213,7 @@ def _export_target(target: Target, work: Workload) -> Operand:
     if not found.modules and isinstance(target, Exportable):  # of a family: held against a model by part
         found = replace(found, modules=module_kinds(target.build(work)))
     run = GraphRun(target, work, found.ledger("static")) if isinstance(target, Exportable) else None
-    return Operand(fold_capture(found), None, exported=run, runs_all=_runs_all(found))
+    return Operand(fold_capture(found), None, exported=run, origin=target, runs_all=_runs_all(found))
 
 
 def _value(text: str) -> Any:

@@ -13,12 +13,12 @@ from costproof.ledger.run import ALL_SOURCES, DEFAULT_SOURCES, GRAPH_SOURCES, RA
 from costproof.ledger.workload import Workload
 from costproof.models.registry import load_target, read_address
 from costproof.models.target import Exportable, Target, lacking, require_device, run_with
-from costproof.models.weights import shards
 from costproof.plugins import OURS
 from costproof.run.count_lock import count_lock
 from costproof.run.request import RunRequest, build_workload
 from costproof.run.request import request as build_request
 from costproof.tracers.counters.registry import COUNTERS, ON_REQUEST, not_installed
+from costproof.weights.loading import shards
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,7 +83,7 @@ def roofline(
         if batch is None or (ledger := batch.regime(batch.own).ledger) is None:
             raise no_formulas_error()
         folded, kind, experts = apply_routing(folded, ledger, batch.sizes(batch.own), routing)
-    run, stages, parts = bounds(folded, of, arithmetic)
+    run, stages, parts = bounds(folded, of, arithmetic, routed=kind != "bound")
     solved: Iterable[BottleneckThreshold] = ()
     if batch is not None and read.target is not None:
         solved = _borders(batch, SettingCurve(side, read.target, "text_tokens"), of, arithmetic)
@@ -93,7 +93,7 @@ def roofline(
     header = (side.conventions, side.target, side.workload, side.environment)
     return Roofline(
         *header, device, of.dtype, of.flops, of.bandwidth, name, run, stages, parts, borders, kind, experts, dtype,
-        peaks_of(of, run), folded.bounds and not read.runs_all,
+        peaks_of(of, run), folded.bounds and not read.runs_all, side.notes,
     )  # fmt: skip
 
 

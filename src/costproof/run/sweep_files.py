@@ -34,8 +34,9 @@ from costproof.ledger.writing import (
     written_in_place,
 )
 from costproof.parametric.exact_arrays import ExactColumn, Int128Array
+from costproof.reports.escape import visible
 from costproof.run.sweep_parts import SweepPart, SweepPoints
-from costproof.views.sweep_file import SWEEP
+from costproof.views.sweep_file import COUNTED, SWEEP
 
 _PART: Final = re.compile(r"[0-9a-f]{12}-[0-9]{8,}\.(part|json)")
 _LARGEST: Final = 10**38
@@ -232,8 +233,9 @@ def stream(sweep: SweepPoints, out: Callable[[str], object]) -> Tally:
     found = Tally()
     out(csv_head(sweep))
     for part in sweep.parts():
+        first = _counted_cell(sweep) if found.rows == 0 else ""
         found.take(part)
-        out(csv_text(part, sweep.names))
+        out(csv_text(part, sweep.names).replace("\n", f"{first}\n", 1))
     return found
 
 
@@ -245,13 +247,18 @@ class _Writer:
 
 def csv_head(sweep: SweepPoints) -> str:
     """Return the first line of a CSV file."""
-    return ",".join([*sweep.names, *sweep.titles]) + "\n"
+    return ",".join([*sweep.names, *sweep.titles, COUNTED]) + "\n"
+
+
+def _counted_cell(sweep: SweepPoints) -> str:
+    """Return what the numbers leave out, as the last cell of the first row; it is empty in the others."""
+    return '"{}"'.format(visible(sweep.counted).replace('"', '""'))
 
 
 def csv_text(part: SweepPart, names: Iterable[str]) -> str:
     """Return the rows of a part as CSV."""
     out = io.StringIO(newline="")
-    csv.writer(out, lineterminator="\n").writerows([_cell(v) for v in row] for row in rows_of(part, names))
+    csv.writer(out, lineterminator="\n").writerows([*map(_cell, row), ""] for row in rows_of(part, names))
     return out.getvalue()
 
 
@@ -269,12 +276,16 @@ def _cell(value: Any) -> Any:
 def _csv_whole(parts: list[Path], sweep: SweepPoints, tally: Tally, file: Path) -> None:
     with file.open("wb") as out:
         out.write(csv_head(sweep).encode())
-        _append(parts, out)
+        _append(parts, out, _counted_cell(sweep).encode())
 
 
-def _append(parts: list[Path], out: Any) -> None:
+def _append(parts: list[Path], out: Any, first: bytes = b"") -> None:
+    """Append the parts to a file, and a text to the first line."""
     for part in parts:
         with part.open("rb") as source:
+            if first and (line := source.readline()):
+                out.write(line[:-1] + first + b"\n")
+                first = b""
             shutil.copyfileobj(source, out)
 
 

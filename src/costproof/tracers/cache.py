@@ -34,7 +34,7 @@ from costproof.ledger.progress import Progress, silent
 from costproof.ledger.schema import adapter
 from costproof.ledger.workload import Workload
 from costproof.ledger.writing import write_texts, written_in_place
-from costproof.models.config import Configured
+from costproof.models.native import Configured
 from costproof.models.specs import ExportJob
 from costproof.models.target import Exportable
 from costproof.opgraph.rules.files import in_force

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from costproof.ledger.errors import CostproofError, Incomplete, first_line
-from costproof.models.generic.copies import TooLarge, alike, materialize, unchecked
 from costproof.models.specs import GIVEN, Run
+from costproof.snapshots.copies import TooLarge, alike, materialize, unchecked
 from costproof.tracers.hooks import Hooked, trace_hooks
 from costproof.tracers.paths import repeat_if_modules_replaced
 from costproof.tracers.torchlens_trace import TracedForward, trace_graph

@@ -17,7 +17,7 @@ from costproof.ledger.profile import Measured
 from costproof.ledger.progress import Progress, silent
 from costproof.ledger.run import Convention, RunRecord, TracedRun
 from costproof.ledger.workload import Workload
-from costproof.models.specs import Run
+from costproof.models.specs import Built, Run
 from costproof.models.target import Exportable, Runnable, Target, WithFormulas, options_of
 from costproof.opgraph.account import account, cache_growth_nodes, locator
 from costproof.opgraph.costed import CostedGraph, cost_graph
@@ -39,6 +39,8 @@ from costproof.tracers.torchlens_trace import TracedForward, lost_tensors
 if TYPE_CHECKING:
     import torch
 
+BuiltRuns = tuple[Built, tuple[Run, ...]]
+"""A model, and its forwards."""
 UNUSED: Final = "no operator reads a parameter of "
 """Prefix of the note on modules that the inputs leave unused."""
 NUMPY: Final = "numpy"
@@ -137,8 +139,26 @@ class _TracedRuns:
         return nodes, (*found.unknown, *lost, *to_numpy)
 
 
+def build_runs(target: Runnable, workload: Workload, progress: Progress = silent) -> BuiltRuns:
+    """Return the model of a target and its forwards, ready to run.
+
+    Raises:
+        Problems: the checkpoint does not fit the model.
+        BadInput: there is no checkpoint, or the installed packages cannot run the model's code.
+        Incomplete: the device is not available.
+    """
+    progress("build the model", 0, 1)
+    built = target.build_run(workload, progress)
+    return built, target.runs(built.model, workload)
+
+
 def dynamic_ledger(
-    target: Runnable, workload: Workload, progress: Progress = silent, *, all_calls: bool = False
+    target: Runnable,
+    workload: Workload,
+    progress: Progress = silent,
+    *,
+    all_calls: bool = False,
+    ready: BuiltRuns | None = None,
 ) -> DynamicResult:
     """Trace the prefill and decode steps of the whole model on meta and cost the operators that ran.
 
@@ -147,13 +167,12 @@ def dynamic_ledger(
 
     Args:
         all_calls: record the inputs and outputs of every call in the callgraph, not only of each module's first.
+        ready: the model and its forwards, if the caller needs them too (default: they are built).
 
     Raises:
         Incomplete: the model cannot be traced.
     """
-    progress("build the model", 0, 1)
-    built = target.build_run(workload, progress)
-    runs = target.runs(built.model, workload)
+    built, runs = build_runs(target, workload, progress) if ready is None else ready
     traced = _TracedRuns(target.options.convention, workload.dtype, list(built.notes))
     with wrapped_once():
         for i, run in enumerate(runs):

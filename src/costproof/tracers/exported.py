@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from costproof.ledger.errors import Incomplete
 from costproof.models.generic.cache_state import caches_of, states
-from costproof.models.generic.copies import held_bytes
 from costproof.models.specs import ExportJob
 from costproof.opgraph.graph import AUTOCAST, Graph, ModuleCall, OpCall, Value, path_renamer
 from costproof.opgraph.rules.matmul import NONZERO
 from costproof.opgraph.rules.names import canonical
 from costproof.patches.tensor import autocast_recorded
+from costproof.snapshots.copies import held_bytes
 from costproof.tracers.exporting import SizeTranslator, export_program, inputs_by_path
 from costproof.tracers.paths import COMPILED, Paths, dtype_name, mark_autocast, plain_value, split_arguments, unwrapped
 

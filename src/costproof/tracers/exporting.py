@@ -34,7 +34,7 @@ def export_program(job: ExportJob) -> tuple[torch.export.ExportedProgram, tuple[
 
 def _run(job: ExportJob) -> None:
     """Run the forward once. The exporter restores attributes that a forward sets, except replaced modules."""
-    from costproof.models.generic.module_snapshot import unwritten
+    from costproof.snapshots.module_snapshot import unwritten
 
     # Code of other packages may raise anything.
     with suppress(Exception), unwritten(job.module), inference_context(job.module):
@@ -241,7 +241,7 @@ def with_numbers(job: ExportJob) -> ExportJob:
     """
     import torch
 
-    from costproof.models.generic.copies import alike, materialize, with_values
+    from costproof.snapshots.copies import alike, materialize, with_values
 
     given = job if job.real is None else job.real()
 

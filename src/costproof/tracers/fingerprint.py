@@ -35,7 +35,7 @@ _HEAP_TYPE: Final = 1 << 9
 """The flag of classes that are created at run time, as those written in Python are."""
 OWN: Final = Path(__file__).resolve().parents[1]
 """The folder of costproof's own code."""
-_DECIDING: Final = ("algebra", "opgraph", "ledger", "models", "patches", "tracers")
+_DECIDING: Final = ("algebra", "opgraph", "ledger", "models", "patches", "snapshots", "tracers", "weights")
 """The rooms whose code decides what an export is; editing a report or a command leaves exports valid."""
 
 

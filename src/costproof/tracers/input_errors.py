@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from costproof.ledger.errors import NOT_GIVEN, Incomplete, first_line
-from costproof.models.generic.module_snapshot import unwritten
 from costproof.models.specs import Run
 from costproof.patches.patch import patched
 from costproof.patches.tensor import REFUSE_GRADIENTS, GradientTaken
+from costproof.snapshots.module_snapshot import unwritten
 
 
 def explain_failure(run: Run) -> Incomplete | None:

@@ -7,7 +7,6 @@ is computed or allocated then, so a model that does not fit in memory can be rec
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -18,9 +17,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves
 
 from costproof.ledger.errors import CostproofError, Incomplete, first_line
-from costproof.models.generic.copies import with_tensors
 from costproof.models.specs import Run
 from costproof.patches.inference import inference_context
+from costproof.snapshots.copies import with_tensors
 from costproof.tracers.cpu_fallback import with_numbers
 from costproof.tracers.timing import NOWHERE, Stage, watch_modules
 
@@ -30,6 +29,10 @@ _NO_WORK: Final = "prim"
 """Namespace of queries about a tensor that only fake tensors send to the dispatcher."""
 _STANDS_FOR: Final = {"transformers.grouped_mm_fallback.default": "_grouped_mm"}
 """Operator -> the operator of torch that runs with values: see :mod:`costproof.patches.inference`."""
+
+
+CallPosition = tuple[int, int]
+"""Position of a call in its forward, and the module calls between the operator before it and this one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,14 +92,16 @@ class OperatorLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, model: torch.nn.Module, *, numbers: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.place: tuple[Stage, str] = (NOWHERE, "")
-        self.calls: Counter[tuple[Stage, str, Any]] = Counter()
+        self.calls: dict[tuple[Stage, str, Any], list[CallPosition]] = {}
         self.distinct: dict[Any, LoggedCall] = {}
         self._weights = {_memory_of(p) for p in model.parameters()}
         self._numbers = numbers
+        self._noted_calls = self._boundaries = self._modules = 0
 
     def passed(self, stage: Stage, module: str) -> None:
         """Set stage and module of the following calls."""
         self.place = (stage, module)
+        self._boundaries += 1
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.namespace == _NO_WORK:
@@ -115,7 +120,9 @@ class OperatorLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
         forms = [self._form(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         function = func if self._numbers else _real_operator(func)
         key = (function, str(spec), *(leaf if isinstance(leaf, TensorForm) else repr(leaf) for leaf in forms))
-        self.calls[*self.place, key] += 1
+        modules = (self._boundaries + 1) // 2  # each module call has two
+        self.calls.setdefault((*self.place, key), []).append((self._noted_calls, modules - self._modules))
+        self._noted_calls, self._modules = self._noted_calls + 1, modules
         if key not in self.distinct:
             kept = map(_kept, leaves, forms) if self._numbers else forms
             self.distinct[key] = LoggedCall(function, spec, list(kept))

@@ -15,7 +15,8 @@ All other integers are 0, divisors 1.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from math import prod
@@ -25,18 +26,20 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_unflatten
 
 from costproof.ledger.errors import first_line
-from costproof.ledger.profile import Timing
+from costproof.ledger.profile import EnqueuedCall, Timing
 from costproof.ledger.progress import Progress, silent
 from costproof.models.specs import Run
-from costproof.models.weights import free_bytes
+from costproof.tracers.eager_calls import Marks, ProfiledWork, raw_events, read_calls, work_of
 from costproof.tracers.operator_log import (
+    CallPosition,
     LoggedCall,
     OperatorLog,
     TensorForm,
     log_operators,
     log_operators_without_values,
 )
-from costproof.tracers.timing import Stage
+from costproof.tracers.timing import NOWHERE, Stage, asleep, time_events, timed_device, unlogged_profiler
+from costproof.weights.loading import free_bytes
 
 _MOST: Final = 2_000_000_000
 """Nanoseconds: a call that took longer in total is not repeated."""
@@ -44,11 +47,24 @@ _FLUSHED: Final = 2**28
 """Bytes that are written to evict the caches of a processor."""
 _ASLEEP: Final = 2_000_000
 """Cycles of a GPU, about a millisecond: longer than an operator takes to be dispatched."""
+_LONGER: Final = 16
+"""Factor of the sleep for a call that takes the host longer."""
 _DRAWN: Final = 2**20
 """Random values that are drawn; larger tensors repeat them."""
 
-TimingOrReason = Timing | str
-"""The time of a distinct call, or why it could not be repeated."""
+
+@dataclass(frozen=True, slots=True)
+class IsolatedTime:
+    """The times of a distinct call in isolation, turn by turn."""
+
+    device: Timing
+    """Of its work; on a processor of the call."""
+    host: Timing
+    """From its call to its return, without synchronising; on a processor the same."""
+
+
+TimeOrReason = IsolatedTime | str
+"""The times of a distinct call, or why it could not be repeated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,17 +77,24 @@ class ReplayedCall:
     operator: str
     shapes: tuple[tuple[int, ...], ...]
     """Shapes of its tensor arguments."""
-    calls: int
+    order: tuple[CallPosition, ...]
+    """Positions of its calls in the forward, with the module calls before each."""
     alone: Timing | None
-    """Time of one call; ``None`` if it could not be repeated."""
+    """Time of one call on the device; ``None`` if it could not be repeated."""
     why: str = ""
     """Why it could not be repeated."""
+    enqueue: EnqueuedCall | None = None
+    """One call on both clocks, with its host time outside of any forward; ``None`` if it could not be repeated."""
+
+    @property
+    def calls(self) -> int:
+        """Return the number of its calls in the forward."""
+        return len(self.order)
 
 
 def replay_operators(run: Run, count: int, progress: Progress = silent) -> tuple[ReplayedCall, ...]:
     """Run a forward once and time each of its distinct calls ``count`` times after one warm-up call."""
-    device = next(run.model.parameters()).device
-    return _replay_distinct({run.id: log_operators(run)}, count, device, progress)[run.id]
+    return _replay_distinct({run.id: log_operators(run)}, count, timed_device(run.model), progress)[run.id]
 
 
 def predict_operators(
@@ -89,32 +112,79 @@ def predict_operators(
         progress("note the operators", i, len(runs))
         found[run.id] = log_operators_without_values(run, device)
     progress("note the operators", len(runs), len(runs))
-    return _replay_distinct(found, count, torch.device(device), progress)
+    return _replay_distinct(found, count, device, progress)
 
 
 def _replay_distinct(
-    runs: Mapping[str, OperatorLog], count: int, device: torch.device, progress: Progress
+    runs: Mapping[str, OperatorLog], count: int, device: str, progress: Progress
 ) -> dict[str, tuple[ReplayedCall, ...]]:
     flush = torch.empty(_FLUSHED, dtype=torch.uint8, device=device)
     distinct = {key: call for notes in runs.values() for key, call in notes.distinct.items()}
     what = f"replay {next(iter(runs))}" if len(runs) == 1 else "replay"
-    spent: dict[Any, TimingOrReason] = {}
+    spent: dict[Any, TimeOrReason] = {}
     with torch.no_grad():
+        idle = time_events(lambda nothing: None, lambda: None, 1, 9, before=asleep).median if device == "cuda" else 0
+        work = _enqueued_work(distinct.values(), flush, progress) if device == "cuda" else {}
         for i, (key, call) in enumerate(distinct.items()):
             progress(what, i, len(distinct))
-            spent[key] = _time_call(call, count, flush)
+            known = work.get(id(call))
+            spent[key] = _time_call(
+                call, count, flush, partial(_clock, device, known is not None and known.waits, idle)
+            )
     progress(what, len(distinct), len(distinct))
 
-    def of(stage: Stage, module: str, key: Any, calls: int) -> ReplayedCall:
-        took = spent[key]
-        shapes = tuple(tuple(form.shape) for form in distinct[key].tensors)
-        done, why = (took, "") if isinstance(took, Timing) else (None, took)
-        return ReplayedCall(stage, module, str(key[0]), shapes, calls, done, why)
+    def of(stage: Stage, module: str, key: Any, order: list[CallPosition]) -> ReplayedCall:
+        call, took = distinct[key], spent[key]
+        shapes = tuple(tuple(form.shape) for form in call.tensors)
+        about = (stage, module, str(key[0]), shapes, tuple(order))
+        if isinstance(took, str):
+            return ReplayedCall(*about, None, took)
+        return ReplayedCall(*about, took.device, "", _on_both_clocks(str(key[0]), module, took, work.get(id(call))))
 
-    return {run: tuple(of(*where, calls) for where, calls in notes.calls.items()) for run, notes in runs.items()}
+    return {run: tuple(of(*where, order) for where, order in notes.calls.items()) for run, notes in runs.items()}
 
 
-def _time_call(call: LoggedCall, count: int, flush: torch.Tensor) -> TimingOrReason:
+def _on_both_clocks(operator: str, module: str, took: IsolatedTime, work: ProfiledWork | None) -> EnqueuedCall:
+    """Return a call on both clocks from its times in isolation and the work that the profiler saw it enqueue.
+
+    A call that waits for the device has the host time of the profiler, without the waiting.
+    """
+    if work is None:
+        return EnqueuedCall(operator, module, 0, took.host.median, 0, 0, 0, False)
+    host = work.host if work.waits else took.host.median
+    launch = work.launch * host // max(1, work.host)
+    device = took.device.median if work.launches else 0  # of a view the events around it take a while
+    return EnqueuedCall(operator, module, 0, host - launch, launch, work.launches, device, work.waits)
+
+
+def _enqueued_work(calls: Collection[LoggedCall], flush: torch.Tensor, progress: Progress) -> dict[int, ProfiledWork]:
+    """Return the work that each call enqueues, by the identity of the call; a call that fails may have none."""
+    from torch.profiler import ProfilerActivity, profile
+
+    marks = Marks()
+    with unlogged_profiler(), profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
+        for i, call in enumerate(calls):
+            progress("count the launches", i, len(calls))
+            if _reason_not_to_run(call, flush):
+                continue
+            with suppress(Exception):  # _time_call reports it
+                _call_marked(call, flush, marks)
+            marks.passed(NOWHERE, "")
+        torch.cuda.synchronize()
+    progress("count the launches", len(calls), len(calls))
+    pieces = read_calls(raw_events(profiler), marks.places)
+    return {int(p.place[0][0]): work_of(p) for p in pieces if p.place[0] != NOWHERE}
+
+
+def _call_marked(call: LoggedCall, flush: torch.Tensor, marks: Marks) -> None:
+    one = _bind_tensors(call, 0, flush)
+    torch.cuda.synchronize()
+    marks.passed((str(id(call)), ""), "")
+    one()
+
+
+def _reason_not_to_run(call: LoggedCall, flush: torch.Tensor) -> str:
+    """Return why a call is not repeated, or an empty text."""
     if not can_make_integers(call.function, call.leaves):
         return "what it does with integers is not known"
     wanted, room = (
@@ -124,18 +194,27 @@ def _time_call(call: LoggedCall, count: int, flush: torch.Tensor) -> TimingOrRea
     # The rest is for temporaries of the operator. Memory of a view's base is never written.
     if room is not None and wanted > room * 4 // 5 and not call.views:
         return f"it takes {wanted:,} bytes, more than four fifths of the {room:,} that are free"
-    found: list[int] = []
+    return ""
+
+
+def _time_call(
+    call: LoggedCall, count: int, flush: torch.Tensor, clock: Callable[[Callable[[], Any]], tuple[int, int]]
+) -> TimeOrReason:
+    if reason := _reason_not_to_run(call, flush):
+        return reason
+    spent, host = list[int](), list[int]()
     try:
         for i in range(1 + count):
             # No variable keeps the tensors of one turn alive while those of the next are made.
-            spent = _clock(_bind_tensors(call, i, flush), flush.device.type)
+            times = clock(_bind_tensors(call, i, flush))
             if i:
-                found.append(spent)
-            if sum(found) > _MOST:
+                spent.append(times[0])
+                host.append(times[1])
+            if sum(spent) > _MOST:
                 break
     except Exception as error:  # an operator may raise anything
         return first_line(error)
-    return Timing(tuple(found))
+    return IsolatedTime(Timing(tuple(spent)), Timing(tuple(host)))
 
 
 def _bind_tensors(call: LoggedCall, turn: int, flush: torch.Tensor) -> Callable[[], Any]:
@@ -173,23 +252,37 @@ def _make_tensor(form: TensorForm, device: torch.device, *, empty: bool = False)
     return made.as_strided(form.shape, form.stride)
 
 
-def _clock(one: Callable[[], Any], device: str) -> int:
+def _clock(device: str, waits: bool, idle: int, one: Callable[[], Any]) -> tuple[int, int]:
+    """Return the nanoseconds of a call on the device, and those of the host until it returns.
+
+    Args:
+        device: ``cpu`` or ``cuda``.
+        waits: whether the call waits for the device.
+        idle: nanoseconds between two events of the device without work.
+        one: the call.
+    """
     if device != "cuda":
         start = time.perf_counter_ns()
         one()
-        return time.perf_counter_ns() - start
+        spent = time.perf_counter_ns() - start
+        return spent, spent
     new_event: Any = torch.cuda.Event
-    begin, end = new_event(enable_timing=True), new_event(enable_timing=True)
-    torch.cuda.synchronize()
-    # The device sleeps until the call has been dispatched; otherwise it would wait for that between the events.
     sleep: Any = torch.cuda._sleep
-    sleep(_ASLEEP)
-    begin.record()
-    one()
-    end.record()
-    torch.cuda.synchronize()
-    spent: float = begin.elapsed_time(end)
-    return round(spent * 1e6)
+    cycles = _ASLEEP
+    while True:
+        begin, end = new_event(enable_timing=True), new_event(enable_timing=True)
+        torch.cuda.synchronize()
+        # The device sleeps until the call has been dispatched; otherwise it would wait for that between the events.
+        sleep(cycles)
+        begin.record()
+        start = time.perf_counter_ns()
+        one()
+        host = time.perf_counter_ns() - start
+        end.record()
+        torch.cuda.synchronize()
+        if waits or 2 * host < cycles or cycles > _ASLEEP:  # a cycle takes half a nanosecond at least
+            return max(0, round(begin.elapsed_time(end) * 1e6) - idle), host
+        cycles *= _LONGER
 
 
 CallArguments = Mapping[str, Any]

@@ -58,10 +58,10 @@ def _occupied(tensors: list[torch.Tensor], start: int, end: int) -> int | None:
     """Return the bytes between two places of one memory in which tensors have elements; views with steps leave gaps."""
     import torch
 
-    if any(t.nbytes >= end - start for t in tensors):
+    # Along a dimension of step 0 all elements are one.
+    tensors = [t[tuple(slice(None) if step else 0 for step in t.stride())] for t in tensors]
+    if any(t.is_contiguous() and t.nbytes == end - start for t in tensors):
         return end - start
-    if len({id(t) for t in tensors}) == 1:
-        return int(tensors[0].nbytes)
     if end - start > _MOST_MARKED:
         return None
     marks = torch.zeros(end - start, dtype=torch.bool)

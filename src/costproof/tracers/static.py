@@ -15,11 +15,17 @@ from costproof.ledger.node import CostNode, Ledger, UnknownOp
 from costproof.ledger.progress import Progress, silent
 from costproof.ledger.run import RunOptions
 from costproof.ledger.workload import Workload, sampled_steps
-from costproof.models.generic.copies import unchecked
 from costproof.models.specs import GIVEN, ExportJob, SymbolicSize
 from costproof.models.target import Exportable, PartlyExported, Runnable, Staged, Target, WithFormulas, options_of
 from costproof.opgraph.account import account, cache_nodes
-from costproof.opgraph.costed import CostedGraph, bound_unknown, cost_graph, known_at_sizes, substitute_sizes
+from costproof.opgraph.costed import (
+    CostedGraph,
+    bound_unknown,
+    cost_graph,
+    failing_at_sizes,
+    known_at_sizes,
+    substitute_sizes,
+)
 from costproof.opgraph.fvcore_macs import fvcore_nodes
 from costproof.opgraph.graph import Value
 from costproof.opgraph.merge import DecodeStep, merge_nodes, sum_all_steps, sum_traced_steps
@@ -27,6 +33,7 @@ from costproof.opgraph.reuse import reuse_bytes
 from costproof.opgraph.rules.registry import UnknownCost
 from costproof.opgraph.tally import LedgerBuilder, graph_metrics
 from costproof.patches.patch import gc_disabled
+from costproof.snapshots.copies import unchecked
 from costproof.tracers.cache import cached_export
 from costproof.tracers.exported import Exported
 from costproof.tracers.exporting import with_numbers, with_sizes
@@ -182,6 +189,8 @@ def cost_job(
         if fixed and exported.job.sizes:
             if some := known_at_sizes(work, known):
                 raise Incomplete("an operator has a cost at given sizes alone", got=", ".join(some))
+            if failing := failing_at_sizes(work, known):
+                raise Incomplete("at these sizes an operator fails", got=failing)
             if broken := first_broken_guard(
                 exported, [p for i in job.invocations for p in job_points(job, values[job.stage, i])]
             ):

@@ -11,12 +11,13 @@ from __future__ import annotations
 import json
 import os
 import time
+import warnings
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Final
+from itertools import chain, pairwise
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 from unittest import mock
 
 from costproof.ledger.aside import scratch
@@ -31,7 +32,14 @@ if TYPE_CHECKING:
 
 Stage = tuple[str, str]
 """(stage, invocation)"""
+Place = tuple[Stage, str]
+"""Stage, and path of the innermost module that is watched."""
+HostTimes = Mapping[tuple[str, Stage], Timing]
+"""(run, stage) -> nanoseconds of the host from one stage boundary to the next, without a profiler."""
 NOWHERE: Final[Stage] = ("", "")
+T = TypeVar("T")
+_ASLEEP: Final = 20_000_000
+"""Cycles of a GPU."""
 WARM_UP: Final = 1
 """Runs before the timed ones."""
 
@@ -43,17 +51,37 @@ def clock_of(device: str) -> tuple[str, int]:
     return "CUDA events" if device == "cuda" else "perf_counter", torch.get_num_threads()
 
 
+def timed_device(model: nn.Module) -> Literal["cpu", "cuda"]:
+    """Return the kind of device that a model with values is on."""
+    first = next(chain(model.parameters(), model.buffers()), None)
+    return "cuda" if first is not None and first.device.type == "cuda" else "cpu"
+
+
 def time_stages(runs: Sequence[Run], count: int, progress: Progress = silent) -> tuple[StageTime, ...]:
     """Return the times of each stage of the forwards in ``count`` runs after :data:`WARM_UP`."""
+    return time_stage_clocks(runs, count, progress)[0]
+
+
+def time_stage_clocks(
+    runs: Sequence[Run], count: int, progress: Progress = silent
+) -> tuple[tuple[StageTime, ...], HostTimes]:
+    """Return the times of each stage as :func:`time_stages`, and those of the host, which does not wait in between.
+
+    On the CPU both are the same.
+    """
     found: dict[tuple[str, Stage], list[int]] = {}
+    host: dict[tuple[str, Stage], list[int]] = {}
     for i in range(WARM_UP + count):
         progress("time the stages", i, WARM_UP + count)
         for run in runs:
-            for stage, spent in stage_times(run).items():
-                if i >= WARM_UP:
-                    found.setdefault((run.id, stage), []).append(spent)
+            for into, times in zip((found, host), _stage_times(run), strict=True):
+                for stage, spent in times.items() if i >= WARM_UP else ():
+                    into.setdefault((run.id, stage), []).append(spent)
     progress("time the stages", WARM_UP + count, WARM_UP + count)
-    return tuple(StageTime(run, *stage, Timing(tuple(spent))) for (run, stage), spent in found.items())
+    return (
+        tuple(StageTime(run, *stage, Timing(tuple(each))) for (run, stage), each in found.items()),
+        {place: Timing(tuple(each)) for place, each in host.items()},
+    )
 
 
 def time_modules(
@@ -64,7 +92,7 @@ def time_modules(
     for i in range(WARM_UP + count):
         progress("time the modules", i, WARM_UP + count)
         for run in runs:
-            spent = _time_modules(run, [path for path, _ in run.model.named_modules()])
+            spent, _ = _time_modules(run, [path for path, _ in run.model.named_modules()])
             for ((stage, _), path), nanoseconds in spent.items() if i >= WARM_UP else ():
                 # A module that does not run each time, such as an expert, has a time of 0 then.
                 found.setdefault((run.id, stage, path), [0] * count)[i - WARM_UP] += nanoseconds
@@ -74,37 +102,94 @@ def time_modules(
 
 def stage_times(run: Run) -> dict[Stage, int]:
     """Return the nanoseconds of each stage of one forward; they sum to the whole forward."""
-    found: Counter[Stage] = Counter()
-    for (stage, _), nanoseconds in _time_modules(run, stage_boundaries(run)).items():
-        found[stage] += nanoseconds
-    return dict(found)
+    return _stage_times(run)[0]
 
 
-def _time_modules(run: Run, paths: Iterable[str]) -> dict[tuple[Stage, str], int]:
-    """Return the nanoseconds between boundaries of these modules in one forward, by stage and innermost module."""
+def _stage_times(run: Run) -> tuple[dict[Stage, int], dict[Stage, int]]:
+    """Return the nanoseconds of each stage of one forward, by the clock of the device and by that of the host."""
+    found: tuple[Counter[Stage], Counter[Stage]] = Counter(), Counter()
+    for into, times in zip(found, _time_modules(run, stage_boundaries(run)), strict=True):
+        for (stage, _), nanoseconds in times.items():
+            into[stage] += nanoseconds
+    return found
+
+
+def _time_modules(run: Run, paths: Iterable[str]) -> tuple[Counter[Place], Counter[Place]]:
+    """Return the nanoseconds between boundaries of these modules in one forward, by stage and innermost module.
+
+    The first are by the clock of the device, the second by that of the host; on the CPU they are the same.
+    """
     import torch
 
-    cuda = next(run.model.parameters()).device.type == "cuda"
-    stamps: list[tuple[tuple[Stage, str], Any]] = []
+    cuda = timed_device(run.model) == "cuda"
+    places: list[Place] = []
+    ticks: list[int] = []
+    events: list[Any] = []
     new_event: Any = torch.cuda.Event
 
     def stamp(stage: Stage, path: str) -> None:
+        places.append((stage, path))
         if cuda:
-            event = new_event(enable_timing=True)
-            event.record()
-            stamps.append(((stage, path), event))
-        else:
-            stamps.append(((stage, path), time.perf_counter_ns()))
+            events.append(new_event(enable_timing=True))
+            events[-1].record()
+        ticks.append(time.perf_counter_ns())
 
     kwargs = run.inputs()
+    if cuda:
+        torch.cuda.synchronize()  # inputs are copied by the device
     with watch_modules(run, paths, stamp), torch.no_grad(), run.around():
         run.model(**kwargs)
     if cuda:
         torch.cuda.synchronize()
-    found: Counter[tuple[Stage, str]] = Counter()
-    for (place, begin), (_, end) in pairwise(stamps):
-        found[place] += round(begin.elapsed_time(end) * 1e6) if cuda else end - begin
-    return dict(found)
+    host = [end - begin for begin, end in pairwise(ticks)]
+    device = [round(begin.elapsed_time(end) * 1e6) for begin, end in pairwise(events)] if cuda else host
+    found: tuple[Counter[Place], Counter[Place]] = Counter(), Counter()
+    for into, spans in zip(found, (device, host), strict=True):
+        for place, span in zip(places, spans, strict=False):  # the last stamp ends the forward
+            into[place] += span
+    return found
+
+
+def time_events(
+    work: Callable[[T], object],
+    prepare: Callable[[], T],
+    warm: int,
+    count: int,
+    before: Callable[[], object] = lambda: None,
+) -> Timing:
+    """Return the times of some work on the device, which is idle before, by two CUDA events.
+
+    Args:
+        work: the work; it gets what ``prepare`` returns.
+        prepare: makes inputs, outside of the time.
+        warm: runs before the timed ones.
+        count: timed runs.
+        before: is called before the first event; it may occupy the device.
+    """
+    import torch
+
+    new_event: Any = torch.cuda.Event
+    found = []
+    for i in range(warm + count):
+        given = prepare()
+        begin, end = new_event(enable_timing=True), new_event(enable_timing=True)
+        torch.cuda.synchronize()
+        before()
+        begin.record()
+        work(given)
+        end.record()
+        torch.cuda.synchronize()
+        if i >= warm:
+            found.append(round(begin.elapsed_time(end) * 1e6))
+    return Timing(tuple(found))
+
+
+def asleep() -> None:
+    """Let the device sleep for about ten milliseconds, longer than a few hundred operators take to be enqueued."""
+    import torch
+
+    sleep: Any = torch.cuda._sleep
+    sleep(_ASLEEP)
 
 
 @contextmanager
@@ -166,8 +251,8 @@ def profile_runs(runs: Sequence[Run], count: int, progress: Progress = silent) -
     """
     import torch
 
-    device = next(runs[0].model.parameters()).device
-    cuda = device.type == "cuda"
+    kind = timed_device(runs[0].model)
+    cuda, device = kind == "cuda", next(runs[0].model.parameters()).device
     if cuda:
         torch.cuda.reset_peak_memory_stats(device)
     stages = time_stages(runs, count, progress)
@@ -180,7 +265,7 @@ def profile_runs(runs: Sequence[Run], count: int, progress: Progress = silent) -
         if i >= WARM_UP:
             passes.append(found)
     modules, operators = _timings(passes, cuda=cuda)
-    clock, threads = clock_of(device.type)
+    clock, threads = clock_of(kind)
     measured = Measured(
         device=torch.cuda.get_device_name(device) if cuda else "cpu",
         clock=clock,
@@ -218,16 +303,25 @@ def module_ranges(model: nn.Module) -> Iterator[None]:
             open_ranges.pop().__exit__(None, None, None)
 
 
+@contextmanager
+def unlogged_profiler() -> Iterator[None]:
+    """Raise the log level above all levels of the profiler, which logs its start and stop, and hide its own warning."""
+    with (
+        mock.patch.dict(os.environ, {"KINETO_LOG_LEVEL": os.environ.get("KINETO_LOG_LEVEL", "6")}),
+        warnings.catch_warnings(),
+    ):
+        warnings.filterwarnings("ignore", message=".*Profiler clears events")
+        yield
+
+
 def _profile(runs: Sequence[Run], *, cuda: bool, trace: bool) -> tuple[_ProfiledRun, str]:
     import torch
     from torch.profiler import ProfilerActivity, profile
 
     inputs = [run.inputs() for run in runs]  # outside the measured time
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
-    # The profiler logs its start and stop on stderr unless the log level is above all of its levels.
-    unlogged = mock.patch.dict(os.environ, {"KINETO_LOG_LEVEL": os.environ.get("KINETO_LOG_LEVEL", "6")})
     with (
-        unlogged,
+        unlogged_profiler(),
         module_ranges(runs[0].model),
         torch.no_grad(),
         profile(activities=activities, record_shapes=True, profile_memory=True) as profiler,

@@ -17,12 +17,12 @@ from costproof.ledger.metrics import Metric
 from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.progress import silent
 from costproof.ledger.workload import Workload
-from costproof.models.generic.copies import unchecked
 from costproof.models.specs import Run
 from costproof.models.target import Runnable
 from costproof.patches.inference import inference_context
 from costproof.patches.modules import forward_redirected, hooked
 from costproof.patches.patch import gc_disabled
+from costproof.snapshots.copies import unchecked
 from costproof.tracers.cpu_fallback import with_numbers
 from costproof.tracers.flop_counter_ledger import FlopKey
 from costproof.tracers.hooks import ROOT, Hooked, trace_hooks

@@ -13,6 +13,7 @@ from costproof.ledger.workload import STATED_REASONS, TargetInfo, Workload
 
 _MOST_CHANGES: Final = 4
 _MOST_KEYS: Final = 8
+_MOST_NOTES: Final = 4
 MEANING: Final[dict[tuple[str, str], str]] = {
     ("unit", "flop"): "one multiply-accumulate is 2 FLOP",
     ("unit", "mac"): "one multiply-accumulate is 1",
@@ -73,11 +74,22 @@ def _few(keys: Sequence[str]) -> str:
 
 
 def counted_lines(base: Side, head: Side) -> list[str]:
-    """Return what the numbers of two sides leave out: one line where it is the same of both."""
-    if base.counted == head.counted:
-        return [base.counted]
+    """Return what the numbers of two sides leave out, and the notes of their sources; one line where both agree."""
     sides = (("base", base), ("head", head))
-    return [side.counted.replace("Counted:", f"Counted in the {name}:", 1) for name, side in sides]
+    if base.counted == head.counted:
+        lines = [base.counted]
+    else:
+        lines = [side.counted.replace("Counted:", f"Counted in the {name}:", 1) for name, side in sides]
+    lines += note_lines([note for note in base.notes if note in head.notes])
+    for name, side, other in (("base", base, head), ("head", head, base)):
+        lines += note_lines([note for note in side.notes if note not in other.notes], f"Note on the {name}")
+    return lines
+
+
+def note_lines(notes: Sequence[str], title: str = "Note") -> list[str]:
+    """Return the notes of sources as lines of a report: the first ones, and the number of the others."""
+    more = [f"{title}: and {plural(len(notes) - _MOST_NOTES, 'more note')} in JSON"] if len(notes) > _MOST_NOTES else []
+    return [*(f"{title}: {note}" for note in notes[:_MOST_NOTES]), *more]
 
 
 def run_line(run: RunRecord | None) -> str:

@@ -203,12 +203,16 @@ def _parts(found: Explanation) -> list[dict[str, Any]]:
 
 DIFF_COLUMNS: Final = (
     "source", "level", "stage", "part", "kind", "metric", "base", "head", "delta", "change", "moved",
+    "base_counted", "head_counted",
 )  # fmt: skip
 
 
 @_rows.register
 def diff_rows(found: Diff) -> list[dict[str, Any]]:
-    """Return totals, stages and rows of every source, unchanged sums included; None is unknown."""
+    """Return totals, stages and rows of every source, unchanged sums included; None is unknown.
+
+    Each row has what the numbers of both sides leave out, with the notes of their sources.
+    """
     rows: list[dict[str, Any]] = []
     for source, part in found.by_source.items():
         sums = (("total", "", "", part.totals), *(("stage", s.id, s.change, s.totals) for s in part.stages))
@@ -218,9 +222,11 @@ def diff_rows(found: Diff) -> list[dict[str, Any]]:
                 rows.append({"source": source, "level": level, "stage": stage, "metric": metric, **numbers})
                 rows[-1]["change"] = "same" if q.delta == 0 else change or "changed"
         for r in part.rows:
-            own = {name: getattr(r, name) for name in DIFF_COLUMNS[2:]}
+            own = {name: getattr(r, name) for name in DIFF_COLUMNS[2:-2]}
             rows.append({"source": source, "level": "row", **own})
-    return [{name: row.get(name, "") for name in DIFF_COLUMNS} for row in rows]
+    base, head = ("; ".join((side.counted, *side.notes)) for side in (found.base, found.head))
+    said = {"base_counted": base, "head_counted": head}
+    return [{name: (row | said).get(name, "") for name in DIFF_COLUMNS} for row in rows]
 
 
 @_rows.register
@@ -340,7 +346,12 @@ def _measured(found: Measurement) -> list[dict[str, Any]]:
             "floor_s": r.floor.seconds,
             "roof_s": r.roof.seconds,
             "alone_ns": r.replay,
+            "host_ns": None if r.clocks is None else r.clocks.host,
+            "device_ns": None if r.clocks is None else r.clocks.device,
+            "predicted_ns": r.predicted,
             "measured_ns": None if r.measured is None else r.measured.median,
+            "graph_ns": None if r.graph is None or r.graph.time is None else r.graph.time.median,
+            "compiled_ns": None if r.compiled is None or r.compiled.time is None else r.compiled.time.median,
             **{name: getattr(r, name) for name in ("of_peak", "of_bandwidth", "wrong")},
         }
         for r in found.rows

@@ -49,4 +49,6 @@ class SweepFile:
     """What the numbers leave out, in words."""
 
 
+COUNTED: Final = "counted"
+"""The last column of a CSV file, which says in its first row what the numbers leave out."""
 SWEEP: Final = FileKind(name="costproof/sweep", version=(1, 1), type=SweepFile)

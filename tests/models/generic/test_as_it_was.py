@@ -35,9 +35,9 @@ import costproof
 import costproof.run.capture  # it imports sympy, which filters warnings
 from costproof import saved_settings
 from costproof.ledger.errors import BadInput, CostproofError
-from costproof.models.generic import module_state
-from costproof.models.generic.module_snapshot import Changed
 from costproof.process_settings import ProcessSetting
+from costproof.snapshots import module_state
+from costproof.snapshots.module_snapshot import Changed
 
 FLOPS = 2 * 3 * 4 * 4
 """Three rows through a square matrix of 4."""
@@ -438,7 +438,7 @@ def test_a_setting_that_cannot_be_put_back_is_named(monkeypatch: pytest.MonkeyPa
 
 def test_what_cannot_be_undone_is_an_error_that_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module_state, "MOST_KEPT", 0)
-    monkeypatch.setattr("costproof.models.generic.module_state.MOST_KEPT", 0)
+    monkeypatch.setattr("costproof.snapshots.module_state.MOST_KEPT", 0)
     module = trained(in_a_thread)
     GIVEN[:] = [module]
     with pytest.raises(Changed, match="module is not as it was") as changed:
@@ -452,7 +452,7 @@ def test_what_cannot_be_undone_is_an_error_that_names_it(monkeypatch: pytest.Mon
 
 
 def test_a_large_module_is_as_it_was_where_the_dispatcher_sees_what_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("costproof.models.generic.module_state.MOST_KEPT", 0)
+    monkeypatch.setattr("costproof.snapshots.module_state.MOST_KEPT", 0)
     module = trained(lambda m: (m.inner.weight.mul_(2), m.inner.weight.untyped_storage().fill_(0)))
     before = state(module)
     costproof.count(module, torch.randn(3, 4))

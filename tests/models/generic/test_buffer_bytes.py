@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 
 import costproof
 from costproof.ledger.node import Ledger
-from costproof.models.generic.copies import held_bytes
+from costproof.snapshots.copies import held_bytes
 from costproof.tracers.resident_bytes import resident_bytes
 
 
@@ -69,6 +73,35 @@ def test_the_bytes_that_buffers_of_a_run_occupy() -> None:
     assert resident_bytes({"some": memory[::4], "other": memory[1::2]}) == {"some": 6 + 12, "other": 0}
     odd = {"sparse": torch.eye(4).to_sparse(), "conj": torch.zeros(2, dtype=torch.complex64).conj()}
     assert resident_bytes(odd) == {"sparse": None, "conj": None}
+
+
+def brute_force(views: dict[str, torch.Tensor]) -> int:
+    """Bytes of one memory in which some view has an element, each element visited."""
+    seen: set[int] = set()
+    for view in views.values():
+        size = view.element_size()
+        for index in product(*map(range, view.shape)):
+            at = view.storage_offset() + sum(i * step for i, step in zip(index, view.stride(), strict=True))
+            seen.update(range(at * size, at * size + size))
+    return len(seen)
+
+
+@settings(max_examples=150)
+@given(st.data())
+def test_overlapping_views_of_one_memory_count_each_byte_once(data: st.DataObject) -> None:
+    memory, views = torch.zeros(96, dtype=torch.uint8), {}
+    for i in range(data.draw(st.integers(1, 4))):
+        dtype = data.draw(st.sampled_from([torch.uint8, torch.float32, torch.bfloat16]))
+        room = 96 // dtype.itemsize
+        shape = data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=3))
+        strides = data.draw(st.lists(st.integers(0, 5), min_size=len(shape), max_size=len(shape)))
+        reach = sum((n - 1) * step for n, step in zip(shape, strides, strict=True))
+        if reach < room:
+            offset = data.draw(st.integers(0, room - 1 - reach))
+            views[str(i)] = memory.view(dtype).as_strided(shape, strides, offset)
+    for found in (held_bytes(views), resident_bytes(views)):
+        assert sum(size or 0 for size in found.values()) == brute_force(views)
+    assert held_bytes(views) == resident_bytes(views)
 
 
 def test_a_mistake_in_the_bytes_of_a_program_shows(monkeypatch: pytest.MonkeyPatch) -> None:

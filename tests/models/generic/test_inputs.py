@@ -12,7 +12,6 @@ from transformers import MusicgenConfig, masking_utils
 from transformers.modeling_outputs import BaseModelOutput
 
 from costproof.ledger.errors import Problems
-from costproof.models.generic.copies import materialize
 from costproof.models.generic.encoder_decoder_wrappers import Handed
 from costproof.models.generic.export_wrappers import cache_tensors
 from costproof.models.generic.factories import Given
@@ -24,6 +23,7 @@ from costproof.models.generic.stages import longest
 from costproof.models.specs import Run
 from costproof.run.capture import count_sources
 from costproof.run.prepare import Prepared
+from costproof.snapshots.copies import materialize
 from costproof.tracers.cpu_fallback import with_numbers
 
 

@@ -152,6 +152,7 @@ def side_of(side: Baseline) -> Side:
         sources,
         side.environment,
         counted_line(target, workload),
+        side.notes,
     )
 
 

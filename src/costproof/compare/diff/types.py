@@ -53,6 +53,8 @@ class Side:
     environment: dict[str, str]
     counted: str = ""
     """What its numbers leave out: dtype, attention, cut, keys that were not used, a format that is not counted."""
+    notes: tuple[str, ...] = ()
+    """Notes of its sources on how they counted and on what they left out."""
 
     @property
     def name(self) -> str:
@@ -193,4 +195,4 @@ class Diff(NotebookRepr):
         return f"Diff({self.base.name} -> {self.head.name}: {self.verdict}, {plural(len(self.rows), 'row')} changed)"
 
 
-DIFF: Final = FileKind(name="costproof/diff", version=(1, 2), type=Diff)
+DIFF: Final = FileKind(name="costproof/diff", version=(1, 3), type=Diff)

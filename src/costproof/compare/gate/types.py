@@ -97,4 +97,4 @@ class Gate(NotebookRepr):
         return f"Gate({self.base.name} -> {self.head.name}: {self.verdict}, {plural(len(self.checks), 'check')})"
 
 
-GATE: Final = FileKind(name="costproof/gate", version=(1, 1), type=Gate)
+GATE: Final = FileKind(name="costproof/gate", version=(1, 2), type=Gate)

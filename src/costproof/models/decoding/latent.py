@@ -272,8 +272,9 @@ class LatentTarget(CausalTarget[L]):
         """Return the conventions of all numbers of this workload."""
         return replace(CausalTarget.conventions(self, workload), mla=DECODING.choices[absorbs(workload)])
 
-    def _build(self, workload: Workload, experts: ExpertKernel) -> nn.Module:
-        model = CausalTarget._build(self, workload, experts)
+    def built(self, workload: Workload, experts: ExpertKernel) -> nn.Module:
+        """Return the model on the meta device, whose decode steps absorb the expansion if the workload says so."""
+        model = CausalTarget.built(self, workload, experts)
         if absorbs(workload):
             from costproof.models.decoding.absorbed import absorb
 

@@ -139,11 +139,9 @@ def real_prompt(
 
 def drawn_ids(vocab: int, shape: tuple[int, ...], seed: int) -> torch.Tensor:
     """Return random token ids [B, S] that depend only on the seed."""
-    import torch
+    from costproof.weights.random_values import random_integers
 
-    from costproof.models.decoding.build import generator
-
-    return torch.randint(0, vocab, shape, generator=generator(seed, "input_ids"))
+    return random_integers(vocab, shape, seed, "input_ids")
 
 
 def real_masks(model: nn.Module, workload: Workload, decoder: Decoder, queries: int, context: int) -> Masks:

@@ -12,18 +12,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 
 from costproof.analytic.symbols import DECODER_SYMBOLS, RUN_SYMBOLS
 from costproof.ledger.capture import SymbolDoc
-from costproof.ledger.errors import BadInput, CostproofError, Problems
+from costproof.ledger.errors import BadInput, CostproofError
 from costproof.ledger.node import Ledger
-from costproof.ledger.progress import Progress
-from costproof.ledger.workload import AttentionKind, ExpertKernel, Invocation, Workload
+from costproof.ledger.workload import ExpertKernel, Invocation, Workload
 from costproof.models import settings as common
-from costproof.models.config import Native
 from costproof.models.decoding import exports, runs
-from costproof.models.decoding.build import build, with_numbers
+from costproof.models.decoding.build import build
 from costproof.models.decoding.config import DecoderConfig
 from costproof.models.decoding.decoder import Decoder
 from costproof.models.decoding.names import STAGES, invocations
-from costproof.models.specs import Built, ExportJob, Run, layers_cut
+from costproof.models.native import Native
+from costproof.models.specs import ExportJob, Run, layers_cut
 from costproof.models.target import NamedWorkload, Setting
 
 if TYPE_CHECKING:
@@ -56,8 +55,8 @@ class CausalTarget(Native[C]):
     """Base class of causal language models of transformers with one configuration."""
 
     stages: ClassVar[tuple[str, ...]] = STAGES
-    attentions: ClassVar[tuple[AttentionKind, ...]] = ("sdpa", "eager")
-    """Attention implementations of the class in transformers, the default first."""
+    named: ClassVar[tuple[NamedWorkload, ...]] = PRESETS
+    notation: ClassVar[dict[str, SymbolDoc]] = {**RUN_SYMBOLS, **DECODER_SYMBOLS}
     extra_settings: ClassVar[tuple[Setting, ...]] = ()
     """Settings of a run in addition to those of every decoder."""
 
@@ -83,18 +82,6 @@ class CausalTarget(Native[C]):
 
         return decoder_ledger(self.config, workload, self.style())
 
-    def native(self) -> tuple[Any, Any]:
-        """Return the class of transformers, ``…ForCausalLM``, and a configuration object for it."""
-        from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING
-
-        config = CONFIG_MAPPING[self.config.model_type](**self.config.native())
-        return MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], config
-
-    @classmethod
-    def describes(cls, architecture: str) -> bool:
-        """Return whether the formulas describe this class of transformers."""
-        return architecture == type(cls.default().config).architecture
-
     @classmethod
     def serves(cls, config: Mapping[str, Any]) -> bool:
         """Return whether the formulas describe the cache that transformers uses for a configuration."""
@@ -106,15 +93,6 @@ class CausalTarget(Native[C]):
         common_settings = (replace(s, choices=cls.attentions) if s is common.ATTENTION else s for s in SETTINGS)
         return (*common_settings, *cls.extra_settings)
 
-    @staticmethod
-    def presets() -> tuple[NamedWorkload, ...]:
-        """Return the presets: prompts of two lengths."""
-        return PRESETS
-
-    def symbol_docs(self) -> dict[str, SymbolDoc]:
-        """Return the typesetting and the meaning of each symbol in its formulas."""
-        return {**RUN_SYMBOLS, **DECODER_SYMBOLS}
-
     def first_layers(self, layers: int) -> tuple[C, dict[str, str]]:
         """Return the configuration with only the first layers, at least one of each kind, and what was cut."""
         kinds = self.config.layer_kinds()
@@ -122,24 +100,15 @@ class CausalTarget(Native[C]):
         kept, cut = layers_cut("decoder", layers, least, self.config.layers)
         return replace(self.config, layers=kept), {"decoder layers": cut} if cut else {}
 
-    def workload(self, preset: str | None = None, **given: Any) -> Workload:
-        """Return the workload of a preset with changed settings."""
-        named = {p.name: p for p in self.presets()}
-        default = next(p.name for p in named.values() if p.default)
-        name = common.known_preset(preset or default, named)
-        plain = Workload(name, named[name].tokens["text"], dtype=self.dtype, attention=self.attentions[0])
-        problems: list[CostproofError] = []
+    def with_input(self, workload: Workload, given: dict[str, Any], found: list[CostproofError]) -> Workload:
+        """Return the workload unchanged; rename ``seq_len`` in ``given`` to ``text_tokens``."""
         length = given.pop("seq_len", None)
         if length is not None:
             if given.get("text_tokens") not in (None, length):
                 got = f"{length} and {given['text_tokens']}"
-                problems.append(BadInput("two lengths of one prompt", where="--seq-len, --text-tokens", got=got))
+                found.append(BadInput("two lengths of one prompt", where="--seq-len, --text-tokens", got=got))
             given["text_tokens"] = length
-        made = common.changed(plain, given, self.settings(), problems)
-        if problems:
-            raise Problems("the workload cannot be run", problems)
-        self.check(made)
-        return made if made == plain else replace(made, name="custom")
+        return workload
 
     def problems(self, workload: Workload) -> list[CostproofError]:
         """Return an error for each reason why the model cannot run a workload."""
@@ -175,34 +144,16 @@ class CausalTarget(Native[C]):
         config = random_config(type(default.config), sizes, rng)
         return replace(default, config=config), features(config)
 
-    @staticmethod
-    def proof_settings() -> tuple[Setting, ...]:
-        """Return no settings: a run on text has no sizes to enumerate."""
-        return ()
-
     def proof(self, samples: int, seed: int) -> Proof:
         """Return the proof of both stages in symbolic sizes, and for random configurations if the family draws any."""
         from costproof.models.decoding.domain import proof
 
         return proof(self, type(self.config), self.normalised(), samples, seed, self.drawn)
 
-    def build(self, workload: Workload) -> nn.Module:
-        """Return the model on the meta device, with grouped GEMMs in place of a data-dependent loop over experts."""
-        return self._build(workload, "grouped_mm" if workload.experts == "eager" else workload.experts)
-
-    def _build(self, workload: Workload, experts: ExpertKernel) -> nn.Module:
-        base, config = self.native()
+    def built(self, workload: Workload, experts: ExpertKernel) -> nn.Module:
+        """Return the model on the meta device with a given kernel for routed experts, if it has any."""
         kernel = experts if any(s.name == common.EXPERTS.name for s in self.extra_settings) else None
-        return build(base, config, dtype=workload.dtype, attention=workload.attention, experts=kernel)
-
-    def build_run(self, workload: Workload, progress: Progress) -> Built:
-        """Return the model that the dynamic source runs, on the meta device or with weights.
-
-        Raises:
-            Problems: the checkpoint does not fit.
-            Incomplete: the device, or the kernels of FlashAttention, are missing.
-        """
-        return with_numbers(self._build(workload, workload.experts), workload, self.decoder, self.options, progress)
+        return build(*self.native(), dtype=workload.dtype, attention=workload.attention, experts=kernel)
 
     def stages_of(self, path: str, workload: Workload) -> tuple[str, ...]:
         """Return the stages in which a module runs: all of them."""

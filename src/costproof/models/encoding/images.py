@@ -33,12 +33,9 @@ class VisionTarget(EncoderTarget[C]):
     named: ClassVar[tuple[NamedWorkload, ...]] = (
         NamedWorkload("image", "one image, as large as the configuration has it", {}, default=True),
     )
+    notation: ClassVar[dict[str, SymbolDoc]] = VISION_SYMBOLS
     resamples: ClassVar[bool] = True
     """Whether the class interpolates positions only if ``interpolate_pos_encoding`` is passed."""
-
-    def symbol_docs(self) -> dict[str, SymbolDoc]:
-        """Return the typesetting and the meaning of each symbol in its formulas."""
-        return VISION_SYMBOLS
 
     def default_workload(self, name: str) -> Workload:
         """Return the workload of a preset: one image of the size of the processor, or else of the configuration."""
@@ -124,34 +121,3 @@ def side_of(workload: Workload) -> int:
     side = workload.inputs[SIZE]
     assert not isinstance(side, str | tuple)
     return side
-
-
-@dataclass(frozen=True, slots=True)
-class PackedLengths:
-    """Stands in for the tensor of cumulative lengths, or of image grids, from which attention computes lengths.
-
-    Every operation that transformers applies returns the lengths, as integers, so that the code also runs on the meta
-    device.
-    """
-
-    lengths: tuple[int, ...]
-
-    def __getitem__(self, which: slice) -> PackedLengths:
-        """Return itself: a slice of cumulative lengths."""
-        return self
-
-    def __sub__(self, other: PackedLengths) -> PackedLengths:
-        """Return itself: a difference of cumulative lengths."""
-        return self
-
-    def prod(self, dim: int) -> PackedLengths:
-        """Return itself: the number of patches of each grid."""
-        return self
-
-    def __floordiv__(self, merged: int) -> PackedLengths:
-        """Return the number of tokens, each made of ``merged`` patches."""
-        return PackedLengths(tuple(n // merged for n in self.lengths))
-
-    def tolist(self) -> list[int]:
-        """Return the lengths."""
-        return list(self.lengths)

@@ -8,24 +8,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from costproof.ledger.capture import SymbolDoc
-from costproof.ledger.errors import CostproofError, Problems
+from costproof.ledger.errors import CostproofError
 from costproof.ledger.node import Ledger
-from costproof.ledger.progress import Progress
-from costproof.ledger.workload import AttentionKind, Invocation, TensorSpec, Workload
+from costproof.ledger.workload import Invocation, TensorSpec, Workload
 from costproof.models import settings as common
-from costproof.models.config import Native
 from costproof.models.encoding import STAGE, place
 from costproof.models.encoding.config import EncoderConfig
-from costproof.models.specs import Built, ExportJob, Run, SymbolicSize, layers_cut
-from costproof.models.target import NamedWorkload, Setting
+from costproof.models.native import Native
+from costproof.models.specs import ExportJob, Run, SymbolicSize, layers_cut
+from costproof.models.target import Setting
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
     from costproof.models.encoding.domain import Domain
-    from costproof.models.proof import Proof
 
 C = TypeVar("C", bound=EncoderConfig)
 Tensors = Mapping[str, "torch.Tensor"]
@@ -36,30 +33,14 @@ class EncoderTarget(Native[C]):
     """Base class of encoders of transformers with one configuration."""
 
     stages: ClassVar[tuple[str, ...]] = (STAGE,)
-    attentions: ClassVar[tuple[AttentionKind, ...]] = ("sdpa", "eager")
-    """Attention implementations of the class in transformers, the default first."""
     input_settings: ClassVar[tuple[Setting, ...]]
     """Settings of its input."""
     batched: ClassVar[bool] = True
     """Whether a run may have several inputs."""
-    named: ClassVar[tuple[NamedWorkload, ...]]
-    """Its presets."""
 
     @abstractmethod
     def formulas(self, workload: Workload) -> Ledger:
         """Return the symbolic analytic ledger: ``exprs`` are set, ``costs`` are empty."""
-
-    @abstractmethod
-    def symbol_docs(self) -> dict[str, SymbolDoc]:
-        """Return the typesetting and the meaning of each symbol in its formulas."""
-
-    @abstractmethod
-    def default_workload(self, name: str) -> Workload:
-        """Return the workload of a preset."""
-
-    @abstractmethod
-    def with_input(self, workload: Workload, given: dict[str, Any], found: list[CostproofError]) -> Workload:
-        """Return the workload with its input settings, removed from ``given``; append errors to ``found``."""
 
     @abstractmethod
     def values(self, workload: Workload) -> dict[str, int]:
@@ -91,21 +72,9 @@ class EncoderTarget(Native[C]):
     def drawn_run(self, p: Mapping[str, int], workload: Workload) -> Workload:
         """Return the workload with the input of a draw."""
 
-    @classmethod
-    def describes(cls, architecture: str) -> bool:
-        """Return whether the formulas describe this class of transformers."""
-        return architecture in type(cls.default().config).architectures
-
     def arguments(self, workload: Workload) -> dict[str, Any]:
         """Return the keyword arguments of a forward other than tensors."""
         return {}
-
-    def native(self) -> tuple[Any, Any]:
-        """Return the class of transformers, and a configuration object for it."""
-        import transformers
-
-        config = transformers.CONFIG_MAPPING[self.config.model_type](**self.config.native())
-        return getattr(transformers, self.config.architecture), config
 
     @classmethod
     def settings(cls) -> tuple[Setting, ...]:
@@ -113,29 +82,10 @@ class EncoderTarget(Native[C]):
         batch = (common.BATCH,) if cls.batched else ()
         return (*cls.input_settings, *batch, common.DTYPE, replace(common.ATTENTION, choices=cls.attentions))
 
-    @classmethod
-    def presets(cls) -> tuple[NamedWorkload, ...]:
-        """Return the presets."""
-        return cls.named
-
     def first_layers(self, layers: int) -> tuple[C, dict[str, str]]:
         """Return the configuration with only the first layers, and what was cut."""
         kept, cut = layers_cut("encoder", layers, 1, self.config.layers)
         return replace(self.config, layers=kept), {"encoder layers": cut} if cut else {}
-
-    def workload(self, preset: str | None = None, **given: Any) -> Workload:
-        """Return the workload of a preset with changed settings."""
-        named = {p.name: p for p in self.presets()}
-        default = next(p.name for p in named.values() if p.default)
-        plain = self.default_workload(common.known_preset(preset or default, named))
-        plain = replace(plain, dtype=self.dtype, attention=self.attentions[0])
-        problems: list[CostproofError] = []
-        started = self.with_input(plain, given, problems)
-        made = common.changed(started, given, self.settings(), problems)
-        if problems:
-            raise Problems("the workload cannot be run", problems)
-        self.check(made)
-        return made if made == plain else replace(made, name="custom")
 
     def problems(self, workload: Workload) -> list[CostproofError]:
         """Return an error for each reason why the model cannot run a workload."""
@@ -153,29 +103,6 @@ class EncoderTarget(Native[C]):
             name: torch.zeros(spec.shape, dtype=getattr(torch, spec.dtype), device="meta")
             for name, spec in self.takes(workload).items()
         }
-
-    def build(self, workload: Workload) -> nn.Module:
-        """Return the model on the meta device."""
-        from costproof.models.decoding.build import build
-
-        base, config = self.native()
-        return build(base, config, dtype=workload.dtype, attention=workload.attention)
-
-    def build_run(self, workload: Workload, progress: Progress) -> Built:
-        """Return the model that the dynamic source runs, on the meta device or with weights.
-
-        Raises:
-            Problems: the checkpoint does not fit.
-            Incomplete: the device is missing.
-        """
-        from costproof.models.decoding.build import with_numbers
-        from costproof.models.decoding.decoder import Decoder
-
-        return with_numbers(self.build(workload), workload, Decoder(), self.options, progress)
-
-    def stages_of(self, path: str, workload: Workload) -> tuple[str, ...]:
-        """Return the stages in which a module runs: the only one."""
-        return self.stages
 
     def export_jobs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
         """Return the export job of the whole model at example sizes."""
@@ -203,17 +130,6 @@ class EncoderTarget(Native[C]):
         """Return the exclusive upper bound of integer inputs."""
         return 1
 
-    @staticmethod
-    def proof_settings() -> tuple[Setting, ...]:
-        """Return no settings: a run has no sizes to enumerate."""
-        return ()
-
-    def proof(self, samples: int, seed: int) -> Proof:
-        """Return the proof of the stage in symbolic sizes and for random configurations."""
-        from costproof.models.encoding.domain import proof
-
-        return proof(self, samples, seed)
-
 
 def _with_values(run: Run, id_limit: int, seed: int) -> Run:
     """Return a run with seeded input values in place of meta tensors, and the output that it must reproduce.
@@ -223,15 +139,14 @@ def _with_values(run: Run, id_limit: int, seed: int) -> Run:
     """
     import torch
 
-    from costproof.models.decoding.build import generator
+    from costproof.weights.random_values import random_integers, random_normal
 
     device = next(run.model.parameters()).device
 
     def drawn(name: str, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
-        source = generator(seed, name)
         if dtype.is_floating_point:
-            return torch.randn(shape, generator=source).to(device, dtype)
-        return torch.randint(0, id_limit, shape, generator=source).to(device)
+            return random_normal(shape, seed, name, device, dtype)
+        return random_integers(id_limit, shape, seed, name).to(device)
 
     kwargs = {k: drawn(k, v.shape, v.dtype) if isinstance(v, torch.Tensor) else v for k, v in run.kwargs.items()}
     with torch.no_grad():

@@ -15,11 +15,7 @@ from costproof.analytic.norms import LayerNorm
 from costproof.ledger.node import Ledger
 from costproof.ledger.workload import Workload
 from costproof.models.config_reader import Section
-from costproof.models.encoding.config import (
-    NO_CLASSIFIER,
-    EncoderConfig,
-    VisionConfig,
-)
+from costproof.models.encoding.config import NO_CLASSIFIER, EncoderConfig, VisionConfig
 from costproof.models.encoding.formulas import (
     IMAGES,
     VisionStyle,
@@ -68,10 +64,7 @@ def clip_tower(
     """
     containers = ("vision", "vision.encoder")
     style = VisionStyle(
-        patch_bias=False,
-        own_table=False,
-        norm_first=True,
-        containers=("root", *containers) if root else containers,
+        patch_bias=False, own_table=False, norm_first=True, containers=("root", *containers) if root else containers
     )
     # Of the last layer's tokens the class token alone is read.
     norm = ModulePart("vision.norm", (LayerNorm(images, sym("vision_hidden"), sym("b"), read),))

@@ -10,13 +10,11 @@ from costproof.algebra.symbols import sym
 from costproof.analytic.rotary import RotaryTable
 from costproof.analytic.router import RoutingRule
 from costproof.ledger.errors import BadInput, CostproofError
-from costproof.models.checkpoint import Stored
 from costproof.models.config_reader import Section
-from costproof.models.decoding.config import (
-    number_of,
-)
+from costproof.models.decoding.config import number_of
 from costproof.models.decoding.formulas import DecoderStyle
 from costproof.models.decoding.latent import LatentConfig, LatentTarget, latent_style, latents_of
+from costproof.weights.stored import Stored
 
 if TYPE_CHECKING:
     from costproof.claims.effects import Mistakes
@@ -85,7 +83,10 @@ class DeepseekV3(LatentTarget[DeepseekV3Config]):
     config: DeepseekV3Config = field(default_factory=DeepseekV3Config)
     name: str = "deepseek-v3"
     model_types: ClassVar[tuple[str, ...]] = ("deepseek_v3",)
-    released: ClassVar[Stored] = Stored((("weights", "fp8, blocks of 128 x 128 (published)"),))
+    released: ClassVar[Stored] = Stored(
+        (("weights", "fp8, blocks of 128 x 128 (published)"),),
+        described='{"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}',
+    )
 
     @staticmethod
     def mistakes() -> Mistakes:

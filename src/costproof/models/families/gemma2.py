@@ -8,10 +8,7 @@ from typing import Any, ClassVar, Final
 
 from costproof.ledger.workload import AttentionKind
 from costproof.models.config_reader import Section
-from costproof.models.decoding.config import (
-    WindowedConfig,
-    pattern_of,
-)
+from costproof.models.decoding.config import WindowedConfig, pattern_of
 from costproof.models.decoding.formulas import ALL_PROJECTIONS, DecoderStyle
 from costproof.models.decoding.target import CausalTarget
 

@@ -11,17 +11,12 @@ from costproof.analytic.rotary import RotaryHalves
 from costproof.analytic.router import RoutingRule
 from costproof.ledger.workload import AttentionKind
 from costproof.models import settings
-from costproof.models.checkpoint import Stored
 from costproof.models.config_reader import Section
-from costproof.models.decoding.config import (
-    UNUSED_ROUTER_KEYS,
-    MixtureConfig,
-    experts_of,
-    pattern_of,
-)
+from costproof.models.decoding.config import UNUSED_ROUTER_KEYS, MixtureConfig, experts_of, pattern_of
 from costproof.models.decoding.formulas import ALL_PROJECTIONS, DecoderStyle
 from costproof.models.decoding.target import CausalTarget
 from costproof.models.target import Setting
+from costproof.weights.stored import Stored
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +72,9 @@ class GptOss(CausalTarget[GptOssConfig]):
     config: GptOssConfig = field(default_factory=GptOssConfig)
     name: str = "gpt-oss"
     model_types: ClassVar[tuple[str, ...]] = ("gpt_oss",)
-    released: ClassVar[Stored] = Stored((("weights", "mxfp4 (published)"),))
+    released: ClassVar[Stored] = Stored(
+        (("weights", "mxfp4 (published)"),), described='{"quantization_config": {"quant_method": "mxfp4"}}'
+    )
     attentions: ClassVar[tuple[AttentionKind, ...]] = ("eager",)
     # Its loop over experts multiplies in another way than those of other classes, which no rule reads.
     extra_settings: ClassVar[tuple[Setting, ...]] = (replace(settings.EXPERTS, choices=("grouped_mm", "batched_mm")),)

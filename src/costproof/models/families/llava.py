@@ -15,7 +15,6 @@ from costproof.analytic.mlp import Activation
 from costproof.ledger.errors import BadInput, CostproofError
 from costproof.ledger.node import Ledger
 from costproof.ledger.workload import FLOAT_BYTES, Invocation, TensorSpec, Workload
-from costproof.models.checkpoint import unfit
 from costproof.models.config import activation, yes_or_no
 from costproof.models.config_reader import Section, shown
 from costproof.models.decoding.decoder import on_meta
@@ -26,10 +25,10 @@ from costproof.models.families.clip_vision import ClipVision, ClipVisionConfig, 
 from costproof.models.families.llama import Llama, LlamaConfig
 from costproof.models.image_text.config import TEXT, VISION, ImageTextConfig, read_part
 from costproof.models.image_text.formulas import IMAGES, image_text_ledger
-from costproof.models.image_text.inputs import CALL
-from costproof.models.image_text.layout import ModelLayout, StagePaths
+from costproof.models.image_text.layout import CALL, ModelLayout, StagePaths
 from costproof.models.image_text.target import EXAMPLE_COUNT, ImageTextTarget, tower_job
 from costproof.models.specs import ExportJob
+from costproof.weights.stored import unfit
 
 if TYPE_CHECKING:
     from torch import nn
@@ -234,10 +233,7 @@ class Llava(ImageTextTarget[LlavaConfig]):
             ModulePart("projector.down", (Linear(features, hidden, hidden, b, self.config.projector_bias),)),
         )
         return image_text_ledger(
-            {
-                "vision": (tower, (pixels(IMAGES) + seen) * b),
-                "projector": (projector, features * (width + hidden) * b),
-            },
+            {"vision": (tower, (pixels(IMAGES) + seen) * b), "projector": (projector, features * (width + hidden) * b)},
             decoder_parts(self.config.text, workload, Llama(self.config.text).style()),
             features,
             workload,

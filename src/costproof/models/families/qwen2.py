@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar, Final
 
-from costproof.models.decoding.config import (
-    LateWindowedConfig,
-)
+from costproof.models.decoding.config import LateWindowedConfig
 from costproof.models.decoding.formulas import DecoderStyle
 from costproof.models.decoding.target import CausalTarget
 

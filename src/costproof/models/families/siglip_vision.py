@@ -12,11 +12,7 @@ from costproof.analytic.feed_forward import Mlp
 from costproof.analytic.pooling import AttentionPooling
 from costproof.ledger.node import Ledger
 from costproof.ledger.workload import Workload
-from costproof.models.encoding.config import (
-    ONE_CLASS,
-    EncoderConfig,
-    VisionConfig,
-)
+from costproof.models.encoding.config import ONE_CLASS, EncoderConfig, VisionConfig
 from costproof.models.encoding.formulas import (
     VisionStyle,
     encoder_ledger,

@@ -27,23 +27,22 @@ from costproof.analytic.relative_bias import DistanceBuckets, NoBias, Scale
 from costproof.analytic.symbols import TWO_STACK_SYMBOLS
 from costproof.analytic.transformer import TransformerLayer
 from costproof.ledger.capture import SymbolDoc
-from costproof.ledger.errors import BadInput, CostproofError, Problems
+from costproof.ledger.errors import BadInput, CostproofError
 from costproof.ledger.node import Ledger
-from costproof.ledger.progress import Progress
 from costproof.ledger.workload import AttentionKind, Invocation, TensorSpec, Workload
 from costproof.models import settings as common
-from costproof.models.config import Native, NativeConfig, check_returns, check_type, yes_or_no
+from costproof.models.config import NativeConfig, check_returns, check_type, yes_or_no
 from costproof.models.config_reader import MOST_LAYERS, Section, renamed
-from costproof.models.decoding.decoder import Decoder, ids_on_meta
+from costproof.models.decoding.decoder import ids_on_meta
 from costproof.models.generic.encoder_decoder import PROMPT, TWO_STAGES, FirstRun, TwoStacks, two_stack_calls
-from costproof.models.specs import Built, ExportJob, Run, SymbolicSize, layers_cut
+from costproof.models.native import Native
+from costproof.models.specs import ExportJob, Run, SymbolicSize, layers_cut
 from costproof.models.target import NamedWorkload, Setting
 
 if TYPE_CHECKING:
     from torch import nn
 
     from costproof.models.encoding.domain import Domain
-    from costproof.models.proof import Proof
 
 PRESETS: Final = (
     NamedWorkload("text", "a text of 512 tokens, answered by 64", {"text": 512}, default=True),
@@ -159,11 +158,8 @@ class T5(Native[T5Config]):
     stages: ClassVar[tuple[str, ...]] = TWO_STAGES
     model_types: ClassVar[tuple[str, ...]] = ("t5",)
     attentions: ClassVar[tuple[AttentionKind, ...]] = ("sdpa",)
-
-    @classmethod
-    def describes(cls, architecture: str) -> bool:
-        """Return whether the formulas describe this class of transformers."""
-        return architecture == T5Config.architecture
+    named: ClassVar[tuple[NamedWorkload, ...]] = PRESETS
+    notation: ClassVar[dict[str, SymbolDoc]] = TWO_STACK_SYMBOLS
 
     @classmethod
     def serves(cls, config: Mapping[str, Any]) -> bool:
@@ -171,10 +167,6 @@ class T5(Native[T5Config]):
         usual = _MLPS.get(str(config.get("feed_forward_proj", "relu")))
         keys = ("dense_act_fn", "is_gated_act")
         return usual is None or all(config.get(k, v) == v for k, v in zip(keys, usual, strict=True))
-
-    def symbol_docs(self) -> dict[str, SymbolDoc]:
-        """Return the typesetting and the meaning of each symbol in its formulas."""
-        return TWO_STACK_SYMBOLS
 
     def formulas(self, workload: Workload) -> Ledger:
         """Return the symbolic ledger of the three stages: ``exprs`` are set, ``costs`` are empty."""
@@ -199,30 +191,20 @@ class T5(Native[T5Config]):
         dtype = replace(common.DTYPE, choices=("bfloat16", "float32"))
         return (common.SEQ_LEN, common.NEW_TOKENS, common.BATCH, dtype, replace(common.ATTENTION, choices=("sdpa",)))
 
-    @staticmethod
-    def presets() -> tuple[NamedWorkload, ...]:
-        """Return the presets: texts of two lengths."""
-        return PRESETS
-
     def first_layers(self, layers: int) -> tuple[T5Config, dict[str, str]]:
         """Return the configuration with the first layers of both stacks, and what was cut."""
         most = (self.config.layers, self.config.decoder_layers)
         cut = {f"{s} layers": layers_cut(s, layers, 1, m)[1] for s, m in zip(("encoder", "decoder"), most, strict=True)}
         return replace(self.config, layers=layers, decoder_layers=layers), {k: v for k, v in cut.items() if v}
 
-    def workload(self, preset: str | None = None, **given: Any) -> Workload:
-        """Return the workload of a preset with changed settings."""
-        named = {p.name: p for p in PRESETS}
-        name = common.known_preset(preset or PRESETS[0].name, named)
-        plain = Workload(name, named[name].tokens["text"], _ANSWERS[name], dtype=self.dtype)
-        problems: list[CostproofError] = []
+    def default_workload(self, name: str) -> Workload:
+        """Return the workload of a preset: a text and the tokens of its answer."""
+        return replace(Native.default_workload(self, name), new_tokens=_ANSWERS[name])
+
+    def with_input(self, workload: Workload, given: dict[str, Any], found: list[CostproofError]) -> Workload:
+        """Return the workload with texts of the given length."""
         length = given.pop("seq_len", None)
-        started = plain if length is None else replace(plain, text_tokens=length)
-        made = common.changed(started, given, self.settings(), problems)
-        if problems:
-            raise Problems("the workload cannot be run", problems)
-        self.check(made)
-        return made if made == plain else replace(made, name="custom")
+        return workload if length is None else replace(workload, text_tokens=length)
 
     def problems(self, workload: Workload) -> list[CostproofError]:
         """Return an error for a batch out of range, an empty text, or a negative number of new tokens."""
@@ -256,27 +238,6 @@ class T5(Native[T5Config]):
         )
         return TwoStacks(workload, Inputs({"input_ids": ids_on_meta(batch, length)}, sizes), first)
 
-    def build(self, workload: Workload) -> nn.Module:
-        """Return the model on the meta device."""
-        import transformers
-
-        from costproof.models.decoding.build import build
-
-        config = transformers.T5Config(**self.config.native())
-        base = transformers.T5ForConditionalGeneration
-        return build(base, config, dtype=workload.dtype, attention=workload.attention)
-
-    def build_run(self, workload: Workload, progress: Progress) -> Built:
-        """Return the model that the dynamic source runs, on the meta device or with weights.
-
-        Raises:
-            Problems: the checkpoint does not fit.
-            Incomplete: the device is not there.
-        """
-        from costproof.models.decoding.build import with_numbers
-
-        return with_numbers(self.build(workload), workload, Decoder(), self.options, progress)
-
     def stages_of(self, path: str, workload: Workload) -> tuple[str, ...]:
         """Return the stages in which a module runs."""
         return self._stacks(workload).first.stages_of(path)
@@ -287,23 +248,12 @@ class T5(Native[T5Config]):
 
     def runs(self, model: nn.Module, workload: Workload) -> tuple[Run, ...]:
         """Return the runs of the encoder with the first token, and of the first, middle and last step."""
-        from costproof.models.generic.copies import with_values
+        from costproof.snapshots.copies import with_values
 
         found, device = self._stacks(workload).runs(model), next(model.parameters()).device
         if device.type == "meta":
             return found
         return tuple(replace(run, kwargs=with_values(run.kwargs, device)) for run in found)
-
-    @staticmethod
-    def proof_settings() -> tuple[Setting, ...]:
-        """Return no settings: a run has no sizes to enumerate."""
-        return ()
-
-    def proof(self, samples: int, seed: int) -> Proof:
-        """Return the proof of the three stages in symbolic sizes and for random configurations."""
-        from costproof.models.encoding.domain import proof
-
-        return proof(self, samples, seed)
 
     def domain(self) -> Domain:
         """Return the domain of a proof: texts of any length, and random sizes."""

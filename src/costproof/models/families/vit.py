@@ -15,10 +15,7 @@ from costproof.ledger.node import Ledger
 from costproof.ledger.workload import Workload
 from costproof.models.config import activation
 from costproof.models.config_reader import Section
-from costproof.models.encoding.config import (
-    EncoderConfig,
-    VisionConfig,
-)
+from costproof.models.encoding.config import EncoderConfig, VisionConfig
 from costproof.models.encoding.formulas import (
     VisionStyle,
     encoder_ledger,

@@ -20,10 +20,10 @@ from costproof.foreign import contained
 from costproof.ledger.errors import BadInput, first_line
 from costproof.ledger.files import first_bytes
 from costproof.ledger.workload import AttentionKind, Dtype
-from costproof.models.checkpoint import Stored
-from costproof.models.generic.copies import innermost
 from costproof.models.generic.described import check_parts
 from costproof.models.generic.factories import Made
+from costproof.snapshots.copies import innermost
+from costproof.weights.stored import Stored
 
 if TYPE_CHECKING:
     from torch import nn

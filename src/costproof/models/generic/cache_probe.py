@@ -63,15 +63,6 @@ class OwnCache(Decoder):
     def problems(self, workload: Workload) -> list[BadInput]:
         """Return a problem if decode steps have no closed sum, since a window is passed while they run."""
         first, steps = workload.text_tokens, workload.new_tokens
-        if steps > 1 and not any(layer.grows(first) for layer in self.layers):
-            return [
-                BadInput(
-                    "behind the end of every sliding window all steps are the same",
-                    where="--new-tokens",
-                    expected="1",
-                    got=steps,
-                )
-            ]
         windows = {layer.window for layer in self.layers if layer.window is not None}
         return [
             BadInput(
@@ -123,7 +114,7 @@ def own_cache(model: nn.Module) -> OwnCache | HeldCache | str | None:
 
     One of keys and values per layer is filled with any number of them; of another kind the model makes it.
     """
-    from costproof.models.generic.copies import short_run
+    from costproof.snapshots.copies import short_run
 
     config = config_of(model) if has_attribute(model, "config") else None
     if config is None or attribute(config, "is_encoder_decoder", False) or not has_attribute(model, "generate"):

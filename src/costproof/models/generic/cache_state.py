@@ -162,7 +162,7 @@ class HeldCache:
 
 def held_cache(model: nn.Module, result: Any, towers: frozenset[str]) -> HeldCache | str | None:
     """Return the cache left by a run of 3 tokens at batch 2, the reason why steps are not supported, or ``None``."""
-    from costproof.models.generic.copies import short_run
+    from costproof.snapshots.copies import short_run
 
     if result is None:
         return f"a short text does not run with a cache: {_refused(model, _text(3))}"
@@ -183,8 +183,8 @@ def _text(tokens: int) -> dict[str, Any]:
 
 def _refused(model: nn.Module, kwargs: Mapping[str, Any]) -> str:
     """Return the error of a call on meta as text, or an empty string."""
-    from costproof.models.generic.copies import unchecked
     from costproof.patches.inference import inference_context
+    from costproof.snapshots.copies import unchecked
 
     try:
         with unchecked(), inference_context(model):
@@ -196,7 +196,7 @@ def _refused(model: nn.Module, kwargs: Mapping[str, Any]) -> str:
 
 def prefilled(model: nn.Module, name: str, batch: int, context: int) -> Any:
     """Return the cache that a prefill of this length leaves on meta, or ``None`` if the model does not run."""
-    from costproof.models.generic.copies import short_run
+    from costproof.snapshots.copies import short_run
 
     result = short_run(model, {"input_ids": ids_on_meta(batch, context), "use_cache": True})
     return on_meta(caches_of(result).get(name)) if result is not None else None

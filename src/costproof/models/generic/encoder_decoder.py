@@ -11,10 +11,10 @@ from costproof.ledger.attributes import attribute, has_attribute
 from costproof.ledger.workload import FLOAT_BYTES, Invocation, TensorSpec, Workload
 from costproof.models.decoding.decoder import Past, ids_on_meta, in_step, on_meta
 from costproof.models.decoding.exports import contexts
-from costproof.models.generic.copies import short_run
 from costproof.models.generic.inputs import Inputs
 from costproof.models.generic.stages import free, specs
 from costproof.models.specs import ExportJob, Run, SymbolicSize
+from costproof.snapshots.copies import short_run
 
 if TYPE_CHECKING:
     import torch

@@ -23,7 +23,7 @@ from costproof.models.generic.cache_state import (
     put,
 )
 from costproof.models.generic.cache_state import states as held_states
-from costproof.models.generic.copies import restored
+from costproof.snapshots.copies import restored
 
 
 class Forward(nn.Module):
@@ -46,7 +46,7 @@ def around(
 
     Args:
         rest: arguments that are not tensors.
-        again: those with tensors that others have too, of :func:`~costproof.models.generic.copies.once`.
+        again: those with tensors that others have too, of :func:`~costproof.snapshots.copies.once`.
         cached: the model returns a cache, or fills one that is among the rest.
     """
 

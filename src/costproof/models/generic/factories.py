@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from costproof.ledger.workload import AttentionKind, Dtype
-from costproof.models.checkpoint import PLAIN, Stored
 from costproof.models.generic.truncation import CutModel
+from costproof.weights.stored import PLAIN, Stored
 
 if TYPE_CHECKING:
     from torch import nn

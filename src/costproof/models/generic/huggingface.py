@@ -17,12 +17,12 @@ from costproof.ledger.errors import BadInput, Incomplete, did_you_mean, first_li
 from costproof.ledger.files import read_configuration
 from costproof.ledger.offline import no_network, offline
 from costproof.ledger.workload import NO_CLASS, AttentionKind, Dtype
-from costproof.models.checkpoint import PLAIN, Stored, stored, without
 from costproof.models.config_keys import type_of_class
 from costproof.models.generic.factories import Made
 from costproof.models.generic.guarded_build import bounded, check_depth, check_keys, said_once, unasked
 from costproof.models.generic.truncation import CutModel, Edits, edited, first_layers
 from costproof.models.generic.unread_keys import unused
+from costproof.weights.stored import PLAIN, Stored, stored, without
 
 if TYPE_CHECKING:
     from torch import nn
@@ -196,10 +196,7 @@ class HuggingFace:
                 if attribute(own.config, "_attn_implementation", None) == attention:
                     return Made(own, notes=notes, waived=self._waived(own))
                 raise BadInput(
-                    "the model does not have this attention",
-                    where="--attention",
-                    expected="eager",
-                    got=attention,
+                    "the model does not have this attention", where="--attention", expected="eager", got=attention
                 ) from error
             raise Incomplete(
                 "transformers cannot build this model on meta", where=self.where, got=first_line(error)

@@ -14,17 +14,17 @@ from costproof.ledger.plural import plural
 from costproof.ledger.run import RunOptions
 from costproof.ledger.workload import Workload
 from costproof.models.generic.address import bound, check_call
-from costproof.models.generic.copies import inputs_on_meta, on_meta, own_copy, own_inputs
 from costproof.models.generic.described import check_parts
 from costproof.models.generic.factories import Given
 from costproof.models.generic.module import GenericTarget
 from costproof.models.specs import ExportJob, Run
+from costproof.snapshots.copies import inputs_on_meta, on_meta, own_copy, own_inputs
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from costproof.models.generic.module_snapshot import Before
+    from costproof.snapshots.module_snapshot import Before
 
 
 _AS_GIVEN: Final = "its own weights"
@@ -46,7 +46,7 @@ class OneCall(GenericTarget):
         found = GenericTarget.runs(self, model, workload)
         if self.whose is None:
             return found
-        from costproof.models.generic.module_snapshot import unwritten
+        from costproof.snapshots.module_snapshot import unwritten
 
         return tuple(replace(run, around=partial(unwritten, self.whose)) for run in found)
 
@@ -68,7 +68,7 @@ def at_hand(
     from torch._subclasses.fake_tensor import FakeTensor
     from torch.utils._pytree import tree_leaves
 
-    from costproof.models.generic.module_snapshot import Before, evaluated, watching
+    from costproof.snapshots.module_snapshot import Before, evaluated, watching
 
     if before is None:
         before = Before()
@@ -127,7 +127,7 @@ def _check(module: Any, given: Any) -> None:
 
 def _of_compiled(module: nn.Module, copied: nn.Module, given: dict[str, Any]) -> tuple[str, ...]:
     """Return a note on how many graphs ``torch.compile`` makes; the module is counted as written."""
-    from costproof.models.generic.module_snapshot import unwritten
+    from costproof.snapshots.module_snapshot import unwritten
 
     return (graphs(own_copy(copied), own_inputs(given), partial(unwritten, module)),) if is_compiled(module) else ()
 
@@ -153,9 +153,7 @@ def is_compiled(module: nn.Module) -> bool:
 
 
 def graphs(
-    module: nn.Module,
-    inputs: Mapping[str, Any],
-    around: Callable[[], AbstractContextManager[None]] = nullcontext,
+    module: nn.Module, inputs: Mapping[str, Any], around: Callable[[], AbstractContextManager[None]] = nullcontext
 ) -> str:
     """Return a sentence on how many graphs a call makes under ``torch.compile``, and why each ends.
 

@@ -17,7 +17,6 @@ from costproof.ledger.workload import AttentionKind, Dtype, Workload
 from costproof.models.decoding.decoder import text_config
 from costproof.models.generic.cache_probe import OwnCache, own_cache
 from costproof.models.generic.cache_state import HeldCache
-from costproof.models.generic.copies import runs_on_meta, short_run
 from costproof.models.generic.described import fingerprint
 from costproof.models.generic.encoder_decoder import FirstRun, first_run, of_encoder
 from costproof.models.generic.factories import Given, Made, Maker
@@ -26,6 +25,7 @@ from costproof.models.generic.makers import PLACEHOLDERS, Case
 from costproof.models.generic.stages import longest
 from costproof.models.generic.towers import NONE, Towers, towers
 from costproof.models.specs import RUNS_ALL
+from costproof.snapshots.copies import runs_on_meta, short_run
 
 if TYPE_CHECKING:
     import torch

@@ -25,12 +25,10 @@ from costproof.ledger.workload import (
     Workload,
 )
 from costproof.models import settings as common
-from costproof.models.checkpoint import ImageSize, unfit
 from costproof.models.decoding.decoder import Decoder
 from costproof.models.decoding.names import STAGES
 from costproof.models.encoding import STAGE
 from costproof.models.generic.cache_state import is_cache
-from costproof.models.generic.copies import inputs_on_meta, materialize, on_meta, runs_on_meta, unwrapped, with_values
 from costproof.models.generic.described import arguments, module_kinds, shapes
 from costproof.models.generic.encoder_decoder import TWO_STAGES, TwoStacks, of_encoder
 from costproof.models.generic.factories import Cuttable, Given, Made, Maker
@@ -61,6 +59,8 @@ from costproof.models.generic.towers import IDS, NONE, Towers
 from costproof.models.generic.truncation import CutModel
 from costproof.models.specs import Built, ExportJob, Run, Truncation
 from costproof.models.target import NamedWorkload, Setting
+from costproof.snapshots.copies import inputs_on_meta, materialize, on_meta, runs_on_meta, unwrapped, with_values
+from costproof.weights.stored import ImageSize, Stored, unfit
 
 if TYPE_CHECKING:
     from torch import nn
@@ -184,6 +184,15 @@ class GenericTarget:
         sized, usual = (self._inputs(made, run).args for run in (workload, own))
         if runs_on_meta(made.module, sized) is None and runs_on_meta(made.module, usual) is not None:
             raise unfit(images, "a size that the class runs on, as that of the configuration", self.name)
+
+    @property
+    def stored(self) -> Stored:
+        """Return what the files of the checkpoint say about it."""
+        return self.maker.stored
+
+    def build_stored(self) -> nn.Module:
+        """Return the module in the dtype of what its checkpoint does not quantise; it needs no inputs."""
+        return made_of(self.maker, None, None).module
 
     def with_values(self, workload: Workload) -> Workload:
         """Return the workload with the values of the tensors that came with the module.

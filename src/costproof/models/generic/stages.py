@@ -15,10 +15,10 @@ from costproof.models.decoding.exports import contexts
 from costproof.models.encoding import STAGE, place
 from costproof.models.generic.cache_probe import OwnCache
 from costproof.models.generic.cache_state import HeldCache, caches_of
-from costproof.models.generic.copies import once, own_inputs
 from costproof.models.generic.inputs import Inputs
 from costproof.models.generic.towers import NONE, Towers
 from costproof.models.specs import ExportJob, Run, SymbolicSize
+from costproof.snapshots.copies import once, own_inputs
 
 if TYPE_CHECKING:
     from torch import nn
@@ -100,8 +100,8 @@ def free(sizes: Iterable[SymbolicSize], args: Mapping[str, Any]) -> tuple[Symbol
 
 def returns_cache(model: nn.Module, args: Mapping[str, Any]) -> bool:
     """Return whether a call on meta returns a cache, or fills one that it is given."""
-    from costproof.models.generic import copies
     from costproof.models.generic.export_wrappers import cache_tensors
+    from costproof.snapshots import copies
 
     if caches_of(args):
         return True

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from costproof.ledger.attributes import attribute
 from costproof.models.decoding.decoder import Locate
-from costproof.models.generic.copies import short_run
+from costproof.snapshots.copies import short_run
 
 if TYPE_CHECKING:
     from torch import nn

@@ -13,27 +13,26 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, TypeVar
 
 from costproof.ledger.capture import SymbolDoc
-from costproof.ledger.errors import BadInput, CostproofError, Problems
+from costproof.ledger.errors import BadInput, CostproofError
 from costproof.ledger.node import Ledger
-from costproof.ledger.progress import Progress
-from costproof.ledger.workload import AttentionKind, Invocation, TensorSpec, Workload
+from costproof.ledger.workload import ExpertKernel, Invocation, TensorSpec, Workload
 from costproof.models import settings as common
-from costproof.models.config import Native
 from costproof.models.decoding import exports, names, runs
-from costproof.models.decoding.build import build, generator, with_numbers
+from costproof.models.decoding.build import build
 from costproof.models.decoding.decoder import Decoder, ids_on_meta, on_meta
 from costproof.models.image_text.config import TEXT, VISION, ImageTextConfig, is_of
-from costproof.models.image_text.inputs import CALL, IMAGES, SYMBOLS, images_of, with_images
-from costproof.models.image_text.layout import ModelLayout
-from costproof.models.specs import Built, ExportJob, Run, SymbolicSize, layers_cut
+from costproof.models.image_text.layout import CALL, IMAGES, SYMBOLS, ModelLayout, images_of, with_images
+from costproof.models.native import Native
+from costproof.models.specs import ExportJob, Run, SymbolicSize, layers_cut
 from costproof.models.target import NamedWorkload, Setting
+from costproof.patches.model_forward import no_image_check
+from costproof.weights.random_values import random_normal
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
     from costproof.models.encoding.domain import Domain
-    from costproof.models.proof import Proof
 
 QUESTION: Final = 64
 PRESETS: Final = (
@@ -52,8 +51,8 @@ class ImageTextTarget(Native[C]):
     """Base class of models of images and text of transformers with one configuration."""
 
     __slots__ = ()
-    attentions: ClassVar[tuple[AttentionKind, ...]] = ("sdpa", "eager")
-    """Attention implementations of the class in transformers, the default first."""
+    named: ClassVar[tuple[NamedWorkload, ...]] = PRESETS
+    notation: ClassVar[dict[str, SymbolDoc]] = SYMBOLS
 
     @abstractmethod
     def formulas(self, workload: Workload) -> Ledger:
@@ -105,13 +104,6 @@ class ImageTextTarget(Native[C]):
             rng: source of all choices that are not sizes.
         """
 
-    def native(self) -> tuple[Any, Any]:
-        """Return the class of transformers, and a configuration object for it."""
-        import transformers
-
-        config = transformers.CONFIG_MAPPING[self.config.model_type](**self.config.native())
-        return getattr(transformers, self.config.architecture), config
-
     @classmethod
     def from_normalised(cls, text: str) -> Self:
         """Return the target with a configuration from a certificate."""
@@ -119,11 +111,6 @@ class ImageTextTarget(Native[C]):
         nested = {key: type(getattr(default.config, key))(**data[key]) for key in ("vision", "text")}
         config: Any = type(default.config)(**{**data, **nested})
         return replace(default, config=config)
-
-    @classmethod
-    def describes(cls, architecture: str) -> bool:
-        """Return whether the formulas describe this class of transformers."""
-        return architecture == type(cls.default().config).architecture
 
     @classmethod
     def serves(cls, config: Mapping[str, Any]) -> bool:
@@ -146,15 +133,6 @@ class ImageTextTarget(Native[C]):
             common.LOGITS,
         )
 
-    @staticmethod
-    def presets() -> tuple[NamedWorkload, ...]:
-        """Return the presets: with an image and without."""
-        return PRESETS
-
-    def symbol_docs(self) -> dict[str, SymbolDoc]:
-        """Return the typesetting and the meaning of each symbol in its formulas."""
-        return SYMBOLS
-
     def first_layers(self, layers: int) -> tuple[C, dict[str, str]]:
         """Return the configuration with the first layers of decoder and tower, and what was cut."""
         vision, text = self.config.vision, self.config.text
@@ -169,7 +147,13 @@ class ImageTextTarget(Native[C]):
         """Return the length of a prompt in tokens, including image tokens."""
         return images_of(workload) * self.image_tokens(workload) + workload.text_tokens
 
-    def with_input(self, workload: Workload, given: dict[str, Any], found: list[CostproofError]) -> Workload:
+    def default_workload(self, name: str) -> Workload:
+        """Return the workload of a preset, with an image if it is the default."""
+        preset = next(p for p in self.named if p.name == name)
+        plain = with_images(Workload(name, preset.tokens["text"]), int(preset.default))
+        return self.with_images_given(plain, {}, [])
+
+    def with_images_given(self, workload: Workload, given: dict[str, Any], found: list[CostproofError]) -> Workload:
         """Return the workload with its image settings, removed from ``given``; append errors to ``found``."""
         count = given.pop(IMAGES, None)
         if count is None:
@@ -180,30 +164,20 @@ class ImageTextTarget(Native[C]):
         found.append(BadInput(what, where="--images", expected=expected, got=count))
         return workload
 
-    def workload(self, preset: str | None = None, **given: Any) -> Workload:
-        """Return the workload of a preset with changed settings."""
-        named = {p.name: p for p in PRESETS}
-        chosen = named[common.known_preset(preset or PRESETS[0].name, named)]
-        problems: list[CostproofError] = []
-        plain = with_images(Workload(chosen.name, chosen.tokens["text"], dtype=self.dtype), int(chosen.default))
-        plain = self.with_input(plain, {}, problems)
-        started = self.with_input(plain, given, problems)
+    def with_input(self, workload: Workload, given: dict[str, Any], found: list[CostproofError]) -> Workload:
+        """Return the workload with its images; replace ``seq_len`` in ``given`` by the text tokens that it leaves."""
+        started = self.with_images_given(workload, given, found)
         length = given.pop("seq_len", None)
-        if length is not None and not problems:
+        if length is not None and not found:
             if given.get("text_tokens") is not None:
-                problems.append(
-                    BadInput("text tokens and sequence length exclude each other", where="--text-tokens, --seq-len")
-                )
+                what = "text tokens and sequence length exclude each other"
+                found.append(BadInput(what, where="--text-tokens, --seq-len"))
             places = images_of(started) * self.image_tokens(started)
             if length <= places:
                 what = "the sequence is too short for its image tokens" if places else "a prompt needs a token"
-                problems.append(BadInput(what, where="--seq-len", expected=f"more than {places}", got=length))
+                found.append(BadInput(what, where="--seq-len", expected=f"more than {places}", got=length))
             given["text_tokens"] = max(1, length - places)
-        made = common.changed(started, given, self.settings(), problems)
-        if problems:
-            raise Problems("the workload cannot be run", problems)
-        self.check(made)
-        return made if made == plain else replace(made, name="custom")
+        return started
 
     def problems(self, workload: Workload) -> list[CostproofError]:
         """Return an error for each reason why the model cannot run a workload."""
@@ -227,26 +201,10 @@ class ImageTextTarget(Native[C]):
         """Return how the class of transformers is called."""
         return self.layout.decoder_for(CALL)
 
-    def build(self, workload: Workload) -> nn.Module:
-        """Return the model on the meta device."""
-        base, config = self.native()
-        return build(
-            base,
-            config,
-            dtype=workload.dtype,
-            attention=workload.attention,
-            replaced=no_image_check(),
-            inner=self.layout.inner,
-        )
-
-    def build_run(self, workload: Workload, progress: Progress) -> Built:
-        """Return the model that the dynamic source runs, on the meta device or with weights.
-
-        Raises:
-            Problems: the checkpoint does not fit.
-            Incomplete: the device is missing.
-        """
-        return with_numbers(self.build(workload), workload, self.decoder, self.options, progress)
+    def built(self, workload: Workload, experts: ExpertKernel) -> nn.Module:
+        """Return the model on the meta device, without the check of image tokens against features."""
+        replaced, inner = no_image_check(), self.layout.inner
+        return build(*self.native(), dtype=workload.dtype, attention=workload.attention, replaced=replaced, inner=inner)
 
     def stages_of(self, path: str, workload: Workload) -> tuple[str, ...]:
         """Return the stages in which a module runs, in order."""
@@ -318,17 +276,6 @@ class ImageTextTarget(Native[C]):
             ids[:, first : first + count] = token
         return ids
 
-    @staticmethod
-    def proof_settings() -> tuple[Setting, ...]:
-        """Return no settings: a run has no sizes to enumerate."""
-        return ()
-
-    def proof(self, samples: int, seed: int) -> Proof:
-        """Return the proof of all stages in symbolic sizes and for random configurations."""
-        from costproof.models.encoding.domain import proof
-
-        return proof(self, samples, seed)
-
     def domain(self) -> Domain:
         """Return the domain of a proof: prompts with one image, several or none, and random sizes."""
         from costproof.models.image_text.domain import domain
@@ -345,11 +292,6 @@ class ImageTextTarget(Native[C]):
         return replace(workload, text_tokens=p["text_tokens"], logits="last" if p["last"] else "all")
 
 
-def no_image_check() -> dict[str, Any]:
-    """Return the replacement of the check that image tokens match features, which needs concrete values."""
-    return {"torch_compilable_check": lambda *args, **kwargs: None}
-
-
 def tower_job(stage: str, path: str, module: nn.Module, sized: bool, **args: torch.Tensor) -> ExportJob:
     """Return the export job of a tower in one call.
 
@@ -363,6 +305,4 @@ def tower_job(stage: str, path: str, module: nn.Module, sized: bool, **args: tor
 
 def random_input(name: str, shape: torch.Tensor, seed: int, device: torch.device) -> torch.Tensor:
     """Return normal values that depend on the seed and the name of the input."""
-    import torch
-
-    return torch.randn(shape.shape, generator=generator(seed, name)).to(device, shape.dtype)
+    return random_normal(shape.shape, seed, name, device, shape.dtype)

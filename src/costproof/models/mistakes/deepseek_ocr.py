@@ -81,8 +81,7 @@ def _floored(expr: sympy.Expr) -> sympy.Expr:
 def _padded_once(expr: sympy.Expr) -> sympy.Expr:
     """Round up only one of the two equal factors: a view has as many windows along one side as along the other."""
     return expr.replace(
-        lambda e: e.is_Pow and isinstance(e.base, sympy.ceiling) and e.exp == 2,
-        lambda e: e.base * e.base.args[0],
+        lambda e: e.is_Pow and isinstance(e.base, sympy.ceiling) and e.exp == 2, lambda e: e.base * e.base.args[0]
     )
 
 

@@ -6,16 +6,7 @@ from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from typing import Final
 
-from costproof.claims.effects import (
-    CACHE,
-    FLOPS,
-    ClaimTerms,
-    Mistake,
-    Mistakes,
-    MistakeSeries,
-    TermChange,
-    times,
-)
+from costproof.claims.effects import CACHE, FLOPS, ClaimTerms, Mistake, Mistakes, MistakeSeries, TermChange, times
 from costproof.claims.terms import ClaimTerm, dense_terms
 from costproof.ledger.metrics import Metric
 

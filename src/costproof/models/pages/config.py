@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any, Final
+from random import Random
+from typing import Any, ClassVar, Final, Self, cast
 
 from costproof.ledger.errors import BadInput, CostproofError
-from costproof.models.config_reader import Section, shown
+from costproof.models.config import NativeConfig, check_padding
+from costproof.models.config_reader import Section, renamed, shown
 
 CHANNELS: Final = 3
 """RGB pages: the vendor's processor and both patch embeddings take three channels."""
@@ -62,6 +65,7 @@ DECODER_KEYS: Final = {
 """Keys of a decoder that no formula needs -> the reason."""
 WAIVED: Final = {
     **GENERAL_KEYS,
+    **{key: why for key, why in DECODER_KEYS.items() if key.endswith("_token_id")},
     "chunk_size_feed_forward": "the model's code never reads it",
     "dtype": "the workload decides the dtype",
     "id2label": "names of classes; the model has no classifier",
@@ -132,6 +136,28 @@ class DrawnSam(SamConfig):
         """Return the number of channels of a page."""
         return self.colours
 
+    @classmethod
+    def of(cls, p: Mapping[str, int], rng: Random, layers: int, width: int) -> Self:
+        """Return a SAM of drawn sizes, with a random choice of the layers with global attention.
+
+        Args:
+            p: values of the drawn parameters.
+            width: features of the last convolution.
+        """
+        return cls(
+            hidden=p["sam_heads"] * p["sam_head_dim"],
+            layers=layers,
+            heads=p["sam_heads"],
+            mlp=p["sam_mlp"],
+            image=p["sam_image_patches"] * p["sam_patch"],
+            patch=p["sam_patch"],
+            window=p["sam_window"],
+            global_layers=tuple(i for i in range(layers) if rng.random() < 0.5),
+            neck=p["sam_out"],
+            downsample=(p["sam_down1"], width),
+            colours=p["in_channels"],
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class PageDecoderConfig(EqualHeads):
@@ -157,12 +183,139 @@ class PageDecoderConfig(EqualHeads):
     routed_scaling_factor: float = 1.0
 
 
-NOT_DRAWN: Final = {
-    "image_token": "an id costs nothing",
-    "text.sliding_window": "runs that would leave it are refused",
-    **dict.fromkeys((f"text.{x}" for x in ("rms_norm_eps", "rope_theta", "routed_scaling_factor")), "a constant"),
-}
-"""Fields that no draw of a proof varies -> the reason."""
+def drawn_decoder(p: Mapping[str, int], rng: Random, layers: int) -> dict[str, Any]:
+    """Return the fields of a decoder of drawn sizes that do not depend on the kernel of its experts."""
+    return {
+        "layers": layers,
+        "dense_layers": rng.randint(0, layers),
+        "heads": p["text_kv_heads"] * p["text_groups"],
+        "kv_heads": p["text_kv_heads"],
+        "intermediate": p["text_intermediate"],
+        "experts": p["text_experts"],
+        "topk": p["text_topk"],
+        "shared_experts": p["text_shared"],
+        "vocab": p["text_vocab"],
+    }
+
+
+_SAM_SIZES: Final = ("hidden", "heads", "head_dim", "mlp", "layers", "window", "patch", "image")
+_TEXT_SIZES: Final = ("hidden", "heads", "kv_heads", "head_dim", "intermediate", "layers", "experts", "topk", "vocab")
+"""Sizes whose symbols have the same name as the field: ``text_hidden``."""
+
+
+class PageConfig(NativeConfig):
+    """Configuration of SAM, a second tower that reads its features, and a decoder."""
+
+    __slots__ = ()
+    sam: SamConfig
+    text: PageDecoderConfig
+    image_token: int
+    not_drawn: ClassVar[Mapping[str, str]] = {
+        "image_token": "an id costs nothing",
+        "text.sliding_window": "runs that would leave it are refused",
+        **dict.fromkeys((f"text.{x}" for x in ("rms_norm_eps", "rope_theta", "routed_scaling_factor")), "a constant"),
+    }
+    second: ClassVar[str]
+    """Field of the second tower."""
+    second_keys: ClassVar[Mapping[str, str]]
+    """Fields of the second tower -> their keys in a native file."""
+    second_sizes: ClassVar[tuple[str, ...]]
+    """Sizes of the second tower whose symbols have the same name as the field."""
+
+    @property
+    @abstractmethod
+    def projector_in(self) -> int:
+        """Return the number of features per vision token that the projector reads."""
+
+    @classmethod
+    def paths(cls) -> dict[str, str]:
+        """Return field -> JSON path in a native file."""
+        sam, second = "$.vision_config.sam_config", "$.vision_config.encoder_config"
+        return {
+            **{f"sam.{field}": f"{sam}.{key}" for field, key in SAM_KEYS.items()},
+            "sam.global_layers": f"{sam}.global_attn_indexes",
+            "sam.downsample": f"{sam}.downsample_channels",
+            **{f"{cls.second}.{field}": f"{second}.{key}" for field, key in cls.second_keys.items()},
+            **{f"text.{field}": f"$.text_config.{key}" for field, key in TEXT_KEYS.items()},
+            "text.dense_layers": "$.text_config.mlp_layer_types",
+            "image_token": "$.image_token_id",
+        }
+
+    def symbols(self) -> dict[str, int]:
+        """Return symbol name -> value of this configuration, such as ``text_hidden`` -> 4096."""
+        sam, text = self.sam, self.text
+        named = {"sam": _SAM_SIZES, self.second: self.second_sizes, "text": _TEXT_SIZES}
+        return {
+            "in_channels": sam.channels,
+            **{f"{part}_{name}": getattr(getattr(self, part), name) for part, names in named.items() for name in names},
+            "sam_out": sam.neck,
+            "sam_down1": sam.downsample[0],
+            "sam_down2": sam.downsample[1],
+            "text_dense": text.dense_layers,
+            "text_moe": text.moe_intermediate,
+            "text_shared": text.shared_experts,
+        }
+
+    def native(self) -> dict[str, Any]:
+        """Return the keyword arguments of the configuration class in transformers."""
+        sam, text = self.sam, self.text
+        return {
+            "vision_config": {
+                "sam_config": {
+                    **renamed(sam, SAM_KEYS),
+                    "global_attn_indexes": list(sam.global_layers),
+                    "downsample_channels": list(sam.downsample),
+                    "num_channels": sam.channels,
+                },
+                "encoder_config": renamed(getattr(self, self.second), self.second_keys),
+            },
+            "text_config": {
+                **renamed(text, TEXT_KEYS),
+                "mlp_layer_types": ["dense"] * text.dense_layers + ["sparse"] * (text.layers - text.dense_layers),
+                "rms_norm_eps": text.rms_norm_eps,
+                "rope_parameters": {"rope_type": "default", "rope_theta": text.rope_theta},
+                "routed_scaling_factor": text.routed_scaling_factor,
+            },
+            "image_token_id": self.image_token,
+        }
+
+    @classmethod
+    def from_normalised(cls, data: Mapping[str, Any]) -> Self:
+        """Return the configuration that :meth:`normalised` wrote, without checking it."""
+        made: Any = cls
+        kinds: dict[str, Any] = {
+            "sam": SamConfig,
+            cls.second: type(getattr(made(), cls.second)),
+            "text": PageDecoderConfig,
+        }
+        parts = {
+            name: kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in data[name].items()})
+            for name, kind in kinds.items()
+        }
+        found: Self = made(**{**data, **parts})
+        return found
+
+    def contradictions(self) -> list[CostproofError]:
+        """Return an error for each pair of numbers with which no model can run, with paths in a native file."""
+        widths = cast("tuple[int, ...]", self.sam.downsample)  # a value that was set for the key has any length
+        if len(widths) != 2:
+            what, where = "there are two stride-2 convolutions", self.paths()["sam.downsample"]
+            return [BadInput(what, where=where, expected="two widths", got=list(widths))]
+        return contradictions(self, self.paths(), self.second)
+
+    @classmethod
+    def read_parts(cls, top: Section, kind: str) -> tuple[Section, Section, Section]:
+        """Check the top level of a native file, and return the sections of SAM, the second tower and the decoder.
+
+        Args:
+            kind: start of the model types of the parts, such as ``unlimited_ocr``.
+        """
+        top.fixed("tie_word_embeddings", False, why="an lm_head that shares the embedding table is not described")
+        vision = top.child("vision_config", optional=True)
+        vision.waive(WAIVED)
+        vision.fixed("model_type", f"{kind}_vision", why="this vision tower is not the native one")
+        towers = (vision.child(name, optional=True) for name in ("sam_config", "encoder_config"))
+        return (*towers, top.child("text_config", optional=True))  # type: ignore[return-value]
 
 
 def read_sam(section: Section, model_type: str, defaults: SamConfig) -> SamConfig:
@@ -204,6 +357,7 @@ def read_text(section: Section, model_type: str, defaults: PageDecoderConfig) ->
     if section.take("num_key_value_heads", defaults.kv_heads) is None:
         del keys["kv_heads"]
     sizes = section.sizes(keys, defaults)
+    check_padding(section, sizes["vocab"])
     hidden, heads, layers = sizes["hidden"], sizes["heads"], sizes["layers"]
     head_dim = section.take("head_dim", None)
     if head_dim is not None and hidden % heads == 0 and head_dim != hidden // heads:

@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Final
 
 import sympy
 
 from costproof.algebra.symbols import sym
 from costproof.analytic.attention_block import AttentionBlock
-from costproof.analytic.compose import ModulePart, StackCall, in_layer
+from costproof.analytic.compose import (
+    ModulePart,
+    StackCall,
+    analytic_ledger,
+    in_layer,
+    invocation_nodes,
+    prefill_and_decode,
+    stage_nodes,
+)
 from costproof.analytic.conv2d import Conv2d, PatchEmbedding
 from costproof.analytic.costs import Layer, LayerCosts, Size, layer
 from costproof.analytic.embedding import PositionEmbedding
 from costproof.analytic.feed_forward import ExpertMixture, Mlp
 from costproof.analytic.norms import LayerNorm, LayerNorm2d
+from costproof.analytic.symbols import DECODER_SYMBOLS, RUN_SYMBOLS
 from costproof.analytic.transformer import DecoderStack, TransformerLayer
+from costproof.ledger.capture import SymbolDoc
+from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.workload import AttentionKind, ExpertKernel, Logits
 
 
@@ -44,7 +56,7 @@ class PageStructure:
     """The global view first, then the crops, if any; empty for a text-only run."""
     sam_layers: int = 12
     sam_global_layers: tuple[int, ...] = (2, 5, 8, 11)
-    clip_layers: int = 24
+    second_layers: int = 24
     text_layers: int = 12
     text_dense: int = 1
     """Leading layers with a dense MLP; the others are mixtures of experts."""
@@ -181,13 +193,11 @@ def sam_parts(structure: PageStructure, view: View) -> tuple[ModulePart, ...]:
     norm = (LayerNorm2d if structure.remote else LayerNorm)(n * grid**2, out, b)
     return (
         ModulePart(
-            "sam",
-            (PositionEmbedding(n, grid, hidden, sym("sam_image") / sym("sam_patch"), b, view.sam_resampled),),
+            "sam", (PositionEmbedding(n, grid, hidden, sym("sam_image") / sym("sam_patch"), b, view.sam_resampled),)
         ),
         ModulePart("sam.patches"),
         ModulePart(
-            "sam.patches.projection",
-            (PatchEmbedding(n, sym("in_channels"), hidden, sym("sam_patch"), side, grid, b),),
+            "sam.patches.projection", (PatchEmbedding(n, sym("in_channels"), hidden, sym("sam_patch"), side, grid, b),)
         ),
         *(p for i in range(structure.sam_layers) for p in in_layer(i, _sam_layer(structure, view, i))),
         ModulePart("sam.neck"),
@@ -289,3 +299,92 @@ def page_decoder_parts(
         *(() if remote else (ModulePart("text"),)),
         *decoder.parts("text", call, positions),
     )
+
+
+ANY_VIEW: Final = View("", sam_resampled=False, clip_resampled=False)
+"""Placeholder for any view, because parameters do not depend on the view."""
+
+Towers = Callable[[View], Mapping[str, tuple[tuple[ModulePart, ...], Size]]]
+"""View -> stage -> its parts, and the bytes of the activations that enter and leave it."""
+
+
+def page_ledger(
+    structure: PageStructure,
+    towers: Towers,
+    glue: Callable[[StackCall], Layer],
+    border: Callable[[StackCall, Size], Size],
+    names: Mapping[str, str],
+    stages: tuple[str, ...],
+) -> Ledger:
+    """Return the symbolic ledger of all stages: ``exprs`` are set, ``costs`` are empty.
+
+    Decode nodes hold the sum over N steps at contexts P, P+1, ..., P+N-1.
+
+    Args:
+        glue: call -> the layer of the module that contains decoder and towers.
+        border: (call, positions that get logits) -> bytes of the activations that enter and leave the decoder.
+        names: role -> module path.
+    """
+
+    def positions(call: StackCall) -> Size:
+        return 1 if structure.logits == "last" and not structure.remote else call.tokens
+
+    def modules(call: StackCall) -> tuple[ModulePart, ...]:
+        return page_decoder_parts(structure, call, positions(call), glue(call))
+
+    def border_of(call: StackCall) -> Size:
+        return border(call, positions(call))
+
+    def nodes() -> Iterator[CostNode]:
+        seen = [(view.invocation, towers(view)) for view in structure.views]
+        for stage, (parts, entering) in towers(ANY_VIEW).items():
+            yield from stage_nodes(stage, parts, names)
+            for invocation, found in seen:
+                yield from invocation_nodes(stage, invocation, found[stage][0], names, border=entering)
+        yield from prefill_and_decode(modules, names, border=border_of, decode=structure.decode)
+
+    return analytic_ledger(nodes(), stages)
+
+
+def decoder_border(structure: PageStructure, call: StackCall, positions: Size, page_rows: Size) -> Size:
+    """Return the activation bytes that enter and leave a native decoder in one call, without the cache.
+
+    Args:
+        positions: number of positions per sequence that get logits.
+        page_rows: rows of features that enter and leave the module around the decoder in a prefill with a page.
+    """
+    elements = call.batch * positions * sym("text_vocab")
+    if structure.attention == "eager":
+        elements += call.batch * call.tokens * (call.past + call.tokens)
+    if call.past == 0 and structure.views:
+        elements += call.batch * page_rows * sym("text_hidden")
+    return elements * call.item_bytes
+
+
+_SYMBOLS: Final[dict[str, tuple[str, str]]] = {
+    "n": ("n", "views in the invocation: one per page, or all crops"),
+    "H": ("H", "side of a view in pixels"),
+    "H_g": ("H_g", "side of the global view in pixels"),
+    "H_c": ("H_c", "side of a crop in pixels"),
+    "grid_w": ("g_w", "columns of the crop grid"),
+    "grid_h": ("g_h", "rows of the crop grid"),
+    "S": ("S", "tokens of the prompt, vision tokens included"),
+    "V": ("V", "vision tokens per sequence"),
+    "in_channels": ("c_{in}", "channels of the image"),
+    "sam_hidden": ("h_{sam}", "width of the SAM encoder"),
+    "sam_heads": ("a_{sam}", "attention heads of the SAM encoder"),
+    "sam_head_dim": ("d_{sam}", "width of one head of the SAM encoder"),
+    "sam_mlp": ("m_{sam}", "inner width of the SAM MLPs"),
+    "sam_layers": (r"\ell_{sam}", "layers of the SAM encoder"),
+    "sam_window": ("w_{sam}", "side of a SAM attention window in patches"),
+    "sam_patch": ("p_{sam}", "side of a SAM patch in pixels"),
+    "sam_image": ("I_{sam}", "side in pixels of the view that the SAM position tables are made for"),
+    "sam_out": ("o_{sam}", "channels of the SAM neck"),
+    "sam_down1": ("d_{1}", "channels of the first downsampling convolution"),
+    "sam_down2": ("d_{2}", "channels of the second downsampling convolution"),
+}
+
+
+def page_symbols(own: Mapping[str, tuple[str, str]]) -> dict[str, SymbolDoc]:
+    """Return the typesetting and the meaning of every symbol, including those of a second tower."""
+    return {**RUN_SYMBOLS, **DECODER_SYMBOLS, **{n: SymbolDoc(*doc) for n, doc in {**_SYMBOLS, **own}.items()}}

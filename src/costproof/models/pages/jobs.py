@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from costproof.ledger.workload import Workload
-from costproof.models.decoding import runs
-from costproof.models.decoding.build import generator
+from costproof.models.decoding import exports, runs
 from costproof.models.decoding.decoder import Decoder, config_of, on_meta, text_config
-from costproof.models.pages.page import Page, page_of, prefill_name
+from costproof.models.pages.page import Page, page_of, prefill_name, sides, views
 from costproof.models.specs import ExportJob, Mark, Run, SymbolicSize
+from costproof.weights.random_values import random_integers, random_normal
 
 if TYPE_CHECKING:
     import torch
@@ -31,12 +31,36 @@ class PageReader:
     decoder: Decoder
     tokens: Callable[[Page | None, int], int]
     """(page, pixels per feature along a side) -> vision tokens per sequence."""
+    rows: Callable[[int, int], int]
+    """(side of a view in pixels, pixels per feature along a side) -> tokens of the view that the projector writes."""
+    vision: Callable[[nn.Module, Workload, int, tuple[str, ...], int], list[ExportJob]]
+    """(model, workload, side of the views, invocations, number of views) -> jobs of the towers and the projector."""
+    unchecked: Callable[[], AbstractContextManager[None]]
+    """Returns the context in which a forward of a part of the model runs."""
     takes_grid: bool = True
     """Whether the class takes the columns and rows of the crops."""
 
     def length(self, model: nn.Module, workload: Workload) -> int:
         """Return the length of the prompt in tokens: vision and text."""
         return self.tokens(page_of(workload), stride(model)) + workload.text_tokens
+
+    def export_jobs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
+        """Return the export jobs: each vision stage at each view size, the glue, the prefill and a decode step."""
+        jobs = [j for side, calls in sides(workload).items() for j in self.vision(model, workload, side, calls, VIEWS)]
+        # The embedding belongs to the glue, which writes the vision tokens into its result.
+        embeds = bool(workload.inputs)
+        jobs += [self.glue_job(model, workload)] if embeds else []
+        return (*jobs, *exports.export_jobs(model, workload, self.decoder, embeds=embeds))
+
+    def stage_runs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
+        """Return jobs that run each invocation of each stage in isolation, and some decode steps."""
+        found: list[ExportJob] = []
+        for invocation, count, side in views(workload):
+            jobs = self.vision(model, workload, side, (invocation,), count)
+            found += [replace(job, id=f"{job.stage}@{invocation}") for job in jobs]
+        embeds, length = bool(workload.inputs), self.length(model, workload)
+        found += [self.glue_job(model, workload)] if embeds else []
+        return (*found, *exports.stage_runs(model, workload, self.decoder, length, embeds=embeds))
 
     def shape_runs(self, model: nn.Module, workload: Workload) -> tuple[Run, ...]:
         """Return the runs of the prefill and of the first, middle and last decode step, on the meta device."""
@@ -66,40 +90,26 @@ class PageReader:
 
     def real_inputs(self, model: nn.Module, workload: Workload, seed: int) -> dict[str, Any]:
         """Return :meth:`page_inputs` with seeded values; image tokens precede the text."""
-        import torch
-
         shapes = self.page_inputs(model, workload)
         image: int = config_of(model).image_token_id
-        ids = torch.randint(
-            0, text_config(model).vocab_size - 1, shapes["input_ids"].shape, generator=generator(seed, "input_ids")
-        )
+        ids = random_integers(text_config(model).vocab_size - 1, shapes["input_ids"].shape, seed, "input_ids")
         ids += ids >= image  # every token but the image token
         ids[:, : self.tokens(page_of(workload), stride(model))] = image
         kwargs = runs.real_prompt(model, workload, self.decoder, shapes, ids)
         for name in ("pixel_values", "pixel_values_local"):
             if name in shapes:
-                drawn = torch.randn(shapes[name].shape, generator=generator(seed, name))
-                kwargs[name] = drawn.to(kwargs["input_ids"].device, shapes[name].dtype)
+                device, dtype = kwargs["input_ids"].device, shapes[name].dtype
+                kwargs[name] = random_normal(shapes[name].shape, seed, name, device, dtype)
         return kwargs
 
-    def glue_job(
-        self,
-        model: nn.Module,
-        workload: Workload,
-        rows: tuple[int, int],
-        around: Callable[[], AbstractContextManager[None]],
-    ) -> ExportJob:
-        """Return the job of the operators between projector and decoder; concrete, because they loop over images.
-
-        Args:
-            rows: numbers of feature rows of the global view, and of a crop.
-            around: context in which a forward of that part runs.
-        """
+    def glue_job(self, model: nn.Module, workload: Workload) -> ExportJob:
+        """Return the job of the operators between projector and decoder; concrete, because they loop over images."""
         from costproof.models.pages import modules
 
         page = page_of(workload)
         assert page is not None
         width = config_of(model).text_config.hidden_size
+        rows = [self.rows(side, stride(model)) for side in (page.base_size, page.image_size)]
         inputs = self.page_inputs(model, workload)
         args: dict[str, Any] = {"ids": inputs["input_ids"], "views": on_meta(workload, workload.batch, rows[0], width)}
         if page.grid:
@@ -109,7 +119,7 @@ class PageReader:
             "glue",
             "prefill",
             ("prompt",),
-            modules.PageGlue(model.get_submodule("model"), given, around),
+            modules.PageGlue(model.get_submodule("model"), given, self.unchecked),
             {"part": "model", "part.language_model.embed_tokens": EMBEDDING},
             args,
             own_calls=frozenset({EMBEDDING}),

@@ -124,9 +124,7 @@ def image_sides(path: Path) -> tuple[int, int]:
         from PIL import Image, UnidentifiedImageError
     except ImportError as error:
         raise BadInput(
-            "reading an image needs Pillow",
-            where="--image",
-            fix=f"{advice('image')}, or give the grid: --grid 2x3",
+            "reading an image needs Pillow", where="--image", fix=f"{advice('image')}, or give the grid: --grid 2x3"
         ) from error
     if path.exists() and not path.is_file():  # a pipe may never end
         raise BadInput("this is not a file", where=str(path), expected="an image")

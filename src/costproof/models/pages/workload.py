@@ -6,12 +6,14 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from costproof.ledger.errors import BadInput, CostproofError, Problems
-from costproof.ledger.workload import Dtype, Workload
+from costproof.ledger.workload import FLOAT_BYTES, Dtype, Invocation, TensorSpec, Workload
 from costproof.models import settings as common
-from costproof.models.pages.config import PageDecoderConfig, SamConfig
+from costproof.models.decoding import names
+from costproof.models.pages.config import PageConfig
+from costproof.models.pages.formulas import PageStructure, View
 from costproof.models.pages.page import (
     MAX_CROPS,
     MIN_CROPS,
@@ -20,6 +22,7 @@ from costproof.models.pages.page import (
     image_sides,
     page_of,
     page_workload,
+    views,
     with_page,
 )
 from costproof.models.target import NamedWorkload, Setting
@@ -66,6 +69,10 @@ class PageModes:
     """(page, pixels per feature along a side) -> vision tokens per sequence."""
     one_view: str
     """Name of the preset without crops."""
+    rows: Callable[[int, int], int]
+    """(side of a view in pixels, pixels per feature along a side) -> tokens of the view that the projector writes."""
+    counts_queries: bool = False
+    """Whether symbols of a view are its tokens, Q, in addition to its side, H."""
     most_crops: int = MAX_CROPS
 
     def named(self) -> tuple[NamedWorkload, ...]:
@@ -94,24 +101,10 @@ class PageModes:
         return head, preset, tail if colon else None
 
 
-class ReadsPages(Protocol):
-    """A configuration with SAM and a decoder."""
-
-    @property
-    def sam(self) -> SamConfig:
-        """Return the configuration of SAM."""
-        ...
-
-    @property
-    def text(self) -> PageDecoderConfig:
-        """Return the configuration of the decoder."""
-        ...
-
-
 def preset_workload(
     preset: str,
     *,
-    config: ReadsPages,
+    config: PageConfig,
     modes: PageModes,
     base_size: int | None = None,
     image_size: int | None = None,
@@ -217,7 +210,7 @@ def parse_grid(grid: str | tuple[int, int]) -> tuple[int, int]:
 
 
 def _with_length(
-    config: ReadsPages, workload: Workload, length: int, modes: PageModes, problems: list[CostproofError]
+    config: PageConfig, workload: Workload, length: int, modes: PageModes, problems: list[CostproofError]
 ) -> Workload:
     """Return the workload with the text tokens that extend the prompt to ``length`` tokens."""
     page = page_of(workload)
@@ -238,7 +231,7 @@ def _with_length(
     return replace(workload, text_tokens=length - vision)
 
 
-def page_run_problems(config: ReadsPages, workload: Workload, modes: PageModes) -> list[CostproofError]:
+def page_run_problems(config: PageConfig, workload: Workload, modes: PageModes) -> list[CostproofError]:
     """Return an error for each reason why this model cannot run this workload."""
     page = page_of(workload)
     found = page_problems(page, config.sam.stride, modes) if page else []
@@ -284,3 +277,81 @@ def page_problems(page: Page, stride: int, modes: PageModes) -> list[CostproofEr
             )
         )
     return found
+
+
+def sequence_length(config: PageConfig, workload: Workload, modes: PageModes) -> int:
+    """Return the length of the prompt in tokens: vision and text."""
+    return modes.tokens(page_of(workload), config.sam.stride) + workload.text_tokens
+
+
+def page_invocations(
+    config: PageConfig, workload: Workload, modes: PageModes, stages: tuple[str, ...]
+) -> tuple[Invocation, ...]:
+    """Return the invocations of the stages in one run, in order of execution, with the values of their symbols.
+
+    Symbols. All: B sequences, b bytes per element. Towers and projector: n views, H pixels per side, and where tokens
+    are queries, Q per view. Prefill: S prompt tokens, V vision tokens among them, L positions that lm_head maps, and
+    with a page H_g (or Q_g), with crops H_c (or Q_c), grid_w, grid_h. Decode: P tokens in the cache before the first
+    step, N steps.
+
+    Args:
+        stages: SAM, the second tower and the projector.
+    """
+    page, stride, sam = page_of(workload), config.sam.stride, config.sam
+    found, features = [], []
+    for name, count, side in views(workload):
+        rows, grid = modes.rows(side, stride), side // stride
+        values = {"B": workload.batch, "b": FLOAT_BYTES[workload.dtype], "n": count, "H": side}
+        values |= {"Q": rows} if modes.counts_queries else {}
+        shapes = ((sam.channels, side, side), (sam.downsample[1], grid, grid), (rows, config.projector_in))
+        found += [
+            Invocation(stage, name, 1, dict(values), (TensorSpec((count, *shape), workload.dtype),))
+            for stage, shape in zip(stages, shapes, strict=True)
+        ]
+        features.append(TensorSpec((count, rows, config.text.hidden), workload.dtype))
+    length = sequence_length(config, workload, modes)
+    prefill, *steps = names.invocations(replace(workload, text_tokens=length))
+    symbols = {**prefill.symbols, "V": modes.tokens(page, stride)}
+
+    def size(side: int) -> int:
+        return modes.rows(side, stride) if modes.counts_queries else side
+
+    letter = "Q" if modes.counts_queries else "H"
+    if page is not None:
+        symbols[f"{letter}_g"] = size(page.base_size)
+        if page.grid is not None:
+            symbols |= {f"{letter}_c": size(page.image_size), "grid_w": page.grid[0], "grid_h": page.grid[1]}
+    return (*found, replace(prefill, symbols=symbols, inputs=(*prefill.inputs, *features)), *steps)
+
+
+def page_structure(config: PageConfig, workload: Workload, *, remote: bool = False) -> PageStructure:
+    """Return the concrete structure that the formulas of this run depend on.
+
+    A position table is resampled when it was trained for another grid than the view's
+    (``interpolate_pos_encoding`` of both towers).
+
+    Args:
+        remote: whether the vendor's code runs.
+    """
+    sam, text, clip = config.sam, config.text, getattr(config, "clip", None)
+    return PageStructure(
+        views=tuple(
+            View(
+                invocation=name,
+                sam_resampled=side // sam.patch != sam.image // sam.patch,
+                clip_resampled=clip is not None and side // sam.stride != clip.image // clip.patch,
+                sam_padded=side // sam.patch % sam.window != 0,
+            )
+            for name, _, side in views(workload)
+        ),
+        sam_layers=sam.layers,
+        sam_global_layers=sam.global_layers,
+        second_layers=getattr(config, config.second).layers,
+        text_layers=text.layers,
+        text_dense=text.dense_layers,
+        attention=workload.attention,
+        logits=workload.logits,
+        experts=workload.experts,
+        decode=workload.new_tokens > 0,
+        remote=remote,
+    )

@@ -9,10 +9,11 @@ not FLOPs. The division of a mean is not counted separately.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from costproof.opgraph.graph import OpCall, Size
+from costproof.opgraph.graph import Graph, OpCall, Size, Value
 from costproof.opgraph.rules.cost import (
     OpCost,
     Uncountable,
@@ -29,9 +30,10 @@ from costproof.opgraph.rules.cost import (
 )
 from costproof.opgraph.rules.elementwise import register_counts, vector_rule
 from costproof.opgraph.rules.names import canonical
-from costproof.opgraph.rules.registry import operator_rule
+from costproof.opgraph.rules.registry import graph_transform, operator_rule
 from costproof.opgraph.rules.sizes import broadcast, numel, prod, smaller, total
 
+_CASTS: Final = frozenset({"to", "float", "double", "half", "bfloat16", "type"})
 _COUNTS: Final = {
     "sum": (1, 0, "add"),
     "nansum": (2, 0, "compare, add"),
@@ -106,10 +108,32 @@ def bincount(op: OpCall) -> OpCost:
 def histogram(op: OpCall) -> OpCost:
     """5 per input element: compare with both ends, subtract, multiply, add; 2 more if no range is given.
 
-    The range is then found from the smallest and the largest element.
+    The range is then found from the smallest and the largest element. 0 for integers, see :func:`counted_integers`.
     """
     given = attr(op, "min", default=0) != attr(op, "max", default=0)
-    return OpCost(vector=prod((5 if given else 7, numel(op.tensors[0]))) if computes(op) else 0, role="move")
+    floats = computes(op) and reads_floats(op)
+    return OpCost(vector=prod((5 if given else 7, numel(op.tensors[0]))) if floats else 0, role="move")
+
+
+@graph_transform
+def counted_integers(graph: Graph) -> Graph:
+    """Let ``histc`` read the integers that were cast to floating point for it.
+
+    Its kernel for processors takes no integers, that for GPUs does: the same work is counted the same on both.
+    """
+    names = {op.label: canonical(op.name) for op in graph.ops}
+    if "histc" not in names.values():
+        return graph
+    integers = {
+        op.outputs[0].id: op.tensors[0]
+        for op in graph.ops
+        if names[op.label] in _CASTS and len(op.tensors) == 1 and not op.tensors[0].floating
+    }
+
+    def before_cast(value: Value) -> Value:
+        return integers.get(value.id, value)
+
+    return replace(graph, ops=tuple(op.reading(before_cast) if names[op.label] == "histc" else op for op in graph.ops))
 
 
 register_counts(

@@ -12,7 +12,7 @@ from costproof.ledger.files import MAX_DIGITS, csv_rows
 from costproof.ledger.metrics import EVERY_METRIC
 from costproof.ledger.schema import from_data
 from costproof.reports.plots.figure import colour, new_figure, render_figure, style
-from costproof.views.sweep_file import SWEEP
+from costproof.views.sweep_file import COUNTED, SWEEP
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -205,14 +205,15 @@ def of_csv(path: Path) -> SweepTable:
     """
     lines = csv_rows(path, what="sweep")
     _, columns = next(lines, (0, []))
-    at = _first_cost(columns, str(path))
+    ends = len(columns) - (columns[-1:] == [COUNTED])
+    at = _first_cost(columns[:ends], str(path))
     rows = []
     for number, line in lines:
-        costs = line[at:]
+        costs = line[at:ends]
         if len(line) != len(columns) or not all(map(_is_integer, costs)):
             raise BadInput("this is not a row of a sweep", where=f"{path}, line {number}", fix=_MAKE_AGAIN)
         rows.append([*(int(v) if _is_integer(v) else v for v in line[:at]), *map(int, costs)])
-    return SweepTable(path.stem, tuple(columns[:at]), tuple(columns[at:]), rows)
+    return SweepTable(path.stem, tuple(columns[:at]), tuple(columns[at:ends]), rows)
 
 
 def _is_integer(cell: str) -> bool:

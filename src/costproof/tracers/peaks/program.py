@@ -21,10 +21,10 @@ from torch.utils._pytree import tree_iter
 
 from costproof.ledger.errors import CostproofError, Incomplete, first_line
 from costproof.ledger.peaks import LiveTensor
-from costproof.models.generic.copies import alike, with_tensors
 from costproof.models.specs import ExportJob
 from costproof.opgraph.graph import Size, path_renamer
 from costproof.opgraph.liveness import MemoryEvent, MemoryProgram, ProgramStep, Timeline
+from costproof.snapshots.copies import alike, with_tensors
 from costproof.tracers.exporting import SizeTranslator, export_program, inputs_by_path, map_arguments
 from costproof.tracers.paths import Paths, dtype_name, unwrapped
 

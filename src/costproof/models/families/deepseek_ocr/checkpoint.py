@@ -20,7 +20,7 @@ from typing import Final
 from costproof.ledger.node import CostNode, Ledger
 from costproof.models.families.deepseek_ocr.names import NATIVE_NAMES, VENDOR_NAMES
 from costproof.models.families.deepseek_ocr.native import NATIVE_STAGES
-from costproof.models.weights import Transform
+from costproof.weights.loading import Transform
 
 _MODULES: Final = {VENDOR_NAMES[r]: path for r, path in NATIVE_NAMES.items() if r in VENDOR_NAMES}
 """Path of a vendor module -> path of the native module with the same role; ``{i}`` is the index of the layer."""

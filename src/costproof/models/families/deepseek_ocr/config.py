@@ -13,25 +13,23 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, Final, cast
+from typing import Any, ClassVar, Final, Self, cast
 
-from costproof.ledger.errors import BadInput, CostproofError, Problems
-from costproof.ledger.files import read_configuration
-from costproof.models.checkpoint import without, without_dtype
-from costproof.models.config import Config
-from costproof.models.config_reader import Section, renamed, shown
+from costproof.ledger.errors import BadInput, CostproofError
+from costproof.models.config import check_padding
+from costproof.models.config_reader import Section, shown
 from costproof.models.pages.config import (
     CHANNELS,
     DECODER_KEYS,
     GENERAL_KEYS,
-    NOT_DRAWN,
-    SAM_KEYS,
     TEXT_KEYS,
     UNKNOWN_ACTIVATION,
     WAIVED,
     EqualHeads,
+    PageConfig,
     PageDecoderConfig,
     SamConfig,
     contradictions,
@@ -49,26 +47,10 @@ CLIP_KEYS: Final = {
     "patch": "patch_size",
 }
 """Fields of CLIP -> their keys in the native file."""
-_SYMBOLS: Final = {
-    "sam": ("hidden", "heads", "head_dim", "mlp", "layers", "window", "patch", "image"),
-    "clip": ("hidden", "heads", "head_dim", "mlp", "layers", "positions"),
-    "text": ("hidden", "heads", "kv_heads", "head_dim", "intermediate", "layers", "experts", "topk", "vocab"),
-}
-"""Sizes whose symbols have the same name as the field: ``sam_hidden``."""
 NATIVE_POSITIONS: Final = 32_768
 """``UnlimitedOcrTextConfig.max_position_embeddings``."""
 NATIVE_WINDOW: Final = 128
 """``UnlimitedOcrTextConfig.sliding_window``."""
-_NATIVE_PATHS: Final = {
-    **{f"sam.{field}": f"$.vision_config.sam_config.{key}" for field, key in SAM_KEYS.items()},
-    "sam.global_layers": "$.vision_config.sam_config.global_attn_indexes",
-    "sam.downsample": "$.vision_config.sam_config.downsample_channels",
-    **{f"clip.{field}": f"$.vision_config.encoder_config.{key}" for field, key in CLIP_KEYS.items()},
-    **{f"text.{field}": f"$.text_config.{key}" for field, key in TEXT_KEYS.items()},
-    "text.dense_layers": "$.text_config.mlp_layer_types",
-    "image_token": "$.image_token_id",
-}
-"""Fields -> JSON paths in the file."""
 SAM_MLP_RATIO: Final = 4
 """``deepencoder.build_sam_vit_b``: ``mlp_ratio = 4``."""
 
@@ -116,7 +98,7 @@ class ClipConfig(EqualHeads):
 
 
 @dataclass(frozen=True, slots=True)
-class OcrConfig(Config):
+class OcrConfig(PageConfig):
     """The whole model; its projector is a linear layer from the features of SAM and CLIP to the decoder."""
 
     sam: SamConfig = field(default_factory=SamConfig)
@@ -126,7 +108,11 @@ class OcrConfig(Config):
     waived: tuple[tuple[str, str], ...] = field(default=(), compare=False)
     """Keys of the file that decide no cost, with the reason."""
 
-    not_drawn: ClassVar = NOT_DRAWN
+    model_type: ClassVar[str] = "unlimited_ocr"
+    architecture: ClassVar[str] = "UnlimitedOcrForConditionalGeneration"
+    second: ClassVar[str] = "clip"
+    second_keys: ClassVar[Mapping[str, str]] = CLIP_KEYS
+    second_sizes: ClassVar[tuple[str, ...]] = ("hidden", "heads", "head_dim", "mlp", "layers", "positions")
 
     @property
     def projector_in(self) -> int:
@@ -141,93 +127,49 @@ class OcrConfig(Config):
             del data["text"][key]
         return data
 
-    def contradictions(self) -> list[CostproofError]:
-        """Return an error for each contradiction, with paths in a native file."""
-        widths = cast("tuple[int, ...]", self.sam.downsample)  # what a key was set to has any length
-        if len(widths) != 2:
-            what, where = "there are two stride-2 convolutions", _NATIVE_PATHS["sam.downsample"]
-            return [BadInput(what, where=where, expected="two widths", got=list(widths))]
-        return contradictions(self, _NATIVE_PATHS)
-
     def config_hash(self) -> str:
         """Return the first twelve hex digits of the SHA-256 of the normalised configuration."""
         text = json.dumps(self.normalised(), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
-    def symbols(self) -> dict[str, int]:
-        """Return symbol name -> value of this configuration, such as ``text_hidden`` -> 4096."""
-        sizes = {tower: getattr(self, tower) for tower in _SYMBOLS}
-        return {
-            "in_channels": self.sam.channels,
-            **{f"{tower}_{name}": getattr(sizes[tower], name) for tower, names in _SYMBOLS.items() for name in names},
-            "sam_out": self.sam.neck,
-            "sam_down1": self.sam.downsample[0],
-            "sam_down2": self.sam.downsample[1],
-            "text_dense": self.text.dense_layers,
-            "text_moe": self.text.moe_intermediate,
-            "text_shared": self.text.shared_experts,
-        }
-
-    def native_kwargs(self) -> dict[str, Any]:
+    def native(self) -> dict[str, Any]:
         """Return the keyword arguments of transformers' ``UnlimitedOcrConfig``.
 
         The reference window is as long as the context, which makes it full attention: no run that
-        :func:`~costproof.models.families.deepseek_ocr.workload.problems_of` lets pass can exceed it.
+        :func:`~costproof.models.pages.workload.page_run_problems` lets pass can exceed it.
         """
-        text = self.text
-        return {
-            "vision_config": {
-                "sam_config": {
-                    **renamed(self.sam, SAM_KEYS),
-                    "global_attn_indexes": list(self.sam.global_layers),
-                    "downsample_channels": list(self.sam.downsample),
-                    "num_channels": self.sam.channels,
-                },
-                "encoder_config": {**renamed(self.clip, CLIP_KEYS), "num_channels": CHANNELS},
-            },
-            "text_config": {
-                **renamed(text, TEXT_KEYS),
-                "mlp_layer_types": ["dense"] * text.dense_layers + ["sparse"] * (text.layers - text.dense_layers),
-                "head_dim": text.head_dim,
-                "sliding_window": text.max_positions,
-                "rms_norm_eps": text.rms_norm_eps,
-                "rope_parameters": {"rope_type": "default", "rope_theta": text.rope_theta},
-                "routed_scaling_factor": text.routed_scaling_factor,
-            },
-            "image_token_id": self.image_token,
-        }
+        found, text = PageConfig.native(self), self.text
+        found["vision_config"]["encoder_config"]["num_channels"] = CHANNELS
+        found["text_config"] |= {"head_dim": text.head_dim, "sliding_window": text.max_positions}
+        return found
+
+    @classmethod
+    def read(cls, data: object, problems: list[CostproofError]) -> Self:
+        """Return the configuration in the parsed content of a vendor or native file."""
+        top, vendor = Section(data, "$", problems), _is_vendor(data)
+        config = _read_vendor(top) if vendor else _read_native(top)
+        config = replace(config, waived=top.finish(strict=True))
+        paths = _VENDOR_PATHS if vendor else cls.paths()
+        problems += [] if problems else contradictions(config, paths)
+        return cast("Self", config)
 
 
-def from_normalised(data: dict[str, Any]) -> OcrConfig:
-    """Return the configuration that :meth:`OcrConfig.normalised` wrote, without checking it."""
-    sam: dict[str, Any] = {
-        key: tuple(value) if isinstance(value, list) else value for key, value in data["sam"].items()
-    }
-    return OcrConfig(
-        sam=SamConfig(**sam),
-        clip=ClipConfig(**data["clip"]),
-        text=PageDecoderConfig(**data["text"]),
-        image_token=data["image_token"],
-    )
-
-
-def load_config(path: Path) -> OcrConfig:
-    """Read a configuration file, the vendor's or the native one.
-
-    Raises:
-        Problems: every key that is missing, unknown, out of range, or contradicts another.
-        BadInput: the file is not a JSON object, or neither kind of configuration.
-    """
-    return parse_config(read_configuration(path), where=str(path))
+def _is_vendor(data: object) -> bool:
+    """Return whether a file is the vendor's rather than a native one."""
+    return isinstance(data, dict) and any(k in data for k in ("language_config", "projector_config"))
 
 
 def parse_config(data: object, *, where: str) -> OcrConfig:
-    """Return the configuration in parsed JSON, as :func:`load_config`; ``where`` names it in error messages."""
+    """Return the configuration in parsed JSON, the vendor's or the native one; ``where`` names it in messages.
+
+    Raises:
+        Problems: every key that is missing, unknown, out of range, or contradicts another.
+        BadInput: the data is not a JSON object, or neither kind of configuration.
+    """
     if not isinstance(data, dict):
         raise BadInput("a configuration must be a JSON object", where=f"$ in {where}", expected="a JSON object")
-    vendor = any(k in data for k in ("language_config", "projector_config"))
     native = "text_config" in data or data.get("model_type") == "unlimited_ocr"
-    if vendor == native:
+    if _is_vendor(data) == native:
         raise BadInput(
             "this is not a configuration of DeepSeek-OCR",
             where=f"$ in {where}",
@@ -235,27 +177,18 @@ def parse_config(data: object, *, where: str) -> OcrConfig:
             "model_type 'unlimited_ocr' with vision_config and text_config (transformers' native one)",
             got="keys " + (", ".join(sorted(str(k)[:40] for k in data)[:8]) or "none"),
         )
-    top = Section(without_dtype(without(data)), "$", [])
-    config = _read_vendor(top) if vendor else _read_native(top)
-    config = replace(config, waived=top.finish(strict=True))
-    problems = top.problems or contradictions(config, _VENDOR_PATHS if vendor else _NATIVE_PATHS)
-    if problems:
-        raise Problems(f"the configuration {where} cannot be used", problems)
-    return config
+    return OcrConfig.of(data, Path(where))
 
 
 def _read_native(top: Section) -> OcrConfig:
     """Return the configuration in a native file; errors are added to the section."""
     top.waive(WAIVED)
     top.fixed("model_type", "unlimited_ocr", why="this model type is not the native DeepSeek-OCR's")
-    top.fixed("tie_word_embeddings", False, why="an lm_head that shares the embedding table is not described")
-    vision = top.child("vision_config", optional=True)
-    vision.waive(WAIVED)
-    vision.fixed("model_type", "unlimited_ocr_vision", why="this vision tower is not the native one")
+    sam, clip, text = OcrConfig.read_parts(top, "unlimited_ocr")
     return OcrConfig(
-        sam=read_sam(vision.child("sam_config", optional=True), "unlimited_ocr_sam_vision_model", SamConfig()),
-        clip=_native_clip(vision.child("encoder_config", optional=True)),
-        text=_native_text(top.child("text_config", optional=True)),
+        sam=read_sam(sam, "unlimited_ocr_sam_vision_model", SamConfig()),
+        clip=_native_clip(clip),
+        text=_native_text(text),
         image_token=top.integer("image_token_id", OcrConfig().image_token, least=0),
     )
 
@@ -359,6 +292,7 @@ def _vendor_language(top: Section) -> PageDecoderConfig:
     for key in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"):
         section.fixed(key, 0, None, why=_NO_MLA)
     sizes = section.sizes({field: key for field, key in TEXT_KEYS.items() if field != "kv_heads"})
+    check_padding(section, sizes["vocab"])
     text = PageDecoderConfig(
         **sizes,
         kv_heads=section.integer("num_key_value_heads", sizes["heads"]),

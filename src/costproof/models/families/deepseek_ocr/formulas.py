@@ -2,70 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from functools import partial
 from math import prod
 from typing import Final
 
 from costproof.algebra.symbols import sym
 from costproof.analytic.attention_block import AttentionBlock
-from costproof.analytic.compose import (
-    ModulePart,
-    StackCall,
-    analytic_ledger,
-    in_layer,
-    invocation_nodes,
-    prefill_and_decode,
-    stage_nodes,
-)
+from costproof.analytic.compose import ModulePart, StackCall, in_layer
 from costproof.analytic.conv2d import Conv2d
 from costproof.analytic.costs import Layer, Size
 from costproof.analytic.embedding import ClassAndPositions, Embedding, PositionIds
 from costproof.analytic.feed_forward import Mlp
 from costproof.analytic.linear import Linear
 from costproof.analytic.norms import LayerNorm
-from costproof.analytic.symbols import DECODER_SYMBOLS, RUN_SYMBOLS
 from costproof.analytic.transformer import TransformerLayer
-from costproof.ledger.capture import SymbolDoc
-from costproof.ledger.node import CostNode, Ledger
+from costproof.ledger.node import Ledger
 from costproof.models.families.deepseek_ocr.image_tokens import FeatureConcat, ImageTokens, PageInPlace, vision_tokens
 from costproof.models.families.deepseek_ocr.names import NATIVE_NAMES
-from costproof.models.families.deepseek_ocr.workload import STAGES
-from costproof.models.pages.formulas import PageStructure, View, page_decoder_parts, sam_parts
+from costproof.models.families.deepseek_ocr.workload import IMAGE_STAGES, STAGES
+from costproof.models.pages.formulas import PageStructure, View, decoder_border, page_ledger, page_symbols, sam_parts
 
 
 def ocr_ledger(structure: PageStructure, names: Mapping[str, str] = NATIVE_NAMES) -> Ledger:
-    """Return the symbolic ledger of all stages: ``exprs`` are set, ``costs`` are empty.
-
-    Decode nodes hold the sum over N steps at contexts P, P+1, ..., P+N-1.
+    """Return the symbolic ledger of all stages, as :func:`~costproof.models.pages.formulas.page_ledger`.
 
     Args:
         names: role -> module path, see :mod:`costproof.models.families.deepseek_ocr.names`.
     """
-    return analytic_ledger(_nodes(structure, names), STAGES)
 
+    def towers(view: View) -> dict[str, tuple[tuple[ModulePart, ...], Size]]:
+        parts = (sam_parts(structure, view), _clip_parts(structure, view), _projector(structure))
+        return {stage: (made, _tower_border(stage)) for stage, made in zip(IMAGE_STAGES, parts, strict=True)}
 
-def _nodes(structure: PageStructure, names: Mapping[str, str]) -> Iterator[CostNode]:
-    for stage, parts in _TOWERS.items():
-        border = _tower_border(stage)
-        yield from stage_nodes(stage, parts(structure, _ANY_VIEW), names)
-        for view in structure.views:
-            yield from invocation_nodes(stage, view.invocation, parts(structure, view), names, border=border)
+    def glue(call: StackCall) -> Layer:
+        return _glue(structure, call.tokens)
 
-    def border_of(call: StackCall) -> Size:
-        return _decoder_border(structure, call, _positions(structure, call))
-
-    yield from prefill_and_decode(partial(_decoder_parts, structure), names, border=border_of, decode=structure.decode)
-
-
-def _decoder_parts(structure: PageStructure, call: StackCall) -> tuple[ModulePart, ...]:
-    """Return the parts of one call: image tokens into the prompt, if any, then the decoder."""
-    return page_decoder_parts(structure, call, _positions(structure, call), _glue(structure, call.tokens))
-
-
-def _positions(structure: PageStructure, call: StackCall) -> Size:
-    """Return the number of positions per sequence that get logits."""
-    return 1 if structure.logits == "last" and not structure.remote else call.tokens
+    return page_ledger(structure, towers, glue, partial(_decoder_border, structure), names, STAGES)
 
 
 EMPTY_SIDE: Final = 64
@@ -143,7 +116,7 @@ def _clip_parts(structure: PageStructure, view: View) -> tuple[ModulePart, ...]:
         ModulePart("clip.positions", (table,), called=always or not resampled),
         ModulePart("clip.norm", (LayerNorm(n * tokens, hidden, b),)),
         ModulePart("clip.encoder"),
-        *(part for i in range(structure.clip_layers) for part in in_layer(i, layer)),
+        *(part for i in range(structure.second_layers) for part in in_layer(i, layer)),
     )
 
 
@@ -191,16 +164,12 @@ def _decoder_border(structure: PageStructure, call: StackCall, positions: Size) 
     Branches: a step has no page; the vendor's code builds its own masks.
     """
     glue = _glue(structure, call.tokens)
-    elements = call.batch * positions * sym("text_vocab")
     if isinstance(glue, PageInPlace):
         # Pixels, the features of both towers before and after their concatenation, and the projected features.
         joined = glue.features * (glue.clip + glue.sam)
-        return (elements + glue.pixels + 2 * joined + glue.features * glue.hidden) * call.item_bytes
-    if structure.attention == "eager":
-        elements += call.batch * call.tokens * (call.past + call.tokens)
-    if call.past == 0 and structure.views:
-        elements += call.batch * _image_border(structure) * sym("text_hidden")
-    return elements * call.item_bytes
+        elements = call.batch * positions * sym("text_vocab") + glue.pixels + 2 * joined + glue.features * glue.hidden
+        return elements * call.item_bytes
+    return decoder_border(structure, call, positions, _image_border(structure) if structure.views else 0)
 
 
 def _image_border(structure: PageStructure) -> Size:
@@ -216,37 +185,7 @@ def _image_border(structure: PageStructure) -> Size:
     return grid**2 + prod(crops) * crop + vision_tokens(grid, columns, rows, crop)
 
 
-_TOWERS: Final[dict[str, Callable[[PageStructure, View], tuple[ModulePart, ...]]]] = {
-    "sam": sam_parts,
-    "clip": _clip_parts,
-    "projector": lambda structure, _: _projector(structure),
-}
-
-_ANY_VIEW: Final = View("", sam_resampled=False, clip_resampled=False)
-"""Stands in for any view, because parameters do not depend on the view."""
-
-
 _OWN: Final[dict[str, tuple[str, str]]] = {
-    "n": ("n", "views in the invocation: one per page, or all crops"),
-    "H": ("H", "side of a view in pixels"),
-    "H_g": ("H_g", "side of the global view in pixels"),
-    "H_c": ("H_c", "side of a crop in pixels"),
-    "grid_w": ("g_w", "columns of the crop grid"),
-    "grid_h": ("g_h", "rows of the crop grid"),
-    "S": ("S", "tokens of the prompt, vision tokens included"),
-    "V": ("V", "vision tokens per sequence"),
-    "in_channels": ("c_{in}", "channels of the image"),
-    "sam_hidden": ("h_{sam}", "width of the SAM encoder"),
-    "sam_heads": ("a_{sam}", "attention heads of the SAM encoder"),
-    "sam_head_dim": ("d_{sam}", "width of one head of the SAM encoder"),
-    "sam_mlp": ("m_{sam}", "inner width of the SAM MLPs"),
-    "sam_layers": (r"\ell_{sam}", "layers of the SAM encoder"),
-    "sam_window": ("w_{sam}", "side of a SAM attention window in patches"),
-    "sam_patch": ("p_{sam}", "side of a SAM patch in pixels"),
-    "sam_image": ("I_{sam}", "side in pixels of the view that the SAM position tables are made for"),
-    "sam_out": ("o_{sam}", "channels of the SAM neck"),
-    "sam_down1": ("d_{1}", "channels of the first downsampling convolution"),
-    "sam_down2": ("d_{2}", "channels of the second downsampling convolution"),
     "clip_hidden": ("h_{clip}", "width of the CLIP encoder"),
     "clip_heads": ("a_{clip}", "attention heads of the CLIP encoder"),
     "clip_head_dim": ("d_{clip}", "width of one head of the CLIP encoder"),
@@ -257,6 +196,5 @@ _OWN: Final[dict[str, tuple[str, str]]] = {
 }
 
 
-def symbol_docs() -> dict[str, SymbolDoc]:
-    """Return the typesetting and the meaning of every symbol."""
-    return {**RUN_SYMBOLS, **DECODER_SYMBOLS, **{name: SymbolDoc(*doc) for name, doc in _OWN.items()}}
+SYMBOLS: Final = page_symbols(_OWN)
+"""Typesetting and meaning of every symbol."""

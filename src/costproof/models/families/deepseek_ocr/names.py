@@ -8,110 +8,89 @@ from typing import Final
 from costproof.models.decoding.names import decoder_names, mixture_names, mlp_names
 from costproof.models.image_text.layout import StagePaths
 
-_SAM: Final = "model.vision_tower.sam_encoder"
-_CLIP: Final = "model.vision_tower.vision_encoder"
-_TEXT: Final = "model.language_model"
-
-NATIVE_NAMES: Final[Mapping[str, str]] = {
-    "sam": _SAM,
-    "sam.patches": f"{_SAM}.patch_embed",
-    "sam.patches.projection": f"{_SAM}.patch_embed.projection",
-    "sam.layer": f"{_SAM}.layers.{{i}}",
-    "sam.layer.norm1": f"{_SAM}.layers.{{i}}.layer_norm1",
-    "sam.layer.attention": f"{_SAM}.layers.{{i}}.attn",
-    "sam.layer.attention.qkv": f"{_SAM}.layers.{{i}}.attn.qkv",
-    "sam.layer.attention.out": f"{_SAM}.layers.{{i}}.attn.proj",
-    "sam.layer.norm2": f"{_SAM}.layers.{{i}}.layer_norm2",
-    "sam.layer.mlp": f"{_SAM}.layers.{{i}}.mlp",
-    "sam.layer.mlp.up": f"{_SAM}.layers.{{i}}.mlp.lin1",
-    "sam.layer.mlp.activation": f"{_SAM}.layers.{{i}}.mlp.act",
-    "sam.layer.mlp.down": f"{_SAM}.layers.{{i}}.mlp.lin2",
-    "sam.neck": f"{_SAM}.neck",
-    "sam.neck.conv1": f"{_SAM}.neck.conv1",
-    "sam.neck.norm1": f"{_SAM}.neck.layer_norm1",
-    "sam.neck.conv2": f"{_SAM}.neck.conv2",
-    "sam.neck.norm2": f"{_SAM}.neck.layer_norm2",
-    "sam.downsample": f"{_SAM}.proj",
-    "sam.downsample.conv1": f"{_SAM}.proj.conv1",
-    "sam.downsample.conv2": f"{_SAM}.proj.conv2",
-    "clip": _CLIP,
-    "clip.embeddings": f"{_CLIP}.embeddings",
-    "clip.positions": f"{_CLIP}.embeddings.position_embedding",
-    "clip.norm": f"{_CLIP}.pre_layrnorm",
-    "clip.encoder": f"{_CLIP}.encoder",
-    "clip.layer": f"{_CLIP}.encoder.layers.{{i}}",
-    "clip.layer.norm1": f"{_CLIP}.encoder.layers.{{i}}.layer_norm1",
-    "clip.layer.attention": f"{_CLIP}.encoder.layers.{{i}}.self_attn",
-    "clip.layer.attention.q": f"{_CLIP}.encoder.layers.{{i}}.self_attn.q_proj",
-    "clip.layer.attention.k": f"{_CLIP}.encoder.layers.{{i}}.self_attn.k_proj",
-    "clip.layer.attention.v": f"{_CLIP}.encoder.layers.{{i}}.self_attn.v_proj",
-    "clip.layer.attention.out": f"{_CLIP}.encoder.layers.{{i}}.self_attn.out_proj",
-    "clip.layer.norm2": f"{_CLIP}.encoder.layers.{{i}}.layer_norm2",
-    "clip.layer.mlp": f"{_CLIP}.encoder.layers.{{i}}.mlp",
-    "clip.layer.mlp.up": f"{_CLIP}.encoder.layers.{{i}}.mlp.fc1",
-    "clip.layer.mlp.activation": f"{_CLIP}.encoder.layers.{{i}}.mlp.activation_fn",
-    "clip.layer.mlp.down": f"{_CLIP}.encoder.layers.{{i}}.mlp.fc2",
-    "vision": "model.vision_tower",
-    "projector": "model.multi_modal_projector",
-    "model": "model",
-    **decoder_names(_TEXT),
-    **mixture_names(_TEXT),
-}
-"""Role -> module path in transformers' ``UnlimitedOcrForConditionalGeneration``; ``{i}`` is the index of a layer."""
-
-
 VENDOR_SAM: Final = "model.sam_model"
 VENDOR_CLIP: Final = "model.vision_model"
 VENDOR_PROJECTOR: Final = "model.projector"
 
-_BLOCK: Final = f"{VENDOR_SAM}.blocks.{{i}}"
-_VIT: Final = f"{VENDOR_CLIP}.transformer.layers.{{i}}"
-_VENDOR_TEXT: Final = "model.layers.{i}"
+_SAM: Final = {
+    "patches": ("patch_embed", "patch_embed"),
+    "patches.projection": ("patch_embed.projection", "patch_embed.proj"),
+    "layer": ("layers.{i}", "blocks.{i}"),
+    "layer.norm1": ("layers.{i}.layer_norm1", "blocks.{i}.norm1"),
+    "layer.attention": ("layers.{i}.attn", "blocks.{i}.attn"),
+    "layer.attention.qkv": ("layers.{i}.attn.qkv", "blocks.{i}.attn.qkv"),
+    "layer.attention.out": ("layers.{i}.attn.proj", "blocks.{i}.attn.proj"),
+    "layer.norm2": ("layers.{i}.layer_norm2", "blocks.{i}.norm2"),
+    "layer.mlp": ("layers.{i}.mlp", "blocks.{i}.mlp"),
+    "layer.mlp.up": ("layers.{i}.mlp.lin1", "blocks.{i}.mlp.lin1"),
+    "layer.mlp.activation": ("layers.{i}.mlp.act", "blocks.{i}.mlp.act"),
+    "layer.mlp.down": ("layers.{i}.mlp.lin2", "blocks.{i}.mlp.lin2"),
+    "neck": ("neck", "neck"),
+    "neck.conv1": ("neck.conv1", "neck.0"),
+    "neck.norm1": ("neck.layer_norm1", "neck.1"),
+    "neck.conv2": ("neck.conv2", "neck.2"),
+    "neck.norm2": ("neck.layer_norm2", "neck.3"),
+    "downsample": ("proj", ""),
+    "downsample.conv1": ("proj.conv1", "net_2"),
+    "downsample.conv2": ("proj.conv2", "net_3"),
+}
+"""Role below ``sam`` -> path below SAM, native and of the vendor; empty without such a module."""
+_CLIP: Final = {
+    "embeddings": ("embeddings", "embeddings"),
+    "patches": ("", "embeddings.patch_embedding"),
+    "positions": ("embeddings.position_embedding", "embeddings.position_embedding"),
+    "norm": ("pre_layrnorm", "pre_layrnorm"),
+    "encoder": ("encoder", "transformer"),
+    "layer": ("encoder.layers.{i}", "transformer.layers.{i}"),
+    **{
+        f"layer.{role}": (f"encoder.layers.{{i}}.{native}", f"transformer.layers.{{i}}.{vendor}" if vendor else "")
+        for role, native, vendor in (
+            ("norm1", "layer_norm1", "layer_norm1"),
+            ("attention", "self_attn", "self_attn"),
+            ("attention.out", "self_attn.out_proj", "self_attn.out_proj"),
+            ("norm2", "layer_norm2", "layer_norm2"),
+            ("mlp", "mlp", "mlp"),
+            ("mlp.up", "mlp.fc1", "mlp.fc1"),
+            ("mlp.activation", "mlp.activation_fn", ""),
+            ("mlp.down", "mlp.fc2", "mlp.fc2"),
+        )
+    },
+    **{f"layer.attention.{x}": (f"encoder.layers.{{i}}.self_attn.{x}_proj", "") for x in "qkv"},
+    "layer.attention.qkv": ("", "transformer.layers.{i}.self_attn.qkv_proj"),
+}
+"""Role below ``clip`` -> path below CLIP, native and of the vendor; empty without such a module."""
+
+
+def _towers(sam: str, clip: str, column: int) -> dict[str, str]:
+    """Return role -> module path of both towers, from one column of the tables."""
+    found = {"sam": sam, "clip": clip}
+    for tower, table in (("sam", _SAM), ("clip", _CLIP)):
+        found |= {
+            f"{tower}.{role}": f"{found[tower]}.{names[column]}" for role, names in table.items() if names[column]
+        }
+    return found
+
+
+NATIVE_NAMES: Final[Mapping[str, str]] = {
+    **_towers("model.vision_tower.sam_encoder", "model.vision_tower.vision_encoder", 0),
+    "vision": "model.vision_tower",
+    "projector": "model.multi_modal_projector",
+    "model": "model",
+    **decoder_names("model.language_model"),
+    **mixture_names("model.language_model"),
+}
+"""Role -> module path in transformers' ``UnlimitedOcrForConditionalGeneration``; ``{i}`` is the index of a layer."""
 
 VENDOR_NAMES: Final[Mapping[str, str]] = {
-    "sam": VENDOR_SAM,
-    "sam.patches": f"{VENDOR_SAM}.patch_embed",
-    "sam.patches.projection": f"{VENDOR_SAM}.patch_embed.proj",
-    "sam.layer": _BLOCK,
-    "sam.layer.norm1": f"{_BLOCK}.norm1",
-    "sam.layer.attention": f"{_BLOCK}.attn",
-    "sam.layer.attention.qkv": f"{_BLOCK}.attn.qkv",
-    "sam.layer.attention.out": f"{_BLOCK}.attn.proj",
-    "sam.layer.norm2": f"{_BLOCK}.norm2",
-    "sam.layer.mlp": f"{_BLOCK}.mlp",
-    "sam.layer.mlp.up": f"{_BLOCK}.mlp.lin1",
-    "sam.layer.mlp.activation": f"{_BLOCK}.mlp.act",
-    "sam.layer.mlp.down": f"{_BLOCK}.mlp.lin2",
-    "sam.neck": f"{VENDOR_SAM}.neck",
-    "sam.neck.conv1": f"{VENDOR_SAM}.neck.0",
-    "sam.neck.norm1": f"{VENDOR_SAM}.neck.1",
-    "sam.neck.conv2": f"{VENDOR_SAM}.neck.2",
-    "sam.neck.norm2": f"{VENDOR_SAM}.neck.3",
-    "sam.downsample.conv1": f"{VENDOR_SAM}.net_2",
-    "sam.downsample.conv2": f"{VENDOR_SAM}.net_3",
-    "clip": VENDOR_CLIP,
-    "clip.embeddings": f"{VENDOR_CLIP}.embeddings",
-    "clip.patches": f"{VENDOR_CLIP}.embeddings.patch_embedding",
-    "clip.positions": f"{VENDOR_CLIP}.embeddings.position_embedding",
-    "clip.norm": f"{VENDOR_CLIP}.pre_layrnorm",
-    "clip.encoder": f"{VENDOR_CLIP}.transformer",
-    "clip.layer": _VIT,
-    "clip.layer.norm1": f"{_VIT}.layer_norm1",
-    "clip.layer.attention": f"{_VIT}.self_attn",
-    "clip.layer.attention.qkv": f"{_VIT}.self_attn.qkv_proj",
-    "clip.layer.attention.out": f"{_VIT}.self_attn.out_proj",
-    "clip.layer.norm2": f"{_VIT}.layer_norm2",
-    "clip.layer.mlp": f"{_VIT}.mlp",
-    "clip.layer.mlp.up": f"{_VIT}.mlp.fc1",
-    "clip.layer.mlp.down": f"{_VIT}.mlp.fc2",
+    **_towers(VENDOR_SAM, VENDOR_CLIP, 1),
     "projector": VENDOR_PROJECTOR,
     "projector.linear": f"{VENDOR_PROJECTOR}.layers",
     "model": "model",
     **decoder_names("model"),
-    "text.layer.attention.rotary": f"{_VENDOR_TEXT}.self_attn.rotary_emb",
-    "text.layer.router": f"{_VENDOR_TEXT}.mlp.gate",
-    "text.layer.experts": f"{_VENDOR_TEXT}.mlp.experts",
-    **mlp_names("text.layer.shared", f"{_VENDOR_TEXT}.mlp.shared_experts"),
+    "text.layer.attention.rotary": "model.layers.{i}.self_attn.rotary_emb",
+    "text.layer.router": "model.layers.{i}.mlp.gate",
+    "text.layer.experts": "model.layers.{i}.mlp.experts",
+    **mlp_names("text.layer.shared", "model.layers.{i}.mlp.shared_experts"),
 }
 """Role -> module path in the vendor's ``DeepseekOCRForCausalLM``; ``{i}`` is the index of a layer."""
 

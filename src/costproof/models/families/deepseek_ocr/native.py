@@ -18,16 +18,14 @@ from typing import TYPE_CHECKING, Any, Final
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.workload import AttentionKind, Dtype, ExpertKernel, Workload
 from costproof.models.decoding import build as decoding
-from costproof.models.decoding import exports
-from costproof.models.decoding.build import running
 from costproof.models.decoding.decoder import Decoder, config_of, on_meta
 from costproof.models.families.deepseek_ocr.names import NATIVE_NAMES
-from costproof.models.families.deepseek_ocr.workload import vision_tokens
+from costproof.models.families.deepseek_ocr.workload import MODES
 from costproof.models.image_text.layout import StagePaths
 from costproof.models.pages.jobs import VIEWS, VISION_INPUTS, PageReader, stride, vision_job
-from costproof.models.pages.page import page_of, sides, views
 from costproof.models.specs import ExportJob
 from costproof.patches import flash_attention
+from costproof.patches.model_forward import no_image_check, running
 
 if TYPE_CHECKING:
     import torch
@@ -75,21 +73,13 @@ def build_model(
         attention=attention,
         experts=experts,
         parts={"": "sdpa", "vision_config": "sdpa", "text_config": attention} if flash else None,
-        replaced={_CHECK: _unchecked},
+        replaced=no_image_check(),
     )
-
-
-_CHECK: Final = "torch_compilable_check"
-"""Function that checks whether image tokens match features, which needs concrete values."""
-
-
-def _unchecked(*args: Any, **kwargs: Any) -> None:
-    """Accept any arguments and check nothing."""
 
 
 def unchecked() -> AbstractContextManager[None]:
     """Return the context in which a forward of a part of the model runs."""
-    return running({_modules()[0]: {_CHECK: _unchecked}})
+    return running({_modules()[0]: no_image_check()})
 
 
 def _fill(layer: Any, keys: torch.Tensor, values: torch.Tensor) -> None:
@@ -120,7 +110,6 @@ DECODER: Final = Decoder(
     beside="SAM and CLIP run scaled_dot_product_attention",
 )
 """How the native decoder is called; its cache stores the prefill separately from later tokens."""
-READER: Final = PageReader(DECODER, vision_tokens)
 
 
 def _modules() -> tuple[Any, Any]:
@@ -136,31 +125,6 @@ def _modules() -> tuple[Any, Any]:
             fix="pip install --upgrade transformers (5.23.0 has them)",
         ) from error
     return modeling, configuration
-
-
-def export_jobs(model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
-    """Return the export jobs: each vision stage at each view size, the glue, the prefill and a decode step."""
-    jobs: list[ExportJob] = []
-    for side, calls in sides(workload).items():
-        jobs += vision_jobs(model, workload, side, calls)
-    # The embedding belongs to the glue, which writes the vision tokens into its result.
-    embeds = bool(workload.inputs)
-    if embeds:
-        jobs.append(page_glue(model, workload))
-    return (*jobs, *exports.export_jobs(model, workload, DECODER, embeds=embeds))
-
-
-def stage_runs(model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
-    """Return jobs that run each invocation of each stage in isolation, and the first, middle and last decode step."""
-    found: list[ExportJob] = []
-    for invocation, count, side in views(workload):
-        jobs = vision_jobs(model, workload, side, (invocation,), count)
-        found += [replace(job, id=f"{job.stage}@{invocation}") for job in jobs]
-    embeds = bool(workload.inputs)
-    if embeds:
-        found.append(page_glue(model, workload))
-    length = READER.length(model, workload)
-    return (*found, *exports.stage_runs(model, workload, DECODER, length, embeds=embeds))
 
 
 def vision_jobs(
@@ -186,9 +150,4 @@ def vision_jobs(
     ]
 
 
-def page_glue(model: nn.Module, workload: Workload) -> ExportJob:
-    """Return the job of newlines, separator and scatter between projector and decoder."""
-    page = page_of(workload)
-    assert page is not None
-    rows = [(size // stride(model)) ** 2 for size in (page.base_size, page.image_size)]
-    return READER.glue_job(model, workload, (rows[0], rows[1]), unchecked)
+READER: Final = PageReader(DECODER, MODES.tokens, MODES.rows, vision_jobs, unchecked)

@@ -28,7 +28,7 @@ from costproof.models.families.deepseek_ocr.config import ClipConfig, OcrConfig
 from costproof.models.families.deepseek_ocr.native import vision_jobs
 from costproof.models.families.deepseek_ocr.target import DeepseekOcr
 from costproof.models.families.deepseek_ocr.workload import DEFAULT_SIDES, IMAGE_STAGES
-from costproof.models.pages.config import DrawnSam, PageDecoderConfig, SamConfig
+from costproof.models.pages.config import DrawnSam, PageDecoderConfig, SamConfig, drawn_decoder
 from costproof.models.pages.page import Page, grids, page_workload, views
 from costproof.models.proof import Piece, Proof, Provable, reasons
 from costproof.models.specs import ExportJob, SymbolicSize
@@ -329,19 +329,7 @@ def _config(p: Mapping[str, int], rng: random.Random, deep: str) -> OcrConfig:
     clip_patch = rng.choice((1, 2, 3))
     width = p["clip_heads"] * p["clip_head_dim"]
     return OcrConfig(
-        sam=DrawnSam(
-            hidden=p["sam_heads"] * p["sam_head_dim"],
-            layers=layers["sam"],
-            heads=p["sam_heads"],
-            mlp=p["sam_mlp"],
-            image=p["sam_image_patches"] * p["sam_patch"],
-            patch=p["sam_patch"],
-            window=p["sam_window"],
-            global_layers=tuple(i for i in range(layers["sam"]) if rng.random() < 0.5),
-            neck=p["sam_out"],
-            downsample=(p["sam_down1"], width),
-            colours=p["in_channels"],
-        ),
+        sam=DrawnSam.of(p, rng, layers["sam"], width),
         clip=ClipConfig(
             hidden=width,
             layers=layers["clip"],
@@ -354,16 +342,8 @@ def _config(p: Mapping[str, int], rng: random.Random, deep: str) -> OcrConfig:
             # Times 2: the class requires that hidden / heads is even.
             hidden=2 * p["text_kv_heads"] * p["text_groups"] * p["text_share"],
             head_width=2 * p["text_head_halves"],
-            layers=layers["text"],
-            dense_layers=rng.randint(0, layers["text"]),
-            heads=p["text_kv_heads"] * p["text_groups"],
-            kv_heads=p["text_kv_heads"],
-            intermediate=p["text_intermediate"],
-            experts=p["text_experts"],
-            topk=p["text_topk"],
             moe_intermediate=p["text_moe_rows"],
-            shared_experts=p["text_shared"],
-            vocab=p["text_vocab"],
+            **drawn_decoder(p, rng, layers["text"]),
             max_positions=2**16 + p["text_tokens"],
         ),
         image_token=1,

@@ -2,42 +2,31 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar, Final, get_args
 
 from costproof.ledger.capture import SymbolDoc
 from costproof.ledger.errors import BadInput, CostproofError
 from costproof.ledger.files import read_configuration
 from costproof.ledger.node import Ledger
 from costproof.ledger.progress import Progress
-from costproof.ledger.workload import ExpertKernel, Invocation, Workload
-from costproof.models import settings
-from costproof.models.checkpoint import stored
-from costproof.models.config import Configured
+from costproof.ledger.workload import AttentionKind, ExpertKernel, Workload
 from costproof.models.decoding.build import with_numbers
 from costproof.models.families.deepseek_ocr import native
 from costproof.models.families.deepseek_ocr.checkpoint import checkpoint_ledger, placed
-from costproof.models.families.deepseek_ocr.config import OcrConfig, from_normalised, parse_config
-from costproof.models.families.deepseek_ocr.formulas import ocr_ledger, symbol_docs
+from costproof.models.families.deepseek_ocr.config import OcrConfig, parse_config
+from costproof.models.families.deepseek_ocr.formulas import SYMBOLS, ocr_ledger
 from costproof.models.families.deepseek_ocr.snapshot import CODE, REQUIRED
-from costproof.models.families.deepseek_ocr.workload import (
-    DEFAULT_PRESET,
-    DEFAULT_SIDES,
-    IMAGE_STAGES,
-    MODES,
-    SIDES,
-    STAGES,
-    invocations,
-    make_workload,
-    problems_of,
-    sequence_length,
-    structure,
-)
-from costproof.models.pages.workload import PAGE_SETTINGS
-from costproof.models.specs import Built, ExportJob, Run, layers_cut
+from costproof.models.families.deepseek_ocr.workload import DEFAULT_SIDES, IMAGE_STAGES, MODES, SIDES, STAGES
+from costproof.models.image_text.layout import StagePaths
+from costproof.models.pages.jobs import PageReader
+from costproof.models.pages.target import PageTarget
+from costproof.models.pages.workload import PageModes, page_run_problems, page_structure, sequence_length
+from costproof.models.settings import device_problems
+from costproof.models.specs import Built
 from costproof.models.target import Exportable, NamedWorkload, Setting, Target
+from costproof.weights.stored import stored
 
 if TYPE_CHECKING:
     from torch import nn
@@ -47,26 +36,20 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class DeepseekOcr(Configured[OcrConfig]):
+class DeepseekOcr(PageTarget[OcrConfig]):
     """DeepSeek-OCR with one configuration, on the native classes of transformers."""
 
     config: OcrConfig = field(default_factory=OcrConfig)
     name: str = "deepseek-ocr"
     stages: ClassVar[tuple[str, ...]] = STAGES
+    attentions: ClassVar[tuple[AttentionKind, ...]] = get_args(AttentionKind)
 
-    @staticmethod
-    def presets() -> tuple[NamedWorkload, ...]:
-        """Return the presets: the modes of the paper, and two more."""
-        return MODES.named()
-
-    def symbol_docs(self) -> dict[str, SymbolDoc]:
-        """Return the typesetting and the meaning of each symbol in its formulas."""
-        return symbol_docs()
-
-    @staticmethod
-    def settings() -> tuple[Setting, ...]:
-        """Return the settings of a run, other than the preset."""
-        return PAGE_SETTINGS
+    named: ClassVar[tuple[NamedWorkload, ...]] = MODES.named()
+    notation: ClassVar[dict[str, SymbolDoc]] = SYMBOLS
+    modes: ClassVar[PageModes] = MODES
+    reader: ClassVar[PageReader] = native.READER
+    paths: ClassVar[StagePaths] = native.NATIVE_STAGES
+    second_name: ClassVar[str] = "CLIP"
 
     @staticmethod
     def mistakes() -> Mistakes:
@@ -76,20 +59,10 @@ class DeepseekOcr(Configured[OcrConfig]):
         return MISTAKES
 
     @classmethod
-    def default(cls) -> DeepseekOcr:
-        """Return the target with the published configuration."""
-        return cls()
-
-    @classmethod
     def from_file(cls, path: Path) -> DeepseekOcr:
         """Return the target with the configuration in a vendor or native file."""
         data = read_configuration(path)
         return cls(parse_config(data, where=str(path)), stored=stored(data, path))
-
-    @classmethod
-    def from_normalised(cls, text: str) -> DeepseekOcr:
-        """Return the target with the configuration that :meth:`normalised` wrote."""
-        return cls(from_normalised(json.loads(text)))
 
     @staticmethod
     def reads(folder: Path) -> bool:
@@ -108,38 +81,9 @@ class DeepseekOcr(Configured[OcrConfig]):
 
         return RemoteCodeOcr.from_folder(folder, trusted=trusted)
 
-    def first_layers(self, layers: int) -> tuple[OcrConfig, dict[str, str]]:
-        """Return the configuration with the first layers of decoder and towers, and what was cut.
-
-        The decoder keeps its dense layers and at least one mixture of experts. SAM keeps its layers up to
-        the first one with global attention (and one with windows, where it has any); CLIP keeps as many layers as the
-        decoder. Widths, experts and tables stay as they are.
-        """
-        text, sam, clip = self.config.text, self.config.sam, self.config.clip
-        layers, words = layers_cut("decoder", layers, min(text.dense_layers + 1, text.layers), text.layers)
-        cut = {"decoder layers": words}
-        if not words:
-            return self.config, {}
-        windowed = [i for i in range(sam.layers) if i not in sam.global_layers]
-        kept = max([min(kind) + 1 for kind in (sam.global_layers, windowed) if kind], default=sam.layers)
-        clipped = min(layers, clip.layers)
-        small = replace(
-            self.config,
-            text=replace(text, layers=layers),
-            sam=replace(sam, layers=kept, global_layers=tuple(i for i in sam.global_layers if i < kept)),
-            clip=replace(clip, layers=clipped),
-        )
-        cut |= {"SAM layers": f"{kept} of {sam.layers}", "CLIP layers": f"{clipped} of {clip.layers}"}
-        return small, cut
-
-    def workload(self, preset: str | None = None, **settings: Any) -> Workload:
-        """Return a preset with changes; ``settings`` as for :func:`~.workloads.make_workload`."""
-        return make_workload(preset or DEFAULT_PRESET, config=self.config, default_dtype=self.dtype, **settings)
-
     def problems(self, workload: Workload) -> list[CostproofError]:
         """Return an error for each reason why the model cannot run a workload."""
-        found = problems_of(self.config, workload)
-        text = self.config.text
+        found, text = page_run_problems(self.config, workload, MODES), self.config.text
         if workload.attention == "eager" and text.kv_heads != text.heads:
             found.append(
                 BadInput(
@@ -150,15 +94,11 @@ class DeepseekOcr(Configured[OcrConfig]):
                     fix="leave --attention at sdpa",
                 )
             )
-        return found + settings.device_problems(workload, self.options)
-
-    def invocations(self, workload: Workload) -> tuple[Invocation, ...]:
-        """Return the invocations of the stages in one run, in order, with the values of their symbols."""
-        return invocations(self.config, workload)
+        return found + device_problems(workload, self.options)
 
     def formulas(self, workload: Workload) -> Ledger:
         """Return the symbolic analytic ledger: ``exprs`` are set, ``costs`` are empty."""
-        found = ocr_ledger(structure(self.config, workload))
+        found = ocr_ledger(page_structure(self.config, workload))
         # How often a loop over experts turns depends on the data; a formula counts one call for all of them.
         return replace(found, conventions={"expert_kernel": "grouped_mm"}) if workload.experts == "eager" else found
 
@@ -177,20 +117,14 @@ class DeepseekOcr(Configured[OcrConfig]):
 
         return proof(self, samples, seed, sides)
 
-    def build(self, workload: Workload) -> nn.Module:
-        """Return the model on the meta device, in the dtype of the workload.
-
-        A loop over experts depends on data; what is exported in its place does the same products.
-        """
-        return self._build(workload, "grouped_mm" if workload.experts == "eager" else workload.experts)
-
-    def _build(self, workload: Workload, experts: ExpertKernel) -> nn.Module:
+    def built(self, workload: Workload, experts: ExpertKernel) -> nn.Module:
+        """Return the model on the meta device with a given kernel for routed experts."""
         return native.build_model(
-            self.config.native_kwargs(),
+            self.config.native(),
             dtype=workload.dtype,
             attention=workload.attention,
             experts=experts,
-            context=sequence_length(self.config, workload) + workload.new_tokens,
+            context=sequence_length(self.config, workload, MODES) + workload.new_tokens,
         )
 
     def build_run(self, workload: Workload, progress: Progress) -> Built:
@@ -200,22 +134,8 @@ class DeepseekOcr(Configured[OcrConfig]):
             Problems: the checkpoint does not fit.
             Incomplete: the device is not there, or no kernel of FlashAttention.
         """
-        model = self._build(workload, workload.experts)
-        return with_numbers(model, workload, native.DECODER, self.options, progress, placed)
-
-    def stages_of(self, path: str, workload: Workload) -> tuple[str, ...]:
-        """Return the stages in which a module runs, in order."""
-        return native.NATIVE_STAGES.stages(path, workload.new_tokens)
-
-    def export_jobs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
-        """Return the export jobs of the static source."""
-        return native.export_jobs(model, workload)
-
-    def runs(self, model: nn.Module, workload: Workload) -> tuple[Run, ...]:
-        """Return the runs of the dynamic source."""
-        if next(model.parameters()).device.type == "meta":
-            return native.READER.shape_runs(model, workload)
-        return native.READER.real_runs(model, workload, self.options.seed)
+        model = self.built(workload, workload.experts)
+        return with_numbers(model, workload, self.decoder, self.options, progress, placed)
 
     def derivable(self, stage: str) -> tuple[Exportable, Workload, dict[str, int]] | None:
         """Return a target, a workload and the symbols with which a vision stage can be exported for any side."""
@@ -223,10 +143,6 @@ class DeepseekOcr(Configured[OcrConfig]):
 
         target = AnySideOcr(self.config)
         return (target, target.run(), {"H": target.step}) if stage in IMAGE_STAGES else None
-
-    def stage_runs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
-        """Return the jobs of the isolated source."""
-        return native.stage_runs(model, workload)
 
 
 TARGET: Final = DeepseekOcr

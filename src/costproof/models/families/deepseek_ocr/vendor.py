@@ -19,12 +19,10 @@ from costproof.ledger.node import Ledger
 from costproof.ledger.progress import Progress
 from costproof.ledger.run import RunOptions
 from costproof.ledger.workload import Invocation, TargetInfo, Workload
-from costproof.models.checkpoint import stored
-from costproof.models.config import Configured
 from costproof.models.decoding.decoder import Decoder, on_meta
 from costproof.models.decoding.runs import computed
 from costproof.models.families.deepseek_ocr.config import OcrConfig
-from costproof.models.families.deepseek_ocr.formulas import EMPTY_SIDE, ocr_ledger, symbol_docs
+from costproof.models.families.deepseek_ocr.formulas import EMPTY_SIDE, SYMBOLS, ocr_ledger
 from costproof.models.families.deepseek_ocr.names import (
     VENDOR_CLIP,
     VENDOR_NAMES,
@@ -36,21 +34,27 @@ from costproof.models.families.deepseek_ocr.snapshot import Snapshot, read_snaps
 from costproof.models.families.deepseek_ocr.vendor_code import build_vendor, build_with_values, patched, patches_for
 from costproof.models.families.deepseek_ocr.workload import (
     DEFAULT_PRESET,
+    IMAGE_STAGES,
     MODES,
     STAGES,
-    invocations,
     make_workload,
-    problems_of,
-    sequence_length,
-    structure,
     vision_tokens,
 )
+from costproof.models.native import Configured
 from costproof.models.pages.config import CHANNELS
 from costproof.models.pages.jobs import VIEWS, images_in, vision_job
 from costproof.models.pages.page import page_of, prefill_name, sides
-from costproof.models.pages.workload import PAGE_SETTINGS
+from costproof.models.pages.workload import (
+    PAGE_SETTINGS,
+    page_invocations,
+    page_run_problems,
+    page_structure,
+    sequence_length,
+)
 from costproof.models.specs import Built, ExportJob, Mark, Run, layers_cut
 from costproof.models.target import NamedWorkload, Setting
+from costproof.weights.random_values import random_integers, random_normal
+from costproof.weights.stored import stored
 
 if TYPE_CHECKING:
     import torch
@@ -85,7 +89,7 @@ class RemoteCodeOcr(Configured[OcrConfig]):
 
     def symbol_docs(self) -> dict[str, SymbolDoc]:
         """Return the typesetting and the meaning of each symbol in its formulas."""
-        return symbol_docs()
+        return SYMBOLS
 
     @classmethod
     def from_folder(cls, folder: Path, *, trusted: bool) -> RemoteCodeOcr:
@@ -133,7 +137,7 @@ class RemoteCodeOcr(Configured[OcrConfig]):
 
     def problems(self, workload: Workload) -> list[CostproofError]:
         """Return an error for each reason why the model cannot run a workload."""
-        found = problems_of(self.config, workload)
+        found = page_run_problems(self.config, workload, MODES)
         found += _unlike({name: getattr(workload, name) for name in _FIXED})
         if workload.batch != 1:
             found.append(
@@ -148,7 +152,7 @@ class RemoteCodeOcr(Configured[OcrConfig]):
                     got=workload.new_tokens,
                 )
             )
-        if not found and sequence_length(self.config, workload) < 2:
+        if not found and sequence_length(self.config, workload, MODES) < 2:
             found.append(
                 BadInput("a prompt of one token runs like a decode step", where="--text-tokens", expected="at least 2")
             )
@@ -156,13 +160,13 @@ class RemoteCodeOcr(Configured[OcrConfig]):
 
     def invocations(self, workload: Workload) -> tuple[Invocation, ...]:
         """Return the invocations of the stages in one run, in order: crops first."""
-        found = invocations(self.config, workload)
+        found = page_invocations(self.config, workload, MODES, IMAGE_STAGES)
         return tuple(sorted(found, key=lambda i: i.id != "crops"))
 
     def formulas(self, workload: Workload) -> Ledger:
         """Return the symbolic analytic ledger: ``exprs`` are set, ``costs`` are empty."""
         towers = replace(workload, attention="sdpa")  # fused there, whatever the decoder does
-        return ocr_ledger(structure(self.config, towers, remote=True), VENDOR_NAMES)
+        return ocr_ledger(page_structure(self.config, towers, remote=True), VENDOR_NAMES)
 
     def build(self, workload: Workload) -> nn.Module:
         """Return the model on the meta device, in the dtype of the workload; only its towers can be exported."""
@@ -215,19 +219,19 @@ def page_inputs(config: OcrConfig, workload: Workload, seed: int, device: torch.
     """
     import torch
 
-    made = torch.Generator().manual_seed(seed)
     page, dtype = page_of(workload), getattr(torch, workload.dtype)
     vision = vision_tokens(page, config.sam.stride)
     length = vision + workload.text_tokens
-    ids = torch.randint(0, min(config.text.vocab, config.image_token), (1, length), generator=made)
+    ids = random_integers(min(config.text.vocab, config.image_token), (1, length), seed, "input_ids")
     seen = torch.zeros(1, length, dtype=torch.bool)
     seen[:, :vision] = True
     ids[seen] = config.image_token
 
     def views(count: int, side: int, empty: bool) -> torch.Tensor:
         shape = (count, CHANNELS, side, side)
-        drawn = torch.zeros(shape) if empty else torch.rand(shape, generator=made) + 0.1
-        return drawn.to(device, dtype)
+        if empty:
+            return torch.zeros(shape, device=device, dtype=dtype)
+        return random_normal(shape, seed, f"images of {side}", device, dtype).abs() + 0.1
 
     if page is None:
         image = (views(1, EMPTY_SIDE, True), views(1, EMPTY_SIDE, True))

@@ -24,11 +24,11 @@ from costproof.foreign import contained
 from costproof.ledger.errors import BadInput, first_line
 from costproof.ledger.progress import Progress
 from costproof.ledger.run import RANDOM, RunOptions
-from costproof.models.decoding.build import SPREAD, generator
 from costproof.models.families.deepseek_ocr.checkpoint import placed
 from costproof.models.families.deepseek_ocr.snapshot import Snapshot
 from costproof.models.target import require_device
-from costproof.models.weights import load, plan
+from costproof.weights.loading import load, plan
+from costproof.weights.random_values import fill_random
 
 if TYPE_CHECKING:
     import torch
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
 WANTED: Final = "4.46.3"
 """Version of transformers that the published remote code needs: it imports ``LlamaFlashAttention2``."""
-_BLOCK: Final = 1_000_003
 _DECORATION: Final = "torchvision"
 """Package that the code needs only for its preprocessing; it is replaced by an empty module if missing."""
 
@@ -128,35 +127,12 @@ def build_with_values(
     require_device(options.device)
     if options.weights == RANDOM:
         model = build_vendor(snapshot, dtype, options.device)
-        random_weights(model, options.seed)
-        return model, (f"the vendor's code with random weights, seed {options.seed}",)
+        (note,) = fill_random(model, options.seed, progress)
+        return model, (f"the vendor's code with {note}",)
     # A checkpoint that does not fit is told before a byte is allocated.
     found = plan(options.weights, build_vendor(snapshot, dtype, "meta"), placed, cut=options.layers is not None)
     model = build_vendor(snapshot, dtype, options.device)
     return model, ("the vendor's code with the weights of a checkpoint", *load(found, model, progress))
-
-
-def random_weights(model: nn.Module, seed: int) -> None:
-    """Fill all parameters from one seeded block of normal numbers, repeated; norms scale by 1.
-
-    Drawing 3.3 billion numbers takes longer than the run. The block's length is a prime, so no two rows of a
-    matrix are alike; where a tensor begins in it follows from its name, so that a cut model has the same numbers.
-    """
-    import torch
-
-    drawn = torch.randn(_BLOCK, generator=generator(seed, "block")) * SPREAD
-    blocks = {parameter.dtype: drawn.to(parameter.dtype) for parameter in model.parameters()}
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if parameter.dim() == 1 and name.endswith("weight"):
-                parameter.fill_(1.0)
-                continue
-            flat, block = parameter.view(-1), blocks[parameter.dtype]
-            start, done = generator(seed, name).initial_seed() % _BLOCK, 0
-            while done < flat.numel():
-                taken = min(flat.numel() - done, _BLOCK - start)
-                flat[done : done + taken] = block[start : start + taken]
-                done, start = done + taken, 0
 
 
 @contextmanager

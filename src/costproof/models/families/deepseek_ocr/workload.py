@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, Final
 
-from costproof.ledger.errors import CostproofError
-from costproof.ledger.workload import FLOAT_BYTES, Invocation, TensorSpec, Workload
-from costproof.models.decoding import names
+from costproof.ledger.workload import Workload
 from costproof.models.families.deepseek_ocr.config import OcrConfig
-from costproof.models.pages.formulas import PageStructure, View
-from costproof.models.pages.page import Page, page_of, views
-from costproof.models.pages.workload import (
-    PAGE_SETTINGS,
-    PageModes,
-    PagePreset,
-    ReadsPages,
-    page_run_problems,
-    preset_workload,
-)
+from costproof.models.pages.config import PageConfig
+from costproof.models.pages.page import Page
+from costproof.models.pages.workload import PAGE_SETTINGS, PageModes, PagePreset, preset_workload
 from costproof.models.target import Setting
 
 STAGES: Final = ("sam", "clip", "projector", "prefill", "decode")
@@ -68,94 +58,15 @@ def vision_tokens(page: Page | None, stride: int = 64) -> int:
     return tokens
 
 
-MODES: Final = PageModes(PRESETS, DEFAULT_PRESET, PAGE_SETTINGS, vision_tokens, "base")
+MODES: Final = PageModes(
+    PRESETS, DEFAULT_PRESET, PAGE_SETTINGS, vision_tokens, "base", lambda side, stride: (side // stride) ** 2
+)
 
 
-def make_workload(preset: str = DEFAULT_PRESET, *, config: ReadsPages | None = None, **settings: Any) -> Workload:
+def make_workload(preset: str = DEFAULT_PRESET, *, config: PageConfig | None = None, **settings: Any) -> Workload:
     """Return a preset with changed settings, as :func:`~costproof.models.pages.workload.preset_workload`.
 
     Args:
         config: the model that will run it (default: the published DeepSeek-OCR).
     """
     return preset_workload(preset, config=config or OcrConfig(), modes=MODES, **settings)
-
-
-def problems_of(config: ReadsPages, workload: Workload) -> list[CostproofError]:
-    """Return an error for each reason why the model cannot run the workload."""
-    return page_run_problems(config, workload, MODES)
-
-
-def sequence_length(config: OcrConfig, workload: Workload) -> int:
-    """Return the length of the prompt in tokens: vision and text."""
-    return vision_tokens(page_of(workload), config.sam.stride) + workload.text_tokens
-
-
-def invocations(config: OcrConfig, workload: Workload) -> tuple[Invocation, ...]:
-    """Return the invocations of the stages in one run, in order of execution, with the values of their symbols.
-
-    Symbols. All: B sequences, b bytes per element. Towers and projector: n views, H pixels per side.
-    Prefill: S prompt tokens, V vision tokens among them, L positions that lm_head maps, and with a
-    page H_g, with crops H_c, grid_w, grid_h. Decode: P tokens in the cache before the first step, N steps.
-    """
-    page, stride = page_of(workload), config.sam.stride
-    found = [call for view in views(workload) for call in _towers(config, workload, *view)]
-    length = sequence_length(config, workload)
-    prefill, *steps = names.invocations(replace(workload, text_tokens=length))
-    symbols = {**prefill.symbols, "V": vision_tokens(page, stride)}
-    if page is not None:
-        symbols["H_g"] = page.base_size
-        if page.grid is not None:
-            symbols |= {"H_c": page.image_size, "grid_w": page.grid[0], "grid_h": page.grid[1]}
-    features = (
-        TensorSpec((count, (side // stride) ** 2, config.text.hidden), workload.dtype)
-        for _, count, side in views(workload)
-    )
-    return (*found, replace(prefill, symbols=symbols, inputs=(*prefill.inputs, *features)), *steps)
-
-
-def structure(config: OcrConfig, workload: Workload, *, remote: bool = False) -> PageStructure:
-    """Return the concrete structure that the formulas of this run depend on.
-
-    A position table is resampled when it was trained for another grid than the view's
-    (``interpolate_pos_encoding`` of both towers).
-
-    Args:
-        remote: whether the vendor's code runs.
-    """
-    sam, clip, text = config.sam, config.clip, config.text
-    return PageStructure(
-        views=tuple(
-            View(
-                invocation=name,
-                sam_resampled=side // sam.patch != sam.image // sam.patch,
-                clip_resampled=side // sam.stride != clip.image // clip.patch,
-                sam_padded=side // sam.patch % sam.window != 0,
-            )
-            for name, _, side in views(workload)
-        ),
-        sam_layers=sam.layers,
-        sam_global_layers=sam.global_layers,
-        clip_layers=clip.layers,
-        text_layers=text.layers,
-        text_dense=text.dense_layers,
-        attention=workload.attention,
-        logits=workload.logits,
-        experts=workload.experts,
-        decode=workload.new_tokens > 0,
-        remote=remote,
-    )
-
-
-def _towers(config: OcrConfig, workload: Workload, name: str, count: int, side: int) -> list[Invocation]:
-    """Return the invocations of SAM, CLIP and the projector on the views of one call."""
-    per_side = side // config.sam.stride
-    symbols = {"B": workload.batch, "b": FLOAT_BYTES[workload.dtype], "n": count, "H": side}
-    shapes = {
-        "sam": (count, config.sam.channels, side, side),
-        "clip": (count, config.sam.downsample[1], per_side, per_side),
-        "projector": (count, per_side * per_side, config.projector_in),
-    }
-    return [
-        Invocation(stage, name, 1, dict(symbols), (TensorSpec(shapes[stage], workload.dtype),))
-        for stage in IMAGE_STAGES
-    ]

@@ -6,22 +6,18 @@ an encoder of the shape of Qwen2-0.5B, and the decoder of DeepSeek-OCR.
 
 from __future__ import annotations
 
-import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Final, Self
+from typing import ClassVar, Final, Self
 
 from costproof.ledger.errors import CostproofError
-from costproof.models.config import NativeConfig
-from costproof.models.config_reader import Section, renamed, shown
+from costproof.models.config_reader import Section, shown
 from costproof.models.pages.config import (
-    NOT_DRAWN,
-    SAM_KEYS,
-    TEXT_KEYS,
     WAIVED,
     EqualHeads,
+    PageConfig,
     PageDecoderConfig,
     SamConfig,
-    contradictions,
     read_sam,
     read_text,
 )
@@ -34,17 +30,6 @@ ENCODER_KEYS: Final = {
     "intermediate": "intermediate_size",
 }
 """Fields -> their keys in a file."""
-_VISION: Final = "vision_config"
-PATHS: Final = {
-    **{f"sam.{name}": f"$.{_VISION}.sam_config.{key}" for name, key in SAM_KEYS.items()},
-    "sam.global_layers": f"$.{_VISION}.sam_config.global_attn_indexes",
-    "sam.downsample": f"$.{_VISION}.sam_config.downsample_channels",
-    **{f"encoder.{name}": f"$.{_VISION}.encoder_config.{key}" for name, key in ENCODER_KEYS.items()},
-    **{f"text.{name}": f"$.text_config.{key}" for name, key in TEXT_KEYS.items()},
-    "text.dense_layers": "$.text_config.mlp_layer_types",
-    "image_token": "$.image_token_id",
-}
-"""Fields -> JSON paths in the file."""
 _ENCODER_WAIVED: Final = {
     **WAIVED,
     **dict.fromkeys(("vocab_size", "tie_word_embeddings"), "the encoder has no table of tokens"),
@@ -78,7 +63,7 @@ CLASS_TEXT: Final = PageDecoderConfig(
 
 
 @dataclass(frozen=True, slots=True)
-class Ocr2Config(NativeConfig):
+class Ocr2Config(PageConfig):
     """The whole model; its projector is a linear layer from the width of the encoder to that of the decoder."""
 
     sam: SamConfig = CLASS_SAM
@@ -88,54 +73,17 @@ class Ocr2Config(NativeConfig):
     waived: tuple[tuple[str, str], ...] = field(default=(), compare=False)
     """Keys of the file that decide no cost, with the reason."""
 
-    not_drawn: ClassVar = NOT_DRAWN
     model_type: ClassVar[str] = "deepseek_ocr2"
     architecture: ClassVar[str] = "DeepseekOcr2ForConditionalGeneration"
 
-    def symbols(self) -> dict[str, int]:
-        """Return symbol name -> value of this configuration, such as ``text_hidden`` -> 4096."""
-        sam, encoder, text = self.sam, self.encoder, self.text
-        named = {
-            "sam": (sam, ("hidden", "heads", "head_dim", "mlp", "layers", "window", "patch", "image")),
-            "encoder": (encoder, ("hidden", "heads", "kv_heads", "head_dim", "intermediate", "layers")),
-            "text": (
-                text,
-                ("hidden", "heads", "kv_heads", "head_dim", "intermediate", "layers", "experts", "topk", "vocab"),
-            ),
-        }
-        return {
-            "in_channels": sam.channels,
-            **{f"{part}_{name}": getattr(sizes, name) for part, (sizes, names) in named.items() for name in names},
-            "sam_out": sam.neck,
-            "sam_down1": sam.downsample[0],
-            "sam_down2": sam.downsample[1],
-            "text_dense": text.dense_layers,
-            "text_moe": text.moe_intermediate,
-            "text_shared": text.shared_experts,
-        }
+    second: ClassVar[str] = "encoder"
+    second_keys: ClassVar[Mapping[str, str]] = ENCODER_KEYS
+    second_sizes: ClassVar[tuple[str, ...]] = ("hidden", "heads", "kv_heads", "head_dim", "intermediate", "layers")
 
-    def native(self) -> dict[str, Any]:
-        """Return the keyword arguments of the configuration class in transformers."""
-        sam, text = self.sam, self.text
-        return {
-            _VISION: {
-                "sam_config": {
-                    **renamed(sam, SAM_KEYS),
-                    "global_attn_indexes": list(sam.global_layers),
-                    "downsample_channels": list(sam.downsample),
-                    "num_channels": sam.channels,
-                },
-                "encoder_config": renamed(self.encoder, ENCODER_KEYS),
-            },
-            "text_config": {
-                **renamed(text, TEXT_KEYS),
-                "mlp_layer_types": ["dense"] * text.dense_layers + ["sparse"] * (text.layers - text.dense_layers),
-                "rms_norm_eps": text.rms_norm_eps,
-                "rope_parameters": {"rope_type": "default", "rope_theta": text.rope_theta},
-                "routed_scaling_factor": text.routed_scaling_factor,
-            },
-            "image_token_id": self.image_token,
-        }
+    @property
+    def projector_in(self) -> int:
+        """Return the number of features per vision token that the projector reads."""
+        return self.encoder.hidden
 
     @classmethod
     def read(cls, data: object, problems: list[CostproofError]) -> Self:
@@ -144,36 +92,18 @@ class Ocr2Config(NativeConfig):
         top.waive(WAIVED)
         top.fixed("architectures", [cls.architecture], None, why="no formulas for this class", default=None)
         top.fixed("model_type", cls.model_type, why="this is the configuration of another model")
-        top.fixed("tie_word_embeddings", False, why="an lm_head that shares the embedding table is not described")
-        vision = top.child(_VISION, optional=True)
-        vision.waive(WAIVED)
-        vision.fixed("model_type", "deepseek_ocr2_vision", why="this vision tower is not the native one")
-        text = top.child("text_config", optional=True)
+        sam, encoder, text = cls.read_parts(top, cls.model_type)
         if "mlp_layer_types" not in text.data:
             text.problem("a key is missing", "mlp_layer_types", expected="'dense' or 'sparse' per layer")
         config = cls(
-            sam=_sam(vision.child("sam_config", optional=True)),
-            encoder=_encoder(vision.child("encoder_config", optional=True)),
+            sam=_sam(sam),
+            encoder=_encoder(encoder),
             text=read_text(text, "deepseek_ocr2_text", CLASS_TEXT),
             image_token=top.integer("image_token_id", cls().image_token, least=0),
         )
         waived = top.finish(strict=True)
         problems += [] if problems else config.contradictions()
         return cls(config.sam, config.encoder, config.text, config.image_token, waived)
-
-    @classmethod
-    def from_normalised(cls, text: str) -> Self:
-        """Return the configuration that :meth:`normalised` wrote, without checking it."""
-        data = json.loads(text)
-        sam: dict[str, Any] = {
-            key: tuple(value) if isinstance(value, list) else value for key, value in data["sam"].items()
-        }
-        made = SamConfig(**sam), QueryEncoderConfig(**data["encoder"]), PageDecoderConfig(**data["text"])
-        return cls(*made, image_token=data["image_token"])
-
-    def contradictions(self) -> list[CostproofError]:
-        """Return an error for each number that the model cannot run with or that contradicts another."""
-        return contradictions(self, PATHS, "encoder")
 
 
 def _sam(section: Section) -> SamConfig:

@@ -2,33 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import ClassVar, Final
 
 from costproof.algebra.symbols import sym
 from costproof.analytic.attention_block import AttentionBlock
-from costproof.analytic.compose import (
-    ModulePart,
-    StackCall,
-    analytic_ledger,
-    in_layer,
-    invocation_nodes,
-    prefill_and_decode,
-    stage_nodes,
-)
-from costproof.analytic.costs import LayerCosts, Size, layer
+from costproof.analytic.compose import ModulePart, StackCall, in_layer
+from costproof.analytic.costs import Layer, LayerCosts, Size, layer
 from costproof.analytic.feed_forward import Mlp
 from costproof.analytic.linear import Linear
 from costproof.analytic.norms import RmsNorm
 from costproof.analytic.rotary import RotaryTable
 from costproof.analytic.transformer import TransformerLayer
-from costproof.ledger.capture import SymbolDoc
-from costproof.ledger.node import CostNode, Ledger
+from costproof.ledger.node import Ledger
 from costproof.models.decoding.names import decoder_names, mixture_names
-from costproof.models.families.deepseek_ocr.formulas import symbol_docs as page_symbol_docs
 from costproof.models.families.deepseek_ocr.names import NATIVE_NAMES
-from costproof.models.families.deepseek_ocr2.workload import LARGE, SMALL, STAGES
-from costproof.models.pages.formulas import PageStructure, View, page_decoder_parts, sam_parts
+from costproof.models.families.deepseek_ocr2.workload import IMAGE_STAGES, LARGE, SMALL, STAGES
+from costproof.models.pages.formulas import PageStructure, View, decoder_border, page_ledger, page_symbols, sam_parts
 
 _TOWER: Final = "model.vision_tower"
 _ENCODER: Final = f"{_TOWER}.vision_encoder"
@@ -52,53 +42,26 @@ NAMES: Final[Mapping[str, str]] = {
 """Role -> module path in ``DeepseekOcr2ForConditionalGeneration``; ``{i}`` is the index of a layer."""
 
 
-_ANY_VIEW: Final = View("", sam_resampled=False, clip_resampled=False)
-"""Stands in for any view, because parameters do not depend on the view."""
-
-
-def ocr2_ledger(structure: PageStructure, encoder_layers: int) -> Ledger:
-    """Return the symbolic ledger of all stages: ``exprs`` are set, ``costs`` are empty.
+def ocr2_ledger(structure: PageStructure) -> Ledger:
+    """Return the symbolic ledger of all stages, as :func:`~costproof.models.pages.formulas.page_ledger`.
 
     Source: Wei et al. 2026, DeepSeek-OCR 2: Visual Causal Flow; ``DeepseekOcr2ForConditionalGeneration``
     (transformers).
-
-    Args:
-        structure: of SAM, of the decoder, and of the run.
     """
-    eager = structure.attention == "eager"
+    encoder = _encoder_parts(structure.second_layers, eager=structure.attention == "eager")
 
     def towers(view: View) -> dict[str, tuple[tuple[ModulePart, ...], Size]]:
-        return {
-            "sam": (sam_parts(structure, view), _border("sam")),
-            "encoder": (_encoder_parts(encoder_layers, eager=eager), _border("encoder")),
-            "projector": (_projector(), _border("projector")),
-        }
+        parts = (sam_parts(structure, view), encoder, _projector())
+        return {stage: (made, _border(stage)) for stage, made in zip(IMAGE_STAGES, parts, strict=True)}
 
-    def nodes() -> Iterator[CostNode]:
-        for stage, (parts, _) in towers(_ANY_VIEW).items():
-            yield from stage_nodes(stage, parts, NAMES)
-        for view in structure.views:
-            for stage, (parts, border) in towers(view).items():
-                yield from invocation_nodes(stage, view.invocation, parts, NAMES, border=border)
-        yield from prefill_and_decode(modules, NAMES, border=border_of, decode=structure.decode)
-
-    def positions(call: StackCall) -> Size:
-        return 1 if structure.logits == "last" else call.tokens
-
-    def modules(call: StackCall) -> tuple[ModulePart, ...]:
+    def glue(call: StackCall) -> Layer:
         tokens = _tokens(structure) if call.past == 0 else 0
-        glue = ViewsInPrompt(call.batch, call.tokens, sym("text_hidden"), call.item_bytes, tokens)
-        return page_decoder_parts(structure, call, positions(call), glue)
+        return ViewsInPrompt(call.batch, call.tokens, sym("text_hidden"), call.item_bytes, tokens)
 
-    def border_of(call: StackCall) -> Size:
-        elements = call.batch * positions(call) * sym("text_vocab")
-        if eager:
-            elements += call.batch * call.tokens * (call.past + call.tokens)
-        if call.past == 0 and structure.views:
-            elements += call.batch * (2 * _tokens(structure) + 1) * sym("text_hidden")
-        return elements * call.item_bytes
+    def border(call: StackCall, positions: Size) -> Size:
+        return decoder_border(structure, call, positions, 2 * _tokens(structure) + 1)
 
-    return analytic_ledger(nodes(), STAGES)
+    return page_ledger(structure, towers, glue, border, NAMES, STAGES)
 
 
 def _projector() -> tuple[ModulePart, ...]:
@@ -293,7 +256,5 @@ _OWN: Final[dict[str, tuple[str, str]]] = {
 }
 
 
-def symbol_docs() -> dict[str, SymbolDoc]:
-    """Return the typesetting and the meaning of every symbol."""
-    shared = {name: doc for name, doc in page_symbol_docs().items() if not name.startswith("clip_")}
-    return {**shared, **{name: SymbolDoc(*doc) for name, doc in _OWN.items()}}
+SYMBOLS: Final = page_symbols(_OWN)
+"""Typesetting and meaning of every symbol."""

@@ -11,7 +11,7 @@ from costproof.ledger.workload import FLOAT_BYTES, Workload
 from costproof.models.decoding.domain import GROUPED_ROW
 from costproof.models.encoding.domain import Domain, Parameters
 from costproof.models.families.deepseek_ocr2.config import Ocr2Config, QueryEncoderConfig
-from costproof.models.pages.config import DrawnSam, PageDecoderConfig
+from costproof.models.pages.config import DrawnSam, PageDecoderConfig, drawn_decoder
 from costproof.models.pages.page import Page, page_workload, with_page
 
 _GRIDS: Final = (None, (1, 2), (2, 1), (2, 2), (3, 2), (1, 5))
@@ -93,19 +93,7 @@ def drawn(p: Mapping[str, int], rng: random.Random) -> tuple[Ocr2Config, dict[st
     row = GROUPED_ROW if _grouped(p) else 2
     width = 2 * p["encoder_kv_heads"] * p["encoder_groups"] * p["encoder_head_halves"]
     config = Ocr2Config(
-        DrawnSam(
-            hidden=p["sam_heads"] * p["sam_head_dim"],
-            layers=layers["sam"],
-            heads=p["sam_heads"],
-            mlp=p["sam_mlp"],
-            image=p["sam_image_patches"] * p["sam_patch"],
-            patch=p["sam_patch"],
-            window=p["sam_window"],
-            global_layers=tuple(i for i in range(layers["sam"]) if rng.random() < 0.5),
-            neck=p["sam_out"],
-            downsample=(p["sam_down1"], width),
-            colours=p["in_channels"],
-        ),
+        DrawnSam.of(p, rng, layers["sam"], width),
         QueryEncoderConfig(
             width,
             layers["encoder"],
@@ -115,16 +103,8 @@ def drawn(p: Mapping[str, int], rng: random.Random) -> tuple[Ocr2Config, dict[st
         ),
         PageDecoderConfig(
             hidden=row * p["text_kv_heads"] * p["text_groups"] * p["text_head_eighths"],
-            layers=p["layers"],
-            dense_layers=rng.randint(0, p["layers"]),
-            heads=p["text_kv_heads"] * p["text_groups"],
-            kv_heads=p["text_kv_heads"],
-            intermediate=p["text_intermediate"],
-            experts=p["text_experts"],
-            topk=p["text_topk"],
             moe_intermediate=row * p["text_moe_rows"],
-            shared_experts=p["text_shared"],
-            vocab=p["text_vocab"],
+            **drawn_decoder(p, rng, p["layers"]),
             max_positions=2**16 + rng.randrange(2**10),
         ),
         image_token=1,

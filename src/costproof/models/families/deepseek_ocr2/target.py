@@ -1,162 +1,104 @@
-"""DeepSeek-OCR 2 as a target on the classes of transformers."""
+"""DeepSeek-OCR 2 as a target on the classes of transformers: built on the meta device, cut for export, and run."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from costproof.ledger.capture import SymbolDoc
-from costproof.ledger.errors import CostproofError
+from costproof.ledger.errors import Incomplete
 from costproof.ledger.node import Ledger
-from costproof.ledger.progress import Progress
-from costproof.ledger.workload import FLOAT_BYTES, AttentionKind, Invocation, TensorSpec, Workload
-from costproof.models import settings
-from costproof.models.config import Native
-from costproof.models.decoding import names
-from costproof.models.decoding.build import with_numbers
-from costproof.models.families.deepseek_ocr2 import native
+from costproof.ledger.workload import ExpertKernel, Workload
+from costproof.models.decoding.build import build
+from costproof.models.decoding.decoder import Decoder, config_of, on_meta
 from costproof.models.families.deepseek_ocr2.config import Ocr2Config
-from costproof.models.families.deepseek_ocr2.formulas import ocr2_ledger, symbol_docs
-from costproof.models.families.deepseek_ocr2.workload import IMAGE_STAGES, MODES, STAGES, queries, vision_tokens
-from costproof.models.pages.formulas import PageStructure, View
-from costproof.models.pages.page import page_of, views
-from costproof.models.pages.workload import page_run_problems, preset_workload
-from costproof.models.specs import Built, ExportJob, Run, layers_cut
-from costproof.models.target import NamedWorkload, Setting
+from costproof.models.families.deepseek_ocr2.formulas import NAMES, SYMBOLS, ocr2_ledger
+from costproof.models.families.deepseek_ocr2.workload import MODES, STAGES, queries, vision_tokens
+from costproof.models.image_text.layout import StagePaths
+from costproof.models.pages.jobs import VISION_INPUTS, PageReader, stride, vision_job
+from costproof.models.pages.target import PageTarget
+from costproof.models.pages.workload import PageModes, page_structure
+from costproof.models.specs import ExportJob
+from costproof.models.target import NamedWorkload
+from costproof.patches.model_forward import no_image_check, running
 
 if TYPE_CHECKING:
     from torch import nn
 
     from costproof.models.encoding.domain import Domain
-    from costproof.models.proof import Proof
+
+
+SAM, TOWER, PROJECTOR = (NAMES[role] for role in ("sam", "vision", "projector"))
+NATIVE_STAGES: Final = StagePaths({SAM: "sam", TOWER: "encoder", PROJECTOR: "projector"})
+DECODER: Final = Decoder(
+    stack="model.language_model", places=NATIVE_STAGES.locators("global", "crops"), seen=(VISION_INPUTS,)
+)
+
+
+def _vision(model: nn.Module, workload: Workload, side: int, calls: tuple[str, ...], count: int) -> list[ExportJob]:
+    """Return the jobs of towers and projector on views of ``side`` pixels; the number of views is symbolic."""
+    from costproof.models.image_text.modules import PartModule, without_children
+    from costproof.models.pages.modules import EchoTower
+
+    vision, grid = config_of(model).vision_config, side // stride(model)
+    sam, width = vision.sam_config, vision.encoder_config.hidden_size
+    pixels = on_meta(workload, count, sam.num_channels, side, side)
+    features = on_meta(workload, count, sam.downsample_channels[-1], grid, grid)
+    hidden = on_meta(workload, count, queries(side, stride(model)), width)
+    tower = without_children(model.get_submodule(TOWER), {"sam_encoder": EchoTower()})
+    parts = {"sam": (SAM, model.get_submodule(SAM), pixels), "encoder": (TOWER, tower, features)}
+    parts["projector"] = (PROJECTOR, model.get_submodule(PROJECTOR), hidden)
+    return [
+        vision_job(stage, side, calls, PartModule(part), {"part": path}, x=given)
+        for stage, (path, part, given) in parts.items()
+    ]
+
+
+def _unchecked() -> AbstractContextManager[None]:
+    """Return the context in which a forward of a part of the model runs."""
+    return running({_modules()[0]: no_image_check()})
+
+
+def _modules() -> tuple[Any, Any]:
+    """Return the modules of transformers that define the model and its configuration."""
+    try:
+        from transformers.models.deepseek_ocr2 import configuration_deepseek_ocr2 as configuration
+        from transformers.models.deepseek_ocr2 import modeling_deepseek_ocr2 as modeling
+    except ImportError as error:
+        raise Incomplete(
+            "the installed transformers has no classes for DeepSeek-OCR 2",
+            where="transformers.models.deepseek_ocr2",
+            got=str(error),
+            fix="pip install --upgrade transformers (5.23.0 has them)",
+        ) from error
+    return modeling, configuration
+
+
+READER: Final = PageReader(DECODER, vision_tokens, queries, _vision, _unchecked, takes_grid=False)
 
 
 @dataclass(frozen=True, slots=True)
-class DeepseekOcr2(Native[Ocr2Config]):
+class DeepseekOcr2(PageTarget[Ocr2Config]):
     """``DeepseekOcr2ForConditionalGeneration`` with one configuration."""
 
     config: Ocr2Config = field(default_factory=Ocr2Config)
     name: str = "deepseek-ocr2"
     model_types: ClassVar[tuple[str, ...]] = ("deepseek_ocr2",)
     stages: ClassVar[tuple[str, ...]] = STAGES
-    attentions: ClassVar[tuple[AttentionKind, ...]] = ("sdpa", "eager")
-
-    @staticmethod
-    def settings() -> tuple[Setting, ...]:
-        """Return the settings of a run, other than the preset."""
-        return MODES.settings
-
-    @staticmethod
-    def presets() -> tuple[NamedWorkload, ...]:
-        """Return the presets, with the view sizes that the processor produces."""
-        return MODES.named()
-
-    @classmethod
-    def describes(cls, architecture: str) -> bool:
-        """Return whether the formulas describe this class of transformers."""
-        return architecture == Ocr2Config.architecture
-
-    @classmethod
-    def from_normalised(cls, text: str) -> Self:
-        """Return the target with a configuration from a certificate."""
-        return cls(Ocr2Config.from_normalised(text))
-
-    def symbol_docs(self) -> dict[str, SymbolDoc]:
-        """Return the typesetting and the meaning of each symbol in its formulas."""
-        return symbol_docs()
-
-    def first_layers(self, layers: int) -> tuple[Ocr2Config, dict[str, str]]:
-        """Return the configuration with the first layers of decoder, encoder and SAM, and what was cut."""
-        text, sam, encoder = self.config.text, self.config.sam, self.config.encoder
-        layers, words = layers_cut("decoder", layers, min(text.dense_layers + 1, text.layers), text.layers)
-        cut = {"decoder layers": words}
-        if not words:
-            return self.config, {}
-        windowed = [i for i in range(sam.layers) if i not in sam.global_layers]
-        kept = max([min(kind) + 1 for kind in (sam.global_layers, windowed) if kind], default=sam.layers)
-        small = replace(
-            self.config,
-            text=replace(text, layers=layers),
-            sam=replace(sam, layers=kept, global_layers=tuple(i for i in sam.global_layers if i < kept)),
-            encoder=replace(encoder, layers=min(layers, encoder.layers)),
-        )
-        cut["SAM layers"] = f"{kept} of {sam.layers}"
-        cut["encoder layers"] = f"{small.encoder.layers} of {encoder.layers}"
-        return small, cut
-
-    def workload(self, preset: str | None = None, **settings: Any) -> Workload:
-        """Return the workload of a preset with changed settings."""
-        return preset_workload(
-            preset or MODES.default, config=self.config, modes=MODES, default_dtype=self.dtype, **settings
-        )
-
-    def problems(self, workload: Workload) -> list[CostproofError]:
-        """Return an error for each reason why the model cannot run a workload."""
-        return page_run_problems(self.config, workload, MODES) + settings.device_problems(workload, self.options)
-
-    def invocations(self, workload: Workload) -> tuple[Invocation, ...]:
-        """Return the invocations of the stages in one run, in order, with the values of their symbols.
-
-        Symbols. Towers and projector: n views, H pixels per side, Q queries. Prefill: S prompt tokens, V vision tokens
-        among them, and with a page Q_g, with crops Q_c, grid_w, grid_h. All else as for a decoder.
-        """
-        page, stride, width = page_of(workload), self.config.sam.stride, self.config.encoder.hidden
-        found, features = [], []
-        for name, count, side in views(workload):
-            rows, grid = queries(side, stride), side // stride
-            values = {"B": workload.batch, "b": FLOAT_BYTES[workload.dtype], "n": count, "H": side, "Q": rows}
-            taken = ((self.config.sam.channels, side, side), (width, grid, grid), (rows, width))
-            found += [
-                Invocation(stage, name, 1, values, (TensorSpec((count, *shape), workload.dtype),))
-                for stage, shape in zip(IMAGE_STAGES, taken, strict=True)
-            ]
-            features.append(TensorSpec((count, rows, self.config.text.hidden), workload.dtype))
-        seen = vision_tokens(page, stride)
-        prefill, *steps = names.invocations(replace(workload, text_tokens=seen + workload.text_tokens))
-        symbols = {**prefill.symbols, "V": seen}
-        if page is not None:
-            symbols["Q_g"] = queries(page.base_size, stride)
-            if page.grid is not None:
-                symbols |= {"Q_c": queries(page.image_size, stride), "grid_w": page.grid[0], "grid_h": page.grid[1]}
-        return (*found, replace(prefill, symbols=symbols, inputs=(*prefill.inputs, *features)), *steps)
+    named: ClassVar[tuple[NamedWorkload, ...]] = MODES.named()
+    notation: ClassVar[dict[str, SymbolDoc]] = SYMBOLS
+    modes: ClassVar[PageModes] = MODES
+    reader: ClassVar[PageReader] = READER
+    paths: ClassVar[StagePaths] = NATIVE_STAGES
+    second_name: ClassVar[str] = "encoder"
 
     def formulas(self, workload: Workload) -> Ledger:
         """Return the symbolic analytic ledger: ``exprs`` are set, ``costs`` are empty."""
-        sam, text = self.config.sam, self.config.text
-        structure = PageStructure(
-            views=tuple(
-                View(
-                    name,
-                    sam_resampled=side // sam.patch != sam.image // sam.patch,
-                    clip_resampled=False,
-                    sam_padded=side // sam.patch % sam.window != 0,
-                )
-                for name, _, side in views(workload)
-            ),
-            sam_layers=sam.layers,
-            sam_global_layers=sam.global_layers,
-            text_layers=text.layers,
-            text_dense=text.dense_layers,
-            attention=workload.attention,
-            logits=workload.logits,
-            experts=workload.experts,
-            decode=workload.new_tokens > 0,
-        )
-        found = ocr2_ledger(structure, self.config.encoder.layers)
+        found = ocr2_ledger(page_structure(self.config, workload))
         return replace(found, conventions={"expert_kernel": "grouped_mm"}) if workload.experts == "eager" else found
-
-    @staticmethod
-    def proof_settings() -> tuple[Setting, ...]:
-        """Return no settings: the processor decides the sides of views."""
-        return ()
-
-    def proof(self, samples: int, seed: int) -> Proof:
-        """Return the proof of all stages in symbolic sizes and for random configurations."""
-        from costproof.models.encoding.domain import proof
-
-        return proof(self, samples, seed)
 
     def domain(self) -> Domain:
         """Return the domain of a proof: pages with and without crops, text, and random sizes."""
@@ -178,36 +120,21 @@ class DeepseekOcr2(Native[Ocr2Config]):
 
         return drawn_run(p, workload)
 
-    def build(self, workload: Workload) -> nn.Module:
-        """Return the model on the meta device, in the dtype of the workload."""
-        return native.build_model(self.config, workload)
-
-    def build_run(self, workload: Workload, progress: Progress) -> Built:
-        """Return the model that the dynamic source runs, on the meta device or with weights.
+    def built(self, workload: Workload, experts: ExpertKernel) -> nn.Module:
+        """Return the model on the meta device; a loop over experts is replaced by grouped GEMMs in every run.
 
         Raises:
-            Problems: the checkpoint does not fit.
-            Incomplete: the device is not there.
+            Incomplete: the installed transformers has no classes for it.
         """
-        return with_numbers(self.build(workload), workload, native.DECODER, self.options, progress)
-
-    def stages_of(self, path: str, workload: Workload) -> tuple[str, ...]:
-        """Return the stages in which a module runs, in order."""
-        return native.NATIVE_STAGES.stages(path, workload.new_tokens)
-
-    def export_jobs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
-        """Return the export jobs of the static source."""
-        return native.export_jobs(model, workload)
-
-    def stage_runs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
-        """Return the jobs of the isolated source."""
-        return native.stage_runs(model, workload)
-
-    def runs(self, model: nn.Module, workload: Workload) -> tuple[Run, ...]:
-        """Return the runs of the dynamic source."""
-        if next(model.parameters()).device.type == "meta":
-            return native.READER.shape_runs(model, workload)
-        return native.READER.real_runs(model, workload, self.options.seed)
+        modeling, configuration = _modules()
+        return build(
+            modeling.DeepseekOcr2ForConditionalGeneration,
+            configuration.DeepseekOcr2Config(**self.config.native()),
+            dtype=workload.dtype,
+            attention=workload.attention,
+            experts="grouped_mm" if experts == "eager" else experts,
+            replaced=no_image_check(),
+        )
 
 
 TARGET: Final = DeepseekOcr2

@@ -50,4 +50,6 @@ PRESETS: Final = {
 SETTINGS: Final = tuple(
     replace(s, choices=("sdpa", "eager")) if s.name == common.ATTENTION.name else s for s in PAGE_SETTINGS
 )
-MODES: Final = PageModes(PRESETS, "page", SETTINGS, vision_tokens, "base", _MOST)
+MODES: Final = PageModes(
+    PRESETS, "page", SETTINGS, vision_tokens, "base", queries, counts_queries=True, most_crops=_MOST
+)

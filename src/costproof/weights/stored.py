@@ -15,6 +15,8 @@ from typing import Any, Final, get_args
 from costproof.ledger.errors import BadInput
 from costproof.ledger.files import read_json
 from costproof.ledger.workload import Dtype
+from costproof.storage.scheme import PLAIN as NOT_QUANTISED
+from costproof.storage.scheme import Scheme, UnknownFormat, read_scheme, scheme_keys
 
 PROCESSOR_FILES: Final = ("preprocessor_config.json", "processor_config.json")
 """Files beside a configuration, by the names of transformers; the second one has an object for each processor."""
@@ -183,6 +185,9 @@ _NOT_QUANTISING: Final = re.compile(
 """Its modifiers after which weights are stored as before: they prune, train, or change values only."""
 _SCHEME: Final = re.compile(r"^\W*scheme\W+(\w+)", re.MULTILINE)
 _KV_SCHEME: Final = re.compile(r"^\W*kv_cache_scheme['\"]?\s*:(?![ \t]*(null|~)[ \t]*$)", re.MULTILINE)
+_TABLE: Final = re.compile(r"(^|\.)(embed_tokens|wte|shared|word_embeddings|embed_in|tok_embeddings)\.weight$")
+_OUTPUT: Final = re.compile(r"(^|\.)(lm_head|embed_out|output)\.weight$")
+_BUFFER: Final = re.compile(r"(^|\.)(inv_freq|masked_bias|attn\.bias|attention\.bias|position_ids)$")
 _OF_CACHE: Final = re.compile(r".*(^|[._])(k|v|kv|k_cache|v_cache|kv_cache)_(scale|scaling_factor|zero_point)s?")
 """Names of tensors that only a checkpoint with a quantised cache has."""
 _PACKED: Final = re.compile(
@@ -217,6 +222,22 @@ class Stored:
     """The size that its processor makes of images; ``None``: nothing says it."""
     pixels: PixelLimits | None = None
     """The pixels between which its processor keeps the size of an image; ``None``: nothing says it."""
+    described: str = ""
+    """JSON object of the descriptions that :attr:`quantised` is from: those of the configuration, by the keys that
+    :mod:`costproof.storage.scheme` reads, and under ``beside`` those of files."""
+
+    def scheme(self, model_type: str) -> Scheme:
+        """Return how the weights are quantised.
+
+        Raises:
+            UnknownFormat: they are, in a manner whose layout is not known.
+        """
+        named = dict(self.quantised).get("weights", "")
+        found = json.loads(self.described) if self.described else {}
+        scheme = read_scheme(found, found.get("beside", {}), model_type)
+        if named and scheme == NOT_QUANTISED:
+            raise UnknownFormat(named, "no layout is known for it")
+        return scheme
 
 
 PLAIN: Final = Stored()
@@ -233,9 +254,9 @@ def stored(data: object, path: Path | None) -> Stored:
     Raises:
         BadInput: a file beside it cannot be read.
     """
-    described = list(_described(data, "$"))
-    weights = [f"{_format(value)} ({place})" for place, value in described]
-    cache = [f"{text} ({place})" for place, value in described if (text := _cache(value))]
+    places = list(_described(data, "$"))
+    weights = [f"{_format(value)} ({place})" for place, value in places]
+    cache = [f"{text} ({place})" for place, value in places if (text := _cache(value))]
     cache += _caches(data, "$")
     if path is not None:
         for name, value in _beside(path):
@@ -255,7 +276,15 @@ def stored(data: object, path: Path | None) -> Stored:
     run = named if named in get_args(Dtype) else None
     quantised = tuple((part, text) for part, text in found.items() if text)
     images, pixels = (None, None) if path is None else (image_size(path), pixel_limits(path))
-    return Stored(quantised, run, images, None if images else pixels)  # type: ignore[arg-type]
+    described = _descriptions(data, path) if found["weights"] else ""
+    return Stored(quantised, run, images, None if images else pixels, described)  # type: ignore[arg-type]
+
+
+def _descriptions(data: object, path: Path | None) -> str:
+    """Return :attr:`Stored.described`."""
+    beside = dict(_beside(path)) if path is not None else {}
+    read = scheme_keys(data) if isinstance(data, dict) else {}
+    return json.dumps({**read, "beside": beside})
 
 
 def _beside(path: Path) -> Iterator[tuple[str, Any]]:
@@ -419,27 +448,37 @@ def _index(file: Path) -> tuple[dict[str, str], int | None]:
 
 
 def _contradicted(folder: Path) -> Iterator[str]:
-    """Yield each index whose total size contradicts the tensors in its shards.
+    """Yield each index whose total size contradicts the tensors in its shards, if all shards are there.
 
-    Only where all shards are there. A total may be off by buffers that a shard leaves out, or a tensor that two names
-    share: a hundredth is allowed.
+    A total is the bytes of the tensors, of the files with their headers, or of the tensors with a copy of a table of
+    tokens that the output shares. It may leave out tensors that the index does not name, and buffers. No other
+    difference is accepted, however small.
     """
     for index in filter(is_there, islice(sorted(folder.glob(_INDICES)), _MOST_FILES)):
         names, total = _index(index)
-        files = {folder / Path(name).name for name in names.values()}
+        files = sorted({folder / Path(name).name for name in names.values()})
         if total is None or not 0 < len(files) <= _MOST_FILES or not all(map(is_there, files)):
             continue
-        headers = [_header(file) for file in sorted(files)]
-        ends = [max((_end(t) for t in header.values()), default=0) for header in headers]
-        if all(ends) and 100 * abs(sum(ends) - total) > total:
-            yield f"total_size {total} in {index.name}, {sum(ends)} bytes in its files"
+        headers = [_header(file) for file in files]
+        sizes = {name: size for header in headers for name, tensor in header.items() if (size := _bytes(tensor))}
+        if not all(any(name in sizes for name in header) for header in headers):
+            continue
+        held = sum(sizes.values())
+        whole = sum(file.stat().st_size for file in files)
+        tables = [size for name, size in sizes.items() if _TABLE.search(name)]
+        more = {0, whole - held, *(tables if not any(map(_OUTPUT.search, sizes)) else ())}
+        unnamed = sum(size for name, size in sizes.items() if name not in names)
+        buffers = sum(size for name, size in sizes.items() if _BUFFER.search(name))
+        if total - held not in {m - less for m in more for less in (0, unnamed, buffers)}:
+            yield f"total_size {total} in {index.name}, {held} bytes in its files"
 
 
-def _end(tensor: object) -> int:
-    """Return the end offset of a tensor's data in its file, or 0 if it is not stated."""
+def _bytes(tensor: object) -> int:
+    """Return the bytes of a tensor's data in its file, or 0 if they are not stated."""
     offsets = tensor.get("data_offsets") if isinstance(tensor, dict) else None
-    last = offsets[-1] if isinstance(offsets, list) and offsets else None
-    return last if type(last) is int else 0
+    if not isinstance(offsets, list) or [type(n) for n in offsets] != [int, int]:
+        return 0
+    return max(0, int(offsets[1]) - int(offsets[0]))
 
 
 def _header(file: Path) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from costproof.ledger.errors import BadInput, CostproofError, Incomplete, Proble
 from costproof.ledger.files import read_json
 from costproof.ledger.plural import plural
 from costproof.ledger.progress import Progress
-from costproof.models.checkpoint import is_there
+from costproof.weights.stored import is_there
 
 if TYPE_CHECKING:
     import torch

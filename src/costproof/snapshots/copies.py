@@ -10,13 +10,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from functools import partial
+from math import prod
 from types import CellType, CodeType, FunctionType, MappingProxyType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from unittest import mock
 
 from costproof.ledger.attributes import attribute
 from costproof.ledger.errors import Incomplete, first_line
-from costproof.models.weights import FEWER, size_of
+from costproof.weights.loading import FEWER, size_of
 
 if TYPE_CHECKING:
     import torch
@@ -64,25 +65,74 @@ def alike(values: Any, change: Callable[[Any], Any]) -> Callable[[Any], Any]:
 def held_bytes(tensors: Mapping[str, torch.Tensor]) -> dict[str, int | None]:
     """Return the bytes of tensors by name; memory that several of them share is counted for the first.
 
-    ``None``: a tensor without a shape yet, or one that does not say where its elements are, such as a sparse one.
+    ``None``: a tensor without a shape yet, one that does not say where its elements are, such as a sparse one, or one
+    whose elements lie in too many places.
     """
-    spans = {id(t): span for span in _spans(filter(_in_one_piece, _each_once(tensors.values()))) for t in span.tensors}
-    counted: set[int] = set()
     found: dict[str, int | None] = {}
-    for name, tensor in tensors.items():
-        span = spans.get(id(tensor))
-        if span is None:
-            found[name] = 0 if _strided(tensor) and tensor.numel() == 0 else None
-            continue
-        # A view with steps leaves gaps, which are nobody's.
-        elements = min(span.end - span.first, sum(one.numel() for one in span.tensors))
-        found[name] = 0 if id(span) in counted else elements * tensor.element_size()
-        counted.add(id(span))
+    memories: dict[int, list[tuple[int, int, int, str]]] = {}
+    for i, (name, tensor) in enumerate(tensors.items()):
+        found[name] = 0 if _strided(tensor) and (tensor.numel() == 0 or _in_one_piece(tensor)) else None
+        if _in_one_piece(tensor):
+            size, memory = tensor.element_size(), tensor.untyped_storage()._cdata
+            place = (int(tensor.storage_offset()) * size, _end(tensor) * size, i, name)
+            memories.setdefault(memory, []).append(place)
+    for places in memories.values():
+        end, group = -1, list[tuple[int, str]]()
+        for first, last, i, name in [*sorted(places), (_BEHIND, _BEHIND, -1, "")]:
+            if group and first >= end:
+                found[min(group)[1]] = _union_bytes([_pieces(tensors[n]) for _, n in group])
+                group = []
+            group.append((i, name))
+            end = max(end, last)
     return found
 
 
-def _each_once(tensors: Iterable[torch.Tensor]) -> Iterable[torch.Tensor]:
-    return {id(t): t for t in tensors}.values()
+_BEHIND: Final = 2**63
+"""Behind the end of every memory."""
+_MOST_PIECES: Final = 2**24
+
+
+def _pieces(tensor: torch.Tensor) -> tuple[int, int, list[tuple[int, int]]]:
+    """Return where the bytes of a tensor are: pieces of equal length, at steps in some dimensions.
+
+    Returns:
+        The first byte, the length of a piece, and (number, step in bytes) of the pieces, the smallest step first.
+    """
+    length, size = tensor.element_size(), tensor.element_size()
+    steps = sorted((step * size, n) for n, step in zip(tensor.shape, tensor.stride(), strict=True) if n > 1 and step)
+    while steps and steps[0][0] <= length:
+        step, n = steps.pop(0)
+        length += (n - 1) * step
+    return int(tensor.storage_offset()) * size, length, [(n, step) for step, n in steps]
+
+
+def _union_bytes(every: list[tuple[int, int, list[tuple[int, int]]]]) -> int | None:
+    """Return the bytes in which some tensor has elements; ``None`` if they are in too many pieces."""
+    import numpy as np
+
+    found = {(first, length, tuple(steps)) for first, length, steps in every}
+    if len(found) == 1:
+        ((_, length, steps),) = found
+        reach, apart = length, True
+        for n, step in steps:
+            apart &= step >= reach
+            reach += (n - 1) * step
+        if apart:
+            return length * prod(n for n, _ in steps)
+    if sum(prod(n for n, _ in steps) for _, _, steps in found) > _MOST_PIECES:
+        return None
+    starts, ends = [], []
+    for first, length, steps in found:
+        at = np.array([first])
+        for n, step in steps:
+            at = (at[:, None] + step * np.arange(n)).ravel()
+        starts.append(at)
+        ends.append(at + length)
+    start, end = np.concatenate(starts), np.concatenate(ends)
+    order = np.argsort(start)
+    start, end = start[order], np.maximum.accumulate(end[order])
+    before = np.concatenate([start[:1], end[:-1]])
+    return int(np.clip(end - np.maximum(start, before), 0, None).sum())
 
 
 @dataclass(frozen=True, slots=True)

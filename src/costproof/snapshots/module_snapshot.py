@@ -19,8 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from costproof.ledger.errors import Incomplete
-from costproof.models.generic.module_state import ModuleState
-from costproof.models.process_state import Modes, ProcessState
+from costproof.snapshots.module_state import ModuleState
+from costproof.snapshots.process_state import Modes, ProcessState
 
 _UNTOLD = ("batch_norm",)
 """In names of operators that write to arguments of which their schema does not say so."""

@@ -1,0 +1,89 @@
+"""Stored bytes of published checkpoints by their configurations alone: ``python -m benchmarks.checkpoints``.
+
+It writes docs/checkpoints.md, from the rows of tests/storage/published.json.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import costproof
+from costproof.reports.escape import table
+from costproof.views.numbers import exact
+
+PAGE: Final = Path("docs/checkpoints.md")
+ROWS: Final = Path("tests/storage/published.json")
+CONFIGS: Final = (Path("tests/models/configs"), ROWS.parent)
+HEAD: Final = """\
+# What a checkpoint takes on disk
+
+`costproof stored TARGET` states the tensors and bytes of a checkpoint from its configuration; no weights are read.
+With `--files` the layout is compared, tensor by tensor, with the headers of safetensors or GGUF files (the first bytes
+of each are enough), and every difference is listed with its bytes. This page is made by `python -m
+benchmarks.checkpoints`.
+
+```sh
+costproof stored deepseek-v3 --mtp 1                                # 688,574,839,360 bytes
+costproof stored hf:docs/examples/qwen3.json -f json -o stored.json
+costproof fits gpt-oss-20b --memory 20GB                            # weights as they are stored
+```
+
+Four numbers are different, and each has its name: *stored bytes* are the payload of the files; *stored elements* are
+what headers add up to, with scales and packed words; *parameters* are those of the model before it was quantised; what
+a run holds is in [`fits`](roofline.md): stored weights, buffers, cache and activations.
+
+| read from | formats |
+|---|---|
+| `quantization_config`, `compression_config` (also of `text_config`) | fp8 with scales for blocks, rows or the matrix |
+| | bitsandbytes nf4, fp4, int8; GPTQ with `dynamic` rules; AWQ gemm |
+| | compressed-tensors int4 and int8 packed, int8, float8, NVFP4, MXFP4 |
+| | MXFP4 of gpt-oss; ModelOpt FP8 and NVFP4; MLX (also in `quantization`) |
+| `hf_quant_config.json`, `quantize_config.json` beside it | ModelOpt, GPTQ, AWQ |
+| `modules_to_not_convert`, `ignore`, `exclude_modules` | what is left in 16 bits |
+| `targets`, `llm_int8_skip_modules`, `lm_head` | likewise |
+
+A format or a key outside of this is exit code 3 with its name, and no number. What no key says is stated as assumed:
+the dtype of block scales (float32; bfloat16 for Qwen3), biases of zeros that AutoGPTQ writes, the dtype of the shapes
+of packed matrices. The JSON descriptions that bitsandbytes stores for nested maxima contain a number from the weights;
+their size is open. Modules for further tokens (MTP) count with `--mtp N`, for models built like DeepSeek-V3.
+
+## Published totals
+
+The layouts of compressed-tensors 0.20 and bitsandbytes 0.50 are held by tests against headers that these libraries
+wrote; that of fp8 against transformers' modules. Differences of these rows have a name and its bytes:
+"""
+
+
+def computed() -> Iterator[tuple[str, ...]]:
+    """Yield the rows of the table."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "config.json"
+        for row in json.loads(ROWS.read_text(encoding="utf-8")):
+            given = next(f for folder in CONFIGS if (f := folder / f"{row['config']}.json").exists())
+            data: dict[str, Any] = json.loads(given.read_text(encoding="utf-8"))
+            file.write_text(json.dumps({**data, "quantization_config": row["quantization_config"]}), encoding="utf-8")
+            found = costproof.stored(f"hf:{file}", next_token=row.get("mtp", 0))
+            named = row.get("named", {})
+            rest = row["bytes"] - found.totals.bytes - sum(named.values())
+            said = "; ".join(f"{what}: {size:+,}" for what, size in named.items())
+            yield (
+                row["name"], ", ".join(found.formats), exact(found.totals.bytes), exact(row["bytes"]), said, exact(rest)
+            )  # fmt: skip
+
+
+def main() -> int:
+    """Write the page; 1 if a residual is not 0."""
+    rows = list(computed())
+    names = ("checkpoint", "format", "by its configuration", "published", "named", "residual")
+    PAGE.write_text("\n".join([HEAD, *table(names, "llrrlr", rows), ""]), encoding="utf-8")
+    print(f"wrote {PAGE}")
+    return int(any(row[-1] != "0" for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,286 @@
+"""The steps of ``make gpu-check``, in a process of their own: one that hangs or breaks the device ends with it.
+
+The process reads steps as lines of JSON from its standard input and writes messages as lines of JSON: rows and texts
+of the page, figures for the goals, findings, and the end of each step. All else that is printed goes to stderr.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple
+from fractions import Fraction
+from inspect import signature
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import torch
+
+import costproof
+from benchmarks.gpu_page import SPLIT
+from benchmarks.peaks import rows as processor_peaks
+from benchmarks.requested import Requested, requested
+from costproof.compare.verdict import verdict_sentence
+from costproof.estimate.hardware import DEVICE, Device, read_device
+from costproof.estimate.measured import MeasuredStage, Measurement
+from costproof.ledger.environment import environment
+from costproof.ledger.errors import first_line
+from costproof.ledger.files import json_text
+from costproof.ledger.schema import to_data
+from costproof.patches.flash_attention import compiled
+from costproof.run.doctor import doctor
+from costproof.tracers.device_benchmark import device_title
+from costproof.views.numbers import exact, human
+from costproof.weights.random_values import fill_normal
+
+DTYPES: Final = {"cuda": ("float32", "bfloat16", "float16", "float64"), "cpu": ("float32",)}
+DRAWN: Final = {"cuda": 10**9, "cpu": 3 * 10**8}
+"""Random numbers that are drawn in a second, at least."""
+_DEVICE_FILE: Final = "device.json"
+Emit = Callable[..., None]
+"""Writes a message: ``emit("row", ["tiny", "exact"], table="counts")``."""
+
+
+def shown(what: str, done: int, total: int) -> None:
+    """Show on stderr where the time goes."""
+    if done in (0, total):
+        print(f"{time.monotonic():10.1f} s  {what} {done}/{total}", file=sys.stderr, flush=True)
+
+
+def machine(emit: Emit, run: Literal["cpu", "cuda"], folder: str) -> None:
+    """Versions and capabilities, and the rates of the device."""
+    found, versions = doctor(), environment()
+    emit("device", device_title(run))
+    kept = ("python", "torch", "transformers", "torchlens")
+    emit("text", f"{device_title(run)}; " + ", ".join(f"{p} {versions[p]}" for p in kept))
+    emit("text", "; ".join(f"{name}: {state}" for name, state in {**found.sources, **found.others}.items()))
+    if run == "cuda":
+        emit("text", "FlashAttention's kernels: " + ("compiled" if compiled() else "not there"))
+    device = costproof.measure_machine(run, dtypes=DTYPES[run])
+    Path(folder, _DEVICE_FILE).write_text(json_text(to_data(DEVICE, device)), encoding="utf-8")
+    for peak in device.peaks:
+        emit("row", [peak.dtype, human(peak.flops, "FLOP/s"), "; ".join(q.text for q in peak.quotes)], table="rates")
+    if device.bandwidth is not None:
+        said = "; ".join(q.text for q in device.bandwidth.quotes)
+        emit("row", ["memory", human(device.bandwidth.value, "B/s"), said], table="rates")
+
+
+def _measured(folder: str) -> Device | None:
+    path = Path(folder, _DEVICE_FILE)
+    return read_device(path) if path.exists() else None
+
+
+def counts(emit: Emit, target: str, choices: Mapping[str, Any]) -> None:
+    """Three sources on a real run."""
+    report = costproof.report(target, progress=shown, **choices)
+    verdict = report.discrepancy.verdict
+    what = [target, str(choices.get("preset", "")), str(choices.get("attention", "sdpa")), _cut(choices)]
+    emit("row", [*what, verdict_sentence(report.discrepancy)], table="counts")
+    good = verdict in ("exact", "explained")
+    emit("figure", "counts", good=good)
+    if not good:
+        emit("wrong", f"counts of {', '.join(filter(None, what))}: {verdict}")
+
+
+def _cut(choices: Mapping[str, Any]) -> str:
+    return str(choices["layers"]) if "layers" in choices else "all"
+
+
+def peaks(emit: Emit, target: str, choices: Mapping[str, Any]) -> None:
+    """What a run on a GPU asks of the allocator beside liveness."""
+    what = f"{choices['preset']}, {choices['attention']}"
+    for one in requested(target, choices):
+        emit("row", [target, what, _cut(choices), *held(one)], table="peaks")
+        less = too_little(one)
+        more = [b - a for a, b in ((one.graph, one.program), (one.eager, one.module)) if a is not None]
+        emit("figure", "peaks", good=not less and not any(more))
+        for wrong in less:
+            emit("wrong", f"peaks of {what}, {wrong}")
+
+
+def allocations(emit: Emit, case: str) -> None:
+    """Every tensor of a run on the processor beside liveness, by the allocator's own events."""
+    for good, cells in processor_peaks(case):
+        emit("row", list(cells), table="allocations")
+        emit("figure", "peaks", good=good)
+        if not good:
+            emit("wrong", f"peaks of {case}, {cells[1]}, {cells[3]} differ from those of a run")
+
+
+def too_little(one: Requested) -> list[str]:
+    """Where a run held less than liveness says; it may hold more, by what kernels take for themselves."""
+    pairs = (
+        ("the program asked for", one.program, one.graph),
+        ("the module asked for", one.module, one.eager),
+        ("the program allocated", one.allocated, one.rounded),
+    )
+    return [
+        f"{one.stage}: {what} {ran:,} bytes, of which {known:,} are alive at once"
+        for what, ran, known in pairs if known is not None and ran < known
+    ]  # fmt: skip
+
+
+def held(one: Requested) -> tuple[str, ...]:
+    """The cells of one call."""
+
+    def more(known: int | None, ran: int) -> str:
+        return exact(None if known is None else ran - known)
+
+    return (
+        one.stage, exact(one.graph), exact(one.program), more(one.graph, one.program),
+        exact(one.eager), exact(one.module), more(one.eager, one.module),
+        exact(one.rounded), exact(one.allocated), more(one.rounded, one.allocated),
+    )  # fmt: skip
+
+
+def times(emit: Emit, target: str, choices: Mapping[str, Any], folder: str, ways: Sequence[str]) -> None:
+    """Each stage of each forward beside its bounds: eager, as a CUDA graph, compiled."""
+    # A processor shared with others varies: measured anew between the runs, while a GPU's rates are those of the file.
+    on = _measured(folder) if choices["run"] == "cuda" else None
+    forms: dict[str, Any] = {"ways": ways} if "ways" in signature(costproof.measure).parameters else {}
+    found = costproof.measure(target, on=on, progress=shown, **forms, **choices)
+    what = [f"{target} {choices.get('preset', '')}".strip(), str(choices.get("attention", "sdpa")), _cut(choices)]
+    for row in found.rows:
+        cells, figures = timed(row)
+        emit("row", [*what, *cells], table="times")
+        emit("row", [*what, *clocks(row)], table="clocks")
+        parts = [None] * len(SPLIT) if row.split is None else astuple(row.split)
+        emit("row", [*what, row.run, _stage(row), *map(ms, parts)], table="split")
+        for figure in figures:
+            emit("figure", "times", **figure)
+    _findings(emit, found, ", ".join(what))
+
+
+def weights(emit: Emit, run: str, numbers: int) -> None:
+    """How fast random weights are drawn on the device, and whether the processor draws the same."""
+    few = [torch.empty(2**20, dtype=torch.bfloat16, device=device) for device in ("cpu", run)]
+    for tensor in few:
+        fill_normal([("few", tensor)], 0, 0.02)
+    same = torch.equal(few[0], few[1].cpu())
+    emit("figure", "weights", what="random weights: the same bits on the processor", wanted="yes",
+         found="yes" if same else "no", good=same)  # fmt: skip
+    for dtype in (torch.bfloat16, torch.float32):
+        made = torch.empty(numbers, dtype=dtype, device=run)
+        begin = time.perf_counter()
+        fill_normal([("many", made)], 0, 0.02)
+        if run == "cuda":
+            torch.cuda.synchronize()
+        spent = time.perf_counter() - begin
+        name, rate, goal = str(dtype).removeprefix("torch."), round(numbers / spent), DRAWN[run]
+        cells = [f"{name} on {run}, {torch.get_num_threads()} threads", exact(numbers), f"{spent:.3f}", human(rate)]
+        emit("row", cells, table="weights")
+        emit("figure", "weights", what=f"random weights: {name} numbers a second", wanted=f"{human(goal)}",
+             found=human(rate), good=rate >= goal)  # fmt: skip
+        del made
+
+
+def _findings(emit: Emit, found: Measurement, what: str) -> None:
+    for wrong in found.wrong:
+        emit("wrong", f"{what}, {wrong}")
+        emit("figure", "floor", good=False)
+    emit("figure", "floor", good=True, rows=len(found.rows))
+    for operator in found.operators:
+        if operator.why:
+            emit("wrong", f"{what}, {operator.operator}, alone: {operator.why}")
+
+
+def timed(row: MeasuredStage) -> tuple[list[str], list[dict[str, Any]]]:
+    """The cells of a stage after its model, and the figures of its predictions."""
+    bounds = [ms(b.seconds and Fraction(b.seconds) * 10**9) for b in (row.floor, row.roof)]
+    measured = None if row.measured is None else row.measured.median
+    predicted = row.replay if row.predicted is None else row.predicted
+    cells = [row.run, _stage(row), *bounds]
+    figures: list[dict[str, Any]] = []
+    flops = None if row.of_peak is None or measured is None else Fraction(row.of_peak) * measured
+
+    def form(name: str, predicted: int | None, measured: int | None, why: str) -> None:
+        off = None if predicted is None or not measured else abs(Fraction(predicted - measured, measured))
+        share = "" if flops is None or not measured else f"{float(flops / measured):.1%}"
+        known = why if measured is None else ms(measured)
+        cells.extend([ms(predicted), known, "" if off is None else f"{float(off):.1%}", share])
+        if predicted is not None and measured is not None:
+            figures.append({"form": name, "stage": row.stage, "predicted": predicted, "measured": measured})
+
+    form("eager", predicted, measured, "did not run")
+    for name, variant in (("graph", row.graph), ("compiled", row.compiled)):
+        if variant is None:
+            form(name, None, None, "not tried")
+        else:
+            form(name, variant.predicted, None if variant.time is None else variant.time.median, variant.why)
+    return cells, figures
+
+
+def clocks(row: MeasuredStage) -> list[str]:
+    """The cells of a stage after its model: what each clock takes by itself, and both."""
+    known = row.clocks
+    if known is None:
+        return [row.run, _stage(row), *["unknown"] * 6]
+    times = (known.host, known.device, known.both)
+    return [row.run, _stage(row), exact(known.calls), exact(known.launches), *map(ms, times), known.binds]
+
+
+def _stage(row: MeasuredStage) -> str:
+    return f"{row.stage}@{row.invocation}" if row.invocation else row.stage
+
+
+def ms(nanoseconds: Fraction | int | str | None) -> str:
+    """Return milliseconds, or ``unknown``."""
+    return "unknown" if nanoseconds is None else f"{float(Fraction(nanoseconds)) / 1e6:,.3f}"
+
+
+STEPS: Final[Mapping[str, Callable[..., None]]] = {
+    "machine": machine,
+    "counts": counts,
+    "peaks": peaks,
+    "allocations": allocations,
+    "times": times,
+    "weights": weights,
+}
+
+
+def main() -> None:
+    """Run steps until the input ends; one that breaks the device ends the process."""
+    # What libraries print must not mix with the messages.
+    with os.fdopen(os.dup(1), "w", encoding="utf-8") as out:
+        os.dup2(2, 1)
+
+        def emit(kind: str, value: Any = None, **more: Any) -> None:
+            print(json.dumps({"kind": kind, "value": value, **more}), file=out, flush=True)
+
+        emit("ready")
+        for line in sys.stdin:
+            asked = json.loads(line)
+            print(f"{time.monotonic():10.1f} s  {line.strip()}", file=sys.stderr, flush=True)
+            importlib.invalidate_caches()  # kernels may have been built meanwhile
+            try:
+                STEPS[asked["run"]](emit, **asked["choices"])
+            except Exception as error:  # a step may raise anything, and ends no other
+                traceback.print_exc()
+                emit("error", f"{type(error).__name__}: {first_line(error)}")
+            if not _usable():
+                emit("broken")
+                return
+            emit("end")
+
+
+def _usable() -> bool:
+    """Free what a step left; whether the device still works, which it does not after some errors."""
+    gc.collect()
+    try:
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()
+    except Exception:
+        traceback.print_exc()
+        return False
+    return True
+
+
+if __name__ == "__main__":
+    main()

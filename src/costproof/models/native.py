@@ -1,0 +1,267 @@
+"""Base classes of targets that have one configuration, and of those that are a class of transformers."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
+
+from costproof.ledger.capture import SymbolDoc
+from costproof.ledger.errors import BadInput, CostproofError, Problems
+from costproof.ledger.files import read_configuration
+from costproof.ledger.metrics import Conventions
+from costproof.ledger.progress import Progress
+from costproof.ledger.run import RunOptions
+from costproof.ledger.workload import AttentionKind, Dtype, ExpertKernel, TargetInfo, Workload
+from costproof.models import settings as common
+from costproof.models.config import Config, NativeConfig, changes, keys_of, put, with_keys
+from costproof.models.decoding.build import build, with_numbers
+from costproof.models.decoding.decoder import Decoder
+from costproof.models.specs import Built
+from costproof.models.target import NamedWorkload, Setting
+from costproof.weights.stored import PLAIN, Stored, stored
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from costproof.models.proof import Proof
+
+C = TypeVar("C", bound=Config)
+
+
+@dataclass(frozen=True, slots=True)
+class Configured(ABC, Generic[C]):
+    """Base class of targets that have one configuration. Instances are picklable."""
+
+    config: C
+    name: str
+    options: RunOptions = field(default_factory=RunOptions)
+    cut: tuple[tuple[str, str], ...] = ()
+    """What ``options.layers`` left out of ``config``, which is cut already."""
+    whole: C | None = None
+    """The configuration before it was cut; ``None`` if it was not."""
+    published: C | None = None
+    """What differences are told from; ``None``: the family's own."""
+    is_known: bool = True
+    """Whether differences are told: a file of a model that nobody listed may be published as it is."""
+    stored: Stored = PLAIN
+    """How the checkpoint of ``config`` stores its weights."""
+    stages: ClassVar[tuple[str, ...]]
+
+    @abstractmethod
+    def first_layers(self, layers: int) -> tuple[C, dict[str, str]]:
+        """Return the configuration truncated to its first layers, and the cuts: ``decoder layers`` -> ``2 of 12``.
+
+        Raises:
+            BadInput: the model has no such number of layers, or cannot be cut so.
+        """
+
+    @abstractmethod
+    def problems(self, workload: Workload) -> list[CostproofError]:
+        """Return a problem for each reason why the model cannot run a workload."""
+
+    def with_keys(self, changes: Mapping[str, Any]) -> Self:
+        """Return the same model with other values for some configuration keys.
+
+        Raises:
+            Problems: as :func:`~costproof.models.config.with_keys`.
+        """
+        return replace(self, config=with_keys(self.config, changes))
+
+    def normalised(self) -> str:
+        """Return the configuration as JSON text."""
+        return json.dumps(self.config.normalised(), sort_keys=True)
+
+    def info(self) -> TargetInfo:
+        """Return the target as plain data."""
+        return TargetInfo(
+            name=self.name,
+            implementation="native",
+            config_hash=self.config.config_hash(),
+            symbols=self.config.symbols(),
+            stages=self.stages,
+            waived=dict(self.config.waived),
+            cut=dict(self.cut),
+            changed=changes(self.whole or self.config, self.published or type(self.config)())
+            if self.is_known
+            else None,
+            config=keys_of(self.config),
+            quantised=dict(self.stored.quantised),
+        )
+
+    @property
+    def dtype(self) -> Dtype:
+        """Return the default dtype of a run: the one that the configuration names, or bfloat16."""
+        return self.stored.dtype or "bfloat16"
+
+    def build_stored(self) -> nn.Module:
+        """Return the model on the meta device in the dtype of what its checkpoint does not quantise."""
+        model: Any = self
+        made: nn.Module = model.build(model.workload())
+        return made
+
+    def with_options(self, options: RunOptions) -> Self:
+        """Return the same model with other run options; with ``layers``, truncated by :meth:`first_layers`."""
+        options.check()
+        if options.layers is None or options.layers == self.options.layers:
+            return replace(self, options=options)
+        if self.cut:
+            raise BadInput("the model is cut already", where="--layers", got=options.layers)
+        small, cut = self.first_layers(options.layers)
+        return replace(self, config=small, options=options, cut=tuple(cut.items()), whole=self.config)
+
+    def uncut(self) -> Self:
+        """Return the model with all its layers."""
+        return replace(self, config=self.whole or self.config, options=RunOptions(), cut=(), whole=None)
+
+    def conventions(self, workload: Workload) -> Conventions:
+        """Return the conventions of all numbers for a workload."""
+        return Conventions(
+            logits=workload.logits, expert_kernel=workload.experts, attention=workload.attention, dtype=workload.dtype
+        )
+
+    def check(self, workload: Workload) -> None:
+        """Check that the model can run the workload."""
+        problems = self.problems(workload)
+        if problems:
+            raise Problems("the workload cannot be run", problems)
+
+
+N = TypeVar("N", bound=NativeConfig)
+
+
+@dataclass(frozen=True, slots=True)
+class Native(Configured[N]):
+    """Target that is a class of transformers with one configuration."""
+
+    model_types: ClassVar[tuple[str, ...]]
+    """The types of configurations that the family reads."""
+    attentions: ClassVar[tuple[AttentionKind, ...]] = ("sdpa", "eager")
+    """Attention implementations of the class in transformers, the default first."""
+    named: ClassVar[tuple[NamedWorkload, ...]]
+    """The presets; one of them is the default."""
+    notation: ClassVar[dict[str, SymbolDoc]]
+    """Typesetting and meaning of each symbol in the formulas."""
+    released: ClassVar[Stored] = Stored()
+    """How the published checkpoint of the default configuration stores its weights."""
+
+    @classmethod
+    def default(cls) -> Self:
+        """Return the target with the published configuration."""
+        return cls(stored=cls.released)  # type: ignore[call-arg]
+
+    @classmethod
+    def from_file(cls, path: Path) -> Self:
+        """Return the target of a ``config.json``, and recognise a published configuration."""
+        usual = cls.default()
+        data = read_configuration(path)
+        config = type(usual.config).of(data, path)
+        published = next((p for p in usual.every_published() if p.normalised() == config.normalised()), None)
+        known = published is not None
+        return replace(usual, config=config, published=published, is_known=known, stored=stored(data, path))
+
+    def every_published(self) -> tuple[N, ...]:
+        """Return the default configuration of the family and those of its known models."""
+        from costproof.models.known import KNOWN
+
+        return (self.config, *(put(self.config, known.config) for known in KNOWN if known.family == self.name))
+
+    @classmethod
+    def from_normalised(cls, text: str) -> Self:
+        """Return the target of a configuration that a certificate holds."""
+        usual = cls.default()
+        return replace(usual, config=type(usual.config)(**json.loads(text)))
+
+    @classmethod
+    def describes(cls, architecture: str) -> bool:
+        """Return whether the formulas describe this class of transformers."""
+        config: Any = type(cls.default().config)
+        return architecture in getattr(config, "architectures", (config.architecture,))
+
+    @classmethod
+    def presets(cls) -> tuple[NamedWorkload, ...]:
+        """Return the presets."""
+        return cls.named
+
+    @classmethod
+    @abstractmethod
+    def settings(cls) -> tuple[Setting, ...]:
+        """Return the settings of a run, other than the preset."""
+
+    def symbol_docs(self) -> dict[str, SymbolDoc]:
+        """Return the typesetting and the meaning of each symbol in its formulas."""
+        return self.notation
+
+    def default_workload(self, name: str) -> Workload:
+        """Return the workload of a preset, before the default dtype and attention are set."""
+        return Workload(name, next(p.tokens["text"] for p in self.named if p.name == name))
+
+    def with_input(self, workload: Workload, given: dict[str, Any], found: list[CostproofError]) -> Workload:
+        """Return the workload with its input settings, removed from ``given``; append errors to ``found``."""
+        return workload
+
+    def workload(self, preset: str | None = None, **given: Any) -> Workload:
+        """Return the workload of a preset with changed settings.
+
+        Raises:
+            Problems: all settings that are unknown, invalid or beyond what the model can run.
+        """
+        default = next(p.name for p in self.named if p.default)
+        plain = self.default_workload(common.known_preset(preset or default, [p.name for p in self.named]))
+        plain = replace(plain, dtype=self.dtype, attention=self.attentions[0])
+        problems: list[CostproofError] = []
+        made = common.changed(self.with_input(plain, given, problems), given, self.settings(), problems)
+        if problems:
+            raise Problems("the workload cannot be run", problems)
+        self.check(made)
+        return made if made == plain else replace(made, name="custom")
+
+    @property
+    def decoder(self) -> Decoder:
+        """Return how the class of transformers is called."""
+        return Decoder()
+
+    def native(self) -> tuple[Any, Any]:
+        """Return the class of transformers, and a configuration object for it."""
+        import transformers
+
+        config: Any = self.config
+        return getattr(transformers, config.architecture), transformers.CONFIG_MAPPING[config.model_type](
+            **config.native()
+        )
+
+    def build(self, workload: Workload) -> nn.Module:
+        """Return the model on the meta device, with grouped GEMMs in place of a data-dependent loop over experts."""
+        return self.built(workload, "grouped_mm" if workload.experts == "eager" else workload.experts)
+
+    def built(self, workload: Workload, experts: ExpertKernel) -> nn.Module:
+        """Return the model on the meta device with a given kernel for routed experts, if it has any."""
+        return build(*self.native(), dtype=workload.dtype, attention=workload.attention)
+
+    def build_run(self, workload: Workload, progress: Progress) -> Built:
+        """Return the model that the dynamic source runs, on the meta device or with weights.
+
+        Raises:
+            Problems: the checkpoint does not fit.
+            Incomplete: the device, or the kernels of FlashAttention, are missing.
+        """
+        return with_numbers(self.built(workload, workload.experts), workload, self.decoder, self.options, progress)
+
+    def stages_of(self, path: str, workload: Workload) -> tuple[str, ...]:
+        """Return the stages in which a module runs, in order: by default all of them."""
+        return self.stages
+
+    @staticmethod
+    def proof_settings() -> tuple[Setting, ...]:
+        """Return no settings: no size of a run has to be enumerated."""
+        return ()
+
+    def proof(self, samples: int, seed: int) -> Proof:
+        """Return the proof of all stages in symbolic sizes and for random configurations."""
+        from costproof.models.encoding.domain import proof
+
+        target: Any = self
+        return proof(target, samples, seed)

@@ -1,0 +1,115 @@
+"""Base class of targets that read pages on classes of transformers."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
+
+from costproof.ledger.errors import CostproofError
+from costproof.ledger.workload import Invocation, Workload
+from costproof.models import settings
+from costproof.models.decoding.decoder import Decoder
+from costproof.models.image_text.layout import StagePaths
+from costproof.models.native import Native
+from costproof.models.pages.config import PageConfig
+from costproof.models.pages.jobs import PageReader
+from costproof.models.pages.workload import PageModes, page_invocations, page_run_problems, preset_workload
+from costproof.models.specs import ExportJob, Run, layers_cut
+from costproof.models.target import Setting
+
+if TYPE_CHECKING:
+    from torch import nn
+
+P = TypeVar("P", bound=PageConfig)
+
+
+class PageTarget(Native[P]):
+    """Base class of models of pages on classes of transformers with one configuration."""
+
+    __slots__ = ()
+    modes: ClassVar[PageModes]
+    """Presets, and properties of the processor."""
+    reader: ClassVar[PageReader]
+    """How the class takes pages."""
+    paths: ClassVar[StagePaths]
+    """Module paths of the vision stages."""
+    second_name: ClassVar[str]
+    """Name of the second tower in notes on truncations."""
+
+    @classmethod
+    def settings(cls) -> tuple[Setting, ...]:
+        """Return the settings of a run, other than the preset."""
+        return cls.modes.settings
+
+    @classmethod
+    def from_normalised(cls, text: str) -> Self:
+        """Return the target with a configuration from a certificate."""
+        usual = cls.default()
+        config: Any = type(usual.config).from_normalised(json.loads(text))
+        return replace(usual, config=config)
+
+    def first_layers(self, layers: int) -> tuple[P, dict[str, str]]:
+        """Return the configuration with the first layers of decoder and towers, and what was cut.
+
+        The decoder keeps its dense layers and at least one mixture of experts. SAM keeps its layers up to
+        the first one with global attention (and one with windows, where it has any); the second tower keeps as many
+        layers as the decoder. Widths, experts and tables stay as they are.
+        """
+        text, sam = self.config.text, self.config.sam
+        second: Any = getattr(self.config, self.config.second)
+        layers, words = layers_cut("decoder", layers, min(text.dense_layers + 1, text.layers), text.layers)
+        if not words:
+            return self.config, {}
+        windowed = [i for i in range(sam.layers) if i not in sam.global_layers]
+        kept = max([min(kind) + 1 for kind in (sam.global_layers, windowed) if kind], default=sam.layers)
+        few = min(layers, second.layers)
+        parts: dict[str, Any] = {
+            "text": replace(text, layers=layers),
+            "sam": replace(sam, layers=kept, global_layers=tuple(i for i in sam.global_layers if i < kept)),
+            self.config.second: replace(second, layers=few),
+        }
+        cut = {"decoder layers": words, "SAM layers": f"{kept} of {sam.layers}"}
+        cut[f"{self.second_name} layers"] = f"{few} of {second.layers}"
+        whole: Any = self.config
+        return replace(whole, **parts), cut
+
+    def workload(self, preset: str | None = None, **settings: Any) -> Workload:
+        """Return a preset with changes; ``settings`` as for :func:`~costproof.models.pages.workload.preset_workload`.
+
+        Raises:
+            Problems: everything that is wrong with the settings, at once.
+        """
+        name = preset or self.modes.default
+        return preset_workload(name, config=self.config, modes=self.modes, default_dtype=self.dtype, **settings)
+
+    def problems(self, workload: Workload) -> list[CostproofError]:
+        """Return an error for each reason why the model cannot run a workload."""
+        return page_run_problems(self.config, workload, self.modes) + settings.device_problems(workload, self.options)
+
+    def invocations(self, workload: Workload) -> tuple[Invocation, ...]:
+        """Return the invocations of the stages in one run, in order, with the values of their symbols."""
+        return page_invocations(self.config, workload, self.modes, self.stages[:3])
+
+    @property
+    def decoder(self) -> Decoder:
+        """Return how the class of transformers is called."""
+        return self.reader.decoder
+
+    def stages_of(self, path: str, workload: Workload) -> tuple[str, ...]:
+        """Return the stages in which a module runs, in order."""
+        return self.paths.stages(path, workload.new_tokens)
+
+    def export_jobs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
+        """Return the export jobs of the static source."""
+        return self.reader.export_jobs(model, workload)
+
+    def stage_runs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
+        """Return the jobs of the isolated source."""
+        return self.reader.stage_runs(model, workload)
+
+    def runs(self, model: nn.Module, workload: Workload) -> tuple[Run, ...]:
+        """Return the runs of the dynamic source."""
+        if next(model.parameters()).device.type == "meta":
+            return self.reader.shape_runs(model, workload)
+        return self.reader.real_runs(model, workload, self.options.seed)

@@ -1,0 +1,93 @@
+"""The verb ``stored``: the tensors of a checkpoint by its configuration, and by the headers of its files."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from costproof.ledger.environment import require
+from costproof.ledger.errors import BadInput, Incomplete
+from costproof.ledger.plural import plural
+from costproof.models.registry import load_target
+from costproof.models.target import Target, WithStorage
+from costproof.run.count_lock import count_lock
+from costproof.storage.checkpoint import StoredCheckpoint, compare_headers, parts_of
+from costproof.storage.headers import read_checkpoint, read_header
+from costproof.storage.scheme import UnknownFormat
+from costproof.storage.tensors import totals
+
+
+def stored(
+    target: str,
+    *,
+    config: str | os.PathLike[str] | None = None,
+    next_token: int = 0,
+    files: str | os.PathLike[str] | None = None,
+    trust_remote_code: bool = False,
+) -> StoredCheckpoint:
+    """Return the tensors that a checkpoint of a target stores, and their bytes; no weights are read.
+
+    Args:
+        target: the target; ``hf:CONFIG.json`` is any configuration of transformers.
+        config: a configuration file, for a registered target.
+        next_token: modules that predict one more token (MTP) to count, as the checkpoint of DeepSeek-V3 has one.
+        files: a folder with the checkpoint, or one of its files, whose headers are compared; their data need not be
+            there.
+        trust_remote_code: whether the code of a snapshot that is a target may run.
+
+    Raises:
+        BadInput: there is no such target, or the files are not a checkpoint.
+        Incomplete: the format of the weights is not known, or torch is missing.
+    """
+    require("trace", "the tensors of a checkpoint")
+    with count_lock():
+        found = load_target(target, None if config is None else Path(config), trusted=trust_remote_code)
+        return stored_checkpoint(found, next_token, None if files is None else Path(files))
+
+
+def stored_checkpoint(target: Target, next_token: int = 0, files: Path | None = None) -> StoredCheckpoint:
+    """Return :func:`stored` of a target that is there.
+
+    Raises:
+        BadInput: the target has no checkpoint, or not so many modules for further tokens.
+        Incomplete: the format of the weights is not known.
+    """
+    from costproof.models.stored_module import NEXT_TOKEN, model_facts, next_token_tensors, stored_tensors
+
+    if not isinstance(target, WithStorage):
+        raise BadInput("this target has no checkpoint of its own", where=target.name)
+    model = target.build_stored()
+    facts = model_facts(model)
+    try:
+        scheme = target.stored.scheme(facts.model_type)
+    except UnknownFormat as error:
+        raise Incomplete(
+            "the bytes of this format are not known", where=target.name, expected="a format of docs/checkpoints.md",
+            got=f"{error.name}: {error.why}",
+        ) from error  # fmt: skip
+    tensors = list(stored_tensors(model, scheme))
+    if next_token:
+        tensors += next_token_tensors(model, scheme, next_token)
+    quantised = [of for rule in scheme.rules if (of := rule.format)]
+    undetermined = tuple(dict.fromkeys(text for of in quantised for text in of.undetermined()))
+    more = facts.next_token_modules - next_token
+    left = () if more < 1 else (f"{plural(more, 'module')} for further tokens ({NEXT_TOKEN}), which --mtp counts",)
+    headers = None
+    if files is not None:
+        there = {files.name: read_header(files)} if files.is_file() else read_checkpoint(files)
+        headers = compare_headers(tensors, there, undetermined)
+    return StoredCheckpoint(
+        target.info().title,
+        scheme.method,
+        tuple(dict.fromkeys(of.title for of in quantised)),
+        facts.params,
+        next_token,
+        totals(tensors),
+        parts_of(tensors),
+        scheme.assumed,
+        undetermined,
+        max((tensor.stands_for for tensor in tensors), default=0),
+        sum(tensor.bytes for tensor in tensors if tensor.purpose == "buffer"),
+        left,
+        headers,
+    )

@@ -1,0 +1,1 @@
+"""Describe formats of stored weights, one file each: the tensors of a linear layer [rows, columns]."""

@@ -1,0 +1,49 @@
+"""Define what a format says about a linear layer."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+from costproof.storage.tensors import Size, StoredTensor
+
+
+@dataclass(frozen=True, slots=True)
+class LinearShape:
+    """A linear layer Y = X Wᵀ + c with W [rows, columns]."""
+
+    rows: Size
+    """Output features."""
+    columns: Size
+    """Input features."""
+    bias: bool
+    dtype: str
+    """Dtype of what is not quantised, as in a header: ``BF16``."""
+
+    @property
+    def plain_bias(self) -> tuple[StoredTensor, ...]:
+        """Return the bias in :attr:`dtype`, if there is one."""
+        return (StoredTensor("bias", self.dtype, (self.rows,), "bias"),) if self.bias else ()
+
+
+class Format(ABC):
+    """How a linear layer is stored."""
+
+    title: ClassVar[str]
+    source: ClassVar[str]
+    """Where the layout is defined."""
+    products: ClassVar[str] = ""
+    """Dtype in which kernels for the format multiply; empty: that of the run, after unpacking."""
+
+    @abstractmethod
+    def tensors(self, of: LinearShape) -> tuple[StoredTensor, ...]:
+        """Return the tensors of a linear layer, names behind the path of the module."""
+
+    def undetermined(self) -> tuple[str, ...]:
+        """Return the tensors of a linear layer whose size no configuration determines, with the reason."""
+        return ()
+
+    def assumed(self) -> tuple[str, ...]:
+        """Return what the configuration does not say and the layout takes from the producer."""
+        return ()

@@ -1,0 +1,196 @@
+"""Read the tensors of a checkpoint from the headers of its files: safetensors, their index, and GGUF."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import IO, Any, Final
+
+from costproof.ledger.errors import BadInput
+from costproof.ledger.files import json_in, read_json
+from costproof.storage.tensors import StoredTensor, require_dtype
+
+_LONGEST_HEADER: Final = 2**25
+"""Bytes: DeepSeek-V3's 163 headers have 12 million in all."""
+_MOST_TENSORS: Final = 2**21
+
+GGUF_TYPES: Final[dict[int, tuple[str, int, int]]] = {
+    0: ("F32", 1, 4), 1: ("F16", 1, 2), 2: ("Q4_0", 32, 18), 3: ("Q4_1", 32, 20), 6: ("Q5_0", 32, 22),
+    7: ("Q5_1", 32, 24), 8: ("Q8_0", 32, 34), 9: ("Q8_1", 32, 36), 10: ("Q2_K", 256, 84), 11: ("Q3_K", 256, 110),
+    12: ("Q4_K", 256, 144), 13: ("Q5_K", 256, 176), 14: ("Q6_K", 256, 210), 15: ("Q8_K", 256, 292),
+    16: ("IQ2_XXS", 256, 66), 17: ("IQ2_XS", 256, 74), 18: ("IQ3_XXS", 256, 98), 19: ("IQ1_S", 256, 50),
+    20: ("IQ4_NL", 32, 18), 21: ("IQ3_S", 256, 110), 22: ("IQ2_S", 256, 82), 23: ("IQ4_XS", 256, 136),
+    24: ("I8", 1, 1), 25: ("I16", 1, 2), 26: ("I32", 1, 4), 27: ("I64", 1, 8), 28: ("F64", 1, 8),
+    29: ("IQ1_M", 256, 56), 30: ("BF16", 1, 2), 34: ("TQ1_0", 256, 54), 35: ("TQ2_0", 256, 66),
+    39: ("MXFP4", 32, 17), 40: ("NVFP4", 64, 36),
+}  # fmt: skip
+"""Number of a type in a GGUF file -> its name, weights in a block, and bytes of a block (constants of gguf-py)."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeaderTensor:
+    """A tensor as the header of a file states it."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    bytes: int
+    """Bytes of its data: in safetensors the difference of its offsets, in GGUF its blocks."""
+
+
+def read_header(file: Path) -> tuple[HeaderTensor, ...]:
+    """Return the tensors of a safetensors or GGUF file, without its data; a file that ends after its header will do.
+
+    Raises:
+        BadInput: it is not such a file, or its header contradicts itself.
+        Incomplete: a dtype in it has no known size.
+    """
+    if not file.is_file():
+        raise _no_header(file, "not a regular file")
+    try:
+        with file.open("rb") as stream:
+            start = stream.read(4)
+            stream.seek(0)
+            found = tuple(_gguf(stream, file) if start == b"GGUF" else _safetensors(stream, file))
+    except (OSError, ValueError, struct.error, RecursionError, UnicodeDecodeError, OverflowError) as error:
+        raise _no_header(file, str(error)[:80]) from error
+    return found
+
+
+def read_checkpoint(folder: Path) -> dict[str, tuple[HeaderTensor, ...]]:
+    """Return the tensors of a folder by file: those of its index, or else all safetensors, or else all GGUF files.
+
+    Raises:
+        BadInput: there are none, a shard of the index is missing, or a tensor is in two files.
+        Incomplete: as :func:`read_header`.
+    """
+    indices = sorted(folder.glob("*.safetensors.index.json"))
+    if indices:
+        names = read_json(indices[0], what="index of the weights").get("weight_map")
+        if not isinstance(names, dict):
+            raise BadInput("this is not an index of a checkpoint", where=str(indices[0]), expected="a weight_map")
+        files = [folder / Path(str(name)).name for name in sorted(set(map(str, names.values())))]
+    else:
+        files = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("*.gguf"))
+    if not files:
+        raise BadInput("the folder holds no checkpoint", where=str(folder), expected="*.safetensors or *.gguf")
+    found: dict[str, tuple[HeaderTensor, ...]] = {}
+    where: dict[str, str] = {}
+    for file in files:
+        if not file.is_file():
+            raise BadInput("a shard is missing", where=str(file), fix="its first bytes, up to the data, are enough")
+        found[file.name] = read_header(file)
+        for tensor in found[file.name]:
+            if where.setdefault(tensor.name, file.name) != file.name:
+                got = f"{where[tensor.name]} and {file.name}"
+                raise BadInput("a tensor is in two shards", where=tensor.name, got=got)
+    return found
+
+
+def _no_header(file: Path, why: str) -> BadInput:
+    return BadInput("this is not the header of a checkpoint", where=str(file), got=why, expected="safetensors or GGUF")
+
+
+def _safetensors(stream: IO[bytes], file: Path) -> Iterator[HeaderTensor]:
+    """Yield the tensors of a safetensors file: eight bytes of length, then JSON.
+
+    Offsets must be those of dtype and shape, and the tensors must lie one behind the other.
+    """
+    length = int.from_bytes(stream.read(8), "little")
+    if not 2 <= length <= _LONGEST_HEADER:
+        raise _no_header(file, f"a header of {length} bytes")
+    data = json_in(stream.read(length), where=str(file), what="header of a checkpoint")
+    if not isinstance(data, dict) or len(data) > _MOST_TENSORS:
+        raise _no_header(file, "no object of tensors")
+    end = 0
+    tensors = [(name, value) for name, value in data.items() if name != "__metadata__"]
+    for name, value in sorted(tensors, key=lambda item: _offsets(item[1], file)):
+        first, last = _offsets(value, file)
+        dtype, shape = str(value.get("dtype")), value.get("shape")
+        if not isinstance(shape, list) or not all(type(n) is int and n >= 0 for n in shape):
+            raise _no_header(file, f"{name[:60]} without a shape")
+        stored = StoredTensor(name, require_dtype(dtype, f"{name[:60]} in {file.name}"), tuple(shape))
+        if last - first != stored.bytes or first != end:
+            got = f"bytes {first} to {last} of {name[:60]}"
+            raise BadInput("a header contradicts itself", where=str(file), expected=f"{end} and {stored.bytes} more",
+                           got=got)  # fmt: skip
+        end = last
+        yield HeaderTensor(name, dtype, tuple(shape), stored.bytes)
+
+
+def _offsets(value: Any, file: Path) -> tuple[int, int]:
+    found = value.get("data_offsets") if isinstance(value, dict) else None
+    if not (isinstance(found, list) and len(found) == 2 and all(type(n) is int for n in found)):
+        raise _no_header(file, "a tensor without offsets")
+    return found[0], found[1]
+
+
+def _gguf(stream: IO[bytes], file: Path) -> Iterator[HeaderTensor]:
+    """Yield the tensors of a GGUF file (version 2 or 3, little-endian): metadata is skipped, the table is read."""
+    reader = _GgufReader(stream)
+    stream.read(4)
+    version, tensors, pairs = reader.number("I"), reader.number("Q"), reader.number("Q")
+    if version not in (2, 3) or max(tensors, pairs) > _MOST_TENSORS:
+        raise _no_header(file, f"GGUF version {version} with {tensors} tensors and {pairs} keys")
+    for _ in range(pairs):
+        reader.text()
+        reader.skip_value(reader.number("I"))
+    for _ in range(tensors):
+        name = reader.text()
+        dimensions = reader.number("I")
+        if dimensions > 8:
+            raise _no_header(file, f"{name[:60]} with {dimensions} dimensions")
+        shape = tuple(reader.number("Q") for _ in range(dimensions))
+        kind, _offset = reader.number("I"), reader.number("Q")
+        if kind not in GGUF_TYPES:
+            require_dtype(f"GGUF type {kind}", f"{name[:60]} in {file.name}")
+        dtype, weights, size = GGUF_TYPES[kind]
+        if shape and shape[0] % weights:
+            raise BadInput("a row is not a whole number of blocks", where=f"{name[:60]} in {file.name}",
+                           expected=f"a multiple of {weights} for {dtype}", got=shape[0])  # fmt: skip
+        yield HeaderTensor(name, dtype, shape[::-1], prod(shape) // weights * size)
+
+
+class _GgufReader:
+    """Reads the values of a GGUF file, each within its bound."""
+
+    _SIZES: Final = (1, 1, 2, 2, 4, 4, 4, 1, None, None, 8, 8, 8)
+    """Bytes of a value by its type: 8 is text, 9 an array."""
+    _LONGEST: Final = 2**24
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self.stream = stream
+
+    def number(self, code: str) -> int:
+        """Return an unsigned integer: ``I`` has 32 bits, ``Q`` 64."""
+        size = struct.calcsize(f"<{code}")
+        found: int = struct.unpack(f"<{code}", self.stream.read(size))[0]
+        return found
+
+    def text(self) -> str:
+        """Return a text with its length before it."""
+        length = self.number("Q")
+        if length > self._LONGEST:
+            raise ValueError(f"a text of {length} bytes")
+        return self.stream.read(length).decode("utf-8", "replace")
+
+    def skip_value(self, kind: int, depth: int = 0) -> None:
+        """Skip a value of the metadata."""
+        if kind == 8:
+            self.text()
+        elif kind == 9:
+            inner, length = self.number("I"), self.number("Q")
+            if length > self._LONGEST or depth > 4:
+                raise ValueError(f"an array of {length} values")
+            if inner < len(self._SIZES) and (size := self._SIZES[inner]):
+                self.stream.seek(size * length, 1)
+                return
+            for _ in range(length):
+                self.skip_value(inner, depth + 1)
+        elif kind < len(self._SIZES) and (size := self._SIZES[kind]):
+            self.stream.seek(size, 1)
+        else:
+            raise ValueError(f"a value of type {kind}")

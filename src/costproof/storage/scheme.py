@@ -1,0 +1,406 @@
+"""Read from a configuration which modules of a checkpoint are quantised, and in which format."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any, Final
+
+from costproof.storage.formats.awq import Awq
+from costproof.storage.formats.base import Format
+from costproof.storage.formats.bitsandbytes import FourBit
+from costproof.storage.formats.fp8 import Fp8Blocks, Fp8Rows, Fp8Tensor
+from costproof.storage.formats.gptq import Gptq
+from costproof.storage.formats.integers import Int8, LlmInt8
+from costproof.storage.formats.mlx import Mlx
+from costproof.storage.formats.modelopt import Nvfp4
+from costproof.storage.formats.mxfp4 import Mxfp4
+from costproof.storage.formats.packed import PackedFloats, PackedIntegers
+from costproof.storage.tensors import StoredTensor
+
+Data = Mapping[str, Any]
+HEAD: Final = "lm_head"
+_REGULAR: Final = "re:"
+
+
+@dataclass(frozen=True, slots=True)
+class LinearModule:
+    """A linear layer as rules see it."""
+
+    path: str
+    """Path in the checkpoint: an expert has one of its own, ``model.layers.3.mlp.experts.0.gate_proj``."""
+    kind: str = "Linear"
+    """Name of its class; ``Expert`` for a matrix of a stack, ``Embedding`` for a table."""
+    columns: int = 0
+    """Input features, or the width of a table."""
+    is_head: bool = False
+    """Whether it makes the logits, or shares its weights with the embedding."""
+    in_layers: bool = True
+    """Whether it is in a numbered layer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A format and the modules that it applies to."""
+
+    format: Format
+    applies: Callable[[LinearModule], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Scheme:
+    """How a checkpoint is quantised."""
+
+    method: str
+    rules: tuple[Rule, ...] = ()
+    """The first that applies to a module decides."""
+    stacked: bool = False
+    """Whether the experts of a layer are one tensor of each kind, rather than linear layers."""
+    tables: bool = False
+    """Whether rules apply to tables of embeddings too."""
+    cache_scales: tuple[StoredTensor, ...] = ()
+    """What every attention stores for its quantised cache."""
+    assumed: tuple[str, ...] = field(default=())
+    """What no key says."""
+
+    def format_of(self, module: LinearModule) -> Format | None:
+        """Return the format of a linear layer or a table; ``None``: it is not quantised."""
+        if module.kind == "Embedding" and not self.tables:
+            return None
+        return next((rule.format for rule in self.rules if rule.applies(module)), None)
+
+
+class UnknownFormat(Exception):
+    """A description of quantised weights whose layout is not known: the name of the format, and why."""
+
+    def __init__(self, name: str, why: str) -> None:
+        super().__init__(name, why)
+        self.name, self.why = name, why
+
+
+PLAIN: Final = Scheme("")
+"""Nothing is quantised."""
+
+
+def read_scheme(data: Data, beside: Mapping[str, Any], model_type: str) -> Scheme:
+    """Return the scheme of a checkpoint.
+
+    Args:
+        data: the configuration.
+        beside: file name -> content of the files beside it that describe quantisation.
+        model_type: the type of the model, from which scale dtypes that no key states are known.
+
+    Raises:
+        UnknownFormat: the checkpoint is quantised in a manner whose layout is not known.
+    """
+    found = list(_descriptions(data))
+    found += [(name, value) for name, value in beside.items() if not found]
+    for part in (data, data.get("text_config")):
+        own = part.get("expert_dtype") if isinstance(part, Mapping) else None
+        if own not in (None, "bfloat16"):
+            raise UnknownFormat(str(own)[:40], "experts in a dtype of their own (expert_dtype)")
+    if not found:
+        return PLAIN
+    where, described = found[0]
+    if not isinstance(described, Mapping):
+        raise UnknownFormat(str(described)[:40], f"{where} is not an object")
+    method = _method(described)
+    reader = _READERS.get(method)
+    if reader is None:
+        raise UnknownFormat(method or "a format without a name", f"{where} names no known method")
+    return reader(described, model_type)
+
+
+_KEYS: Final = ("quantization_config", "compression_config", "quantization", "expert_dtype")
+
+
+def scheme_keys(data: Data) -> dict[str, Any]:
+    """Return the part of a configuration that :func:`read_scheme` reads."""
+    found = {key: data[key] for key in _KEYS if key in data}
+    inner = data.get("text_config")
+    return found | ({"text_config": scheme_keys(inner)} if isinstance(inner, Mapping) else {})
+
+
+def _descriptions(data: Data) -> Iterator[tuple[str, Any]]:
+    """Yield the places of a configuration that transformers reads, in their order."""
+    for prefix, part in (("$", data), ("$.text_config", data.get("text_config"))):
+        for key in _KEYS[:3]:
+            if isinstance(part, Mapping) and part.get(key):
+                yield f"{prefix}.{key}", part[key]
+
+
+def _method(described: Data) -> str:
+    inner = described.get("quantization")
+    named = described.get("quant_method") or (
+        "modelopt" if "quant_algo" in (inner if isinstance(inner, Mapping) else described) else ""
+    )
+    if not named and {"group_size", "bits"} <= described.keys() and described.get("mode", "affine") == "affine":
+        return "gptq" if "desc_act" in described else "mlx"
+    if not named and "bits" in described and "desc_act" in described:
+        return "gptq"
+    if not named and described.get("w_bit") is not None:
+        return "awq"
+    return str(named).lower().replace("_", "-")
+
+
+def _number(described: Data, *keys: str, least: int = 1) -> int | None:
+    value = next((described[key] for key in keys if described.get(key) is not None), None)
+    if value is None or value == -1:
+        return None
+    if type(value) is not int or value < least:
+        raise UnknownFormat(_method(described), f"{keys[0]} is {value!r}")
+    return value
+
+
+def _names(described: Data, *keys: str) -> tuple[str, ...] | None:
+    """Return a list of names; ``None`` without one."""
+    value = next((described[key] for key in keys if described.get(key) is not None), None)
+    if value is None:
+        return None
+    if not isinstance(value, (list, tuple)) or not all(isinstance(name, str) for name in value):
+        raise UnknownFormat(_method(described), f"{keys[0]} is not a list of names")
+    return tuple(value)
+
+
+def _compiled(pattern: str, method: str) -> re.Pattern[str]:
+    try:
+        return re.compile(pattern)
+    except re.error as error:
+        raise UnknownFormat(method, f"{pattern[:60]} is not a regular expression: {error}") from error
+
+
+def _kept_by_transformers(described: Data, keys: tuple[str, ...]) -> Callable[[LinearModule], bool]:
+    """Return whether transformers leaves a module as it is (should_convert_module, get_modules_to_not_convert).
+
+    A name matches from the start up to the end of a part of the path, also as a regular expression, or as a suffix.
+    Without a list the head is kept, and what shares its weights with the embedding.
+    """
+    names = _names(described, *keys)
+    if names is None:
+        return lambda module: module.is_head
+    patterns = [(_compiled(rf"(?:{name})(?:(?<=\.)|(?=\.|$))", _method(described)), name) for name in names]
+    return lambda module: any(p.match(module.path) or module.path.endswith(name) for p, name in patterns)
+
+
+def _fp8(described: Data, model_type: str) -> Scheme:
+    kept = _kept_by_transformers(described, ("modules_to_not_convert", "ignored_layers"))
+    block = described.get("weight_block_size")
+    if block is None:
+        static = described.get("activation_scheme") == "static"
+        of: Format = Fp8Tensor(static, "weight_scale_inv", "activation_scale", "BF16")
+        assumed: tuple[str, ...] = ("scales are BF16, which no key says",)
+    elif isinstance(block, list) and len(block) == 2 and all(type(n) is int and n > 0 for n in block):
+        # Qwen3's checkpoints have scales in bfloat16, those of DeepSeek and of models made from it in float32.
+        of = Fp8Blocks((block[0], block[1]), "BF16" if model_type.startswith("qwen3") else "F32")
+        assumed = of.assumed()
+    else:
+        raise UnknownFormat("fp8", f"weight_block_size is {block!r}"[:80])
+    return Scheme("fp8", (Rule(of, lambda m: not kept(m)),), assumed=assumed)
+
+
+def _bitsandbytes(described: Data, model_type: str) -> Scheme:
+    kept = _kept_by_transformers(described, ("llm_int8_skip_modules",))
+    four = described.get("load_in_4bit") or described.get("_load_in_4bit")
+    if four:
+        if described.get("bnb_4bit_quant_storage", "uint8") != "uint8":
+            raise UnknownFormat("bitsandbytes", "bnb_4bit_quant_storage is not uint8")
+        kind = str(described.get("bnb_4bit_quant_type") or "fp4")
+        of: Format = FourBit(kind, bool(described.get("bnb_4bit_use_double_quant")))
+    elif described.get("load_in_8bit") or described.get("_load_in_8bit"):
+        of = LlmInt8()
+    else:
+        raise UnknownFormat("bitsandbytes", "neither load_in_4bit nor load_in_8bit is true")
+    return Scheme("bitsandbytes", (Rule(of, lambda m: not kept(m)),))
+
+
+def _awq(described: Data, model_type: str) -> Scheme:
+    version = str(described.get("version") or "gemm").lower()
+    bits = _number(described, "bits", "w_bit")
+    if version != "gemm" or bits is None:
+        raise UnknownFormat("awq", f"version {version!r} with {bits} bits")
+    of = Awq(bits, _number(described, "group_size", "q_group_size"))
+    names = _names(described, "modules_to_not_convert") or ()
+    return Scheme("awq", (Rule(of, lambda m: m.in_layers and not any(name in m.path for name in names)),))
+
+
+def _gptq(described: Data, model_type: str) -> Scheme:
+    bits, group = _number(described, "bits"), _number(described, "group_size")
+    if bits is None or str(described.get("checkpoint_format") or "gptq") not in ("gptq", "gptq_v2"):
+        raise UnknownFormat("gptq", f"{bits} bits, checkpoint_format {described.get('checkpoint_format')!r}")
+    meta = described.get("meta")
+    quantizers = meta.get("quantizer") if isinstance(meta, Mapping) else None
+    zeros = not any("gptqmodel" in str(name).lower() for name in (quantizers or ()))
+    rules: list[Rule] = []
+    dynamic = described.get("dynamic") or {}
+    if not isinstance(dynamic, Mapping):
+        raise UnknownFormat("gptq", "dynamic is not an object")
+    left: list[re.Pattern[str]] = []
+    for pattern, changes in dynamic.items():
+        compiled = _compiled(str(pattern).removeprefix("+:").removeprefix("-:"), "gptq")
+        if str(pattern).startswith("-:"):
+            left.append(compiled)
+            continue
+        if not isinstance(changes, Mapping):
+            raise UnknownFormat("gptq", f"dynamic[{str(pattern)[:40]!r}] is not an object")
+        own = Gptq(_number(changes, "bits") or bits, _number({"group_size": group, **changes}, "group_size"), zeros)
+        rules.append(Rule(own, lambda m, p=compiled: p.match(m.path) is not None))  # type: ignore[misc]
+    of = Gptq(bits, group, zeros)
+    with_head = described.get("lm_head") is True
+
+    def quantised(module: LinearModule) -> bool:
+        inside = module.in_layers or (with_head and module.is_head)
+        return inside and not any(p.match(module.path) for p in left)
+
+    every = [Rule(r.format, lambda m, r=r: quantised(m) and r.applies(m)) for r in rules]  # type: ignore[misc]
+    return Scheme("gptq", (*every, Rule(of, quantised)), assumed=of.assumed())
+
+
+def _mlx(described: Data, model_type: str) -> Scheme:
+    """Return the scheme of MLX: every matrix whose rows are whole groups, but for modules with settings of their own.
+
+    A vision tower is left as it is, as mlx-vlm does by default.
+    """
+    bits, group = _number(described, "bits"), _number(described, "group_size")
+    if bits is None or group is None:
+        raise UnknownFormat("mlx", f"{bits} bits in groups of {group}")
+    rules = []
+    own = {key: value for key, value in described.items() if value is False or isinstance(value, Mapping)}
+    for path, settings in own.items():
+        if settings is not False:
+            changed = Mlx(_number(settings, "bits") or bits, _number(settings, "group_size") or group)
+            rules.append(Rule(changed, lambda m, path=path: m.path == path))  # type: ignore[misc]
+
+    def quantised(module: LinearModule) -> bool:
+        seen = any(name in module.path for name in ("vision_tower", "vision_model", "visual"))
+        return not seen and module.path not in own and module.columns % group == 0
+
+    return Scheme("mlx", (*rules, Rule(Mlx(bits, group), quantised)), tables=True)
+
+
+def _mxfp4(described: Data, model_type: str) -> Scheme:
+    """Return the scheme of gpt-oss: stacks of experts only, whatever else a list names."""
+    if model_type != "gpt_oss":
+        raise UnknownFormat("mxfp4", f"the layout is known of gpt_oss, not of {model_type}")
+    return Scheme("mxfp4", (Rule(Mxfp4(), lambda m: m.kind == "Expert"),), stacked=True)
+
+
+def _modelopt(described: Data, model_type: str) -> Scheme:
+    inner = described.get("quantization")
+    stated = inner if isinstance(inner, Mapping) else described
+    algorithm = str(stated.get("quant_algo") or "").upper()
+    if algorithm == "FP8":
+        of: Format = Fp8Tensor(static=True)
+    elif algorithm == "NVFP4":
+        of = Nvfp4(_number(stated, "group_size") or 16)
+    else:
+        raise UnknownFormat("modelopt", f"quant_algo {algorithm or 'is not named'}")
+    names = _names(stated, "exclude_modules", "ignore") or ()
+    scales: tuple[StoredTensor, ...] = ()
+    cache = stated.get("kv_cache_quant_algo") or (stated.get("kv_cache_scheme") and "FP8")
+    if cache and str(cache).upper() not in ("FP8", "NVFP4"):
+        raise UnknownFormat("modelopt", f"kv_cache_quant_algo {cache!r}")
+    if cache:
+        scales = (
+            StoredTensor("k_proj.k_scale", "F32", (), "scale"), StoredTensor("v_proj.v_scale", "F32", (), "scale"),
+        )  # fmt: skip
+
+    def kept(module: LinearModule) -> bool:
+        path = module.path
+        return any(fnmatchcase(path, name) or path.startswith(f"{name.rstrip('.*')}.") for name in names)
+
+    if not names:
+        return Scheme("modelopt", (Rule(of, lambda m: not m.is_head),), cache_scales=scales)
+    return Scheme("modelopt", (Rule(of, lambda m: not kept(m)),), cache_scales=scales)
+
+
+def _compressed(described: Data, model_type: str) -> Scheme:
+    groups = described.get("config_groups")
+    if not isinstance(groups, Mapping) or not groups:
+        raise UnknownFormat("compressed-tensors", "config_groups has no groups")
+    sparse = described.get("sparsity_config")
+    if isinstance(sparse, Mapping) and sparse.get("format") not in (None, "dense"):
+        raise UnknownFormat("compressed-tensors", f"sparsity {sparse.get('format')!r}")
+    ignore = _matcher(_names(described, "ignore") or (), "compressed-tensors")
+    rules = []
+    assumed: dict[str, None] = {}
+    for name, group in groups.items():
+        if not isinstance(group, Mapping) or not isinstance(group.get("weights"), Mapping):
+            raise UnknownFormat("compressed-tensors", f"config_groups.{name} has no weights")
+        of = _compressed_format(group, str(group.get("format") or described.get("format") or ""))
+        targets = _matcher(_names(group, "targets") or (), "compressed-tensors")
+        rules.append(Rule(of, lambda m, t=targets: t(m) and not ignore(m)))  # type: ignore[misc]
+        assumed |= dict.fromkeys(of.assumed())
+    return Scheme("compressed-tensors", tuple(rules), cache_scales=_compressed_cache(described), assumed=tuple(assumed))
+
+
+def _compressed_cache(described: Data) -> tuple[StoredTensor, ...]:
+    """Return the scales of a quantised cache, one for keys and one for values."""
+    scheme = described.get("kv_cache_scheme")
+    if scheme is None:
+        return ()
+    if not isinstance(scheme, Mapping) or scheme.get("num_bits") != 8 or scheme.get("strategy", "tensor") != "tensor":
+        raise UnknownFormat("compressed-tensors", "kv_cache_scheme is not of 8 bits with one scale")
+    return tuple(StoredTensor(name, "BF16", (1,), "scale") for name in ("k_scale", "v_scale"))
+
+
+def _matcher(names: Iterable[str], method: str) -> Callable[[LinearModule], bool]:
+    """Return whether one of the names is that of a module or its class, or after ``re:`` matches from the start."""
+    exact = {name for name in names if not name.startswith(_REGULAR)}
+    patterns = [_compiled(n.removeprefix(_REGULAR), method) for n in names if n.startswith(_REGULAR)]
+
+    def matches(module: LinearModule) -> bool:
+        kind = "Linear" if module.kind == "Expert" else module.kind
+        if module.path in exact or kind in exact:
+            return True
+        return any(pattern.match(module.path) or pattern.match(kind) for pattern in patterns)
+
+    return matches
+
+
+def _compressed_format(group: Data, layout: str) -> Format:
+    """Return the format of a group of compressed-tensors."""
+    weights, inputs = group["weights"], group.get("input_activations")
+    bits, kind = weights.get("num_bits"), weights.get("type", "int")
+    strategy = weights.get("strategy") or ("channel" if weights.get("group_size") is None else "group")
+    symmetric = weights.get("symmetric") is not False
+    static = isinstance(inputs, Mapping) and not inputs.get("dynamic")
+    columns = _number({"group_size": weights.get("group_size"), "quant_method": "compressed-tensors"}, "group_size")
+    ordered = weights.get("actorder") in ("group", True)
+    unknown = UnknownFormat("compressed-tensors", f"{layout or 'no format'}: {kind} of {bits} bits by {strategy}")
+    if layout == "pack-quantized" and kind == "int" and bits in (2, 3, 4, 8) and strategy in ("group", "channel"):
+        return PackedIntegers(bits, columns if strategy == "group" else None, symmetric, ordered)
+    if layout == "nvfp4-pack-quantized":
+        dynamic = isinstance(inputs, Mapping)
+        return PackedFloats(columns or 16, "F8_E4M3", two_levels=True, inputs=dynamic)
+    if layout == "mxfp4-pack-quantized":
+        return PackedFloats(columns or 32, "U8", two_levels=False, inputs=False)
+    if layout == "float-quantized" and kind == "float" and bits == 8 and symmetric:
+        if strategy == "channel":
+            if static:
+                raise unknown
+            return Fp8Rows()
+        if strategy == "tensor":
+            return Fp8Tensor(static, scale_dtype="BF16", scale_shape=(1,))
+        block = weights.get("block_structure")
+        if strategy == "block" and isinstance(block, list) and len(block) == 2 and not static:
+            return Fp8Blocks((block[0], block[1]), "BF16", "weight_scale")
+    eight = layout in ("int-quantized", "naive-quantized") and kind == "int" and bits == 8
+    if eight and strategy in ("channel", "tensor", "group"):
+        zero = static and isinstance(inputs, Mapping) and inputs.get("symmetric") is False
+        return Int8(columns if strategy == "group" else None, strategy == "tensor", symmetric, static, zero)
+    raise unknown
+
+
+_READERS: Final[dict[str, Callable[[Data, str], Scheme]]] = {
+    "fp8": _fp8,
+    "bitsandbytes": _bitsandbytes,
+    "awq": _awq,
+    "gptq": _gptq,
+    "mlx": _mlx,
+    "mxfp4": _mxfp4,
+    "modelopt": _modelopt,
+    "compressed-tensors": _compressed,
+}
+"""Method -> the reader of its description and the model type."""

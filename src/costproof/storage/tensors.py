@@ -1,0 +1,91 @@
+"""Describe stored tensors: dtype, shape, elements and bytes, as integers or as expressions in sizes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Final, TypeAlias
+
+from costproof.ledger.errors import Incomplete
+
+Size: TypeAlias = Any
+"""An integer, or a sympy expression of positive integers."""
+
+DTYPE_BITS: Final[dict[str, int]] = {
+    "F64": 64, "F32": 32, "F16": 16, "BF16": 16, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F4": 4,
+    "I64": 64, "I32": 32, "I16": 16, "I8": 8, "U64": 64, "U32": 32, "U16": 16, "U8": 8, "BOOL": 8, "C64": 64,
+}  # fmt: skip
+"""Bits of an element, by the names of dtypes in the header of a safetensors file."""
+
+STORED_AS: Final[dict[str, str]] = {"bfloat16": "BF16", "float16": "F16", "float32": "F32", "float64": "F64"}
+"""Dtype of a run -> dtype in a header."""
+
+
+def ceil_div(a: Size, b: Size) -> Size:
+    """Return a / b rounded up."""
+    if isinstance(a, int) and isinstance(b, int):
+        return -(-a // b)
+    import sympy
+
+    return sympy.ceiling(a / b)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A tensor of a checkpoint, or ``count`` equal ones."""
+
+    name: str
+    """Full name, or the part behind the path of its module."""
+    dtype: str
+    """A key of :data:`DTYPE_BITS`."""
+    shape: tuple[Size, ...]
+    purpose: str = "weight"
+    """``weight``, ``scale``, ``zero point``, ``index``, ``bias`` or ``table``."""
+    count: Size = 1
+    stands_for: Size = 0
+    """Weights that each of them holds in a quantised form; 0 for a tensor that is what it is."""
+
+    @property
+    def elements(self) -> Size:
+        """Return the elements of all of them; a word into which several weights are packed is one element."""
+        return self.count * prod(self.shape)
+
+    @property
+    def bytes(self) -> Size:
+        """Return the bytes of all of them."""
+        bits = self.elements * DTYPE_BITS[self.dtype]
+        return bits // 8 if isinstance(bits, int) else bits / 8
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTotals:
+    """Sums over the tensors of a checkpoint."""
+
+    bytes: int
+    """Payload: all tensors without the header of the file."""
+    elements: int
+    """Elements as stored, scales and packed words included: what a header adds up to."""
+    by_dtype: tuple[tuple[str, int], ...]
+    """Dtype -> elements, by name."""
+
+
+def totals(tensors: Iterable[StoredTensor]) -> StoredTotals:
+    """Return the sums over tensors with integer shapes."""
+    elements, size = Counter[str](), 0
+    for tensor in tensors:
+        elements[tensor.dtype] += tensor.elements
+        size += tensor.bytes
+    return StoredTotals(size, sum(elements.values()), tuple(sorted(elements.items())))
+
+
+def require_dtype(dtype: str, where: str) -> str:
+    """Return a dtype of a header whose size is known.
+
+    Raises:
+        Incomplete: it is not.
+    """
+    if dtype not in DTYPE_BITS:
+        raise Incomplete("a dtype of unknown size", where=where, expected=", ".join(DTYPE_BITS), got=dtype[:40])
+    return dtype

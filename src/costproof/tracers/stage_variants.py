@@ -1,0 +1,284 @@
+"""Time each stage of a forward as a CUDA graph and under ``torch.compile``, where the host does not bind.
+
+A stage consists of calls of modules at its boundary. One forward records their inputs, copied before the call, since a
+call may write into its cache, and their outputs. Each call can then be repeated by itself; a module inside it that
+belongs to another stage returns the outputs that it had. All calls of a stage are captured in one graph, on a stream of
+its own, after two warm-up runs there.
+
+A stage whose operators wait for the device cannot be captured, unless its code takes another branch then, as that of
+transformers does for masks. A failed capture is contained: the stream of the caller is the current one again, the
+generator's state is a copy during the capture, and a kernel must run afterwards.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from costproof.ledger.errors import Incomplete, first_line
+from costproof.ledger.profile import Timing
+from costproof.ledger.progress import Progress, silent
+from costproof.models.specs import Run
+from costproof.patches.modules import hooked
+from costproof.tracers.eager_calls import EagerForward
+from costproof.tracers.hooks import ROOT
+from costproof.tracers.timing import WARM_UP, Stage, T, stage_boundaries, time_events, timed_device
+
+StageVariants = dict[tuple[str, str, str], Timing | str]
+"""(run, stage, invocation) -> time of the stage in another form, or why it does not run in it."""
+
+Inputs = tuple[tuple[Any, ...], dict[str, Any]]
+"""Arguments and keyword arguments of a call."""
+
+_WARM: Final = 2
+"""Runs on the stream of a capture, in which libraries reserve their workspaces."""
+NOT_ON_CPU: Final = {
+    "graph": "CUDA graphs record the kernels of a GPU; operators of a processor run when they are called",
+    "compiled": "on a processor the eager run has one clock, which compiling does not separate",
+}
+"""Why a run on a processor is measured as it is."""
+
+
+@dataclass(slots=True)
+class StageCall:
+    """A call of a module at the boundary of a stage, which can be repeated by itself."""
+
+    module: nn.Module
+    stage: Stage
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    output: Any = None
+    inside: list[StageCall] = field(default_factory=list)
+    """Calls of modules of other stages inside it, in order."""
+
+    def prepare(self) -> Inputs:
+        """Return a copy of the inputs, which the call may write into."""
+        copied: Inputs = copy.deepcopy((self.args, self.kwargs))
+        return copied
+
+    @contextmanager
+    def stubbed(self, stub: Callable[[Sequence[Any]], Callable[..., Any]]) -> Iterator[None]:
+        """Replace ``forward`` of the modules of other stages inside it.
+
+        Args:
+            stub: makes a function that returns the recorded outputs in turn, for any number of calls.
+        """
+        with ExitStack() as undo:
+            outputs: dict[nn.Module, list[Any]] = {}
+            for call in self.inside:
+                outputs.setdefault(call.module, []).append(call.output)
+            for module, recorded in outputs.items():
+                own = vars(module)
+                if "forward" in own:
+                    undo.callback(own.update, forward=own["forward"])
+                else:
+                    undo.callback(own.pop, "forward", None)
+                own["forward"] = stub(recorded)
+            yield
+
+
+class _Recorded:
+    """Returns recorded outputs in turn."""
+
+    def __init__(self, outputs: Sequence[Any]) -> None:
+        self._outputs, self._next = outputs, 0
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self._next += 1
+        return self._outputs[(self._next - 1) % len(self._outputs)]
+
+
+def time_graphs(
+    runs: Sequence[Run], eager: Mapping[str, EagerForward], count: int, progress: Progress = silent
+) -> StageVariants:
+    """Capture each stage as a CUDA graph and time ``count`` replays after one warm-up replay.
+
+    Args:
+        runs: the forwards.
+        eager: run -> its calls, which show whether a stage waits for the device.
+        count: number of timed replays.
+    """
+    return _each_stage(runs, eager, "graph", "capture the stages", progress, lambda calls: _time_graph(calls, count))
+
+
+def time_compiled(
+    runs: Sequence[Run], eager: Mapping[str, EagerForward], count: int, progress: Progress = silent
+) -> StageVariants:
+    """Compile each stage with ``torch.compile`` in its default mode, and time ``count`` runs after two warm-up runs."""
+    try:
+        return _each_stage(
+            runs, eager, "compiled", "compile the stages", progress, lambda calls: _time_compiled(calls, count)
+        )
+    finally:
+        torch._dynamo.reset()
+
+
+def _each_stage(
+    runs: Sequence[Run],
+    eager: Mapping[str, EagerForward],
+    variant: str,
+    what: str,
+    progress: Progress,
+    measure: Callable[[Sequence[StageCall]], Timing | str],
+) -> StageVariants:
+    found: StageVariants = {}
+    total = sum(len(_stages(eager[run.id])) for run in runs)
+    for run in runs:
+        stages = _stages(eager[run.id])
+        if timed_device(run.model) == "cpu":
+            found |= {(run.id, *stage): NOT_ON_CPU[variant] for stage in stages}
+            continue
+        calls: dict[Stage, list[StageCall]] = {}
+        failed = ""
+        try:
+            for call in record_stage_calls(run):
+                calls.setdefault(call.stage, []).append(call)
+        except Exception as error:  # an input may be anything, and refuse to be copied
+            failed = first_line(error)
+        for stage, waiting in stages.items():
+            progress(what, len(found), total)
+            with torch.no_grad(), run.around():
+                time = failed or measure(calls.get(stage, []))
+            waits = waiting if variant == "graph" and isinstance(time, str) and not failed else ""
+            found[run.id, *stage] = f"{time} ({waits})" if waits else time
+    progress(what, total, total)
+    return found
+
+
+def _stages(forward: EagerForward) -> dict[Stage, str]:
+    """Return each stage of a forward with the first operator that waits for the device, or an empty text."""
+    found: dict[Stage, str] = {}
+    for stage, calls in forward:
+        waiting = (f"{c.operator} in {c.module or ROOT} waits for the device" for c in calls if c.synchronises)
+        found[stage] = found.get(stage) or next(waiting, "")
+    return found
+
+
+def record_stage_calls(run: Run) -> list[StageCall]:
+    """Run a forward and return the calls of modules at stage boundaries, in order of their beginning."""
+    paths = {run.model.get_submodule(path): path for path in stage_boundaries(run)}
+    numbers = dict.fromkeys(paths, 0)
+    found: list[StageCall] = []
+    open_calls: list[StageCall] = []
+
+    def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
+        numbers[module] += 1
+        call = StageCall(module, run.locate(paths[module], numbers[module]), *copy.deepcopy((args, kwargs)))
+        if open_calls:
+            open_calls[-1].inside.append(call)
+        found.append(call)
+        open_calls.append(call)
+
+    def leave(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        if open_calls:  # without any if its inputs could not be copied
+            open_calls.pop().output = output
+
+    kwargs = run.inputs()
+    with hooked(paths, enter, leave, with_kwargs=True), torch.no_grad(), run.around():
+        run.model(**kwargs)
+    return found
+
+
+def _time_graph(calls: Sequence[StageCall], count: int) -> Timing | str:
+    graph: Any = torch.cuda.CUDAGraph()
+    try:
+        capture(graph, lambda inputs: _run(calls, inputs), lambda: [call.prepare() for call in calls])
+        return time_events(lambda nothing: graph.replay(), lambda: None, WARM_UP, count)
+    except Exception as error:  # torch and the code of a model may raise anything while capturing
+        return first_line(error)
+    finally:
+        graph.reset()
+        _check_device()
+
+
+def _run(calls: Sequence[StageCall], inputs: Sequence[Inputs]) -> None:
+    for call, (args, kwargs) in zip(calls, inputs, strict=True):
+        with call.stubbed(_Recorded):
+            call.module(*args, **kwargs)
+
+
+def _time_compiled(calls: Sequence[StageCall], count: int) -> Timing | str:
+    disable: Any = torch.compiler.disable
+    try:
+        with ExitStack() as undo:
+            for call in calls:
+                undo.enter_context(call.stubbed(lambda outputs: disable(_Recorded(outputs).__call__)))
+            compiled = [torch.compile(call.module) for call in calls]
+
+            def run(inputs: Sequence[Inputs]) -> None:
+                for module, (args, kwargs) in zip(compiled, inputs, strict=True):
+                    module(*args, **kwargs)
+
+            return time_events(run, lambda: [call.prepare() for call in calls], _WARM, count)
+    except Exception as error:  # a compiler may raise anything, or be missing
+        return first_line(error)
+
+
+def capture(graph: Any, work: Callable[[T], object], prepare: Callable[[], T]) -> None:
+    """Capture some work in a graph, on a stream of its own, and leave no stream or generator in a state of capturing.
+
+    Args:
+        graph: a new ``torch.cuda.CUDAGraph``.
+        work: the work; it gets what ``prepare`` returns.
+        prepare: makes inputs, outside of the capture.
+    """
+    cuda: Any = torch.cuda
+    stream = cuda.Stream()
+    stream.wait_stream(cuda.current_stream())
+    with cuda.stream(stream):
+        for _ in range(_WARM):
+            work(prepare())
+    given = prepare()
+    cuda.synchronize()
+    with warnings.catch_warnings(), _generator_copied(), cuda.stream(stream):
+        warnings.filterwarnings(
+            "ignore", message="The CUDA Graph is empty"
+        )  # a failed capture, or a stage without work
+        # Not torch.cuda.graph: if its capture fails to end, its stream remains the current one.
+        graph.capture_begin(capture_error_mode="thread_local")
+        try:
+            work(given)
+        except BaseException:
+            with suppress(Exception):
+                graph.capture_end()
+            raise
+        graph.capture_end()
+    cuda.synchronize()
+
+
+@contextmanager
+def _generator_copied() -> Iterator[None]:
+    """Use a copy of the device's generator, since a failed capture leaves the one it began with in that capture."""
+    generator: Any = torch.cuda.default_generators[torch.cuda.current_device()]
+    state = generator.graphsafe_get_state()
+    generator.graphsafe_set_state(generator.clone_state())
+    try:
+        yield
+    finally:
+        generator.graphsafe_set_state(state)
+
+
+def _check_device() -> None:
+    """Check that the device still runs kernels.
+
+    Raises:
+        Incomplete: it does not, and nothing more can be measured in this process.
+    """
+    try:
+        torch.cuda.synchronize()
+        torch.zeros(1, device="cuda").add_(1)
+        torch.cuda.synchronize()
+    except RuntimeError as error:
+        raise Incomplete(
+            "the device runs nothing after a stage was captured as a graph",
+            where="--run cuda",
+            got=first_line(error),
+            fix="measure without graphs",
+        ) from error

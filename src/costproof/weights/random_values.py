@@ -1,0 +1,275 @@
+"""Generate random weights and inputs that are functions of seed, name and index, with the same bits on every device.
+
+The generator is counter-based: a tensor can be filled in parts, in any order and by any number of threads. Index ``i``
+of the tensor ``name`` belongs to block ``b = i // 65536``. The first eight bytes of ``blake2b(f"{seed}:{name}:{b}")``
+are its key ``k`` and its multiplier ``m``, made odd. With ``h`` the 32-bit hash ``lowbias32`` (C. Wellons,
+hash-prospector), an index has two words, modulo 2**32:
+
+    u = x ^ (x >> 15), where x = m * (h(i % 65536 + 1) ^ k),   and v = 0x2C1B3C6D * u.
+
+Each word is two signed 16-bit integers, of which the upper 14 bits are taken. The sum of those of u minus the sum of
+those of v is the random number: the sum of four uniform integers, which is close to normal and within 3.5 standard
+deviations. It is the upper half of a 32-bit integer whose lower half are bits of the same words.
+
+All of this is arithmetic on 32-bit integers, in passes over blocks that fit into a cache. Only the last steps are in
+floating point: the conversion to float32 (float64 for tensors of that dtype), a product, and the rounding to the dtype.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from functools import cache
+from math import prod
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Final
+
+from costproof.ledger.progress import Progress, silent
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+SPREAD: Final = 0.02
+"""Standard deviation of random weights, as in the initialization for training."""
+
+BLOCK: Final = 2**16
+"""Numbers that share a key. With the scratch memory of a block a pass stays in the L2 cache of a core."""
+_ROWS: Final = {"cuda": 256}
+"""Blocks of one pass on a device on which starting a kernel takes as long as many numbers."""
+_OFTEN: Final = {"cpu": 2**20, "cuda": 2**28}
+"""Numbers between two reports of progress."""
+_LOWBIAS: Final = ((16, 0x7FEB352D), (15, 0x846CA68B))
+"""Shifts and multipliers of lowbias32, whose last step is a shift by 16."""
+_SECOND: Final = 0x2C1B3C6D
+"""Multiplier of the second word."""
+_UNIT: Final = 2**16 * ((2**28 - 1) / 3) ** 0.5
+"""Standard deviation of the sum of four uniform 14-bit integers, in the upper half of a word."""
+
+
+def fill_random(model: nn.Module, seed: int, progress: Progress = silent) -> tuple[str, ...]:
+    """Fill norms with 1, biases with 0 and all other parameters with normal numbers; return a note that says so.
+
+    The values of a parameter depend on the seed and its name only, so that a cut model has equal weights.
+    """
+    drawn: list[tuple[str, torch.Tensor]] = []
+    for name, parameter in model.named_parameters():
+        data = parameter.detach()
+        if parameter.dim() == 1 and name.endswith(("weight", "bias")):
+            data.fill_(int(name.endswith("weight")))
+        else:
+            drawn.append((name, data))
+    fill_normal(drawn, seed, SPREAD, progress)
+    return (f"random weights, seed {seed}: norms 1, biases 0, all others normal with standard deviation {SPREAD}",)
+
+
+def fill_normal(
+    tensors: Sequence[tuple[str, torch.Tensor]], seed: int, spread: float, progress: Progress = silent
+) -> None:
+    """Fill named tensors with normal numbers of mean 0; torch's generators are left alone.
+
+    Args:
+        spread: standard deviation.
+    """
+    total, done, said = sum(tensor.numel() for _, tensor in tensors), 0, 0
+    progress("random weights", done, total)
+    device = tensors[0][1].device.type if tensors else "cpu"
+    pace = _Pace(device)
+    for batch in _batches(tensors, seed, pace):
+        began = perf_counter_ns()
+        with _one_thread() if len(batch) == 1 else nullcontext():
+            numbers = _fill(batch, spread)
+        pace.note(len(batch), numbers, perf_counter_ns() - began)
+        done += numbers
+        if done == total or done - said >= _OFTEN.get(device, 2**20):
+            said = done
+            progress("random weights", done, total)
+
+
+def random_normal(
+    shape: Sequence[int], seed: int, name: str, device: torch.device | str, dtype: torch.dtype
+) -> torch.Tensor:
+    """Return a tensor of standard normal numbers that depend on seed, name and index only."""
+    import torch
+
+    made = torch.empty(shape, device=device, dtype=dtype)
+    fill_normal([(name, made)], seed, 1.0)
+    return made
+
+
+def random_integers(below: int, shape: Sequence[int], seed: int, name: str) -> torch.Tensor:
+    """Return a tensor of int64 on the CPU with integers from 0 to ``below - 1``, uniform up to 1 in 2**31 / below."""
+    import torch
+
+    words = torch.empty(prod(shape), dtype=torch.int32)
+    scratch = torch.empty(min(BLOCK, len(words)), dtype=torch.int32)
+    for first in range(0, len(words), BLOCK):
+        part = words[first : first + BLOCK]
+        _hash_words(part, scratch[: len(part)], *_keys([f"{seed}:{name}:{first // BLOCK}"], words.device))
+    return (words.long() & 2**31 - 1).remainder_(below).view(tuple(shape))
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A block of a tensor, or the part of one at its end."""
+
+    key: str
+    into: torch.Tensor
+    """Flat view of the tensor."""
+    first: int
+    last: int
+    """Exclusive."""
+
+
+@dataclass(slots=True)
+class _Pace:
+    """Chooses how many blocks a pass takes.
+
+    One block is made by one thread. Two blocks for each of torch's threads are faster, unless other work keeps some of
+    them waiting. Both are tried, and the slower one again after fifty times as long.
+    """
+
+    device: str
+    times: dict[int, float] = field(default_factory=dict)
+    """Blocks of a pass -> nanoseconds for each number, when it was last tried."""
+    trial: int = 0
+    """Nanoseconds of the last pass of the kind that was slower before."""
+    since: int = 0
+    """Nanoseconds of all passes after that."""
+
+    def rows(self) -> int:
+        """Return the blocks of the next pass."""
+        choices = self._choices()
+        untried = [rows for rows in choices if rows not in self.times]
+        if len(choices) == 1 or untried:
+            return (untried or choices)[0]
+        slower, faster = sorted(choices, key=self.times.__getitem__, reverse=True)
+        return slower if self.since > 50 * self.trial else faster
+
+    def _choices(self) -> tuple[int, ...]:
+        import torch
+
+        if self.device != "cpu" or torch.get_num_threads() == 1:
+            return (_ROWS.get(self.device, 1),)
+        return 1, 2 * torch.get_num_threads()
+
+    def note(self, rows: int, numbers: int, took: int) -> None:
+        """Record the time of a pass; one over fewer blocks, or over parts of blocks, says nothing."""
+        if rows in self._choices() and numbers == rows * BLOCK:
+            tried = len(self.times) < 2 or self.times[rows] == max(self.times.values())
+            self.trial, self.since = (took, 0) if tried else (self.trial, self.since + took)
+            self.times[rows] = took / numbers
+
+
+def _batches(tensors: Sequence[tuple[str, torch.Tensor]], seed: int, pace: _Pace) -> Iterator[list[_Row]]:
+    """Yield the blocks of a pass; on a CPU all of one tensor."""
+    batch: list[_Row] = []
+    for name, tensor in tensors:
+        data = tensor.detach()
+        flat = (data if data.is_contiguous() else data.contiguous()).view(-1)
+        most = pace.rows()
+        for block, first in enumerate(range(0, len(flat), BLOCK)):
+            batch.append(_Row(f"{seed}:{name}:{block}", flat, first, min(first + BLOCK, len(flat))))
+            if len(batch) >= most:
+                yield batch
+                batch, most = [], pace.rows()
+        if batch and (data.device.type == "cpu" or not data.is_contiguous()):
+            yield batch
+            batch = []
+        if not data.is_contiguous():
+            data.copy_(flat.view(data.shape))
+    if batch:
+        yield batch
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Let torch use one thread: for a block, waiting for others takes longer than the work."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _fill(batch: Sequence[_Row], spread: float) -> int:
+    """Write the numbers of blocks and return how many there are."""
+    import torch
+
+    device, dtype = batch[0].into.device, batch[0].into.dtype
+    width = max(row.last - row.first for row in batch)
+    words, scratch = (torch.empty(len(batch), width, dtype=torch.int32, device=device) for _ in range(2))
+    _hash_words(words, scratch, *_keys([row.key for row in batch], device))
+    _sum_lanes(words, scratch)
+    double = dtype == torch.float64
+    values = torch.empty_like(words, dtype=torch.float64) if double else scratch.view(torch.float32)
+    values.copy_(words)
+    values.mul_(spread / _UNIT)
+    start = 0
+    while start < len(batch):
+        # Blocks that follow each other in a tensor are written at once.
+        stop = start + 1
+        while stop < len(batch) and batch[stop].into is batch[start].into:
+            stop += 1
+        first, last = batch[start].first, batch[stop - 1].last
+        batch[start].into[first:last].copy_(values[start:stop].reshape(-1)[: last - first])
+        start = stop
+    return sum(row.last - row.first for row in batch)
+
+
+def _hash_words(
+    words: torch.Tensor, scratch: torch.Tensor, key: torch.Tensor | int, multiplier: torch.Tensor | int
+) -> None:
+    """Fill words [rows, n] or [n] with the first word of the first n indices of each block.
+
+    Args:
+        key: of the block, or [rows, 1].
+        multiplier: of the block, or [rows, 1].
+    """
+    import torch
+
+    positions = _position_hashes(words.device)[: words.shape[-1]].expand(words.shape)
+    torch.bitwise_xor(positions, key, out=words)
+    torch.bitwise_right_shift(words.mul_(multiplier), 15, out=scratch)
+    # The mask makes the arithmetic shift of signed integers a logical one.
+    words.bitwise_xor_(scratch.bitwise_and_(2**17 - 1))
+
+
+def _sum_lanes(words: torch.Tensor, scratch: torch.Tensor) -> None:
+    """Replace each first word by the random number in its upper half."""
+    import torch
+
+    torch.mul(words, _SECOND, out=scratch)
+    halves, others = words.view(torch.int16), scratch.view(torch.int16)
+    halves.bitwise_right_shift_(2).sub_(others.bitwise_right_shift_(2))
+    words.mul_(2**16 + 1)  # the upper half becomes the sum of both
+
+
+@cache
+def _position_hashes(device: torch.device) -> torch.Tensor:
+    """Return ``lowbias32(position + 1)`` of all positions of a block, as int32."""
+    import torch
+
+    with torch.inference_mode(False):
+        x = torch.arange(1, BLOCK + 1, dtype=torch.int64)
+        for shift, multiplier in _LOWBIAS:
+            x = (x ^ x >> shift) * multiplier & 2**32 - 1
+        x ^= x >> 16
+        return ((x + 2**31) % 2**32 - 2**31).to(torch.int32).to(device)
+
+
+def _keys(keys: Sequence[str], device: torch.device) -> tuple[torch.Tensor, torch.Tensor] | tuple[int, int]:
+    """Return keys and multipliers of blocks as [blocks, 1], or as numbers for one block."""
+    import torch
+
+    found = [struct.unpack("<ii", hashlib.blake2b(key.encode(), digest_size=8).digest()) for key in keys]
+    if len(found) == 1:
+        return found[0][0], found[0][1] | 1
+    both = torch.tensor(found, dtype=torch.int32).to(device)
+    return both[:, :1], both[:, 1:] | 1

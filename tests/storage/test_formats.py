@@ -1,0 +1,162 @@
+"""Layouts of quantised linear layers, held against what the formats' own libraries write, and against hand counts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from costproof.storage.formats.base import LinearShape
+from costproof.storage.scheme import LinearModule, Scheme, UnknownFormat, read_scheme
+from costproof.storage.tensors import StoredTensor, totals
+
+LIBRARY: dict[str, Any] = json.loads(Path(__file__).with_name("library_headers.json").read_text(encoding="utf-8"))
+
+
+def scheme(description: dict[str, Any], model_type: str = "llama") -> Scheme:
+    return read_scheme({"quantization_config": description}, {}, model_type)
+
+
+def layout(of: Scheme, rows: int, columns: int, *, bias: bool = False, dtype: str = "BF16") -> tuple[StoredTensor, ...]:
+    found = of.format_of(LinearModule("model.layers.0.mlp.up_proj", columns=columns))
+    assert found is not None
+    return found.tensors(LinearShape(rows, columns, bias, dtype))
+
+
+@pytest.mark.parametrize("name", LIBRARY["headers"])
+def test_a_layout_is_what_the_library_of_the_format_writes(name: str) -> None:
+    header = LIBRARY["headers"][name]
+    of = scheme(header["config"])
+    dtype = "F16" if name == "bnb int8" else "BF16"
+    seen = 0
+    for layer, (rows, columns, bias) in LIBRARY["layers"].items():
+        prefix = f"{layer}."
+        written = {n.removeprefix(prefix): t for n, t in header["tensors"].items() if n.startswith(prefix)}
+        if not written:
+            continue  # the library refuses a size that its groups do not divide
+        seen += 1
+        found = {t.name: [t.dtype, list(t.shape)] for t in layout(of, rows, columns, bias=bias, dtype=dtype)}
+        if name == "bnb int8":
+            written.pop("bias", None), found.pop("bias", None)  # the layer there was made with a bias in float32
+        open_size = [n.partition(":")[0] for r in of.rules for n in r.format.undetermined()]
+        assert found == {n: t for n, t in written.items() if n not in open_size}
+        assert {*open_size} <= {*written}
+    assert seen >= 2
+
+
+HAND: dict[str, tuple[dict[str, Any], str, int, int, int]] = {
+    # 7,168 x 576 in blocks of 128 x 128: 56 rows of blocks, 576 / 128 = 4.5 -> 5, in float32.
+    "fp8 blocks": ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "deepseek_v3", 7168, 576,
+                   7168 * 576 + 4 * 56 * 5),
+    "fp8 blocks, Qwen3": ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "qwen3", 130, 129,
+                          130 * 129 + 2 * 2 * 2),
+    # 4 bits: eight in a word; groups of 128; zero points of four bits; scales of two bytes; an index of four for each
+    # column; a bias of zeros in float16.
+    "gptq": ({"quant_method": "gptq", "bits": 4, "group_size": 128}, "llama", 96, 256,
+             4 * 32 * 96 + 4 * 2 * 12 + 2 * 2 * 96 + 4 * 256 + 2 * 96),
+    # 3 bits: 256 columns are 24 words; 96 rows of zero points 9 words.
+    "gptq of 3 bits, whole columns": ({"quant_method": "gptq", "bits": 3, "group_size": -1,
+                                       "meta": {"quantizer": ["gptqmodel:2.0"]}}, "llama", 96, 256,
+                                      4 * 24 * 96 + 4 * 9 + 2 * 96 + 4 * 256),
+    "awq": ({"quant_method": "awq", "bits": 4, "group_size": 64, "version": "gemm"}, "llama", 96, 256,
+            4 * 256 * 12 + 4 * 4 * 12 + 2 * 4 * 96),
+    # MLX: eight in a word of four bytes, a scale and an offset of two bytes for 64 columns.
+    "mlx": ({"bits": 4, "group_size": 64, "mode": "affine"}, "llama", 96, 256, 4 * 96 * 32 + 2 * 2 * 96 * 4),
+    # NVFP4: half a byte each, a scale of one byte for 16 columns, two float32 numbers.
+    "nvfp4": ({"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16}, "llama", 96, 256,
+              96 * 128 + 96 * 16 + 4 + 4),
+    "modelopt fp8": ({"quant_method": "modelopt", "quant_algo": "FP8"}, "llama", 96, 256, 96 * 256 + 4 + 4),
+    # Columns in the order of their activations: an index of four bytes for each.
+    "packed, ordered": ({"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": {"g": {
+        "targets": ["Linear"], "weights": {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 128,
+                                           "symmetric": True, "actorder": "group"}}}}, "llama", 96, 256,
+                        4 * 96 * 32 + 2 * 96 * 2 + 8 * 2 + 4 * 256),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HAND)
+def test_bytes_are_those_counted_by_hand(name: str) -> None:
+    description, model_type, rows, columns, expected = HAND[name]
+    assert totals(layout(scheme(description, model_type), rows, columns)).bytes == expected
+
+
+def test_sizes_may_be_symbols() -> None:
+    import sympy
+
+    rows, columns = sympy.symbols("o i", positive=True, integer=True)
+    found = layout(scheme({"quant_method": "fp8", "weight_block_size": [128, 128]}), rows, columns)
+    size = sum(t.bytes for t in found)
+    assert size == rows * columns + 4 * sympy.ceiling(rows / 128) * sympy.ceiling(columns / 128)
+
+
+PATHS = ("model.layers.3.mlp.gate_proj", "model.layers.3.mlp.gate", "model.layers.11.self_attn.q_proj", "lm_head")
+
+
+@pytest.mark.parametrize(
+    ("description", "kept"),
+    [
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, {"lm_head"}),
+        # A list replaces the default, which is the head; a name ends at a part of the path, or is a suffix.
+        ({"quant_method": "fp8", "weight_block_size": [128, 128],
+          "modules_to_not_convert": ["model.layers.3.mlp.gate"]},
+         {"model.layers.3.mlp.gate"}),
+        ({"quant_method": "fp8", "weight_block_size": [128, 128],
+          "modules_to_not_convert": ["model.layers.1", "lm_head"]}, {"lm_head"}),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True, "llm_int8_skip_modules": ["q_proj"]},
+         {"model.layers.11.self_attn.q_proj"}),
+        ({"quant_method": "awq", "bits": 4, "group_size": 128, "modules_to_not_convert": ["gate"]},
+         {"lm_head", "model.layers.3.mlp.gate_proj", "model.layers.3.mlp.gate"}),
+        ({"quant_method": "gptq", "bits": 4, "group_size": 128, "lm_head": True, "dynamic": {"-:.*q_proj": {}}},
+         {"model.layers.11.self_attn.q_proj"}),
+        ({"quant_method": "modelopt", "quant_algo": "FP8", "exclude_modules": ["lm_head", "*self_attn*"]},
+         {"lm_head", "model.layers.11.self_attn.q_proj"}),
+        ({"quant_method": "compressed-tensors", "format": "float-quantized", "ignore": ["re:.*mlp.gate$"],
+          "config_groups": {"g": {"targets": ["Linear"], "weights": {
+              "num_bits": 8, "type": "float", "strategy": "tensor", "symmetric": True}}}},
+         {"model.layers.3.mlp.gate"}),
+    ],
+)  # fmt: skip
+def test_what_is_left_as_it_is(description: dict[str, Any], kept: set[str]) -> None:
+    of = scheme(description)
+    modules = [LinearModule(path, is_head=path == "lm_head", in_layers=path != "lm_head") for path in PATHS]
+    assert {m.path for m in modules if of.format_of(m) is None} == kept
+
+
+def test_rules_of_single_modules_change_bits_and_groups() -> None:
+    of = scheme({"quant_method": "gptq", "bits": 4, "group_size": 128,
+                 "dynamic": {"+:.*q_proj": {"bits": 8, "group_size": 32}}})  # fmt: skip
+    found = of.format_of(LinearModule("model.layers.0.self_attn.q_proj"))
+    assert found is not None
+    # Eight bits: four in a word; 256 / 32 groups; and the bias of zeros.
+    expected = 4 * 64 * 96 + 4 * 8 * 24 + 2 * 8 * 96 + 4 * 256 + 2 * 96
+    assert totals(found.tensors(LinearShape(96, 256, False, "BF16"))).bytes == expected
+
+
+@pytest.mark.parametrize(
+    "description",
+    [
+        {"quant_method": "hqq", "bits": 4},
+        {"quant_method": "torchao", "quant_type": "int4_weight_only"},
+        {"quant_method": "mxfp4"},
+        {"quant_method": "fp8", "weight_block_size": [128]},
+        {"quant_method": "awq", "bits": 4, "version": "gemv"},
+        {"quant_method": "gptq", "bits": "4"},
+        {"quant_method": "gptq", "bits": 4, "dynamic": {"+:(": {"bits": 8}}},
+        {"quant_method": "modelopt", "quant_algo": "W4A8"},
+        {"quant_method": "compressed-tensors", "format": "marlin-24", "config_groups": {"g": {"weights": {}}}},
+        {"quant_method": "compressed-tensors", "config_groups": {}},
+        {"bits": 4, "group_size": 32, "mode": "mxfp4"},
+        {"bits": 4},
+        "fp8",
+    ],
+)
+def test_a_layout_that_is_not_known_is_no_number(description: Any) -> None:
+    with pytest.raises(UnknownFormat):
+        scheme(description)
+
+
+def test_experts_in_a_dtype_of_their_own_are_not_known() -> None:
+    with pytest.raises(UnknownFormat):
+        read_scheme({"quantization_config": {"quant_method": "fp8"}, "expert_dtype": "fp4"}, {}, "deepseek_v4")

@@ -1,0 +1,291 @@
+"""Everything that measures on a GPU, on a stub of one: graphs, operators in isolation, host times, the profile."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import costproof
+from costproof.estimate.hardware import Device, DeviceFigure, DevicePeak, FigureQuote, FigureSource
+from costproof.ledger.errors import Incomplete
+from costproof.ledger.profile import Timing
+from costproof.models.specs import Run
+from costproof.run.measure import WAYS
+from costproof.tracers import device_benchmark, host_costs, replay, timing
+from costproof.tracers.eager_calls import EagerForward, measure_calls
+from costproof.tracers.replay import predict_operators, replay_operators
+from costproof.tracers.stage_variants import NOT_ON_CPU, record_stage_calls, time_compiled, time_graphs
+from costproof.tracers.timing import Stage, profile_runs, time_stage_clocks
+from tests.models.test_config import shallow_config
+from tests.support.stub_cuda import INVALIDATED, LATENCY, NOT_PERMITTED, REPLAY, VIEW, Planted, StubCuda, stub_cuda
+
+VISION, TEXT = ("vision", "once"), ("text", "once")
+
+
+class Cached(nn.Module):
+    """A tower and a head that appends to the cache that it gets; what it looks at is chosen."""
+
+    def __init__(self, fault: str = "") -> None:
+        super().__init__()
+        self.tower = nn.Sequential(nn.Linear(4, 4, bias=False), nn.ReLU())
+        self.head = nn.Linear(4, 2, bias=False)
+        self.fault = fault
+
+    def forward(self, x: torch.Tensor, cache: list[torch.Tensor]) -> torch.Tensor:
+        """[B, 4]."""
+        seen = self.tower(x)
+        cache.append(seen)
+        if self.fault == "looks":
+            seen = seen * float(seen.sum() > 0)
+        if self.fault == "raises" and torch.cuda.is_current_stream_capturing():
+            raise ValueError("no such shape\nmore")
+        assert len(cache) == 2
+        result: torch.Tensor = self.head(torch.cat(cache))
+        return result
+
+
+def cached(fault: str = "") -> Run:
+    def locate(path: str, call: int) -> Stage:
+        return VISION if path.startswith("tower") else TEXT
+
+    inputs = {"x": torch.ones(3, 4), "cache": [torch.ones(1, 4)]}
+    return Run("page", Cached(fault).eval(), inputs, locate)
+
+
+@pytest.fixture
+def stub(monkeypatch: pytest.MonkeyPatch) -> Iterator[StubCuda]:
+    with stub_cuda(monkeypatch) as made:
+        yield made
+
+
+def eager(run: Run) -> dict[str, EagerForward]:
+    return measure_calls([run], time_stage_clocks([run], 1)[1])
+
+
+def test_a_stage_as_a_graph_takes_its_kernels_and_a_replay(stub: StubCuda) -> None:
+    one = cached()
+    found = time_graphs([one], eager(one), 3)
+    # Two kernels each: mm and relu; cat and mm. The event after the replay is there before its kernels have run.
+    assert found == {("page", *stage): Timing((REPLAY + 2 * 3_000,) * 3) for stage in (VISION, TEXT)}
+    assert "forward" not in vars(one.model.get_submodule("tower"))
+
+
+def test_a_stage_compiled_is_run_with_inputs_of_its_own(stub: StubCuda) -> None:
+    one = cached()
+    found = time_compiled([one], eager(one), 2)
+    # The stub compiles nothing: host times of the calls that are its own.
+    assert found["page", *TEXT] == Timing((800 + 2 * 3_300 + 3_000 - 0,) * 2)
+    assert one.kwargs["cache"][0].shape == (1, 4)
+    assert len(one.kwargs["cache"]) == 1
+
+
+def test_a_stage_that_waits_is_not_captured(stub: StubCuda) -> None:
+    one = cached("looks")
+    found = time_graphs([one], eager(one), 1)
+    assert found["page", *TEXT] == (
+        f"RuntimeError: {NOT_PERMITTED} (aten._local_scalar_dense in (root) waits for the device)"
+    )
+    assert isinstance(found["page", *VISION], Timing)
+    assert not stub.generators[0].state.capturing
+
+
+def test_a_failed_capture_leaves_nothing(stub: StubCuda) -> None:
+    looking, one = cached("looks"), cached()
+    assert time_graphs([looking], eager(one), 1)["page", *TEXT] == f"RuntimeError: {NOT_PERMITTED}"
+    raising = cached("raises")
+    assert time_graphs([raising], eager(one), 1)["page", *TEXT] == "ValueError: no such shape"
+    assert stub.graph is None
+    assert stub.current is None
+    assert not stub.generators[0].state.capturing
+    assert "forward" not in vars(looking.model.get_submodule("tower"))
+
+
+def test_a_device_that_is_broken_is_an_error(stub: StubCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = cached()
+    calls = eager(one)
+    monkeypatch.setattr(torch, "zeros", broken)
+    with pytest.raises(Incomplete, match="runs nothing after a stage was captured"):
+        time_graphs([one], calls, 1)
+
+
+def broken(*args: Any, **kwargs: Any) -> Any:
+    raise RuntimeError(f"{INVALIDATED}\nmore")
+
+
+def test_inputs_that_cannot_be_copied_are_a_reason(stub: StubCuda) -> None:
+    one = cached()
+    calls = eager(one)
+
+    class Alone(list[torch.Tensor]):
+        def __deepcopy__(self, memo: Any) -> Any:
+            raise TypeError("there is only one")
+
+    class Fixed(Run):
+        def inputs(self) -> dict[str, Any]:
+            return {"x": self.kwargs["x"], "cache": Alone([torch.ones(1, 4)])}
+
+    fixed = Fixed("page", one.model, one.kwargs, one.locate)
+    assert time_graphs([fixed], calls, 1) == {
+        ("page", *stage): "TypeError: there is only one" for stage in (VISION, TEXT)
+    }
+
+
+def test_calls_of_stages_hold_their_inputs_as_they_were() -> None:
+    one = cached()
+    root, tower = record_stage_calls(one)
+    assert (root.stage, tower.stage, root.inside) == (TEXT, VISION, [tower])
+    assert len(root.kwargs["cache"]) == 1
+    torch.testing.assert_close(tower.output, one.model.get_submodule("tower")(one.kwargs["x"]))
+
+
+def test_a_processor_says_why_it_has_no_graphs() -> None:
+    one = cached()
+    calls = eager(one)
+    for variant, measured in (("graph", time_graphs([one], calls, 1)), ("compiled", time_compiled([one], calls, 1))):
+        assert measured == {("page", *stage): NOT_ON_CPU[variant] for stage in (VISION, TEXT)}
+
+
+def test_operators_in_isolation_have_both_clocks(stub: StubCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replay, "_FLUSHED", 2**10)
+    one = cached("looks")
+    found = {(c.module, c.operator): c for c in replay_operators(one, 3)}
+    product = found["head", "aten.mm.default"]
+    assert product.alone == Timing((3_000,) * 3)
+    assert product.enqueue is not None
+    assert (product.enqueue.dispatch, product.enqueue.launch) == (1_300, 2_000)  # its planted Python is in the call
+    assert (product.enqueue.launches, product.enqueue.device, product.enqueue.synchronises) == (1, 3_000, False)
+    view = found["head", "aten.t.default"].enqueue
+    assert view is not None
+    assert (view.dispatch, view.launches, view.device) == (800, 0, 0)
+    looked = found["", "aten._local_scalar_dense.default"].enqueue
+    assert looked is not None
+    assert (looked.synchronises, looked.dispatch + looked.launch) == (True, 3_300)
+    assert {replay._ASLEEP, timing._ASLEEP} == set(stub.asleep)
+    order = sorted((at, c.operator) for c in found.values() for at, _ in c.order)
+    assert [at for at, _ in order] == list(range(len(order)))
+    # Into the root, the tower, its first; its second; into the head.
+    assert [sum(modules for _, modules in found[at].order) for at in (
+        ("tower.0", "aten.t.default"), ("tower.0", "aten.mm.default"), ("tower.1", "aten.relu.default"),
+    )] == [2, 0, 1]  # fmt: skip
+
+
+def test_operators_that_never_ran_have_both_clocks(stub: StubCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replay, "_FLUSHED", 2**10)
+    meta = Run(
+        "page",
+        Cached().to("meta"),
+        {"x": torch.ones(3, 4, device="meta"), "cache": [torch.ones(1, 4, device="meta")]},
+        lambda path, call: TEXT,
+    )
+    (found,) = predict_operators([meta], "cuda", 2).values()
+    assert {c.operator: c.enqueue and c.enqueue.launches for c in found} == {
+        "aten.t.default": 0, "aten.mm.default": 1, "aten.relu.default": 1, "aten.cat.default": 1
+    }  # fmt: skip
+
+
+def test_host_times_of_the_machine(stub: StubCuda) -> None:
+    found = {name: figure.value for name, figure in host_costs.measure_host("cuda", "here").items()}
+    assert found["kernel_launch"] == 2_000
+    assert found["launch_latency"] == LATENCY
+    assert found["graph_replay"] == REPLAY
+    assert found["operator_dispatch"] < 1_000  # some are views
+    assert found["module_call"] > 300
+    assert set(host_costs.measure_host("cpu", "here")) == {"module_call"}
+
+
+def test_rates_of_the_machine(stub: StubCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_benchmark, "_LARGEST", 512)
+    monkeypatch.setattr(device_benchmark, "_COPIED", {"cuda": 2**20})
+    monkeypatch.setattr(device_benchmark, "_IMAGES", {"cuda": 1})
+    ran: set[tuple[str, str, bool]] = set()
+
+    def plant(func: Any) -> Planted:
+        name = func._schema.name.removeprefix("aten::")
+        if name in ("mm", "conv2d"):
+            ran.add((name, torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32))
+        return VIEW if func.is_view else Planted(device=60_000_000)
+
+    stub.plant = plant
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    steps: list[tuple[str, int, int]] = []
+    found = device_benchmark.measure_device("cuda", "stub", ("float32",), lambda *step: steps.append(step))
+    assert (found.title, found.memory and found.memory.value) == ("Stub GPU", 2**34)
+    assert found.peaks[0].flops > 10**9
+    # float32 and TF32 apart, for products of matrices and for convolutions; then all is as it was.
+    assert [(p.dtype, p.quotes[0].text.rpartition(", ")[2]) for p in found.peaks] == [
+        ("float32", "of float32 without TF32"), ("tf32", "of float32 in TF32"),
+    ]  # fmt: skip
+    assert ran == {
+        (name, *allowed)
+        for name in ("mm", "conv2d") for allowed in (("highest", False), ("high", True))
+    }  # fmt: skip
+    assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == before
+    assert steps == [("machine", done, 3) for done in range(4)]
+    monkeypatch.setattr(torch.cuda, "is_tf32_supported", lambda: False)
+    assert [p.dtype for p in device_benchmark.measure_device("cuda", "old", ("float32",)).peaks] == ["float32"]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(Incomplete, match="no CUDA device"):
+        device_benchmark.measure_device("cuda", "stub")
+
+
+def test_the_profile_of_a_run(stub: StubCuda) -> None:
+    measured, chrome = profile_runs([cached()], 2)
+    assert (measured.device, measured.clock, measured.peak_bytes) == ("Stub GPU", "CUDA events", 2**20)
+    device = {m.module: m.device and m.device.runs for m in measured.modules}
+    assert device == {
+        "(root)": (12_000,) * 2, "tower": (6_000,) * 2, "tower.0": (3_000,) * 2, "tower.1": (3_000,) * 2,
+        "head": (3_000,) * 2,
+    }  # fmt: skip
+    assert {o.operator: o.device_self and o.device_self.runs for o in measured.operators if o.module == "head"} == {
+        "aten::t": (0, 0), "aten::mm": (3_000, 3_000), "cudaLaunchKernel": (0, 0),
+    }  # fmt: skip
+    assert "host_name" not in json.loads(chrome)
+    assert copy.copy(measured) == measured
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("predict", [False, True])
+def test_measure_from_end_to_end(
+    stub: StubCuda, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, predict: bool
+) -> None:
+    monkeypatch.setattr(replay, "_FLUSHED", 2**12)
+    (tmp_path / "m.json").write_text(json.dumps(shallow_config().native()))
+    said = (FigureQuote("here", "by hand"),)
+    fast = Device(
+        "fast", "fast", "measured", {"here": FigureSource("a test", "2026-11-26")},
+        (DevicePeak("float32", 10**18, "dense", "matrix", said),), DeviceFigure(10**16, said),
+        module_call=DeviceFigure(300, said),
+    )  # fmt: skip
+    choices: dict[str, Any] = {"preset": "text-only", "text_tokens": 5, "new_tokens": 1, "dtype": "float32"}
+    found = costproof.measure(
+        "deepseek-ocr",
+        config=tmp_path / "m.json",
+        on=fast,
+        run="cuda",
+        profile=1,
+        predict=predict,
+        ways=WAYS,
+        **choices,
+    )
+    assert [(row.run, row.stage) for row in found.rows] == [("prompt", "prefill"), ("step@5", "decode")]
+    assert (found.clock, found.exit_code) == ("CUDA events", 0)
+    for row in found.rows:
+        assert row.clocks is not None
+        assert row.split is not None
+        assert row.clocks.binds == "host"
+        if predict:
+            continue
+        assert row.measured == Timing((row.clocks.both,))
+        assert (row.split.residual, row.split.jitter) == ("0", "0")
+        assert row.graph is not None
+        assert row.graph.time == Timing((row.clocks.device + REPLAY,))
+        assert row.graph.predicted == row.clocks.device + REPLAY
+        assert row.compiled is not None
+        assert row.compiled.time == row.measured
