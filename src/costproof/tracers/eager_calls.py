@@ -46,6 +46,7 @@ from costproof.tracers.timing import (
     Place,
     Stage,
     asleep,
+    first_launch,
     stage_boundaries,
     time_events,
     time_stage_clocks,
@@ -175,9 +176,7 @@ def profile_calls(run: Run, paths: Iterable[str]) -> list[ProfiledPiece]:
         profile(activities=activities) as profiler,
     ):
         if cuda:
-            # The profiler makes its buffers at the first launch.
-            torch.zeros(1, device="cuda").add_(1)
-            torch.cuda.synchronize()
+            first_launch()
         run.model(**kwargs)
         if cuda:
             torch.cuda.synchronize()
@@ -488,7 +487,7 @@ def _common_ratio(found: Mapping[str, Iterable[ProfiledPiece]], host: HostTimes,
         if not waits and place in host:
             plain += host[place].median
             profiled += spent
-    return Fraction(plain, max(1, profiled))
+    return Fraction(plain, profiled) if profiled else Fraction(1)
 
 
 def _chain(device: str) -> tuple[int, int]:

@@ -38,7 +38,16 @@ from costproof.tracers.operator_log import (
     log_operators,
     log_operators_without_values,
 )
-from costproof.tracers.timing import NOWHERE, Stage, asleep, time_events, timed_device, unlogged_profiler
+from costproof.tracers.timing import (
+    NOWHERE,
+    Stage,
+    asleep,
+    first_launch,
+    new_events,
+    time_events,
+    timed_device,
+    unlogged_profiler,
+)
 from costproof.weights.loading import free_bytes
 
 _MOST: Final = 2_000_000_000
@@ -128,9 +137,7 @@ def _replay_distinct(
         for i, (key, call) in enumerate(distinct.items()):
             progress(what, i, len(distinct))
             known = work.get(id(call))
-            spent[key] = _time_call(
-                call, count, flush, partial(_clock, device, known is not None and known.waits, idle)
-            )
+            spent[key] = _time_call(call, count, flush, device, known is not None and known.waits, idle)
     progress(what, len(distinct), len(distinct))
 
     def of(stage: Stage, module: str, key: Any, order: list[CallPosition]) -> ReplayedCall:
@@ -163,9 +170,10 @@ def _enqueued_work(calls: Collection[LoggedCall], flush: torch.Tensor, progress:
 
     marks = Marks()
     with unlogged_profiler(), profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
+        first_launch()
         for i, call in enumerate(calls):
             progress("count the launches", i, len(calls))
-            if _reason_not_to_run(call, flush):
+            if _reason_not_to_run(call, "cuda"):
                 continue
             with suppress(Exception):  # _time_call reports it
                 _call_marked(call, flush, marks)
@@ -183,13 +191,13 @@ def _call_marked(call: LoggedCall, flush: torch.Tensor, marks: Marks) -> None:
     one()
 
 
-def _reason_not_to_run(call: LoggedCall, flush: torch.Tensor) -> str:
+def _reason_not_to_run(call: LoggedCall, device: str) -> str:
     """Return why a call is not repeated, or an empty text."""
     if not can_make_integers(call.function, call.leaves):
         return "what it does with integers is not known"
     wanted, room = (
         sum(t.bytes for t in call.tensors if isinstance(t, TensorForm)) + (call.results or 0),
-        free_bytes(flush.device),
+        free_bytes(torch.device(device)),
     )
     # The rest is for temporaries of the operator. Memory of a view's base is never written.
     if room is not None and wanted > room * 4 // 5 and not call.views:
@@ -197,16 +205,14 @@ def _reason_not_to_run(call: LoggedCall, flush: torch.Tensor) -> str:
     return ""
 
 
-def _time_call(
-    call: LoggedCall, count: int, flush: torch.Tensor, clock: Callable[[Callable[[], Any]], tuple[int, int]]
-) -> TimeOrReason:
-    if reason := _reason_not_to_run(call, flush):
+def _time_call(call: LoggedCall, count: int, flush: torch.Tensor, device: str, waits: bool, idle: int) -> TimeOrReason:
+    if reason := _reason_not_to_run(call, device):
         return reason
     spent, host = list[int](), list[int]()
     try:
         for i in range(1 + count):
             # No variable keeps the tensors of one turn alive while those of the next are made.
-            times = clock(_bind_tensors(call, i, flush))
+            times = _clock(device, waits, idle, _bind_tensors(call, i, flush))
             if i:
                 spent.append(times[0])
                 host.append(times[1])
@@ -266,11 +272,10 @@ def _clock(device: str, waits: bool, idle: int, one: Callable[[], Any]) -> tuple
         one()
         spent = time.perf_counter_ns() - start
         return spent, spent
-    new_event: Any = torch.cuda.Event
     sleep: Any = torch.cuda._sleep
     cycles = _ASLEEP
+    begin, end = new_events(2)
     while True:
-        begin, end = new_event(enable_timing=True), new_event(enable_timing=True)
         torch.cuda.synchronize()
         # The device sleeps until the call has been dispatched; otherwise it would wait for that between the events.
         sleep(cycles)
