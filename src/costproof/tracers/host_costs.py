@@ -30,7 +30,7 @@ _LEAST: Final = 100
 """Nanoseconds; smaller figures are noise of the clocks."""
 
 
-class _Block(nn.Module):
+class _SmallBlock(nn.Module):
     """The usual modules of a transformer, with a residual."""
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ def measure_host(run: str, source: str) -> dict[str, DeviceFigure]:
         run: ``cpu`` or ``cuda``. On a processor only the module call is a figure: operators run inside their calls.
         source: id of the source that the quotes name.
     """
-    network = nn.Sequential(*(_Block() for _ in range(_BLOCKS))).to(run).eval()
+    network = nn.Sequential(*(_SmallBlock() for _ in range(_BLOCKS))).to(run).eval()
     forward = Run("host", network, {"input": torch.zeros(4, _WIDTH, device=run)}, lambda path, call: ("network", ""))
     repeated: list[list[EnqueuedCall]] = []
     for _ in range(_REPEATED):
