@@ -40,11 +40,11 @@ class Configured(ABC, Generic[C]):
     name: str
     options: RunOptions = field(default_factory=RunOptions)
     cut: tuple[tuple[str, str], ...] = ()
-    """What ``options.layers`` left out of ``config``, which is cut already."""
+    """Layers that ``options.layers`` removed from ``config``, which is already truncated."""
     whole: C | None = None
     """The configuration before it was cut; ``None`` if it was not."""
     published: C | None = None
-    """What differences are told from; ``None``: the family's own."""
+    """Configuration relative to which differences are reported; by default the family's own."""
     is_known: bool = True
     """Whether differences are told: a file of a model that nobody listed may be published as it is."""
     stored: Stored = PLAIN

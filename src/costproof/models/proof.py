@@ -34,7 +34,7 @@ class Piece(Generic[T]):
     stages: tuple[str, ...] = ()
     """Only the exports of these stages; empty for all."""
     sizes: Mapping[str, int] | None = None
-    """Of a random configuration: export at these values of the symbols in place of symbols, compare integers."""
+    """For a random configuration: values of the symbols at which to export, so that integers are compared."""
     steps: Mapping[str, int] = field(default_factory=dict)
     """Symbols that stand for multiples of a number."""
     asked: Mapping[int, tuple[Mapping[str, int], ...]] = field(default_factory=dict)
@@ -69,7 +69,7 @@ class Proof:
     independent: Mapping[str, str]
     """As for :func:`costproof.compare.proof.certificate.degrees`."""
     choices: Mapping[str, int]
-    """As for the certificate's coverage; so are the next four."""
+    """As the field of the certificate's coverage with this name; likewise the next four."""
     not_varied: tuple[str, ...]
     sizes: tuple[int, ...] = ()
     tried_sizes: tuple[int, ...] = ()

@@ -207,7 +207,7 @@ class ServesTypes(Protocol):
     """Factory whose formulas describe models of certain Hugging Face model types."""
 
     model_types: tuple[str, ...]
-    """What ``model_type`` says in them."""
+    """Values of ``model_type`` in their configurations."""
 
 
 @runtime_checkable

@@ -62,7 +62,7 @@ class ExportJob:
     """Where the exported graph departs from what runs: ``{"expert_kernel": "grouped_mm"}`` for one that stands for
     a loop, which no export can follow. It does the same products by other operators."""
     notes: tuple[str, ...] = ()
-    """What was arranged so that the module can be exported here."""
+    """Notes on changes made so that the module can be exported here."""
     context: int | None = None
     """Tokens in the cache before a decode step that is traced alone."""
     inside: frozenset[str] = frozenset()
@@ -128,7 +128,7 @@ class Run:
     marks: Sequence[Mark] = ()
     """Events that the target wants in the callgraph beside enter and exit."""
     around: Callable[[], AbstractContextManager[None]] = nullcontext
-    """What must hold while the model runs, and no longer: patches of the code that it is made of."""
+    """Context in which the model runs, such as patches of its code, which are undone afterwards."""
     groups: Sequence[str] = ()
     """Containers of modules of which the data decides which run (experts): counted together, on the container."""
     positions: int = 0
@@ -149,7 +149,7 @@ class Built:
 
     model: nn.Module
     notes: tuple[str, ...] = ()
-    """What was loaded, converted, left out."""
+    """Notes on weights that were loaded, converted or omitted."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -212,7 +212,7 @@ _LONGEST: Final = 40
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """What the files of a checkpoint say about it, without reading its weights."""
+    """Properties of a checkpoint that its files state, read without the weights."""
 
     quantised: tuple[tuple[str, str], ...] = ()
     """``weights`` or ``cache`` -> the format and where it is named; empty: nothing says that it is quantised."""
@@ -245,7 +245,7 @@ PLAIN: Final = Stored()
 
 
 def stored(data: object, path: Path | None) -> Stored:
-    """Return what a configuration and the files next to it say about the checkpoint.
+    """Read the properties of a checkpoint from its configuration and the files next to it.
 
     Args:
         data: the configuration.

@@ -61,7 +61,7 @@ class Address:
     place: str
     """The registered name; the folder; behind ``hf:`` a path or a model type; the file; the module."""
     function: str = ""
-    """What makes the module, in a file or a module."""
+    """Name of the function that builds the module, in a file or a Python module."""
 
     @property
     def path(self) -> Path | None:

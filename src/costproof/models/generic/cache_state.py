@@ -93,7 +93,7 @@ class HeldCache:
     model: nn.Module = field(compare=False)
     """The one that makes the caches; those that are exported and run are others."""
     name: str
-    """What forward calls the cache."""
+    """Name of the cache argument of ``forward``."""
     towers: frozenset[str] = frozenset()
     """As of :class:`~costproof.models.generic.cache_probe.OwnCache`."""
     made: dict[tuple[int, int], Any] = field(default_factory=dict, compare=False)

@@ -22,7 +22,7 @@ class Made:
     inputs: Mapping[str, Any] | None = None
     """Keyword arguments of a forward, where they come with it."""
     notes: tuple[str, ...] = ()
-    """What was chosen while it was made."""
+    """Notes on choices made while building the module."""
     waived: Mapping[str, str] = field(default_factory=dict)
     """Keys of its configuration that decide no cost, with the reason."""
 

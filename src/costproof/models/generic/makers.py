@@ -52,7 +52,7 @@ class Case:
     side: int | None = None
     """Pixels per side of an image; the configuration's if ``None``."""
     dtype: torch.dtype | None = None
-    """Of floating-point inputs; that of the parameters if ``None``."""
+    """Dtype of floating-point inputs; by default that of the parameters."""
     given: str = ""
     """Inputs by shape: ``NAME=SHAPE[:DTYPE]``, separated by commas."""
     turned: bool = False

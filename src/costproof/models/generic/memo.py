@@ -168,7 +168,7 @@ class Choice:
     """Selection of the inputs that a module gets."""
 
     names: tuple[str, ...] | None = None
-    """Of its arguments; what forward is usually given if ``None``."""
+    """Names of the arguments; if ``None``, the usual ones of ``forward``."""
     turned: bool = False
     """As of :class:`Case`."""
     placed: bool = False

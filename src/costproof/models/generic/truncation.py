@@ -1,4 +1,4 @@
-"""Truncate a configuration to fewer layers, and work out which layers the kept ones stand for."""
+"""Truncate a configuration to fewer layers, and determine how many layers each of the remaining ones represents."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ class Stack:
     """List of layers that run one after another."""
 
     path: str
-    """Of the list in the module."""
+    """Path of the list in the module."""
     kinds: tuple[Kind, ...]
     """What each layer is, but for its number: classes of its modules, shapes of its parameters, what else its modules
     keep. Equal for layers that cost the same."""
     parameters: int
     """Elements."""
     numbers: frozenset[tuple[str, str]] = frozenset()
-    """Where its layers keep their own number: (path in the layer, attribute)."""
+    """Attributes in which layers store their own index: (path in the layer, attribute)."""
 
     def begins(self, whole: Stack) -> bool:
         """Return whether the layers equal the first ones of another stack, apart from the number of layers."""
@@ -161,9 +161,9 @@ class CutModel:
     """Factory and truncation of a model's first layers."""
 
     edits: Edits
-    """What is other in the configuration; empty where every layer is kept."""
+    """Changed keys of the configuration with their new values; empty if no layer is removed."""
     cut: tuple[tuple[str, str], ...]
-    """What is left out: ``model.layers`` -> ``2 of 32 layers``."""
+    """Remaining layers of each shortened list: ``model.layers`` -> ``2 of 32 layers``."""
     stretch: Truncation
 
 
