@@ -266,5 +266,5 @@ def test_a_gpu_sleeps_until_the_call_is_dispatched(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("torch.cuda.Event", Event)
     monkeypatch.setattr("torch.cuda.synchronize", lambda: done.append("synchronize"))
     monkeypatch.setattr("torch.cuda._sleep", lambda cycles: done.append("sleep"))
-    assert replay._clock("cuda", False, 100_000, lambda: done.append("call"))[0] == 150_000
+    assert replay._clock("cuda", False, 100_000, 0, lambda: done.append("call"))[0] == 150_000
     assert done == ["event", "event", "synchronize", "sleep", "event", "call", "event", "synchronize"]

@@ -51,8 +51,8 @@ class PageGlue(nn.Module):
 
     Args:
         part: the module that holds towers and decoder.
-        given: what else it is told about the page.
-        around: what holds while it runs.
+        given: further arguments about the page.
+        around: returns the context in which the module runs.
     """
 
     def __init__(
