@@ -156,7 +156,10 @@ def test_equal_values_share_their_places() -> None:
 
 def test_what_the_device_holds_beyond_the_tensors() -> None:
     one = Requested("sam", graph=1_000, program=1_004, eager=None, module=1_500, rounded=1_024, allocated=1_536)
-    assert held(one) == ("sam", "1,000", "1,004", "4", "?", "1,500", "?", "1,024", "1,536", "512")
+    assert held(one) == ("sam", "1,000", "1,004", "4", "?", "1,500", "?", "1,024", "1,536", "512", "")
+    named = replace(one, of_program=(("workspace of aten.mm.default", 4),))
+    assert held(named)[-1] == "workspace of aten.mm.default 4"
+    assert named.unnamed == (0, None)
 
 
 def test_a_run_that_holds_less_than_liveness_says_is_wrong() -> None:
@@ -164,6 +167,8 @@ def test_a_run_that_holds_less_than_liveness_says_is_wrong() -> None:
     assert too_little(one) == ["sam: the program asked for 999 bytes, of which 1,000 are alive at once"]
     assert too_little(replace(one, program=1_000)) == []
     assert len(too_little(replace(one, eager=1_501, allocated=512))) == 3
+    # A kernel of the GPU may return less than that of a processor.
+    assert too_little(replace(one, of_program=(("results of aten.sdpa.default", -1),))) == []
 
 
 def test_a_stage_has_a_prediction_in_each_form() -> None:
