@@ -402,7 +402,7 @@ class _CallReader:
 
 @dataclass(slots=True)
 class _Work:
-    """The work that one call enqueues."""
+    """The kernels and copies that one operator call enqueues on the device."""
 
     launch: int = 0
     launches: int = 0
@@ -522,7 +522,7 @@ def _chain(device: str) -> tuple[int, int]:
 
 
 class _Chain(nn.Module):
-    """A chain of operators on one number."""
+    """Module that runs a chain of small operators on one number, to measure the cost of launches."""
 
     def __init__(self) -> None:
         super().__init__()

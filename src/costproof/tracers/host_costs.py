@@ -87,7 +87,7 @@ def measure_host(run: str, source: str) -> dict[str, DeviceFigure]:
 
 
 def replay_time() -> int:
-    """Return the time of a graph of one small kernel on an idle device, less that of one among many in the queue."""
+    """Return the nanoseconds to replay a one-kernel CUDA graph on an idle device, minus the time of the kernel."""
     number = torch.zeros(1, device="cuda")
     graph: Any = torch.cuda.CUDAGraph()
     capture(graph, lambda nothing: number.add_(1), lambda: None)
