@@ -31,7 +31,7 @@ from costproof.tracers.eager_calls import EagerForward
 from costproof.tracers.hooks import ROOT
 from costproof.tracers.timing import WARM_UP, Stage, T, stage_boundaries, time_events, timed_device
 
-StageVariants = dict[tuple[str, str, str], Timing | str]
+VariantTimings = dict[tuple[str, str, str], Timing | str]
 """(run, stage, invocation) -> time of the stage in another form, or why it does not run in it."""
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
@@ -47,7 +47,7 @@ NOT_ON_CPU: Final = {
 
 
 @dataclass(slots=True)
-class StageCall:
+class BoundaryCall:
     """A call of a module at the boundary of a stage, which can be repeated by itself."""
 
     module: nn.Module
@@ -55,7 +55,7 @@ class StageCall:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     output: Any = None
-    inside: list[StageCall] = field(default_factory=list)
+    inside: list[BoundaryCall] = field(default_factory=list)
     """Calls of modules of other stages inside it, in order."""
 
     def prepare(self) -> Inputs:
@@ -97,7 +97,7 @@ class _Recorded:
 
 def time_graphs(
     runs: Sequence[Run], eager: Mapping[str, EagerForward], count: int, progress: Progress = silent
-) -> StageVariants:
+) -> VariantTimings:
     """Capture each stage as a CUDA graph and time ``count`` replays after one warm-up replay.
 
     Args:
@@ -110,7 +110,7 @@ def time_graphs(
 
 def time_compiled(
     runs: Sequence[Run], eager: Mapping[str, EagerForward], count: int, progress: Progress = silent
-) -> StageVariants:
+) -> VariantTimings:
     """Compile each stage with ``torch.compile`` in its default mode, and time ``count`` runs after two warm-up runs."""
     try:
         return _each_stage(
@@ -126,16 +126,16 @@ def _each_stage(
     variant: str,
     what: str,
     progress: Progress,
-    measure: Callable[[Sequence[StageCall]], Timing | str],
-) -> StageVariants:
-    found: StageVariants = {}
+    measure: Callable[[Sequence[BoundaryCall]], Timing | str],
+) -> VariantTimings:
+    found: VariantTimings = {}
     total = sum(len(_stages(eager[run.id])) for run in runs)
     for run in runs:
         stages = _stages(eager[run.id])
         if timed_device(run.model) == "cpu":
             found |= {(run.id, *stage): NOT_ON_CPU[variant] for stage in stages}
             continue
-        calls: dict[Stage, list[StageCall]] = {}
+        calls: dict[Stage, list[BoundaryCall]] = {}
         failed = ""
         try:
             for call in record_stage_calls(run):
@@ -161,16 +161,16 @@ def _stages(forward: EagerForward) -> dict[Stage, str]:
     return found
 
 
-def record_stage_calls(run: Run) -> list[StageCall]:
+def record_stage_calls(run: Run) -> list[BoundaryCall]:
     """Run a forward and return the calls of modules at stage boundaries, in order of their beginning."""
     paths = {run.model.get_submodule(path): path for path in stage_boundaries(run)}
     numbers = dict.fromkeys(paths, 0)
-    found: list[StageCall] = []
-    open_calls: list[StageCall] = []
+    found: list[BoundaryCall] = []
+    open_calls: list[BoundaryCall] = []
 
     def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
         numbers[module] += 1
-        call = StageCall(module, run.locate(paths[module], numbers[module]), *copy.deepcopy((args, kwargs)))
+        call = BoundaryCall(module, run.locate(paths[module], numbers[module]), *copy.deepcopy((args, kwargs)))
         if open_calls:
             open_calls[-1].inside.append(call)
         found.append(call)
@@ -186,7 +186,7 @@ def record_stage_calls(run: Run) -> list[StageCall]:
     return found
 
 
-def _time_graph(calls: Sequence[StageCall], count: int) -> Timing | str:
+def _time_graph(calls: Sequence[BoundaryCall], count: int) -> Timing | str:
     graph: Any = torch.cuda.CUDAGraph()
     try:
         capture(graph, lambda inputs: _run(calls, inputs), lambda: [call.prepare() for call in calls])
@@ -198,13 +198,13 @@ def _time_graph(calls: Sequence[StageCall], count: int) -> Timing | str:
         _check_device()
 
 
-def _run(calls: Sequence[StageCall], inputs: Sequence[Inputs]) -> None:
+def _run(calls: Sequence[BoundaryCall], inputs: Sequence[Inputs]) -> None:
     for call, (args, kwargs) in zip(calls, inputs, strict=True):
         with call.stubbed(_Recorded):
             call.module(*args, **kwargs)
 
 
-def _time_compiled(calls: Sequence[StageCall], count: int) -> Timing | str:
+def _time_compiled(calls: Sequence[BoundaryCall], count: int) -> Timing | str:
     disable: Any = torch.compiler.disable
     try:
         with ExitStack() as undo:
