@@ -35,6 +35,7 @@ from tests.support.stub_cuda import (
     VIEW,
     Planted,
     StubCuda,
+    StubGraph,
     plant,
     stub_cuda,
 )
@@ -272,6 +273,11 @@ def test_host_times_of_the_machine(stub: StubCuda) -> None:
     assert found["operator_dispatch"] < 1_000  # some are views
     assert found["module_call"] > 300
     assert set(host_costs.measure_host("cpu", "here")) == {"module_call"}
+
+
+def test_a_device_without_graphs_has_no_replay(stub: StubCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StubGraph, "capture_begin", broken)
+    assert host_costs.replay_time() is None
 
 
 def test_rates_of_the_machine(stub: StubCuda, monkeypatch: pytest.MonkeyPatch) -> None:

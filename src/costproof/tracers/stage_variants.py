@@ -29,7 +29,7 @@ from costproof.models.specs import Run
 from costproof.patches.modules import hooked
 from costproof.tracers.eager_calls import EagerForward
 from costproof.tracers.hooks import ROOT
-from costproof.tracers.timing import WARM_UP, Stage, T, stage_boundaries, time_events, timed_device
+from costproof.tracers.timing import Stage, T, stage_boundaries, time_events, timed_device
 
 VariantTimings = dict[tuple[str, str, str], Timing | str]
 """(run, stage, invocation) -> time of the stage in another form, or why it does not run in it."""
@@ -38,7 +38,7 @@ Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 """Arguments and keyword arguments of a call."""
 
 _WARM: Final = 2
-"""Runs on the stream of a capture, in which libraries reserve their workspaces."""
+"""Runs on the stream of a capture, in which libraries reserve their workspaces; and runs before timed ones."""
 NOT_ON_CPU: Final = {
     "graph": "CUDA graphs record the kernels of a GPU; operators of a processor run when they are called",
     "compiled": "on a processor the eager run has one clock, which compiling does not separate",
@@ -98,7 +98,7 @@ class _Recorded:
 def time_graphs(
     runs: Sequence[Run], eager: Mapping[str, EagerForward], count: int, progress: Progress = silent
 ) -> VariantTimings:
-    """Capture each stage as a CUDA graph and time ``count`` replays after one warm-up replay.
+    """Capture each stage as a CUDA graph and time ``count`` replays after two warm-up replays.
 
     Args:
         runs: the forwards.
@@ -129,9 +129,9 @@ def _each_stage(
     measure: Callable[[Sequence[BoundaryCall]], Timing | str],
 ) -> VariantTimings:
     found: VariantTimings = {}
-    total = sum(len(_stages(eager[run.id])) for run in runs)
+    total = sum(len(_stages(eager.get(run.id, ()))) for run in runs)
     for run in runs:
-        stages = _stages(eager[run.id])
+        stages = _stages(eager.get(run.id, ()))
         if timed_device(run.model) == "cpu":
             found |= {(run.id, *stage): NOT_ON_CPU[variant] for stage in stages}
             continue
@@ -190,11 +190,12 @@ def _time_graph(calls: Sequence[BoundaryCall], count: int) -> Timing | str:
     graph: Any = torch.cuda.CUDAGraph()
     try:
         capture(graph, lambda inputs: _run(calls, inputs), lambda: [call.prepare() for call in calls])
-        return time_events(lambda nothing: graph.replay(), lambda: None, WARM_UP, count)
+        return time_events(lambda nothing: graph.replay(), lambda: None, _WARM, count)
     except Exception as error:  # torch and the code of a model may raise anything while capturing
         return first_line(error)
     finally:
         graph.reset()
+        torch.cuda.empty_cache()  # the memory of a graph is its own
         _check_device()
 
 
