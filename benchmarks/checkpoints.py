@@ -18,7 +18,7 @@ from costproof.views.numbers import exact
 
 PAGE: Final = Path("docs/checkpoints.md")
 ROWS: Final = Path("tests/storage/published.json")
-CONFIGS: Final = Path("tests/models/configs")
+CONFIGS: Final = (Path("tests/models/configs"), ROWS.parent)
 HEAD: Final = """\
 # What a checkpoint takes on disk
 
@@ -42,7 +42,7 @@ a run holds is in [`fits`](roofline.md): stored weights, buffers, cache and acti
 | `quantization_config`, `compression_config` (also of `text_config`) | fp8 with scales for blocks, rows or the matrix |
 | | bitsandbytes nf4, fp4, int8; GPTQ with `dynamic` rules; AWQ gemm |
 | | compressed-tensors int4 and int8 packed, int8, float8, NVFP4, MXFP4 |
-| | MXFP4 of gpt-oss; ModelOpt FP8 and NVFP4 |
+| | MXFP4 of gpt-oss; ModelOpt FP8 and NVFP4; MLX (also in `quantization`) |
 | `hf_quant_config.json`, `quantize_config.json` beside it | ModelOpt, GPTQ, AWQ |
 | `modules_to_not_convert`, `ignore`, `exclude_modules` | what is left in 16 bits |
 | `targets`, `llm_int8_skip_modules`, `lm_head` | likewise |
@@ -64,7 +64,8 @@ def computed() -> Iterator[tuple[str, ...]]:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "config.json"
         for row in json.loads(ROWS.read_text(encoding="utf-8")):
-            data: dict[str, Any] = json.loads((CONFIGS / f"{row['config']}.json").read_text(encoding="utf-8"))
+            given = next(f for folder in CONFIGS if (f := folder / f"{row['config']}.json").exists())
+            data: dict[str, Any] = json.loads(given.read_text(encoding="utf-8"))
             file.write_text(json.dumps({**data, "quantization_config": row["quantization_config"]}), encoding="utf-8")
             found = costproof.stored(f"hf:{file}", next_token=row.get("mtp", 0))
             named = row.get("named", {})

@@ -1,7 +1,11 @@
-"""The page of ``make gpu-check``: tables as rows come, and the goals that they are judged by."""
+"""The page of ``make gpu-check``: tables as rows come, and the goals that they are judged by.
+
+``python -m benchmarks.gpu_page PAGE`` takes what was run on a GPU from another page into docs/gpu.md.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from fractions import Fraction
@@ -13,9 +17,10 @@ from costproof.estimate.measured import TimeSplit
 from costproof.ledger.writing import write_named
 from costproof.reports.escape import markdown, table
 
+PAGE: Final = Path("docs/gpu.md")
 KINDS: Final = {"cuda": "On a GPU", "cpu": "On a processor"}
 GOALS: Final = {
-    "cuda": {"eager": Fraction(1, 5), "graph": Fraction(1, 10), "compiled": Fraction(1, 10)},
+    "cuda": {"eager": Fraction(1, 5), "graph": Fraction(1, 10)},
     "cpu": {"eager": Fraction(1, 5)},
 }
 """The median error of the predicted time of each stage, at most, by the form that it runs in."""
@@ -40,7 +45,7 @@ _TIMED: Final = tuple(
     for column in ("predicted", "measured", "off", "of peak")
 )
 TABLES: Final = {
-    "machine": (Table("rates", ("rate of", "measured", "by"), "lrl"),),
+    "machine": (Table("rates", ("figure", "measured", "by"), "lrl"),),
     "counts": (Table("counts", ("model", "preset", "attention", "layers", "verdict"), "lllll"),),
     "peaks": (
         Table(
@@ -79,6 +84,15 @@ TABLES: Final = {
             ),
             "lllll" + "r" * 5 + "l",
             "The two clocks of the eager run.",
+        ),
+        Table(
+            "predictions",
+            (
+                "model", "attention", "layers", "run", "stage", "device by itself", "both clocks", "measured",
+                "in between",
+            ),
+            "lllll" + "rrrl",
+            "Predicted without running the model, from its operators and the host times of the machine.",
         ),
         Table(
             "split",
@@ -148,16 +162,20 @@ class Page:
 
     def write(self) -> None:
         """Replace the part of the page for this kind of device, and keep the other."""
-        before = self.path.read_text(encoding="utf-8") if self.path.exists() else ""
-        other = {title: body for title, body in sections(before) if title != KINDS[self.kind]}
-        both = {**other, KINDS[self.kind]: self.section()}
-        lines = [
-            "# What a device settles", "",
-            "Made by `make gpu-check`; not to be edited. Each run replaces the part of its kind of device.",
-        ]  # fmt: skip
-        for title in KINDS.values():
-            lines += ["", *both.get(title, [f"## {title}", "", "Not run."])]
-        write_named(self.path, "\n".join(lines) + "\n")
+        replace_section(self.path, KINDS[self.kind], self.section())
+
+
+def replace_section(path: Path, title: str, lines: Sequence[str]) -> None:
+    """Write a page with one part replaced, and the other kept."""
+    before = path.read_text(encoding="utf-8") if path.exists() else ""
+    both = {**dict(sections(before)), title: lines}
+    page = [
+        "# What a device settles", "",
+        "Made by `make gpu-check`; not to be edited. Each run replaces the part of its kind of device.",
+    ]  # fmt: skip
+    for name in KINDS.values():
+        page += ["", *both.get(name, [f"## {name}", "", "Not run."])]
+    write_named(path, "\n".join(page) + "\n")
 
 
 def sections(page: str) -> Iterator[tuple[str, list[str]]]:
@@ -217,3 +235,8 @@ def ranks(values: Sequence[int]) -> list[float]:
     """Of equal values the mean of their places, from 0."""
     ordered = sorted(values)
     return [ordered.index(v) + (ordered.count(v) - 1) / 2 for v in values]
+
+
+if __name__ == "__main__":
+    other = dict(sections(Path(sys.argv[1]).read_text(encoding="utf-8")))
+    replace_section(PAGE, KINDS["cuda"], other[KINDS["cuda"]])

@@ -16,7 +16,6 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple
 from fractions import Fraction
-from inspect import signature
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -27,7 +26,7 @@ from benchmarks.gpu_page import SPLIT
 from benchmarks.peaks import rows as processor_peaks
 from benchmarks.requested import Requested, requested
 from costproof.compare.verdict import verdict_sentence
-from costproof.estimate.hardware import DEVICE, Device, read_device
+from costproof.estimate.hardware import DEVICE, FIGURES, HOST_FIGURES, Device, read_device
 from costproof.estimate.measured import MeasuredStage, Measurement
 from costproof.ledger.environment import environment
 from costproof.ledger.errors import first_line
@@ -39,10 +38,13 @@ from costproof.tracers.device_benchmark import device_title
 from costproof.views.numbers import exact, human
 from costproof.weights.random_values import fill_normal
 
-DTYPES: Final = {"cuda": ("float32", "bfloat16", "float16", "float64"), "cpu": ("float32",)}
+DTYPES: Final = {"cuda": None, "cpu": ("float32",)}
+"""Dtypes whose peaks are measured; ``None`` for all, and for the times of the host."""
 DRAWN: Final = {"cuda": 10**9, "cpu": 3 * 10**8}
 """Random numbers that are drawn in a second, at least."""
 _DEVICE_FILE: Final = "device.json"
+_seen: dict[tuple[str, ...], int] = {}
+"""Model, attention, layers, run and stage -> the median of its measured times in nanoseconds."""
 Emit = Callable[..., None]
 """Writes a message: ``emit("row", ["tiny", "exact"], table="counts")``."""
 
@@ -59,16 +61,17 @@ def machine(emit: Emit, run: Literal["cpu", "cuda"], folder: str) -> None:
     emit("device", device_title(run))
     kept = ("python", "torch", "transformers", "torchlens")
     emit("text", f"{device_title(run)}; " + ", ".join(f"{p} {versions[p]}" for p in kept))
-    emit("text", "; ".join(f"{name}: {state}" for name, state in {**found.sources, **found.others}.items()))
+    states = {**found.sources, **{name: found.others[name] for name in ("flash", "cuda", "counters")}}
+    emit("text", "; ".join(f"{name}: {state}" for name, state in states.items()))
     if run == "cuda":
         emit("text", "FlashAttention's kernels: " + ("compiled" if compiled() else "not there"))
     device = costproof.measure_machine(run, dtypes=DTYPES[run])
     Path(folder, _DEVICE_FILE).write_text(json_text(to_data(DEVICE, device)), encoding="utf-8")
     for peak in device.peaks:
         emit("row", [peak.dtype, human(peak.flops, "FLOP/s"), "; ".join(q.text for q in peak.quotes)], table="rates")
-    if device.bandwidth is not None:
-        said = "; ".join(q.text for q in device.bandwidth.quotes)
-        emit("row", ["memory", human(device.bandwidth.value, "B/s"), said], table="rates")
+    for name, figure in device.figures().items():
+        title, unit, _ = {**FIGURES, **HOST_FIGURES}[name]
+        emit("row", [title, human(figure.value, unit), "; ".join(q.text for q in figure.quotes)], table="rates")
 
 
 def _measured(folder: str) -> Device | None:
@@ -143,10 +146,11 @@ def times(emit: Emit, target: str, choices: Mapping[str, Any], folder: str, ways
     """Each stage of each forward beside its bounds: eager, as a CUDA graph, compiled."""
     # A processor shared with others varies: measured anew between the runs, while a GPU's rates are those of the file.
     on = _measured(folder) if choices["run"] == "cuda" else None
-    forms: dict[str, Any] = {"ways": ways} if "ways" in signature(costproof.measure).parameters else {}
-    found = costproof.measure(target, on=on, progress=shown, **forms, **choices)
-    what = [f"{target} {choices.get('preset', '')}".strip(), str(choices.get("attention", "sdpa")), _cut(choices)]
+    found = costproof.measure(target, on=on, ways=ways, progress=shown, **choices)
+    what = _what(target, choices)
     for row in found.rows:
+        if row.measured is not None:
+            _seen[(*what, row.run, _stage(row))] = row.measured.median
         cells, figures = timed(row)
         emit("row", [*what, *cells], table="times")
         emit("row", [*what, *clocks(row)], table="clocks")
@@ -155,6 +159,27 @@ def times(emit: Emit, target: str, choices: Mapping[str, Any], folder: str, ways
         for figure in figures:
             emit("figure", "times", **figure)
     _findings(emit, found, ", ".join(what))
+
+
+def predictions(emit: Emit, target: str, choices: Mapping[str, Any], folder: str) -> None:
+    """Each stage predicted from operators and host times of the machine, beside what an earlier step measured."""
+    found = costproof.measure(target, on=_measured(folder), predict=True, progress=shown, **choices)
+    what = _what(target, choices)
+    for row in found.rows:
+        measured = _seen.get((*what, row.run, _stage(row)))
+        inside = ""
+        if measured is not None and row.device_alone is not None and row.predicted is not None:
+            inside = "yes" if row.device_alone <= measured <= row.predicted else "no"
+        times = (row.device_alone, row.predicted, measured)
+        emit("row", [*what, row.run, _stage(row), *map(ms, times), inside], table="predictions")
+        if row.predicted is not None and measured is not None:
+            more = {"form": "never run", "stage": row.stage, "predicted": row.predicted, "measured": measured}
+            emit("figure", "times", **more)
+
+
+def _what(target: str, choices: Mapping[str, Any]) -> tuple[str, str, str]:
+    name = f"{target} {choices.get('preset', '')}".strip()
+    return name, str(choices.get("attention", "sdpa")), _cut(choices)
 
 
 def weights(emit: Emit, run: str, numbers: int) -> None:
@@ -240,6 +265,7 @@ STEPS: Final[Mapping[str, Callable[..., None]]] = {
     "peaks": peaks,
     "allocations": allocations,
     "times": times,
+    "predictions": predictions,
     "weights": weights,
 }
 

@@ -20,6 +20,8 @@ from costproof.ledger.run import RunOptions
 from costproof.reports.report import Report
 from costproof.run.derive import Derivation
 from costproof.run.proof import Verification
+from costproof.storage.checkpoint import StoredCheckpoint, parts_of
+from costproof.storage.tensors import StoredTensor, totals
 from costproof.views.frames import frame
 from tests.estimate.test_measured import BUSY, WAITING, one
 from tests.reports.pages import certificate
@@ -64,6 +66,11 @@ def listing() -> tuple[Any, ...]:
     return (OperatorListing("s", "c", "p", (line("a", "x", 5), line("b", "y", None))),)
 
 
+def checkpoint() -> StoredCheckpoint:
+    tensors = [StoredTensor(f"layers.{i}.up.weight", "BF16", (4, 8)) for i in range(2)]
+    return StoredCheckpoint("mine", "", (), 64, 0, totals(tensors), parts_of(tensors))
+
+
 MADE: Final[dict[str, Callable[[], Any]]] = {
     "Capture": toy,
     "Drawable": lambda: toy().callgraph,
@@ -80,6 +87,7 @@ MADE: Final[dict[str, Callable[[], Any]]] = {
     "Measurement": measurement,
     "tuple[OperatorListing, ...]": listing,
     "Peaks": lambda: peaks(*CALLS),
+    "StoredCheckpoint": checkpoint,
     "Certificate": certificate,
     "Verification": lambda: Verification(certificate(), (), ()),
     "Roofline": lambda: api.roofline("deepseek-ocr", on="l4"),
@@ -112,6 +120,7 @@ ROWS: Final[dict[str, Callable[[Any], tuple[str, list[Any]]]]] = {
     "Measurement": lambda v: ("measured_ns", [r.measured.median for r in v.rows]),
     "tuple[OperatorListing, ...]": lambda v: ("flops", [x.flops for some in v for x in some.lines]),
     "Peaks": lambda v: ("graph_peak_bytes", [None if c.graph is None else c.graph.bytes for c in v.calls]),
+    "StoredCheckpoint": lambda v: ("bytes", [p.bytes for p in v.parts]),
     "Certificate": lambda v: ("formula", [c.formula for c in v.claims]),
     "Verification": lambda v: ("formula", [c.formula for c in v.certificate.claims]),
     "Roofline": lambda v: (

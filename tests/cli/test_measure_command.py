@@ -57,6 +57,11 @@ def test_parts_add_up(found: Measurement) -> None:
         alone = [o for o in found.operators if (o.run, o.stage) == (row.run, row.stage)]
         assert row.replay == sum(o.spent or 0 for o in alone)
         assert row.replay > 0
+        # One clock: nothing is launched, and the time between operators is known.
+        assert row.clocks is not None
+        assert (row.clocks.device, row.clocks.launches, row.clocks.both) == (0, 0, row.clocks.host)
+        assert row.predicted == row.replay + row.clocks.python
+        assert row.clocks.python > 0
 
 
 def test_a_file_of_another_major_version_is_refused(found: Measurement) -> None:

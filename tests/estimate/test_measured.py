@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from fractions import Fraction
+from random import Random
 
 import pytest
 
 from costproof.compare.patterns import patterns
 from costproof.estimate.arithmetic import Arithmetic
-from costproof.estimate.clocks import Forward, VariantTime
+from costproof.estimate.clocks import Forward, VariantTime, stage_clocks
 from costproof.estimate.measured import (
     EagerCalls,
     MeasuredStage,
@@ -25,6 +26,7 @@ from costproof.estimate.measured import (
 from costproof.estimate.roofline import Roof
 from costproof.ledger.node import CostNode
 from costproof.ledger.profile import EnqueuedCall, Timing
+from tests.estimate.test_clocks import random_forward
 
 ROOF = Roof(8, 2, math="bfloat16")
 """8 FLOP and 2 bytes a second: they meet at 4 FLOP per byte."""
@@ -324,3 +326,24 @@ def test_python_before_a_boundary_is_no_work() -> None:
     (row,) = stage_times({"page": nodes}, {PLACE: None}, {}, ROOF, BFLOAT, eager=eager)
     # 8 bytes take 4 s at the roof, of the 9 s that the copy takes; nothing is left to other operators.
     assert parts(row.split) == [0, 4, 0, 0, 5, 0, 3, 2, 1, 0, 0, 0]
+
+
+def test_the_parts_add_up_whatever_ran() -> None:
+    source = Random(7)
+    for _ in range(60):
+        forward, latency = random_forward(source), source.randrange(9)
+        places: list[TimePlace] = [("page", *stage) for stage in dict.fromkeys(stage for stage, _ in forward)]
+        runs = [tuple(source.randrange(1, 400) for _ in range(3)) for _ in places]
+        times = {
+            place: Timing(spent) if source.random() < 0.8 else None for place, spent in zip(places, runs, strict=True)
+        }
+        nodes = [replace(BUSY, stage=place[1], invocation=place[2], module="m") for place in places]
+        eager = EagerCalls({"page": forward}, kind_of, latency, on_host=False)
+        rows = stage_times({"page": nodes}, times, {}, ROOF, BFLOAT, eager=eager)
+        both = stage_clocks(forward, latency)
+        for row in rows:
+            assert row.split is not None
+            whole = both[row.stage, row.invocation].both if row.measured is None else row.measured.median
+            assert sum(parts(row.split)) * S == whole
+            host = (row.split.python, row.split.dispatch, row.split.launch, row.split.synchronisation)
+            assert sum(Fraction(part or 0) for part in host) == both[row.stage, row.invocation].host_bound

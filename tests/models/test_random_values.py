@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from costproof.ledger.progress import silent
-from costproof.weights.random_values import BLOCK, fill_normal, fill_random, random_integers, random_normal
+from costproof.weights.random_values import BLOCK, _Pace, fill_normal, fill_random, random_integers, random_normal
 
 WORD = 2**32
 
@@ -27,14 +27,13 @@ def lowbias32(x: int) -> int:
 
 def words(seed: int, name: str, index: int) -> tuple[int, int]:
     """Return both words of an index."""
-    block, position = divmod(index, 32768)
+    block, position = divmod(index, 65536)
     key: int
     multiplier: int
     key, multiplier = struct.unpack("<II", hashlib.blake2b(f"{seed}:{name}:{block}".encode(), digest_size=8).digest())
     u = (lowbias32(position + 1) ^ key) * (multiplier | 1) % WORD
     u ^= u >> 15
-    v = u * 0x2C1B3C6D % WORD
-    return u, v ^ v >> 15
+    return u, u * 0x2C1B3C6D % WORD
 
 
 def number(seed: int, name: str, index: int) -> int:
@@ -52,7 +51,7 @@ def test_the_hash_is_the_published_one() -> None:
         x = (x ^ x >> 15 ^ x >> 30) * 0x1D69E2A5 % WORD
         return x ^ x >> 16
 
-    assert all(inverse(lowbias32(x)) == x for x in (1, 2, 32768, 0xDEADBEEF))
+    assert all(inverse(lowbias32(x)) == x for x in (1, 2, 65536, 0xDEADBEEF))
 
 
 def test_numbers_one_by_one() -> None:
@@ -77,7 +76,7 @@ def threads(count: int) -> Iterator[None]:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
 def test_the_same_bits_on_any_number_of_threads_and_for_any_layout(dtype: torch.dtype) -> None:
-    shape = (700, 3001)  # 2 million numbers: two tasks and a part of a block
+    shape = (700, 3001)  # 2 million numbers: 32 blocks and a part of one
     with threads(1):
         one = random_normal(shape, 0, "w", "cpu", dtype)
     with threads(4):
@@ -139,15 +138,38 @@ def test_generators_of_torch_are_left_alone_and_progress_ends_at_the_total() -> 
     assert 0.0195 < first.weight.std().item() < 0.0205
 
 
-def test_an_interrupt_ends_all_threads() -> None:
-    def interrupted(what: str, done: int, total: int) -> None:
-        if done:
-            raise KeyboardInterrupt
+def test_threads_are_used_where_they_help() -> None:
+    with threads(4):
+        pace = _Pace("cpu")
+        assert pace.rows() == 1
+        pace.note(1, BLOCK, 100_000)
+        assert pace.rows() == 8
+        pace.note(8, 8 * BLOCK, 400_000)  # half the time for each number
+        assert pace.rows() == 8
+        for _ in range(50):
+            pace.note(8, 8 * BLOCK, 400_000)
+        assert pace.rows() == 8
+        pace.note(8, 8 * BLOCK, 400_000)  # fifty times as long as the first pass, so one block is tried again
+        assert pace.rows() == 1
+        pace.note(1, BLOCK, 10_000)
+        assert pace.rows() == 1
+        pace.note(1, 5, 10_000_000)  # a part of a block says nothing
+        assert pace.rows() == 1
+    with threads(1):
+        assert _Pace("cpu").rows() == 1
 
-    import threading
 
-    before = threading.active_count()
-    with threads(2), pytest.raises(KeyboardInterrupt):
-        fill_normal([("w", torch.empty(2**23))], 0, 1.0, interrupted)
-    assert threading.active_count() == before
+def test_many_tensors_on_several_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    shapes = [3 * BLOCK, 1, 5 * BLOCK + 1, 11 * BLOCK, 9 * BLOCK, BLOCK - 1]
+    monkeypatch.setattr("costproof.weights.random_values._ROWS", {"cpu": 4})
+    for count in (1, 2):
+        with threads(count):
+            many = [(str(i), torch.empty(numbers)) for i, numbers in enumerate(shapes)]
+            fill_normal(many, 0, 1.0)
+        for name, tensor in many:
+            assert torch.equal(tensor, random_normal(tensor.shape, 0, name, "cpu", torch.float32)), (count, name)
+
+
+def test_nothing_to_fill() -> None:
     fill_normal([], 0, 1.0, silent)
+    fill_normal([("w", torch.empty(0, 4))], 0, 1.0, silent)

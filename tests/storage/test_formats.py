@@ -20,7 +20,7 @@ def scheme(description: dict[str, Any], model_type: str = "llama") -> Scheme:
 
 
 def layout(of: Scheme, rows: int, columns: int, *, bias: bool = False, dtype: str = "BF16") -> tuple[StoredTensor, ...]:
-    found = of.format_of(LinearModule("model.layers.0.mlp.up_proj"))
+    found = of.format_of(LinearModule("model.layers.0.mlp.up_proj", columns=columns))
     assert found is not None
     return found.tensors(LinearShape(rows, columns, bias, dtype))
 
@@ -62,6 +62,8 @@ HAND: dict[str, tuple[dict[str, Any], str, int, int, int]] = {
                                       4 * 24 * 96 + 4 * 9 + 2 * 96 + 4 * 256),
     "awq": ({"quant_method": "awq", "bits": 4, "group_size": 64, "version": "gemm"}, "llama", 96, 256,
             4 * 256 * 12 + 4 * 4 * 12 + 2 * 4 * 96),
+    # MLX: eight in a word of four bytes, a scale and an offset of two bytes for 64 columns.
+    "mlx": ({"bits": 4, "group_size": 64, "mode": "affine"}, "llama", 96, 256, 4 * 96 * 32 + 2 * 2 * 96 * 4),
     # NVFP4: half a byte each, a scale of one byte for 16 columns, two float32 numbers.
     "nvfp4": ({"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16}, "llama", 96, 256,
               96 * 128 + 96 * 16 + 4 + 4),
@@ -96,12 +98,14 @@ PATHS = ("model.layers.3.mlp.gate_proj", "model.layers.3.mlp.gate", "model.layer
     ("description", "kept"),
     [
         ({"quant_method": "fp8", "weight_block_size": [128, 128]}, {"lm_head"}),
-        # A name ends at a part of the path, or is a suffix; the head stays.
+        # A list replaces the default, which is the head; a name ends at a part of the path, or is a suffix.
         ({"quant_method": "fp8", "weight_block_size": [128, 128],
           "modules_to_not_convert": ["model.layers.3.mlp.gate"]},
-         {"lm_head", "model.layers.3.mlp.gate"}),
-        ({"quant_method": "fp8", "weight_block_size": [128, 128], "modules_to_not_convert": ["model.layers.1"]},
-         {"lm_head"}),
+         {"model.layers.3.mlp.gate"}),
+        ({"quant_method": "fp8", "weight_block_size": [128, 128],
+          "modules_to_not_convert": ["model.layers.1", "lm_head"]}, {"lm_head"}),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True, "llm_int8_skip_modules": ["q_proj"]},
+         {"model.layers.11.self_attn.q_proj"}),
         ({"quant_method": "awq", "bits": 4, "group_size": 128, "modules_to_not_convert": ["gate"]},
          {"lm_head", "model.layers.3.mlp.gate_proj", "model.layers.3.mlp.gate"}),
         ({"quant_method": "gptq", "bits": 4, "group_size": 128, "lm_head": True, "dynamic": {"-:.*q_proj": {}}},
@@ -143,7 +147,8 @@ def test_rules_of_single_modules_change_bits_and_groups() -> None:
         {"quant_method": "modelopt", "quant_algo": "W4A8"},
         {"quant_method": "compressed-tensors", "format": "marlin-24", "config_groups": {"g": {"weights": {}}}},
         {"quant_method": "compressed-tensors", "config_groups": {}},
-        {"bits": 4, "group_size": 64},
+        {"bits": 4, "group_size": 32, "mode": "mxfp4"},
+        {"bits": 4},
         "fp8",
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 from pathlib import Path
 from typing import Any
@@ -148,3 +149,24 @@ def test_differences_are_named_with_their_bytes() -> None:
         ("layers.*.rotary.inv_freq", "", "1 x F32 [3]", 12),
     ]
     assert sum(d.bytes for d in found.differences) == found.bytes - sum(t.bytes for t in expected)
+
+
+def test_bounds_of_headers(tmp_path: Path) -> None:
+    """As docs/limits.md states them; a FIFO would never end."""
+    file = tmp_path / "model.safetensors"
+    for length in (2**25 + 1, 2**63):
+        file.write_bytes(length.to_bytes(8, "little") + b"{}")
+        with pytest.raises(BadInput, match="header of"):
+            read_header(file)
+    file.write_bytes(header({"a": {"dtype": "F32", "shape": [10**400], "data_offsets": [0, 4]}}))
+    with pytest.raises(BadInput):
+        read_header(file)
+    file.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 2**21 + 1, 0))
+    with pytest.raises(BadInput, match="tensors"):
+        read_header(file)
+    file.write_bytes(b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 2**24 + 1))
+    with pytest.raises(BadInput, match="text of"):
+        read_header(file)
+    os.mkfifo(tmp_path / "fifo.safetensors")
+    with pytest.raises(BadInput, match="regular"):
+        read_header(tmp_path / "fifo.safetensors")

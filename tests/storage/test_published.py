@@ -20,9 +20,10 @@ CONFIGS = Path(__file__).parents[1] / "models" / "configs"
 PUBLISHED: list[dict[str, Any]] = json.loads(Path(__file__).with_name("published.json").read_text(encoding="utf-8"))
 
 
-def configuration(folder: Path, name: str, quantised: object) -> str:
-    data = json.loads((CONFIGS / f"{name}.json").read_text(encoding="utf-8"))
-    file = folder / "config.json"
+def configuration(made: Path, name: str, quantised: object) -> str:
+    known = [folder / f"{name}.json" for folder in (CONFIGS, Path(__file__).parent)]
+    data = json.loads(next(file for file in known if file.exists()).read_text(encoding="utf-8"))
+    file = made / "config.json"
     file.write_text(json.dumps({**data, "quantization_config": quantised}), encoding="utf-8")
     return f"hf:{file}"
 
@@ -116,7 +117,7 @@ def test_a_size_that_the_weights_decide_is_incomplete(tmp_path: Path) -> None:
 
 
 def test_a_format_that_is_not_known_is_no_number(tmp_path: Path) -> None:
-    for description in ({"quant_method": "hqq"}, {"bits": 4, "group_size": 64}):
+    for description in ({"quant_method": "hqq"}, {"bits": 4, "group_size": 64, "mode": "mxfp4"}):
         with pytest.raises(Incomplete, match="not known"):
             stored(configuration(tmp_path, "Llama-3.1-8B", description))
     with pytest.raises(BadInput, match="one more token"):

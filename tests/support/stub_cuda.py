@@ -379,6 +379,8 @@ class _OnCpu(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.Tensor.cuda:
             return args[0]
+        if func is torch.device:
+            return func(*args, **(kwargs or {}))
         return func(*map(_on_cpu, args), **{key: _on_cpu(value) for key, value in (kwargs or {}).items()})
 
 
@@ -411,6 +413,7 @@ def stub_cuda(patch: pytest.MonkeyPatch, stub: StubCuda | None = None) -> Iterat
         "Event": StubTimer, "Stream": StubStream, "CUDAGraph": StubGraph, "stream": stream,
         "current_stream": lambda *_: stub.current or default, "synchronize": stub.synchronize, "_sleep": stub.sleep,
         "is_available": lambda: True, "current_device": lambda: 0, "device_count": lambda: 1,
+        "is_tf32_supported": lambda: True,
         "get_device_name": lambda *_: "Stub GPU", "empty_cache": lambda: None,
         "is_current_stream_capturing": lambda: stub.graph is not None,
         "get_device_properties": lambda *_: SimpleNamespace(total_memory=memory, name="Stub GPU"),

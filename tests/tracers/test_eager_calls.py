@@ -245,6 +245,36 @@ def test_work_of_the_profiler_and_ranges_are_left_out() -> None:
     assert [(c.operator, c.python, c.dispatch) for c in found] == [("aten.view", 90, 10), ("", 790, 0)]
 
 
+def test_work_of_the_profiler_inside_operators_is_left_out() -> None:
+    found = piece(
+        host_event("aten::addmm", 200, 500), host_event("Activity Buffer Request", 210, 300),
+        host_event("cudaLaunchKernel", 320, 340, 4), device_event(4, 50),
+        host_event("aten::empty", 400, 450), host_event("Resource", 410, 430),
+        host_event("aten::view", 600, 700), host_event("aten::as_strided", 610, 690), host_event("Resource", 620, 680),
+    )  # fmt: skip
+    assert found == [
+        made("aten.addmm", 100, 10 + 20 + 160 - 20, 20, 1, 50), made("aten.view", 100, 40, 0, 0, 0),
+        made("", 300, 0, 0, 0, 0),
+    ]  # fmt: skip
+
+
+def test_an_operator_that_works_before_one_inside_it() -> None:
+    found = piece(
+        host_event("aten::index", 200, 900),
+        host_event("cudaLaunchKernel", 210, 220, 1), device_event(1, 5),
+        host_event("aten::nonzero", 300, 500), host_event("cudaStreamSynchronize", 400, 450, 2),
+        host_event("cudaLaunchKernel", 600, 620, 3), device_event(3, 7),
+    )  # fmt: skip
+    assert found == [
+        made("aten.index", 100, 10 + 80, 10, 1, 5), made("aten.nonzero", 0, 100 + 50, 0, 0, 0, waits=True),
+        made("aten.index", 0, 100 + 280, 20, 1, 7), made("", 100, 0, 0, 0, 0),
+    ]  # fmt: skip
+
+
+def test_a_stage_without_a_time_is_left_as_it_is(stub: StubCuda) -> None:
+    assert sum(c.dispatch for _, calls in measure_calls([page()], {})["page"] for c in calls) == 5 * 1_000 + 3 * 500
+
+
 def test_lost_events_are_an_error() -> None:
     with pytest.raises(Incomplete, match="lost events"):
         read_calls([host_event(MARK, 0, 1)], PIECE)

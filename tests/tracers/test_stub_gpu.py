@@ -13,18 +13,28 @@ import torch
 from torch import nn
 
 import costproof
-from costproof.estimate.hardware import Device, DeviceFigure, DevicePeak, FigureQuote, FigureSource
+from costproof.estimate.hardware import HOST_FIGURES, Device, DeviceFigure, DevicePeak, FigureQuote, FigureSource
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.profile import Timing
 from costproof.models.specs import Run
-from costproof.run.measure import WAYS
+from costproof.run.measure import WAYS, measure_machine
 from costproof.tracers import device_benchmark, host_costs, replay, timing
 from costproof.tracers.eager_calls import EagerForward, measure_calls
 from costproof.tracers.replay import predict_operators, replay_operators
 from costproof.tracers.stage_variants import NOT_ON_CPU, record_stage_calls, time_compiled, time_graphs
 from costproof.tracers.timing import Stage, profile_runs, time_stage_clocks
 from tests.models.test_config import shallow_config
-from tests.support.stub_cuda import INVALIDATED, LATENCY, NOT_PERMITTED, REPLAY, VIEW, Planted, StubCuda, stub_cuda
+from tests.support.stub_cuda import (
+    INVALIDATED,
+    LATENCY,
+    NOT_PERMITTED,
+    REPLAY,
+    VIEW,
+    Planted,
+    StubCuda,
+    plant,
+    stub_cuda,
+)
 
 VISION, TEXT = ("vision", "once"), ("text", "once")
 
@@ -190,6 +200,67 @@ def test_operators_that_never_ran_have_both_clocks(stub: StubCuda, monkeypatch: 
     }  # fmt: skip
 
 
+class Odd(nn.Module):
+    """Looks up a row that its table has not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.ones(0, 2))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """[B] -> [B, 2]."""
+        return nn.functional.embedding(tokens, self.table) + 1
+
+
+def test_an_operator_that_cannot_be_made_is_named(stub: StubCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replay, "_FLUSHED", 2**10)
+    odd = Run("page", Odd().to("meta"), {"tokens": torch.tensor([0], device="meta")}, lambda path, call: TEXT)
+    found = {c.operator: c for c in predict_operators([odd], "cuda", 1)["page"]}
+    lost, plus = found["aten.embedding.default"], found["aten.add.Tensor"]
+    assert (lost.alone, lost.enqueue) == (None, None)
+    assert "index" in lost.why
+    assert plus.enqueue is not None
+    assert plus.enqueue.launches == 1
+
+
+def test_what_is_larger_than_the_device_is_not_made(stub: StubCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replay, "_FLUSHED", 2**10)
+    wide = Run(
+        "page",
+        nn.Linear(2**17, 2**17, bias=False, device="meta"),
+        {"input": torch.ones(1, 2**17, device="meta")},
+        lambda path, call: TEXT,
+    )
+    found = {c.operator: c.why for c in predict_operators([wide], "cuda", 1)["page"]}
+    assert f"more than four fifths of the {2**33:,} that are free" in found["aten.mm.default"]
+
+
+def test_a_call_that_takes_the_host_long_is_timed_behind_a_longer_sleep(
+    stub: StubCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replay, "_FLUSHED", 2**10)
+    stub.plant = lambda func: Planted(dispatch=5_000_000) if func._schema.name == "aten::mm" else plant(func)
+    found = {(c.module, c.operator): c for c in replay_operators(cached(), 1)}
+    assert found["head", "aten.mm.default"].alone == Timing((3_000,))
+    assert replay._ASLEEP * replay._LONGER in stub.asleep
+
+
+def test_a_compiler_that_fails_is_a_reason(stub: StubCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = cached()
+    calls = eager(one)
+    monkeypatch.setattr(torch, "compile", broken)
+    assert time_compiled([one], calls, 1)["page", *TEXT] == f"RuntimeError: {INVALIDATED}"
+
+
+def test_a_module_that_has_a_forward_of_its_own_keeps_it(stub: StubCuda) -> None:
+    one = cached()
+    calls, tower = eager(one), one.model.get_submodule("tower")
+    own = tower.forward
+    vars(tower)["forward"] = own
+    assert isinstance(time_graphs([one], calls, 1)["page", *TEXT], Timing)
+    assert vars(tower)["forward"] is own
+
+
 def test_host_times_of_the_machine(stub: StubCuda) -> None:
     found = {name: figure.value for name, figure in host_costs.measure_host("cuda", "here").items()}
     assert found["kernel_launch"] == 2_000
@@ -204,13 +275,48 @@ def test_rates_of_the_machine(stub: StubCuda, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(device_benchmark, "_LARGEST", 512)
     monkeypatch.setattr(device_benchmark, "_COPIED", {"cuda": 2**20})
     monkeypatch.setattr(device_benchmark, "_IMAGES", {"cuda": 1})
-    stub.plant = lambda func: VIEW if func.is_view else Planted(device=60_000_000)
-    found = device_benchmark.measure_device("cuda", "stub", ("float32",))
+    ran: set[tuple[str, str, bool]] = set()
+
+    def plant(func: Any) -> Planted:
+        name = func._schema.name.removeprefix("aten::")
+        if name in ("mm", "conv2d"):
+            ran.add((name, torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32))
+        return VIEW if func.is_view else Planted(device=60_000_000)
+
+    stub.plant = plant
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    steps: list[tuple[str, int, int]] = []
+    found = device_benchmark.measure_device("cuda", "stub", ("float32",), lambda *step: steps.append(step))
     assert (found.title, found.memory and found.memory.value) == ("Stub GPU", 2**34)
     assert found.peaks[0].flops > 10**9
+    # float32 and TF32 apart, for products of matrices and for convolutions; then all is as it was.
+    assert [(p.dtype, p.quotes[0].text.rpartition(", ")[2]) for p in found.peaks] == [
+        ("float32", "of float32 without TF32"), ("tf32", "of float32 in TF32"),
+    ]  # fmt: skip
+    assert ran == {
+        (name, *allowed)
+        for name in ("mm", "conv2d") for allowed in (("highest", False), ("high", True))
+    }  # fmt: skip
+    assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == before
+    assert steps == [("machine", done, 3) for done in range(4)]
+    monkeypatch.setattr(torch.cuda, "is_tf32_supported", lambda: False)
+    assert [p.dtype for p in device_benchmark.measure_device("cuda", "old", ("float32",)).peaks] == ["float32"]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(Incomplete, match="no CUDA device"):
         device_benchmark.measure_device("cuda", "stub")
+
+
+def test_a_machine_has_rates_and_host_times(stub: StubCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_benchmark, "_LARGEST", 512)
+    monkeypatch.setattr(device_benchmark, "_COPIED", {"cuda": 2**20})
+    monkeypatch.setattr(device_benchmark, "_IMAGES", {"cuda": 1})
+    monkeypatch.setattr(device_benchmark, "DTYPES", ("float32",))
+    stub.plant = lambda func: VIEW if func.is_view else Planted(device=60_000_000)
+    found = measure_machine("cuda", name="stub")
+    assert set(HOST_FIGURES) <= found.figures().keys()
+    again = measure_machine("cuda", name="stub", dtypes=("float32",))
+    assert not set(HOST_FIGURES) & again.figures().keys()
+    assert found.or_faster(again).figures().keys() == found.figures().keys()
 
 
 def test_the_profile_of_a_run(stub: StubCuda) -> None:
@@ -267,3 +373,38 @@ def test_measure_from_end_to_end(
         assert row.graph.predicted == row.clocks.device + REPLAY
         assert row.compiled is not None
         assert row.compiled.time == row.measured
+
+
+def test_an_interrupt_leaves_nothing(stub: StubCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = cached()
+    calls = eager(one)
+    real, left = stub.plant, [0]
+
+    def interrupting(func: Any) -> Planted:
+        left[0] -= 1
+        if not left[0]:
+            raise KeyboardInterrupt
+        return real(func)
+
+    stub.plant = interrupting
+    monkeypatch.setattr(replay, "_FLUSHED", 2**10)
+    stopped = 0
+    for work in (
+        lambda: time_graphs([one], calls, 1), lambda: time_compiled([one], calls, 1), lambda: eager(one),
+        lambda: replay_operators(one, 1), lambda: profile_runs([one], 1),
+    ):  # fmt: skip
+        for at in range(1, 200, 9):
+            left[0] = at
+            try:
+                work()
+            except KeyboardInterrupt:
+                stopped += 1
+            else:
+                break
+            assert stub.graph is None
+            assert stub.current is None
+            assert stub.profile is None
+            assert not stub.generators[0].state.capturing
+            assert not any(m._forward_hooks or m._forward_pre_hooks for m in one.model.modules())
+            assert "forward" not in vars(one.model.get_submodule("tower"))
+    assert stopped > 20

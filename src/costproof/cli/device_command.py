@@ -11,6 +11,7 @@ from costproof import api
 from costproof.cli.options import format_option, options
 from costproof.cli.output import emit, terminal_width
 from costproof.cli.params import DEVICE, ChoiceParam
+from costproof.cli.progress import show_progress
 from costproof.ledger.errors import BadInput
 from costproof.reports.devices import devices_text
 from costproof.reports.outputs import variant
@@ -30,8 +31,10 @@ def machines() -> int:
     "--run", type=ChoiceParam("cpu", "cuda"), default="cpu", show_default=True, help="Device that --measure measures."
 )
 @format_option("device")
-@options("output")
-def machine(name: str | None, measure: bool, run: Literal["cpu", "cuda"], kind: str | None, output: Path | None) -> int:
+@options("output", "progress")
+def machine(
+    name: str | None, measure: bool, run: Literal["cpu", "cuda"], kind: str | None, output: Path | None, progress: str
+) -> int:
     """Show the figures of the device NAME, each with its quoted source.
 
     NAME is a name from costproof machines or a FILE.json. With --measure, matrix products and a convolution per dtype,
@@ -42,6 +45,10 @@ def machine(name: str | None, measure: bool, run: Literal["cpu", "cuda"], kind: 
             "missing argument 'NAME'", where="costproof machine", fix="costproof machines lists them; or --measure"
         )
     how = variant("device", kind, output)
-    found = api.measure_machine(run, name=name or "here") if measure else api.machine(name or "")
+    if measure:
+        with show_progress(progress) as say:
+            found = api.measure_machine(run, name=name or "here", progress=say)
+    else:
+        found = api.machine(name or "")
     emit(how.text(found, terminal_width(output)), output)
     return 0

@@ -24,6 +24,11 @@ from costproof.reports.outputs import variant
     "--predict", is_flag=True,
     help="Time each distinct operator in isolation instead of running the model, which then need not fit in memory.",
 )  # fmt: skip
+@click.option(
+    "--compiled",
+    is_flag=True,
+    help="Also time each stage on a GPU under torch.compile, which takes minutes to compile.",
+)
 @format_option("measure")
 @options("output", "request", "dry-run", "config", "preset", "run", "weights", "layers", "seed", "profile")
 @options("trust-remote-code", "rules", "progress")
@@ -33,6 +38,7 @@ def measure(
     device: str | None,
     math: str | None,
     predict: bool,
+    compiled: bool,
     kind: str | None,
     output: Path | None,
     progress: str,
@@ -43,15 +49,16 @@ def measure(
     time of operators beyond their bound, and host time, on a GPU that in which the device is idle: Python, dispatch,
     launches and synchronisation. The host and device clocks of the run also predict its time. With --predict the
     prediction is the only result, and the model never runs. Runs on the CPU unless --run cuda is given, 5 times unless
-    --profile N is given.
+    --profile N is given. On a GPU each stage is also timed as a CUDA graph, where it can be captured.
 
     The exit code is 1 if something ran faster than its bound, which the report then explains, and 3 if the cost of an
     operator is unknown or it cannot be run in isolation.
     """
     how = variant("measure", kind, output)
     check_apart(output)
+    forms = ("eager", "graph", *(["compiled"] if compiled else []))
     with show_progress(progress) as say:
-        found = api.measure(run, on=device, math=math, predict=predict, progress=say)
+        found = api.measure(run, on=device, math=math, predict=predict, ways=forms, progress=say)
     emit(how.text(found, terminal_width(output)), output)
     for row in found.rows:
         if row.wrong:

@@ -34,6 +34,7 @@ TITLES = {
     "counters": "running third-party counters",
     "compare": "comparing the sources",
     "peaks": "following what is alive",
+    "machine": "measuring the machine",
     "points": "evaluating the points",
     "validate": "counting points statically",
     "write": "writing the reports",

@@ -161,6 +161,8 @@ class Judges:
     """Sum of these quantities, in FLOPs."""
     alone: tuple[str, ...]
     """Work that only costproof's rules count, one clause each."""
+    operators: tuple[str, ...] = ()
+    """Operators that the second judge counted, by their names at the dispatcher."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,4 +280,4 @@ class Discrepancy:
         return known[finding_id]
 
 
-DISCREPANCY: Final = FileKind(name="costproof/discrepancy", version=(2, 4), type=Discrepancy)
+DISCREPANCY: Final = FileKind(name="costproof/discrepancy", version=(2, 5), type=Discrepancy)

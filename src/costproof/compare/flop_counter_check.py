@@ -11,7 +11,7 @@ from costproof.compare.findings import Cause, Finding, Judges
 from costproof.compare.kinds import kind_of
 from costproof.compare.patterns import patterns, template
 from costproof.ledger.capture import Capture
-from costproof.ledger.node import unknown_clause
+from costproof.ledger.node import NO_FORMULA, UnknownOp, unknown_clause
 
 WITHOUT = "FLOPs of operators: the dynamic source has no second judge in this capture"
 
@@ -43,11 +43,18 @@ def second_judge(capture: Capture) -> tuple[Judges, tuple[Finding, ...]]:
         differing += bad
         agreed += [row for row in members if row not in excused and row not in bad]
     names = dict.fromkeys(o.op for o in judge.unknown_ops)
-    alone = [f"operator {n}: {unknown_clause([o for o in judge.unknown_ops if o.op == n])}" for n in names]
+    alone = [_alone(name, [o for o in judge.unknown_ops if o.op == name]) for name in names]
     alone += [_left_open(*each) for each in _merged(left)]
     alone += [_without_rule(*each) for each in _merged(ruleless)]
     found = (_finding(*each) for each in _merged(differing))
-    return Judges(len(agreed), sum(r.cells["dynamic"].value or 0 for r in agreed), tuple(alone)), tuple(found)
+    flops = sum(r.cells["dynamic"].value or 0 for r in agreed)
+    return Judges(len(agreed), flops, tuple(alone), tuple(sorted({n.kind for n in judge.nodes}))), tuple(found)
+
+
+def _alone(name: str, calls: Sequence[UnknownOp]) -> str:
+    """Return the clause on the calls of an operator that the second judge could not count."""
+    reasons = sorted({call.why for call in calls} - {NO_FORMULA})
+    return "; ".join((f"operator {name}: {unknown_clause(calls)}", *reasons))
 
 
 def _merged(rows: Iterable[AlignedRow]) -> Iterator[tuple[AlignedRow, str, int]]:

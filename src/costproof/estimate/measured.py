@@ -285,8 +285,9 @@ class MeasuredOperator:
 class ClockBorder:
     """From which value of a setting on the device clock of a stage is longer than its host clock.
 
-    It is assumed that the host clock stays as it is, since the same operators are called, and that the device clock is
-    proportional to max(FLOP / peak, bytes at the module boundary / bandwidth) of the stage, by its formulas.
+    It is assumed that the host clock stays as it is, since the same operators are called (a loop over routed experts
+    may call more), and that the device clock is proportional to max(FLOP / peak, bytes at the module boundary /
+    bandwidth) of the stage, by its formulas.
     """
 
     run: str

@@ -62,6 +62,8 @@ class CostNode:
 _SHOWN: Final = 3
 
 NO_RULE: Final = "no rule for this operator"
+NO_FORMULA: Final = "torch has no formula for this operator"
+"""Why the second judge has no count of an operator."""
 """Reason of an unknown operator without a cost rule, which users can add."""
 
 

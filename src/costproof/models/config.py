@@ -105,7 +105,7 @@ def check_type(top: Section, kind: str) -> None:
 
 
 def check_padding(top: Section, vocab: int) -> None:
-    """Check the padding id of a class that has its row in the table of tokens, as ``torch.nn.Embedding`` does."""
+    """Check that the padding id is a row of the token table, as ``torch.nn.Embedding`` requires."""
     key, value = "pad_token_id", top.data.get("pad_token_id")
     whole = isinstance(value, int) and not isinstance(value, bool)
     if value is None or any(str(p.where).endswith(".vocab_size") for p in top.problems):
@@ -124,13 +124,13 @@ def check_returns(top: Section) -> None:
 
 _WAIVED: Final = "waived"
 _MAY_BE_0: Final = ("dense_layers", "image_token", "q_rank", "window")
-"""Fields of which 0 says that the model has none of these, whatever they are now."""
+"""Fields that may be set to 0, which means that the model has no such part."""
 _TEXTS: Final = {
     "activation": "|".join(map(re.escape, ACTIVATION_FLOPS)),
     "pattern": "[fw]{1,200}",
     "kinds": "[dm]{1,200}",
 }
-"""Fields that are texts -> what one looks like. The others name a class, which decides other keys too."""
+"""Text fields -> the regular expression of their values. Other text fields name a class, which affects other keys."""
 
 
 def keys_of(config: Any, within: str = "") -> dict[str, Any]:
@@ -150,16 +150,16 @@ def changes(config: Config, published: Config) -> dict[str, str]:
 
 
 KEY: Final = "config."
-"""Before a name that is the key's."""
+"""Prefix that marks a name as a configuration key."""
 
 
 def key_named(config: Any, name: str, where: str) -> str:
-    """Return the full key that a name means: itself, or the only key ending in it, as ``topk`` for ``text.topk``.
+    """Return the full key for a name: the name itself, or the only key that ends in it, as ``topk`` for ``text.topk``.
 
-    ``config.experts`` is a key beyond doubt, where a setting of the workload has the same name.
+    ``config.experts`` always means the key, also if a setting of the workload has the same name.
 
     Raises:
-        BadInput: there is none, or there are several.
+        BadInput: no key matches, or several do.
     """
     known = keys_of(config)
     name = name if name in known else name.removeprefix(KEY)
@@ -176,7 +176,7 @@ def with_keys(config: C, changes: Mapping[str, Any]) -> C:
     """Return the configuration with other values for some keys, checked.
 
     Raises:
-        Problems: a value is not one that the key can have, or contradicts another.
+        Problems: a value is invalid for its key, or contradicts another.
     """
     problems: list[CostproofError] = []
     known = keys_of(config)

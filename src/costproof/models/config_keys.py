@@ -66,7 +66,7 @@ HARMLESS: Final[Mapping[str, str]] = {
     "auto_map": OWN_CODE,
     **dict.fromkeys(("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "rope_theta"), _SMALL),
 }  # fmt: skip
-"""Keys -> why they decide no cost of any model."""
+"""Keys that affect no cost of any model -> the reason."""
 _ALIKE: Final = (
     (re.compile(r".*_token_ids?"), _IDS),
     (re.compile(r"id2label|num_labels"), _NAMES),
@@ -81,7 +81,7 @@ _ANY: Final[Mapping[str, Any]] = {
     "is_decoder": False, "is_encoder_decoder": False, "add_cross_attention": False, "tie_encoder_decoder": False,
     "chunk_size_feed_forward": 0, "pruned_heads": {}, "cross_attention_hidden_size": None,
 }  # fmt: skip
-"""Keys that every class has, at the values of a class that makes no use of them."""
+"""Keys that every class accepts -> their value in a class that does not use them."""
 _SIZES: Final = ("hidden_size", "num_attention_heads", "num_hidden_layers")
 _ALIASES: Final[Mapping[str, tuple[str, ...]]] = {
     "deepseek_v2": ("num_experts",),
@@ -91,7 +91,7 @@ _ALIASES: Final[Mapping[str, tuple[str, ...]]] = {
     "qwen3_vl_vision": _SIZES[1:],
     "t5": (*_SIZES, "head_dim"),
 }
-"""Type of a model -> other names that its class, or those of other types, have for its keys."""
+"""Model type -> other names of its keys, in its class or in classes of other types."""
 IMPLIED: Final[Mapping[str, Mapping[str, Any]]] = {
     "bert": {"position_embedding_type": "absolute"},
     "deepseek_v2": {"moe_layer_freq": 1, "scoring_func": "softmax"},
@@ -114,7 +114,7 @@ IMPLIED: Final[Mapping[str, Mapping[str, Any]]] = {
     "roberta": {"position_embedding_type": "absolute"},
     "xlm-roberta": {"position_embedding_type": "absolute"},
 }  # fmt: skip
-"""Type of a model -> what its class does, in the words of keys that it does not read."""
+"""Model type -> keys that its class does not read, with the values that describe what it does."""
 _FURTHER: Final = re.compile(r"(num_|n_)?(mtp|nextn)_.*|.*_(mtp|nextn)_.*|use_mtp")
 
 
@@ -143,7 +143,7 @@ def harmless(kind: str, key: str, value: object) -> str | None:
     """Return the reason why an unread key affects no cost, or ``None`` if it may affect one.
 
     Args:
-        kind: ``model_type`` of the object that it is in.
+        kind: ``model_type`` of the object that contains the key.
     """
     if (reason := HARMLESS.get(key)) is not None:
         return reason
@@ -165,7 +165,7 @@ def harmless(kind: str, key: str, value: object) -> str | None:
 def type_of_class(data: Mapping[str, Any]) -> str | None:
     """Return the model type of the class named by a configuration whose own type has no class.
 
-    ``None`` where transformers has its type, or has no such class either: ``kimi_k2`` names ``DeepseekV3ForCausalLM``.
+    ``None`` if transformers has its type, or no such class. Example: ``kimi_k2`` names ``DeepseekV3ForCausalLM``.
     """
     named = data.get("architectures")
     if not isinstance(named, list) or not named or find_spec("transformers") is None:

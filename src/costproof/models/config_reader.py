@@ -1,8 +1,7 @@
 """Read JSON configurations so that no key is silently ignored.
 
-Every key of an object is consumed by a reader method, or waived with a reason: by name, as harmless, or as one that
-nothing reads, when :meth:`Section.finish` is called. Problems are collected, not raised,
-so that a person sees all of them at once.
+Every key of an object is consumed by a reader method or waived with a reason. :meth:`Section.finish` waives the rest,
+as harmless or as unread. Problems are collected instead of raised, so that all of them are reported at once.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ from costproof.models.config_keys import NOT_NULL
 LARGEST: Final = 2**31 - 1
 """Sizes above this are typing errors: no tensor dimension of a real model comes near it."""
 MOST_LAYERS: Final = 1_000
-"""Several times those of any model; each layer is a few dozen lines of every ledger."""
+"""Largest number of layers, several times that of any model; each layer adds a few dozen lines to every ledger."""
 
 _MISSING: Final = object()
 _CLOSE: Final = 0.85
-"""A ratio of ``SequenceMatcher``: one letter in seven differs."""
+"""Ratio of ``SequenceMatcher`` from which a key counts as a misspelling: one letter in seven differs."""
 
 
 def shown(value: object) -> str:
@@ -44,7 +43,7 @@ class Section:
 
     Args:
         data: the object; anything else is a problem and reads as empty.
-        path: where it stands in the file.
+        path: its JSON path in the file.
         problems: the list that all sections of one file share.
     """
 
@@ -57,7 +56,7 @@ class Section:
         self.waived: dict[str, str] = {}
         self.children: list[Section] = []
         self.below: list[tuple[str, Collection[str], Mapping[str, Any]]] = []
-        """Path, known keys and data of every section below, those that others read too."""
+        """Path, known keys and data of every section below, including those that other classes read."""
         if self.broken:
             self.problem("this must be an object", None, expected="a JSON object", got=shown(data))
 
@@ -77,7 +76,7 @@ class Section:
     def take(self, key: str, default: object = _MISSING) -> Any:
         """Return the raw value of a key; a missing key without a default is a problem and returns ``None``.
 
-        A key that is waived and taken is used: it is waived no longer.
+        A waived key that is taken counts as used and is no longer waived.
         """
         self.known.add(key)
         self.waived.pop(f"{self.path}.{key}", None)
@@ -172,7 +171,7 @@ class Section:
     def finish(self, *, strict: bool = False) -> tuple[tuple[str, str], ...]:
         """Return every key here and below that affects no cost or that nothing read, with the reason.
 
-        A key that a section below reads, with another value than there, is a problem: whoever wrote it means it.
+        A key that only a section below reads, with a different value there, is a problem: it is probably misplaced.
 
         Args:
             strict: whether a key that is neither used nor harmless is a problem.
@@ -208,7 +207,7 @@ class Section:
         return tuple(sorted(waived))
 
     def _meant(self, kind: str, key: str) -> bool:
-        """Return whether a key is a misspelling of a known one; ``moe_intermediate_size`` is a key of its own."""
+        """Return whether a key is probably a misspelling of a known one; prefixes and suffixes make different keys."""
         close = get_close_matches(key, self.known | config_keys.aliases(kind), n=1, cutoff=_CLOSE)
         parts = (a.startswith(f"{b}_") or a.endswith(f"_{b}") for n in close for a, b in ((key, n), (n, key)))
         return bool(close) and not any(parts)

@@ -29,7 +29,7 @@ class Known:
     params: int
     """Published total of all tensors."""
     config: Mapping[str, Any] = field(default_factory=dict)
-    """Keys of the family's configuration that are not those of its default; those of a part are ``text.hidden``."""
+    """Keys that differ from the default configuration of the family; keys of a part are dotted, as ``text.hidden``."""
 
     def default(self) -> Target:
         """Return the target with the published configuration."""
@@ -175,11 +175,11 @@ KNOWN: Final = (
     Known("xlm-roberta-base", "xlm-roberta", 278_043_648),
     Known("xlm-roberta-large", "xlm-roberta", 559_890_432, _LARGE),
 )  # fmt: skip
-"""A name that is a family's as well stands for the family's default, and is not listed here."""
+"""Models whose name is that of a family are its default configuration, and are not listed."""
 
 
 RECORD: Final = Path(__file__).with_name("recorded.json")
-"""A list of groups: the families that are alike, and what each source gives of them."""
+"""JSON file with a list of groups: similar families, and the metrics that each source gives for them."""
 
 
 def family_of(target: Target) -> str:
@@ -191,7 +191,7 @@ def family_of(target: Target) -> str:
 def recorded(target: Target, workload: Workload) -> dict[str, tuple[Metric, ...]]:
     """Return the metrics on record for each source of a target, or ``{}`` if there is no record.
 
-    A run whose operators data or a device chooses does not tell what each of them moves.
+    If data or the device selects operators, runs do not report the bytes that each operator moves.
     """
     found = _record().get(family_of(target), {})
     if workload.experts != "eager" and options_of(target).device == "meta":

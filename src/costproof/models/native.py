@@ -40,13 +40,13 @@ class Configured(ABC, Generic[C]):
     name: str
     options: RunOptions = field(default_factory=RunOptions)
     cut: tuple[tuple[str, str], ...] = ()
-    """What ``options.layers`` left out of ``config``, which is cut already."""
+    """What ``options.layers`` removed; ``config`` is already truncated."""
     whole: C | None = None
-    """The configuration before it was cut; ``None`` if it was not."""
+    """The configuration before truncation; ``None`` if it is not truncated."""
     published: C | None = None
-    """What differences are told from; ``None``: the family's own."""
+    """The configuration that differences are reported against; ``None`` for the default of the family."""
     is_known: bool = True
-    """Whether differences are told: a file of a model that nobody listed may be published as it is."""
+    """Whether differences are reported; false for a file that may itself be a published configuration."""
     stored: Stored = PLAIN
     """How the checkpoint of ``config`` stores its weights."""
     stages: ClassVar[tuple[str, ...]]

@@ -26,19 +26,19 @@ class Piece(Generic[T]):
     id: str
     """Name in the progress file: ``identity: page``."""
     phase: Literal["identities", "sizes", "workloads", "draws", "runs"]
-    """What is counted together. What agrees in an identity is a claim of the certificate; of other pieces it is only
-    counted. Of workloads only the exports without symbols are made, and compared as integers. Of runs nothing is
-    exported: every decode step is run and counted by the second judge."""
+    """Kind of the piece. An identity that holds is a claim of the certificate; pieces of other kinds are only counted.
+    Workloads are exported without symbols and compared as integers. Runs are not exported: every decode step is run and
+    counted by FlopCounterMode."""
     target: T
     workload: Workload
     stages: tuple[str, ...] = ()
     """Only the exports of these stages; empty for all."""
     sizes: Mapping[str, int] | None = None
-    """Of a random configuration: export at these values of the symbols in place of symbols, compare integers."""
+    """For a random configuration, the values of the symbols at which it is exported; integers are compared."""
     steps: Mapping[str, int] = field(default_factory=dict)
-    """Symbols that stand for multiples of a number."""
+    """Symbol -> the number that its values are multiples of."""
     asked: Mapping[int, tuple[Mapping[str, int], ...]] = field(default_factory=dict)
-    """Size that is a symbol here -> the points at which the exports are asked whether they describe it."""
+    """Value of a symbolic size -> the points at which the guards of the exports are evaluated."""
 
 
 def not_drawn(config: Config | type[Config]) -> dict[str, str]:
@@ -63,19 +63,19 @@ class Proof:
     pieces: tuple[Piece[Provable], ...]
     settings: Settings
     usual: Workload
-    """The run whose conventions the certificate states."""
+    """The workload whose conventions the certificate states."""
     ranges: Mapping[str, int]
     """Drawn parameter -> number of its values."""
     independent: Mapping[str, str]
     """As for :func:`costproof.compare.proof.certificate.degrees`."""
     choices: Mapping[str, int]
-    """As for the certificate's coverage; so are the next four."""
+    """Feature -> number of draws that have it; like the next four fields, part of the coverage of a certificate."""
     not_varied: tuple[str, ...]
     sizes: tuple[int, ...] = ()
     tried_sizes: tuple[int, ...] = ()
     workloads: tuple[str, ...] = ()
     sized: tuple[str, ...] = ()
-    """Stages with a size that is a number in some graphs and a symbol in others."""
+    """Stages with a size that is concrete in some graphs and symbolic in others."""
     not_claimed: tuple[str, ...] = ()
 
 
@@ -87,11 +87,11 @@ class WithProof(Provable, Protocol):
         """Return the proof, made of pieces.
 
         Args:
-            samples: random configurations to draw, where the target draws some.
-            chosen: the settings that the factory's ``proof_settings`` lists; its own default where one is left out.
+            samples: number of random configurations to draw, if the family draws any.
+            chosen: settings listed by ``proof_settings`` of the factory; omitted ones have their defaults.
 
         Raises:
-            BadInput: settings that make no proof.
+            BadInput: settings for which there is no proof.
         """
         ...
 
@@ -111,6 +111,6 @@ class Proves(Protocol):
             text: JSON, as the target wrote it.
 
         Raises:
-            ValueError, KeyError, TypeError: the text is none.
+            ValueError, KeyError, TypeError: the text is not a normalised configuration.
         """
         ...

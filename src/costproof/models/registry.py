@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 METHODS: Final = {"default": (), "from_file": ("path",), "settings": (), "presets": ()}
-"""What every factory has, with the arguments that it is called with."""
+"""Required methods of a factory -> their arguments."""
 _MAKERS: Final = ("default", "from_file", "from_folder", "from_normalised")
 """Methods that return a target."""
 _TARGET: Final = tuple(name for name in vars(Target) if not name.startswith("_"))
@@ -43,7 +43,7 @@ def checked_factory(made: Any, plugin: Plugin[Any]) -> Any:
     """Return the factory with each method guarded against errors and wrong results.
 
     Raises:
-        BadInput: it lacks methods, or a class has them for its instances only.
+        BadInput: methods are missing, or are instance methods of a registered class.
     """
     wrong = [text for name, arguments in METHODS.items() if (text := _problem(made, name, arguments))]
     types = getattr(made, "model_types", ())
@@ -144,7 +144,7 @@ def _named(value: Any) -> str:
 class TargetFactory(Protocol):
     """Factory registered under a name: an object with these methods, or a class with them as class methods.
 
-    The family of another distribution is checked when it is loaded, see ``models.checked``.
+    Factories of other distributions are checked when they are loaded, see :func:`checked_factory`.
 
     A factory may have ``model_types``, a tuple of names: the types of configurations that :meth:`from_file` reads.
     """
@@ -208,7 +208,7 @@ class ServesTypes(Protocol):
     """Factory whose formulas describe models of certain Hugging Face model types."""
 
     model_types: tuple[str, ...]
-    """What ``model_type`` says in them."""
+    """Values of ``model_type`` in the configurations of these models."""
 
 
 @runtime_checkable
@@ -216,7 +216,7 @@ class ServesClasses(Protocol):
     """Factory whose formulas describe only some classes of transformers for these model types."""
 
     def describes(self, architecture: str) -> bool:
-        """Return whether the formulas describe this class; a configuration naming another has no family."""
+        """Return whether the formulas describe this class; a configuration of another class has no family."""
         ...
 
 
@@ -259,7 +259,7 @@ class _Located:
 
     factory: TargetFactory
     load: Callable[[bool], Target]
-    """(whether code of a snapshot may run) -> the target."""
+    """(whether the code of a snapshot may run) -> the target."""
 
 
 def read_address(text: str) -> Address:

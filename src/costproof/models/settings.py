@@ -23,7 +23,7 @@ LOGITS: Final = Setting("logits", "Positions that lm_head maps in the prefill.",
 EXPERTS: Final = Setting("experts", "Kernel of the routed experts.", "choice", get_args(ExpertKernel))
 
 MAX_BATCH: Final = 1024
-"""Above this a mistake is likelier than a wish."""
+"""Largest batch size; a larger one is probably a mistake."""
 
 
 def known_preset(name: str, known: Collection[str], where: str = "--preset") -> str:
@@ -48,9 +48,8 @@ def changed(
 ) -> Workload:
     """Return the workload with other values of its own fields; ``None`` leaves a field unchanged.
 
-    What a workload has no field for is a setting of the target's own: one of its ``inputs``.
-
-    Settings that do not exist, and values that are none of a setting's choices, go to ``problems`` and change nothing.
+    Settings that are not fields of the workload are stored in its ``inputs``. Unknown settings and invalid choices are
+    added to ``problems``, and the workload is returned unchanged.
     """
     by_name = {s.name: s for s in settings}
     values = {k: v for k, v in given.items() if v is not None}

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 GIVEN: Final = "the numbers that it was given"
-"""What notes call the numbers of a module and inputs that have some."""
+"""Name in notes for the concrete values of a module and its inputs."""
 
 RUNS_ALL: Final = "the class runs all"
-"""Start of the note on a class that runs all experts for every token, where its configuration names fewer."""
+"""Start of the note on a class that runs all experts for every token although its configuration names fewer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +37,9 @@ class SymbolicSize:
 
 @dataclass(frozen=True, slots=True)
 class ExportJob:
-    """Part of a model to export, or to trace by itself: a module, its inputs on meta, and where its costs belong.
+    """Part of a model to export or to trace in isolation: a module, its inputs on meta, and the stage of its costs.
 
-    An export is made at example sizes; what is traced alone has the sizes that the workload has.
+    An export uses example sizes; an isolated trace uses the sizes of the workload.
     """
 
     id: str
@@ -50,37 +50,37 @@ class ExportJob:
     """A thin wrapper that calls the model's own module; it adds no operators of its own."""
     prefix: Mapping[str, str]
     """Module paths inside ``module`` -> paths from the root of the model; the longest prefix wins.
-    Modules under no prefix are scaffolding: an operator there that computes is an error."""
+    Modules outside of all prefixes belong to the wrapper: an operator in them that computes is an error."""
     args: Mapping[str, Any]
     """Keyword arguments: tensors on meta, or nested lists of them."""
     sizes: Sequence[SymbolicSize] = ()
     returns_cache: bool = False
     """Whether the wrapper returns ``(result, [(keys, values) per layer])``."""
     own_calls: frozenset[str] = frozenset()
-    """Paths from the root whose calls this graph vouches for; empty means: all that it shows."""
+    """Paths from the root whose call counts are taken from this graph; empty for all modules in it."""
     conventions: Mapping[str, str] = field(default_factory=dict)
-    """Where the exported graph departs from what runs: ``{"expert_kernel": "grouped_mm"}`` for one that stands for
-    a loop, which no export can follow. It does the same products by other operators."""
+    """Conventions in which the exported graph differs from the run: ``{"expert_kernel": "grouped_mm"}`` if grouped
+    GEMMs replace a data-dependent loop over experts, which cannot be exported. The products are the same."""
     notes: tuple[str, ...] = ()
-    """What was arranged so that the module can be exported here."""
+    """Notes on replacements without which the module could not be exported."""
     context: int | None = None
-    """Tokens in the cache before a decode step that is traced alone."""
+    """Tokens in the cache before a decode step that is traced in isolation."""
     inside: frozenset[str] = frozenset()
-    """Names of arguments, and of results as ``return.0``, that pass between two parts of the stage; and of parameters
-    of ``module`` that another part of it reads whole."""
+    """Names of arguments, and of results as ``return.0``, that are passed between two parts of the stage, and of
+    parameters of ``module`` that another part of the stage reads in full."""
     repeated: bool = False
-    """Whether it is one decode step, that stands for N of them at contexts from P."""
+    """Whether the job is one decode step that represents N steps at contexts P, P + 1, …"""
     elsewhere: bool = False
-    """Whether it may be exported with numbers, where numbers decide what it does; as of :class:`Run`."""
+    """Whether the export may fall back to concrete values if a branch depends on data; as in :class:`Run`."""
     real: Callable[[], ExportJob] | None = None
-    """With ``elsewhere``: makes the job with the numbers that module and arguments have; as of :class:`Run`."""
+    """With ``elsewhere``: returns the job with the values of module and arguments; as in :class:`Run`."""
     numbers: bool = False
-    """Whether module and arguments have numbers, and the export follows the way that these decide."""
+    """Whether module and arguments have concrete values, and the export follows the branches that these select."""
     holds: tuple[str, ...] = ()
-    """Expressions of the symbols of ``sizes``, none of which is negative where the target makes this job: elsewhere
-    its arguments are in no state that the model has. Conditions of the export are not among them."""
+    """Expressions in the symbols of ``sizes`` that must all be >= 0 for the arguments to be a valid state of the model.
+    Guards of the export are not included."""
     parts: Mapping[str, str] = field(default_factory=dict)
-    """Paths from the root of the model of modules with a stage of their own -> that stage; all else is in ``stage``."""
+    """Paths from the root of modules with a separate stage -> that stage; all other modules belong to ``stage``."""
 
     @property
     def stages(self) -> tuple[str, ...]:
@@ -102,7 +102,7 @@ class Mark:
     module: str
     """Path of the module; empty for the root."""
     read: Callable[[Any, tuple[Any, ...], Mapping[str, Any]], Mapping[str, int | str | tuple[int, ...]]]
-    """(module, args, kwargs) -> what the event tells; nothing if this call has nothing to tell."""
+    """(module, args, kwargs) -> the fields of the event; empty for a call without an event."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,25 +118,25 @@ class Run:
     context: int | None = None
     """Tokens in the cache before the run, for decode steps."""
     cache_before: Sequence[tuple[torch.Tensor, torch.Tensor]] = ()
-    """Keys and values per layer that the run gets."""
+    """Keys and values of each layer in the cache that is passed to the run."""
     attention_paths: Sequence[str] = field(default_factory=tuple)
-    """Module path that owns the cache of layer i."""
+    """Path of the module that owns the cache of layer i, by layer."""
     expected: torch.Tensor | None = None
-    """Logits of the same forward without a tracer, in a real run: a traced one must return the same bits."""
+    """In a real run, the logits of the same forward without a tracer; the traced forward must return the same bits."""
     expert_tokens: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """Module of routed experts -> rows that each expert receives, in a real run."""
+    """In a real run, path of a module of routed experts -> number of rows that each expert receives."""
     marks: Sequence[Mark] = ()
-    """Events that the target wants in the callgraph beside enter and exit."""
+    """Events to record in the callgraph in addition to enter and exit."""
     around: Callable[[], AbstractContextManager[None]] = nullcontext
-    """What must hold while the model runs, and no longer: patches of the code that it is made of."""
+    """Context in which the model runs: patches of its code."""
     groups: Sequence[str] = ()
-    """Containers of modules of which the data decides which run (experts): counted together, on the container."""
+    """Paths of containers whose modules run depending on data (experts); their costs are counted on the container."""
     positions: int = 0
-    """Positions that pass the decoder; needed with ``groups``."""
+    """Number of positions that the decoder processes; required with ``groups``."""
     elsewhere: bool = False
-    """Whether a run on meta may be taken to the CPU where the model looks at numbers."""
+    """Whether a run on meta may fall back to the CPU if the model needs concrete values."""
     real: Callable[[], Run] | None = None
-    """With ``elsewhere``: makes the run with the numbers that module and inputs have. What has none is ones."""
+    """With ``elsewhere``: returns the run with the values of module and inputs; tensors without values become ones."""
 
     def inputs(self) -> dict[str, Any]:
         """Return a copy of the arguments, since a forward modifies the cache that it gets."""
@@ -149,7 +149,7 @@ class Built:
 
     model: nn.Module
     notes: tuple[str, ...] = ()
-    """What was loaded, converted, left out."""
+    """Notes on what was loaded, converted or left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,9 +157,9 @@ class Truncation:
     """For each module of a truncated model, the number of modules of the whole model that it represents."""
 
     parameters: int
-    """Elements of the whole model's parameters, each tensor once; none of them needs memory to be counted."""
+    """Number of elements of all parameters of the whole model, each tensor once."""
     times: tuple[tuple[str, tuple[int, ...]], ...] = ()
-    """Path of a cut stack of layers -> for how many of them each kept one stands."""
+    """Path of a truncated stack of layers -> the number of layers that each remaining one represents."""
 
     def of(self, path: str) -> int:
         """Return how many modules of the whole model the one at a path represents."""

@@ -57,6 +57,8 @@ def stored_tensors(model: nn.Module, scheme: Scheme) -> Iterator[StoredTensor]:
     Stacks of experts are linear layers of each expert, unless the scheme stores stacks. What the scheme does not
     quantise has the dtype of the module.
     """
+    from torch.nn import Embedding, Linear
+
     head = attribute(model, "get_output_embeddings", lambda: None)()
     table = attribute(model, "get_input_embeddings", lambda: None)()
     shared = {id(p) for p in (table.parameters() if table is not None else ())}
@@ -66,11 +68,12 @@ def stored_tensors(model: nn.Module, scheme: Scheme) -> Iterator[StoredTensor]:
         own = {n: p for n, p in module.named_parameters(recurse=False) if id(p) not in seen}
         seen |= {id(p) for p in own.values()}
         stacks = {n: p for n, p in own.items() if p.dim() == 3 and n in _STACKS}
-        if _is_linear(module) and "weight" in own:
+        if isinstance(module, Linear | Embedding) and "weight" in own:
             is_head = module is head or id(own["weight"]) in shared
-            place = LinearModule(path, type(module).__name__, is_head, _in_layers(path))
+            kind = "Embedding" if isinstance(module, Embedding) else type(module).__name__
+            place = LinearModule(path, kind, own["weight"].shape[1], is_head, _in_layers(path))
             yield from _linear(place, own.pop("weight"), own.pop("bias", None), scheme)
-        elif stacks and any(scheme.format_of(_expert(path, n)) for n in stacks):
+        elif stacks and any(scheme.format_of(_expert(path, name, p.shape[-1])) for name, p in stacks.items()):
             for name, weight in stacks.items():
                 bias = own.pop(f"{name}_bias", None)
                 own.pop(name)
@@ -88,19 +91,14 @@ def stored_tensors(model: nn.Module, scheme: Scheme) -> Iterator[StoredTensor]:
                 yield replace(scale, name=f"{path}.{scale.name}")
 
 
-def _is_linear(module: nn.Module) -> bool:
-    from torch import nn
-
-    return isinstance(module, nn.Linear)
-
-
 def _in_layers(path: str) -> bool:
     parts = path.split(".")
     return any(a in _LAYERS and b.isdigit() for a, b in pairwise(parts))
 
 
-def _expert(path: str, name: str, number: int = 0) -> LinearModule:
-    return LinearModule(f"{path}.{number}.{_STACKS[name][0]}", "Expert")
+def _expert(path: str, name: str, columns: int) -> LinearModule:
+    """Return the first linear layer of the first expert of a stack."""
+    return LinearModule(f"{path}.0.{_STACKS[name][0]}", "Expert", columns)
 
 
 def _dtype(tensor: torch.Tensor) -> str:
@@ -139,7 +137,7 @@ def _stack(
     if _is_transposed(module):
         rows, columns = columns, rows
     names = _STACKS[name]
-    of = scheme.format_of(_expert(path, name))
+    of = scheme.format_of(_expert(path, name, columns))
     assert of is not None, path
     if scheme.stacked:
         for tensor in _packed(of, LinearShape(rows, columns, bias is not None, _dtype(weight))):

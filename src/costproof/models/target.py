@@ -30,7 +30,7 @@ class Setting:
     what: str
     """In one line, for ``--help``."""
     kind: Literal["integer", "text", "file", "choice", "list"] = "integer"
-    """``list``: may be given several times; a workload has the values with commas between them."""
+    """``list``: may be repeated; the workload holds the values joined by commas."""
     choices: tuple[str, ...] = ()
     metavar: str = "N"
 
@@ -42,7 +42,7 @@ class NamedWorkload:
     name: str
     what: str
     tokens: Mapping[str, int]
-    """What the prompt is made of: ``vision``, ``text``."""
+    """Part of the prompt, ``vision`` or ``text`` -> its number of tokens."""
     default: bool = False
 
 
@@ -55,7 +55,7 @@ class Target(Protocol):
         ...
 
     def info(self) -> TargetInfo:
-        """Return the target as data: configuration symbols with values, stages, waived keys."""
+        """Return the target as plain data: configuration symbols with values, stages, waived keys."""
         ...
 
     def settings(self) -> tuple[Setting, ...]:
@@ -150,7 +150,7 @@ class WithModules(Target, Protocol):
 
 @runtime_checkable
 class WithValues(Target, Protocol):
-    """Target with input tensors of the user's own, whose values a run may depend on."""
+    """Target with input tensors of the user, whose values may affect a run."""
 
     def with_values(self, workload: Workload) -> Workload:
         """Return the workload with these values in its arguments."""
@@ -205,7 +205,7 @@ class Derivable(Exportable, Protocol):
     def derivable(self, stage: str) -> tuple[Exportable, Workload, Mapping[str, int]] | None:
         """Return the target, the run and the symbol steps with which to export a stage in full generality.
 
-        ``None`` where the usual exports have all symbols that there are.
+        ``None`` if the default exports already have all possible symbols.
         """
         ...
 
@@ -231,7 +231,7 @@ class Runnable(Target, Protocol):
     def with_options(self, options: RunOptions) -> Runnable:
         """Return the same target with other run options; ``layers`` truncates it for all sources.
 
-        Raises :class:`~costproof.ledger.errors.BadInput` if it cannot be run so.
+        Raises :class:`~costproof.ledger.errors.BadInput` if the options are not supported.
         """
         ...
 
@@ -268,7 +268,7 @@ class Truncatable(Runnable, Protocol):
 
 @runtime_checkable
 class InProcess(Runnable, Protocol):
-    """Target that may exist only as an object of this process, so that its sources run here, one by one."""
+    """Target that may exist only in this process, so that its sources run in this process, one after another."""
 
     @property
     def here(self) -> bool:
@@ -282,7 +282,7 @@ SERVES: Final[Mapping[str, tuple[type, str]]] = {
     "dynamic": (Runnable, "the target cannot be run as a whole"),
     "isolated": (Staged, "the target's stages cannot be run alone"),
 }
-"""Source -> the protocol that it needs, and what to say of a target without it."""
+"""Source -> the protocol that it requires, and the message for a target without it."""
 
 
 def lacking(target: Target, sources: Iterable[str]) -> dict[str, str]:
@@ -299,7 +299,7 @@ def run_with(target: Target, options: RunOptions) -> Target:
     """Return the target with other run options.
 
     Raises:
-        BadInput: it cannot be run, or not so.
+        BadInput: it cannot be run, or not with these options.
     """
     if isinstance(target, Runnable):
         return target.with_options(options)

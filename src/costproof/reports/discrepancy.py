@@ -215,6 +215,7 @@ def _judges(found: Discrepancy) -> list[Block]:
         f"{plural(differing, 'other')} {verb(differing, 'differs', 'differ')}."
     )
     body: list[Block] = [compared] if judges.agreed or differing else []
+    body += [f"Operators that it counted: {', '.join(judges.operators)}."] if judges.operators else []
     body += [
         "One judge alone, the rules and the accounting that static and dynamic share; formulas are compared with them:"
     ]

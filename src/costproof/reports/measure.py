@@ -142,7 +142,7 @@ def _says(found: Measurement) -> list[str]:
     """Return what the columns of the split mean."""
     known = all(row.clocks is not None for row in found.rows)
     if found.predicted:
-        return [PREDICTS] if known else [PREDICTS, NO_COSTS]
+        return [PREDICTS] if known or found.device.module_call is not None else [PREDICTS, NO_COSTS]
     said = [SAYS, ON_DEVICE if _on_device(found) else ON_HOST, REST]
     return said if known else [*said, NO_CLOCKS]
 

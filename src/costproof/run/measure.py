@@ -258,14 +258,16 @@ def _device(
     """Return the given device, or measure this machine again, since its clock varies, and merge the results."""
     if on is not None:
         return on if isinstance(on, Device) else machine(on)
-    progress("measure the machine", 0, 1)
-    found = measure_machine(run, dtypes=None if before is None else (dtype,))
-    progress("measure the machine", 1, 1)
+    found = measure_machine(run, dtypes=None if before is None else (dtype,), progress=progress)
     return found if before is None else before.or_faster(found)
 
 
 def measure_machine(
-    run: Literal["cpu", "cuda"] = "cpu", *, name: str = "here", dtypes: Iterable[str] | None = None
+    run: Literal["cpu", "cuda"] = "cpu",
+    *,
+    name: str = "here",
+    dtypes: Iterable[str] | None = None,
+    progress: Progress = silent,
 ) -> Device:
     """Measure the peaks of this machine per dtype, its bandwidth by a large copy or read, and its memory.
 
@@ -274,7 +276,9 @@ def measure_machine(
     Args:
         run: the kind of device.
         name: name of the result.
-        dtypes: torch dtypes to measure (default: float32, bfloat16, float16 and float64, and the host times).
+        dtypes: torch dtypes to measure (default: float32, bfloat16, float16 and float64, and the host times). On a GPU
+            with TF32 products of float32 are measured without it and with it.
+        progress: called with the steps.
 
     Raises:
         Incomplete: torch is missing, or the device is not available.
@@ -283,7 +287,7 @@ def measure_machine(
     from costproof.tracers.device_benchmark import DTYPES, measure_device
 
     with count_lock():
-        found = measure_device(run, name, DTYPES if dtypes is None else tuple(dtypes))
+        found = measure_device(run, name, DTYPES if dtypes is None else tuple(dtypes), progress)
         if dtypes is not None:
             return found
         from costproof.tracers.host_costs import measure_host

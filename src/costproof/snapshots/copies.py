@@ -1,4 +1,4 @@
-"""Copy modules and tensors without a trace on the originals: on meta, or with the same parameters and aliasing."""
+"""Copy modules and tensors without changing the originals: on meta, or with the same parameters and aliasing."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class Span(NamedTuple):
 def alike(values: Any, change: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Return ``change`` memoized over the tensors in nested values, preserving their aliasing.
 
-    Of tensors that overlap in one piece of memory, or do not fill theirs in some order, it is made of the memory that
-    they span, and they are views of that.
+    For tensors that overlap, or whose strides leave gaps, ``change`` is applied to the memory that they span, and the
+    results are views of it.
     """
     import torch
     from torch.utils._pytree import tree_leaves
@@ -141,14 +141,14 @@ class TensorPosition:
 
     name: str
     index: int
-    """Among the tensors of that argument, in order."""
+    """Index among the tensors of that argument."""
 
 
 def once(args: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return arguments with each tensor only once, and the structure of the arguments that this changed.
 
-    Of an argument with a tensor that was there before, the others are left, as a list; it is gone where there are none.
-    How it was is told with a :class:`TensorPosition` for every tensor.
+    An argument with a tensor that occurred before is reduced to a list of its new tensors, or dropped without any. Its
+    original structure is returned with a :class:`TensorPosition` in place of every tensor.
     """
     from torch.utils._pytree import tree_leaves, tree_map
 
@@ -216,9 +216,9 @@ _COPIED: Final[dict[type, Callable[[Any, dict[int, Any]], Any]]] = {
     type(threading.Lock()): lambda held, memo: threading.Lock(),
     type(threading.RLock()): lambda held, memo: threading.RLock(),
 }
-"""What Python does not copy, and modules hold: views of dicts, modules of Python, locks."""
+"""Class of objects that ``copy.deepcopy`` cannot copy -> its copy function: views of dicts, Python modules, locks."""
 _WRAPPERS: Final = {"OptimizedModule": "_orig_mod", "DataParallel": "module", "DistributedDataParallel": "module"}
-"""Class of a module around another one that computes nothing itself -> where the other one is."""
+"""Class of a wrapper module that computes nothing itself -> the attribute of the wrapped module."""
 
 
 class TooLarge(Incomplete):
@@ -226,7 +226,7 @@ class TooLarge(Incomplete):
 
 
 MOST_BYTES: Final = 2 * 1024**3
-"""Parameters and buffers up to which a module is given numbers."""
+"""Limit in bytes of parameters and buffers up to which a module is materialized."""
 
 
 def on_meta(module: nn.Module) -> nn.Module:
@@ -247,7 +247,7 @@ def _on_meta(tensor: torch.Tensor) -> torch.Tensor:
 def own_copy(module: nn.Module) -> nn.Module:
     """Return a module that shares the parameters and has copies of the buffers, which a run may write to.
 
-    Parameters that were made in ``inference_mode``, which nothing can trace, are copied.
+    Parameters created in ``inference_mode`` are copied, because they cannot be traced.
     """
     import torch
 
@@ -289,12 +289,12 @@ def unchecked() -> AbstractContextManager[Any]:
 def materialize(module: nn.Module) -> nn.Module:
     """Return a copy on the CPU with the values that the module has, and ones where it has none.
 
-    Parameters that have numbers are shared. Integers in buffers that have none are made: sizes come from them, and a
-    model of transformers sets them as it does for any module that was made on meta.
+    Parameters with values are shared. Integer buffers on meta are initialized by ``_init_weights`` of a model of
+    transformers, because sizes may depend on them.
 
     Raises:
-        TooLarge: the copy would be.
-        Incomplete: it cannot be made.
+        TooLarge: the copy would exceed :data:`MOST_BYTES`.
+        Incomplete: the module cannot be copied.
     """
     import torch
 
@@ -325,7 +325,7 @@ def _lacks_integers(part: nn.Module) -> bool:
 def _numbered(tensor: torch.Tensor) -> torch.Tensor:
     """Return a parameter with values on the CPU itself, a CPU copy of other tensors, and ones for those on meta.
 
-    What a run writes into a sparse parameter could not be undone, so it is copied too.
+    Sparse parameters are copied too, because writes to them cannot be undone.
     """
     import torch
 
@@ -414,7 +414,7 @@ def with_tensors(module: nn.Module, change: Callable[[torch.Tensor], torch.Tenso
     """Return a copy with every tensor replaced, preserving parameters, ties and shared memory.
 
     Raises:
-        Incomplete: something else that the module holds cannot be copied.
+        Incomplete: another attribute of the module cannot be copied.
     """
     import torch
 
@@ -447,7 +447,7 @@ def with_tensors(module: nn.Module, change: Callable[[torch.Tensor], torch.Tenso
 def _rebound(function: FunctionType, memo: dict[int, Any]) -> FunctionType:
     """Return a function whose references to modules and their methods point to the copies.
 
-    It holds what is in its closure, and names variables beside it. ``deepcopy`` keeps it as it is.
+    References are in its closure and its globals; ``copy.deepcopy`` returns functions unchanged.
     """
     from torch import nn
 
@@ -511,7 +511,7 @@ def unwrapped(module: nn.Module) -> nn.Module:
 
     Returns the module.
 
-    ``torch.export`` takes a ``GraphModule`` for a part of its caller, and books its work there.
+    ``torch.export`` attributes the operators of a ``GraphModule`` to its caller.
     """
     plain: dict[int, nn.Module] = {}
 

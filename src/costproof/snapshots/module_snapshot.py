@@ -1,7 +1,7 @@
 """Restore a module after a run. Needs torch to load.
 
-Runs share the parameters of a module that somebody else owns, and memory may be for one copy of them alone. What an
-operator is about to write to is copied before; a small module is copied whole.
+Runs share the parameters of the caller's module, because memory may not suffice for a copy. Tensors are copied before
+an operator writes to them; small modules are copied completely.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from costproof.snapshots.module_state import ModuleState
 from costproof.snapshots.process_state import Modes, ProcessState
 
 _UNTOLD = ("batch_norm",)
-"""In names of operators that write to arguments of which their schema does not say so."""
+"""Words in the names of operators that write to arguments without declaring it in their schema."""
 _HANDED_OUT = ("numpy", "__dlpack__")
 """Methods of a tensor after which others can write to its memory."""
 _OF_STORAGES = ("resize_", "copy_", "fill_", "__setitem__")
@@ -48,7 +48,7 @@ class Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @contextmanager
 def watching(state: ModuleState) -> Iterator[None]:
-    """Save memory before it is written, for the time of the block; whoever gets a pointer may write."""
+    """Save memory before it is written, for the time of the block; code that gets a pointer may write at any time."""
 
     def before(original: Callable[..., Any]) -> Callable[..., Any]:
         def call(owner: Any, *args: Any, **kwargs: Any) -> Any:
@@ -111,7 +111,7 @@ class Before:
         """Raise an error that names what could not be restored.
 
         Raises:
-            Changed: something; an interrupt that is on its way gets it as a note.
+            Changed: something could not be restored; a pending interrupt gets the message as a note instead.
         """
         if not self._differences:
             return
@@ -136,7 +136,7 @@ class Changed(Incomplete):
 
 
 _SHOWN: Final = 5
-"""Differences that an error names."""
+"""Maximum number of differences in an error."""
 
 
 @contextmanager

@@ -23,15 +23,15 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from costproof.saved_settings import is_code
 
 MOST_KEPT: Final = 256 * 1024**2
-"""Bytes up to which all memory of a module is copied before it is counted, the smallest tensors first."""
+"""Limit in bytes of the memory of a module that is copied before it is counted, the smallest tensors first."""
 MOST_SUMMED: Final = 16 * 1024**3
-"""Bytes up to which the rest has its checksums compared."""
+"""Limit in bytes of the remaining memory whose checksums are compared."""
 _PIECE: Final = 1024**2
-"""Bytes that have one checksum."""
+"""Bytes covered by one checksum."""
 _FEW: Final = 64 * _PIECE
-"""Bytes that one thread reads."""
+"""Bytes up to which one thread computes all checksums."""
 _WEIGHTS: Final = np.random.default_rng(0).integers(2**64, size=1024, dtype=np.uint64) | np.uint64(1)
-"""Of the words of a row, for :func:`_sum`."""
+"""Odd weights of the words of a row, for :func:`_sum`."""
 
 
 class Bits:
@@ -148,7 +148,7 @@ def _sum(piece: Any) -> bytes:
 
 _ABSENT: Final = object()
 _PLAIN: Final = frozenset({int, float, str, bytes, bool, complex, type(None)})
-"""Classes of values that hold nothing."""
+"""Classes of values without references to other objects."""
 _FLATTENED: Final = ("_parameters", "_buffers", "_modules")
 """Dicts of a module whose entries are known as its attributes."""
 _LIBRARIES: Final = frozenset({"builtins", "torch", "typing"})
@@ -169,12 +169,12 @@ class ModuleState:
         """Take the snapshot.
 
         Args:
-            arguments: of its call, whose state is saved too.
-            bits: save the bits of all tensors, and not only of those that :meth:`about_to_write` is told.
+            arguments: arguments of its call, whose state is saved too.
+            bits: whether the bits of all tensors are saved, not only of those passed to :meth:`about_to_write`.
         """
         self._held: list[_Held | _Contents | _OfClass] = []
         self._set: list[_Held | _Contents] = []
-        """What is set on tensors."""
+        """Attributes that are set on tensors."""
         self._tensors: list[_Tensor] = []
         self._bits: dict[int, Bits] = {}
         self._seen: dict[int, Any] = {}
@@ -399,7 +399,7 @@ class _Tensor:
         self._tensor, self._name = tensor, name
         self._before = dict(_facts(tensor))
         self._alias: torch.Tensor | None = None
-        """Another tensor on the same memory, of the same layout: what is assigned to ``data`` to put them back."""
+        """Tensor with the same memory and layout, assigned to ``data`` to restore them."""
         with suppress(Exception), torch.no_grad():  # a class of its own need not have one
             self._alias = tensor.detach()
         self._version: Any = None

@@ -23,7 +23,7 @@ from costproof.patches import inference
 from costproof.saved_settings import Namespace, SavedSettings, is_code
 
 _WRITERS: Final = ("costproof.", "torchlens.", "unittest.mock")
-"""Python modules whose functions stand in for others."""
+"""Python modules whose functions replace others."""
 _FLAGS: Final = {
     "torch._dynamo.eval_frame": ("_stance",),
     "torch.backends.mha": ("_is_fastpath_enabled",),
@@ -38,7 +38,7 @@ _FLAGS: Final = {
         "_is_in_any_mode_without_ignore_compile_internals",
     ),
 }
-"""Variables that say what is going on, by module of torch; those of TorchLens are known by their module."""
+"""Module of torch -> variables that hold the state of a trace or an export."""
 _CONFIGS: Final = {
     "torch.fx.config": ("do_not_emit_stack_traces",),
     "torch._dynamo.config": ("fake_tensor_cache_enabled",),
@@ -57,7 +57,7 @@ class ProcessState:
         """Take the snapshot; no mode of the caller may be active.
 
         Args:
-            places: modules and classes beside those of torch whose functions tracers replace.
+            places: further modules and classes whose functions tracers replace.
         """
         self._settings = SavedSettings()
         self._functions = _Functions(places)
@@ -66,7 +66,7 @@ class ProcessState:
         """Restore everything that can be restored; may be called again.
 
         Args:
-            thoroughly: take off functions that stand in for others too, as after an interrupt.
+            thoroughly: whether replaced functions are restored too, as after an interrupt.
         """
         self._settings.put_back()
         self._functions.put_back(thoroughly=thoroughly)
@@ -74,7 +74,7 @@ class ProcessState:
             inference.forget()
 
     def put_back_in_fork(self) -> None:
-        """Restore the state in a process that was forked while another thread was at work."""
+        """Restore the state in a process that was forked while another thread was counting."""
         self._functions.free_locks()
         self._settings.put_back(in_fork=True)
         self._functions.put_back(thoroughly=True)
@@ -110,7 +110,8 @@ class _Functions:
         """Restore every function, class and flag that was replaced.
 
         Args:
-            thoroughly: not only methods of the classes of a model, on which TorchLens leaves inherited ones.
+            thoroughly: whether everything is restored; else only methods of the classes of a model, on which TorchLens
+                leaves inherited ones.
         """
         if not thoroughly:
             for space in self._own:
@@ -168,9 +169,9 @@ _UNWATCHED: Final = (
     "torch._dynamo", "torch._inductor", "torch._numpy", "torch.ao", "torch.distributed", "torch.distributions",
     "torch.onnx", "torch.testing",
 )  # fmt: skip
-"""Packages whose classes no tracer changes; their modules are looked at all the same."""
+"""Packages whose classes no tracer changes; only their modules are compared."""
 _IMMUTABLE: Final = 1 << 8
-"""The flag of a class to which nothing can be assigned."""
+"""Flag of classes whose attributes cannot be assigned."""
 
 
 class _Libraries:
@@ -183,7 +184,7 @@ class _Libraries:
         places = {id(place): place for place in (*modules, *_classes(modules))}
         self.ids = places.keys()
         self._changing: list[Any] = []
-        """Places that have changed before, as those with a counter do at every run; few."""
+        """Namespaces that changed before, such as those with a counter; few."""
         self._divide(Namespace.of(place) for place in places.values())
 
     def spaces(self) -> list[Namespace]:
@@ -226,7 +227,7 @@ def _classes(modules: Sequence[ModuleType]) -> list[type]:
 
 
 _modules: list[Any] = []
-"""All modules, when it was last looked which of them are those of libraries."""
+"""Snapshot of ``sys.modules`` when the modules of libraries were last determined."""
 _known = _Libraries([])
 
 
@@ -250,7 +251,7 @@ _MODE_FLAGS: Final = (
     "_is_in_non_infra_torch_dispatch_mode",
     "_is_in_any_mode_without_ignore_compile_internals",
 )
-"""What ``torch.compile`` asks about the modes of a thread; a version of torch may lack some."""
+"""Flags of the modes of a thread that ``torch.compile`` reads; some versions of torch lack some."""
 
 
 class Modes:
@@ -268,7 +269,7 @@ class Modes:
         """Leave every mode, including those of interrupted blocks.
 
         Args:
-            default_device: keep this one: torch implements it as a mode, and it is a setting that a model runs with.
+            default_device: whether the default device is kept, which torch implements as a mode.
         """
         _clear()
         for name in self._flags:

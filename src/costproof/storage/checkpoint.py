@@ -79,6 +79,10 @@ class StoredCheckpoint:
     headers: HeaderTotals | None = None
     """``None``: no files were given."""
 
+    def table_rows(self) -> tuple[StoredPart, ...]:
+        """Return the rows of the table: the parts."""
+        return self.parts
+
     @property
     def exit_code(self) -> int:
         """1 if the headers differ, 3 if the size of a tensor is not determined and no header states it, else 0."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,10 +10,10 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from costproof.ledger.errors import BadInput
-from costproof.ledger.files import read_json
+from costproof.ledger.files import json_in, read_json
 from costproof.storage.tensors import StoredTensor, require_dtype
 
-_LONGEST_HEADER: Final = 2**28
+_LONGEST_HEADER: Final = 2**25
 """Bytes: DeepSeek-V3's 163 headers have 12 million in all."""
 _MOST_TENSORS: Final = 2**21
 
@@ -49,6 +48,8 @@ def read_header(file: Path) -> tuple[HeaderTensor, ...]:
         BadInput: it is not such a file, or its header contradicts itself.
         Incomplete: a dtype in it has no known size.
     """
+    if not file.is_file():
+        raise _no_header(file, "not a regular file")
     try:
         with file.open("rb") as stream:
             start = stream.read(4)
@@ -101,7 +102,7 @@ def _safetensors(stream: IO[bytes], file: Path) -> Iterator[HeaderTensor]:
     length = int.from_bytes(stream.read(8), "little")
     if not 2 <= length <= _LONGEST_HEADER:
         raise _no_header(file, f"a header of {length} bytes")
-    data = json.loads(stream.read(length))
+    data = json_in(stream.read(length), where=str(file), what="header of a checkpoint")
     if not isinstance(data, dict) or len(data) > _MOST_TENSORS:
         raise _no_header(file, "no object of tensors")
     end = 0

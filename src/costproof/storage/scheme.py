@@ -14,6 +14,7 @@ from costproof.storage.formats.bitsandbytes import FourBit
 from costproof.storage.formats.fp8 import Fp8Blocks, Fp8Rows, Fp8Tensor
 from costproof.storage.formats.gptq import Gptq
 from costproof.storage.formats.integers import Int8, LlmInt8
+from costproof.storage.formats.mlx import Mlx
 from costproof.storage.formats.modelopt import Nvfp4
 from costproof.storage.formats.mxfp4 import Mxfp4
 from costproof.storage.formats.packed import PackedFloats, PackedIntegers
@@ -31,7 +32,9 @@ class LinearModule:
     path: str
     """Path in the checkpoint: an expert has one of its own, ``model.layers.3.mlp.experts.0.gate_proj``."""
     kind: str = "Linear"
-    """Name of its class."""
+    """Name of its class; ``Expert`` for a matrix of a stack, ``Embedding`` for a table."""
+    columns: int = 0
+    """Input features, or the width of a table."""
     is_head: bool = False
     """Whether it makes the logits, or shares its weights with the embedding."""
     in_layers: bool = True
@@ -55,13 +58,17 @@ class Scheme:
     """The first that applies to a module decides."""
     stacked: bool = False
     """Whether the experts of a layer are one tensor of each kind, rather than linear layers."""
+    tables: bool = False
+    """Whether rules apply to tables of embeddings too."""
     cache_scales: tuple[StoredTensor, ...] = ()
     """What every attention stores for its quantised cache."""
     assumed: tuple[str, ...] = field(default=())
     """What no key says."""
 
     def format_of(self, module: LinearModule) -> Format | None:
-        """Return the format of a linear layer; ``None``: it is not quantised."""
+        """Return the format of a linear layer or a table; ``None``: it is not quantised."""
+        if module.kind == "Embedding" and not self.tables:
+            return None
         return next((rule.format for rule in self.rules if rule.applies(module)), None)
 
 
@@ -106,7 +113,7 @@ def read_scheme(data: Data, beside: Mapping[str, Any], model_type: str) -> Schem
     return reader(described, model_type)
 
 
-_KEYS: Final = ("quantization_config", "compression_config", "expert_dtype")
+_KEYS: Final = ("quantization_config", "compression_config", "quantization", "expert_dtype")
 
 
 def scheme_keys(data: Data) -> dict[str, Any]:
@@ -119,7 +126,7 @@ def scheme_keys(data: Data) -> dict[str, Any]:
 def _descriptions(data: Data) -> Iterator[tuple[str, Any]]:
     """Yield the places of a configuration that transformers reads, in their order."""
     for prefix, part in (("$", data), ("$.text_config", data.get("text_config"))):
-        for key in _KEYS[:2]:
+        for key in _KEYS[:3]:
             if isinstance(part, Mapping) and part.get(key):
                 yield f"{prefix}.{key}", part[key]
 
@@ -129,6 +136,8 @@ def _method(described: Data) -> str:
     named = described.get("quant_method") or (
         "modelopt" if "quant_algo" in (inner if isinstance(inner, Mapping) else described) else ""
     )
+    if not named and {"group_size", "bits"} <= described.keys() and described.get("mode", "affine") == "affine":
+        return "gptq" if "desc_act" in described else "mlx"
     if not named and "bits" in described and "desc_act" in described:
         return "gptq"
     if not named and described.get("w_bit") is not None:
@@ -188,8 +197,7 @@ def _fp8(described: Data, model_type: str) -> Scheme:
         assumed = of.assumed()
     else:
         raise UnknownFormat("fp8", f"weight_block_size is {block!r}"[:80])
-    # DeepSeek's list nothing, and keep the head.
-    return Scheme("fp8", (Rule(of, lambda m: not m.is_head and not kept(m)),), assumed=assumed)
+    return Scheme("fp8", (Rule(of, lambda m: not kept(m)),), assumed=assumed)
 
 
 def _bitsandbytes(described: Data, model_type: str) -> Scheme:
@@ -204,7 +212,7 @@ def _bitsandbytes(described: Data, model_type: str) -> Scheme:
         of = LlmInt8()
     else:
         raise UnknownFormat("bitsandbytes", "neither load_in_4bit nor load_in_8bit is true")
-    return Scheme("bitsandbytes", (Rule(of, lambda m: not m.is_head and not kept(m)),))
+    return Scheme("bitsandbytes", (Rule(of, lambda m: not kept(m)),))
 
 
 def _awq(described: Data, model_type: str) -> Scheme:
@@ -247,6 +255,28 @@ def _gptq(described: Data, model_type: str) -> Scheme:
 
     every = [Rule(r.format, lambda m, r=r: quantised(m) and r.applies(m)) for r in rules]  # type: ignore[misc]
     return Scheme("gptq", (*every, Rule(of, quantised)), assumed=of.assumed())
+
+
+def _mlx(described: Data, model_type: str) -> Scheme:
+    """Return the scheme of MLX: every matrix whose rows are whole groups, but for modules with settings of their own.
+
+    A vision tower is left as it is, as mlx-vlm does by default.
+    """
+    bits, group = _number(described, "bits"), _number(described, "group_size")
+    if bits is None or group is None:
+        raise UnknownFormat("mlx", f"{bits} bits in groups of {group}")
+    rules = []
+    own = {key: value for key, value in described.items() if value is False or isinstance(value, Mapping)}
+    for path, settings in own.items():
+        if settings is not False:
+            changed = Mlx(_number(settings, "bits") or bits, _number(settings, "group_size") or group)
+            rules.append(Rule(changed, lambda m, path=path: m.path == path))  # type: ignore[misc]
+
+    def quantised(module: LinearModule) -> bool:
+        seen = any(name in module.path for name in ("vision_tower", "vision_model", "visual"))
+        return not seen and module.path not in own and module.columns % group == 0
+
+    return Scheme("mlx", (*rules, Rule(Mlx(bits, group), quantised)), tables=True)
 
 
 def _mxfp4(described: Data, model_type: str) -> Scheme:
@@ -368,6 +398,7 @@ _READERS: Final[dict[str, Callable[[Data, str], Scheme]]] = {
     "bitsandbytes": _bitsandbytes,
     "awq": _awq,
     "gptq": _gptq,
+    "mlx": _mlx,
     "mxfp4": _mxfp4,
     "modelopt": _modelopt,
     "compressed-tensors": _compressed,

@@ -1,6 +1,7 @@
 """Measure the peak FLOP/s of this machine for each dtype, and its memory bandwidth by a large copy and a large read.
 
-The fastest of several times is used for a roofline, because other work on the machine can only slow it down.
+The fastest of several times is used for a roofline, because other work on the machine can only slow it down. On a GPU
+with TF32, products of float32 are measured twice: as float32, and as TF32, in which torch runs convolutions by default.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import os
 import platform
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final
@@ -19,6 +20,7 @@ from torch.nn.functional import conv2d
 
 from costproof.estimate.hardware import Device, DeviceFigure, DevicePeak, FigureQuote, FigureSource
 from costproof.ledger.errors import Incomplete
+from costproof.ledger.progress import Progress, silent
 
 DTYPES: Final = ("float32", "bfloat16", "float16", "float64")
 _TIMES: Final = 5
@@ -36,27 +38,39 @@ _HIGH: Final = 16
 """Height and width of an image; a twelfth of the positions under the kernel are padding."""
 _ROWS: Final = 8_192
 _HERE: Final = "here"
+_TF32: Final = "tf32"
+_PHASE: Final = "machine"
 
 
-def measure_device(run: str, name: str, dtypes: Iterable[str] = DTYPES) -> Device:
+def measure_device(run: str, name: str, dtypes: Iterable[str] = DTYPES, progress: Progress = silent) -> Device:
     """Measure the device of this machine.
 
     Args:
         run: ``cpu`` or ``cuda``, the current one.
         name: name of the device in the file.
-        dtypes: dtypes to measure.
+        dtypes: dtypes to measure; with float32 also TF32, where the device has it.
+        progress: called with the steps.
 
     Raises:
         Incomplete: there is no such device.
     """
     if run == "cuda" and not torch.cuda.is_available():
         raise Incomplete("there is no CUDA device here", where="--run cuda", fix="--run cpu measures the processor")
-    peaks = tuple(made for made in (_peak(run, dtype) for dtype in dtypes) if made is not None)
+    wanted = list(dtypes)
+    if run == "cuda" and "float32" in wanted and torch.cuda.is_tf32_supported():
+        wanted.insert(wanted.index("float32") + 1, _TF32)
+    peaks = list[DevicePeak]()
+    for i, dtype in enumerate(wanted):
+        progress(_PHASE, i, len(wanted) + 1)
+        peaks += [made] if (made := _peak(run, dtype)) is not None else []
+    progress(_PHASE, len(wanted), len(wanted) + 1)
     source = FigureSource(
         f"measured on {device_title(run)} with torch {torch.__version__}, {torch.get_num_threads()} threads",
         f"{datetime.now(UTC):%Y-%m-%d}",
     )
-    return Device(name, device_title(run), "measured", {_HERE: source}, peaks, _bandwidth(run), _memory(run))
+    bandwidth = _bandwidth(run)
+    progress(_PHASE, len(wanted) + 1, len(wanted) + 1)
+    return Device(name, device_title(run), "measured", {_HERE: source}, tuple(peaks), bandwidth, _memory(run))
 
 
 def device_title(run: str) -> str:
@@ -67,20 +81,37 @@ def device_title(run: str) -> str:
 def _peak(run: str, dtype: str) -> DevicePeak | None:
     """Return the best rate of several products, since no shape is always fastest; ``None`` if torch has none."""
     found: list[tuple[int, str]] = []
+    arithmetic = f", of float32 {'in TF32' if dtype == _TF32 else 'without TF32'}"
+    said = arithmetic if run == "cuda" and dtype in ("float32", _TF32) else ""
 
     def took(flops: int, what: str, work: Callable[[], Any]) -> int:
         spent, times = _fastest(run, work)
-        found.append((flops * 10**9 // spent, f"{flops:,} FLOP in {spent:,} ns, the fastest of {times} {what}"))
+        found.append((flops * 10**9 // spent, f"{flops:,} FLOP in {spent:,} ns, the fastest of {times} {what}{said}"))
         return spent
 
-    with suppress(RuntimeError, MemoryError):
-        any(took(*square) >= _LONG for square in _squares(run, getattr(torch, dtype)))
-    with suppress(RuntimeError, MemoryError):
-        took(*_convolution(run, getattr(torch, dtype)))
+    factors = torch.float32 if dtype == _TF32 else getattr(torch, dtype)
+    with _float32_in(dtype):
+        with suppress(RuntimeError, MemoryError):
+            any(took(*square) >= _LONG for square in _squares(run, factors))
+        with suppress(RuntimeError, MemoryError):
+            took(*_convolution(run, factors))
     if not found:
         return None
-    flops, said = max(found)
-    return DevicePeak(dtype, flops, "dense", "matrix", (FigureQuote(_HERE, said),))
+    flops, quote = max(found)
+    return DevicePeak(dtype, flops, "dense", "matrix", (FigureQuote(_HERE, quote),))
+
+
+@contextmanager
+def _float32_in(dtype: str) -> Iterator[None]:
+    """Allow or forbid TF32 for products of float32, in matrix products and in convolutions alike."""
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    torch.set_float32_matmul_precision("high" if dtype == _TF32 else "highest")
+    torch.backends.cudnn.allow_tf32 = dtype == _TF32
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before[0])
+        torch.backends.cudnn.allow_tf32 = before[1]
 
 
 def _squares(run: str, dtype: torch.dtype) -> Iterator[tuple[int, str, Callable[[], Any]]]:

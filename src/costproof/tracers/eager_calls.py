@@ -12,9 +12,10 @@ has the correlation id of the runtime call that enqueued it. The host time betwe
   blocks.
 
 The profiler itself takes a microsecond or two per event, and so do hooks. Therefore the host parts are scaled, stage by
-stage, to the host time of runs without a profiler, taken at the same boundaries where the CUDA events are recorded.
-Such a time includes waiting, so a stage that waits is scaled by the common ratio of all stages that do not and of a
-chain of small operators. The scaling is exact: parts are integers, and the largest remainders are rounded up.
+stage, to the host time of runs without a profiler, taken at the same boundaries where the CUDA events are recorded,
+less the waiting that the recurrence of the two clocks finds in it (:mod:`costproof.estimate.clocks`). A stage in which
+the queue of the device is full is scaled by the common ratio of all other stages and of a chain of small operators, for
+the recurrence knows no full queue. The scaling is exact: parts are integers, and the largest remainders are rounded up.
 
 The device time of a call is the time of its kernels and, for each, the gap to the next in a full queue, which is
 measured with a chain of small kernels: about 0.8 microseconds on an H100, of which the profiler shows nothing.
@@ -46,6 +47,7 @@ from costproof.tracers.timing import (
     Place,
     Stage,
     asleep,
+    first_launch,
     stage_boundaries,
     time_events,
     time_stage_clocks,
@@ -63,13 +65,17 @@ _OVERHEAD: Final = frozenset({
     "Activity Buffer Request", "Buffer Flush", "Command Buffer Full", "Instrumentation", "Resource", "Unrecognized",
     "CUPTI overhead", "Lazy Function Loading", "Runtime Triggered Module Loading",
 })  # fmt: skip
-"""Names of the profiler's own work on the host, which is no host time of the run."""
+"""Names of the profiler's own work on the host, which is not host time of the run."""
 _FROM_HOST: Final = "Memcpy HtoD"
 """Start of the name of a copy that takes the host as long as the copied bytes need."""
+_TO_HOST: Final = "Memcpy DtoH"
+"""Start of the name of a copy to the host."""
 _BLOCKED: Final = 8
 """A launch that takes this many times the median is blocked."""
 _PASSES: Final = {"cuda": 3, "cpu": 1}
 """Profiled runs with hooks at stage boundaries only; the median of each part is used."""
+_ROUNDS: Final = 8
+"""Rounds in which host times and the waiting that follows from them are made to agree."""
 _SPACED: Final = 20
 """Launches on an idle device."""
 _CHAIN: Final = 200
@@ -94,6 +100,8 @@ class _Span:
     """Device times of the work that it enqueues."""
     copies: bool = False
     """Whether it copies from the host."""
+    fetches: bool = False
+    """Whether it copies to the host, which may wait for the device."""
     works: bool = False
     """Whether it or a span inside it enqueues work or waits."""
 
@@ -120,8 +128,8 @@ class ProfiledPiece:
 
     place: Place
     calls: list[EnqueuedCall]
-    waits: bool = False
-    """Whether the host waits for the device in one of them."""
+    blocked: bool = False
+    """Whether a launch takes so long that the queue of the device must be full."""
 
     @property
     def names(self) -> list[tuple[str, int, bool]]:
@@ -154,7 +162,8 @@ def measure_calls(runs: Sequence[Run], host: HostTimes, progress: Progress = sil
     progress("profile the calls", len(runs) * (passes + 1), len(runs) * (passes + 1))
     ratio = _common_ratio(found, host, device)
     gap = kernel_gap() if device == "cuda" else 0
-    return {run: _scaled(run, pieces, host, ratio, gap) for run, pieces in found.items()}
+    latency = median_low(launch_latencies()) if device == "cuda" else 0
+    return {run: _scaled(run, pieces, host, ratio, gap, latency) for run, pieces in found.items()}
 
 
 def profile_calls(run: Run, paths: Iterable[str]) -> list[ProfiledPiece]:
@@ -175,9 +184,7 @@ def profile_calls(run: Run, paths: Iterable[str]) -> list[ProfiledPiece]:
         profile(activities=activities) as profiler,
     ):
         if cuda:
-            # The profiler makes its buffers at the first launch.
-            torch.zeros(1, device="cuda").add_(1)
-            torch.cuda.synchronize()
+            first_launch()
         run.model(**kwargs)
         if cuda:
             torch.cuda.synchronize()
@@ -264,6 +271,7 @@ def _tree(host: Iterable[Any], device: Iterable[Any]) -> list[_Span]:
         if owner is not None:
             owner.kernels.append(event.end_ns() - event.start_ns())
             owner.copies |= event.name().startswith(_FROM_HOST)
+            owner.fetches |= event.name().startswith(_TO_HOST)
     top: list[_Span] = []
     around: list[_Span] = []
     for span in spans:
@@ -369,11 +377,12 @@ class _CallReader:
     def _enqueue(self, part: _Span, work: _Work) -> None:
         """Add a call of the runtime to the work of a call."""
         if part.waits:
-            work.synchronises = self.piece.waits = True
+            work.synchronises = True
         elif part.kernels:
             spent, usual = part.spent, self._typical * len(part.kernels)
             if spent > usual * _BLOCKED > 0 and not part.copies:
-                spent, self.piece.waits = usual, True
+                spent = usual
+                self.piece.blocked |= not part.fetches
             work.launch += spent
             work.launches += len(part.kernels)
             work.device += sum(part.kernels)
@@ -436,9 +445,9 @@ def _joined(pieces: Iterable[ProfiledPiece]) -> list[ProfiledPiece]:
                     calls[0], python=calls[0].python + tail.python, dispatch=calls[0].dispatch + tail.dispatch
                 )
             into.calls += calls
-            into.waits |= piece.waits
+            into.blocked |= piece.blocked
         else:
-            found.append(ProfiledPiece(piece.place, calls, piece.waits))
+            found.append(ProfiledPiece(piece.place, calls, piece.blocked))
     return found
 
 
@@ -450,7 +459,7 @@ def _combine(everywhere: list[ProfiledPiece], at_stages: Sequence[list[ProfiledP
         ProfiledPiece(
             piece.place,
             [_median(call, same) for call, *same in zip(piece.calls, *(p.calls for p in others), strict=True)],
-            all(p.waits for p in others),
+            all(p.blocked for p in others),
         )
         for piece, *others in zip(everywhere, *at_stages, strict=True)
     ]
@@ -467,28 +476,41 @@ def _host(calls: Iterable[EnqueuedCall]) -> int:
     return sum(call.python + call.dispatch + call.launch for call in calls)
 
 
-def _stages(pieces: Iterable[ProfiledPiece]) -> dict[Stage, tuple[int, bool]]:
-    """Return the profiled host time of each stage, and whether it waits."""
-    spent, waits = Counter[Stage](), dict[Stage, bool]()
+@dataclass(frozen=True, slots=True)
+class _ProfiledStage:
+    """The host time of a stage under the profiler."""
+
+    spent: int
+    blocked: bool
+
+
+def _stages(pieces: Iterable[ProfiledPiece]) -> dict[Stage, _ProfiledStage]:
+    spent, blocked = Counter[Stage](), dict[Stage, bool]()
     for piece in pieces:
         stage = piece.place[0]
         spent[stage] += _host(piece.calls)
-        waits[stage] = waits.get(stage, False) or piece.waits
-    return {stage: (spent[stage], waits[stage]) for stage in waits}
+        blocked[stage] = blocked.get(stage, False) or piece.blocked
+    return {stage: _ProfiledStage(spent[stage], blocked[stage]) for stage in blocked}
 
 
 def _common_ratio(found: Mapping[str, Iterable[ProfiledPiece]], host: HostTimes, device: str) -> Fraction:
     """Return host time without the profiler over that with it, in stages that do not wait.
 
-    If a stage waits, a chain of operators that does not is measured in addition.
+    If the queue is full in a stage, or the host waits, a chain of operators that does not is measured in addition.
     """
-    stages = {(run, stage): spent for run, pieces in found.items() for stage, spent in _stages(pieces).items()}
-    plain, profiled = _chain(device) if any(waits for _, waits in stages.values()) else (0, 0)
-    for place, (spent, waits) in stages.items():
-        if not waits and place in host:
-            plain += host[place].median
-            profiled += spent
-    return Fraction(plain, max(1, profiled))
+    waits = {
+        (run, piece.place[0])
+        for run, pieces in found.items()
+        for piece in pieces
+        if piece.blocked or any(call.synchronises for call in piece.calls)
+    }
+    plain, profiled = _chain(device) if waits else (0, 0)
+    for run, pieces in found.items():
+        for stage, profile in _stages(pieces).items():
+            if (run, stage) not in waits and (run, stage) in host:
+                plain += host[run, stage].median
+                profiled += profile.spent
+    return Fraction(plain, profiled) if profiled else Fraction(1)
 
 
 def _chain(device: str) -> tuple[int, int]:
@@ -553,7 +575,9 @@ def kernel_gap() -> int:
     return max(0, queued_kernel(number) - median_low(spent)) if spent else 0
 
 
-def _scaled(run: str, pieces: Sequence[ProfiledPiece], host: HostTimes, ratio: Fraction, gap: int) -> EagerForward:
+def _scaled(
+    run: str, pieces: Sequence[ProfiledPiece], host: HostTimes, ratio: Fraction, gap: int, latency: int
+) -> EagerForward:
     """Return the calls with their host parts scaled to the host time without a profiler, stage by stage.
 
     Args:
@@ -562,14 +586,38 @@ def _scaled(run: str, pieces: Sequence[ProfiledPiece], host: HostTimes, ratio: F
         host: host times without a profiler.
         ratio: host time without the profiler over that with it, of stages that do not wait.
         gap: nanoseconds from the end of a kernel to the start of the next.
+        latency: nanoseconds from a launch to the start of its kernel on an idle device.
     """
-    totals = {}
-    for stage, (spent, waits) in _stages(pieces).items():
-        plain = host[run, stage].median if (run, stage) in host else None
-        if plain is None:
-            totals[stage] = round(ratio * spent)
-        else:
-            totals[stage] = min(plain, round(ratio * spent)) if waits else plain
+    stages = _stages(pieces)
+    timed = {stage: host[run, stage].median for stage in stages if (run, stage) in host}
+    totals = {stage: round(ratio * profile.spent) for stage, profile in stages.items()}
+    totals |= {stage: min(totals[stage], spent) for stage, spent in timed.items()}
+    plain = {stage: spent for stage, spent in timed.items() if not stages[stage].blocked}
+    found = _with_totals(pieces, totals, gap)
+    for _ in range(_ROUNDS):
+        waited = waiting_times(found, latency)
+        totals |= {stage: max(0, spent - waited[stage]) for stage, spent in plain.items()}
+        found = _with_totals(pieces, totals, gap)
+    return found
+
+
+def waiting_times(forward: EagerForward, latency: int) -> Counter[Stage]:
+    """Return the nanoseconds in which the host waits for the device in each stage, by the recurrence."""
+    enqueued = end = 0
+    found = Counter[Stage]()
+    for stage, calls in forward:
+        for call in calls:
+            enqueued += call.python + call.dispatch + call.launch
+            if call.launches:
+                end = max(enqueued + latency, end) + call.device
+            if call.synchronises:
+                found[stage] += max(0, end - enqueued)
+                enqueued = max(enqueued, end)
+    return found
+
+
+def _with_totals(pieces: Sequence[ProfiledPiece], totals: Mapping[Stage, int], gap: int) -> EagerForward:
+    """Return the calls with host parts scaled to a total for each stage, and a gap after each kernel."""
     parts: dict[Stage, list[int]] = {stage: [] for stage in totals}
     for piece in pieces:
         for call in piece.calls:

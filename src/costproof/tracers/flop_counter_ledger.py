@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Final
 
-from costproof.ledger.node import CostNode, Ledger, UnknownOp
+from costproof.ledger.node import NO_FORMULA, CostNode, Ledger, UnknownOp
 from costproof.models.specs import Run
 from costproof.opgraph.merge import merge_unknown
 
@@ -19,7 +19,6 @@ FlopKey = tuple[str, str, str, str]
 Flops = Mapping[FlopKey, int]
 
 SOURCE: Final = "dispatcher"
-ALONE: Final = "torch has no formula for this operator"
 
 
 @dataclass(slots=True)
@@ -30,6 +29,8 @@ class DispatchedFlops:
     """(active calls, operator) -> FLOPs."""
     unjudged: Counter[tuple[CallStack, str]] = field(default_factory=Counter)
     """(active calls, operator) -> calls of an operator without a formula."""
+    reasons: dict[str, str] = field(default_factory=dict)
+    """Operator -> why its formula had no answer."""
     left: Counter[CallStack] = field(default_factory=Counter)
     """Active calls -> conversions of a tensor to NumPy."""
     by_values: bool = False
@@ -49,7 +50,10 @@ class DispatchedFlops:
         """Return the calls of operators without a formula."""
         again = self._again()
         places = ((_place(run, where, again), name, calls) for (where, name), calls in self.unjudged.items())
-        return tuple(UnknownOp(name, stage, module, calls, None, ALONE) for (stage, _, module), name, calls in places)
+        return tuple(
+            UnknownOp(name, stage, module, calls, None, self.reasons.get(name, NO_FORMULA))
+            for (stage, _, module), name, calls in places
+        )
 
     def gone(self, run: Run) -> Counter[tuple[str, str]]:
         """Return (stage, module) -> conversions of a tensor to NumPy."""

@@ -1,29 +1,33 @@
 """Count the FLOPs of a run by torch's own formulas at the dispatcher, as a check of our operator rules.
 
 Export and trace are costed by the same rules, so an error in a rule shows in no difference between them. This count
-shares only the shapes with the rules. Its formulas are those of ``torch.utils.flop_counter``, and for operators without
-one, others written here from the definition of the operator. It sees what the dispatcher sees: composite operators as
-the operators that they consist of, and products in a TorchScript function in the module that runs it.
+shares only the shapes with the rules. Its formulas are those of ``torch.utils.flop_counter``, except for fused
+attention and for operators without one there, whose formulas are written from the definition of the operator. A formula
+that fails leaves its operator uncounted, with the reason. The count sees what the dispatcher sees: composite operators
+as the operators that they consist of, and products in a TorchScript function in the module that runs it.
 """
 
 from __future__ import annotations
 
+import operator
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
+from costproof.ledger.errors import first_line
 from costproof.patches.export import value_dependent_tags
 from costproof.patches.patch import patched
 from costproof.patches.tensor import EINSUM, READ_VALUES, TO_NUMPY
+from costproof.tracers.attention_flops import Arguments, Uncounted, Width, attention_formula
 from costproof.tracers.flop_counter_ledger import CallStack, DispatchedFlops
 
-_ATTENTION: Final = ("_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_fused_attention_overrideable")
 _ROWS: Final = ("_addmm_activation", "_int_mm", "_weight_int8pack_mm", "_weight_int4pack_mm")
 _NO_FORMULA: Final = ("_trilinear", "mkldnn_rnn_layer", "_cudnn_rnn", "miopen_rnn", "_sparse_addmm", "_cdist_forward")
 """Operators of torch that multiply matrices inside and for which only our rules have a formula."""
@@ -35,6 +39,7 @@ _BRANCHES: Final = (
 )  # fmt: skip
 """Operators without a tag of torch whose result has a size, or decides a branch, that depends on values."""
 _VALUE_DEPENDENT: Final = value_dependent_tags()
+_PAD: Final = "aten.constant_pad_nd"
 _OWN: Final = ("aten", "prims", "prim", "profiler", "_c10d_functional")
 """Namespaces in which an operator without a formula multiplies no matrices."""
 
@@ -52,7 +57,9 @@ class FlopCounterJudge(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, calls: Sequence[tuple[str, int, Any]], root: str) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.calls, self.root, self.seen = calls, root, DispatchedFlops()
-        self._known: dict[Any, tuple[Callable[..., int] | bool | None, str]] = {}
+        self._known: dict[Any, tuple[_Attention | Callable[..., Any] | bool | None, str]] = {}
+        self._padded: dict[int, tuple[Any, int]] = {}
+        """``id`` of a tensor with zeros after its last dimension -> a weak reference, and the size before."""
         self._in_einsum = False
 
     def where(self) -> CallStack:
@@ -71,14 +78,37 @@ class FlopCounterJudge(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = func(*args, **kwargs)
         if self._in_einsum and name == "aten.mul":
             formula, name = _multiplied, "aten.einsum"
+        if name == _PAD and isinstance(result, torch.Tensor) and args[1][0] == 0 and not any(args[2:]):
+            self._padded[id(result)] = weakref.ref(result), int(args[0].shape[-1])
         if formula is False:
             self.seen.unjudged[self.where(), name] += 1
         elif formula is not None:
-            flops = int(formula(*args, **kwargs, out_val=result))
+            self._count(func, name, formula, args, kwargs, result)
+        return result
+
+    def _count(self, func: Any, name: str, formula: Any, args: Any, kwargs: Any, result: Any) -> None:
+        """Add the FLOPs of a call, or note why its formula has no answer: it may be that of another package."""
+        try:
+            if isinstance(formula, _Attention):
+                flops = formula.flops(_arguments(func, args, kwargs), self._width)
+            else:
+                flops = operator.index(formula(*args, **kwargs, out_val=result))
+            if flops < 0:
+                raise ValueError(f"{flops} FLOP")
+        except Exception as error:
+            mine = isinstance(error, Uncounted)
+            failed = f"its formula failed: {first_line(error)}"
+            self.seen.unjudged[self.where(), name] += 1
+            self.seen.reasons[name] = str(error) if mine else failed
+        else:
             if flops:  # one complex product is four real ones
                 pairs = any(isinstance(t, torch.Tensor) and t.is_complex() for t in tree_leaves(result))
                 self.seen.flops[self.where(), name] += 4 * flops if pairs else flops
-        return result
+
+    def _width(self, tensor: torch.Tensor) -> int:
+        """Return the last dimension of a tensor as it was before it was padded: on CUDA to a multiple of 8."""
+        padded = self._padded.get(id(tensor))
+        return padded[1] if padded is not None and padded[0]() is tensor else int(tensor.shape[-1])
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -137,22 +167,44 @@ def _name(func: Any) -> str:
     return str(func.name() if callable(func.name) else func.name).partition(".")[0].replace("::", ".")
 
 
-def _formula(func: Any) -> Callable[..., int] | bool | None:
+class _Attention(NamedTuple):
+    """A formula on the named arguments of a call."""
+
+    flops: Callable[[Arguments, Width], int]
+
+
+def _arguments(func: Any, args: Any, kwargs: Any) -> Arguments:
+    """Return the arguments of a call by name."""
+    schema = getattr(func, "_schema", None)
+    names = ("query", "key", "value") if schema is None else [a.name for a in schema.arguments]
+    return {**dict(zip(names, args, strict=False)), **kwargs}
+
+
+def _formula(func: Any) -> _Attention | Callable[..., Any] | bool | None:
     """Return an operator's formula; ``None`` without products, ``False`` if it lacks one, ``True`` for a composite."""
     packet = getattr(func, "_overloadpacket", func)
     space, _, name = _name(func).partition(".")
     if space == "aten" and name.endswith("_"):  # in-place variants do the same work
         name = name.rstrip("_")
         packet = getattr(torch.ops.aten, name, packet)
+    attention = attention_formula(f"{space}.{name}" if space and name else _name(func))
+    if attention is not None and not _is_composite(func):
+        return _Attention(attention)
     found = flop_registry.get(packet) or _MISSING.get(f"{space}.{name}")
     if found is not None:
         return found
     if isinstance(func, torch._ops.HigherOrderOperator):
         return False
-    if func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd):
+    if _is_composite(func):
         return True
     factors = name.startswith("linalg_") and name not in _VECTORS
-    return False if name in _NO_FORMULA or factors or space not in _OWN else None
+    return False if name in _NO_FORMULA or "attention" in name or factors or space not in _OWN else None
+
+
+def _is_composite(func: Any) -> bool:
+    """Return whether the dispatcher may replace an operator by those that it consists of."""
+    key = torch._C.DispatchKey.CompositeImplicitAutograd
+    return not isinstance(func, torch._ops.HigherOrderOperator) and func.has_kernel_for_dispatch_key(key)
 
 
 def _rows(first: Any, second: Any, *rest: Any, out_val: Any, **more: Any) -> int:
@@ -184,13 +236,6 @@ def _grouped(first: Any, second: Any, *rest: Any, out_val: Any, **more: Any) -> 
     return _rows(first, second, out_val=out_val)
 
 
-def _attention(query: Any, key: Any, value: Any, *rest: Any, **more: Any) -> int:
-    """Return the FLOPs of QKᵀ and PV over all queries and keys."""
-    keys = int(key.shape[-2])
-    scores = int(query.numel()) // int(query.shape[-1]) * keys
-    return 2 * int(query.numel()) * keys + 2 * scores * int(value.shape[-1])
-
-
 _MISSING: Final[dict[str, Callable[..., int]]] = {
     "aten._grouped_mm": _grouped,
     "aten._scaled_grouped_mm": _grouped,
@@ -201,7 +246,6 @@ _MISSING: Final[dict[str, Callable[..., int]]] = {
     "aten.vdot": _every_number,
     "aten.addmv": lambda added, matrix, *rest, **more: _every_number(matrix),
     "aten.addbmm": _batches_added,
-    **{f"aten.{name}": _attention for name in _ATTENTION},
     **{f"aten.{name}": _added_rows if name.startswith("_addmm") else _rows for name in _ROWS},
 }
 """Operators that torch's registry lacks, counted from their definition."""

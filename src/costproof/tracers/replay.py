@@ -38,7 +38,16 @@ from costproof.tracers.operator_log import (
     log_operators,
     log_operators_without_values,
 )
-from costproof.tracers.timing import NOWHERE, Stage, asleep, time_events, timed_device, unlogged_profiler
+from costproof.tracers.timing import (
+    NOWHERE,
+    Stage,
+    asleep,
+    first_launch,
+    new_events,
+    time_events,
+    timed_device,
+    unlogged_profiler,
+)
 from costproof.weights.loading import free_bytes
 
 _MOST: Final = 2_000_000_000
@@ -47,6 +56,10 @@ _FLUSHED: Final = 2**28
 """Bytes that are written to evict the caches of a processor."""
 _ASLEEP: Final = 2_000_000
 """Cycles of a GPU, about a millisecond: longer than an operator takes to be dispatched."""
+_HOT: Final = 5
+"""Further calls that only the host is timed in."""
+_SHORT: Final = 1_000_000
+"""Nanoseconds on the device up to which a call is repeated for the host."""
 _LONGER: Final = 16
 """Factor of the sleep for a call that takes the host longer."""
 _DRAWN: Final = 2**20
@@ -128,9 +141,7 @@ def _replay_distinct(
         for i, (key, call) in enumerate(distinct.items()):
             progress(what, i, len(distinct))
             known = work.get(id(call))
-            spent[key] = _time_call(
-                call, count, flush, partial(_clock, device, known is not None and known.waits, idle)
-            )
+            spent[key] = _time_call(call, count, flush, device, known is not None and known.waits, idle)
     progress(what, len(distinct), len(distinct))
 
     def of(stage: Stage, module: str, key: Any, order: list[CallPosition]) -> ReplayedCall:
@@ -163,9 +174,10 @@ def _enqueued_work(calls: Collection[LoggedCall], flush: torch.Tensor, progress:
 
     marks = Marks()
     with unlogged_profiler(), profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
+        first_launch()
         for i, call in enumerate(calls):
             progress("count the launches", i, len(calls))
-            if _reason_not_to_run(call, flush):
+            if _reason_not_to_run(call, "cuda"):
                 continue
             with suppress(Exception):  # _time_call reports it
                 _call_marked(call, flush, marks)
@@ -183,13 +195,13 @@ def _call_marked(call: LoggedCall, flush: torch.Tensor, marks: Marks) -> None:
     one()
 
 
-def _reason_not_to_run(call: LoggedCall, flush: torch.Tensor) -> str:
+def _reason_not_to_run(call: LoggedCall, device: str) -> str:
     """Return why a call is not repeated, or an empty text."""
     if not can_make_integers(call.function, call.leaves):
         return "what it does with integers is not known"
     wanted, room = (
         sum(t.bytes for t in call.tensors if isinstance(t, TensorForm)) + (call.results or 0),
-        free_bytes(flush.device),
+        free_bytes(torch.device(device)),
     )
     # The rest is for temporaries of the operator. Memory of a view's base is never written.
     if room is not None and wanted > room * 4 // 5 and not call.views:
@@ -197,16 +209,16 @@ def _reason_not_to_run(call: LoggedCall, flush: torch.Tensor) -> str:
     return ""
 
 
-def _time_call(
-    call: LoggedCall, count: int, flush: torch.Tensor, clock: Callable[[Callable[[], Any]], tuple[int, int]]
-) -> TimeOrReason:
-    if reason := _reason_not_to_run(call, flush):
+def _time_call(call: LoggedCall, count: int, flush: torch.Tensor, device: str, waits: bool, idle: int) -> TimeOrReason:
+    if reason := _reason_not_to_run(call, device):
         return reason
     spent, host = list[int](), list[int]()
+    more = 0
     try:
         for i in range(1 + count):
             # No variable keeps the tensors of one turn alive while those of the next are made.
-            times = clock(_bind_tensors(call, i, flush))
+            times = _clock(device, waits, idle, more, _bind_tensors(call, i, flush))
+            more = _HOT if times[0] < _SHORT and not waits else 0
             if i:
                 spent.append(times[0])
                 host.append(times[1])
@@ -252,13 +264,14 @@ def _make_tensor(form: TensorForm, device: torch.device, *, empty: bool = False)
     return made.as_strided(form.shape, form.stride)
 
 
-def _clock(device: str, waits: bool, idle: int, one: Callable[[], Any]) -> tuple[int, int]:
+def _clock(device: str, waits: bool, idle: int, more: int, one: Callable[[], Any]) -> tuple[int, int]:
     """Return the nanoseconds of a call on the device, and those of the host until it returns.
 
     Args:
         device: ``cpu`` or ``cuda``.
         waits: whether the call waits for the device.
         idle: nanoseconds between two events of the device without work.
+        more: further calls, of which the fastest has the time of the host: in a forward its code is in the caches.
         one: the call.
     """
     if device != "cuda":
@@ -266,11 +279,10 @@ def _clock(device: str, waits: bool, idle: int, one: Callable[[], Any]) -> tuple
         one()
         spent = time.perf_counter_ns() - start
         return spent, spent
-    new_event: Any = torch.cuda.Event
     sleep: Any = torch.cuda._sleep
     cycles = _ASLEEP
+    begin, end = new_events(2)
     while True:
-        begin, end = new_event(enable_timing=True), new_event(enable_timing=True)
         torch.cuda.synchronize()
         # The device sleeps until the call has been dispatched; otherwise it would wait for that between the events.
         sleep(cycles)
@@ -279,6 +291,10 @@ def _clock(device: str, waits: bool, idle: int, one: Callable[[], Any]) -> tuple
         one()
         host = time.perf_counter_ns() - start
         end.record()
+        for _ in range(more):
+            start = time.perf_counter_ns()
+            one()
+            host = min(host, time.perf_counter_ns() - start)
         torch.cuda.synchronize()
         if waits or 2 * host < cycles or cycles > _ASLEEP:  # a cycle takes half a nanosecond at least
             return max(0, round(begin.elapsed_time(end) * 1e6) - idle), host

@@ -125,19 +125,20 @@ def _time_modules(run: Run, paths: Iterable[str]) -> tuple[Counter[Place], Count
     places: list[Place] = []
     ticks: list[int] = []
     events: list[Any] = []
-    new_event: Any = torch.cuda.Event
+    watched, spare = list(paths), list[Any]()
 
     def stamp(stage: Stage, path: str) -> None:
         places.append((stage, path))
         if cuda:
-            events.append(new_event(enable_timing=True))
+            events.append(spare.pop() if spare else new_events(1)[0])
             events[-1].record()
         ticks.append(time.perf_counter_ns())
 
     kwargs = run.inputs()
     if cuda:
+        spare += new_events(2 * len(watched) + 2)
         torch.cuda.synchronize()  # inputs are copied by the device
-    with watch_modules(run, paths, stamp), torch.no_grad(), run.around():
+    with watch_modules(run, watched, stamp), torch.no_grad(), run.around():
         run.model(**kwargs)
     if cuda:
         torch.cuda.synchronize()
@@ -148,6 +149,17 @@ def _time_modules(run: Run, paths: Iterable[str]) -> tuple[Counter[Place], Count
         for place, span in zip(places, spans, strict=False):  # the last stamp ends the forward
             into[place] += span
     return found
+
+
+def new_events(count: int) -> list[Any]:
+    """Return CUDA events that were recorded once: the first record of an event takes the host ten microseconds more."""
+    import torch
+
+    new_event: Any = torch.cuda.Event
+    made = [new_event(enable_timing=True) for _ in range(count)]
+    for event in made:
+        event.record()
+    return made
 
 
 def time_events(
@@ -168,11 +180,10 @@ def time_events(
     """
     import torch
 
-    new_event: Any = torch.cuda.Event
+    begin, end = new_events(2)
     found = []
     for i in range(warm + count):
         given = prepare()
-        begin, end = new_event(enable_timing=True), new_event(enable_timing=True)
         torch.cuda.synchronize()
         before()
         begin.record()
@@ -314,6 +325,14 @@ def unlogged_profiler() -> Iterator[None]:
         yield
 
 
+def first_launch() -> None:
+    """Enqueue one kernel and wait for it: at the first launch the profiler makes its buffers, which takes a while."""
+    import torch
+
+    torch.zeros(1, device="cuda").add_(1)
+    torch.cuda.synchronize()
+
+
 def _profile(runs: Sequence[Run], *, cuda: bool, trace: bool) -> tuple[_ProfiledRun, str]:
     import torch
     from torch.profiler import ProfilerActivity, profile
@@ -326,6 +345,8 @@ def _profile(runs: Sequence[Run], *, cuda: bool, trace: bool) -> tuple[_Profiled
         torch.no_grad(),
         profile(activities=activities, record_shapes=True, profile_memory=True) as profiler,
     ):
+        if cuda:
+            first_launch()
         for run, kwargs in zip(runs, inputs, strict=True):
             with run.around():
                 run.model(**kwargs)

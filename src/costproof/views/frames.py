@@ -74,6 +74,7 @@ def frame(value: object) -> pd.DataFrame:
     ``Roofline``                          stage, the whole run and part
     ``Fits``                              stage, and the whole run
     ``Peaks``                             call
+    ``StoredCheckpoint``                  tensor, equal ones of all layers once
     ``Measurement``                       call of a stage
     ``Device``                            peak and other figure
     ``Machine``                           package, source, extra and plug-in

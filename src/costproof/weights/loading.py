@@ -1,4 +1,4 @@
-"""Load a checkpoint folder into a model, shard by shard, and check that memory has room for it."""
+"""Load a checkpoint folder into a model, shard by shard, and check that it fits into memory."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
 INDEX: Final = "model.safetensors.index.json"
 SINGLE: Final = "model.safetensors"
 SHOWN: Final = 60
-"""Problems that are told one by one; the rest is counted."""
+"""Maximum number of problems that are listed; the rest is counted."""
 
 Transform = Literal["same", "split", "stack", "stack-gate", "stack-up", "unused"]
 """How a tensor reaches its parameter.
 
 ``same``: under another name. ``split``: thirds of the rows go to three parameters. ``stack``: one
 slice of a parameter over all experts; ``stack-gate`` and ``stack-up``: the first and the second
-half of its rows. ``unused``: the model has no such parameter, for no code ever runs it.
+half of its rows. ``unused``: the model has no such parameter, because no code runs it.
 """
 
 Names = Callable[[str], tuple[tuple[str, ...], Transform] | None]
-"""Name of a tensor -> the parameters that it fills, and how; ``None`` for a name that nothing is known of."""
+"""Name of a tensor -> the parameters that it fills and the transform; ``None`` for an unknown name."""
 
 _STACKED: Final = {"stack": "down", "stack-gate": "gate", "stack-up": "up"}
 """Transforms into one slice of a parameter -> the projection of the experts."""
@@ -59,10 +59,10 @@ class WeightPlan:
 
     shards: dict[Path, list[Placement]] = field(default_factory=dict)
     beyond: int = 0
-    """Tensors of layers that were cut off."""
+    """Number of tensors of layers that were cut off."""
     never_run: list[str] = field(default_factory=list)
     recomputed: int = 0
-    """Buffers that the model computes itself."""
+    """Number of tensors for buffers that the model computes itself."""
 
 
 def no_other_names(name: str) -> None:
@@ -73,11 +73,11 @@ def plan(folder: str, model: nn.Module, names: Names = no_other_names, *, cut: b
     """Match every tensor of a checkpoint with parameters, reading only the headers.
 
     Args:
-        names: where tensors go whose names are not the model's.
-        cut: whether layers were left out, so that tensors of layers that the model lacks are expected.
+        names: maps tensors whose names differ from those of the parameters.
+        cut: whether the model is truncated, so that tensors of further layers are expected.
 
     Raises:
-        Problems: tensors that are missing, unexpected or of another shape, all of them.
+        Problems: all tensors that are missing, unexpected or of another shape.
         BadInput: the folder holds no checkpoint, or a shard cannot be read.
     """
     wanted = dict(model.named_parameters())
@@ -215,13 +215,13 @@ def _headers(folder: Path, problems: list[CostproofError]) -> Iterator[tuple[Pat
 def shards(folder: Path, problems: list[CostproofError]) -> dict[Path, set[str] | None]:
     """Return the safetensors files of a folder and the tensors in the index for each (``None`` without an index).
 
-    None of them is opened.
+    The files are not opened.
 
     Args:
-        problems: where missing shards are told.
+        problems: list to which missing shards are added.
 
     Raises:
-        BadInput: the folder holds no checkpoint, or its index is none.
+        BadInput: the folder has no checkpoint, or its index is invalid.
     """
     fix = f"a folder with {SINGLE} or {INDEX}; --weights random needs none"
     if not folder.is_dir():
@@ -280,7 +280,7 @@ def _name(dtype: object) -> str:
 
 
 FEWER: Final = "--layers N counts its first layers, and says what the whole costs if these say it"
-"""The way out where a model is too large to be given numbers."""
+"""Suggested fix for a model that is too large for concrete values."""
 
 
 def free_bytes(device: torch.device) -> int | None:
@@ -306,7 +306,7 @@ def require_room(model: nn.Module, device: str) -> None:
     """Check that parameters and buffers fit into the free memory of a device, before allocating them.
 
     Raises:
-        Incomplete: they have not.
+        Incomplete: they do not fit.
     """
     import torch
 

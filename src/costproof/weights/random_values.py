@@ -1,11 +1,11 @@
 """Generate random weights and inputs that are functions of seed, name and index, with the same bits on every device.
 
 The generator is counter-based: a tensor can be filled in parts, in any order and by any number of threads. Index ``i``
-of the tensor ``name`` belongs to block ``b = i // 32768``. The first eight bytes of ``blake2b(f"{seed}:{name}:{b}")``
+of the tensor ``name`` belongs to block ``b = i // 65536``. The first eight bytes of ``blake2b(f"{seed}:{name}:{b}")``
 are its key ``k`` and its multiplier ``m``, made odd. With ``h`` the 32-bit hash ``lowbias32`` (C. Wellons,
-hash-prospector), an index has two words:
+hash-prospector), an index has two words, modulo 2**32:
 
-    u = mix(m * (h(i % 32768 + 1) ^ k)),  v = mix(c * u),  where mix(x) = x ^ (x >> 15), modulo 2**32.
+    u = x ^ (x >> 15), where x = m * (h(i % 65536 + 1) ^ k),   and v = 0x2C1B3C6D * u.
 
 Each word is two signed 16-bit integers, of which the upper 14 bits are taken. The sum of those of u minus the sum of
 those of v is the random number: the sum of four uniform integers, which is close to normal and within 3.5 standard
@@ -19,13 +19,12 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
-from contextlib import closing
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
 from functools import cache
-from itertools import islice
 from math import prod
+from time import perf_counter_ns
 from typing import TYPE_CHECKING, Final
 
 from costproof.ledger.progress import Progress, silent
@@ -37,12 +36,12 @@ if TYPE_CHECKING:
 SPREAD: Final = 0.02
 """Standard deviation of random weights, as in the initialization for training."""
 
-BLOCK: Final = 2**15
-"""Numbers that share a key. The scratch memory of a block fits into the L2 cache of a core."""
-_ROWS: Final = {"cpu": 1, "cuda": 512}
-"""Blocks of one pass: launching a kernel takes as long as 2**24 numbers."""
-_PART: Final = {"cpu": 2**20, "cuda": 2**28}
-"""Numbers of one task, between two reports of progress."""
+BLOCK: Final = 2**16
+"""Numbers that share a key. With the scratch memory of a block a pass stays in the L2 cache of a core."""
+_ROWS: Final = {"cuda": 256}
+"""Blocks of one pass on a device on which starting a kernel takes as long as many numbers."""
+_OFTEN: Final = {"cpu": 2**20, "cuda": 2**28}
+"""Numbers between two reports of progress."""
 _LOWBIAS: Final = ((16, 0x7FEB352D), (15, 0x846CA68B))
 """Shifts and multipliers of lowbias32, whose last step is a shift by 16."""
 _SECOND: Final = 0x2C1B3C6D
@@ -75,12 +74,18 @@ def fill_normal(
     Args:
         spread: standard deviation.
     """
-    total, done = sum(tensor.numel() for _, tensor in tensors), 0
+    total, done, said = sum(tensor.numel() for _, tensor in tensors), 0, 0
     progress("random weights", done, total)
-    parts = (part for name, tensor in tensors for part in _parts(tensor, f"{seed}:{name}", spread))
-    with closing(_run(parts)) as finished:
-        for numbers in finished:
-            done += numbers
+    device = tensors[0][1].device.type if tensors else "cpu"
+    pace = _Pace(device)
+    for batch in _batches(tensors, seed, pace):
+        began = perf_counter_ns()
+        with _one_thread() if len(batch) == 1 else nullcontext():
+            numbers = _fill(batch, spread)
+        pace.note(len(batch), numbers, perf_counter_ns() - began)
+        done += numbers
+        if done == total or done - said >= _OFTEN.get(device, 2**20):
+            said = done
             progress("random weights", done, total)
 
 
@@ -103,86 +108,119 @@ def random_integers(below: int, shape: Sequence[int], seed: int, name: str) -> t
     scratch = torch.empty(min(BLOCK, len(words)), dtype=torch.int32)
     for first in range(0, len(words), BLOCK):
         part = words[first : first + BLOCK]
-        block = first // BLOCK
-        keys = _keys(f"{seed}:{name}", range(block, block + 1), words.device)
-        _hash_words(part, scratch[: len(part)], *keys)
+        _hash_words(part, scratch[: len(part)], *_keys([f"{seed}:{name}:{first // BLOCK}"], words.device))
     return (words.long() & 2**31 - 1).remainder_(below).view(tuple(shape))
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
-    """Numbers ``first`` to ``last`` (exclusive) of a tensor, which begin and end at a block or with the tensor."""
+class _Row:
+    """A block of a tensor, or the part of one at its end."""
 
-    flat: torch.Tensor
     key: str
-    spread: float
+    into: torch.Tensor
+    """Flat view of the tensor."""
     first: int
     last: int
+    """Exclusive."""
 
-    def fill(self) -> int:
-        """Write the numbers and return how many there are."""
+
+@dataclass(slots=True)
+class _Pace:
+    """Chooses how many blocks a pass takes.
+
+    One block is made by one thread. Two blocks for each of torch's threads are faster, unless other work keeps some of
+    them waiting. Both are tried, and the slower one again after fifty times as long.
+    """
+
+    device: str
+    times: dict[int, float] = field(default_factory=dict)
+    """Blocks of a pass -> nanoseconds for each number, when it was last tried."""
+    trial: int = 0
+    """Nanoseconds of the last pass of the kind that was slower before."""
+    since: int = 0
+    """Nanoseconds of all passes after that."""
+
+    def rows(self) -> int:
+        """Return the blocks of the next pass."""
+        choices = self._choices()
+        untried = [rows for rows in choices if rows not in self.times]
+        if len(choices) == 1 or untried:
+            return (untried or choices)[0]
+        slower, faster = sorted(choices, key=self.times.__getitem__, reverse=True)
+        return slower if self.since > 50 * self.trial else faster
+
+    def _choices(self) -> tuple[int, ...]:
         import torch
 
-        device = self.flat.device
-        rows = min(_ROWS.get(device.type, 1), -(-(self.last - self.first) // BLOCK))
-        width = min(BLOCK, self.last - self.first)
-        words, other, scratch = (torch.empty(rows, width, dtype=torch.int32, device=device) for _ in range(3))
-        double = self.flat.dtype == torch.float64
-        values = torch.empty_like(words, dtype=torch.float64) if double else other.view(torch.float32)
-        for start in range(self.first, self.last, rows * BLOCK):
-            stop = min(start + rows * BLOCK, self.last)
-            some = slice(0, -(-(stop - start) // BLOCK))
-            block = start // BLOCK
-            keys = _keys(self.key, range(block, block + some.stop), device)
-            _hash_words(words[some], scratch[some], *keys)
-            _sum_lanes(words[some], other[some], scratch[some])
-            values[some].copy_(words[some])
-            values[some].mul_(self.spread / _UNIT)
-            self.flat[start:stop].copy_(values.view(-1)[: stop - start])
-        return self.last - self.first
+        if self.device != "cpu" or torch.get_num_threads() == 1:
+            return (_ROWS.get(self.device, 1),)
+        return 1, 2 * torch.get_num_threads()
+
+    def note(self, rows: int, numbers: int, took: int) -> None:
+        """Record the time of a pass; one over fewer blocks, or over parts of blocks, says nothing."""
+        if rows in self._choices() and numbers == rows * BLOCK:
+            tried = len(self.times) < 2 or self.times[rows] == max(self.times.values())
+            self.trial, self.since = (took, 0) if tried else (self.trial, self.since + took)
+            self.times[rows] = took / numbers
 
 
-def _parts(tensor: torch.Tensor, key: str, spread: float) -> Iterator[Callable[[], int]]:
-    """Yield functions that fill the parts of a tensor."""
+def _batches(tensors: Sequence[tuple[str, torch.Tensor]], seed: int, pace: _Pace) -> Iterator[list[_Row]]:
+    """Yield the blocks of a pass; on a CPU all of one tensor."""
+    batch: list[_Row] = []
+    for name, tensor in tensors:
+        data = tensor.detach()
+        flat = (data if data.is_contiguous() else data.contiguous()).view(-1)
+        most = pace.rows()
+        for block, first in enumerate(range(0, len(flat), BLOCK)):
+            batch.append(_Row(f"{seed}:{name}:{block}", flat, first, min(first + BLOCK, len(flat))))
+            if len(batch) >= most:
+                yield batch
+                batch, most = [], pace.rows()
+        if batch and (data.device.type == "cpu" or not data.is_contiguous()):
+            yield batch
+            batch = []
+        if not data.is_contiguous():
+            data.copy_(flat.view(data.shape))
+    if batch:
+        yield batch
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Let torch use one thread: for a block, waiting for others takes longer than the work."""
     import torch
 
-    data = tensor.detach()
-    if data.is_contiguous():
-        flat, size = data.view(-1), _PART.get(data.device.type, 2**20)
-        for first in range(0, len(flat), size):
-            yield _Part(flat, key, spread, first, min(first + size, len(flat))).fill
-        return
-
-    def copied() -> int:
-        made = torch.empty_like(data, memory_format=torch.contiguous_format)
-        for part in _parts(made, key, spread):
-            part()
-        data.copy_(made)
-        return data.numel()
-
-    yield copied
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
-def _run(parts: Iterator[Callable[[], int]]) -> Generator[int, None, None]:
-    """Run functions on as many threads as torch uses, and yield their results as they come.
-
-    An operator on one block is too small for torch to use several threads itself.
-    """
+def _fill(batch: Sequence[_Row], spread: float) -> int:
+    """Write the numbers of blocks and return how many there are."""
     import torch
 
-    threads = torch.get_num_threads()
-    ahead = list(islice(parts, 2))
-    if threads == 1 or len(ahead) < 2:
-        for part in (*ahead, *parts):
-            yield part()
-        return
-    with ThreadPoolExecutor(threads) as pool:
-        running = {pool.submit(part) for part in (*ahead, *islice(parts, 2 * threads))}
-        while running:
-            finished, running = wait(running, return_when=FIRST_COMPLETED)
-            running |= {pool.submit(part) for part in islice(parts, len(finished))}
-            for each in finished:
-                yield each.result()
+    device, dtype = batch[0].into.device, batch[0].into.dtype
+    width = max(row.last - row.first for row in batch)
+    words, scratch = (torch.empty(len(batch), width, dtype=torch.int32, device=device) for _ in range(2))
+    _hash_words(words, scratch, *_keys([row.key for row in batch], device))
+    _sum_lanes(words, scratch)
+    double = dtype == torch.float64
+    values = torch.empty_like(words, dtype=torch.float64) if double else scratch.view(torch.float32)
+    values.copy_(words)
+    values.mul_(spread / _UNIT)
+    start = 0
+    while start < len(batch):
+        # Blocks that follow each other in a tensor are written at once.
+        stop = start + 1
+        while stop < len(batch) and batch[stop].into is batch[start].into:
+            stop += 1
+        first, last = batch[start].first, batch[stop - 1].last
+        batch[start].into[first:last].copy_(values[start:stop].reshape(-1)[: last - first])
+        start = stop
+    return sum(row.last - row.first for row in batch)
 
 
 def _hash_words(
@@ -198,26 +236,19 @@ def _hash_words(
 
     positions = _position_hashes(words.device)[: words.shape[-1]].expand(words.shape)
     torch.bitwise_xor(positions, key, out=words)
-    _xor_shifted(words.mul_(multiplier), scratch)
+    torch.bitwise_right_shift(words.mul_(multiplier), 15, out=scratch)
+    # The mask makes the arithmetic shift of signed integers a logical one.
+    words.bitwise_xor_(scratch.bitwise_and_(2**17 - 1))
 
 
-def _sum_lanes(words: torch.Tensor, other: torch.Tensor, scratch: torch.Tensor) -> None:
+def _sum_lanes(words: torch.Tensor, scratch: torch.Tensor) -> None:
     """Replace each first word by the random number in its upper half."""
     import torch
 
-    torch.mul(words, _SECOND, out=other)
-    _xor_shifted(other, scratch)
-    halves, others = words.view(torch.int16), other.view(torch.int16)
+    torch.mul(words, _SECOND, out=scratch)
+    halves, others = words.view(torch.int16), scratch.view(torch.int16)
     halves.bitwise_right_shift_(2).sub_(others.bitwise_right_shift_(2))
     words.mul_(2**16 + 1)  # the upper half becomes the sum of both
-
-
-def _xor_shifted(words: torch.Tensor, scratch: torch.Tensor) -> None:
-    """Replace x by ``x ^ (x >> 15)``; the mask makes the arithmetic shift of signed integers a logical one."""
-    import torch
-
-    torch.bitwise_right_shift(words, 15, out=scratch)
-    words.bitwise_xor_(scratch.bitwise_and_(2**17 - 1))
 
 
 @cache
@@ -233,12 +264,11 @@ def _position_hashes(device: torch.device) -> torch.Tensor:
         return ((x + 2**31) % 2**32 - 2**31).to(torch.int32).to(device)
 
 
-def _keys(key: str, blocks: range, device: torch.device) -> tuple[torch.Tensor, torch.Tensor] | tuple[int, int]:
+def _keys(keys: Sequence[str], device: torch.device) -> tuple[torch.Tensor, torch.Tensor] | tuple[int, int]:
     """Return keys and multipliers of blocks as [blocks, 1], or as numbers for one block."""
     import torch
 
-    digests = (hashlib.blake2b(f"{key}:{block}".encode(), digest_size=8).digest() for block in blocks)
-    found = [struct.unpack("<ii", digest) for digest in digests]
+    found = [struct.unpack("<ii", hashlib.blake2b(key.encode(), digest_size=8).digest()) for key in keys]
     if len(found) == 1:
         return found[0][0], found[0][1] | 1
     both = torch.tensor(found, dtype=torch.int32).to(device)

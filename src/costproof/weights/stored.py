@@ -19,7 +19,7 @@ from costproof.storage.scheme import PLAIN as NOT_QUANTISED
 from costproof.storage.scheme import Scheme, UnknownFormat, read_scheme, scheme_keys
 
 PROCESSOR_FILES: Final = ("preprocessor_config.json", "processor_config.json")
-"""Files beside a configuration, by the names of transformers; the second one has an object for each processor."""
+"""Names of processor files next to a configuration; the second one has an object for each processor."""
 _PART: Final = "image_processor"
 _CROPS: Final = "do_center_crop"
 _SIZES: Final = (("crop_size", (_CROPS,)), ("size", ("do_resize",)))
@@ -87,7 +87,7 @@ def image_size(path: Path) -> ImageSize | None:
         path: the configuration.
 
     Returns:
-        ``None`` if there is no processor, if its size is that of the image or of no square, or if it has none.
+        ``None`` if there is no processor, or if it does not resize images to squares of one size.
 
     Raises:
         BadInput: the file of the processor cannot be read.
@@ -124,8 +124,8 @@ def unfit(images: ImageSize, expected: object, place: str) -> BadInput:
     """Return the error for an image size that the model cannot run on.
 
     Args:
-        expected: what it runs on.
-        place: the configuration.
+        expected: image size that the model runs on.
+        place: path of the configuration.
     """
     what, fix = (
         "the processor makes images of another size than the tower takes",
@@ -160,19 +160,19 @@ _MLX: Final = "quantization"
 """A key that does so where its value is a text, or an object with :data:`_OF_A_FORMAT`."""
 _OF_A_FORMAT: Final = ("bits", "group_size", "quant_method", "quant_algo", "mode")
 _NOT_BELOW: Final = 16
-"""Bits of what is not quantised."""
+"""Number of bits from which weights are not quantised."""
 QUANTISATION_FILES: Final = (
     "hf_quant_config.json", "quantize_config.json", "quantization_config.json", "quant_config.json",
     "quanto_qmap.json", "quantization_map.json",
 )  # fmt: skip
-"""Files beside a configuration that do the same, by the names of ModelOpt, AutoGPTQ, AutoRound, AutoAWQ and Quanto."""
+"""Names of files that describe quantised weights, of ModelOpt, AutoGPTQ, AutoRound, AutoAWQ and Quanto."""
 _DESCRIPTIONS: Final = "quant_model_description*.json"
 """As :data:`QUANTISATION_FILES`, of msModelSlim."""
 _INDICES: Final = "*.index*.json"
 _WEIGHTS: Final = "*.safetensors"
 _GGUF: Final = "*.gguf"
 _NOT_PACKED: Final = re.compile(r"(?i).*(f16|f32|fp16|fp32).*")
-"""Names of GGUF files that hold what was trained."""
+"""Names of GGUF files with unquantised weights."""
 _MOST_FILES: Final = 256
 _LONGEST_HEADER: Final = 2**24
 _RECIPE: Final = "recipe.yaml"
@@ -212,16 +212,16 @@ _LONGEST: Final = 40
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """What the files of a checkpoint say about it, without reading its weights."""
+    """Properties of a checkpoint according to its files, without reading its weights."""
 
     quantised: tuple[tuple[str, str], ...] = ()
-    """``weights`` or ``cache`` -> the format and where it is named; empty: nothing says that it is quantised."""
+    """``weights`` or ``cache`` -> the format and its location; empty if nothing indicates quantisation."""
     dtype: Dtype | None = None
-    """What the configuration names; ``None``: nothing, or what no run has."""
+    """Dtype in the configuration; ``None`` without one, or if no run supports it."""
     images: ImageSize | None = None
-    """The size that its processor makes of images; ``None``: nothing says it."""
+    """Size to which its processor resizes images; ``None`` if unknown."""
     pixels: PixelLimits | None = None
-    """The pixels between which its processor keeps the size of an image; ``None``: nothing says it."""
+    """Limits of pixels within which its processor keeps the size of an image; ``None`` if unknown."""
     described: str = ""
     """JSON object of the descriptions that :attr:`quantised` is from: those of the configuration, by the keys that
     :mod:`costproof.storage.scheme` reads, and under ``beside`` those of files."""
@@ -241,7 +241,7 @@ class Stored:
 
 
 PLAIN: Final = Stored()
-"""Of a checkpoint of which nothing is known."""
+"""Properties of a checkpoint without any information."""
 
 
 def stored(data: object, path: Path | None) -> Stored:
@@ -249,7 +249,7 @@ def stored(data: object, path: Path | None) -> Stored:
 
     Args:
         data: the configuration.
-        path: its file; ``None``: it has none.
+        path: its file; ``None`` without one.
 
     Raises:
         BadInput: a file beside it cannot be read.

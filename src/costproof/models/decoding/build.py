@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -16,11 +16,11 @@ from costproof.models.decoding.decoder import Decoder, config_of
 from costproof.models.specs import Built
 from costproof.models.target import require_device
 from costproof.patches import flash_attention
+from costproof.patches.model_forward import prepared_masks, running
 from costproof.weights.loading import Names, load, no_other_names, plan, require_room
 from costproof.weights.random_values import fill_random
 
 if TYPE_CHECKING:
-    import torch
     from torch import nn
 
 
@@ -87,72 +87,9 @@ def patch_forward(base: Any, replaced: Mapping[str, Any] | None = None, inner: I
     return type(base.__name__, (base,), {"forward": forward, "__module__": base.__module__})
 
 
-def prepared_masks(modeling: Any) -> dict[str, Any]:
-    """Return replacements for the mask builders of a module that pass on the mask of the caller.
-
-    transformers builds masks from tensor values, and builds a different one during an export.
-    """
-
-    def pass_on(*args: Any, attention_mask: Any = None, **kwargs: Any) -> Any:
-        return attention_mask
-
-    return {n: pass_on for n in vars(modeling) if n.startswith("create_") and n.endswith("causal_mask")}
-
-
 def uses_flash(model: nn.Module) -> bool:
     """Return whether the decoder runs FlashAttention."""
     return bool(config_of(model).get_text_config()._attn_implementation == flash_attention.FLASH)
-
-
-@contextmanager
-def running(
-    replaced: Mapping[Any, Mapping[str, Any]], dtype: torch.dtype | None = None, *, flash: bool = False
-) -> Iterator[None]:
-    """Set up and undo what a forward on the meta device needs.
-
-    Gradients are off. The given names of modules are replaced, for example checks that need values. For dtypes other
-    than bfloat16, the meta kernel of grouped GEMMs is replaced, because it rejects dtypes that the real kernels accept.
-
-    Args:
-        replaced: module -> name -> replacement.
-        flash: whether the functions of FlashAttention are replaced by ones that run on the meta device.
-    """
-    import torch
-
-    before = {module: {name: vars(module)[name] for name in names} for module, names in replaced.items()}
-    library = None
-    try:
-        for module, names in replaced.items():
-            vars(module).update(names)
-        if dtype not in (None, torch.bfloat16) and not torch.compiler.is_compiling():
-            library = torch.library.Library("aten", "IMPL", "Meta")  # type: ignore[no-untyped-call]
-            library.impl("_grouped_mm", _grouped_mm_shape, "Meta", allow_override=True)  # type: ignore[no-untyped-call]
-        with flash_attention.on_meta() if flash else nullcontext(), torch.no_grad():
-            yield
-    finally:
-        for module, names in before.items():
-            vars(module).update(names)
-        if library is not None:
-            library._destroy()  # type: ignore[no-untyped-call]
-
-
-def _grouped_mm_shape(
-    mat_a: torch.Tensor,
-    mat_b: torch.Tensor,
-    offs: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
-    out_dtype: torch.dtype | None = None,
-) -> torch.Tensor:
-    """Return an empty [rows, N] for [rows, K] by [experts, K, N]."""
-    if mat_a.dim() != 2 or mat_b.dim() != 3 or mat_a.shape[1] != mat_b.shape[1]:
-        raise ValueError(f"grouped GEMM of {tuple(mat_a.shape)} by {tuple(mat_b.shape)}")
-    import torch
-
-    # The operator itself, not the method: a tracer of Python calls must see one grouped GEMM here.
-    result: torch.Tensor = torch.ops.aten.new_empty.default(
-        mat_a, [mat_a.shape[0], mat_b.shape[2]], dtype=out_dtype or mat_a.dtype
-    )
-    return result
 
 
 def with_numbers(

@@ -121,34 +121,3 @@ def side_of(workload: Workload) -> int:
     side = workload.inputs[SIZE]
     assert not isinstance(side, str | tuple)
     return side
-
-
-@dataclass(frozen=True, slots=True)
-class PackedLengths:
-    """Stands in for the tensor of cumulative lengths, or of image grids, from which attention computes lengths.
-
-    Every operation that transformers applies returns the lengths, as integers, so that the code also runs on the meta
-    device.
-    """
-
-    lengths: tuple[int, ...]
-
-    def __getitem__(self, which: slice) -> PackedLengths:
-        """Return itself: a slice of cumulative lengths."""
-        return self
-
-    def __sub__(self, other: PackedLengths) -> PackedLengths:
-        """Return itself: a difference of cumulative lengths."""
-        return self
-
-    def prod(self, dim: int) -> PackedLengths:
-        """Return itself: the number of patches of each grid."""
-        return self
-
-    def __floordiv__(self, merged: int) -> PackedLengths:
-        """Return the number of tokens, each made of ``merged`` patches."""
-        return PackedLengths(tuple(n // merged for n in self.lengths))
-
-    def tolist(self) -> list[int]:
-        """Return the lengths."""
-        return list(self.lengths)

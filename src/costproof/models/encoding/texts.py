@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import random
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, TypeVar
 
+from costproof.algebra.symbols import sym
+from costproof.analytic.compose import ModulePart
+from costproof.analytic.pooling import FirstTokenPooler
 from costproof.analytic.symbols import TEXT_SYMBOLS
 from costproof.ledger.capture import SymbolDoc
 from costproof.ledger.errors import BadInput, CostproofError
+from costproof.ledger.node import Ledger
 from costproof.ledger.workload import FLOAT_BYTES, TensorSpec, Workload
 from costproof.models import settings as common
 from costproof.models.encoding.config import TextEncoderConfig
+from costproof.models.encoding.formulas import TextEncoderStyle, encoder_ledger, text_encoder
 from costproof.models.encoding.target import EncoderTarget, Tensors
 from costproof.models.specs import SymbolicSize
 from costproof.models.target import NamedWorkload, Setting
@@ -34,8 +40,34 @@ class TextTarget(EncoderTarget[C]):
     """Base class of encoders of text with one configuration."""
 
     input_settings: ClassVar[tuple[Setting, ...]] = (common.SEQ_LEN,)
+    prefix: ClassVar[str]
+    """Path of the encoder in classes with a head, followed by a dot."""
+    pools: ClassVar[bool] = True
+    """Whether the class without a head pools the first token."""
     named: ClassVar[tuple[NamedWorkload, ...]] = PRESETS
     notation: ClassVar[dict[str, SymbolDoc]] = TEXT_SYMBOLS
+
+    @abstractmethod
+    def style(self) -> TextEncoderStyle:
+        """Return how its layers differ from those of BERT."""
+
+    @abstractmethod
+    def names(self, path: str) -> Mapping[str, str]:
+        """Return role -> module path, for an encoder whose module paths begin with ``path``."""
+
+    @abstractmethod
+    def head(self) -> tuple[ModulePart, ...]:
+        """Return the parts of the head for masked words, or of the classifier, including the root."""
+
+    def formulas(self, workload: Workload) -> Ledger:
+        """Return the symbolic analytic ledger: ``exprs`` are set, ``costs`` are empty."""
+        config, texts, b, width = self.config, sym("B"), sym("b"), sym("text_hidden")
+        parts = text_encoder(config, self.style(), eager=workload.attention == "eager")
+        if config.masked or config.labels:
+            returned = texts * (sym("S") * sym("text_vocab") if config.masked else sym("text_labels"))
+            return encoder_ledger((*self.head(), *parts), self.names(self.prefix), returned * b)
+        pooler = FirstTokenPooler(width, width, "tanh").parts("text.pooler", texts, b) if self.pools else ()
+        return encoder_ledger((*parts, *pooler), self.names(""), texts * (sym("S") + int(self.pools)) * width * b)
 
     @classmethod
     def serves(cls, config: Mapping[str, Any]) -> bool:

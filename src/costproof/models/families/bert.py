@@ -11,10 +11,8 @@ from costproof.algebra.symbols import sym
 from costproof.analytic.compose import ModulePart
 from costproof.analytic.linear import Linear
 from costproof.analytic.pooling import FirstTokenPooler
-from costproof.ledger.node import Ledger
-from costproof.ledger.workload import Workload
 from costproof.models.encoding.config import TextEncoderConfig
-from costproof.models.encoding.formulas import TextEncoderStyle, encoder_ledger, masked_words, text_encoder
+from costproof.models.encoding.formulas import TextEncoderStyle, masked_words
 from costproof.models.encoding.texts import TextTarget
 
 _LAYER: Final = "text.layer"
@@ -101,27 +99,25 @@ class Bert(TextTarget[BertConfig]):
     config: BertConfig = field(default_factory=BertConfig)
     name: str = "bert"
     model_types: ClassVar[tuple[str, ...]] = ("bert",)
+    prefix: ClassVar[str] = "bert."
 
-    def formulas(self, workload: Workload) -> Ledger:
-        """Return the symbolic analytic ledger: ``exprs`` are set, ``costs`` are empty."""
-        config, eager = self.config, workload.attention == "eager"
+    def style(self) -> TextEncoderStyle:
+        """Return how its layers differ from those of BERT: not at all."""
+        return TextEncoderStyle()
+
+    def names(self, path: str) -> Mapping[str, str]:
+        """Return role -> module path, for an encoder whose module paths begin with ``path``."""
+        return bert_names(path)
+
+    def head(self) -> tuple[ModulePart, ...]:
+        """Return the parts of the head for masked words, or of the classifier on the pooled token."""
         texts, b, width = sym("B"), sym("b"), sym("text_hidden")
-        parts = text_encoder(config, TextEncoderStyle(), eager=eager)
+        if self.config.masked:
+            words = masked_words(self.config.activation, holds_bias="cls.predictions")
+            return (*map(ModulePart, ("root", "cls", "cls.transform")), *words)
         pooler = FirstTokenPooler(width, width, "tanh").parts("text.pooler", texts, b)
-        if config.masked:
-            head = (
-                ModulePart("cls"),
-                ModulePart("cls.transform"),
-                *masked_words(config.activation, holds_bias="cls.predictions"),
-            )
-            return encoder_ledger(
-                (ModulePart("root"), *parts, *head), bert_names("bert."), texts * sym("S") * sym("text_vocab") * b
-            )
-        if not config.labels:
-            return encoder_ledger((*parts, *pooler), bert_names(""), texts * (sym("S") + 1) * width * b)
         classifier = ModulePart("classifier", (Linear(texts, width, sym("text_labels"), b),))
-        whole = (ModulePart("root"), *parts, *pooler, ModulePart("dropout"), classifier)
-        return encoder_ledger(whole, bert_names("bert."), texts * sym("text_labels") * b)
+        return (ModulePart("root"), *pooler, ModulePart("dropout"), classifier)
 
     @classmethod
     def draw_fields(cls, p: Mapping[str, int], rng: random.Random) -> dict[str, Any]:

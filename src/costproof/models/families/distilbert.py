@@ -10,45 +10,11 @@ from costproof.algebra.symbols import sym
 from costproof.analytic.compose import ModulePart
 from costproof.analytic.linear import Linear
 from costproof.analytic.mlp import Activation
-from costproof.ledger.node import Ledger
-from costproof.ledger.workload import Workload
 from costproof.models.encoding.config import TextEncoderConfig
-from costproof.models.encoding.formulas import TextEncoderStyle, encoder_ledger, masked_words, text_encoder
+from costproof.models.encoding.formulas import TextEncoderStyle, masked_words
 from costproof.models.encoding.texts import TextTarget
 
 _LAYER: Final = "text.layer"
-_STYLE: Final = TextEncoderStyle(segments=False, added_apart=False, layer_containers=("mlp_dropout",))
-
-
-def _names(path: str) -> Mapping[str, str]:
-    """Return role -> module path, for an encoder whose module paths begin with ``path``."""
-    layer, embeddings = f"{path}transformer.layer.{{i}}", f"{path}embeddings"
-    return {
-        "root": "",
-        "text": path.rstrip("."),
-        "text.embeddings": embeddings,
-        **{f"text.{x}": f"{embeddings}.{x}_embeddings" for x in ("word", "position")},
-        "text.norm_first": f"{embeddings}.LayerNorm",
-        "text.dropout": f"{embeddings}.dropout",
-        "text.encoder": f"{path}transformer",
-        _LAYER: layer,
-        f"{_LAYER}.attention": f"{layer}.attention",
-        **{f"{_LAYER}.attention.{x}": f"{layer}.attention.{x}_lin" for x in ("q", "k", "v", "out")},
-        f"{_LAYER}.norm1": f"{layer}.sa_layer_norm",
-        f"{_LAYER}.mlp": f"{layer}.ffn",
-        f"{_LAYER}.mlp.up": f"{layer}.ffn.lin1",
-        f"{_LAYER}.mlp.activation": f"{layer}.ffn.activation",
-        f"{_LAYER}.mlp.down": f"{layer}.ffn.lin2",
-        f"{_LAYER}.mlp_dropout": f"{layer}.ffn.dropout",
-        f"{_LAYER}.norm2": f"{layer}.output_layer_norm",
-        "dropout": "dropout",
-        "pre_classifier": "pre_classifier",
-        "classifier": "classifier",
-        "cls.dense": "vocab_transform",
-        "cls.activation": "activation",
-        "cls.norm": "vocab_layer_norm",
-        "lm_head": "vocab_projector",
-    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,26 +58,54 @@ class DistilBert(TextTarget[DistilBertConfig]):
     config: DistilBertConfig = field(default_factory=DistilBertConfig)
     name: str = "distilbert"
     model_types: ClassVar[tuple[str, ...]] = ("distilbert",)
+    prefix: ClassVar[str] = "distilbert."
+    pools: ClassVar[bool] = False
 
-    def formulas(self, workload: Workload) -> Ledger:
-        """Return the symbolic analytic ledger: ``exprs`` are set, ``costs`` are empty."""
-        config, eager = self.config, workload.attention == "eager"
-        texts, b, width, labels = sym("B"), sym("b"), sym("text_hidden"), sym("text_labels")
-        parts = text_encoder(config, _STYLE, eager=eager)
-        if config.masked:
-            head = masked_words(config.activation, holds_bias="lm_head")
-            return encoder_ledger(
-                (ModulePart("root"), *parts, *head), _names("distilbert."), texts * sym("S") * sym("text_vocab") * b
-            )
-        if not config.labels:
-            return encoder_ledger(parts, _names(""), texts * sym("S") * width * b)
-        head = (
+    def style(self) -> TextEncoderStyle:
+        """Return how its layers differ from those of BERT."""
+        return TextEncoderStyle(segments=False, added_apart=False, layer_containers=("mlp_dropout",))
+
+    def names(self, path: str) -> Mapping[str, str]:
+        """Return role -> module path, for an encoder whose module paths begin with ``path``."""
+        layer, embeddings = f"{path}transformer.layer.{{i}}", f"{path}embeddings"
+        return {
+            "root": "",
+            "text": path.rstrip("."),
+            "text.embeddings": embeddings,
+            **{f"text.{x}": f"{embeddings}.{x}_embeddings" for x in ("word", "position")},
+            "text.norm_first": f"{embeddings}.LayerNorm",
+            "text.dropout": f"{embeddings}.dropout",
+            "text.encoder": f"{path}transformer",
+            _LAYER: layer,
+            f"{_LAYER}.attention": f"{layer}.attention",
+            **{f"{_LAYER}.attention.{x}": f"{layer}.attention.{x}_lin" for x in ("q", "k", "v", "out")},
+            f"{_LAYER}.norm1": f"{layer}.sa_layer_norm",
+            f"{_LAYER}.mlp": f"{layer}.ffn",
+            f"{_LAYER}.mlp.up": f"{layer}.ffn.lin1",
+            f"{_LAYER}.mlp.activation": f"{layer}.ffn.activation",
+            f"{_LAYER}.mlp.down": f"{layer}.ffn.lin2",
+            f"{_LAYER}.mlp_dropout": f"{layer}.ffn.dropout",
+            f"{_LAYER}.norm2": f"{layer}.output_layer_norm",
+            "dropout": "dropout",
+            "pre_classifier": "pre_classifier",
+            "classifier": "classifier",
+            "cls.dense": "vocab_transform",
+            "cls.activation": "activation",
+            "cls.norm": "vocab_layer_norm",
+            "lm_head": "vocab_projector",
+        }
+
+    def head(self) -> tuple[ModulePart, ...]:
+        """Return the parts of the head for masked words, or of the classifier on the first token."""
+        texts, b, width = sym("B"), sym("b"), sym("text_hidden")
+        if self.config.masked:
+            return (ModulePart("root"), *masked_words(self.config.activation, holds_bias="lm_head"))
+        return (
             ModulePart("root", (Activation(texts * width, "relu", b),)),
             ModulePart("pre_classifier", (Linear(texts, width, width, b),)),
             ModulePart("dropout"),
-            ModulePart("classifier", (Linear(texts, width, labels, b),)),
+            ModulePart("classifier", (Linear(texts, width, sym("text_labels"), b),)),
         )
-        return encoder_ledger((*parts, *head), _names("distilbert."), texts * labels * b)
 
 
 TARGET: Final = DistilBert

@@ -25,8 +25,7 @@ from costproof.models.families.clip_vision import ClipVision, ClipVisionConfig, 
 from costproof.models.families.llama import Llama, LlamaConfig
 from costproof.models.image_text.config import TEXT, VISION, ImageTextConfig, read_part
 from costproof.models.image_text.formulas import IMAGES, image_text_ledger
-from costproof.models.image_text.inputs import CALL
-from costproof.models.image_text.layout import ModelLayout, StagePaths
+from costproof.models.image_text.layout import CALL, ModelLayout, StagePaths
 from costproof.models.image_text.target import EXAMPLE_COUNT, ImageTextTarget, tower_job
 from costproof.models.specs import ExportJob
 from costproof.weights.stored import unfit

@@ -8,20 +8,17 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
 from costproof.algebra.symbols import sym
-from costproof.analytic.attention_block import AttentionBlock
 from costproof.analytic.compose import ModulePart, StackCall, in_layer
 from costproof.analytic.costs import Size
 from costproof.analytic.feed_forward import Mlp
 from costproof.analytic.patch_grid import (
-    FLOAT32,
     AxialTable,
-    JoinedImages,
     PatchMerger,
     VolumePatches,
     WindowOrder,
     window_pairs,
 )
-from costproof.analytic.rotary import Rotary, RotaryAxes
+from costproof.analytic.rotary import RotaryAxes
 from costproof.analytic.transformer import TransformerLayer
 from costproof.ledger.capture import SymbolDoc
 from costproof.ledger.errors import BadInput, CostproofError
@@ -34,13 +31,11 @@ from costproof.models.decoding.config import DecoderConfig
 from costproof.models.decoding.decoder import ids_on_meta, on_meta
 from costproof.models.decoding.formulas import DecoderStyle, decoder_parts
 from costproof.models.decoding.names import STAGES, decoder_names, mlp_names
-from costproof.models.encoding.config import ONE_CLASS, EncoderConfig
-from costproof.models.encoding.formulas import ALL_PROJECTIONS
-from costproof.models.encoding.images import SIZE, PackedLengths, side_of
+from costproof.models.encoding.images import SIZE, side_of
+from costproof.models.encoding.patches import PackedLengths, PatchConfig, patch_attention, patch_names
 from costproof.models.image_text.config import TEXT, VISION, ImageTextConfig, read_part
 from costproof.models.image_text.formulas import IMAGES, image_text_ledger
-from costproof.models.image_text.inputs import CALL, images_of, with_images
-from costproof.models.image_text.layout import ModelLayout, StagePaths
+from costproof.models.image_text.layout import CALL, ModelLayout, StagePaths, images_of, with_images
 from costproof.models.image_text.target import ImageTextTarget, random_input, tower_job
 from costproof.models.specs import ExportJob
 from costproof.models.target import Setting
@@ -60,20 +55,10 @@ _OWN: Final = {
     "vision_merge": SymbolDoc("k_{v}", "patches along a side of a token"),
     "vision_window": SymbolDoc("w_{v}", "tokens along a side of a window"),
 }
-_LAYER: Final = f"{_TOWER}.blocks.{{i}}"
 _MERGER: Final = f"{_TOWER}.merger"
 _NAMES: Final[Mapping[str, str]] = {
-    "vision": _TOWER,
-    "vision.patches": f"{_TOWER}.patch_embed",
-    "vision.patches.projection": f"{_TOWER}.patch_embed.proj",
-    "vision.rotary": f"{_TOWER}.rotary_pos_emb",
-    "vision.layer": _LAYER,
-    "vision.layer.norm1": f"{_LAYER}.norm1",
-    "vision.layer.attention": f"{_LAYER}.attn",
-    "vision.layer.attention.qkv": f"{_LAYER}.attn.qkv",
-    "vision.layer.attention.out": f"{_LAYER}.attn.proj",
-    "vision.layer.norm2": f"{_LAYER}.norm2",
-    **mlp_names("vision.layer.mlp", f"{_LAYER}.mlp"),
+    **patch_names(_TOWER),
+    **mlp_names("vision.layer.mlp", f"{_TOWER}.blocks.{{i}}.mlp"),
     "vision.merger": _MERGER,
     "vision.merger.mlp": f"{_MERGER}.mlp",
     "vision.merger.norm": f"{_MERGER}.ln_q",
@@ -94,7 +79,7 @@ _SECTIONS: Final = "mrope_section"
 
 
 @dataclass(frozen=True, slots=True)
-class Qwen25VlVisionConfig(EncoderConfig):
+class Qwen25VlVisionConfig(PatchConfig):
     """Sizes, the attention window, and the layers that attend to the whole image; by default of Qwen2.5-VL-7B."""
 
     hidden: int = 1280
@@ -104,48 +89,21 @@ class Qwen25VlVisionConfig(EncoderConfig):
     activation: str = "silu"
     architecture: str = "Qwen2_5_VisionTransformerPretrainedModel"
     out: int = 3584
-    """Width of the decoder that reads the tokens."""
     patch: int = 14
-    frames: int = 2
-    """Number of frames of a patch; an image is repeated."""
-    merge: int = 2
-    """Side of a token in patches."""
-    channels: int = 3
     window: int = 112
     """Side of a window in pixels."""
     whole: tuple[int, ...] = (7, 15, 23, 31)
     """Indices of the layers in which each patch attends to the whole image."""
 
-    not_drawn: ClassVar = ONE_CLASS
     model_type: ClassVar[str] = "qwen2_5_vl_vision"
     architectures: ClassVar = {"Qwen2_5_VisionTransformerPretrainedModel": False}
-    keys: ClassVar = {
-        **EncoderConfig.keys,
-        "layers": "depth",
-        "heads": "num_heads",
-        "out": "out_hidden_size",
-        "patch": "patch_size",
-        "frames": "temporal_patch_size",
-        "merge": "spatial_merge_size",
-        "channels": "in_channels",
-        "window": "window_size",
-    }
+    keys: ClassVar = {**PatchConfig.keys, "window": "window_size"}
     class_defaults: ClassVar = {"hidden_size": 3584}
     unused_keys: ClassVar = {
         **dict.fromkeys(("rope_parameters", "rope_theta", "tokens_per_second"), "decides no cost"),
         **dict.fromkeys(("in_chans", "spatial_patch_size"), "the class does not read it"),
     }
-    prefix: ClassVar[str] = "vision"
-
-    @property
-    def volume(self) -> int:
-        """Return the number of elements of a patch."""
-        return self.channels * self.frames * self.patch**2
-
-    @property
-    def step(self) -> int:
-        """Return the side of a token in pixels."""
-        return self.patch * self.merge
+    chosen_layers: ClassVar[tuple[str, str]] = ("whole", "fullatt_block_indexes")
 
     @property
     def units(self) -> int:
@@ -154,12 +112,7 @@ class Qwen25VlVisionConfig(EncoderConfig):
 
     def sizes(self) -> dict[str, int]:
         """Return symbol -> value, without the prefix of the symbols."""
-        own = {"out": self.out, "volume": self.volume, "merge": self.merge, "window": self.units}
-        return EncoderConfig.sizes(self) | own
-
-    def native(self) -> dict[str, Any]:
-        """Return the keyword arguments of the configuration class in transformers."""
-        return EncoderConfig.native(self) | {"fullatt_block_indexes": list(self.whole)}
+        return PatchConfig.sizes(self) | {"merge": self.merge, "window": self.units}
 
     @classmethod
     def read_fields(cls, top: Section, read: Mapping[str, Any]) -> dict[str, Any]:
@@ -168,20 +121,11 @@ class Qwen25VlVisionConfig(EncoderConfig):
 
     def contradictions(self) -> list[CostproofError]:
         """Return an error for each combination of sizes that the class in transformers rejects or cannot run."""
-        found = EncoderConfig.contradictions(self)
-        if self.head_dim % 4:
-            where, expected = "$.num_heads", "heads whose width is a multiple of 4"
-            found.append(
-                BadInput("rows and columns are rotated in pairs", where=where, expected=expected, got=self.heads)
-            )
+        found = PatchConfig.contradictions(self)
         if self.units < 1:
             expected = f"at least {self.step}"
             found.append(BadInput("a window holds no token", where="$.window_size", expected=expected, got=self.window))
         return found
-
-    def __post_init__(self) -> None:
-        """Convert the list of a certificate to a tuple."""
-        object.__setattr__(self, "whole", tuple(self.whole))
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,24 +242,11 @@ def _tower(config: Qwen25VlConfig, patches: Size, tokens: Size, *, eager: bool) 
     """
     vision = config.vision
     width, head_dim, out, b = sym("vision_hidden"), sym("vision_head_dim"), sym("vision_out"), sym("b")
-    unit, heads, side = sym("vision_merge") ** 2, sym("vision_heads"), sym("U")
+    unit, side = sym("vision_merge") ** 2, sym("U")
     seen = {True: side**4, False: window_pairs(side, sym("vision_window"))}
-    rotary = Rotary(1, patches, heads, heads, head_dim, FLOAT32, state_bytes=b)
 
     def layer(i: int) -> tuple[ModulePart, ...]:
-        attention = AttentionBlock(
-            width=width,
-            heads=heads,
-            kv_heads=heads,
-            head_dim=head_dim,
-            inner=width,
-            bias=ALL_PROJECTIONS,
-            fused=True,
-            cached=False,
-            seen=IMAGES * unit**2 * seen[i in vision.whole],
-            written_out=eager,
-            beside=(rotary, JoinedImages(patches * width, b)),
-        )
+        attention = patch_attention(patches, eager=eager, seen=IMAGES * unit**2 * seen[i in vision.whole])
         mlp = Mlp(width, sym("vision_intermediate"), vision.activation, gated=True)
         return in_layer(i, TransformerLayer(width, attention, mlp, norm="rms").parts("vision.layer", call))
 
@@ -347,9 +278,9 @@ class Qwen25Vl(ImageTextTarget[Qwen25VlConfig]):
     @staticmethod
     def mistakes() -> Mistakes:
         """Return the mistakes that are common in models of its tower."""
-        from costproof.models.mistakes.qwen2_5_vl import MISTAKES
+        from costproof.models.mistakes.qwen_vl import QWEN2_5_VL
 
-        return MISTAKES
+        return QWEN2_5_VL
 
     @property
     def layout(self) -> ModelLayout:
@@ -497,7 +428,6 @@ class Qwen25Vl(ImageTextTarget[Qwen25VlConfig]):
     def drawn(cls, p: Mapping[str, int], rng: random.Random) -> tuple[Qwen25Vl, dict[str, bool]]:
         """Return a random small configuration for a proof, and its features."""
         from costproof.models.decoding.domain import features, random_config
-        from costproof.models.encoding.domain import some_layers
 
         half = p["text_head_halves"]
         cuts = sorted(rng.sample(range(1, half), 2))
@@ -505,19 +435,13 @@ class Qwen25Vl(ImageTextTarget[Qwen25VlConfig]):
         text = replace(
             made, max_positions=rng.randint(1024, 2048), sections=(cuts[0], cuts[1] - cuts[0], half - cuts[1])
         )
-        more = some_layers(p, rng)
+        sizes = Qwen25VlVisionConfig.drawn_sizes(p, rng)
         vision = Qwen25VlVisionConfig(
-            **more,
-            hidden=4 * p["vision_heads"] * p["vision_head_quarters"],
-            intermediate=p["vision_intermediate"],
-            heads=p["vision_heads"],
+            **sizes,
             out=text.hidden,
-            patch=p["patch"],
-            frames=p["frames"],
             merge=p["vision_merge"],
-            channels=p["channels"],
             window=p["patch"] * p["vision_merge"] * p["vision_window"],
-            whole=tuple(i for i in range(more["layers"]) if rng.random() < 0.5),
+            whole=tuple(i for i in range(sizes["layers"]) if rng.random() < 0.5),
         )
         config = Qwen25VlConfig(vision, text, rng.randrange(text.vocab))
         kinds = {i in vision.whole for i in range(vision.layers)}

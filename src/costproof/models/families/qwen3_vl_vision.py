@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from costproof.algebra.symbols import sym
-from costproof.analytic.attention_block import AttentionBlock
 from costproof.analytic.compose import ModulePart, StackCall, in_layer
 from costproof.analytic.embedding import Embedding
 from costproof.analytic.feed_forward import Mlp
@@ -16,11 +15,9 @@ from costproof.analytic.patch_grid import (
     FLOAT32,
     AxialTable,
     InterpolatedPositions,
-    JoinedImages,
     PatchMerger,
     VolumePatches,
 )
-from costproof.analytic.rotary import Rotary
 from costproof.analytic.symbols import VISION_SYMBOLS
 from costproof.analytic.transformer import TransformerLayer
 from costproof.ledger.capture import SymbolDoc
@@ -29,9 +26,9 @@ from costproof.ledger.node import Ledger
 from costproof.ledger.workload import FLOAT_BYTES, TensorSpec, Workload
 from costproof.models import settings as common
 from costproof.models.config_reader import Section
-from costproof.models.encoding.config import ONE_CLASS, EncoderConfig
-from costproof.models.encoding.formulas import ALL_PROJECTIONS, encoder_ledger
-from costproof.models.encoding.images import SIZE, PackedLengths, side_of
+from costproof.models.encoding.formulas import encoder_ledger
+from costproof.models.encoding.images import SIZE, side_of
+from costproof.models.encoding.patches import PackedLengths, PatchConfig, patch_attention, patch_names
 from costproof.models.encoding.target import EncoderTarget, Tensors
 from costproof.models.specs import SymbolicSize
 from costproof.models.target import NamedWorkload, Setting
@@ -44,17 +41,8 @@ _LAYER: Final = "blocks.{i}"
 _MLP: Final = "vision.layer.mlp"
 _MERGERS: Final = {"vision.merger": "merger", "vision.deep_merger": "deepstack_merger_list.{i}"}
 _NAMES: Final = {
-    "vision": "",
-    "vision.patches": "patch_embed",
-    "vision.patches.projection": "patch_embed.proj",
+    **patch_names(),
     "vision.positions": "pos_embed",
-    "vision.rotary": "rotary_pos_emb",
-    "vision.layer": _LAYER,
-    "vision.layer.norm1": f"{_LAYER}.norm1",
-    "vision.layer.attention": f"{_LAYER}.attn",
-    "vision.layer.attention.qkv": f"{_LAYER}.attn.qkv",
-    "vision.layer.attention.out": f"{_LAYER}.attn.proj",
-    "vision.layer.norm2": f"{_LAYER}.norm2",
     _MLP: f"{_LAYER}.mlp",
     f"{_MLP}.up": f"{_LAYER}.mlp.linear_fc1",
     f"{_MLP}.activation": f"{_LAYER}.mlp.act_fn",
@@ -69,7 +57,7 @@ _NAMES: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Qwen3VlVisionConfig(EncoderConfig):
+class Qwen3VlVisionConfig(PatchConfig):
     """Sizes, and the layers that are followed by a merger; by default the tower of Qwen3-VL-8B."""
 
     hidden: int = 1152
@@ -79,69 +67,27 @@ class Qwen3VlVisionConfig(EncoderConfig):
     activation: str = "gelu_pytorch_tanh"
     architecture: str = "Qwen3VLVisionModel"
     out: int = 4096
-    """Width of the decoder that reads the tokens."""
-    patch: int = 16
-    frames: int = 2
-    """Number of frames of a patch; an image is repeated."""
-    merge: int = 2
-    """Side of a token in patches."""
-    channels: int = 3
     table: int = 2304
     """Rows of the table of positions."""
     deep: tuple[int, ...] = (8, 16, 24)
     """Indices of the layers whose patches are merged as well."""
 
-    not_drawn: ClassVar = ONE_CLASS
     model_type: ClassVar[str] = "qwen3_vl_vision"
     architectures: ClassVar = {"Qwen3VLVisionModel": False}
-    keys: ClassVar = {
-        **EncoderConfig.keys,
-        "layers": "depth",
-        "heads": "num_heads",
-        "out": "out_hidden_size",
-        "patch": "patch_size",
-        "frames": "temporal_patch_size",
-        "merge": "spatial_merge_size",
-        "channels": "in_channels",
-        "table": "num_position_embeddings",
-    }
+    keys: ClassVar = {**PatchConfig.keys, "table": "num_position_embeddings"}
     class_defaults: ClassVar = {"out_hidden_size": 3584}
     unused_keys: ClassVar = {"rope_parameters": "decides no cost", "rope_theta": "decides no cost"}
-    prefix: ClassVar[str] = "vision"
-
-    @property
-    def volume(self) -> int:
-        """Return the number of elements of a patch."""
-        return self.channels * self.frames * self.patch**2
+    chosen_layers: ClassVar[tuple[str, str]] = ("deep", "deepstack_visual_indexes")
 
     def sizes(self) -> dict[str, int]:
         """Return symbol -> value, without the prefix of the symbols."""
-        own = {"out": self.out, "volume": self.volume, "merged": self.merge**2, "positions": self.table}
-        return EncoderConfig.sizes(self) | own
-
-    def native(self) -> dict[str, Any]:
-        """Return the keyword arguments of the configuration class in transformers."""
-        return EncoderConfig.native(self) | {"deepstack_visual_indexes": list(self.deep)}
+        return PatchConfig.sizes(self) | {"merged": self.merge**2, "positions": self.table}
 
     @classmethod
     def read_fields(cls, top: Section, read: Mapping[str, Any]) -> dict[str, Any]:
         """Return the layers that are followed by a merger."""
         key = "deepstack_visual_indexes"
         return {"deep": top.integers(key, (8, 16, 24), least=0, most=max(0, read["layers"] - 1))}
-
-    def contradictions(self) -> list[CostproofError]:
-        """Return an error for each combination of sizes that the class in transformers rejects or cannot run."""
-        found = EncoderConfig.contradictions(self)
-        if self.head_dim % 4:
-            where, expected = "$.num_heads", "heads whose width is a multiple of 4"
-            found.append(
-                BadInput("rows and columns are rotated in pairs", where=where, expected=expected, got=self.heads)
-            )
-        return found
-
-    def __post_init__(self) -> None:
-        """Convert the list of a certificate to a tuple."""
-        object.__setattr__(self, "deep", tuple(self.deep))
 
 
 _USUAL, _LARGEST, _TAPS = 512, 16384, 4
@@ -173,27 +119,16 @@ class Qwen3VlVision(EncoderTarget[Qwen3VlVisionConfig]):
     @staticmethod
     def mistakes() -> Mistakes:
         """Return the mistakes that are common in models of it."""
-        from costproof.models.mistakes.qwen3_vl_vision import MISTAKES
+        from costproof.models.mistakes.qwen_vl import QWEN3_VL_VISION
 
-        return MISTAKES
+        return QWEN3_VL_VISION
 
     def formulas(self, workload: Workload) -> Ledger:
         """Return the symbolic analytic ledger: ``exprs`` are set, ``costs`` are empty."""
         config, eager = self.config, workload.attention == "eager"
-        n, b, width, heads, head_dim = (sym(x) for x in ("n", "b", "vision_hidden", "vision_heads", "vision_head_dim"))
+        n, b, width, head_dim = (sym(x) for x in ("n", "b", "vision_hidden", "vision_head_dim"))
         call, merged, out = StackCall(1, n, b), sym("vision_merged"), sym("vision_out")
-        attention = AttentionBlock(
-            width=width,
-            heads=heads,
-            kv_heads=heads,
-            head_dim=head_dim,
-            inner=width,
-            bias=ALL_PROJECTIONS,
-            fused=True,
-            cached=False,
-            written_out=eager,
-            beside=(Rotary(1, n, heads, heads, head_dim, FLOAT32, state_bytes=b), JoinedImages(n * width, b)),
-        )
+        attention = patch_attention(n, eager=eager)
         mlp = Mlp(width, sym("vision_intermediate"), config.activation)
         layer = TransformerLayer(width, attention, mlp, norm="layer").parts("vision.layer", call)
         deep = PatchMerger(width, merged, out, norm_last=True).parts("vision.deep_merger", n, b)
@@ -211,14 +146,9 @@ class Qwen3VlVision(EncoderTarget[Qwen3VlVisionConfig]):
         returned = n * width + (1 + len(config.deep)) * n / merged * out
         return encoder_ledger(parts, _NAMES, (n * sym("vision_volume") + returned) * b + 4 * n * FLOAT32)
 
-    @property
-    def step(self) -> int:
-        """Return the side of a token in pixels."""
-        return self.config.patch * self.config.merge
-
     def default_workload(self, name: str) -> Workload:
         """Return the workload of a preset: one image."""
-        return self._sized(Workload(name, 0, 0), -(-_USUAL // self.step) * self.step)
+        return self._sized(Workload(name, 0, 0), -(-_USUAL // self.config.step) * self.config.step)
 
     def _sized(self, workload: Workload, side: int) -> Workload:
         return replace(workload, inputs={SIZE: side}, what=f"an image of {side} x {side}")
@@ -231,9 +161,9 @@ class Qwen3VlVision(EncoderTarget[Qwen3VlVisionConfig]):
     def problems(self, workload: Workload) -> list[CostproofError]:
         """Return an error if the image is not a whole number of tokens."""
         side = side_of(workload)
-        if side % self.step == 0 and 0 < side <= _LARGEST:
+        if side % self.config.step == 0 and 0 < side <= _LARGEST:
             return []
-        expected = f"a multiple of {self.step}, at most {_LARGEST}"
+        expected = f"a multiple of {self.config.step}, at most {_LARGEST}"
         return [BadInput("the image is not cut into whole tokens", where="--image-size", expected=expected, got=side)]
 
     def values(self, workload: Workload) -> dict[str, int]:
@@ -271,33 +201,25 @@ class Qwen3VlVision(EncoderTarget[Qwen3VlVisionConfig]):
 
         usual = self.default_workload("image")
         eager = replace(usual, name="image, eager", dtype="float32", attention="eager")
-        small = self._sized(replace(usual, name="one token"), self.step)
-        return Domain((usual, eager, small), PATCHES, (self.step, side_of(usual)))
+        small = self._sized(replace(usual, name="one token"), self.config.step)
+        return Domain((usual, eager, small), PATCHES, (self.config.step, side_of(usual)))
 
     @classmethod
     def drawn(cls, p: Mapping[str, int], rng: random.Random) -> tuple[Qwen3VlVision, dict[str, bool]]:
         """Return a random small configuration for a proof, and its features."""
-        from costproof.models.encoding.domain import some_layers
-
-        more = some_layers(p, rng)
+        sizes = Qwen3VlVisionConfig.drawn_sizes(p, rng)
         config = Qwen3VlVisionConfig(
-            **more,
-            hidden=p["vision_heads"] * 4 * p["vision_head_quarters"],
-            intermediate=p["vision_intermediate"],
-            heads=p["vision_heads"],
+            **sizes,
             out=p["vision_out"],
-            patch=p["patch"],
-            frames=p["frames"],
             merge=p["merge"],
-            channels=p["channels"],
             table=p["vision_positions"],
-            deep=tuple(i for i in range(more["layers"]) if rng.random() < 0.5),
+            deep=tuple(i for i in range(sizes["layers"]) if rng.random() < 0.5),
         )
         return cls(config), {"mergers behind some layers": bool(config.deep)}
 
     def drawn_run(self, p: Mapping[str, int], workload: Workload) -> Workload:
         """Return a workload with an image of the drawn number of tokens."""
-        return replace(self._sized(workload, p["side"] * self.step), batch=1)
+        return replace(self._sized(workload, p["side"] * self.config.step), batch=1)
 
 
 TARGET: Final = Qwen3VlVision

@@ -11,32 +11,15 @@ from costproof.algebra.symbols import sym
 from costproof.analytic.compose import ModulePart
 from costproof.analytic.linear import Linear
 from costproof.analytic.mlp import Activation
-from costproof.analytic.pooling import FirstTokenPooler
 from costproof.ledger.errors import BadInput, CostproofError
-from costproof.ledger.node import Ledger
-from costproof.ledger.workload import Workload
 from costproof.models.config_reader import Section
 from costproof.models.encoding.config import TextEncoderConfig
-from costproof.models.encoding.formulas import TextEncoderStyle, encoder_ledger, masked_words, text_encoder
+from costproof.models.encoding.formulas import TextEncoderStyle, masked_words
 from costproof.models.encoding.texts import TextTarget
 from costproof.models.families.bert import BertConfig, bert_names
 
 if TYPE_CHECKING:
     from costproof.models.encoding.domain import Domain
-
-
-def _names(path: str) -> Mapping[str, str]:
-    """Return role -> module path, for an encoder whose module paths begin with ``path``."""
-    return {
-        **bert_names(path),
-        "cls.predictions": "lm_head",
-        "cls.dense": "lm_head.dense",
-        "cls.norm": "lm_head.layer_norm",
-        "lm_head": "lm_head.decoder",
-        "classifier.dense": "classifier.dense",
-        "classifier.dropout": "classifier.dropout",
-        "classifier.out": "classifier.out_proj",
-    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,32 +80,38 @@ class Roberta(TextTarget[RobertaConfig]):
     config: RobertaConfig = field(default_factory=RobertaConfig)
     name: str = "roberta"
     model_types: ClassVar[tuple[str, ...]] = ("roberta",)
+    prefix: ClassVar[str] = "roberta."
 
-    def formulas(self, workload: Workload) -> Ledger:
-        """Return the symbolic analytic ledger: ``exprs`` are set, ``costs`` are empty."""
-        config, eager = self.config, workload.attention == "eager"
-        texts, b, width, labels = sym("B"), sym("b"), sym("text_hidden"), sym("text_labels")
-        parts = text_encoder(
-            config, TextEncoderStyle(positions_from_ids=True, head_first=config.head_first), eager=eager
-        )
-        if config.masked:
-            # The activation of the head is fixed in the class.
-            head = masked_words(
-                "gelu", holds_bias="cls.predictions", activates="cls.predictions", owns_words=config.head_first
-            )
-            return encoder_ledger(
-                (ModulePart("root"), *parts, *head), _names("roberta."), texts * sym("S") * sym("text_vocab") * b
-            )
-        if not config.labels:
-            pooler = FirstTokenPooler(width, width, "tanh").parts("text.pooler", texts, b)
-            return encoder_ledger((*parts, *pooler), _names(""), texts * (sym("S") + 1) * width * b)
-        head = (
+    def style(self) -> TextEncoderStyle:
+        """Return how its layers differ from those of BERT."""
+        return TextEncoderStyle(positions_from_ids=True, head_first=self.config.head_first)
+
+    def names(self, path: str) -> Mapping[str, str]:
+        """Return role -> module path, for an encoder whose module paths begin with ``path``."""
+        return {
+            **bert_names(path),
+            "cls.predictions": "lm_head",
+            "cls.dense": "lm_head.dense",
+            "cls.norm": "lm_head.layer_norm",
+            "lm_head": "lm_head.decoder",
+            "classifier.dense": "classifier.dense",
+            "classifier.dropout": "classifier.dropout",
+            "classifier.out": "classifier.out_proj",
+        }
+
+    def head(self) -> tuple[ModulePart, ...]:
+        """Return the parts of the head for masked words, with a fixed activation, or of the classifier."""
+        texts, b, width, words = sym("B"), sym("b"), sym("text_hidden"), "cls.predictions"
+        if self.config.masked:
+            owns = self.config.head_first
+            return (ModulePart("root"), *masked_words("gelu", holds_bias=words, activates=words, owns_words=owns))
+        return (
+            ModulePart("root"),
             ModulePart("classifier", (Activation(texts * width, "tanh", b),)),
             ModulePart("classifier.dense", (Linear(texts, width, width, b),)),
             ModulePart("classifier.dropout", times=2),
-            ModulePart("classifier.out", (Linear(texts, width, labels, b),)),
+            ModulePart("classifier.out", (Linear(texts, width, sym("text_labels"), b),)),
         )
-        return encoder_ledger((ModulePart("root"), *parts, *head), _names("roberta."), texts * labels * b)
 
     def domain(self) -> Domain:
         """Return the domain of a proof, with positions for the longest text after the largest padding id."""

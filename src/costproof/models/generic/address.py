@@ -42,7 +42,7 @@ FORMS: Final = "hf:CONFIG.json, hf:FOLDER, hf:MODEL_TYPE, FILE.py:FUNCTION, pack
 def names_function(text: str) -> bool:
     """Return whether a text names a factory function rather than a file at a git revision (``main:baseline``).
 
-    A module is one that lies in the current folder, or that Python finds; nothing of it runs.
+    The module is looked up in the current folder and on Python's path; its code is not run.
     """
     if FACTORY.fullmatch(text):
         return True
@@ -59,9 +59,9 @@ class Address:
 
     kind: Kind
     place: str
-    """The registered name; the folder; behind ``hf:`` a path or a model type; the file; the module."""
+    """The registered name, the folder, the path or model type after ``hf:``, the file, or the module."""
     function: str = ""
-    """What makes the module, in a file or a module."""
+    """Name of the factory function in a file or module."""
 
     @property
     def path(self) -> Path | None:
@@ -108,10 +108,10 @@ def address(text: str, names: Container[str] = ()) -> Address:
     """Parse the address of a model; no file is opened and no code is run.
 
     Args:
-        names: what is registered: a registered name is one, whatever else it looks like.
+        names: the registered names; they take precedence over other readings.
 
     Raises:
-        BadInput: a configuration or a file of which a word is missing.
+        BadInput: an incomplete address, or a file that costproof wrote.
     """
     if text in names:
         return Address("name", text)
@@ -154,7 +154,7 @@ def _counted(text: str, what: str, got: str) -> BadInput:
 
 RETURNS = "an nn.Module, or (module, inputs): a tensor, a sequence of arguments, or a dict of them by name"
 _SHARD: Final = "DTensor"
-"""torch's class of a tensor that several processes hold parts of."""
+"""Name of torch's class of tensors that are distributed over several processes."""
 _FIX = "run the file with python to see the traceback, or set COSTPROOF_DEBUG=1"
 
 
@@ -174,7 +174,7 @@ class Factory:
 
     @property
     def what(self) -> str:
-        """Return a phrase that says whose code was run."""
+        """Return a phrase that names the function that was run."""
         place = Path(self.place).name if self.in_file else self.place
         return f"the module that {place}:{self.function} returned when it was run"
 
@@ -197,7 +197,7 @@ class Factory:
         """Run the function and check what it returns.
 
         Raises:
-            BadInput: there is none, it fails, or it returns no module.
+            BadInput: there is no such function, it fails, or it returns no module.
         """
         from torch import nn
 
@@ -257,7 +257,7 @@ def check_call(module: nn.Module, given: Any, where: str) -> None:
     """Check that no module contains itself, that names are valid in files, and that tensors have shapes.
 
     Raises:
-        BadInput: no.
+        BadInput: a check fails.
     """
     import torch
     from torch.utils._pytree import tree_leaves
@@ -281,7 +281,7 @@ def named_inputs(module: nn.Module, inputs: Any) -> dict[str, Any]:
     """Return the arguments of a call by name, from a tensor, a sequence, or a mapping.
 
     Raises:
-        BadInput: forward does not take them.
+        BadInput: ``forward`` does not accept them.
     """
     if isinstance(inputs, Mapping):
         return bound(module, (), dict(inputs))
@@ -291,11 +291,10 @@ def named_inputs(module: nn.Module, inputs: Any) -> dict[str, Any]:
 def bound(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Return positional and keyword arguments of a call of ``forward`` by name.
 
-    A forward that takes any number of arguments by position gets one of ours, with a name for each; the module is
-    changed then, so it should be a copy.
+    A ``forward`` with variadic positional arguments is replaced by a wrapper with named ones, so pass a copy.
 
     Raises:
-        BadInput: forward does not take them.
+        BadInput: ``forward`` does not accept them.
     """
     import torch
 

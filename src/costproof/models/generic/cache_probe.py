@@ -1,4 +1,4 @@
-"""Find out, by a short run on meta, which cache a decoder of transformers keeps."""
+"""Detect the cache of a decoder of transformers by a short run on the meta device."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class OwnCache(Decoder):
     owners: tuple[str, ...] = ()
     """Path of the module that writes each layer."""
     towers: frozenset[str] = frozenset()
-    """Modules that ids alone do not reach: towers, projectors."""
+    """Modules that a run on only token ids does not call: towers, projectors."""
 
     def attention_paths(self, model: nn.Module) -> tuple[str, ...]:
         """Return the path of the module that owns the cache of each layer."""
@@ -112,7 +112,7 @@ class OwnCache(Decoder):
 def own_cache(model: nn.Module) -> OwnCache | HeldCache | str | None:
     """Return the cache of a model, or the reason why decode steps with it are not supported.
 
-    One of keys and values per layer is filled with any number of them; of another kind the model makes it.
+    A cache of keys and values per layer can be filled at any length; caches of other kinds are built by the model.
     """
     from costproof.snapshots.copies import short_run
 

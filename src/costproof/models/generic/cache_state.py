@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 CACHES: Final = (
     "past_key_values", "cache_params", "encoder_past_key_values", "decoder_past_key_values", "padding_cache",
 )  # fmt: skip
-"""What transformers calls a cache, among arguments and in results: that of a text, and of sound in pieces."""
+"""Names of caches among arguments and results in transformers: of text, and of sound in chunks."""
 
 Path = tuple[tuple[str, Any], ...]
-"""How to come to what an object holds: attributes, and items of lists and dicts."""
+"""Access path into an object: attributes, and items of lists and dicts."""
 
 _DEEPEST: Final = 7
-"""Objects in objects that are looked into: cache, its two halves, their layers, a table of states."""
+"""Maximum nesting depth that is searched: cache, its two halves, their layers, a table of states."""
 
 
 def caches_of(values: Any) -> dict[str, Any]:
@@ -83,7 +83,7 @@ def leaves(value: Any, path: Path = (), seen: set[int] | None = None) -> Iterato
 
 
 _RESULTS: Final = ("logits", "last_hidden_state")
-"""What a forward returns that is not kept for the next token."""
+"""Results of ``forward`` that are not part of a cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +91,11 @@ class HeldCache:
     """Decoder whose cache, of any form, is built by its own prefill for every context length."""
 
     model: nn.Module = field(compare=False)
-    """The one that makes the caches; those that are exported and run are others."""
+    """The model that builds the caches; other copies are exported and run."""
     name: str
-    """What forward calls the cache."""
+    """Name of the cache argument of ``forward``."""
     towers: frozenset[str] = frozenset()
-    """As of :class:`~costproof.models.generic.cache_probe.OwnCache`."""
+    """As in :class:`~costproof.models.generic.cache_probe.OwnCache`."""
     made: dict[tuple[int, int], Any] = field(default_factory=dict, compare=False)
 
     @property
@@ -105,7 +105,7 @@ class HeldCache:
 
     @property
     def owners(self) -> tuple[str, ...]:
-        """Return no owners: the module that writes a layer is seen when it writes."""
+        """Return no owners: the module that writes a layer is observed when it writes."""
         return ()
 
     def held(self, batch: int, context: int) -> Any:

@@ -25,24 +25,24 @@ if TYPE_CHECKING:
     from torch import nn
 
 MOST_ARGUMENTS: Final = 256
-"""Leaves of the arguments that are listed one by one; the rest is one digest."""
+"""Maximum number of leaves of the arguments that are listed; the rest is hashed to one digest."""
 _PYTHON: Final = Path(sysconfig.get_path("stdlib")).resolve()
 _LONGEST: Final = 80
 _DEEPEST: Final = 100
 _FEW: Final = 8
-"""Integers of a tensor that are listed: sizes of images, lengths, borders; hardly the ids of a text."""
+"""Maximum number of integers of a tensor that are listed: image sizes, lengths, boundaries, but not token ids."""
 _LARGEST: Final = 10**18
 _INDEX: Final = re.compile(r"(.*_)?(idx|index|id|number)")
 """Names under which a layer keeps its own position, which differs between equal layers."""
 _ADDRESS: Final = re.compile(r" at 0x[0-9a-fA-F]+")
 _VOLATILE: Final = ("_name_or_path", "name_or_path", "transformers_version")
-"""Keys of configurations that say where they came from and decide nothing."""
+"""Keys of configurations that state their origin and affect nothing."""
 
 
 def arguments(given: Mapping[str, Any]) -> dict[str, str]:
     """Return the arguments of a call by path: ``image`` -> ``float32[2,3,64,64] 1f0c3a9be2d7``.
 
-    Of a tensor with values a scalar and few integers are listed, and others are hashed.
+    The values of scalars and of few integers are listed; other values are hashed.
     """
     return _listed(given, _Leaves(objects=True, values=True))
 
@@ -74,16 +74,17 @@ class _Leaves:
     """Flattens a value into leaves, each with a path and a text.
 
     Args:
-        objects: list what is inside objects of any class, not their class alone.
-        values: list numbers in tensors.
-        model: of a model, whose weights decide nothing: values of integers and masks alone, and the code of functions.
+        objects: whether to list the contents of objects of any class, not only their class.
+        values: whether to list the values of tensors.
+        model: whether the value is a model, whose weights affect nothing: only values of integers and masks are listed,
+            and the code of functions.
     """
 
     objects: bool
     values: bool = False
     model: bool = False
     known: dict[int, tuple[str, Any]] = field(default_factory=dict)
-    """Divided before: its path, and the value itself, so that no other one gets its id."""
+    """Id of a visited value -> its path, and the value itself, which keeps the id from being reused."""
 
     def of(self, name: str, value: Any, depth: int = 0) -> Iterator[tuple[str, str]]:
         """Yield the leaves of a value."""
@@ -228,7 +229,7 @@ def check_parts(module: nn.Module) -> None:
     """Check that no module contains itself, and that names of modules, parameters and buffers are valid in files.
 
     Raises:
-        BadInput: one is, or a name is not a text or has half of a character.
+        BadInput: a module contains itself, or a name is not a string or cannot be encoded.
     """
     if (path := _path_to_itself(module)) is not None:
         fix = "hold it where torch does not look for parts: in a tuple, or with object.__setattr__"
@@ -309,8 +310,8 @@ def _is_word(value: Any) -> TypeGuard[str]:
 def fingerprint(module: nn.Module, numbers: Mapping[str, int]) -> str:
     """Return twelve hex digits that change with everything in a module that may change a cost.
 
-    Hashed are the class, the attributes, the hooks, the configuration, and the shapes and dtypes of every module, with
-    the values of its integers; of the classes that no installed package defines, the files too.
+    The hash covers class, attributes, hooks, configuration, shapes and dtypes of every module, the values of its
+    integers, and the source files of classes that no installed package defines.
     """
     from torch import nn
 
@@ -350,7 +351,7 @@ def _without_origin(value: Any) -> Any:
 def _code(kinds: Iterable[type]) -> list[str]:
     """Return the source of the files that define classes, without comments; installed packages are skipped.
 
-    Of a class without a file it is the compiled code of its functions.
+    For a class without a file, it is the bytecode of its functions.
     """
     files: dict[Path, None] = {}
     found: list[str] = []
@@ -386,7 +387,7 @@ def _digest(value: object) -> str:
 def _named(value: object) -> str:
     """Return a text for a value that JSON cannot hold, without memory addresses.
 
-    Of a class that writes its objects in no way of its own it is the name.
+    For a class without its own ``__repr__``, it is the name of the class.
     """
     kind = type(value)
     own = kind.__repr__ is not object.__repr__ and not hasattr(value, "named_modules")

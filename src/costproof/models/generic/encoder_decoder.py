@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 TWO_STAGES: Final = ("encode", "prefill", "decode")
 POOLED: Final = "pooler_output"
-"""What some encoders return beside their last hidden state, and their decoders read in its place."""
+"""Output that some encoders return in addition to the last hidden state, and that their decoders read instead."""
 PROMPT: Final = 1
-"""Tokens that a decoder starts with."""
+"""Number of tokens that a decoder starts with."""
 _CALLS: Final = {"encode": "input", "prefill": "prompt", "decode": "steps"}
 
 Shape = tuple[int, ...]
@@ -37,16 +37,16 @@ class FirstRun:
     encoder: str
     """Path of the encoder."""
     shared: frozenset[str]
-    """Modules inside the encoder that have their path elsewhere: an embedding that the decoder has too."""
+    """Modules of the encoder whose path is outside of it, such as an embedding shared with the decoder."""
     lenders: frozenset[str]
     """Modules outside of the encoder that own a parameter of it: tied embeddings."""
     hidden: Mapping[str, Shape]
-    """Name -> shape of what the encoder returns: ``last_hidden_state`` [B, positions, width], and ``pooler_output``
-    where the decoder reads that."""
+    """Name -> shape of the outputs of the encoder: ``last_hidden_state`` [B, positions, width], and ``pooler_output``
+    if the decoder reads it."""
     own: tuple[tuple[Shape, Shape], ...]
-    """Keys and values [B, heads, 1, width] of each layer, of the decoder's own positions."""
+    """Shapes of keys and values [B, heads, 1, width] of each layer, for the positions of the decoder."""
     cross: tuple[tuple[Shape, Shape], ...]
-    """The same of the encoder's positions."""
+    """Shapes of keys and values [B, heads, positions, width] of each layer, for the positions of the encoder."""
 
     def located(self, path: str, call: int) -> tuple[str, str]:
         """Return the stage and invocation of a module in the run of the encoder and the first token."""
@@ -111,8 +111,8 @@ def two_stack_calls(run: Workload, sizes: Mapping[str, int], inputs: tuple[Tenso
     """Return the calls of an encoder and its decoder in numbers, without creating tensors.
 
     Args:
-        sizes: symbols of the encoder's inputs.
-        inputs: of the encoder.
+        sizes: values of the symbols of the encoder's inputs.
+        inputs: shapes of the encoder's inputs.
     """
     common = {**sizes, "B": run.batch, "b": FLOAT_BYTES[run.dtype]}
     ids = (TensorSpec((run.batch, PROMPT), "int64"),)
@@ -131,7 +131,7 @@ class TwoStacks:
 
     workload: Workload
     inputs: Inputs
-    """Of the encoder."""
+    """Inputs of the encoder."""
     first: FirstRun
 
     def invocations(self) -> tuple[Invocation, ...]:

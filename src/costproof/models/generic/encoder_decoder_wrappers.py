@@ -19,7 +19,7 @@ class Handed(BaseModelOutput):  # type: ignore[misc]  # transformers has no type
     """Encoder output; every other attribute that a decoder may read, such as a mask, is ``None``."""
 
     pooler_output: torch.Tensor | None = None
-    """What decoders beside some encoders of images read in place of the last hidden state."""
+    """Output that decoders with some image encoders read instead of the last hidden state."""
 
     def __getattr__(self, name: str) -> None:
         if name.startswith("__"):

@@ -46,8 +46,8 @@ def around(
 
     Args:
         rest: arguments that are not tensors.
-        again: those with tensors that others have too, of :func:`~costproof.snapshots.copies.once`.
-        cached: the model returns a cache, or fills one that is among the rest.
+        again: arguments with tensors that others contain too, from :func:`~costproof.snapshots.copies.once`.
+        cached: whether the model returns a cache, or fills one that is in ``rest``.
     """
 
     def forward(self: Forward, **args: torch.Tensor) -> Any:
@@ -85,8 +85,8 @@ class StatefulStep(nn.Module):
     """One decode step on a copy of a cache, filled with states that an export passes in.
 
     Args:
-        counters: numbers in the cache that grow with it -> how much more they are than the context.
-        grown: state and dimension that are as long as the context.
+        counters: access paths of integers in the cache that grow with it -> their difference from the context length.
+        grown: index of a state, and its dimension that is as long as the context.
     """
 
     def __init__(

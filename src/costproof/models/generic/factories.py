@@ -20,9 +20,9 @@ class Made:
 
     module: nn.Module
     inputs: Mapping[str, Any] | None = None
-    """Keyword arguments of a forward, where they come with it."""
+    """Keyword arguments of ``forward``, if the factory provides them."""
     notes: tuple[str, ...] = ()
-    """What was chosen while it was made."""
+    """Notes on choices made while the module was built."""
     waived: Mapping[str, str] = field(default_factory=dict)
     """Keys of its configuration that decide no cost, with the reason."""
 
@@ -59,8 +59,8 @@ class Maker(Hashable, Protocol):
         """Build the module and its inputs, on meta if the factory can; ``None`` leaves a choice to the model.
 
         Raises:
-            BadInput: there is nothing that makes a module.
-            Incomplete: it cannot be made here.
+            BadInput: the factory does not make a module.
+            Incomplete: the module cannot be built in this environment.
         """
         ...
 
@@ -76,7 +76,7 @@ class Cuttable(Maker, Protocol):
             more: with one more layer of each kind that is left out.
 
         Raises:
-            BadInput: it cannot be cut so.
+            BadInput: it cannot be truncated to this number of layers.
         """
         ...
 
@@ -84,7 +84,7 @@ class Cuttable(Maker, Protocol):
         """Check that the module does not have too many layers to be counted.
 
         Raises:
-            BadInput: it has more.
+            BadInput: it has too many.
         """
         ...
 
@@ -97,7 +97,7 @@ class Given:
     what: str
     module: nn.Module
     inputs: Mapping[str, Any] | None = None
-    """Keyword arguments of its call; what its signature asks for if ``None``."""
+    """Keyword arguments of its call; ``None`` for examples that match its signature."""
     numbers: Mapping[str, int] = field(default_factory=dict)
     chooses: frozenset[str] = frozenset()
     notes: tuple[str, ...] = ()

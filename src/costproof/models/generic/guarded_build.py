@@ -23,26 +23,26 @@ if TYPE_CHECKING:
 
 
 MOST_LABELS: Final = 100_000
-"""Classes of a classifier; transformers makes names for them when it reads the configuration."""
+"""Maximum number of classes of a classifier; transformers creates a name for each when it reads the configuration."""
 MOST_ENTRIES: Final = 100_000
-"""Of a list or an object."""
+"""Maximum number of entries of a list or an object."""
 MOST_CHARACTERS: Final = 100_000
-"""Of a text."""
+"""Maximum length of a string."""
 MOST_LEVELS: Final = 32
-"""Of objects and lists in each other."""
+"""Maximum nesting depth of objects and lists."""
 MOST_INTEGER: Final = 2**63 - 1
-"""What torch takes as a size."""
+"""Largest size that torch accepts."""
 MOST_MODULES: Final = 250_000
-"""Of a model, twice those of the largest published one: its code makes 60 layers of 384 experts, of 5 modules each.
+"""Maximum number of modules, twice that of the largest published model (60 layers of 384 experts of 5 modules each).
 
 Models of transformers have up to 2,000, as their experts are stacked. 117,000 take 10 of :data:`SECONDS` and 300 MB.
 """
 MOST_ELEMENTS: Final = 10**14
-"""Of all parameters and buffers of a model, 100 times those of the largest published one."""
+"""Maximum number of elements of parameters and buffers, 100 times that of the largest published model."""
 MOST_COUNTED: Final = 256
-"""Layers of a stack that are exported and run, twice those of any published model; each takes some 0.2 s."""
+"""Maximum number of layers of a stack, twice that of any published model; each takes about 0.2 s."""
 SECONDS: Final = 20
-"""Of the processor, to read a configuration or to build a model once."""
+"""Limit of processor time to read a configuration or to build a model once."""
 
 _LAYERS: Final = re.compile(r"(.*_)?(layers?|depth|n_blocks?|num_blocks?)")
 _NUMBER: Final = re.compile(r"(num|n)_((\w+_)?(layers?|heads?|experts|labels|channels))|(encoder|decoder)_layers")
@@ -50,9 +50,9 @@ _WIDTH: Final = re.compile(
     r"(hidden|intermediate|vocab|embedding|patch)_size|(head|embed|ffn)_dim|d_(model|ff|kv|inner)|n_embd"
 )
 _LIMIT: Final = re.compile(r"max_.*|model_max_length")
-"""Names of limits, which authors write as infinite; no size follows from them."""
+"""Names of limits, which may be very large; no size depends on them."""
 _MANY: Final = re.compile(r"(num|n)_.*|.*(layer|depth|block|expert|stage).*")
-"""Names of numbers that say how often something is built."""
+"""Names of integers that determine how many modules are built."""
 
 
 def check_keys(data: Mapping[str, Any], path: str) -> None:
@@ -172,7 +172,7 @@ def bounded(data: Mapping[str, Any], where: str) -> Iterator[None]:
         data: the configuration, to name the key that is too large.
 
     Raises:
-        BadInput: it is beyond the bounds.
+        BadInput: a limit is exceeded.
     """
     from torch.nn.modules import module as hooks
 
@@ -254,9 +254,9 @@ def said_once() -> Iterator[None]:
 
 
 _KERNELS: Final = (("transformers.integrations.hub_kernels", "get_kernel"), ("kernels", "get_kernel"))
-"""Functions that fetch a kernel of the Hub. Those that choose one catch what these raise, and go on without it."""
+"""Functions that fetch a kernel from the Hub. Their callers catch the exception and continue without the kernel."""
 _ASKED: Final = ("transformers.dynamic_module_utils", "TIME_OUT_REMOTE_CODE")
-"""Seconds that transformers waits at stdin for a yes to code that a part names; at 0 it refuses the part at once."""
+"""Timeout of the prompt for trust in remote code of a part, in seconds; 0 refuses the code immediately."""
 
 
 @contextmanager

@@ -32,17 +32,17 @@ HEADS: Final = (
     "VideoClassification", "CTC", "AudioClassification", "ObjectDetection", "SemanticSegmentation", "DepthEstimation",
     "TimeSeriesPrediction", "SequenceClassification",
 )  # fmt: skip
-"""Auto classes that are asked in turn where a configuration names no class; a base model where none has one."""
+"""Auto classes that are tried in order if a configuration names no class; the base model is the fallback."""
 _FLOAT: Final = "__float__"
-"""The key of ``{"__float__": "Infinity"}``."""
+"""Key in which transformers stores non-finite floats: ``{"__float__": "Infinity"}``."""
 _KERNELS: Final = ("attn_implementation", "experts_implementation")
-"""Keys that choose code for a part of a model, also with underscores around them; a repository of the Hub is one."""
+"""Keys that select an implementation, also with leading underscores; the value may be a repository of the Hub."""
 _FLASH: Final = "flash_attention_"
-"""How attention begins whose kernels transformers fetches from the Hub where no package has them."""
+"""Prefix of attention implementations whose kernels transformers may fetch from the Hub."""
 _TIMM: Final = ("model_args", "backbone_kwargs")
 """Keys whose entries are arguments of ``timm.create_model``."""
 _TIMM_WEIGHTS: Final = ("checkpoint_path", "pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "cache_dir")
-"""Arguments of it that load weights, by pickle in older versions."""
+"""Arguments of ``timm.create_model`` that load weights, in older versions by pickle."""
 _NOT_OPTIONS: Final = ("model_type", "architectures", "auto_map", "transformers_version", "_name_or_path")
 
 
@@ -53,11 +53,11 @@ class HuggingFace:
     text: str
     """The configuration as JSON."""
     where: str
-    """For messages."""
+    """Name of the configuration in messages."""
     code: str | None = None
     """Folder of the Python code that ``auto_map`` names, which may run."""
     edits: Edits = ()
-    """Values of the configuration that were changed to cut the model."""
+    """Values of the configuration that were changed to truncate the model."""
     stored: Stored = PLAIN
     """How the checkpoint stores its weights."""
 
@@ -248,7 +248,7 @@ class HuggingFace:
 def _make_long_frequencies(model: nn.Module) -> None:
     """Create the LongRoPE frequencies that the first forward would otherwise create as attributes.
 
-    An export leaves its own tensor there, which no other export takes; as a buffer they are given back.
+    An export would leave its own tensor in the attribute, which breaks other exports; a buffer is restored.
     """
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -274,7 +274,7 @@ def huggingface(place: str, path: Path | None, *, trusted: bool) -> HuggingFace:
     """Return the factory for a configuration file, a folder with ``config.json``, or a bare model type.
 
     Args:
-        place: what was asked for, for a model type.
+        place: the model type, if there is no path.
         trusted: whether code that the configuration names may run.
 
     Raises:
@@ -334,8 +334,8 @@ def _files_of(data: Mapping[str, Any]) -> set[str]:
 def _as_built(value: Any) -> Any:
     """Return a part of a configuration without values that would be fetched, unpickled or run.
 
-    That is kernels of the Hub, weights of a backbone, and the code that a part names: for a part that it has no class
-    for, transformers asks stdin whether to run it.
+    Removed are kernels of the Hub, weights of backbones, and the remote code of parts, for which transformers would
+    prompt.
     """
     if isinstance(value, list):
         return [_as_built(v) for v in value]
@@ -405,7 +405,7 @@ def read_config(path: Path) -> dict[str, Any]:
     """Read the configuration in a file or in a folder.
 
     Raises:
-        BadInput: it is not an object with a ``model_type``.
+        BadInput: the file is not a JSON object with a ``model_type``.
     """
     data = read_configuration(_file(path))
     if not isinstance(data, dict) or not isinstance(data.get("model_type"), str):
@@ -445,8 +445,7 @@ def _headless(name: str) -> str:
 def numbers(data: Mapping[str, Any], prefix: str = "") -> dict[str, int]:
     """Return the integers above 1 in a configuration, with nested names joined by an underscore.
 
-    Limits (``max_position_embeddings``) and ids of tokens are not sizes of a computation, numbers of layers
-    none of one module.
+    Limits (``max_position_embeddings``), token ids and numbers of layers are left out: they are no sizes of a module.
     """
     found: dict[str, int] = {}
     for key, value in ((str(k), v) for k, v in data.items()):

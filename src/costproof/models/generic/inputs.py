@@ -17,27 +17,27 @@ from costproof.models.specs import SymbolicSize
 
 _SHAPE: Final = re.compile(r"(?P<name>\w+)=(?P<shape>\d+(x\d+)*)?(:(?P<dtype>\w+))?")
 _WHOLE: Final = ("ids", "labels", "mask", "positions", "lengths")
-"""Ends of the names of arguments that hold integers unless a dtype is given."""
+"""Suffixes of the names of arguments that are integers by default."""
 _USUAL: Final = (
     "input_ids", "decoder_input_ids", "pixel_values", "input_features", "input_values", "past_values",
     "past_observed_mask", "future_values", "future_time_features", "flattened_patches",
 )  # fmt: skip
-"""Arguments that a model is run with although it could do without."""
+"""Optional arguments that are passed by default."""
 _BESIDE: Final = (
     "grid_thw", "image_grid_thw", "image_grid_hw", "image_sizes", "image_merge_sizes", "high_res_pixel_values",
     "aspect_ratio_ids", "aspect_ratio_mask", "position_ids",
 )  # fmt: skip
-"""What comes with an image, where a model takes it."""
+"""Arguments that accompany an image, if the model takes them."""
 _VIDEOS: Final = "pixel_values_videos"
 _MASKS: Final = (
     "input_features_mask", "feature_attention_mask", "padding_mask", "pixel_attention_mask", "spatial_shapes",
     "image_embeds_position_mask", "chunk_sample_lengths", "audio_input_ids",
 )  # fmt: skip
-"""What some models must be told of images and sounds, others need not."""
+"""Arguments about images and sounds that only some models require."""
 KINDS: Final = frozenset(
     ("pixel_values", "input_features", "input_values", "image_pixel_values", "audio_input_features", "audio_input_ids")
 )
-"""Arguments by which images and sounds come."""
+"""Arguments that hold images and sounds."""
 _SOUNDS: Final = ("input_values", "input_features")
 
 
@@ -57,9 +57,9 @@ class Inputs:
 def input_choices(case: Case) -> list[tuple[str, ...]]:
     """Return the sets of arguments with which ``forward`` may be called, the best first.
 
-    These are what a model is usually given, with and without what comes beside an image; that with masks of images and
-    sounds; with all else that is known, but for a video beside an image; what it is usually given with one way alone in
-    which a sound may come, in place of a text or beside it, or with none; last only what it must have.
+    In order: the default arguments, with and without those that accompany an image; with masks of images and sounds;
+    with all other known arguments except a video next to an image; the defaults with sound in place of text, with only
+    one of several forms of sound, or without sound; last only the required arguments.
     """
     known = [name for name in MAKERS if name in case.takes and (name != _VIDEOS or "pixel_values" not in case.takes)]
     must = [n for n in known if case.needs(n) or n == attribute(case.module, "main_input_name", None)]
@@ -81,14 +81,14 @@ def input_choices(case: Case) -> list[tuple[str, ...]]:
 def example_inputs(case: Case, own: Mapping[str, Any] | None = None, names: tuple[str, ...] | None = None) -> Inputs:
     """Return keyword arguments: the module's own, or those that its signature requires, plus given shapes.
 
-    Of a module's own arguments the first dimension is the batch, and the second the sequence if they are integers.
+    In arguments that come with the module, dimension 0 is the batch, and dimension 1 of integers is the sequence.
 
     Args:
-        names: of :func:`input_choices`; the first of them unless given.
+        names: one set of :func:`input_choices` (default: the first).
 
     Raises:
-        BadInput: a given input is none of forward's arguments, or no shape.
-        Incomplete: an input that forward needs is not known.
+        BadInput: a given input is not an argument of ``forward``, or not a valid shape.
+        Incomplete: a required argument of ``forward`` is not known.
     """
     shapes = _given(case)
     if own is not None:

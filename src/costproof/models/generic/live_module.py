@@ -35,7 +35,7 @@ class OneCall(GenericTarget):
     """Target for one call of one module."""
 
     whose: nn.Module | None = None
-    """The module that was given, whose parameters the runs share."""
+    """The module of the caller, whose parameters the runs share."""
 
     def export_jobs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
         """Return an export at the sizes of the call; one with symbols would take twice as long for no gain."""
@@ -58,7 +58,7 @@ def at_hand(
     """Return the call of a copy that shares the parameters, in evaluation mode, without gradients or modes.
 
     Args:
-        before: saves what its owner puts back; by default it is put back at the end of the block.
+        before: snapshot that its owner restores; by default one is taken and restored at the end of the block.
 
     Raises:
         BadInput: it is not a module, or forward does not take these arguments.
@@ -102,7 +102,7 @@ def _check(module: Any, given: Any) -> None:
     """Check that the object is a module, and that its tensors have shapes and storages.
 
     Raises:
-        BadInput: no.
+        BadInput: a check fails.
     """
     import torch
     from torch import nn
@@ -157,11 +157,11 @@ def graphs(
 ) -> str:
     """Return a sentence on how many graphs a call makes under ``torch.compile``, and why each ends.
 
-    The call is made once more, with graphs that run as they were written. What others have compiled stays compiled.
+    The call is run once more, with a backend that does not compile the graphs. Other compiled code is not affected.
 
     Args:
         module: a copy, not compiled.
-        around: holds while a graph runs.
+        around: context in which a graph runs.
     """
     import torch
 

@@ -1,7 +1,7 @@
 """Create example arguments by name on the meta device: texts, images, sounds.
 
-What an argument of a certain name looks like is one function of the registry below. Arguments with a structure of
-their own are in :mod:`costproof.models.generic.structured`.
+The registry below maps argument names to functions that create them. Arguments with a special structure are in
+:mod:`costproof.models.generic.structured`.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ if TYPE_CHECKING:
     from costproof.patches.input_values import KnownIntegers
 
 SAMPLES: Final = 15_360
-"""Just under a second at 16 kHz: a multiple of the strides in use."""
+"""Number of samples, just under a second at 16 kHz: a multiple of the strides in use."""
 PLACEHOLDERS: Final = ("audio_token_id", "audio_token_index", "image_token_id", "image_token_index")
-"""Of a configuration the token that stands for an image or a sound in a text."""
+"""Configuration keys of the placeholder token for an image or a sound in a text."""
 _AXES: Final = ("time", "row", "column")
 SIDE: Final = 224
-"""Pixels per side of an image where no configuration says it."""
+"""Default side of an image in pixels, if the configuration does not state it."""
 _TOWERS: Final = {"image": ("vision", "visual", "image", "vqmodel"), "audio": ("audio", "speech", "encoder")}
-"""What the paths of modules say that an input of a kind enters, where others enter elsewhere."""
+"""Modality -> words in the paths of the modules that process it, for models with several modalities."""
 _IN_CHUNKS: Final = "chunk_sample_lengths"
 _CHUNK: Final = 96
 """Frames of a chunk of a sound."""
 _CODES: Final = 16
-"""Frames of a sound in codes: fewer than positions of a text."""
+"""Number of frames of a sound given as codes; fewer than the positions of a text."""
 _PATCHES: Final = "patch_emb"
-"""What the path of the layer says that patches of an image enter, as most models name it."""
+"""Word in the path of the patch embedding in most models."""
 _PARTS: Final = ("vision", "audio", "asr", "encoder", "semantic_model", "text")
-"""Of a configuration those that an input goes to."""
+"""Prefixes of the sections of a configuration that describe the processing of an input."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,17 +48,17 @@ class Case:
     length: int
     """Positions of a text."""
     target: int
-    """Positions of what a decoder gets beside an encoder's input."""
+    """Length of the decoder input of an encoder-decoder."""
     side: int | None = None
-    """Pixels per side of an image; the configuration's if ``None``."""
+    """Side of an image in pixels; ``None`` for that of the configuration."""
     dtype: torch.dtype | None = None
-    """Of floating-point inputs; that of the parameters if ``None``."""
+    """Dtype of floating-point inputs; ``None`` for that of the parameters."""
     given: str = ""
     """Inputs by shape: ``NAME=SHAPE[:DTYPE]``, separated by commas."""
     turned: bool = False
-    """Whether inputs have the other one of two usual layouts: images one by one in a row, frames before their bins."""
+    """Whether to use the alternative layout: images one after another, frames before mel bins."""
     filled: int | None = None
-    """Positions of each text that hold the token of an image or sound, where the model looks at ids for it."""
+    """Number of placeholder tokens in each text, for models that look for them in the ids; ``None`` without."""
 
     @property
     def config(self) -> Any:
@@ -104,7 +104,7 @@ class Example:
 
     tensor: torch.Tensor | KnownIntegers | list[list[int]]
     symbols: Mapping[int, str] = field(default_factory=lambda: {0: "B"})
-    """Dimensions that a run may have in another size, and their names."""
+    """Symbolic dimensions -> their names."""
 
 
 def known(values: Sequence[int | list[int]]) -> Example:
@@ -118,7 +118,7 @@ def known(values: Sequence[int | list[int]]) -> Example:
 
 Maker = Callable[[Case], "Example | None"]
 MAKERS: Final[dict[str, Maker]] = {}
-"""Name of an argument of forward -> what makes it, ``None`` where this model does not want it."""
+"""Argument name -> function that creates it, or returns ``None`` if the model does not need it."""
 
 
 def makes(*names: str) -> Callable[[Maker], Maker]:
@@ -178,8 +178,8 @@ def _video(case: Case) -> Example:
 def sides(case: Case) -> tuple[int, int]:
     """Return the height and the width of an image in pixels.
 
-    Where images are scaled down before they are cut, enough for one patch of the smallest; half of the height where
-    an example stands above each.
+    If images are scaled down before they are cut, they are large enough for one patch of the smallest scale; the height
+    is halved if a prompt image is stacked above each image.
     """
     if case.side is not None:
         return case.side, case.side
@@ -204,8 +204,8 @@ def own_side(config: Any) -> Any:
 def _spectrum(case: Case) -> Example:
     """Create [B, mel bins, frames], transposed [B, frames, mel bins], or frames as the first layer takes them.
 
-    [B, S, features] if the configuration says how many; [B, 1, frames, mel bins], as many as pixels of an image, where
-    forward is told which sounds are longer than that; and [B, mel bins, frames] where it is told how long chunks are.
+    [B, S, features] if the configuration states the number of features; [B, 1, frames, mel bins] if ``forward`` takes
+    ``is_longer``; [B, mel bins, frames] of one chunk if ``forward`` takes the lengths of chunks.
     """
     if _IN_CHUNKS in case.takes:
         return Example(case.floats(case.batch, case.number("feature_size", default=80), _CHUNK))
@@ -240,7 +240,7 @@ def first_layer(case: Case, modality: str | None = None) -> nn.Module:
     """Return the first layer that receives numbers rather than ids.
 
     Args:
-        modality: of what they are, ``image`` or ``audio``, where a model has a tower for each.
+        modality: ``image`` or ``audio``, for models with a tower for each.
     """
     from torch import nn
     from torch.nn.modules.conv import _ConvNd

@@ -1,4 +1,4 @@
-"""Memoize, once a process, properties of a factory's module: caches, towers, defaults, placeholder tokens."""
+"""Memoize properties of a factory's module per process: caches, towers, defaults, placeholder tokens."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _CACHED: Final = ("num_kv_heads", "num_key_value_heads")
 _EXPERTS: Final = ("num_local_experts", "num_experts", "n_routed_experts")
 _PASSED: Final = "num_experts_per_tok"
 _ROWS: Final = (2, 3)
-"""Batch and length of the run that shows how many rows enter the experts."""
+"""Batch and length of the run that shows how many rows the experts receive."""
 
 
 def beyond(module: nn.Module, text: Any, cache: object) -> tuple[str, ...]:
@@ -45,7 +45,7 @@ def beyond(module: nn.Module, text: Any, cache: object) -> tuple[str, ...]:
     Args:
         module: the model, on meta.
         text: the configuration of its decoder.
-        cache: what it keeps.
+        cache: its cache.
     """
     return tuple(filter(None, (_cached(text, cache), _experts(module, text))))
 
@@ -92,9 +92,9 @@ def _noting(rows: set[int]) -> Callable[..., None]:
 
 
 USUAL: Final = 512
-"""Tokens of a prompt, as far as a model has positions."""
+"""Default length of a prompt in tokens, at most the positions of the model."""
 TARGET_LENGTH: Final = 29
-"""Tokens that a decoder gets beside an encoder's input."""
+"""Length of the decoder input of an encoder-decoder, in tokens."""
 
 
 def made_of(maker: Maker, dtype: Dtype | None, attention: AttentionKind | None) -> Made:
@@ -168,11 +168,11 @@ class Choice:
     """Selection of the inputs that a module gets."""
 
     names: tuple[str, ...] | None = None
-    """Of its arguments; what forward is usually given if ``None``."""
+    """Names of the arguments; ``None`` for the default arguments."""
     turned: bool = False
-    """As of :class:`Case`."""
+    """As in :class:`~costproof.models.generic.makers.Case`."""
     placed: bool = False
-    """Whether the model must see in the text where images or sounds are."""
+    """Whether the text must contain the placeholder tokens of images or sounds."""
 
     def of(self, case: Case, filled: int | None = None) -> Case:
         """Return the case for these inputs; placeholders fill the whole text unless a number is given."""
@@ -184,7 +184,7 @@ class Choice:
 def choice_of(maker: Maker, dtype: Dtype | None, attention: AttentionKind | None) -> Choice:
     """Return the first choice of inputs with which the module runs on meta or with ones, else the fullest.
 
-    One with more images and sounds that runs with ones alone comes before one with fewer that runs on meta.
+    More images and sounds take precedence, also if the module then runs only with ones and not on meta.
     """
     made = made_of(maker, dtype, attention)
     most = longest(made.module)
@@ -240,7 +240,7 @@ def _shapes(args: Mapping[str, Any]) -> dict[str, Any]:
 
 
 TEXT_ALONE: Final = 0
-"""Pixels per side of an image where there is none, for models that can also see."""
+"""Image size that means text only, for models that also take images."""
 
 
 def side_of(workload: Workload) -> int | None:

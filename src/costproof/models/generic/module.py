@@ -74,10 +74,10 @@ SETTINGS: Final = (
     common.ATTENTION,
     Setting("input", "An input by shape; may be given several times.", "list", metavar="NAME=SHAPE[:DTYPE]"),
 )
-"""What may be chosen about a run of any model; a model says which of these it takes."""
+"""Settings that at least one model accepts."""
 
 EXAMPLE: Final = {"batch": 3, "seq_len": 37, "new_tokens": 1}
-"""Sizes from which a formula is read: above 1 and pairwise different."""
+"""Example sizes for derived formulas: above 1 and pairwise different."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +88,9 @@ class GenericTarget:
     maker: Maker
     options: RunOptions = field(default_factory=RunOptions)
     cut: CutModel | None = None
-    """What ``options.layers`` left out of the module of ``maker``, which is cut already."""
+    """Truncation by ``options.layers``; the module of ``maker`` is already truncated."""
     whole: Maker | None = None
-    """What makes it with all its layers, where it is cut."""
+    """Factory of the whole module, if it is truncated."""
 
     def info(self) -> TargetInfo:
         """Return the target as plain data."""
@@ -124,7 +124,7 @@ class GenericTarget:
     def workload(self, preset: str | None = None, **settings: Any) -> Workload:
         """Return the default run with changes: batch 1, and for text, 512 tokens and one new token.
 
-        Where images or sounds fill more of a prompt than that, it is 512 longer than they are.
+        If images or sounds fill 512 tokens or more of a prompt, the prompt is 512 tokens longer than they are.
         """
         given = {name: value for name, value in settings.items() if value is not None}
         if preset is not None:
@@ -197,7 +197,7 @@ class GenericTarget:
     def with_values(self, workload: Workload) -> Workload:
         """Return the workload with the values of the tensors that came with the module.
 
-        They are told whether a run on meta drops them or not.
+        The values are reported even if a run on meta ignores them.
         """
         made = made_of(self.maker, workload.dtype, workload.attention)
         given = _with_numbers(self._inputs(made, workload).args, made.inputs or {})
@@ -294,7 +294,7 @@ class GenericTarget:
         """Return the module for the dynamic source, with random weights if it was built on meta and runs for real.
 
         Raises:
-            Incomplete: the device is not there.
+            Incomplete: the device is not available.
         """
         made = self._built(workload)
         if self.options.real and any(p.is_meta for p in made.module.parameters()):

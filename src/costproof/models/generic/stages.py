@@ -1,4 +1,4 @@
-"""StagePlan the stages of a module: prefill and decode if it has a cache, else one forward."""
+"""Plan the stages of a module: prefill and decode if it has a cache, else one forward."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class StagePlan(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """StagePlan with one stage and one call."""
+    """Plan with one stage and one call."""
 
     inputs: Inputs
     towers: Towers = NONE
@@ -117,12 +117,12 @@ def returns_cache(model: nn.Module, args: Mapping[str, Any]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Cached:
-    """StagePlan of a decoder with a cache: the prefill, then steps."""
+    """Plan of a decoder with a cache: the prefill, then steps."""
 
     workload: Workload
     decoder: OwnCache | HeldCache
     prompt: Inputs
-    """Ids, and what else goes into the first run."""
+    """Token ids and other inputs of the prefill."""
     towers: Towers = NONE
 
     def problems(self) -> list[BadInput]:

@@ -1,6 +1,6 @@
 """Create example arguments with structure: images, or patches with their grids, and inputs of agents and drafts.
 
-Every maker looks at the other arguments that forward takes: of an image in patches all come from one grid.
+Each maker depends on the other arguments of ``forward``: all inputs for an image in patches use one grid.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 
 _GRIDS = ("grid_thw", "image_grid_thw", "image_grid_hw")
 _BOXES = 36
-"""Parts of an image that a detector hands on."""
+"""Number of regions that a detector returns for an image."""
 
 
 @makes("pixel_values")
 def _pixels(case: Case) -> Example | None:
     """Create [B, channels, height, width], or [B, frames, channels, height, width] for a video; may be transposed.
 
-    Where forward takes the grids of images, these are packed one behind the other: [patches of all, elements of one],
-    turned [patches of all, channels, height, width], or where a linear layer reads them [tokens of all, height, width,
-    channels], a token for each place of the grid; with shapes or positions per image, or where a linear layer reads
-    them, a row each; with target sizes they are columns of one image, [1, channels, side, all sides]. An image that is
-    cut into tiles is [B, tiles, channels, height, width], with ratios of its sides [B, 1, tiles, channels, …].
+    If ``forward`` takes the grids of images, all images are packed: [patches of all images, elements of a patch], in
+    the alternative layout [patches of all images, channels, height, width], or for a linear layer [tokens of all
+    images, height, width, channels] with one token per grid cell. With shapes or positions per image, or for a linear
+    layer, each image is one row. With target sizes, images are columns of one: [1, channels, side, sum of sides]. An
+    image that is cut into tiles is [B, tiles, channels, height, width], with aspect ratios [B, 1, tiles, channels, …].
     """
     if "target_sizes" in case.takes:
         channels, height, width = map(int, _first_weight(case).shape[1:])
@@ -101,7 +101,7 @@ def _compares(case: Case) -> bool:
 def _states(case: Case) -> Example | None:
     """Create the required input of a part's first layer: [B, channels, S], samples of one channel.
 
-    A tower that gets the grids of its images takes patches: [patches of all images, elements of one].
+    A tower that gets the grids of its images takes patches: [patches of all images, elements of a patch].
     """
     if not any(case.needs(name) for name in ("hidden_states", "latents", "inputs_embeds")):
         return None

@@ -1,4 +1,4 @@
-"""Find the towers and projectors of a multimodal model: the modules that text does not reach."""
+"""Find the towers and projectors of a multimodal model: the modules that a text-only run does not call."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ IDS: Final = "input_ids"
 
 @dataclass(frozen=True, slots=True)
 class Towers:
-    """Modules that are stages of their own, in the order in which they run."""
+    """Modules that are separate stages, in the order in which they run."""
 
     stages: Mapping[str, str]
-    """Path of a tower or projector, or of the list that holds several of one -> its stage."""
+    """Path of a tower or projector, or of a list of several -> its stage."""
 
     def stage_of(self, path: str) -> str | None:
         """Return the stage of a module inside a tower, or ``None`` for any other module."""
@@ -49,7 +49,7 @@ NONE: Final = Towers({})
 def towers(model: nn.Module, inputs: Mapping[str, Any]) -> Towers:
     """Return the towers of a model that takes text and other inputs, found by short runs.
 
-    Where a text alone does not run at all, these are the parts of the model that run, each beside the others.
+    If the model does not run on only text, they are the parts of the model that run independently of each other.
     """
     beside = [v for n, v in inputs.items() if n != IDS and attribute(v, "is_floating_point", bool)()]
     if IDS not in inputs or not beside:
@@ -76,7 +76,7 @@ def _parts(model: nn.Module) -> list[tuple[str, nn.Module]]:
 
 
 def _outermost(paths: Iterable[str], called: Iterable[str]) -> dict[str, None]:
-    """Return the modules that are inside no other one; a list is represented by its members."""
+    """Return the modules that no other one contains; a list is represented by its members."""
     known, lone = set(called), dict.fromkeys(paths)
     found: dict[str, None] = {}
     for path in lone:
@@ -88,7 +88,7 @@ def _outermost(paths: Iterable[str], called: Iterable[str]) -> dict[str, None]:
 
 
 def _named(paths: Iterable[str]) -> Towers:
-    """Return a stage name for each path: its last component, or all of it where two are equal."""
+    """Return a stage name for each path: its last component, or the whole path if two are equal."""
     ends = [p.rpartition(".")[2] for p in paths]
     return Towers({p: end if ends.count(end) == 1 else p for p, end in zip(paths, ends, strict=True)})
 
@@ -110,7 +110,7 @@ def _reached(model: nn.Module) -> Iterator[dict[str, None]]:
 
 
 def decoder_path(model: nn.Module) -> str:
-    """Return the path of the decoder stack as the model states it, else that of the whole."""
+    """Return the path of the decoder stack as the model states it, or else the root."""
     ask = attribute(model, "get_decoder", None)
     decoder = ask() if callable(ask) else None
     return next((path for path, module in model.named_modules() if module is decoder), "")

@@ -1,4 +1,4 @@
-"""Truncate a configuration to fewer layers, and work out which layers the kept ones stand for."""
+"""Truncate a configuration to fewer layers, and determine which layers the remaining ones represent."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 
 _RATES: Final = ("drop", "prob")
-"""Words in the names of rates of dropout, and of the modules that drop."""
+"""Words in the names of dropout rates and dropout modules."""
 
 
 Kind = tuple[Hashable, frozenset[tuple[Hashable, Hashable]]]
-"""Classes of a layer's modules and shapes of its parameters; and what else its modules keep, by where."""
+"""Kind of a layer: classes of its modules and shapes of its parameters, and other attributes by module path."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,14 +29,14 @@ class Stack:
     """List of layers that run one after another."""
 
     path: str
-    """Of the list in the module."""
+    """Path of the list in the module."""
     kinds: tuple[Kind, ...]
-    """What each layer is, but for its number: classes of its modules, shapes of its parameters, what else its modules
-    keep. Equal for layers that cost the same."""
+    """Kind of each layer without its index: classes of its modules, shapes of its parameters, other attributes.
+    Layers with equal costs have equal kinds."""
     parameters: int
-    """Elements."""
+    """Number of elements of its parameters."""
     numbers: frozenset[tuple[str, str]] = frozenset()
-    """Where its layers keep their own number: (path in the layer, attribute)."""
+    """Attributes in which layers store their own index: (path in the layer, attribute)."""
 
     def begins(self, whole: Stack) -> bool:
         """Return whether the layers equal the first ones of another stack, apart from the number of layers."""
@@ -76,7 +76,7 @@ def stacks(module: nn.Module, like: Mapping[str, Stack] | None = None) -> tuple[
     """Return the outermost stacks of layers in a module.
 
     Args:
-        like: stacks by path that say where layers keep their number: a single layer does not show it.
+        like: stacks by path whose ``numbered`` attributes are reused, because one layer does not reveal them.
     """
     from torch import nn
 
@@ -123,7 +123,7 @@ def _choices(module: nn.Module) -> Iterator[tuple[str, Hashable]]:
 
 
 def plain(value: Any) -> Hashable:
-    """Return a value that may decide what a layer does in comparable form, or ``None``."""
+    """Return a value that may affect a layer in comparable form, or ``None``."""
     if isinstance(value, bool | int | float | str):
         return type(value).__name__, value
     if isinstance(value, tuple | list):
@@ -136,7 +136,7 @@ def plain(value: Any) -> Hashable:
 def _numbers(values: Sequence[tuple[int, Hashable]]) -> bool:
     """Return whether an attribute is the layer's own index, or follows from it.
 
-    A fraction that is another one in every layer does: what it changes is seen where more layers are counted.
+    Fractions that differ in every layer count as such; their effect shows when more layers are counted.
     """
     found = [(i, v[1]) for i, v in values if isinstance(v, tuple) and v[:1] in (("int",), ("float",))]
     if len(values) < 2 or len(found) < len(values):
@@ -149,11 +149,11 @@ def _numbers(values: Sequence[tuple[int, Hashable]]) -> bool:
 
 
 _NUMBER: Final = re.compile(r"layer|depth|(num|n)_.*block|blocks")
-"""Names of keys that may count layers: the size of a block is another thing."""
+"""Names of keys that may be a number of layers; sizes of blocks are excluded."""
 _PLACES: Final = re.compile(r"^[^_].*(layer|block|idx|index|indic)|^(layer|block|idx|index|indic)")
-"""Names of keys that may list layers by number: those of tokens do not."""
+"""Names of keys that may list layer indices; lists of token ids are excluded."""
 Edits = tuple[tuple[str, Any], ...]
-"""Dotted key of a configuration -> another value, hashable: an integer, a text, or a tuple for a list."""
+"""Pairs of a dotted configuration key and its new value, hashable: an integer, a string, or a tuple for a list."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,9 +161,9 @@ class CutModel:
     """Factory and truncation of a model's first layers."""
 
     edits: Edits
-    """What is other in the configuration; empty where every layer is kept."""
+    """Changed values of the configuration; empty if all layers remain."""
     cut: tuple[tuple[str, str], ...]
-    """What is left out: ``model.layers`` -> ``2 of 32 layers``."""
+    """Path of a truncated stack -> what remains: ``model.layers`` -> ``2 of 32 layers``."""
     stretch: Truncation
 
 
@@ -172,12 +172,12 @@ def first_layers(
 ) -> CutModel:
     """Return a configuration with the first layers of every stack, as many as needed to have all kinds.
 
-    Stacks that no key counts stay whole, and others of which more than half would stay.
+    Stacks without a key for their length are not truncated, nor those of which more than half would remain.
 
     Args:
         config: a fresh configuration.
-        build: a model on meta, of the configuration with other values.
-        more: with so many layers beyond, in every stack, that of each kind that is left out there is one more.
+        build: returns the model on meta for edits of the configuration.
+        more: whether every stack gets one more layer of each kind that is left out.
 
     Raises:
         BadInput: the largest stack has fewer layers, or no key of the configuration cuts it.
@@ -328,7 +328,7 @@ def _begins(known: Mapping[str, Stack], now: Sequence[Stack]) -> None:
     """Check that a truncated model consists of the first layers of the whole one.
 
     Raises:
-        BadInput: they are not.
+        BadInput: it does not.
     """
     if missing := sorted(known.keys() - {s.path for s in now}):
         raise _refused(f"fewer layers leave no {missing[0]}")
@@ -341,7 +341,7 @@ def _stretch(whole: nn.Module, known: Mapping[str, Stack], cut: nn.Module) -> Tr
     """Return what the layers of the truncated model represent.
 
     Raises:
-        BadInput: it is not the beginning of the whole one.
+        BadInput: it does not consist of the first layers of the whole model.
     """
     now = {s.path: s for s in stacks(cut)}
     was, rest = (elsewhere(m, tuple(known.values())) for m in (whole, cut))

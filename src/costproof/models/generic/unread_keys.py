@@ -1,7 +1,7 @@
 """Find the keys of a configuration that its model does not use, for models without formulas.
 
-A class of transformers has fields, and its code reads further keys from the configuration object; nothing reads any
-other key. Some fields are read nowhere either: classes keep them for the files of older versions.
+A configuration class has fields, and the code of the model reads further keys from the configuration object. All other
+keys are unread, and so are some fields, which classes keep for files of older versions.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ if TYPE_CHECKING:
     from torch import nn
 
 _ELSEWHERE: Final = frozenset(("architectures", "model_type", "quantization_config"))
-"""Keys that are read where a class is chosen, and where weights are."""
+"""Keys that are read when a class is selected or weights are loaded."""
 _SHARED: Final = (
     "transformers.cache_utils", "transformers.masking_utils", "transformers.modeling_rope_utils",
     "transformers.modeling_utils", makers.__name__, structured.__name__,
 )  # fmt: skip
-"""Modules besides a model's own that read configurations: caches, masks, rotations, and the inputs of a run."""
+"""Modules of transformers, besides the model's own, that read configurations: caches, masks, rotary embeddings."""
 
 
 def unused(config: Any, data: Mapping[str, Any], module: nn.Module, where: str) -> dict[str, str]:
     """Return the path of every key that affects no cost, with the reason.
 
     Args:
-        config: what transformers made of the configuration.
-        data: the configuration as the file has it.
+        config: the configuration object of transformers.
+        data: the configuration as in the file.
         module: the model.
         where: the file, for messages.
 
     Raises:
-        Problems: keys are read in a part of the configuration alone, and have another value there.
-        BadInput: a key says that the class does what it does not.
+        Problems: keys are read only in a part of the configuration, which has a different value.
+        BadInput: a key contradicts what the class does.
     """
     read = _reads({*_SHARED, *(type(part).__module__ for part in module.modules())})
     found, misplaced = dict[str, str](), list[BadInput]()
@@ -123,16 +123,16 @@ def _dead(config: Any, data: Mapping[str, Any], read: frozenset[str]) -> frozens
 
 @dataclass(frozen=True, slots=True)
 class _Reads:
-    """Names that the code of some modules reads."""
+    """Names that the code of a set of modules reads."""
 
     keys: frozenset[str] = frozenset()
-    """Attributes of configuration objects: ``config.x``, ``getattr(config, "x", 0)``; those that are taken too."""
+    """Attributes read from configuration objects: ``config.x``, ``getattr(config, "x", 0)``."""
     taken: frozenset[str] = frozenset()
     """Entries of dictionaries: ``kwargs.pop("x")``."""
     loaded: frozenset[str] = frozenset()
     """All attributes that are read, of any object."""
     names: frozenset[str] = frozenset()
-    """All attributes, arguments and texts of one word."""
+    """All attributes, arguments and strings that are identifiers."""
 
     def __or__(self, other: _Reads) -> _Reads:
         mine, theirs = astuple(self), astuple(other)
@@ -140,7 +140,7 @@ class _Reads:
 
 
 def _reads(modules: set[str]) -> _Reads:
-    """Return the names read in modules of transformers, and in the generic target."""
+    """Return the names read in modules of transformers and in the code of generic targets."""
     found = _Reads()
     for module in sorted(m for m in modules if m.startswith(("transformers", "costproof"))):
         found |= _names(module)

@@ -10,7 +10,7 @@ from costproof.ledger.workload import Workload
 from costproof.models.decoding.domain import CONFIG, INDEPENDENT
 from costproof.models.encoding.domain import IMAGES, PATCHES, Domain, Parameters
 from costproof.models.encoding.images import side_of
-from costproof.models.image_text.inputs import with_images
+from costproof.models.image_text.layout import with_images
 
 _TOWER: Final = ("vision_labels", "vision_pooled", "G", "rest", "B", "b")
 """Parameters of an encoder of images that are not drawn for a tower."""

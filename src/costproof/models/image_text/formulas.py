@@ -21,7 +21,7 @@ from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.workload import Workload
 from costproof.models.decoding.formulas import logits_and_masks
 from costproof.models.decoding.names import STAGES
-from costproof.models.image_text.inputs import CALL, images_of
+from costproof.models.image_text.layout import CALL, images_of
 
 IMAGES: Final = sym("n")
 """Number of images in the batch."""

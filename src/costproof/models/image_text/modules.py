@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from transformers.modeling_outputs import BaseModelOutputWithPooling, MoeModelOutputWithPast
 
-from costproof.models.encoding.images import PackedLengths
+from costproof.models.encoding.patches import PackedLengths
 
 
 class PartModule(nn.Module):

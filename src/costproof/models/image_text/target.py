@@ -21,11 +21,11 @@ from costproof.models.decoding import exports, names, runs
 from costproof.models.decoding.build import build
 from costproof.models.decoding.decoder import Decoder, ids_on_meta, on_meta
 from costproof.models.image_text.config import TEXT, VISION, ImageTextConfig, is_of
-from costproof.models.image_text.inputs import CALL, IMAGES, SYMBOLS, images_of, with_images
-from costproof.models.image_text.layout import ModelLayout
+from costproof.models.image_text.layout import CALL, IMAGES, SYMBOLS, ModelLayout, images_of, with_images
 from costproof.models.native import Native
 from costproof.models.specs import ExportJob, Run, SymbolicSize, layers_cut
 from costproof.models.target import NamedWorkload, Setting
+from costproof.patches.model_forward import no_image_check
 from costproof.weights.random_values import random_normal
 
 if TYPE_CHECKING:
@@ -290,11 +290,6 @@ class ImageTextTarget(Native[C]):
     def drawn_text(p: Mapping[str, int], workload: Workload) -> Workload:
         """Return a workload with the text and the logits of a draw."""
         return replace(workload, text_tokens=p["text_tokens"], logits="last" if p["last"] else "all")
-
-
-def no_image_check() -> dict[str, Any]:
-    """Return the replacement of the check that image tokens match features, which needs concrete values."""
-    return {"torch_compilable_check": lambda *args, **kwargs: None}
 
 
 def tower_job(stage: str, path: str, module: nn.Module, sized: bool, **args: torch.Tensor) -> ExportJob:

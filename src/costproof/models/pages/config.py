@@ -322,7 +322,7 @@ def read_sam(section: Section, model_type: str, defaults: SamConfig) -> SamConfi
     """Return the configuration in the section of SAM.
 
     Args:
-        defaults: the class's own values of keys that a file may leave out.
+        defaults: values of the class for omitted keys.
     """
     section.waive(WAIVED)
     section.fixed("model_type", model_type, why="this tower is not the native SAM")
@@ -342,7 +342,7 @@ def read_text(section: Section, model_type: str, defaults: PageDecoderConfig) ->
     """Return the configuration in the section of a decoder with multi-head attention and mixtures of experts.
 
     Args:
-        defaults: the class's own values of keys that a file may leave out.
+        defaults: values of the class for omitted keys.
     """
     section.waive(_TEXT_WAIVED)
     section.fixed("model_type", model_type, why="this decoder is not the native one")
@@ -427,9 +427,9 @@ def contradictions(config: Any, paths: Mapping[str, str], second: str = "clip") 
     """Return an error for each pair of numbers with which no model can run.
 
     Args:
-        config: of SAM, of a second tower that reads its features, and of the decoder.
-        paths: where each number stands in the file: ``sam.hidden`` -> ``$.vision_config.…``.
-        second: what the second tower is called there.
+        config: configuration of SAM, of a second tower that reads its features, and of the decoder.
+        paths: field -> its JSON path in the file: ``sam.hidden`` -> ``$.vision_config.…``.
+        second: field of the second tower.
     """
     found: list[CostproofError] = []
 

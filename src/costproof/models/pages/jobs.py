@@ -154,8 +154,8 @@ def images_in(crops: Sequence[int], grids: Sequence[Sequence[int]]) -> dict[str,
     """Return, for example, ``{"images": 2, "crops": (4, 4), "columns": (2, 4), "rows": (2, 1)}``; 0 without crops.
 
     Args:
-        crops: how many came in, for each image.
-        grids: columns and rows that the model is told they lie in.
+        crops: number of crops of each image.
+        grids: columns and rows of the crops of each image.
     """
     columns, rows = (tuple(int(g[i]) if c else 0 for c, g in zip(crops, grids, strict=True)) for i in range(2))
     return {"images": len(crops), "crops": tuple(int(c) for c in crops), "columns": columns, "rows": rows}

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import nn
 from transformers.modeling_outputs import BaseModelOutput
 
 from costproof.models.image_text.modules import EchoDecoder, PartModule, without_children
+from costproof.patches.model_forward import symbolic_int
 
 
 class SymbolicSideSam(PartModule):
@@ -31,13 +31,6 @@ class ClipOnFeatures(PartModule):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         result: torch.Tensor = self.part(x, x)
         return result
-
-
-def symbolic_int() -> AbstractContextManager[Any]:
-    """Patch ``int()`` of the native module, which specialises symbolic sizes, to return them unchanged."""
-    from transformers.models.unlimited_ocr import modeling_unlimited_ocr as modeling
-
-    return mock.patch.object(modeling, "int", lambda s: s if isinstance(s, torch.SymInt) else int(s), create=True)
 
 
 class VisionProjector(nn.Module):
@@ -58,8 +51,8 @@ class PageGlue(nn.Module):
 
     Args:
         part: the module that holds towers and decoder.
-        given: what else it is told about the page.
-        around: what holds while it runs.
+        given: further arguments about the page.
+        around: returns the context in which the module runs.
     """
 
     def __init__(

@@ -41,8 +41,9 @@ SDPA: Final = (
     "_scaled_dot_product_efficient_attention",
     "_scaled_dot_product_cudnn_attention",
     "_scaled_dot_product_fused_attention_overrideable",
+    "_triton_scaled_dot_attention",
 )
-_SEQUENCE_STARTS: Final = ("cum_seq_q", "cu_seqlens_q", "cu_seqlens_k", "cum_seq_k")
+_SEQUENCE_STARTS: Final = ("cum_seq_q", "cu_seqlens_q", "cu_seq_q")
 """Arguments with the starts of packed sequences."""
 
 
@@ -139,22 +140,75 @@ def seen_at_end(queries: Size, keys: Size, left: int | None, right: int | None) 
     return None
 
 
-@operator_rule("_flash_attention_forward", "_efficient_attention_forward")
-def sequence_first(op: OpCall) -> OpCost:
-    """(B, S, H, D) layout. Packed sequences are uncountable: their lengths are data."""
+@operator_rule(
+    "_flash_attention_forward",
+    "_flash_attention_forward_no_dropout_inplace",
+    "_efficient_attention_forward",
+    "_cudnn_attention_forward",
+    "torch_attn._varlen_attn",
+    "torch_attn._varlen_attn_out",
+)
+def kernel_of_torch(op: OpCall) -> OpCost:
+    """(B, S, H, D), for cuDNN (B, H, S, D); or packed rows (T, H, D), (1, T, H, D) for the efficient kernel.
+
+    Packed rows are exact for one sequence, and for sequences that all have the maximum length.
+    """
     query, key, value = _qkv(op)
-    if len(query.shape) != 4 or not op.names.keys().isdisjoint(_SEQUENCE_STARTS):
-        raise Uncountable("packed sequences: the lengths are in a tensor's values")
-    batch, queries, heads, dim = query.shape
-    masked = op.names.get("bias") is not None
-    cost = attention_cost(prod((batch, heads, queries, key.shape[1])), dim, value.shape[-1], masked=masked)
+    if _named(op, "block_table", "seqused_k", "seqlen_k"):
+        raise Uncountable("the filled length of a cache is in a tensor's values")
+    starts, bound = _named(op, *_SEQUENCE_STARTS), False
+    heads_first = canonical(op.name) == canonical("_cudnn_attention_forward") and starts is None
+    heads, dim = query.shape[-3 if heads_first else -2], query.shape[-1]
+    queries, keys = (t.shape[-2 if heads_first else -3] for t in (query, key))
+    if starts is not None:
+        scores, bound = _packed_scores(op, total((starts.shape[0], -1)), queries, keys)
+    elif len(query.shape) == 4:
+        scores = prod((query.shape[0], queries, keys))
+    else:
+        raise Uncountable("packed sequences without the tensor that says where they begin")
+    masked = _named(op, "bias", "attn_bias") is not None
+    cost = attention_cost(prod((heads, scores)), dim, value.shape[-1], masked=masked)
+    if bound:
+        raise Uncountable("packed sequences of unequal lengths: the lengths are in a tensor's values", cost.flops)
     # Flags of several kernels, which align their masks with different ends of the keys.
     hides = masked or any(
         attr(op, name) not in (None, False, 0) for name in ("is_causal", "causal", "custom_mask_type")
     )
     windows = (attr(op, name) for name in ("window_size", "window_size_left", "window_size_right"))
-    hides |= any(w is not None and w != -1 for w in windows)
+    hides |= any(w not in (None, -1, [-1, -1], (-1, -1)) for w in windows)
     return replace(cost, skippable=cost.flops) if hides else cost
+
+
+def _packed_scores(op: OpCall, sequences: Size, rows: Size, key_rows: Size) -> tuple[Size, bool]:
+    """Return the pairs of queries and keys of one head in packed sequences, and whether they are only a bound."""
+    if sequences == 1:
+        return prod((rows, key_rows)), False
+    longest, longest_key = (_length(attr(op, f"max_{x}", f"max_seqlen_{x}")) for x in "qk")
+    if longest is None or longest_key is None:
+        raise Uncountable("packed sequences: the lengths are in a tensor's values")
+    full = (prod((sequences, longest)), prod((sequences, longest_key))) == (rows, key_rows)
+    return prod((sequences, longest, longest_key)), not full
+
+
+_GRADIENTS: Final = (
+    *(f"_scaled_dot_product_{name}_attention_backward" for name in ("flash", "efficient", "cudnn")),
+    "_scaled_dot_product_flash_attention_for_cpu_backward",
+    "_scaled_dot_product_fused_attention_overrideable_backward",
+    *(f"_{name}_attention_backward" for name in ("flash", "efficient", "cudnn")),
+)
+
+
+@operator_rule(*_GRADIENTS)
+def gradients(op: OpCall) -> OpCost:
+    """Unknown: only inference is counted. The bound is QKᵀ and four gradients: 2 * B*H_q*S_q*S_k * (3 D + 2 D_v)."""
+    query, key, value = _named(op, "query"), _named(op, "key"), _named(op, "value")
+    why = "a backward pass: only inference is counted"
+    if query is None or key is None or value is None or len(query.shape) != 4 or _named(op, "cu_seqlens_q"):
+        raise Uncountable(why)
+    heads_first = "scaled_dot_product" in op.name or "cudnn" in op.name
+    scores = prod((*query.shape[:-1], key.shape[-2 if heads_first else -3]))
+    width = total((prod((3, query.shape[-1])), prod((2, value.shape[-1]))))
+    raise Uncountable(why, prod((2, scores, width)))
 
 
 def _mask(op: OpCall) -> Value | None:

@@ -2,8 +2,8 @@
 
 The vendor's ``config.json`` (``model_type`` deepseek_vl_v2) nests the towers under ``vision_config.width`` and repeats
 the keys of the decoder at top level next to ``language_config``; ``DeepseekOCRConfig`` reads the top level, so both
-must agree. What its code does not read from the file has the defaults of that code: ``deepencoder.build_sam_vit_b``,
-``vit_model_cfg``, and ``image_token_id`` of ``modeling_deepseekocr``.
+must agree. Sizes that its code does not read from the file have the defaults of that code:
+``deepencoder.build_sam_vit_b``, ``vit_model_cfg``, and ``image_token_id`` of ``modeling_deepseekocr``.
 
 The file of transformers' native classes (``model_type`` unlimited_ocr) is complete, as from ``to_dict``, or has only
 what differs from the defaults, as from ``save_pretrained``.

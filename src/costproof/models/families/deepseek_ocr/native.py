@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Final
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.workload import AttentionKind, Dtype, ExpertKernel, Workload
 from costproof.models.decoding import build as decoding
-from costproof.models.decoding.build import running
 from costproof.models.decoding.decoder import Decoder, config_of, on_meta
 from costproof.models.families.deepseek_ocr.names import NATIVE_NAMES
 from costproof.models.families.deepseek_ocr.workload import MODES
@@ -26,6 +25,7 @@ from costproof.models.image_text.layout import StagePaths
 from costproof.models.pages.jobs import VIEWS, VISION_INPUTS, PageReader, stride, vision_job
 from costproof.models.specs import ExportJob
 from costproof.patches import flash_attention
+from costproof.patches.model_forward import no_image_check, running
 
 if TYPE_CHECKING:
     import torch
@@ -73,21 +73,13 @@ def build_model(
         attention=attention,
         experts=experts,
         parts={"": "sdpa", "vision_config": "sdpa", "text_config": attention} if flash else None,
-        replaced={_CHECK: _unchecked},
+        replaced=no_image_check(),
     )
-
-
-_CHECK: Final = "torch_compilable_check"
-"""Function that checks whether image tokens match features, which needs concrete values."""
-
-
-def _unchecked(*args: Any, **kwargs: Any) -> None:
-    """Accept any arguments and check nothing."""
 
 
 def unchecked() -> AbstractContextManager[None]:
     """Return the context in which a forward of a part of the model runs."""
-    return running({_modules()[0]: {_CHECK: _unchecked}})
+    return running({_modules()[0]: no_image_check()})
 
 
 def _fill(layer: Any, keys: torch.Tensor, values: torch.Tensor) -> None:

@@ -37,10 +37,10 @@ class Snapshot:
 
 
 def read_snapshot(folder: Path) -> Snapshot:
-    """Read a snapshot folder; no line of its code runs.
+    """Read a snapshot folder without running its code.
 
     Raises:
-        BadInput: the folder is none, or no snapshot of DeepSeek-OCR.
+        BadInput: there is no such folder, or it is not a snapshot of DeepSeek-OCR.
         Problems: its ``config.json`` cannot be used.
     """
     missing = [name for name in REQUIRED if not (folder / name).is_file()]

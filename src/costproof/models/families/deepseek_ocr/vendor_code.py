@@ -1,7 +1,7 @@
-"""Import the code of a snapshot, build its model, and patch what keeps it from running or from being traced.
+"""Import the code of a snapshot, build its model, and patch it so that it can run and be traced.
 
-The folder becomes a package under our own name, so that its relative imports work without the cache of remote code that
-transformers keeps. Nothing is copied or written, not even bytecode next to the files.
+The folder is imported as a package with a private name, so that its relative imports work without the remote-code cache
+of transformers. Nothing is copied or written, not even bytecode next to the files.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ def _importing() -> Iterator[None]:
 
 
 def _remember_absence(name: str) -> None:
-    """Let transformers look before the stand-in is there: it remembers what it sees for good."""
+    """Let transformers detect that a package is missing before it is replaced; the result is memoized."""
     from transformers.utils import import_utils
 
     for function in [f for n, f in vars(import_utils).items() if n.startswith(f"is_{name}") and callable(f)]:

@@ -73,7 +73,7 @@ def _projector() -> tuple[ModulePart, ...]:
 def _border(stage: str) -> Size:
     """Return the activation bytes that enter and leave a vision stage, on n views of H x H pixels with Q queries.
 
-    The encoder returns the results of all, of which those of the queries are a view.
+    The encoder returns the outputs of features and queries; the outputs of the queries are a view of them.
     """
     side, queries = sym("H"), sym("Q")
     features = (side / (4 * sym("sam_patch"))) ** 2 * sym("encoder_hidden")
@@ -119,8 +119,8 @@ class QueryTable:
 class QueriesBehindFeatures:
     """Concatenates the features of each view and the queries: [views, features + queries, width], no FLOPs.
 
-    The features come in, views x features x width elements, and the queries are read as a parameter, once for all
-    views, which are views of it; out goes what was joined.
+    Inputs are the features, views x features x width elements. The queries are a parameter, read once for all views.
+    The output is the concatenation.
     """
 
     name: ClassVar[str] = "queries_behind_features"
@@ -148,8 +148,8 @@ class QueriesBehindFeatures:
 class WrittenMask:
     """Converts a boolean mask to an additive one: [views, tokens, tokens], 0 where a token may attend.
 
-    No FLOPs: nothing floating-point comes in, views x tokens² elements go out. Unfused, the dtype's least number is
-    written and read once.
+    No FLOPs: no floating-point input, views x tokens² elements of output. Unfused, the minimum of the dtype is written
+    and read once.
     """
 
     name: ClassVar[str] = "written_mask"
@@ -170,9 +170,9 @@ class WrittenMask:
 def _encoder_parts(layers: int, *, eager: bool) -> tuple[ModulePart, ...]:
     """Return all parts of the encoder on n views of H x H pixels with Q queries.
 
-    A query sees all features and the queries up to itself, features see each other: a mask says so, and all scores
-    are computed. It holds yes or no, but for eager attention, which adds it. Only the queries' results go on, which are
-    a view of all.
+    A query attends to all features and to the queries up to itself; features attend to each other. A mask restricts
+    the scores, all of which are computed. The mask is boolean, or additive for eager attention. Only the outputs of the
+    queries are used, as a view of all outputs.
 
     Source: Wei et al. 2026, DeepSeek-OCR 2; Yang et al. 2024, Qwen2; ``DeepseekOcr2VisionEncoder`` (transformers).
     """
@@ -208,9 +208,9 @@ def _encoder_parts(layers: int, *, eager: bool) -> tuple[ModulePart, ...]:
 class ViewsInPrompt:
     """Concatenates the tokens of the views of a page and a separator, and writes them into the prompt.
 
-    Everything is data movement: no FLOPs. In come the tokens of all views (batch tokens hidden) and the embedded prompt
-    (batch prompt hidden); out go the prompt with the page in place and the joined tokens with their separators,
-    which the model also returns (batch (tokens + 1) hidden). The separator is hidden parameters.
+    This only moves data: no FLOPs. Inputs are the tokens of all views (batch tokens hidden) and the embedded prompt
+    (batch prompt hidden). Outputs are the prompt with the page (batch prompt hidden) and the concatenated tokens with
+    their separators, which the model also returns (batch (tokens + 1) hidden). The separator has hidden parameters.
 
     Unfused, for every page: its views and the separator are joined, then all pages with each other, and the result is
     written into the prompt; the separator is read for every page.

@@ -12,18 +12,18 @@ from costproof.ledger.capture import SymbolDoc
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.node import Ledger
 from costproof.ledger.workload import ExpertKernel, Workload
-from costproof.models.decoding.build import build, running
+from costproof.models.decoding.build import build
 from costproof.models.decoding.decoder import Decoder, config_of, on_meta
 from costproof.models.families.deepseek_ocr2.config import Ocr2Config
 from costproof.models.families.deepseek_ocr2.formulas import NAMES, SYMBOLS, ocr2_ledger
 from costproof.models.families.deepseek_ocr2.workload import MODES, STAGES, queries, vision_tokens
 from costproof.models.image_text.layout import StagePaths
-from costproof.models.image_text.target import no_image_check
 from costproof.models.pages.jobs import VISION_INPUTS, PageReader, stride, vision_job
 from costproof.models.pages.target import PageTarget
 from costproof.models.pages.workload import PageModes, page_structure
 from costproof.models.specs import ExportJob
 from costproof.models.target import NamedWorkload
+from costproof.patches.model_forward import no_image_check, running
 
 if TYPE_CHECKING:
     from torch import nn

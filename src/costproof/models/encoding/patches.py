@@ -1,0 +1,166 @@
+"""Encoders of images that are already cut into patches and merge neighbouring ones to tokens, as those of Qwen-VL."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from costproof.algebra.symbols import sym
+from costproof.analytic.attention_block import AttentionBlock
+from costproof.analytic.costs import Size
+from costproof.analytic.patch_grid import FLOAT32, JoinedImages
+from costproof.analytic.rotary import Rotary
+from costproof.ledger.errors import BadInput, CostproofError
+from costproof.models.encoding.config import ONE_CLASS, EncoderConfig
+from costproof.models.encoding.formulas import ALL_PROJECTIONS
+
+
+@dataclass(frozen=True, slots=True)
+class PatchConfig(EncoderConfig):
+    """Sizes of patches and tokens, in addition to those of every encoder."""
+
+    out: int = 0
+    """Width of the decoder that reads the tokens."""
+    patch: int = 16
+    frames: int = 2
+    """Number of frames of a patch; an image is repeated."""
+    merge: int = 2
+    """Side of a token in patches."""
+    channels: int = 3
+
+    not_drawn: ClassVar = ONE_CLASS
+    keys: ClassVar[Mapping[str, str]] = {
+        **EncoderConfig.keys,
+        "layers": "depth",
+        "heads": "num_heads",
+        "out": "out_hidden_size",
+        "patch": "patch_size",
+        "frames": "temporal_patch_size",
+        "merge": "spatial_merge_size",
+        "channels": "in_channels",
+    }
+    prefix: ClassVar[str] = "vision"
+    chosen_layers: ClassVar[tuple[str, str]]
+    """Field that holds the indices of some layers, and its key in a file."""
+
+    @property
+    def volume(self) -> int:
+        """Return the number of elements of a patch."""
+        return self.channels * self.frames * self.patch**2
+
+    @property
+    def step(self) -> int:
+        """Return the side of a token in pixels."""
+        return self.patch * self.merge
+
+    def sizes(self) -> dict[str, int]:
+        """Return symbol -> value, without the prefix of the symbols."""
+        return EncoderConfig.sizes(self) | {"out": self.out, "volume": self.volume}
+
+    def native(self) -> dict[str, Any]:
+        """Return the keyword arguments of the configuration class in transformers."""
+        field, key = self.chosen_layers
+        return EncoderConfig.native(self) | {key: list(getattr(self, field))}
+
+    def contradictions(self) -> list[CostproofError]:
+        """Return an error for each combination of sizes that the class in transformers rejects or cannot run."""
+        found = EncoderConfig.contradictions(self)
+        if self.head_dim % 4:
+            what, expected = "rows and columns are rotated in pairs", "heads whose width is a multiple of 4"
+            found.append(BadInput(what, where="$.num_heads", expected=expected, got=self.heads))
+        return found
+
+    def __post_init__(self) -> None:
+        """Convert the list of a certificate to a tuple."""
+        field, _ = self.chosen_layers
+        object.__setattr__(self, field, tuple(getattr(self, field)))
+
+    @staticmethod
+    def drawn_sizes(p: Mapping[str, int], rng: random.Random) -> dict[str, Any]:
+        """Return random values of the fields that every configuration has, other than ``out`` and ``merge``."""
+        from costproof.models.encoding.domain import some_layers
+
+        return {
+            **some_layers(p, rng),
+            "hidden": 4 * p["vision_heads"] * p["vision_head_quarters"],
+            "intermediate": p["vision_intermediate"],
+            "heads": p["vision_heads"],
+            "patch": p["patch"],
+            "frames": p["frames"],
+            "channels": p["channels"],
+        }
+
+
+def patch_names(path: str = "") -> dict[str, str]:
+    """Return role -> module path, for a tower at ``path``; merger and MLP are not included."""
+    tower = f"{path}." if path else ""
+    layer = f"{tower}blocks.{{i}}"
+    return {
+        "vision": path,
+        "vision.patches": f"{tower}patch_embed",
+        "vision.patches.projection": f"{tower}patch_embed.proj",
+        "vision.rotary": f"{tower}rotary_pos_emb",
+        "vision.layer": layer,
+        "vision.layer.norm1": f"{layer}.norm1",
+        "vision.layer.attention": f"{layer}.attn",
+        "vision.layer.attention.qkv": f"{layer}.attn.qkv",
+        "vision.layer.attention.out": f"{layer}.attn.proj",
+        "vision.layer.norm2": f"{layer}.norm2",
+    }
+
+
+def patch_attention(patches: Size, *, eager: bool, **more: Any) -> AttentionBlock:
+    """Return the attention of one layer on all patches of a run, each image with itself.
+
+    Args:
+        eager: whether attention scores are materialised.
+        more: further arguments of :class:`~costproof.analytic.attention_block.AttentionBlock`.
+    """
+    width, heads, head_dim, b = sym("vision_hidden"), sym("vision_heads"), sym("vision_head_dim"), sym("b")
+    rotary = Rotary(1, patches, heads, heads, head_dim, FLOAT32, state_bytes=b)
+    return AttentionBlock(
+        width=width,
+        heads=heads,
+        kv_heads=heads,
+        head_dim=head_dim,
+        inner=width,
+        bias=ALL_PROJECTIONS,
+        fused=True,
+        cached=False,
+        written_out=eager,
+        beside=(rotary, JoinedImages(patches * width, b)),
+        **more,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class PackedLengths:
+    """Stands in for the tensor of cumulative lengths, or of image grids, from which attention computes lengths.
+
+    Every operation that transformers applies returns the lengths, as integers, so that the code also runs on the meta
+    device.
+    """
+
+    lengths: tuple[int, ...]
+
+    def __getitem__(self, which: slice) -> PackedLengths:
+        """Return itself: a slice of cumulative lengths."""
+        return self
+
+    def __sub__(self, other: PackedLengths) -> PackedLengths:
+        """Return itself: a difference of cumulative lengths."""
+        return self
+
+    def prod(self, dim: int) -> PackedLengths:
+        """Return itself: the number of patches of each grid."""
+        return self
+
+    def __floordiv__(self, merged: int) -> PackedLengths:
+        """Return the number of tokens, each made of ``merged`` patches."""
+        return PackedLengths(tuple(n // merged for n in self.lengths))
+
+    def tolist(self) -> list[int]:
+        """Return the lengths."""
+        return list(self.lengths)
