@@ -161,8 +161,10 @@ def test_an_encoder_with_chunks_is_counted_by_its_graph_under_any_name(tmp_path:
     kind = {"model_type": "bert", "architectures": ["BertModel"], "vocab_size": 64, "max_position_embeddings": 64}
     file.write_text(json.dumps({**sizes, **kind, "chunk_size_feed_forward": 4}))
     pooler, layer = 2 * 32 * 32, 16 * (2 * 4 * 32 * 32 + 2 * 2 * 32 * 48) + 2 * 2 * 16 * 16 * 32
-    for given in ({"target": "bert", "config": file}, {"target": f"hf:{file}"}):
-        found = api.capture(given.pop("target"), **given, seq_len=16, sources=["static"])
+    for found in (
+        api.capture("bert", config=file, seq_len=16, sources=["static"]),
+        api.capture(f"hf:{file}", seq_len=16, sources=["static"]),
+    ):
         assert found.by_source["static"].total("flops") == 2 * layer + pooler
 
 
