@@ -8,11 +8,13 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.support.pools import TRACES, Here, Kept
+from costproof.processes import child
+from tests.support.pools import TRACES, Here, Kept, shared_template
 
 FOLDER = "COSTPROOF_CACHE"
 GOLDENS = Path(__file__).parent / "goldens"
@@ -38,6 +40,7 @@ def pytest_configure(config: pytest.Config) -> None:
     # On a busy machine examples take as long as they take.
     settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("busy")
+    mock.patch.object(child, "template", shared_template).start()
     if not hasattr(config, "workerinput"):
         os.environ.setdefault("OMP_NUM_THREADS", "1")
         os.environ[FOLDER] = tempfile.mkdtemp(prefix="exports-")

@@ -2,7 +2,7 @@
 
 Run by ``make wheel``. Going through the sdist is the point: the links at the root of the
 repository once made a wheel built that way lose its packages without a word. The core is installed into a
-fresh environment, with its own dependencies and no extra, and reads a capture that was made here.
+fresh environment that links its own dependencies from this one and no extra, and reads a capture that was made here.
 """
 
 from __future__ import annotations
@@ -16,7 +16,13 @@ import tempfile
 import venv
 import zipfile
 from collections.abc import Iterator
+from importlib.metadata import PathDistribution, distribution
 from pathlib import Path
+
+from packaging.requirements import Requirement
+
+from tests.support.toy import toy
+from tests.support.written import write_capture
 
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = sorted(p.parent.name for p in (ROOT / "src/costproof").glob("*/__init__.py"))
@@ -47,6 +53,24 @@ ON_A_CAPTURE = (
     (3, "machine --measure"),
 )
 """``(exit code, command)``. Where packages are missing the command says which, and how they come."""
+
+FORKS = """
+import json, os, sys
+import click, numpy, pandas, pydantic, rich, sympy, yaml
+answers = []
+for command in sys.argv[1:]:
+    child = os.fork()
+    if not child:
+        os.dup2(os.open("stdout", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 1)
+        os.dup2(os.open("stderr", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
+        sys.argv = ["costproof", *command.split()]
+        from costproof.cli.entry import main
+        os._exit(main())
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    answers.append((code, open("stderr").read()))
+json.dump(answers, sys.stdout)
+"""
+"""Runs each argument as a command, in a fork of a process that has imported what others wrote and nothing of ours."""
 
 CLAIMS = """
 costproof_claims: 1
@@ -92,32 +116,53 @@ def core(wheel: Path, folder: Path) -> Iterator[str]:
     """What does not run where the core alone is installed."""
     work = folder / "work"
     work.mkdir(parents=True)
-    _capture(work)
+    write_capture(work / "capture.json", toy())
     (work / "claims.yaml").write_text(CLAIMS)
     shutil.copy(ROOT / "docs" / "examples" / "policy.yaml", work)
-    venv.create(folder / "env", with_pip=True)
+    venv.create(folder / "env", symlinks=True)
     python = folder / "env" / "bin" / "python"
-    pip: list[str | Path] = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    subprocess.run([*pip, "--constraint", ROOT / "constraints.txt", wheel], check=True)
+    (site,) = (folder / "env" / "lib").glob("python*/site-packages")
+    link_requirements(wheel, site)
+    pip: list[str | Path] = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        python,
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+    ]
+    subprocess.run([*pip, "--no-deps", "--no-index", wheel], check=True)
     probe = f"from importlib.util import find_spec; print(*(m for m in {LEFT_OUT!r} if find_spec(m)))"
     yield from (f"the core brings {name}" for name in _run([python, "-c", probe], work).stdout.split())
-    for code, command in ON_A_CAPTURE:
-        done = _run([folder / "env" / "bin" / "costproof", *command.split()], work)
-        if done.returncode != code:
-            yield f"costproof {command}: exit {done.returncode}, not {code}\n{done.stderr}"
-        elif code and not all(said in done.stderr for said in ("pip install", "torch", "[trace]")):
-            yield f"costproof {command} does not say what is missing:\n{done.stderr}"
+    installed = _run([folder / "env" / "bin" / "costproof", "--version"], work)
+    if installed.returncode or "costproof" not in installed.stdout:
+        yield f"costproof --version: exit {installed.returncode}\n{installed.stderr}"
+    answers = _run([python, "-c", FORKS, *(command for _, command in ON_A_CAPTURE)], work)
+    if answers.returncode:
+        yield answers.stderr
+        return
+    for (code, command), (ended, said) in zip(ON_A_CAPTURE, json.loads(answers.stdout), strict=True):
+        if ended != code:
+            yield f"costproof {command}: exit {ended}, not {code}\n{said}"
+        elif code and not all(word in said for word in ("pip install", "torch", "[trace]")):
+            yield f"costproof {command} does not say what is missing:\n{said}"
 
 
-def _capture(work: Path) -> None:
-    """A capture of the real target with small numbers, made with the tracers of this environment."""
-    from tests.models.test_config import small_config
-
-    (work / "small.json").write_text(json.dumps(small_config().native()))
-    command = "capture deepseek-ocr --config small.json --preset tiny --base-size 256 -o capture.json"
-    done = _run([sys.executable, "-m", "costproof", *command.split()], work)
-    if done.returncode:
-        raise SystemExit(f"costproof {command}: exit {done.returncode}\n{done.stderr}")
+def link_requirements(wheel: Path, site: Path) -> None:
+    """Link the required distributions of a wheel, and theirs, from this environment; none of an extra."""
+    names = [f"{wheel.name.removesuffix('-py3-none-any.whl')}.dist-info/"]
+    waiting = list(PathDistribution(zipfile.Path(wheel, names[0])).requires or ())
+    while waiting:
+        wanted = Requirement(waiting.pop())
+        if wanted.name in names or (wanted.marker and not wanted.marker.evaluate({"extra": ""})):
+            continue
+        names.append(wanted.name)
+        found = distribution(wanted.name)
+        for top in {Path(file).parts[0] for file in found.files or ()} - {"..", "__pycache__"}:
+            (site / top).symlink_to(Path(str(found.locate_file(top))))
+        waiting += found.requires or ()
 
 
 def _run(command: list[str | Path], folder: Path) -> subprocess.CompletedProcess[str]:

@@ -154,6 +154,14 @@ def broken(line: Line, folder: Path) -> Iterator[str]:
             yield f"{name} has {text[max(0, found.start() - 80) : found.end() + 40]!r}"
 
 
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the files that the docs name."""
+    folder = tmp_path_factory.mktemp("prepared")
+    prepare(folder)
+    return folder
+
+
 @pytest.fixture
 def fast_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine is measured once, and a thousand times as fast: other work beside the tests leaves too slow a roof."""
@@ -183,8 +191,8 @@ def fast_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     "page",
     [pytest.param(p, marks=pytest.mark.thorough if p.name in THOROUGH_PAGES else (), id=p.name) for p in WITH_LINES],
 )
-def test_command_lines_do_what_the_page_says(page: Path, tmp_path: Path, *, thorough: bool) -> None:
-    prepare(tmp_path)
+def test_command_lines_do_what_the_page_says(page: Path, prepared: Path, tmp_path: Path, *, thorough: bool) -> None:
+    shutil.copytree(prepared, tmp_path, dirs_exist_ok=True)
     wrong = []
     for line in (line for line in lines(page) if line.runs and (thorough or line.command not in THOROUGH_LINES)):
         config = OcrConfig() if line.command in FULL_SIZE or page.name in FULL_SIZE_PAGES else small()

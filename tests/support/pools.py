@@ -1,20 +1,40 @@
-"""In place of a process of its own for the dynamic source: this process, or what these tests traced before."""
+"""In place of a process of its own for the dynamic source: this process, or what these tests traced before.
+
+Where a test begins processes all the same, they are forks of one template (:func:`shared_template`).
+"""
 
 from __future__ import annotations
 
 import hashlib
 import os
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from costproof.ledger.errors import CostproofError
 from costproof.processes import Outcome, Work
+from costproof.processes.template import Template, template
 
 TRACES = "COSTPROOF_TEST_TRACES"
 """Names the folder of what was traced in this run of the tests; all their processes share it."""
+
+SCREEN = ("CI", "COLUMNS", "COSTPROOF_DEBUG")
+"""Variables that no worker reads, and that differ from test to test."""
+
+
+def shared_template(modules: tuple[str, ...], environment: Mapping[str, str]) -> Template | None:
+    """Return one template for all work that needs torch, where the program keeps one for each set of modules.
+
+    To import them takes four seconds of processor time.
+    """
+    from costproof.tracers.sources import LIBRARIES
+
+    everything = (*LIBRARIES, "torchlens")
+    if modules and {*modules} <= {*everything}:
+        modules, environment = everything, {k: v for k, v in environment.items() if k not in SCREEN}
+    return template(modules, environment)
 
 
 class Here:

@@ -17,7 +17,7 @@ from costproof.processes import Failed, Pool, Say
 if TYPE_CHECKING:
     from costproof.tracers.dynamic import DynamicResult
 
-_LIBRARIES: Final = ("torch", "transformers.modeling_utils")
+LIBRARIES: Final = ("torch", "transformers.modeling_utils")
 
 
 class ExportableAndRunnable(Exportable, Runnable, Protocol):
@@ -103,4 +103,4 @@ def preload_modules(target: Target, *more: str) -> tuple[str, ...]:
 
     None for CUDA: a process must not have initialized it before it forks.
     """
-    return () if options_of(target).device == "cuda" else (*_LIBRARIES, *more)
+    return () if options_of(target).device == "cuda" else (*LIBRARIES, *more)

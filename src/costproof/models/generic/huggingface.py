@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from costproof.foreign import contained
 from costproof.ledger.attributes import attribute, has_attribute
@@ -61,6 +61,9 @@ class HuggingFace:
     stored: Stored = PLAIN
     """How the checkpoint stores its weights."""
 
+    chooses: ClassVar[frozenset[str]] = frozenset({"dtype", "attention"})
+    """Options that :meth:`make` respects."""
+
     @cached_property
     def data(self) -> dict[str, Any]:
         """Return the configuration as JSON data."""
@@ -83,11 +86,6 @@ class HuggingFace:
     def numbers(self) -> Mapping[str, int]:
         """Return the sizes in the configuration."""
         return _with_head_width(numbers(self.config().to_dict()))
-
-    @property
-    def chooses(self) -> frozenset[str]:
-        """Return both choices, ``dtype`` and ``attention``."""
-        return frozenset({"dtype", "attention"})
 
     def first_layers(self, layers: int, *, more: bool = False) -> tuple[HuggingFace, CutModel]:
         """Return the model truncated to its first layers, and the truncation.
