@@ -38,7 +38,7 @@ class ExportedMemory(NamedTuple):
     """The memory of an exported program."""
 
     program: MemoryProgram
-    """With symbolic sizes, its tensors have the example sizes."""
+    """The job; if it has symbolic sizes, its tensors have the example sizes."""
     sizes: tuple[Size, ...]
     """Bytes of its tensors in symbols."""
     guards: tuple[str, ...]
