@@ -408,6 +408,8 @@ def test_every_stack_that_has_more_layers_than_asked_says_so(tmp_path: Path) -> 
     tokens = {"image_token_id": 3, "video_token_id": 4, "vision_start_token_id": 5, "vision_end_token_id": 6}
     file = tmp_path / "config.json"
     file.write_text(json.dumps({"model_type": "qwen3_vl", "text_config": text, "vision_config": vision, **tokens}))
-    cut = load_target(f"hf:{file}").with_options(RunOptions(layers=1)).info().cut
+    target = load_target(f"hf:{file}")
+    assert isinstance(target, GenericTarget)
+    cut = target.with_options(RunOptions(layers=1)).info().cut
     assert cut["model.language_model.layers"] == "1 of 4 layers"
     assert re.fullmatch(r"[23] of 9 layers \(1 asked: one of each kind of layer\)", cut["model.visual.blocks"])
