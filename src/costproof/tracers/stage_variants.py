@@ -31,7 +31,7 @@ from costproof.tracers.eager_calls import EagerForward
 from costproof.tracers.hooks import ROOT
 from costproof.tracers.timing import WARM_UP, Stage, T, stage_boundaries, time_events, timed_device
 
-StageVariants = dict[tuple[str, str, str], Timing | str]
+TimingByVariant = dict[tuple[str, str, str], Timing | str]
 """(run, stage, invocation) -> time of the stage in another form, or why it does not run in it."""
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
@@ -97,7 +97,7 @@ class _Recorded:
 
 def time_graphs(
     runs: Sequence[Run], eager: Mapping[str, EagerForward], count: int, progress: Progress = silent
-) -> StageVariants:
+) -> TimingByVariant:
     """Capture each stage as a CUDA graph and time ``count`` replays after one warm-up replay.
 
     Args:
@@ -110,7 +110,7 @@ def time_graphs(
 
 def time_compiled(
     runs: Sequence[Run], eager: Mapping[str, EagerForward], count: int, progress: Progress = silent
-) -> StageVariants:
+) -> TimingByVariant:
     """Compile each stage with ``torch.compile`` in its default mode, and time ``count`` runs after two warm-up runs."""
     try:
         return _each_stage(
@@ -127,8 +127,8 @@ def _each_stage(
     what: str,
     progress: Progress,
     measure: Callable[[Sequence[StageCall]], Timing | str],
-) -> StageVariants:
-    found: StageVariants = {}
+) -> TimingByVariant:
+    found: TimingByVariant = {}
     total = sum(len(_stages(eager[run.id])) for run in runs)
     for run in runs:
         stages = _stages(eager[run.id])
