@@ -86,8 +86,8 @@ def test_no_command_that_loads_a_target_lacks_rules_or_trust() -> None:
     assert not any({"--rules", "--trust-remote-code"} & found for name, found in options.items() if name not in both)
 
 
-@pytest.mark.usefixtures("proof_in_this_process")
 def test_a_certificate_names_its_rules_and_is_verified_with_them(folder: Path) -> None:
+    """In processes of their own, which are sent the rules."""
     made = api.prove("described", out=folder / "p", samples=0, jobs=1, rules=RULES)
     assert made.verdict == "proved"
     assert made.environment["rules"].startswith("my_rules.py ")
