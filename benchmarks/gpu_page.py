@@ -52,11 +52,12 @@ TABLES: Final = {
             "peaks",
             (
                 "model", "preset", "layers", "stage", "graph", "program asked for", "more", "eager",
-                "module asked for", "more", "alive, by blocks of 512", "program allocated", "more",
+                "module asked for", "more", "alive, by blocks of 512", "program allocated", "more", "of which",
             ),
-            "llllrrrrrrrrr",
+            "llllrrrrrrrrrl",
             "Bytes. Asked for: the peak of what tensors and kernels asked of the allocator, inputs included, "
-            "parameters not.",
+            "parameters not. Of which: the parts of the gap, by operator; a workspace is what one asks for besides its "
+            "results.",
         ),
         Table(
             "allocations",

@@ -101,8 +101,7 @@ def peaks(emit: Emit, target: str, choices: Mapping[str, Any]) -> None:
     for one in requested(target, choices):
         emit("row", [target, what, _cut(choices), *held(one)], table="peaks")
         less = too_little(one)
-        more = [b - a for a, b in ((one.graph, one.program), (one.eager, one.module)) if a is not None]
-        emit("figure", "peaks", good=not less and not any(more))
+        emit("figure", "peaks", good=not less and not any(one.unnamed))
         for wrong in less:
             emit("wrong", f"peaks of {what}, {wrong}")
 
@@ -117,15 +116,16 @@ def allocations(emit: Emit, case: str) -> None:
 
 
 def too_little(one: Requested) -> list[str]:
-    """Where a run held less than liveness says; it may hold more, by what kernels take for themselves."""
+    """Where a run held less than liveness says and nothing explains it; it may hold more, by workspaces."""
+    program, module = one.unnamed
     pairs = (
-        ("the program asked for", one.program, one.graph),
-        ("the module asked for", one.module, one.eager),
-        ("the program allocated", one.allocated, one.rounded),
+        ("the program asked for", one.program, one.graph, program),
+        ("the module asked for", one.module, one.eager, module),
+        ("the program allocated", one.allocated, one.rounded, not one.of_program),
     )
     return [
         f"{one.stage}: {what} {ran:,} bytes, of which {known:,} are alive at once"
-        for what, ran, known in pairs if known is not None and ran < known
+        for what, ran, known, unnamed in pairs if known is not None and ran < known and unnamed
     ]  # fmt: skip
 
 
@@ -139,6 +139,7 @@ def held(one: Requested) -> tuple[str, ...]:
         one.stage, exact(one.graph), exact(one.program), more(one.graph, one.program),
         exact(one.eager), exact(one.module), more(one.eager, one.module),
         exact(one.rounded), exact(one.allocated), more(one.rounded, one.allocated),
+        "; ".join(f"{name} {exact(size)}" for name, size in dict((*one.of_program, *one.of_module)).items()),
     )  # fmt: skip
 
 

@@ -17,10 +17,16 @@ from costproof.tracers.exporting import map_arguments
 
 @dataclass(frozen=True, slots=True)
 class RealRun:
-    """Something to run, and the bytes of its inputs, which stand from its beginning."""
+    """Something to run, and the bytes of its inputs, which are alive from its beginning."""
 
     run: Callable[[], object]
-    inputs: int
+    pieces: tuple[int, ...]
+    """Bytes of each piece of memory of the inputs."""
+
+    @property
+    def inputs(self) -> int:
+        """Return the bytes of all inputs."""
+        return sum(self.pieces)
 
 
 def with_numbers(job: ExportJob, seed: int = 0, device: str = "cpu") -> ExportJob:
@@ -53,6 +59,6 @@ def as_exported(job: ExportJob) -> RealRun:
     return RealRun(lambda: program(**job.args), _inputs(job))
 
 
-def _inputs(job: ExportJob) -> int:
+def _inputs(job: ExportJob) -> tuple[int, ...]:
     memories = [t.untyped_storage() for t in tree_iter(job.args) if isinstance(t, torch.Tensor)]
-    return sum({memory._cdata: memory.nbytes() for memory in memories}.values())
+    return tuple({memory._cdata: memory.nbytes() for memory in memories}.values())

@@ -199,7 +199,7 @@ class _Block:
         self.replaced: list[str] = []
         """Functions of torch, hooks of all modules."""
         self.left: list[str] = []
-        """What could not be put back."""
+        """Names of state that could not be restored."""
 
     def __enter__(self) -> _Block:
         self._undo.enter_context(_replaced(self._process))

@@ -67,7 +67,7 @@ class Registry(Generic[T]):
     """One of them, for messages: ``counter``."""
     ours: tuple[Plugin[T], ...]
     instance: type | None = None
-    """What each of them must be an instance of; not checked if ``None``."""
+    """Type of which each object must be an instance; not checked if ``None``."""
     command: str = ""
     """The command that lists them, for messages."""
     checked: Callable[[Any, Plugin[Any]], Any] | None = None

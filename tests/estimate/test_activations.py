@@ -32,10 +32,10 @@ RUNS = (
     f"{LATENT},text_tokens=400,rope=2,nope=2,value=64",
     f"{LATENT},text_tokens=300,rope=64,nope=2,value=2,batch=3",
     f"{LATENT},text_tokens=900,rope=64,nope=2,value=66,decoding=absorbed",
-    "deepseek-ocr@tiny,attention=eager,text.layers=2,clip.layers=2",
+    "deepseek-ocr@tiny,attention=eager,text.layers=2,clip.layers=1",
     "deepseek-ocr@tiny,attention=sdpa,text.layers=2",
     "clip-l-336@,attention=eager",
-    "t5-small@",
+    "t5-small@,layers=2",
 )
 ALIKE = ("gemma", "qwen3-moe", "clip", "deepseek-ocr@tiny,attention=sdpa")
 """Of layers that the others have too."""

@@ -30,7 +30,10 @@ CASES: Final[dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
     "v3, eager": ({**V3, "q_lora_rank": None}, {"attention": "eager", "dtype": "float32", "logits": "last"}),
     "v2, biases": ({**V2, "num_hidden_layers": 1, "attention_bias": True}, {}),
     "v2, groups, eager, batched": (
-        {**V2, **GROUPS, "topk_method": "group_limited_greedy", "q_lora_rank": 5},
+        {
+            **V2, **GROUPS, "topk_method": "group_limited_greedy", "q_lora_rank": 5, "num_hidden_layers": 1,
+            "first_k_dense_replace": 0,
+        },
         {"attention": "eager", "experts": "batched_mm", "batch": 2},
     ),
 }  # fmt: skip

@@ -150,9 +150,10 @@ def test_three_sources_agree(case: str, tmp_path: Path, *, thorough: bool) -> No
     assert_same_bounds(capture)
     assert {len(f.values) for f in compared.findings} == {len(sources)}
     if case in FILES:
-        outcomes = planted(name, capture, 1)
+        sample = 30 if case in ("vit", "bert") else 10
+        outcomes = planted(name, capture, 1, None if thorough else sample)
         assert [(o.planted.operation, o.planted.what, o.said) for o in outcomes if not o.located] == []
-        assert len(outcomes) >= 30
+        assert len(outcomes) >= sample
 
 
 @pytest.mark.slow
@@ -268,7 +269,7 @@ def test_a_proof_of_a_small_model_holds(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("family", [*FAMILIES, T5, Qwen3VlVision], ids=lambda t: t.__name__)
 def test_draws_catch_a_mistake_in_every_size(family: Any) -> None:
-    made = family.default().proof(40, 1)
+    made = family.default().proof(8, 1)
     ledgers = [evaluate_formulas(p.target, p.workload) for p in made.pieces if p.sizes]
     formulas = {e for ledger in ledgers for n in ledger.nodes for e in n.exprs.values()}
     for name, degree in degrees(sorted(formulas), made.independent).items():

@@ -17,7 +17,7 @@ from costproof.models.families.deepseek_v3 import DeepseekV3, DeepseekV3Config
 from costproof.models.registry import load_target
 from costproof.parametric.targets import evaluate_formulas
 from costproof.weights.stored import without
-from tests.models.test_families import exact
+from tests.models.test_families import SOURCES, exact
 from tests.models.test_mixtures import read, total
 from tests.oracles.mutations import run as planted
 from tests.support.variants import with_variants
@@ -50,9 +50,9 @@ CASES: Final[dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
 @pytest.mark.slow
 @pytest.mark.parametrize("case", with_variants(CASES, ("v2, groups, biases, eager, batched",)))
 @pytest.mark.usefixtures("one_process")
-def test_three_sources_agree(case: str, tmp_path: Path) -> None:
-    # One of each family always, DeepSeek-V3 where errors are planted.
-    exact(*CASES[case], tmp_path)
+def test_three_sources_agree(case: str, tmp_path: Path, *, thorough: bool) -> None:
+    """Where time is short test_absorbed.py runs them."""
+    exact(*CASES[case], tmp_path, SOURCES if thorough else SOURCES[:2])
 
 
 @pytest.mark.thorough

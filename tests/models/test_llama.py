@@ -103,15 +103,15 @@ def test_prefill_flops_are_those_of_the_flop_counter() -> None:
 )
 @pytest.mark.usefixtures("one_process")
 def test_three_sources_agree_and_planted_errors_are_found(
-    changes: dict[str, Any], settings: dict[str, Any], tmp_path: Path
+    changes: dict[str, Any], settings: dict[str, Any], tmp_path: Path, *, thorough: bool
 ) -> None:
     file = tmp_path / "config.json"
     file.write_text(json.dumps({**SMALL, **changes}), encoding="utf-8")
-    capture = costproof.capture("llama", config=file, text_tokens=20, new_tokens=4, **settings)
+    capture = costproof.capture("llama", config=file, text_tokens=20, new_tokens=4 if thorough else 2, **settings)
     compared = compare(capture)
     assert compared.verdict == "exact"
     assert {len(f.values) for f in compared.findings} == {3}
-    outcomes = run("llama", capture, 1)
+    outcomes = run("llama", capture, 1, None if thorough else 30)
     assert [(o.planted.operation, o.planted.what, o.said) for o in outcomes if not o.located] == []
     assert len(outcomes) >= 30
 

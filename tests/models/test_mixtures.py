@@ -35,9 +35,13 @@ GPT_OSS: Final = {
 # The file, and the run.
 CASES: Final[dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
     "mixtral, window filled, batched": (
-        {**MIXTRAL, "sliding_window": 9}, {"experts": "batched_mm", "dtype": "float32", "logits": "last", "batch": 2},
+        {**MIXTRAL, "num_hidden_layers": 1, "sliding_window": 9},
+        {"experts": "batched_mm", "dtype": "float32", "logits": "last", "batch": 2},
     ),
-    "gpt_oss, window filled": ({**GPT_OSS, "sliding_window": 8}, {"batch": 2}),
+    "gpt_oss, window filled": (
+        {**GPT_OSS, "num_hidden_layers": 1, "layer_types": ["sliding_attention"], "sliding_window": 8}, {"batch": 2},
+    ),
+    "gpt_oss, both kinds of layers": ({**GPT_OSS, "sliding_window": 8}, {"batch": 2}),
     "gpt_oss, batched, no window": (
         {**GPT_OSS, "num_hidden_layers": 1, "layer_types": ["full_attention"], "attention_bias": False},
         {"experts": "batched_mm", "dtype": "float32", "logits": "last"},
@@ -85,7 +89,7 @@ def test_planted_errors_are_found(tmp_path: Path) -> None:
 def test_a_loop_over_experts_differs_in_the_calls_of_their_activation(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps({**QWEN3, "num_hidden_layers": 1}), encoding="utf-8")
-    run: Any = {"text_tokens": 20, "new_tokens": 2, "run": "cpu", "experts": "eager", "dtype": "float32"}
+    run: Any = {"text_tokens": 20, "new_tokens": 1, "run": "cpu", "experts": "eager", "dtype": "float32"}
     capture = costproof.capture("qwen3-moe", config=path, **run)
     compared = compare(capture)
     assert compared.verdict == "explained"

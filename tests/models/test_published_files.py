@@ -80,6 +80,7 @@ def test_flat_keys_of_llava_are_named() -> None:
         assert f"$.text_config.{key}" in told
 
 
+@pytest.mark.usefixtures("one_process")
 def test_a_rotation_that_asks_for_the_largest_position_is_counted_on_shapes(tmp_path: Path) -> None:
     """As InternVL3 has it: within its context it is the usual one."""
     file = tmp_path / "config.json"

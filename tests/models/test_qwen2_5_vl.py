@@ -40,7 +40,9 @@ FILE: Final[dict[str, Any]] = {
 """As published files are: the decoder's keys stand beside those of the whole."""
 # A side of 70 pixels is 5 tokens of 14: windows of 2, 2 and 1 tokens along it.
 CASES: Final[dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
-    "an image, windows cut": ({}, {"image_size": 70, "batch": 2, "new_tokens": 2, "text_tokens": 9}),
+    "an image, windows cut": (
+        {"num_hidden_layers": 1}, {"image_size": 70, "batch": 2, "new_tokens": 2, "text_tokens": 9},
+    ),
     "images, eager": (
         {"tie_word_embeddings": True},
         {"images": 2, "image_size": 56, "attention": "eager", "logits": "last", "dtype": "float32", "text_tokens": 9},
@@ -57,7 +59,7 @@ def _file(folder: Path, **changes: Any) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", with_variants(CASES, ("an image, windows cut",)))
-def test_three_sources_agree(case: str, tmp_path: Path) -> None:
+def test_three_sources_agree(case: str, tmp_path: Path, *, thorough: bool) -> None:
     changes, run = CASES[case]
     capture = costproof.capture("qwen2-5-vl", config=_file(tmp_path, **changes), **run)
     compared = compare(capture)
@@ -65,7 +67,7 @@ def test_three_sources_agree(case: str, tmp_path: Path) -> None:
     assert (compared.verdict, wrong[:3]) == ("exact", [])
     if case == "an image, windows cut":
         assert {len(f.values) for f in compared.findings} == {3}
-        outcomes = planted("qwen2-5-vl", capture, 1)
+        outcomes = planted("qwen2-5-vl", capture, 1, None if thorough else 30)
         assert [(o.planted.operation, o.planted.what, o.said) for o in outcomes if not o.located] == []
         assert len(outcomes) >= 30
 
@@ -131,11 +133,12 @@ def test_prepared_inputs_give_what_the_model_gives_with_its_own(tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_draws_hold() -> None:
-    made = Qwen25Vl.default().proof(2, 5)
-    for draw in [piece for piece in made.pieces if piece.phase == "draws"]:
+def test_draws_hold(*, thorough: bool) -> None:
+    draws = [piece for piece in Qwen25Vl.default().proof(4, 5).pieces if piece.phase == "draws"]
+    for draw in draws if thorough else draws[:1]:
         found = carry_out_piece(draw)
         assert (found.counterexamples, min(found.rows.values()) > 20) == ((), True)
+    for draw in draws:
         target = draw.target
         assert isinstance(target, Qwen25Vl)
         assert target.config.contradictions() == []

@@ -13,15 +13,11 @@ from torch.utils.flop_counter import FlopCounterMode
 import costproof
 from costproof.compare.compare import compare
 from costproof.ledger.errors import BadInput, CostproofError, Problems
-from costproof.ledger.workload import Workload
 from costproof.models.families.qwen3_vl_vision import Qwen3VlVision, Qwen3VlVisionConfig
 from costproof.models.registry import load_target
 from costproof.parametric.targets import evaluate_formulas
-from costproof.run import capture as running
 from costproof.run.proof_pieces import carry_out_piece
-from costproof.tracers.dynamic import dynamic_ledger
-from costproof.tracers.sources import TracedSources
-from costproof.tracers.static import static_ledger
+from tests.models.test_families import SOURCES
 from tests.oracles.mutations import run as planted
 
 CLAIMS: Final = Path(__file__).resolve().parents[2] / "docs" / "examples" / "qwen3-vl-vision.yaml"
@@ -40,21 +36,19 @@ def small(**changes: Any) -> tuple[Qwen3VlVisionConfig, list[str]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
-def test_three_sources_agree(attention: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def both(target: Any, workload: Workload, *args: object, **more: object) -> TracedSources:
-        return TracedSources(static_ledger(target, workload), dynamic_ledger(target, workload))
-
-    monkeypatch.setattr(running, "trace_sources", both)
+@pytest.mark.usefixtures("one_process")
+def test_three_sources_agree(attention: str, tmp_path: Path, *, thorough: bool) -> None:
+    sources = SOURCES if thorough or attention == "sdpa" else SOURCES[:2]
     file = tmp_path / "config.json"
-    file.write_text(json.dumps({**SMALL, "depth": 1 if attention == "sdpa" else 3}), encoding="utf-8")
-    capture = costproof.capture("qwen3-vl-vision", config=file, image_size=24, attention=attention)
+    file.write_text(json.dumps({**SMALL, "depth": 1 if attention == "sdpa" else 2}), encoding="utf-8")
+    capture = costproof.capture("qwen3-vl-vision", config=file, image_size=24, attention=attention, sources=sources)
     compared = compare(capture)
     wrong = [f for f in compared.findings if f.status != "exact"]
     assert (compared.verdict, wrong[:3]) == ("exact", [])
-    assert {len(f.values) for f in compared.findings} == {3}
+    assert {len(f.values) for f in compared.findings} == {len(sources)}
     assert isinstance(load_target(f"hf:{file}"), Qwen3VlVision)
     if attention == "sdpa":
-        assert [o.said for o in planted("tower", capture, 1) if not o.located] == []
+        assert [o.said for o in planted("tower", capture, 1, None if thorough else 30) if not o.located] == []
 
 
 @pytest.mark.slow

@@ -24,7 +24,11 @@ def installed() -> Iterator[None]:
         yield
 
 
-def test_it_is_counted_compared_and_explained(tmp_path: Path) -> None:
+@pytest.mark.parametrize("own", [False, pytest.param(True, marks=pytest.mark.thorough)], ids=["here", "own process"])
+def test_it_is_counted_compared_and_explained(own: bool, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """Thorough: the run is traced in a process of its own, which finds the distribution too."""
+    if not own:
+        request.getfixturevalue("one_process")
     made = costproof(
         "capture", "two-linears", "--sources", "analytic,static,dynamic", "--progress", "never", "-o", "c.json",
         cwd=tmp_path,

@@ -86,11 +86,12 @@ def checked_metrics(capture: Capture) -> tuple[Metric, ...]:
     return tuple(m for m in (analytic.metrics if analytic else ()) if m in given)
 
 
-def run(workload: str, capture: Capture, most: int | None) -> list[Outcome]:
+def run(workload: str, capture: Capture, most: int | None, sample: int | None = None) -> list[Outcome]:
     """Plant, compare and judge.
 
     Args:
         most: errors per formula (layer, operator kind and metric); ``None`` for all.
+        sample: number of formulas, evenly spaced; ``None`` for all.
     """
     analytic = capture.ledger("analytic")
     if analytic is None:
@@ -98,18 +99,19 @@ def run(workload: str, capture: Capture, most: int | None) -> list[Outcome]:
     before = costproof.compare(capture).discrepancy
     print(f"{workload}: before planting: {verdict_sentence(before)}", file=sys.stderr)
     outcomes = []
-    for planted in choose(capture, analytic, most):
+    for planted in choose(capture, analytic, most, sample):
         others = tuple(x for x in capture.ledgers if x.source != "analytic")
         wrong = replace(capture, ledgers=(planted.ledger, *others))
         outcomes.append(judge(workload, planted, before, costproof.compare(wrong).discrepancy, capture))
     return outcomes
 
 
-def choose(capture: Capture, analytic: Ledger, most: int | None) -> Iterator[Planted]:
+def choose(capture: Capture, analytic: Ledger, most: int | None, sample: int | None = None) -> Iterator[Planted]:
     """Yield a sample that touches every formula and, in every layer, every kind of error.
 
     Args:
         most: errors for each formula; its kinds of error take turns. ``None`` for all.
+        sample: number of formulas, evenly spaced; ``None`` for all.
     """
     at_work = sites(analytic, checked_metrics(capture))
     if most is None:
@@ -118,8 +120,10 @@ def choose(capture: Capture, analytic: Ledger, most: int | None) -> Iterator[Pla
     by_formula: dict[tuple[str, str, str], list[Site]] = defaultdict(list)
     for site in at_work:
         by_formula[site.formula].append(site)
+    groups = list(by_formula.values())
+    taken = min(len(groups), sample or len(groups))
     turn = 0
-    for group in by_formula.values():
+    for group in (groups[i * len(groups) // taken] for i in range(taken)):
         # Stages take turns too: a layer works in several.
         stages = list(dict.fromkeys(site.stage for site in group))
         for _ in range(most):

@@ -74,9 +74,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 REFERENCE = Way("traced", "meta", "sdpa", "grouped_mm", "bfloat16")
-# Views and crops of one size share their exports. 2x2 features of the global view, two crops of 2x2:
-# 2*3 + 1 and 2*(4 + 1) vision tokens, 7 of text, S = 24.
-RUN = with_page(small.PAGE, Page(128, 128, (2, 1)), new_tokens=1)
+# 2x2 features of the view: 2*3 + 1 vision tokens, 7 of text, S = 14.
+RUN = with_page(small.PAGE, Page(128, 128), new_tokens=1)
 
 
 @cache
@@ -101,11 +100,11 @@ def test_one_number(way: Way) -> None:
         pytest.skip(flash_attention.missing())
     found = totals(way, "flops")
     assert found == totals(REFERENCE, "flops")
-    # The projector by hand: 2 FLOPs, 128 features to 80, 4 positions of the page and 4 of each of 2 crops.
-    assert found["projector"] == 2 * (4 + 2 * 4) * 128 * 80
+    # The projector by hand: 2 FLOPs, 128 features to 80, 4 positions of the page.
+    assert found["projector"] == 2 * 4 * 128 * 80
     # The decoder's attention by hand: 2 FLOPs, 2 layers, 5 heads, two products of 16 dimensions; the prompt
-    # has 24 tokens, and the one step looks at 24 + 1.
-    assert attention_flops(counted(way)) == (2 * 2 * 5 * 24 * 24 * (16 + 16), 2 * 2 * 5 * 1 * 25 * (16 + 16))
+    # has 14 tokens, and the one step looks at 14 + 1.
+    assert attention_flops(counted(way)) == (2 * 2 * 5 * 14 * 14 * (16 + 16), 2 * 2 * 5 * 1 * 15 * (16 + 16))
 
 
 def attention_flops(ledger: Ledger) -> tuple[int, int]:

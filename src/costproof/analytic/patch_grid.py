@@ -128,7 +128,7 @@ class AxialTable:
 
 @layer
 class JoinedImages:
-    """What attention makes of every image, joined to one sequence: a copy, which unfused writes and reads all of it."""
+    """Concatenation of the attention outputs of all images: a copy, which reads and writes all of them if unfused."""
 
     name: ClassVar[str] = "joined_images"
     title: ClassVar[str] = "Joining of the images after attention"

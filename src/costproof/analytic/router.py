@@ -10,7 +10,7 @@ from costproof.analytic.costs import LayerCosts, Size, layer
 
 @dataclass(frozen=True, slots=True)
 class RoutingRule:
-    """How experts are chosen and weighted."""
+    """Scheme by which experts are chosen and weighted."""
 
     scoring: Literal["softmax", "sigmoid"] = "softmax"
     groups: Size = 0

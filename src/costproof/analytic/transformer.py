@@ -18,7 +18,7 @@ from costproof.analytic.rotary import RotaryTable
 
 @dataclass(frozen=True, slots=True)
 class TransformerLayer:
-    """x + attention(norm(x)), then the same with cross attention if any, then with an MLP or a mixture.
+    """x + attention(norm(x)), then the same for cross attention, if any, and for an MLP or a mixture of experts.
 
     A dense decoder layer has an :class:`Mlp`, gated or not, one of a mixture of experts a :class:`Mixture`;
     an encoder layer (ViT, CLIP) layer norms, biases, an MLP, no rotation and no cache. A norm after

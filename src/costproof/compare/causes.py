@@ -146,6 +146,8 @@ Rule = Callable[[SourcePair, Context], Adjustment | None]
 def causes_of(pair: SourcePair, ctx: Context) -> tuple[Cause, ...]:
     """Return the accepted causes of a difference; their amounts add up to the explained part."""
     causes: list[Cause] = []
+    if pair.delta == 0:
+        return ()
     for rule in _RULES:
         for sign in (-1, 1):
             side = pair if sign < 0 else pair.turned()

@@ -13,7 +13,7 @@ from costproof.compare.diagnose import pairwise
 from costproof.compare.findings import Cause, Finding, Status
 from costproof.ledger.capture import Capture
 from costproof.ledger.metrics import EVERY_METRIC, STAGE_WIDE, Metric
-from costproof.ledger.node import Ledger, total
+from costproof.ledger.node import CostNode, Ledger, total
 
 _WORST: tuple[Status, ...] = ("unexplained", "unsupported", "explained")
 _EVIDENCE = 8
@@ -25,12 +25,13 @@ def sums(capture: Capture, findings: Sequence[Finding]) -> list[Finding]:
     by_stage: dict[tuple[str, str], list[Finding]] = {}
     for found in findings:
         by_stage.setdefault((found.stage, found.metric), []).append(found)
+    bearers = {x.source: _bearers(x) for x in capture.ledgers}
     result = []
     for place, inside in {"total": stages, **{s: [s] for s in stages}}.items():
         for metric in EVERY_METRIC:
             # A source has a total only if it covers all these stages.
             values = {
-                x.source: _within(x, metric, inside)
+                x.source: _within(x, bearers[x.source].get(metric, ()), metric, inside)
                 for x in capture.ledgers
                 if metric in x.metrics and set(inside) <= set(x.stages)
             }
@@ -43,11 +44,20 @@ def sums(capture: Capture, findings: Sequence[Finding]) -> list[Finding]:
     return result
 
 
-def _within(ledger: Ledger, metric: Metric, stages: Sequence[str]) -> int | None:
+def _bearers(ledger: Ledger) -> dict[Metric, list[CostNode]]:
+    """Return the nodes that have each metric, in the order of the ledger."""
+    found: dict[Metric, list[CostNode]] = {}
+    for node in ledger.nodes:
+        for metric in {**node.costs, **node.exprs}:
+            found.setdefault(metric, []).append(node)
+    return found
+
+
+def _within(ledger: Ledger, bearers: Iterable[CostNode], metric: Metric, stages: Sequence[str]) -> int | None:
     """Sum a metric of a source over stages, for stage-wide metrics each module once; None if a stage is unknown."""
     if any(ledger.hides(metric, stage) for stage in stages):
         return None
-    return total((n for n in ledger.nodes if n.stage in stages), metric)
+    return total((n for n in bearers if n.stage in stages), metric)
 
 
 def _sum(stage: str, metric: Metric, values: Mapping[str, int | None], rows: Sequence[Finding]) -> Finding:

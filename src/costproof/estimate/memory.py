@@ -81,7 +81,7 @@ class MemoryPoint:
 
 @dataclass(frozen=True, slots=True)
 class MemoryLimit:
-    """The first value of a setting at which something no longer fits, all else as in the workload."""
+    """The first value of a setting at which something no longer fits, with all other settings unchanged."""
 
     setting: str
     held: HeldKind
@@ -167,7 +167,7 @@ class Fits:
 
     @property
     def peaks_bytes(self) -> int | None:
-        """Sum of the peaks of all stages; ``None``: one is not known."""
+        """Sum of the peaks of all stages; ``None`` if one is unknown."""
         return exact_sum(s.peaks_bytes for s in self.stages)
 
     @property

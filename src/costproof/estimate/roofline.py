@@ -110,7 +110,7 @@ class ThresholdPoint:
 
 @dataclass(frozen=True, slots=True)
 class BottleneckThreshold:
-    """Where a setting makes one side exceed the other, all else as in the workload."""
+    """The value of a setting from which one side of a bound exceeds the other, with all other settings unchanged."""
 
     stage: str
     setting: str

@@ -34,7 +34,7 @@ _STACKS: Final = {"gate_up_proj": ("gate_proj", "up_proj"), "up_proj": ("up_proj
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What a checkpoint depends on besides its tensors."""
+    """Properties of a model, besides its tensors, on which the layout of its checkpoint depends."""
 
     model_type: str
     params: int

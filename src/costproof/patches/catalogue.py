@@ -14,6 +14,7 @@ PATCHES: Final[tuple[Patch, ...]] = (
     export.NO_STACK_TRACES, export.NO_FAKE_TENSOR_CACHE, *export.SHAPES_OF_PRODUCTS, *export.QUIET_EXPORT,
     *export.CONCRETE_VALUES,
     torchlens.SET_DIRECTLY, torchlens.KEEP_COMPILER_TABLES, torchlens.KEEP_SEARCHED_MODULES,
+    torchlens.FIND_NAMESPACES_ONCE,
     *torchlens.SKIP_UNUSED_WORK, *torchlens.ASK_EVERY_STORAGE,
     torchlens.KEEP_VIEW_LABELS, *torchlens.WHOLE_OPERATORS, *torchlens.KEEP_DEAD_CODE,
     inference.CAST_INSIDE_FORWARD, *inference.METHODS, *inference.HINTS, *inference.FUNCTIONS,

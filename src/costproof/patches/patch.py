@@ -26,7 +26,7 @@ class Patch:
     test: str
     """The test file that fails without the patch, relative to ``tests``."""
     missing: Literal["error", "skip", "create"] = "error"
-    """What to do where the installed version lacks the target."""
+    """Behaviour if the installed version lacks the target."""
 
     @property
     def package(self) -> str:

@@ -10,7 +10,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import FrameType
+from types import CellType, FrameType
 from typing import Any, Final
 
 from costproof.patches.patch import Patch, is_complete, patched
@@ -115,6 +115,15 @@ KEEP_SEARCHED_MODULES: Final = Patch(
 )
 
 
+FIND_NAMESPACES_ONCE: Final = Patch(
+    f"{_WRAPPERS}:get_optional_torch_namespace",
+    lambda original: functools.cache(original),
+    "it finds the namespace of each of two thousand functions anew, where there are forty",
+    _TEST,
+    missing="skip",
+)
+
+
 @contextmanager
 def _fast_wrapping(*, keep_tables: bool = False) -> Iterator[None]:
     """Speed up installing and removing TorchLens's wrappers.
@@ -126,7 +135,9 @@ def _fast_wrapping(*, keep_tables: bool = False) -> Iterator[None]:
     with warnings.catch_warnings():
         for category in (DeprecationWarning, PendingDeprecationWarning, FutureWarning, UserWarning):
             warnings.simplefilter("ignore", category)
-        with patched(SET_DIRECTLY, KEEP_SEARCHED_MODULES, *([KEEP_COMPILER_TABLES] if keep_tables else [])):
+        with patched(
+            SET_DIRECTLY, KEEP_SEARCHED_MODULES, FIND_NAMESPACES_ONCE, *([KEEP_COMPILER_TABLES] if keep_tables else [])
+        ):
             yield
 
 
@@ -147,7 +158,22 @@ def _unmemoized(name: str) -> Callable[[Any, Any], Any]:
     return lambda self, tensor: function(tensor)
 
 
+def _no_tables_if_off(original: Callable[[], Any]) -> Callable[[], Any]:
+    """Return a function that makes TorchLens's tables of originals only for its detector of calls of these."""
+    from torchlens.backends.torch import escape_detection
+
+    none = escape_detection.DetectorTables(0, {}, {}, frozenset(), {}, {}, frozenset())
+    return lambda: none if escape_detection._effective_mode() == "off" else original()
+
+
 SKIP_UNUSED_WORK: Final = (
+    Patch(
+        "torchlens.backends.torch.escape_detection:build_detector_tables",
+        _no_tables_if_off,
+        "it makes tables of all functions of torch for a detector that is off",
+        _TEST,
+        missing="skip",
+    ),
     Patch(
         "torchlens.postprocess.control_flow:_can_fast_skip_step5",
         lambda original: lambda trace: True,
@@ -318,17 +344,34 @@ def in_place_calls_recorded() -> Iterator[None]:
     wrap_torch()
     changed = []
     try:
-        for wrapper, original in list(_state._decorated_func_mapper.items()):
-            names = getattr(getattr(wrapper, "__code__", None), "co_freevars", ())
-            if {"func", "func_name"} <= set(names):
-                cells = dict(zip(names, wrapper.__closure__ or (), strict=True))
-                if _overwrites(cells["func_name"].cell_contents, original):
-                    changed.append((cells["func"], original))
-                    cells["func"].cell_contents = innermost(original)
+        for cell, original in _overwriting(len(_state._decorated_func_mapper)):
+            changed.append((cell, original))
+            cell.cell_contents = innermost(original)
         yield
     finally:
         for cell, original in changed:
             cell.cell_contents = original
+
+
+@functools.lru_cache(maxsize=1)
+def _overwriting(wrapped: int) -> list[tuple[CellType, Callable[..., Any]]]:
+    """Return the functions that overwrite their first argument, each with the cell of its wrapper that holds it.
+
+    Wrappers stay the same objects when they are removed and installed again.
+
+    Args:
+        wrapped: how many functions have a wrapper, which grows when more are wrapped.
+    """
+    from torchlens import _state
+
+    found = []
+    for wrapper, original in list(_state._decorated_func_mapper.items()):
+        names = getattr(getattr(wrapper, "__code__", None), "co_freevars", ())
+        if {"func", "func_name"} <= set(names):
+            cells = dict(zip(names, wrapper.__closure__ or (), strict=True))
+            if _overwrites(cells["func_name"].cell_contents, original):
+                found.append((cells["func"], original))
+    return found
 
 
 def _overwrites(name: str, function: Callable[..., Any]) -> bool:

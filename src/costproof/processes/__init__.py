@@ -33,7 +33,7 @@ class Limits:
 
     seconds: int = 0
     memory_bytes: int = 0
-    """Of private memory, for the whole process."""
+    """Limit of the private memory of the whole process."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -138,7 +138,7 @@ class ProfiledPiece:
 
 
 def measure_calls(runs: Sequence[Run], host: HostTimes, progress: Progress = silent) -> dict[str, EagerForward]:
-    """Profile each forward and return its calls on both clocks, by run.
+    """Profile each forward and return its calls on both clocks, by run; none if the profiler sees no kernels of a GPU.
 
     Args:
         runs: the forwards.
@@ -160,9 +160,11 @@ def measure_calls(runs: Sequence[Run], host: HostTimes, progress: Progress = sil
             at_stages.append(profile_calls(run, stage_boundaries(run)))
         found[run.id] = _combine(whole, [_joined(pieces) for pieces in at_stages])
     progress("profile the calls", len(runs) * (passes + 1), len(runs) * (passes + 1))
+    if device == "cuda" and not any(c.launches for pieces in found.values() for p in pieces for c in p.calls):
+        return {}  # the driver may keep its counters from the profiler
     ratio = _common_ratio(found, host, device)
     gap = kernel_gap() if device == "cuda" else 0
-    latency = median_low(launch_latencies()) if device == "cuda" else 0
+    latency = launch_latency() or 0 if device == "cuda" else 0
     return {run: _scaled(run, pieces, host, ratio, gap, latency) for run, pieces in found.items()}
 
 
@@ -533,8 +535,11 @@ class _Chain(nn.Module):
             self.number.add_(1)
 
 
-def launch_latencies() -> list[int]:
-    """Return the nanoseconds from the end of a launch to the start of its kernel, for launches on an idle device."""
+def launch_latency() -> int | None:
+    """Return the nanoseconds from the end of a launch to the start of its kernel on an idle device.
+
+    ``None`` if the profiler sees no kernels.
+    """
     from torch.profiler import ProfilerActivity, profile
 
     number = torch.zeros(1, device="cuda")
@@ -546,7 +551,7 @@ def launch_latencies() -> list[int]:
     launched = {e.correlation_id(): e.end_ns() for e in events if _RUNTIME.fullmatch(e.name())}
     kernels = sorted((e for e in events if e.device_type().name != "CPU"), key=lambda e: e.start_ns())
     late = [e.start_ns() - launched[e.correlation_id()] for e in kernels if e.correlation_id() in launched]
-    return [max(0, spent) for spent in late[1:]]  # in the first launch the profiler makes its buffers
+    return max(0, median_low(late[1:])) if late[1:] else None  # in the first launch the profiler makes its buffers
 
 
 def queued_kernel(number: torch.Tensor) -> int:

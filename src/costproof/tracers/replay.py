@@ -71,9 +71,9 @@ class IsolatedTime:
     """The times of a distinct call in isolation, turn by turn."""
 
     device: Timing
-    """Of its work; on a processor of the call."""
+    """Time of the work of the call on the device; on a processor, of the call itself."""
     host: Timing
-    """From its call to its return, without synchronising; on a processor the same."""
+    """Time from the call to its return, without synchronising; on a processor, the same time."""
 
 
 TimeOrReason = IsolatedTime | str

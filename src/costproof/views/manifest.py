@@ -26,7 +26,7 @@ class Manifest:
     files: dict[str, str]
     """Name -> SHA-256 of its bytes, in hex digits."""
     source: str = ""
-    """What was counted, files and folders as paths from this folder; empty: a module at hand, or not known."""
+    """The target, with files and folders as paths relative to this folder; empty for a module object, or if unknown."""
 
 
 MANIFEST: Final = FileKind(name="costproof/manifest", version=(1, 1), type=Manifest)

@@ -106,7 +106,7 @@ class StaticCompute:
     not_counted: tuple[NotCounted, ...]
     symbols: dict[str, SymbolDoc] = field(default_factory=dict)
     whole: WholeModel | None = None
-    """What the whole model costs, where its first layers alone were counted."""
+    """Costs of the whole model, if only its first layers were counted."""
     formulas_of: str = ""
     """Where the formulas come from: ``analytic``, or ``derived``, read off the exported graph where there are no
     formulas of ours; empty where there are none at all."""

@@ -331,7 +331,7 @@ def change_settings(module: object) -> None:
     nn.functional.linear = lambda x, w, b=None: x @ w.t()  # type: ignore[assignment]
     module_hooks.register_module_forward_hook(lambda *_: None)
     module_hooks.register_module_forward_pre_hook(lambda *_: None)
-    gc.set_threshold(1)
+    gc.set_threshold(90_000)  # a small one takes seconds
     sys.setswitchinterval(1)
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
@@ -514,7 +514,7 @@ def test_casts_of_what_a_forward_wrote_are_not_kept() -> None:
 
 
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="there are no timers")
-@pytest.mark.parametrize("moments", [12, pytest.param(100, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("moments", [8, pytest.param(100, marks=pytest.mark.thorough)])
 def test_interrupts_at_random_moments(moments: int) -> None:
     module, x = trained(lambda m: m.inner.weight.mul_(2)), torch.randn(3, 4)
     costproof.count(module, x)

@@ -31,6 +31,10 @@ OLMO: dict[str, Any] = {
     "pad_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
 """Three layers with a window, then one without, and so on."""
+TURNS: dict[str, Any] = {
+    **OLMO, "num_hidden_layers": 5, "layer_types": ["sliding_attention", "full_attention"] * 2 + ["sliding_attention"],
+}  # fmt: skip
+"""With a window and without in turn."""
 VISION: dict[str, Any] = {
     "model_type": "qwen3_vl", "architectures": ["Qwen3VLForConditionalGeneration"],
     "image_token_id": 60, "video_token_id": 61, "vision_start_token_id": 62, "vision_end_token_id": 63,
@@ -196,14 +200,14 @@ def test_towers_are_cut_beside_the_decoder_as_far_as_their_kinds_allow(tmp_path:
 
 
 def test_parameters_are_those_of_the_whole_model_by_its_own_list(tmp_path: Path) -> None:
-    found = _capture(tmp_path, OLMO, layers=4, seq_len=4, new_tokens=0, sources=("static",)).whole
+    found = _capture(tmp_path, TURNS, layers=2, seq_len=4, new_tokens=0, sources=("static",)).whole
     assert found is not None
     with torch.device("meta"):
-        whole = _target(tmp_path, OLMO).maker.make(None, None).module
+        whole = _target(tmp_path, TURNS).maker.make(None, None).module
     assert found.totals["params"] == sum(p.numel() for p in whole.parameters())
-    # By hand: embedding and head, a norm, and nine layers of q, k, v, o, two norms of q and k, an MLP and two norms.
+    # By hand: embedding and head, a norm, and five layers of q, k, v, o, two norms of q and k, an MLP and two norms.
     layer = 32 * 32 + 2 * 32 * 16 + 32 * 32 + 32 + 16 + 3 * 32 * 48 + 2 * 32
-    assert found.totals["params"] == 2 * 64 * 32 + 32 + 9 * layer
+    assert found.totals["params"] == 2 * 64 * 32 + 32 + 5 * layer
 
 
 @pytest.mark.thorough
@@ -251,12 +255,12 @@ def test_layers_that_the_second_count_cannot_reach_leave_everything_open(
     counted = capture.count_sources
 
     def count(run: Any, progress: Any = silent) -> Any:
-        if run.target.info().cut.get("model.layers") == "8 of 9 layers":
+        if run.target.info().cut.get("model.layers") == "4 of 5 layers":
             raise Incomplete("no memory")
         return counted(run, progress)
 
     monkeypatch.setattr(report, "count_sources", count)
-    found = _capture(tmp_path, OLMO, layers=4, seq_len=16, sources=("dynamic",)).whole
+    found = _capture(tmp_path, TURNS, layers=2, seq_len=16, sources=("dynamic",)).whole
     assert found is not None
     assert found.totals == {}
     assert found.left_out == dict.fromkeys(METRICS, "no memory")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +17,19 @@ from costproof.models.generic.module import GenericTarget
 from costproof.reports.report import Report
 from costproof.run.capture import count_sources
 from costproof.run.prepare import Prepared
+from costproof.tracers import sources as tracing
 from tests.models.test_llama import SMALL
+from tests.support.pools import Here
 from tests.support.running import costproof as command
 
 QWEN3 = {
     "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "hidden_size": 32, "intermediate_size": 48,
     "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 64,
 }  # fmt: skip
-# Per token two layers of q and out 32*32, k and v 32*16, MLP 3*32*48, and the head 32*64, 2 FLOPs each.
-PER_TOKEN = 2 * (2 * (2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 48) + 32 * 64)
-PER_PAIR = 2 * 4 * 32
-"""Of a query and a key: two layers, two products of 4 heads of 8."""
+# Per token q and out 32*32, k and v 32*16, MLP 3*32*48, and the head 32*64, 2 FLOPs each.
+LAYER, HEAD = 2 * (2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 48), 2 * 32 * 64
+PER_PAIR = 4 * 32
+"""Of a query and a key: two products of 4 heads of 8."""
 
 
 def generic(data: dict[str, Any]) -> GenericTarget:
@@ -42,17 +45,19 @@ def counted(data: dict[str, Any], *, sources: tuple[str, ...] = ("static", "dyna
 
 
 @pytest.fixture(scope="module")
-def qwen3() -> Report:
+def qwen3() -> Iterator[Report]:
     """Two prompts of 20 tokens and 9 steps."""
-    return counted(QWEN3, batch=2, seq_len=20, new_tokens=9)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tracing, "Pool", Here)
+        yield counted(QWEN3, batch=2, seq_len=20, new_tokens=9)
 
 
 def test_prefill_and_decode(qwen3: Report) -> None:
     assert (qwen3.verdict, qwen3.capture.target.stages) == ("exact", ("prefill", "decode"))
-    steps = sum(PER_TOKEN + PER_PAIR * (21 + i) for i in range(9))
+    steps = sum(2 * LAYER + HEAD + 2 * PER_PAIR * (21 + i) for i in range(9))
     for source in ("static", "dynamic"):
         ledger = qwen3.capture.ledger(source)
-        assert ledger.stage_total("prefill", "flops") == 2 * (20 * PER_TOKEN + PER_PAIR * 20 * 20)
+        assert ledger.stage_total("prefill", "flops") == 2 * (20 * (2 * LAYER + HEAD) + 2 * PER_PAIR * 20 * 20)
         assert ledger.stage_total("decode", "flops") == 2 * steps
         # Keys and values of 2 layers, 2 heads of 8 in bfloat16.
         assert ledger.stage_total("decode", "kv_cache_bytes") == 2 * 9 * 2 * 2 * 2 * 8 * 2
@@ -96,7 +101,7 @@ def test_an_encoder_has_one_stage() -> None:
 
 LLAVA: dict[str, Any] = {
     "model_type": "llava", "architectures": ["LlavaForConditionalGeneration"], "image_token_id": 5,
-    "text_config": {**QWEN3, "model_type": "llama"},
+    "text_config": {**QWEN3, "model_type": "llama", "num_hidden_layers": 1},
     "vision_config": {
         "model_type": "clip_vision_model", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1,
         "num_attention_heads": 4, "image_size": 32, "patch_size": 8,
@@ -106,7 +111,7 @@ LLAVA: dict[str, Any] = {
 
 @pytest.mark.usefixtures("one_process")
 def test_an_image_in_the_prompt() -> None:
-    found = counted(LLAVA, batch=2, seq_len=20, new_tokens=3)
+    found = counted(LLAVA, batch=2, seq_len=20, new_tokens=1)
     # 16 patches of 8*8*3 become 32 wide; with the class token 17 positions in one layer; a projector of 32*32 twice.
     layers = 2 * 17 * (4 * 32 * 32 + 2 * 32 * 48) + 2 * 2 * 17 * 17 * 32
     tower = 2 * 16 * 8 * 8 * 3 * 32 + layers
@@ -114,8 +119,8 @@ def test_an_image_in_the_prompt() -> None:
         ledger = found.capture.ledger(source)
         assert ledger.stage_total("vision_tower", "flops") == 2 * tower
         assert ledger.stage_total("multi_modal_projector", "flops") == 2 * 2 * 16 * 2 * 32 * 32
-        assert ledger.stage_total("prefill", "flops") == 2 * (20 * PER_TOKEN + PER_PAIR * 20 * 20)
-        assert ledger.stage_total("decode", "flops") == 2 * sum(PER_TOKEN + PER_PAIR * (21 + i) for i in range(3))
+        assert ledger.stage_total("prefill", "flops") == 2 * (20 * (LAYER + HEAD) + PER_PAIR * 20 * 20)
+        assert ledger.stage_total("decode", "flops") == 2 * (LAYER + HEAD + PER_PAIR * 21)
         towers = {n.stage for n in ledger.nodes if n.module.startswith("model.vision_tower")}
         assert towers == {"vision_tower"}
         # Pixels, weights of two linear layers and their biases; what one tower hands on, the next reads once.
@@ -140,7 +145,7 @@ def test_a_prompt_has_room_for_its_image() -> None:
 QWEN_VL: dict[str, Any] = {
     "model_type": "qwen2_5_vl", "architectures": ["Qwen2_5_VLForConditionalGeneration"],
     "text_config": {
-        "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4,
         "num_key_value_heads": 2, "vocab_size": 64, "tie_word_embeddings": False,
         "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1]},
     },
@@ -154,7 +159,7 @@ QWEN_VL: dict[str, Any] = {
 
 @pytest.mark.usefixtures("one_process")
 def test_an_image_in_patches_with_its_grid() -> None:
-    found = counted(QWEN_VL, batch=2, seq_len=20, new_tokens=2, image_size=56)
+    found = counted(QWEN_VL, batch=2, seq_len=20, new_tokens=1, image_size=56)
     # 8 x 8 patches of 3*2*7*7; q, k, v, out 4 * 32*32, attention over all 64, an MLP of three products; the merger
     # takes four patches of 32 beside each other: 128*128 and 128*32 for each of 16 tokens.
     patches = 64 * 3 * 2 * 7 * 7 * 32 + 64 * (4 * 32 * 32 + 3 * 32 * 48) + 16 * (128 * 128 + 128 * 32)
@@ -162,7 +167,7 @@ def test_an_image_in_patches_with_its_grid() -> None:
     for source in ("static", "dynamic"):
         ledger = found.capture.ledger(source)
         assert ledger.stage_total("visual", "flops") == 2 * visual
-        assert ledger.stage_total("prefill", "flops") == 2 * (20 * PER_TOKEN + PER_PAIR * 20 * 20)
+        assert ledger.stage_total("prefill", "flops") == 2 * (20 * (LAYER + HEAD) + PER_PAIR * 20 * 20)
     assert found.verdict == "exact", found.sentence
     with pytest.raises(Problems, match="at least 16"):
         generic(QWEN_VL).workload(seq_len=9, image_size=56)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 from costproof.foreign import contained
 from costproof.ledger.errors import BadInput, first_line
@@ -23,7 +23,7 @@ from costproof.ledger.workload import AttentionKind, Dtype
 from costproof.models.generic.described import check_parts
 from costproof.models.generic.factories import Made
 from costproof.snapshots.copies import innermost
-from costproof.weights.stored import Stored
+from costproof.weights.stored import PLAIN, Stored
 
 if TYPE_CHECKING:
     from torch import nn
@@ -167,6 +167,12 @@ class Factory:
     function: str
     in_file: bool = False
 
+    numbers: ClassVar[Mapping[str, int]] = {}
+    """Values of the configuration: none, since there is no configuration."""
+    chooses: ClassVar[frozenset[str]] = frozenset()
+    """Options that :meth:`make` respects: none, since the function decides dtype and attention."""
+    stored: ClassVar[Stored] = PLAIN
+
     @property
     def name(self) -> str:
         """Return the name of the file or module, and of the function."""
@@ -177,21 +183,6 @@ class Factory:
         """Return a phrase that names the function that was run."""
         place = Path(self.place).name if self.in_file else self.place
         return f"the module that {place}:{self.function} returned when it was run"
-
-    @property
-    def numbers(self) -> Mapping[str, int]:
-        """Return no configuration values, since there is no configuration."""
-        return {}
-
-    @property
-    def chooses(self) -> frozenset[str]:
-        """Return no choices: the function decides dtype and attention."""
-        return frozenset()
-
-    @property
-    def stored(self) -> Stored:
-        """Return the storage format of a plain checkpoint."""
-        return Stored()
 
     def make(self, dtype: Dtype | None, attention: AttentionKind | None) -> Made:
         """Run the function and check what it returns.

@@ -5,12 +5,12 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from costproof.ledger.attributes import attribute
 from costproof.ledger.errors import BadInput, first_line
 from costproof.ledger.workload import Workload
-from costproof.models.decoding.decoder import ids_on_meta, in_prompt, in_step
+from costproof.models.decoding.decoder import Locate, ids_on_meta, in_prompt, in_step
 from costproof.models.specs import ExportJob, Run, SymbolicSize
 
 if TYPE_CHECKING:
@@ -98,15 +98,10 @@ class HeldCache:
     """As in :class:`~costproof.models.generic.cache_probe.OwnCache`."""
     made: dict[tuple[int, int], Any] = field(default_factory=dict, compare=False)
 
-    @property
-    def places(self) -> Any:
-        """Return the stages of modules in the prefill and in a step."""
-        return in_prompt, in_step
-
-    @property
-    def owners(self) -> tuple[str, ...]:
-        """Return no owners: the module that writes a layer is observed when it writes."""
-        return ()
+    places: ClassVar[tuple[Locate, Locate]] = (in_prompt, in_step)
+    """Functions that locate modules in the prefill and in a step."""
+    owners: ClassVar[tuple[str, ...]] = ()
+    """Paths of the modules that write the layers: unknown, they are observed when they write."""
 
     def held(self, batch: int, context: int) -> Any:
         """Return the cache after ``context`` tokens on meta; it must not be modified."""

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from costproof.foreign import contained
 from costproof.ledger.attributes import attribute, has_attribute
@@ -61,6 +61,9 @@ class HuggingFace:
     stored: Stored = PLAIN
     """How the checkpoint stores its weights."""
 
+    chooses: ClassVar[frozenset[str]] = frozenset({"dtype", "attention"})
+    """Options that :meth:`make` respects."""
+
     @cached_property
     def data(self) -> dict[str, Any]:
         """Return the configuration as JSON data."""
@@ -83,11 +86,6 @@ class HuggingFace:
     def numbers(self) -> Mapping[str, int]:
         """Return the sizes in the configuration."""
         return _with_head_width(numbers(self.config().to_dict()))
-
-    @property
-    def chooses(self) -> frozenset[str]:
-        """Return both choices, ``dtype`` and ``attention``."""
-        return frozenset({"dtype", "attention"})
 
     def first_layers(self, layers: int, *, more: bool = False) -> tuple[HuggingFace, CutModel]:
         """Return the model truncated to its first layers, and the truncation.
@@ -445,7 +443,8 @@ def _headless(name: str) -> str:
 def numbers(data: Mapping[str, Any], prefix: str = "") -> dict[str, int]:
     """Return the integers above 1 in a configuration, with nested names joined by an underscore.
 
-    Limits (``max_position_embeddings``), token ids and numbers of layers are left out: they are no sizes of a module.
+    Limits (``max_position_embeddings``), token ids and numbers of layers are omitted: they do not size
+    a module.
     """
     found: dict[str, int] = {}
     for key, value in ((str(k), v) for k, v in data.items()):

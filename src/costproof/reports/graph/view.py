@@ -29,7 +29,7 @@ _LINK: Final = re.compile(r"(?:https?://|(?![A-Za-z][A-Za-z0-9+.\-]*:)[^\s\x00-\
 
 @dataclass(frozen=True, slots=True)
 class GraphChoice:
-    """Which part of a callgraph to show (default: everything)."""
+    """The part of a callgraph to show (default: everything)."""
 
     depth: int | None = None
     """Calls below the outermost nodes shown; ``None`` for as deep as fits on one page."""

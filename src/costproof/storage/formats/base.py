@@ -1,4 +1,4 @@
-"""Define what a format says about a linear layer."""
+"""Define the interface of storage formats: the tensors that they store for a linear layer."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class LinearShape:
 
 
 class Format(ABC):
-    """How a linear layer is stored."""
+    """Interface of formats of stored linear layers."""
 
     title: ClassVar[str]
     source: ClassVar[str]
-    """Where the layout is defined."""
+    """Source that defines the layout."""
     products: ClassVar[str] = ""
     """Dtype in which kernels for the format multiply; empty: that of the run, after unpacking."""
 

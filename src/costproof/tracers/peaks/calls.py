@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final, NamedTuple, TypeVar
@@ -20,7 +22,7 @@ from costproof.ledger.peaks import CallPeaks, GapPart
 from costproof.ledger.progress import Progress, silent
 from costproof.ledger.workload import Workload
 from costproof.models.specs import ExportJob
-from costproof.models.target import Exportable
+from costproof.models.target import Exportable, options_of
 from costproof.opgraph.liveness import Timeline, gap_parts, peak_of, timeline
 from costproof.opgraph.peak_form import peak_form
 from costproof.patches.inference import inference_context
@@ -28,7 +30,14 @@ from costproof.patches.modules import hooked
 from costproof.patches.patch import gc_disabled
 from costproof.tracers.exporting import map_arguments, with_sizes
 from costproof.tracers.guards import margins
-from costproof.tracers.peaks.program import FakeCpuJob, Storages, exported_memory, module_namer, on_fake_cpu
+from costproof.tracers.peaks.program import (
+    FakeCpuJob,
+    HostTensors,
+    Storages,
+    exported_memory,
+    module_namer,
+    on_fake_cpu,
+)
 from costproof.tracers.static import stages_not_exported
 
 T = TypeVar("T")
@@ -39,7 +48,8 @@ def call_peaks(
 ) -> tuple[CallPeaks, ...]:
     """Return the peaks of every exported part of a target in each of its calls; for decode those of the last step.
 
-    A peak that cannot be computed is ``None``, with a note. Symbolic graph peaks need a second export of a part.
+    A peak that cannot be computed is ``None``, with a note. Symbolic graph peaks need a second export of a part. In a
+    run on a GPU only tensors on it count.
 
     Args:
         eager: also compute the peak of the module as written.
@@ -52,13 +62,14 @@ def call_peaks(
     ]
     jobs = list(_calls(target, workload))
     made: dict[str, SymbolicPeak] = {}
+    apart = options_of(target).device == "cuda"
     for i, (invocation, job, values) in enumerate(jobs):
         progress("peaks", i, len(jobs))
         with gc_disabled():
-            one = peaks_of(with_sizes(job, _last_step(job, values)), invocation, eager=eager)
+            one = peaks_of(with_sizes(job, _last_step(job, values)), invocation, eager=eager, host_apart=apart)
             if forms and job.sizes and one.graph is not None:
                 if job.id not in made:
-                    made[job.id] = symbolic_peak(job)
+                    made[job.id] = symbolic_peak(job, host_apart=apart)
                 one = with_symbolic_peak(one, made[job.id], values)
             found.append(one)
     progress("peaks", len(jobs), len(jobs))
@@ -94,10 +105,11 @@ class SymbolicPeak(NamedTuple):
     why: str = ""
 
 
-def symbolic_peak(job: ExportJob) -> SymbolicPeak:
+def symbolic_peak(job: ExportJob, *, host_apart: bool = False) -> SymbolicPeak:
     """Return the graph peak of a job's last step in symbols."""
     try:
-        found = exported_memory(on_fake_cpu(job))
+        with HostTensors() if host_apart else nullcontext():
+            found = exported_memory(on_fake_cpu(job, host_apart=host_apart))
         peak = peak_form(timeline(found.program).events, found.sizes)
         holds = margins(job, found.guards)
     except Incomplete as error:
@@ -122,29 +134,54 @@ def with_symbolic_peak(call: CallPeaks, form: SymbolicPeak, values: Mapping[str,
     return replace(call, form=form.peak, given=form.given, holds=form.holds, notes=(*call.notes, *note))
 
 
-def peaks_of(job: ExportJob, invocation: str = "", *, eager: bool = True) -> CallPeaks:
-    """Return the peaks of a job without symbolic sizes and the parts of their difference, or only that of its graph."""
+def peaks_of(job: ExportJob, invocation: str = "", *, eager: bool = True, host_apart: bool = False) -> CallPeaks:
+    """Return the peaks of a job without symbolic sizes and the parts of their difference, or only that of its graph.
+
+    Args:
+        eager: also compute the peak of the module as written.
+        host_apart: leave out tensors on the host of a GPU: those that the code creates without the device of the model.
+    """
+    found = _peaks(job, invocation, eager, host_apart)
+    if not host_apart or job.conventions or (found.graph is not None and (found.eager is not None or not eager)):
+        return found
+    plain = _peaks(job, invocation, eager, host_apart=False)
+    return replace(plain, notes=(*plain.notes, "tensors on the host count too: they are not told apart"))
+
+
+def _peaks(job: ExportJob, invocation: str, eager: bool, host_apart: bool) -> CallPeaks:
     if job.conventions:
         said = ", ".join(f"{name} {value}" for name, value in job.conventions.items())
         return CallPeaks(job.stage, invocation, job.id, None, None, notes=(f"not what runs: the export has {said}",))
     notes: dict[str, None] = {}
-    graph = _peak_or_note(lambda: _graph(job, notes), "graph", notes)
-    ran = _peak_or_note(lambda: _eager(job, notes), "eager", notes) if eager else None
+    graph = _peak_or_note(lambda: graph_timeline(job, notes, host_apart=host_apart), "graph", notes)
+    ran = _peak_or_note(lambda: eager_timeline(job, notes, host_apart=host_apart), "eager", notes) if eager else None
     gap: tuple[GapPart, ...] = ()
     if graph is not None and ran is not None:
-        gap = gap_parts(graph, ran, lambda event, wanted: holders_at(on_fake_cpu(job), ran, event, wanted))
+        there = partial(on_fake_cpu, job, host_apart=host_apart)
+        gap = gap_parts(graph, ran, lambda event, wanted: holders_at(there(), ran, event, wanted))
     mine, its = (None if line is None else peak_of(line) for line in (graph, ran))
     return CallPeaks(job.stage, invocation, job.id, mine, its, gap, tuple(notes))
 
 
-def _graph(job: ExportJob, notes: dict[str, None]) -> Timeline:
-    found = exported_memory(on_fake_cpu(job))
+def graph_timeline(job: ExportJob, notes: dict[str, None], *, host_apart: bool = False) -> Timeline:
+    """Return what the graph of a job holds over time; assumptions are added to the notes.
+
+    Raises:
+        Incomplete: as :func:`~costproof.tracers.peaks.program.exported_memory`.
+    """
+    with HostTensors() if host_apart else nullcontext():
+        found = exported_memory(on_fake_cpu(job, host_apart=host_apart))
     notes.update(dict.fromkeys(found.notes))
     return timeline(found.program)
 
 
-def _eager(job: ExportJob, notes: dict[str, None]) -> Timeline:
-    found, assumed = eager_run(on_fake_cpu(job))
+def eager_timeline(job: ExportJob, notes: dict[str, None], *, host_apart: bool = False) -> Timeline:
+    """Return what the module of a job holds over time as it is written; assumptions are added to the notes.
+
+    Raises:
+        Incomplete: as :func:`eager_run`.
+    """
+    found, assumed = eager_run(on_fake_cpu(job, host_apart=host_apart))
     notes.update(dict.fromkeys(assumed))
     return found
 
@@ -194,9 +231,12 @@ def eager_run(
     def leave(*_: Any) -> None:
         stack.pop()
 
-    seen = Storages(lambda: stack[-1] if stack else "", lambda event: watch(seen, event) if watch else None)
+    seen = Storages(
+        lambda: stack[-1] if stack else "", lambda event: watch(seen, event) if watch else None, job.counted
+    )
     try:
-        with inference_context(module) as assumed, hooked(module.modules(), enter, leave), job.mode, seen:
+        created = HostTensors() if job.host_apart else nullcontext()
+        with inference_context(module) as assumed, hooked(module.modules(), enter, leave), created, job.mode, seen:
             seen.apart((*module.parameters(), *module.buffers()))
             map_arguments(job.job, lambda path, tensor: seen.given(".".join(map(str, path)), tensor))
             result = module(**job.job.args)

@@ -10,12 +10,14 @@ import weakref
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.node import map_arg
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
@@ -36,7 +38,7 @@ class ExportedMemory(NamedTuple):
     """The memory of an exported program."""
 
     program: MemoryProgram
-    """With symbolic sizes, its tensors have the example sizes."""
+    """The job; if it has symbolic sizes, its tensors have the example sizes."""
     sizes: tuple[Size, ...]
     """Bytes of its tensors in symbols."""
     guards: tuple[str, ...]
@@ -53,7 +55,7 @@ def exported_memory(job: FakeCpuJob) -> ExportedMemory:
     """
     exported, notes = export_program(job.job)
     in_symbols = SizeTranslator(job.job, exported)
-    reader = _ProgramReader(job.job, exported)
+    reader = _ProgramReader(job, exported)
     try:
         program = reader.read()
         return ExportedMemory(program, tuple(map(in_symbols, reader.seen.sizes)), in_symbols.guards, notes)
@@ -67,11 +69,11 @@ def exported_memory(job: FakeCpuJob) -> ExportedMemory:
 class _ProgramReader:
     """Runs an exported program once."""
 
-    def __init__(self, job: ExportJob, exported: torch.export.ExportedProgram) -> None:
-        self.job, self.exported, self.name = job, exported, module_namer(job)
-        self.inputs = {node: ".".join(map(str, path)) for path, node in inputs_by_path(job, exported).items()}
+    def __init__(self, job: FakeCpuJob, exported: torch.export.ExportedProgram) -> None:
+        self.job, self.exported, self.name = job.job, exported, module_namer(job.job)
+        self.inputs = {node: ".".join(map(str, path)) for path, node in inputs_by_path(job.job, exported).items()}
         self.module = ""
-        self.seen = Storages(lambda: self.module)
+        self.seen = Storages(lambda: self.module, counted=job.counted)
         self.values: dict[fx.Node, Any] = {}
 
     def read(self) -> MemoryProgram:
@@ -134,25 +136,56 @@ class FakeCpuJob:
 
     job: ExportJob
     mode: FakeTensorMode
+    host_apart: bool = False
+    """Whether tensors of the host are told from those of the device; only the device's count then."""
+
+    def counted(self, tensor: torch.Tensor) -> bool:
+        """Return whether the memory of a tensor counts."""
+        return not self.host_apart or tensor.device.index is not None
 
 
-def on_fake_cpu(job: ExportJob) -> FakeCpuJob:
+def on_fake_cpu(job: ExportJob, *, host_apart: bool = False) -> FakeCpuJob:
     """Return the job with a copy of its module and its inputs as fake tensors on the CPU.
 
     Operators take the branches of a CPU there, and nothing is computed or allocated. On meta some differ: fused
     attention becomes matrix products, which hold the scores.
 
+    Args:
+        host_apart: put the model on ``cpu:0``, which is another device to fake tensors than ``cpu``, where code creates
+            tensors that it does not put on the device of the model. They can meet as on a GPU, or not at all.
+
     Raises:
         Incomplete: the module cannot be copied.
     """
-    mode = FakeTensorMode()
+    mode, device = FakeTensorMode(), "cpu:0" if host_apart else "cpu"
 
     def imitated(tensor: torch.Tensor) -> torch.Tensor:
         with mode:
-            return torch.empty_strided(tuple(tensor.shape), tensor.stride(), dtype=tensor.dtype, device="cpu")
+            return torch.empty_strided(tuple(tensor.shape), tensor.stride(), dtype=tensor.dtype, device=device)
 
     module, given = with_tensors(job.module, imitated), alike(dict(job.args), imitated)
-    return FakeCpuJob(replace(job, module=module, args=map_arguments(job, lambda _, tensor: given(tensor))), mode)
+    there = replace(job, module=module, args=map_arguments(job, lambda _, tensor: given(tensor)))
+    return FakeCpuJob(there, mode, host_apart)
+
+
+class HostTensors(TorchFunctionMode):
+    """Makes ``torch.tensor`` and ``Tensor.to`` return tensors on ``cpu:0`` if asked to.
+
+    Fake tensors of known values are computed, and lose the index of the device; these have no known value.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result, device = func(*args, **(kwargs or {})), (kwargs or {}).get("device")
+        if device is None and func in (torch.Tensor.new_tensor, torch.Tensor.to):
+            first = args[0] if func is torch.Tensor.new_tensor else args[1] if len(args) > 1 else None
+            device = first.device if isinstance(first, torch.Tensor) else first
+        lost = func in _FROM_DATA and isinstance(device, str | torch.device) and torch.device(device).index is not None
+        if not lost or result.device.index is not None:
+            return result
+        return torch.empty(result.shape, dtype=result.dtype, device=device).copy_(result)
+
+
+_FROM_DATA: Final = (torch.tensor, torch.as_tensor, torch.asarray, torch.Tensor.new_tensor, torch.Tensor.to)
 
 
 def module_namer(job: ExportJob) -> Callable[[str], str | None]:
@@ -170,13 +203,19 @@ class Storages(TorchDispatchMode):  # type: ignore[no-untyped-call]
     Args:
         place: returns the active module.
         watch: called with the number of each event that allocates something.
+        counted: whether the memory of a tensor counts, such as that on one device.
     """
 
     supports_higher_order_operators = True
 
-    def __init__(self, place: Callable[[], str], watch: Callable[[int], None] = lambda event: None) -> None:
+    def __init__(
+        self,
+        place: Callable[[], str],
+        watch: Callable[[int], None] = lambda event: None,
+        counted: Callable[[torch.Tensor], bool] = lambda tensor: True,
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.place, self.watch = place, watch
+        self.place, self.watch, self.counted = place, watch, counted
         self.tensors: list[LiveTensor] = []
         self.sizes: list[Any] = []
         """Bytes of each storage, symbolic if the run is."""
@@ -218,6 +257,9 @@ class Storages(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if known[0] >= 0 and self.tensors[known[0]].bytes != size:
                 raise Incomplete("memory that changes its size is not followed", where=module, got=operator)
             return
+        if not self.counted(tensor):
+            self._known[id(storage)] = (-1, weakref.ref(storage, partial(self._forget, id(storage))))
+            return
         number = len(self.tensors)
         self.tensors.append(
             LiveTensor(name, tuple(map(_example, tensor.shape)), dtype_name(tensor.dtype), size, operator, module)
@@ -226,6 +268,9 @@ class Storages(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._known[id(storage)] = (number, weakref.ref(storage, self._gone(id(storage), number)))
         self.events.append(MemoryEvent(number, made=True))
         self.watch(len(self.events) - 1)
+
+    def _forget(self, key: int, _: Any) -> None:
+        del self._known[key]
 
     def _gone(self, key: int, number: int) -> Callable[[Any], None]:
         def gone(_: Any) -> None:
