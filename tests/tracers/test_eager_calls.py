@@ -17,7 +17,8 @@ from costproof.ledger.errors import Incomplete
 from costproof.ledger.profile import EnqueuedCall
 from costproof.models.specs import Run
 from costproof.tracers import host_costs
-from costproof.tracers.eager_calls import MARK, launch_latency, measure_calls, read_calls, scale_to
+from costproof.tracers.eager_calls import launch_latency, measure_calls, scale_to
+from costproof.tracers.profiled_calls import MARK, read_calls
 from costproof.tracers.stage_variants import time_graphs
 from costproof.tracers.timing import NOWHERE, Stage, time_stage_clocks
 from tests.support.stub_cuda import LATENCY, VIEW, Planted, StubCuda, StubEvent, plant, stub_cuda
