@@ -16,7 +16,10 @@ from costproof.estimate.clocks import stage_clocks
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.profile import EnqueuedCall
 from costproof.models.specs import Run
-from costproof.tracers.eager_calls import MARK, launch_latencies, measure_calls, read_calls, scale_to
+from costproof.tracers import host_costs
+from costproof.tracers.eager_calls import launch_latency, measure_calls, scale_to
+from costproof.tracers.profiled_calls import MARK, read_calls
+from costproof.tracers.stage_variants import time_graphs
 from costproof.tracers.timing import NOWHERE, Stage, time_stage_clocks
 from tests.support.stub_cuda import LATENCY, VIEW, Planted, StubCuda, StubEvent, plant, stub_cuda
 
@@ -145,8 +148,17 @@ def test_a_processor_has_one_clock() -> None:
     assert {(s.stage, s.invocation): s.time.median for s in times} == {at: c.both for at, c in clocks.items()}
 
 
+def test_a_profiler_that_sees_no_kernels(stub: StubCuda) -> None:
+    stub.blind = True
+    one = page()
+    assert measure_calls([one], time_stage_clocks([one], 1)[1]) == {}
+    assert launch_latency() is None
+    assert time_graphs([one], {}, 1) == {}
+    assert host_costs.measure_host("cuda", "here") == {}
+
+
 def test_the_latency_of_a_launch(stub: StubCuda) -> None:
-    assert launch_latencies() == [LATENCY] * 20
+    assert launch_latency() == LATENCY
 
 
 # Events as torch 2.11 and 2.13 have them, by hand.

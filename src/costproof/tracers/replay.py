@@ -29,7 +29,6 @@ from costproof.ledger.errors import first_line
 from costproof.ledger.profile import EnqueuedCall, Timing
 from costproof.ledger.progress import Progress, silent
 from costproof.models.specs import Run
-from costproof.tracers.eager_calls import Marks, ProfiledWork, raw_events, read_calls, work_of
 from costproof.tracers.operator_log import (
     CallPosition,
     LoggedCall,
@@ -38,6 +37,7 @@ from costproof.tracers.operator_log import (
     log_operators,
     log_operators_without_values,
 )
+from costproof.tracers.profiled_calls import Marks, ProfiledWork, raw_events, read_calls, work_of
 from costproof.tracers.timing import (
     NOWHERE,
     Stage,
