@@ -183,9 +183,9 @@ def chain(count: int, name: Callable[[int], str]) -> CallGraph:
     ("edit", "said"),
     [
         (lambda made: all_flops(made, "(n+H+b+sam_hidden)**64"), "too large, multiplied out"),
-        (documented("<script>alert(1)</script>"), "not how a symbol is typeset"),
-        (documented("n$ [x](http://e.vil) $"), "not how a symbol is typeset"),
-        (documented("x" * 201), "not how a symbol is typeset"),
+        (documented("<script>alert(1)</script>"), "not a valid typesetting of a symbol"),
+        (documented("n$ [x](http://e.vil) $"), "not a valid typesetting of a symbol"),
+        (documented("x" * 201), "not a valid typesetting of a symbol"),
         (symbol(10**18), "too large"),
         (lambda made: replace(made, callgraph=chain(3_000, lambda i: f"m{i}")), "nested too deep"),
         (lambda made: replace(made, callgraph=chain(500, lambda i: ".".join("a" * i))), "nested too deep"),

@@ -304,7 +304,7 @@ def run_with(target: Target, options: RunOptions) -> Target:
     if isinstance(target, Runnable):
         return target.with_options(options)
     if options != RunOptions():
-        raise BadInput("this target cannot be run as a whole, so there is nothing to choose", where=target.name)
+        raise BadInput("this target cannot be run as a whole, so run options have no effect", where=target.name)
     return target
 
 

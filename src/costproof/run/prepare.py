@@ -89,7 +89,7 @@ def require_exportable(model: Target) -> Exportable:
     """
     if not isinstance(model, Exportable):
         raise BadInput(
-            "the counters run the parts of a model that can be exported",
+            "counters need a model whose parts can be exported",
             where=model.name,
             got=lacking(model, ("static",))["static"],
         )

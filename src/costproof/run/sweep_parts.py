@@ -221,7 +221,7 @@ class SweepPoints:
             return left, refused
         unmet = {margin for call in regime.graphs for margin in call.holds}
         beyond = Incomplete(
-            "the exported graph does not hold here",
+            "the exported graph does not hold at these points",
             where=SWEPT_PEAK,
             got="negative: " + " or ".join(sorted(unmet)),
             fix="sweep both sides one by one",
@@ -341,7 +341,8 @@ def not_symbolic_errors(products: Iterable[Sequence[GridAxis]]) -> list[BadInput
     )
     expected = f"{', '.join(_SYMBOLIC_SETTINGS)}, or what is not a number"
     return [
-        BadInput("a graph peak cannot vary with this name", where=f"--over {name}", expected=expected) for name in wrong
+        BadInput("a graph peak cannot vary with this parameter", where=f"--over {name}", expected=expected)
+        for name in wrong
     ]
 
 
