@@ -297,7 +297,7 @@ def test_a_branch_in_a_repository_that_git_does_not_trust_is_not_run_as_a_module
     subprocess.run(["git", "init", "-q", "-b", "mark", str(folder)], check=True)
     monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
     done = command("diff", "mark:make", "bert", cwd=folder)
-    assert (done.code, "a file to read and a function to run" in done.stderr) == (2, True)
+    assert (done.code, "a file to read or a function to run" in done.stderr) == (2, True)
 
 
 def test_git_runs_no_program_that_the_folder_names(folder: Path) -> None:

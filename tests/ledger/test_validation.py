@@ -62,7 +62,7 @@ def invocations(keep: int, **changes: object) -> Edit:
 
 CONTRADICTIONS: dict[str, tuple[Edit, str, str]] = {
     "numbers doubled in all ledgers": (flops(lambda n: 2 * n), "differs from the value", ".exprs.flops"),
-    "expressions halved in all ledgers": (formula("H**2*n*sam_hidden**2/256"), "differs from the value", ".exprs.flops"),
+    "expressions halved in all ledgers": (formula("H**2*n*sam_hidden**2/256"), "differs from", ".exprs.flops"),
     "an unknown symbol": (formula("zzz"), "symbols without a value", ".exprs.flops"),
     "no expression": (formula("2 +* n"), "cannot read an expression", ".exprs.flops"),
     "another width in the configuration": (symbols(sam_hidden=5), "differs from the value", ".exprs.params"),
