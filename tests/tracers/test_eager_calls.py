@@ -106,7 +106,7 @@ def test_a_stage_that_waits_is_scaled_as_those_that_do_not(stub: StubCuda) -> No
     for inflation in (0, 700):
         stub.inflation = inflation
         one = page(looks=True)
-        _, host = time_stage_clocks([one], 3)
+        times, host = time_stage_clocks([one], 3)
         found = measure_calls([one], host)["page"]
         waiting = [c.operator for _, calls in found for c in calls if c.synchronises]
         assert waiting == ["aten._local_scalar_dense"]
@@ -114,6 +114,9 @@ def test_a_stage_that_waits_is_scaled_as_those_that_do_not(stub: StubCuda) -> No
         # 4 calls of 3.3 us and a view of 0.8; waiting is no host time.
         assert clocks[TEXT].host == pytest.approx(4 * 3_300 + 800, rel=0.05 if inflation else 0)
         assert host["page", TEXT].median > 400_000
+        assert {(s.stage, s.invocation): s.time.median for s in times} == {
+            stage: pytest.approx(c.both, rel=0.01) for stage, c in clocks.items()
+        }
         assert clocks[VISION].host == host["page", VISION].median
 
 

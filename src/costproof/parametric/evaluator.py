@@ -68,6 +68,8 @@ class Regime:
     checked: bool = False
     """Whether the compiled costs were compared with the formulas at another point."""
     rows: dict[BaselineRow, list[tuple[CostNode, Metric]]] = field(default_factory=dict)
+    one_of_each: list[CostNode] | None = None
+    """The nodes of :func:`~costproof.estimate.sums.distinct_layers`, once they were needed."""
     graphs: tuple[CallPeaks, ...] = ()
     """Calls with their graph peaks as expressions, if these are wanted."""
     compared: dict[int, Incomplete | None] = field(default_factory=dict)
