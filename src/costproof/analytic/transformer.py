@@ -46,7 +46,7 @@ class TransformerLayer:
     """Further layers in the module of the layer."""
 
     def parts(self, role: str, call: StackCall, attended: StackCall | None = None) -> tuple[ModulePart, ...]:
-        """Return its modules.
+        """Return the modules of the layer with their formulas.
 
         Args:
             attended: the call as attention sees it, where windows divide the tokens differently.
@@ -98,7 +98,7 @@ class DecoderStack:
     """Whether a constant scales the embeddings."""
 
     def parts(self, role: str, call: StackCall, positions: Size) -> tuple[ModulePart, ...]:
-        """Return its modules.
+        """Return the modules of the stack with their formulas.
 
         Args:
             positions: positions per sequence that get logits.

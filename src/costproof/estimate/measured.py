@@ -97,7 +97,7 @@ class OperatorWork:
 
     @property
     def spent(self) -> int | None:
-        """Nanoseconds of all calls."""
+        """Return the nanoseconds of all calls together."""
         return None if self.alone is None else self.calls * self.alone
 
 
@@ -277,7 +277,7 @@ class MeasuredOperator:
 
     @property
     def spent(self) -> int | None:
-        """Nanoseconds of all calls."""
+        """Return the nanoseconds of all calls together."""
         return None if self.alone is None else self.calls * self.alone.median
 
 

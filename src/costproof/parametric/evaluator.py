@@ -61,7 +61,7 @@ class Regime:
     call_sizes: Mapping[tuple[str, str], Mapping[str, SizeExpr]]
     """(Stage, invocation) -> the expressions of its symbols; common symbols are under ``("", "")``."""
     symbols: Mapping[tuple[str, str], Mapping[str, Polynomial]]
-    """The same symbols as polynomials."""
+    """The symbols of the calls as polynomials."""
     atoms: AtomTable
     costs: dict[CostCell | BaselineRow, Quotient]
     """Costs that were compiled so far."""
@@ -111,7 +111,7 @@ class Regime:
         return [chunk.column(cost) for cost in costs]
 
     def costs_at(self, values: Mapping[str, int]) -> PointCosts:
-        """Return all costs at one point of the regime."""
+        """Return all costs at one point inside the regime."""
         assert self.ledger is not None
         if not self.rows:
             for node in self.ledger.nodes:
@@ -372,7 +372,7 @@ class Evaluator(Generic[T]):
 
 
 def _without_numbers(choices: PointChoices, numbers: Collection[str]) -> Any:
-    """Return the choices of a point without the values of its numbers, as a key of a dictionary."""
+    """Return the values of a point except its numbers, as a dictionary key."""
     others = [
         (name, None if name in numbers else str(value))
         for name, value in (

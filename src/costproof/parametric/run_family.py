@@ -1,4 +1,4 @@
-"""Formulas of one run as functions of its settings, all else as in the run."""
+"""Evaluate the formulas of a run as functions of one of its settings, with all others unchanged."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class _RunFamily:
 
 @dataclass(frozen=True, slots=True)
 class Threshold:
-    """Where a sum exceeds another one; see :class:`~costproof.estimate.roofline.BottleneckThreshold`."""
+    """Value of a setting where a sum exceeds another; see :class:`~costproof.estimate.roofline.BottleneckThreshold`."""
 
     outcome: ThresholdOutcome
     at: int | None = None

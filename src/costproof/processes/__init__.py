@@ -57,7 +57,7 @@ class Outcome(Generic[R]):
 
 
 Hear = Callable[[str, Any], None]
-"""Called with the name of a piece of work and what it says, from a thread of its own."""
+"""Callback with the name of a piece of work and each message from it, called on a separate thread."""
 
 
 class Pool(Generic[R]):

@@ -69,7 +69,7 @@ class StoredCheckpoint:
     assumed: tuple[str, ...] = ()
     """Assumptions of the layout that follow from the producing tool, because no configuration key states them."""
     undetermined: tuple[str, ...] = ()
-    """Tensors beside these whose size the configuration does not determine."""
+    """Further tensors whose size the configuration does not determine."""
     largest_matrix: int = 0
     """Weights of the largest tensor that is quantised."""
     buffer_bytes: int = 0

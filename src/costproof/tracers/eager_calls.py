@@ -201,7 +201,7 @@ def _chain(device: str) -> tuple[int, int]:
 
 
 class _Chain(nn.Module):
-    """A chain of operators on one number."""
+    """Module that runs a chain of small operators on one number, to measure the cost of launches."""
 
     def __init__(self) -> None:
         super().__init__()

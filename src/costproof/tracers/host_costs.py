@@ -92,7 +92,7 @@ def measure_host(run: str, source: str, progress: Progress = silent) -> dict[str
 
 
 def replay_time() -> int | None:
-    """Return the time of a graph of one small kernel on an idle device, less that of one among many in the queue.
+    """Return the nanoseconds to replay a one-kernel CUDA graph on an idle device, minus the time of the kernel.
 
     ``None`` if the device captures no graphs.
     """

@@ -63,7 +63,7 @@ _SHORT: Final = 1_000_000
 _LONGER: Final = 16
 """Factor of the sleep for a call that takes the host longer."""
 _DRAWN: Final = 2**20
-"""Random values that are drawn; larger tensors repeat them."""
+"""Number of random values to generate; larger tensors repeat them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class ReplayedCall:
 
     @property
     def calls(self) -> int:
-        """Return the number of its calls in the forward."""
+        """Return the number of calls of this operator in the forward pass."""
         return len(self.order)
 
 

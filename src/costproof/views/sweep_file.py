@@ -50,5 +50,5 @@ class SweepFile:
 
 
 COUNTED: Final = "counted"
-"""The last column of a CSV file, which says in its first row what the numbers leave out."""
+"""Name of the last column of a CSV file, whose first row states the conditions of the count."""
 SWEEP: Final = FileKind(name="costproof/sweep", version=(1, 1), type=SweepFile)
