@@ -114,7 +114,7 @@ def plan(run: str, folder: Path, *, small: bool) -> list[Part]:
 
     def peaks(preset: str, attention: str = "sdpa", **choices: Any) -> Step:
         given = {"target": OCR, "choices": base | {"preset": preset, "attention": attention, **choices}}
-        return Step(f"{OCR}, {preset}, {attention}", "peaks", given, 12, attention == FLASH)
+        return Step(f"{OCR}, {preset}, {attention}", "peaks", given, 20, attention == FLASH)
 
     return [
         Part("machine", 0.05, (machine,)),

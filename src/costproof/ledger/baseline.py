@@ -69,7 +69,7 @@ class Folded:
     bounds: bool = False
     """See :class:`~costproof.ledger.node.Ledger`."""
     notes: tuple[str, ...] = ()
-    """Notes of the source on how it counted and on what it left out."""
+    """Notes of the source on how it counted and on work that it omitted."""
 
     def items(self) -> Iterator[tuple[BaselineRow, int | None]]:
         """Yield all rows with their numbers, in a fixed order."""

@@ -34,7 +34,7 @@ _IN_FLOAT32: Final = ("_keep_in_fp32_modules", "_keep_in_fp32_modules_strict")
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What a checkpoint depends on besides its tensors."""
+    """Properties of a model, besides its tensors, on which the layout of its checkpoint depends."""
 
     model_type: str
     params: int

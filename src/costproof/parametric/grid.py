@@ -125,7 +125,7 @@ def _runs(axis: GridAxis) -> Iterator[tuple[dict[GridParameter, Any], GridAxis |
 
 
 def grid_axes(points: Evaluator[WithKeys], over: Over, option: str = "--over") -> tuple[GridAxis, ...]:
-    """Return the axes of one product.
+    """Parse ``NAME=VALUES`` words into the axes of one grid (Cartesian product).
 
     Args:
         points: the evaluator of the target.
@@ -224,7 +224,7 @@ def resolve_parameter(points: Evaluator[WithKeys], given: str, where: str) -> Gr
 
 
 def _values(name: GridParameter, word: str, where: str) -> Sequence[Any]:
-    """Return the values of one word of the command line."""
+    """Parse one comma-separated item of VALUES into the values that it denotes."""
     text = word.strip()
     span = _RANGE.fullmatch(text) if name.number else None
     if span is not None:

@@ -82,7 +82,7 @@ def check_without_loading(request: RunRequest) -> tuple[str, ...]:
 
 
 def require_exportable(model: Target) -> Exportable:
-    """Return the target, typed as one that counters can run.
+    """Return the target typed as one that third-party counters can run; raise an error if it is not.
 
     Raises:
         BadInput: it cannot be exported.

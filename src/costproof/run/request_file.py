@@ -67,7 +67,7 @@ _PREPARED: Final = {
     "prove": lazy("costproof.run.proof:prepare_proof"),
     "derive": lazy("costproof.run.derive:prepare_derivation"),
 }
-"""Verb -> what checks that it can start; all other verbs use that of a count."""
+"""Verb -> function that checks that it can start; all others use the check of a count."""
 
 
 def request_text(asked: RunRequest, verb: str = "report") -> str:

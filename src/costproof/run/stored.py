@@ -1,4 +1,4 @@
-"""The verb ``stored``: the tensors of a checkpoint by its configuration, and by the headers of its files."""
+"""Implement ``costproof.stored``: compute a checkpoint's tensors from its configuration, and read them from headers."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class StoredPart:
 
 @dataclass(frozen=True, slots=True)
 class HeaderDifference:
-    """Tensors of one name pattern that the headers state otherwise than the layout."""
+    """Tensors of one name pattern whose headers differ from the computed layout."""
 
     name: str
     expected: str
@@ -43,7 +43,7 @@ class HeaderDifference:
 
 @dataclass(frozen=True, slots=True)
 class HeaderTotals:
-    """What the headers of the files of a checkpoint state."""
+    """Totals of a checkpoint according to the headers of its files."""
 
     files: int
     tensors: int
@@ -53,7 +53,7 @@ class HeaderTotals:
 
 @dataclass(frozen=True, slots=True)
 class StoredCheckpoint:
-    """What a checkpoint takes on disk, by its configuration and by its headers."""
+    """Size of a checkpoint on disk, computed from its configuration and read from its headers."""
 
     target: str
     method: str
@@ -67,15 +67,15 @@ class StoredCheckpoint:
     totals: StoredTotals
     parts: tuple[StoredPart, ...]
     assumed: tuple[str, ...] = ()
-    """What no key of the configuration says and the layout takes from the producer."""
+    """Assumptions of the layout that follow from the producing tool, because no configuration key states them."""
     undetermined: tuple[str, ...] = ()
-    """Tensors beside these whose size the configuration does not determine."""
+    """Further tensors whose size the configuration does not determine."""
     largest_matrix: int = 0
     """Weights of the largest tensor that is quantised."""
     buffer_bytes: int = 0
     """Part of the stored bytes that fills buffers, not parameters."""
     left_out: tuple[str, ...] = ()
-    """What the checkpoint may hold and the totals do not."""
+    """Tensors that the checkpoint may contain and the totals omit."""
     headers: HeaderTotals | None = None
     """``None``: no files were given."""
 

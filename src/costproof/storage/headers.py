@@ -173,7 +173,7 @@ def _gguf(stream: IO[bytes], file: Path) -> Iterator[HeaderTensor]:
 
 
 class _GgufReader:
-    """Reads the values of a GGUF file, each within its bound."""
+    """Reads the values of a GGUF file, and checks each length against a limit."""
 
     _SIZES: Final = (1, 1, 2, 2, 4, 4, 4, 1, None, None, 8, 8, 8)
     """Bytes of a value by its type: 8 is text, 9 an array."""
@@ -189,7 +189,7 @@ class _GgufReader:
         return found
 
     def text(self) -> str:
-        """Return a text with its length before it."""
+        """Read a length-prefixed string."""
         length = self.number("Q")
         if length > self._LONGEST:
             raise ValueError(f"a text of {length} bytes")

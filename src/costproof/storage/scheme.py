@@ -64,7 +64,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """How a checkpoint is quantised."""
+    """Quantisation of a checkpoint: the format of each kind of module, and properties that formats need."""
 
     method: str
     rules: tuple[Rule, ...] = ()
@@ -78,9 +78,9 @@ class Scheme:
     named: tuple[str, ...] = ()
     """Paths of modules with settings of their own; one that the model does not have leaves the layout unknown."""
     cache_scales: tuple[StoredTensor, ...] = ()
-    """What every attention stores for its quantised cache."""
+    """Tensors that every attention stores for its quantised cache."""
     assumed: tuple[str, ...] = field(default=())
-    """What no key says."""
+    """Assumptions about properties that no key of the configuration states."""
 
     def format_of(self, module: LinearModule) -> Format | None:
         """Return the format of a linear layer or a table; ``None``: it is not quantised."""

@@ -51,7 +51,7 @@ class Framed(Protocol):
     """A result that builds its own DataFrame."""
 
     def frame(self) -> pd.DataFrame:
-        """Return the table."""
+        """Return the result as a DataFrame."""
         ...
 
 

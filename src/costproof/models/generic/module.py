@@ -187,11 +187,11 @@ class GenericTarget:
 
     @property
     def stored(self) -> Stored:
-        """Return what the files of the checkpoint say about it."""
+        """Return the properties of the checkpoint that its files state."""
         return self.maker.stored
 
     def build_stored(self) -> nn.Module:
-        """Return the module in the dtype of what its checkpoint does not quantise; it needs no inputs."""
+        """Return the module in the dtype of the tensors that its checkpoint does not quantise; needs no inputs."""
         return made_of(self.maker, None, None).module
 
     def with_values(self, workload: Workload) -> Workload:
