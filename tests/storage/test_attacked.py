@@ -50,7 +50,8 @@ def _compressed(*groups: tuple[list[str], dict[str, Any]], ignore: list[str]) ->
 
 
 @pytest.mark.parametrize(("general", "special"), [
-    (["Linear"], ["re:.*down_proj"]), (["re:.*down_proj"], ["model.layers.0.mlp.down_proj", "model.layers.1.mlp.down_proj"]),
+    (["Linear"], ["re:.*down_proj"]),
+    (["re:.*down_proj"], ["model.layers.0.mlp.down_proj", "model.layers.1.mlp.down_proj"]),
 ])  # fmt: skip
 def test_compressed_tensors_prefers_names_to_expressions_and_these_to_classes(
     tmp_path: Path, general: list[str], special: list[str]
