@@ -20,6 +20,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -33,6 +34,8 @@ WORK: Final = Path("out/gpu-check")
 OCR: Final = "deepseek-ocr"
 PRESETS: Final = ("tiny", "small", "base", "large", "gundam", "gundam-m")
 FLASH: Final = "flash_attention_2"
+ABREAST: Final = 5
+"""Counts and peaks that run at once beside a GPU: they are the work of one core of its host."""
 PATIENCE: Final = 3
 """How many times as long as expected a step may take; LEAST is always allowed."""
 LEAST: Final = {"cuda": 60.0, "cpu": 400.0}
@@ -59,6 +62,12 @@ class Part:
     title: str
     share: float
     steps: tuple[Step, ...]
+    abreast: int = 1
+    """How many steps run at once, in processes of their own; 1 where they are timed."""
+
+    def units(self) -> list[tuple[Step, ...]]:
+        """Return the steps that run at once."""
+        return [self.steps[i : i + self.abreast] for i in range(0, len(self.steps), self.abreast)]
 
 
 def plan(run: str, folder: Path, *, small: bool) -> list[Part]:
@@ -105,23 +114,23 @@ def plan(run: str, folder: Path, *, small: bool) -> list[Part]:
 
     def peaks(preset: str, attention: str = "sdpa", **choices: Any) -> Step:
         given = {"target": OCR, "choices": base | {"preset": preset, "attention": attention, **choices}}
-        return Step(f"{OCR}, {preset}, {attention}", "peaks", given, 12, attention == FLASH)
+        return Step(f"{OCR}, {preset}, {attention}", "peaks", given, 20, attention == FLASH)
 
     return [
         Part("machine", 0.05, (machine,)),
-        Part("counts", 0.42, (
-            *(counts(OCR, 14, preset=p, attention="sdpa", **cut) for p in PRESETS),
-            counts("llama-3.1-8b", 12, **cut),
-            counts("qwen3-30b-a3b", 14, **cut),
-            counts("deepseek-v3", 14, **cut),
+        Part("counts", 0.4, (
+            *(counts(OCR, 16, preset=p, attention="sdpa", **cut) for p in PRESETS),
+            counts("llama-3.1-8b", 16, **cut),
+            counts("qwen3-30b-a3b", 16, **cut),
+            counts("deepseek-v3", 16, **cut),
+            *(counts(OCR, 16, kernels=True, preset=p, attention=FLASH, **cut) for p in PRESETS),
             counts(OCR, 60, preset="tiny", attention="sdpa"),
-            *(counts(OCR, 14, kernels=True, preset=p, attention=FLASH, **cut) for p in PRESETS),
             counts("deepseek-v3", 30, layers=4),
-        )),
+        ), ABREAST),
         Part("peaks", 0.1, (
             peaks("tiny", **cut), peaks("gundam", **cut), peaks("tiny", FLASH, **cut), peaks("base", "eager", **cut),
-        )),
-        Part("times", 0.4, (
+        ), ABREAST),
+        Part("times", 0.42, (
             times("tiny", 30, layers=4), times("gundam", 35, layers=4), times("tiny", 45),
             predicted("tiny", 15), times("base", 35, layers=4),
             times("tiny", 60, ways=("eager", "graph", "compiled"), layers=2), times("tiny", 30, FLASH, layers=4),
@@ -183,8 +192,8 @@ class Budget:
         self.taken.setdefault(part, []).append(seconds / step.guess)
 
 
-Execute = Callable[[str, Step, float], None]
-"""Runs a step of a part for at most some seconds."""
+Execute = Callable[[str, Sequence[Step], float], None]
+"""Runs some steps of a part at once, for at most some seconds."""
 
 
 def carry_out(
@@ -204,34 +213,38 @@ def carry_out(
     """
     late: list[tuple[str, Step]] = []
 
-    def done(part: str, step: Step) -> bool:
-        wanted = budget.expected(part, step)
+    def done(part: str, steps: Sequence[Step]) -> bool:
+        longest = max(steps, key=lambda step: step.guess)
+        wanted = budget.expected(part, longest)
         if wanted > budget.room:
             return False
         begin = budget.now()
-        execute(part, step, min(budget.room, max(budget.least, PATIENCE * wanted)))
-        budget.took(part, step, budget.now() - begin)
+        execute(part, steps, min(budget.room, max(budget.least, PATIENCE * wanted)))
+        budget.took(part, longest, budget.now() - begin)
         return True
 
     end = budget.began
     for part in parts:
         end += part.share * budget.total
-        for i, step in enumerate(part.steps):
-            why = kernels(0) if step.kernels else ""
-            if why:
-                yield part.title, step, why
-            elif (
-                why is None
-                or (i and budget.now() + budget.expected(part.title, step) > end)
-                or not done(part.title, step)
-            ):
-                late.append((part.title, step))
+        for i, unit in enumerate(part.units()):
+            ready: list[Step] = []
+            for step in unit:
+                why = kernels(0) if step.kernels else ""
+                if why:
+                    yield part.title, step, why
+                elif why is None:
+                    late.append((part.title, step))
+                else:
+                    ready.append(step)
+            expected = max((budget.expected(part.title, step) for step in ready), default=0)
+            if ready and ((i and budget.now() + expected > end) or not done(part.title, ready)):
+                late += [(part.title, step) for step in ready]
     for title, step in sorted(late, key=lambda one: one[1].kernels and kernels(0) is None):
         why = kernels(max(0.0, budget.room - budget.expected(title, step))) if step.kernels else ""
         if why is None:
             why = "FlashAttention's kernels were not built in time"
         room = budget.room
-        if why or not done(title, step):
+        if why or not done(title, [step]):
             yield title, step, why or f"takes about {budget.expected(title, step):.0f} s; {room:.0f} s were left"
 
 
@@ -291,9 +304,9 @@ class Worker:
 
     def stop(self) -> None:
         """End the process and all that it started."""
-        if self._process is not None:
-            _end(self._process)
-            self._process = None
+        process, self._process = self._process, None
+        if process is not None:
+            _end(process)
 
 
 def _read(process: subprocess.Popen[str], into: queue.Queue[dict[str, Any] | None]) -> None:
@@ -387,27 +400,46 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if why:
         page.left.append(f"everything on a GPU: {why}")
     kernels = Kernels(options.flash_attn if run == "cuda" else None, options.work / "kernels")
-    worker = Worker([options.work / "kernels"])
+    workers = [Worker([options.work / "kernels"]) for _ in range(ABREAST)]
     parts = plan(run, options.work, small=options.small)
     budget = Budget(options.minutes * 60, time.monotonic, LEAST[run])
-
     tried: set[str] = set()
+    lock = threading.Lock()
 
-    def execute(part: str, step: Step, seconds: float) -> None:
-        tried.add(f"{part}, {step.what}")
-        print(f"# {part}: {step.what} (at most {seconds:.0f} s, {budget.room:.0f} s are left)", flush=True)
+    def one(part: str, step: Step, seconds: float, worker: Worker) -> None:
         begin, state = time.monotonic(), ""
         try:
             for message in worker.run(step, seconds):
-                page.take(part, message)
-                if message["kind"] == "error":
-                    page.failed(f"{part}, {step.what}", message["value"])
-                    state = ", failed"
+                with lock:
+                    page.take(part, message)
+                    if message["kind"] == "error":
+                        page.failed(f"{part}, {step.what}", message["value"])
+                        state = ", failed"
         except (TimeoutError, RuntimeError, OSError) as error:
-            page.failed(f"{part}, {step.what}", str(error))
+            with lock:
+                page.failed(f"{part}, {step.what}", str(error))
             state = ", stopped"
-        page.spent.append((part, markdown(step.what), f"{time.monotonic() - begin:.1f}{state}"))
-        page.write()
+        with lock:
+            page.spent.append((part, markdown(step.what), f"{time.monotonic() - begin:.1f}{state}"))
+            page.write()
+
+    def execute(part: str, steps: Sequence[Step], seconds: float) -> None:
+        tried.update(f"{part}, {step.what}" for step in steps)
+        names = "; ".join(step.what for step in steps)
+        print(f"# {part}: {names} (at most {seconds:.0f} s, {budget.room:.0f} s are left)", flush=True)
+        if len(steps) == 1:
+            for other in workers[1:]:
+                other.stop()
+            return one(part, steps[0], seconds, workers[0])
+        with ThreadPoolExecutor(len(steps)) as pool:
+            jobs = [pool.submit(one, part, *job) for job in zip(steps, [seconds] * len(steps), workers, strict=False)]
+            try:
+                for job in jobs:
+                    job.result()
+            except BaseException:
+                for each in workers:
+                    each.stop()  # which ends the threads that wait for them
+                raise
 
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
@@ -415,7 +447,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             tried.add(f"{part}, {step.what}")
             page.left.append(f"{part}, {step.what}: {reason}")
     finally:
-        worker.stop()
+        for worker in workers:
+            worker.stop()
         kernels.stop()
         every = [f"{part.title}, {step.what}" for part in parts for step in part.steps]
         page.left += [f"{what}: the run was ended before" for what in every if what not in tried]

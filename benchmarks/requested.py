@@ -105,6 +105,7 @@ class _Recorder(Storages):  # type: ignore[no-untyped-call]
     def __init__(self, device: str, allocator: Allocator) -> None:
         super().__init__(lambda: "", counted=lambda tensor: tensor.device.type == device)
         self.allocator, self.workspaces = allocator, list[Workspace]()
+        self._summed = self._held = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         first, held = len(self.events), self.held()
@@ -118,7 +119,10 @@ class _Recorder(Storages):  # type: ignore[no-untyped-call]
 
     def held(self) -> int:
         """Return the bytes that tensors hold now."""
-        return sum(self.tensors[event.tensor].bytes * (1 if event.made else -1) for event in self.events)
+        for event in self.events[self._summed :]:
+            self._held += self.tensors[event.tensor].bytes * (1 if event.made else -1)
+        self._summed = len(self.events)
+        return self._held
 
 
 def named_parts(known: Timeline, job: ExportJob, real: RealRun, device: str, allocator: Allocator) -> Counter[str]:

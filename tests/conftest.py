@@ -86,6 +86,14 @@ def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def proof_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pieces of a proof in this process, for tests of what is said of a proof."""
+    from costproof.run import proof
+
+    monkeypatch.setattr(proof, "Pool", Here)
+
+
+@pytest.fixture
 def kept_traces(monkeypatch: pytest.MonkeyPatch) -> None:
     """As :func:`one_process`, and a run that these tests traced before is read again.
 

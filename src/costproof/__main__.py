@@ -1,4 +1,4 @@
-"""``python -m costproof``."""
+"""Run the command line as ``python -m costproof``."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ _own_files: WeakSet[Any] = WeakSet()
 _owners: dict[str, str] = {}
 """Files and folders of plug-ins that were loaded -> the plug-in, with its distribution."""
 _skipped: dict[str, BadInput] = {}
-"""Plug-ins that cannot be used and that the command goes on without, by what is wrong."""
+"""Plug-ins that cannot be used and that the command ignores, by error message."""
 _lock = threading.RLock()
 """Streams and state belong to all threads: one of them runs foreign code at a time."""
 
@@ -74,7 +74,7 @@ def as_command() -> Iterator[None]:
 
 
 def own(*files: Any) -> None:
-    """Protect files, pipes and sockets of this process from foreign code and its forks while they are open."""
+    """Mark open files, pipes and sockets of costproof, so that foreign code and its forks do not use or close them."""
     _own_files.update(files)
 
 
@@ -199,7 +199,7 @@ class _Block:
         self.replaced: list[str] = []
         """Functions of torch, hooks of all modules."""
         self.left: list[str] = []
-        """What could not be put back."""
+        """Names of state that could not be restored."""
 
     def __enter__(self) -> _Block:
         self._undo.enter_context(_replaced(self._process))

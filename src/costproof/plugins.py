@@ -23,7 +23,7 @@ from costproof.ledger.errors import BadInput, CostproofError, did_you_mean
 T = TypeVar("T")
 
 OURS: Final = "costproof"
-"""The owner of what comes with costproof."""
+"""Owner of the built-in objects."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Plugin(Generic[T]):
     what: str
     """In one line; of another distribution's, the place of the code."""
     load: Callable[[], T]
-    """Imports what is needed, and only then."""
+    """Function that imports and returns the object; called on first use."""
     owner: str = OURS
 
 
@@ -67,11 +67,11 @@ class Registry(Generic[T]):
     """One of them, for messages: ``counter``."""
     ours: tuple[Plugin[T], ...]
     instance: type | None = None
-    """What each of them must be an instance of; not checked if ``None``."""
+    """Type of which each object must be an instance; not checked if ``None``."""
     command: str = ""
     """The command that lists them, for messages."""
     checked: Callable[[Any, Plugin[Any]], Any] | None = None
-    """What is used of one of another distribution; raises BadInput if it cannot be used."""
+    """Function that validates an object of another distribution and returns the usable form; raises BadInput."""
 
     @property
     def group(self) -> str:
@@ -169,7 +169,7 @@ def _raising(error: BadInput) -> Callable[[], Any]:
 
 
 def _own(point: EntryPoint, owner: str) -> None:
-    """Record the files of a plug-in's package as its own."""
+    """Record the source files of a plug-in's package as the plug-in's code."""
     module = sys.modules.get(point.module.partition(".")[0])
     file = getattr(module, "__file__", None)
     if file is not None:

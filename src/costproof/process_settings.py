@@ -30,7 +30,7 @@ if sys.platform != "win32":
     import resource
 
 UNKNOWN: Final = object()
-"""What a setting is that cannot be read."""
+"""Value of a setting that cannot be read."""
 _OF_SYS: Final = (
     *("stdin", "stdout", "stderr", "__stdin__", "__stdout__", "__stderr__"),
     *("excepthook", "displayhook", "unraisablehook", "breakpointhook"),
@@ -396,7 +396,7 @@ def _denormals(torch: Any) -> ProcessSetting:
 
 
 _guards: Final[list[Any]] = []
-"""What keeps a thread in or out of inference mode where an interrupt lost the block that did."""
+"""Guards that keep a thread in or out of inference mode after an interrupt discarded the block that did."""
 
 
 def _of_torch(torch: Any) -> Iterator[ProcessSetting]:

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from costproof.claims.amounts import amount
+from costproof.claims.judge import judge_claim
+from costproof.claims.truth import ClaimCase
+from costproof.claims.types import PublishedClaim
+from costproof.models.registry import mistakes_of
 from tests.claims.test_windows import causes, counted, judged
 
 # DeepSeek-V3: hidden 7,168, 61 layers, 3 of them dense, 256 experts and a shared one of 2,048, 129,280 words.
@@ -123,3 +128,24 @@ def test_experts_taken_for_whole_models() -> None:
         found = judged(counted("mixtral-8x7b"), "prefill", metric, number)
         assert (found.truth, found.status) == (46_702_792_704 * (number // 8 // 7_241_732_096), "explained")
         assert causes(found) == [{"as many models as experts"}]
+
+
+@pytest.mark.parametrize(
+    ("text", "status"),
+    [
+        ("57.93e9", "explained"),  # 57,933,856,768, rounded
+        ("57.92e9", "unexplained"),  # 8 x 7.24e9, whose factor was rounded before
+        ("8 x 7.24e9", "explained"),
+        ("8*7.24 B", "explained"),
+        ("8 x 7.25e9", "unexplained"),
+    ],
+)
+def test_a_product_of_a_rounded_number_is_as_wide_as_its_factor(text: str, status: str) -> None:
+    """Mixtral-8x7B as eight of 7,241,732,096 parameters; printed as 57.92e9 it is none of the numbers that round so."""
+    value = amount(text, where="$", metric="params")
+    assert (value.low <= 8 * 7_241_732_096 <= value.high) == (status == "explained")
+    capture = counted("mixtral-8x7b")
+    claim = PublishedClaim("c", "$", "total", "params", value)
+    found = judge_claim(ClaimCase(claim, capture, capture.by_source["analytic"], mistakes_of(capture.target.name)))
+    assert found.status == status
+    assert status != "explained" or causes(found) == [{"as many models as experts"}]

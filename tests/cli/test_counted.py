@@ -141,6 +141,7 @@ def test_a_derived_form_says_it_in_every_notation(folder: Path, notation: str, c
     assert f"{comment}Counted: {line()}" in done.stdout.splitlines()[:2], done.stderr
 
 
+@pytest.mark.usefixtures("proof_in_this_process")
 def test_a_proof_says_it_on_the_console_and_in_its_files(folder: Path) -> None:
     done = costproof("prove", "llama", "--config", "llama.json", "--samples", "0", "--jobs", "1", "-o", "p", cwd=folder)
     _, runs, rest = line().split(", ", 2)

@@ -121,7 +121,7 @@ def test_a_machine_that_is_measured_counts_by_its_highest_rate(folder: Path, mon
     said, widths = (FigureQuote("here", "by hand"),), iter((10**16, 10**14, 10**17, 10**15, 10**15))
     asked: list[tuple[str, ...]] = []
 
-    def measured(run: str, name: str, dtypes: tuple[str, ...]) -> Device:
+    def measured(run: str, name: str, dtypes: tuple[str, ...], progress: Any) -> Device:
         asked.append(dtypes)
         peak = DevicePeak("float32", 10**15, "dense", "matrix", said)
         return Device(

@@ -87,6 +87,7 @@ def test_no_command_that_loads_a_target_lacks_rules_or_trust() -> None:
 
 
 def test_a_certificate_names_its_rules_and_is_verified_with_them(folder: Path) -> None:
+    """In processes of their own, which are sent the rules."""
     made = api.prove("described", out=folder / "p", samples=0, jobs=1, rules=RULES)
     assert made.verdict == "proved"
     assert made.environment["rules"].startswith("my_rules.py ")
@@ -127,7 +128,7 @@ def test_rules_for_files_alone_are_refused(verb: str, folder: Path) -> None:
     for option in (("--rules", RULES), ("--trust-remote-code",)):
         found = run(line, folder, *option)
         assert (found.code, found.stdout) == (2, "")
-        assert "only a target is counted" in found.stderr
+        assert "these options need a target to count" in found.stderr
         assert option[0] in found.stderr
 
 
@@ -166,6 +167,7 @@ def test_a_command_that_takes_a_snapshot_can_trust_it(verb: str, folder: Path, m
     assert after.code in ((2,) if verb in ("prove", "sweep") else (0, 1, 2, 3)), after
 
 
+@pytest.mark.usefixtures("proof_in_this_process")
 def test_a_request_of_a_proof_grants_what_the_line_grants(folder: Path) -> None:
     (folder / "run.yaml").write_text(f"target: described\nrules: [{RULES}]\nprove:\n  samples: 0\n")
     line = "prove --request run.yaml --jobs 1 -o p"

@@ -285,6 +285,7 @@ LLAMA4: Final = {
 }  # fmt: skip
 
 
+@pytest.mark.usefixtures("one_process")
 def test_the_floor_of_a_class_that_runs_all_experts_is_no_bound(tmp_path: Path) -> None:
     """One expert of eight computes the result of a token: three matrices of 32 x 32, of which the class runs eight."""
     file = tmp_path / "llama4.json"
@@ -325,6 +326,7 @@ MIXTRAL: Final = {
 }  # fmt: skip
 
 
+@pytest.mark.usefixtures("one_process")
 def test_every_source_has_the_floor_of_the_experts_of_one_token(tmp_path: Path) -> None:
     """3 steps of 2 layers: 3 sequences choose 2 of 8 experts each, 6 at most, 2 at least, of three 8 x 16 matrices."""
     file = tmp_path / "mixtral.json"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -43,9 +43,9 @@ def carried_out(
     clock = Clock()
     ran: list[str] = []
 
-    def execute(part: str, one: Step, limit: float) -> None:
-        ran.append(one.what)
-        clock.time += min(takes(one), limit)
+    def execute(part: str, steps: Sequence[Step], limit: float) -> None:
+        ran.extend(one.what for one in steps)
+        clock.time += min(max(map(takes, steps)), limit)
 
     left = carry_out(parts, Budget(seconds, clock), execute, lambda wait: kernels)
     return ran, [f"{one.what}: {why}" for _, one, why in left]
@@ -60,6 +60,15 @@ def test_every_part_gets_its_share_and_hands_on_what_it_leaves() -> None:
     ran, left = carried_out(100, parts, lambda one: 10)
     assert ran == ["c0", "c1", "c2", "c3", "c4", "t0", "t1", "c5", "c6", "c7"]
     assert left == []
+
+
+def test_steps_abreast_take_as_long_as_the_longest() -> None:
+    steps = (step("a", 10), step("b", 30), step("c", 10), step("d", 10, kernels=True), step("e", 10))
+    parts = [Part("counts", 0.5, steps, abreast=2), Part("times", 0.5, (step("t", 10),))]
+    # a and b in 30 s, c and d in 10 s; e would end at 50 s, after the 45 s of its part: t runs, then e.
+    ran, left = carried_out(90, parts, lambda one: one.guess)
+    assert (ran, left) == (["a", "b", "c", "d", "t", "e"], [])
+    assert carried_out(90, parts, lambda one: one.guess, "no nvcc")[0] == ["a", "b", "c", "t", "e"]
 
 
 def test_steps_are_expected_to_take_what_those_before_took() -> None:
@@ -234,6 +243,34 @@ def test_what_happened_to_a_step_is_a_line_of_the_page(tmp_path: Path, monkeypat
     assert "- machine, doctor and rates ended in an error: Incomplete: the device is gone" in text
     assert "- peaks, llama ended in an error: stopped after " in text
     assert "| times below their floor | 0 | 0 of 0 | unknown |" in text
+
+
+def test_counts_on_a_gpu_run_abreast_in_processes_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: dict[int, list[str]] = {}
+
+    class Runs:
+        def __init__(self, paths: object) -> None: ...
+
+        def run(self, one: Step, seconds: float) -> Any:
+            ran.setdefault(id(self), []).append(one.run)
+            yield {"kind": "row", "table": "counts", "value": [one.what, "", "", "", "Exact"]}
+
+        def stop(self) -> None: ...
+
+    monkeypatch.setattr(gpu, "Worker", Runs)
+    monkeypatch.setattr(gpu, "device_here", lambda *, small: ("cuda", ""))
+    monkeypatch.setattr(gpu, "find_spec", lambda name: object() if name == "flash_attn" else None)
+    page = tmp_path / "gpu.md"
+    assert gpu.main(["--page", str(page), "--work", str(tmp_path)]) == 0
+    text = page.read_text(encoding="utf-8")
+    steps = [one for part in plan("cuda", tmp_path, small=False) for one in part.steps]
+    for one in steps:
+        reason = f"{one.what}: FlashAttention's kernels are not there, and no sources were given (--flash-attn)"
+        assert (reason in text) == one.kernels
+    assert sum(map(len, ran.values())) == sum(not one.kernels for one in steps)
+    assert len(ran) == gpu.ABREAST
+    # What is timed runs in the first process alone.
+    assert [mine for mine in ran.values() if "times" in mine] == [next(iter(ran.values()))]
 
 
 def test_kernels_that_are_not_built_raise() -> None:

@@ -136,11 +136,11 @@ def test_a_limit_by_graph_peaks_by_hand() -> None:
 
 
 def test_a_limit_by_a_graph_that_does_not_hold_there_is_not_told() -> None:
+    counted = api.capture("llama-3.1-8b", sources=("analytic",))
+
     def found(memory: int, *holds: str) -> Fits:
         call = CallPeaks("prefill", "prompt", "", None, None, form="1000*B*S", holds=holds)
-        return api.fits(
-            replace(api.capture("llama-3.1-8b", sources=("analytic",)), peaks=(call,)), memory=LASTING + memory
-        )
+        return api.fits(replace(counted, peaks=(call,)), memory=LASTING + memory)
 
     # At one sequence 1,000 tokens fit; at 512 tokens one sequence does, and two need 1,024,000 bytes.
     for text_tokens, batch, holds in (
@@ -256,10 +256,13 @@ def test_the_length_of_a_text_that_an_encoder_reads() -> None:
 
 
 @pytest.mark.parametrize(
-    "target", ["deepseek-ocr@gundam:2x2", "deepseek-v2-lite", "gemma-3-270m", "t5-small", "clip-l-336", "gpt2"]
-)
+    "target",
+    [
+        "deepseek-ocr@gundam:2x2,text.layers=2,clip.layers=2", "deepseek-v2-lite@,layers=2", "gemma-3-270m@,layers=6",
+        "t5-small@", "clip-l-336@,layers=2", "gpt2@,layers=2",
+    ],
+)  # fmt: skip
 def test_limits_are_where_it_ends_to_fit(target: str) -> None:
-    preset = "" if "@" in target else "@"
     whole = api.fits(target, memory=10**15)
     assert whole.bound_bytes is not None
     found = api.fits(target, memory=3 * whole.bound_bytes)
@@ -267,7 +270,7 @@ def test_limits_are_where_it_ends_to_fit(target: str) -> None:
     assert one.outcome == "from"
     assert one.at is not None
     for batch in (one.at - 1, one.at):
-        held = api.fits(f"{target}{preset},batch={batch}", memory=3 * whole.bound_bytes)
+        held = api.fits(f"{target},batch={batch}", memory=3 * whole.bound_bytes)
         assert (held.verdict == "fits") == (batch < one.at)
 
 

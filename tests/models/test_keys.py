@@ -16,6 +16,7 @@ from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoConfig,
     AutoModel,
+    AutoModelForCausalLM,
     AutoModelForImageTextToText,
     T5ForConditionalGeneration,
 )
@@ -136,6 +137,35 @@ def test_sizes_beside_the_section_that_they_belong_to_are_refused(tmp_path: Path
         assert len(told) == 2
         assert all("nothing reads this key here" in text for text in told)
         assert "$.text_config.hidden_size" in told[0]
+
+
+@pytest.mark.parametrize("name", ["llama", "llama-3.1-8b"])
+def test_a_file_that_no_formulas_describe_is_counted_by_its_graph_under_any_name(name: str, tmp_path: Path) -> None:
+    """The cache of transformers keeps five tokens for each of two layers, two heads of keys and of values, 8 wide."""
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({**LLAMA, "sliding_window": 6, "layer_types": 2 * ["sliding_attention"]}))
+    found = api.fits(name, config=file, memory="1GB")
+    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(str(file)))
+    with torch.no_grad():
+        layers = model(torch.ones(1, 40, dtype=torch.int64), use_cache=True).past_key_values.layers
+    kept = sum(layer.keys.numel() + layer.values.numel() for layer in layers)
+    assert kept == 5 * 2 * 2 * 2 * 8
+    assert found.cache_bytes == 2 * kept
+    assert not isinstance(load_target(name, file), type(load_target(name)))
+
+
+def test_an_encoder_with_chunks_is_counted_by_its_graph_under_any_name(tmp_path: Path) -> None:
+    """Four tokens at a time pass the MLPs, whose FLOPs stay: 16 tokens, two layers, widths 32 and 48, 4 heads."""
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    file = tmp_path / "config.json"
+    kind = {"model_type": "bert", "architectures": ["BertModel"], "vocab_size": 64, "max_position_embeddings": 64}
+    file.write_text(json.dumps({**sizes, **kind, "chunk_size_feed_forward": 4}))
+    pooler, layer = 2 * 32 * 32, 16 * (2 * 4 * 32 * 32 + 2 * 2 * 32 * 48) + 2 * 2 * 16 * 16 * 32
+    for found in (
+        api.capture("bert", config=file, seq_len=16, sources=["static"]),
+        api.capture(f"hf:{file}", seq_len=16, sources=["static"]),
+    ):
+        assert found.by_source["static"].total("flops") == 2 * layer + pooler
 
 
 @pytest.mark.parametrize("padding", [None, 5, -1, -64, 64, -65])

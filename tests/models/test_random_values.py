@@ -13,7 +13,15 @@ import torch
 from torch import nn
 
 from costproof.ledger.progress import silent
-from costproof.weights.random_values import BLOCK, _Pace, fill_normal, fill_random, random_integers, random_normal
+from costproof.weights.random_values import (
+    BLOCK,
+    _batches,
+    _Pace,
+    fill_normal,
+    fill_random,
+    random_integers,
+    random_normal,
+)
 
 WORD = 2**32
 
@@ -168,6 +176,17 @@ def test_many_tensors_on_several_threads(monkeypatch: pytest.MonkeyPatch) -> Non
             fill_normal(many, 0, 1.0)
         for name, tensor in many:
             assert torch.equal(tensor, random_normal(tensor.shape, 0, name, "cpu", torch.float32)), (count, name)
+
+
+def test_a_pass_has_one_dtype() -> None:
+    # As on a GPU: blocks of several tensors in one pass, whose intermediate values are of one dtype.
+    dtypes = [torch.float32, torch.float32, torch.float64, torch.bfloat16]
+    tensors = [(str(i), torch.empty(BLOCK + 1, dtype=dtype, device="meta")) for i, dtype in enumerate(dtypes)]
+    pace = _Pace("cuda")
+    found = [[(row.into.dtype, row.key) for row in batch] for batch in _batches(tensors, 0, pace)]
+    assert [len(batch) for batch in found] == [4, 2, 2]
+    assert all(len({dtype for dtype, _ in batch}) == 1 for batch in found)
+    assert [key for batch in found for _, key in batch] == [f"0:{i}:{b}" for i in range(4) for b in range(2)]
 
 
 def test_nothing_to_fill() -> None:

@@ -24,9 +24,11 @@ from costproof.models.families.deepseek_ocr import vendor, vendor_code
 from costproof.models.families.deepseek_ocr.snapshot import read_snapshot
 from costproof.models.families.deepseek_ocr.vendor import RemoteCodeOcr
 from costproof.reports.graph.view import GraphChoice, graph_view
+from costproof.tracers import sources
 from costproof.tracers.dynamic import dynamic_ledger
 from costproof.views.verdicts import stage_words
 from tests.models.vendor import SMALL, SNAPSHOT, copied, tree
+from tests.support.pools import Here
 
 LENGTH = 15
 LAYERS, DENSE, EXPERTS, TOPK, HIDDEN, INNER, HEADS, HEAD = 3, 1, 12, 3, 40, 24, 5, 8
@@ -41,7 +43,9 @@ def target() -> RemoteCodeOcr:
 def capture(tmp_path_factory: pytest.TempPathFactory) -> Capture:
     snapshot = copied(tmp_path_factory.mktemp("vendor"))
     before = tree(snapshot)
-    found = api.capture(str(snapshot), trust_remote_code=True, **SMALL)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sources, "Pool", Here)
+        found = api.capture(str(snapshot), trust_remote_code=True, **SMALL)
     assert tree(snapshot) == before
     return found
 

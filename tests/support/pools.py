@@ -49,7 +49,9 @@ class Here:
 
     def __exit__(self, *_: object) -> None: ...
 
-    def results(self, work: dict[str, Work[Any]], hear: Callable[[str, Any], None]) -> Iterator[Outcome[Any]]:
+    def results(
+        self, work: dict[str, Work[Any]], hear: Callable[[str, Any], None] = lambda name, said: None
+    ) -> Iterator[Outcome[Any]]:
         """Do each piece of work when its outcome is asked for."""
         for name, piece in work.items():
             try:

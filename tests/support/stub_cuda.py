@@ -98,6 +98,8 @@ class StubCuda:
     plant: Callable[[Any], Planted] = plant
     inflation: int = 0
     """Host nanoseconds that the profiler takes for each event of an operator or of the runtime."""
+    blind: bool = False
+    """Whether the profiler sees no kernels, as without the right to the counters of the driver."""
     host: int = 10**9
     free: int = 0
     """When the device has done all that is enqueued."""
@@ -168,7 +170,7 @@ class StubCuda:
             self.graph.kernels.append(spent)
             return
         start, end = self.enqueue(spent)
-        if self.profile is not None:
+        if self.profile is not None and not self.blind:
             kernel = StubEvent("void kernel<float>(int)", start, end, DeviceType.CUDA, launch, operator)
             self.profile.log.append(kernel)
 

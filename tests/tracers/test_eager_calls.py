@@ -16,7 +16,10 @@ from costproof.estimate.clocks import stage_clocks
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.profile import EnqueuedCall
 from costproof.models.specs import Run
-from costproof.tracers.eager_calls import MARK, launch_latencies, measure_calls, read_calls, scale_to
+from costproof.tracers import host_costs
+from costproof.tracers.eager_calls import launch_latency, measure_calls, scale_to
+from costproof.tracers.profiled_calls import MARK, read_calls
+from costproof.tracers.stage_variants import time_graphs
 from costproof.tracers.timing import NOWHERE, Stage, time_stage_clocks
 from tests.support.stub_cuda import LATENCY, VIEW, Planted, StubCuda, StubEvent, plant, stub_cuda
 
@@ -103,7 +106,7 @@ def test_a_stage_that_waits_is_scaled_as_those_that_do_not(stub: StubCuda) -> No
     for inflation in (0, 700):
         stub.inflation = inflation
         one = page(looks=True)
-        _, host = time_stage_clocks([one], 3)
+        times, host = time_stage_clocks([one], 3)
         found = measure_calls([one], host)["page"]
         waiting = [c.operator for _, calls in found for c in calls if c.synchronises]
         assert waiting == ["aten._local_scalar_dense"]
@@ -111,6 +114,9 @@ def test_a_stage_that_waits_is_scaled_as_those_that_do_not(stub: StubCuda) -> No
         # 4 calls of 3.3 us and a view of 0.8; waiting is no host time.
         assert clocks[TEXT].host == pytest.approx(4 * 3_300 + 800, rel=0.05 if inflation else 0)
         assert host["page", TEXT].median > 400_000
+        assert {(s.stage, s.invocation): s.time.median for s in times} == {
+            stage: pytest.approx(c.both, rel=0.01) for stage, c in clocks.items()
+        }
         assert clocks[VISION].host == host["page", VISION].median
 
 
@@ -145,8 +151,17 @@ def test_a_processor_has_one_clock() -> None:
     assert {(s.stage, s.invocation): s.time.median for s in times} == {at: c.both for at, c in clocks.items()}
 
 
+def test_a_profiler_that_sees_no_kernels(stub: StubCuda) -> None:
+    stub.blind = True
+    one = page()
+    assert measure_calls([one], time_stage_clocks([one], 1)[1]) == {}
+    assert launch_latency() is None
+    assert time_graphs([one], {}, 1) == {}
+    assert host_costs.measure_host("cuda", "here") == {}
+
+
 def test_the_latency_of_a_launch(stub: StubCuda) -> None:
-    assert launch_latencies() == [LATENCY] * 20
+    assert launch_latency() == LATENCY
 
 
 # Events as torch 2.11 and 2.13 have them, by hand.

@@ -11,11 +11,14 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import costproof
 from costproof.estimate.hardware import HOST_FIGURES, Device, DeviceFigure, DevicePeak, FigureQuote, FigureSource
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.profile import Timing
+from costproof.models.generic import live_module
+from costproof.models.generic.factories import Given
 from costproof.models.specs import Run
 from costproof.run.measure import WAYS, measure_machine
 from costproof.tracers import device_benchmark, host_costs, replay, timing
@@ -32,6 +35,7 @@ from tests.support.stub_cuda import (
     VIEW,
     Planted,
     StubCuda,
+    StubGraph,
     plant,
     stub_cuda,
 )
@@ -271,6 +275,11 @@ def test_host_times_of_the_machine(stub: StubCuda) -> None:
     assert set(host_costs.measure_host("cpu", "here")) == {"module_call"}
 
 
+def test_a_device_without_graphs_has_no_replay(stub: StubCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StubGraph, "capture_begin", broken)
+    assert host_costs.replay_time() is None
+
+
 def test_rates_of_the_machine(stub: StubCuda, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_benchmark, "_LARGEST", 512)
     monkeypatch.setattr(device_benchmark, "_COPIED", {"cuda": 2**20})
@@ -408,3 +417,10 @@ def test_an_interrupt_leaves_nothing(stub: StubCuda, monkeypatch: pytest.MonkeyP
             assert not any(m._forward_hooks or m._forward_pre_hooks for m in one.model.modules())
             assert "forward" not in vars(one.model.get_submodule("tower"))
     assert stopped > 20
+
+
+def test_a_module_on_a_gpu_runs_there() -> None:
+    with FakeTensorMode():
+        module = nn.ParameterList([torch.empty(2, 2, device="cuda")])
+        given = {"input": torch.empty(1, 2, device="cuda")}
+    assert live_module._options(Given("own", "a module", module, given)).device == "cuda"

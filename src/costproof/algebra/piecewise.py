@@ -39,7 +39,7 @@ def piecewise(expr: sympy.Expr) -> bool:
 
 
 def opaque(expr: sympy.Expr, names: dict[str, sympy.Symbol]) -> sympy.Expr:
-    """Replace each ``Min``, ``Max``, ``ceiling`` and ``floor`` by a fresh symbol, equal ones by the same.
+    """Replace each ``Min``, ``Max``, ``ceiling`` and ``floor`` by a fresh symbol, equal terms by the same symbol.
 
     Args:
         names: canonical text -> symbol; new symbols are added to it.

@@ -73,7 +73,7 @@ def pulled_out(choice: sympy.Expr) -> sympy.Expr:
 
 
 def version(expr: sympy.Expr | int) -> str:
-    """Return a fingerprint of the expanded expression in twelve hex digits; equal polynomials have the same one."""
+    """Return a fingerprint of the expanded expression, twelve hex digits; equal polynomials have equal fingerprints."""
     normal = sympy.expand(sympy.sympify(expr))
     return hashlib.sha256(text(normal).encode()).hexdigest()[:12]
 

@@ -159,7 +159,7 @@ class Attention:
         return n**2 - n * w + w * (w - 1) / 2
 
     def _between(self, scores: Size, query_elements: Size) -> Size:
-        """Return the elements that its operators write for each other, besides those of the cache."""
+        """Return the elements of intermediate results between the operators of the layer, except those of the cache."""
         if not self.written_out:
             return 0
         operators = 1 + (3 if self.capped else 0) + (0 if self.bias == "none" else 1)

@@ -60,7 +60,7 @@ class AttentionBlock:
     """Further layers in the module of the attention."""
 
     def parts(self, role: str, call: StackCall) -> tuple[ModulePart, ...]:
-        """Return its modules as self attention."""
+        """Return the modules of the block as self attention."""
         b, rows = call.item_bytes, call.rows
         q, k, v, _ = self._widths()
         fused = (ModulePart(f"{role}.qkv", (Linear(rows, self.width, q + k + v, b, "q" in self.bias),)),)
@@ -76,7 +76,7 @@ class AttentionBlock:
         )
 
     def cross_parts(self, role: str, call: StackCall) -> tuple[ModulePart, ...]:
-        """Return its modules as cross attention, with ``call.memory`` new keys and those of the cache."""
+        """Return the modules of the block as cross attention to ``call.memory`` new keys and the cached ones."""
         b, rows, new = call.item_bytes, call.rows, call.batch * call.memory
         core = replace(self._core(call, new_keys=call.memory, past=call.memory_past), causal=False)
         return (

@@ -238,7 +238,7 @@ def prefill_and_decode(
 def analytic_ledger(
     nodes: Iterable[CostNode], stages: tuple[str, ...], conventions: Mapping[str, str] | None = None
 ) -> Ledger:
-    """Return the ledger of formulas; a metric that one of their layers does not give is left out."""
+    """Return the ledger of formulas, without metrics that one of the layers does not give."""
     found = tuple(nodes)
     left = {metric for node in found for metric, cost in node.costs.items() if cost is None}
     return Ledger("analytic", found, tuple(METRICS), stages, conventions=dict(conventions or {}), bounds=True).without(

@@ -205,7 +205,7 @@ class LoopedExperts(_ExpertWeights):
 
 @layer
 class ExpertLoop:
-    """What the mixture does around its experts: sorts tokens by expert, puts results back, weights and adds.
+    """The work of a mixture outside its experts: sort tokens by expert, scatter results back, weight and add them.
 
     A copy of every token for every expert that it passes goes out, rows = tokens top_k of them; the
     experts' results come in, are put back in order, multiplied by the router's weights (rows hidden),

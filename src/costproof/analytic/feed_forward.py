@@ -31,7 +31,7 @@ class Mlp:
     """Whether the activation is a module; otherwise a function runs in the MLP itself."""
 
     def parts(self, role: str, rows: Size, b: Size) -> tuple[ModulePart, ...]:
-        """Return its modules on ``rows`` tokens, with ``b`` bytes per element."""
+        """Return its modules with their formulas for ``rows`` tokens and ``b`` bytes per element."""
         elements = rows * self.inner
         up, activation = Linear(rows, self.width, self.inner, b, self.bias), Activation(elements, self.function, b)
         own: tuple[Layer, ...] = () if self.activation_module else (activation,)
@@ -70,7 +70,7 @@ class ExpertMixture:
     """Whether every expert is a module that runs in a loop; otherwise one kernel runs all on stacked weights."""
 
     def parts(self, role: str, rows: Size, b: Size) -> tuple[ModulePart, ...]:
-        """Return its modules on ``rows`` tokens, with ``b`` bytes per element."""
+        """Return its modules with their formulas for ``rows`` tokens and ``b`` bytes per element."""
         layer = role.rpartition(".")[0]
         router = Router(rows, self.width, self.experts, self.top_k, b, self.routing)
         shared = Mlp(self.width, self.shared, self.function, gated=True, bias=False)

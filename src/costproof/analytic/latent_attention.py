@@ -165,7 +165,7 @@ class AbsorbedAttention:
 
 @dataclass(frozen=True, slots=True)
 class LatentBlock:
-    """Latent attention with its projections.
+    """Block of latent attention with its projections and norms.
 
     Roles below its own: ``.q``, or ``.q_down``, ``.q_norm``, ``.q_up`` where queries have latents too; ``.kv_down``,
     ``.kv_norm``, ``.kv_up``, ``.out``.
@@ -195,7 +195,7 @@ class LatentBlock:
     """Whether nope + value_dim is less than 4."""
 
     def parts(self, role: str, call: StackCall) -> tuple[ModulePart, ...]:
-        """Return its modules."""
+        """Return the modules of the block with their formulas."""
         b, rows = call.item_bytes, call.rows
         context = call.batch * (call.past + call.tokens)
         widths = (self.nope, self.rope, self.value_dim, self.rank)

@@ -88,7 +88,7 @@ class LmHead:
 
 @layer
 class Lent:
-    """Parameters that a module owns and another one reads: they cost nothing here but their place.
+    """Parameters that a module owns and another module reads; here they cost only storage.
 
     params = elements
     """

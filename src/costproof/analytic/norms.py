@@ -34,7 +34,7 @@ class _Norm:
         )
 
     def intermediate_bytes(self, elements: Size) -> Size:
-        """Return the bytes that its operators write for each other; 0 for a single operator."""
+        """Return the bytes of intermediate results between the operators of the norm; 0 for a single operator."""
         return 0
 
 
@@ -89,7 +89,7 @@ class LayerNorm2d(_Norm):
     vectors: ClassVar[int] = 2
 
     def intermediate_bytes(self, elements: Size) -> Size:
-        """Return the bytes that its operators write for each other."""
+        """Return the bytes of intermediate results between the operators of the norm."""
         return (12 * elements + 9 * self.rows) * self.item_bytes
 
 
@@ -117,7 +117,7 @@ class RmsNorm(_Norm):
     vectors: ClassVar[int] = 1
 
     def intermediate_bytes(self, elements: Size) -> Size:
-        """Return the bytes that its operators write for each other."""
+        """Return the bytes of intermediate results between the operators of the norm."""
         return (3 * self.item_bytes + 8) * elements + 24 * self.rows
 
 
@@ -146,7 +146,7 @@ class CentredRmsNorm(_Norm):
         return replace(plain, vector_flops={**plain.vector_flops, "elementwise": self.width})
 
     def intermediate_bytes(self, elements: Size) -> Size:
-        """Return the bytes that its operators write for each other."""
+        """Return the bytes of intermediate results between the operators of the norm."""
         return (self.item_bytes + 16) * elements + 24 * self.rows + 8 * self.width
 
 
@@ -167,7 +167,7 @@ class WideRmsNorm(_Norm):
     vectors: ClassVar[int] = 1
 
     def intermediate_bytes(self, elements: Size) -> Size:
-        """Return the bytes that its operators write for each other."""
+        """Return the bytes of intermediate results between the operators of the norm."""
         return (self.item_bytes + 16) * elements + 24 * self.rows
 
 

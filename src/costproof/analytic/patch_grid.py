@@ -128,7 +128,7 @@ class AxialTable:
 
 @layer
 class JoinedImages:
-    """What attention makes of every image, joined to one sequence: a copy, which unfused writes and reads all of it."""
+    """Concatenation of the attention outputs of all images: a copy, which reads and writes all of them if unfused."""
 
     name: ClassVar[str] = "joined_images"
     title: ClassVar[str] = "Joining of the images after attention"
@@ -200,7 +200,7 @@ class PatchMerger:
     norm: NormKind = "layer"
 
     def parts(self, role: str, patches: Size, b: Size) -> tuple[ModulePart, ...]:
-        """Return its modules, with ``b`` bytes per element."""
+        """Return the modules of the merger with their formulas, for ``b`` bytes per element."""
         rows, inner = patches / self.merged, self.width * self.merged
         kind = NORMS[self.norm]
         norm = kind(rows, inner, b) if self.norm_last else kind(patches, self.width, b)

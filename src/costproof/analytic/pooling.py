@@ -70,7 +70,7 @@ class ProbeAttention:
 
 @layer
 class Probe:
-    """A learned vector, copied for every sequence, and what attention makes of it with the MLP's result added.
+    """Operators of the pooler itself: copy a learned query for every sequence, and add the MLP's result to attention's.
 
         vector_flops = sequences width
 
@@ -111,7 +111,7 @@ class AttentionPooling:
     mlp: Mlp
 
     def parts(self, role: str, sequences: Size, tokens: Size, b: Size) -> tuple[ModulePart, ...]:
-        """Return its modules, with ``b`` bytes per element."""
+        """Return the modules of the pooler with their formulas, for ``b`` bytes per element."""
         out = Lent(self.width**2 + self.width, b)
         return (
             ModulePart(role, (Probe(sequences, self.width, b),)),
@@ -136,7 +136,7 @@ class FirstTokenPooler:
     function: str
 
     def parts(self, role: str, sequences: Size, b: Size) -> tuple[ModulePart, ...]:
-        """Return its modules, with ``b`` bytes per element."""
+        """Return the modules of the pooler with their formulas, for ``b`` bytes per element."""
         return (
             ModulePart(role),
             ModulePart(f"{role}.dense", (Linear(sequences, self.width, self.out, b),)),

@@ -9,7 +9,7 @@ from costproof.analytic.costs import LayerCosts, Size, layer
 
 @layer
 class DistanceBuckets:
-    """The bucket of every distance between a query and a key, small ones each their own, large ones by their logarithm.
+    """Buckets of the distances between queries and keys: one per small distance, logarithmic ranges of large distances.
 
     Distances and buckets are integers, which do not count. The logarithm is computed of all distances, in
     float32: a division by the largest small one, the logarithm, a division by that of the largest bucket and a
@@ -37,7 +37,7 @@ class DistanceBuckets:
 
 @layer
 class NoBias:
-    """Zeros in place of biases, [heads, queries, keys], for this layer and for those behind it, which read them.
+    """Zeros in place of biases, [heads, queries, keys], for this layer and for later layers, which read them.
 
     Nothing is computed: heads x queries x keys elements go out, none where no layer is behind (``passed_on``).
     (Adding them to the scores is the attention's.) Unfused, they are written, and this layer's attention reads them.

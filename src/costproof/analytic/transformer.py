@@ -18,7 +18,7 @@ from costproof.analytic.rotary import RotaryTable
 
 @dataclass(frozen=True, slots=True)
 class TransformerLayer:
-    """x + attention(norm(x)), then the same with cross attention if any, then with an MLP or a mixture.
+    """x + attention(norm(x)), then the same for cross attention, if any, and for an MLP or a mixture of experts.
 
     A dense decoder layer has an :class:`Mlp`, gated or not, one of a mixture of experts a :class:`Mixture`;
     an encoder layer (ViT, CLIP) layer norms, biases, an MLP, no rotation and no cache. A norm after
@@ -46,7 +46,7 @@ class TransformerLayer:
     """Further layers in the module of the layer."""
 
     def parts(self, role: str, call: StackCall, attended: StackCall | None = None) -> tuple[ModulePart, ...]:
-        """Return its modules.
+        """Return the modules of the layer with their formulas.
 
         Args:
             attended: the call as attention sees it, where windows divide the tokens differently.
@@ -98,7 +98,7 @@ class DecoderStack:
     """Whether a constant scales the embeddings."""
 
     def parts(self, role: str, call: StackCall, positions: Size) -> tuple[ModulePart, ...]:
-        """Return its modules.
+        """Return the modules of the stack with their formulas.
 
         Args:
             positions: positions per sequence that get logits.

@@ -32,9 +32,14 @@ _SPELLINGS: Final = "no unit, or k, M, G, T, P; with FLOPs for FLOPs; with B, or
 _MOST: Final = 36
 
 
+_TIMES: Final = re.compile(r"([1-9][0-9]{0,8})\s*[x×·*]\s*([0-9][0-9_,]*(?:\.[0-9]|\s*[A-Za-z]).*)")
+"""A rounded number, printed as a product: ``8 x 7.24e9``."""
+
+
 def is_number(text: str) -> bool:
     """Whether a text is a printed number rather than a formula."""
-    return _NUMBER.fullmatch(_plain(text)) is not None
+    times = _TIMES.fullmatch(_plain(text))
+    return _NUMBER.fullmatch(times[2] if times else _plain(text)) is not None
 
 
 def _plain(text: str) -> str:
@@ -47,7 +52,8 @@ def amount(text: str, *, where: str, metric: Metric | None = None) -> Amount:
 
     A number without decimals, exponent and unit is exact. Otherwise the last printed digit counts as rounded: the
     interval extends by half a unit of that digit in both directions, and includes both ends because programs round
-    halves up or down. A printed zero is exactly zero.
+    halves up or down. A printed zero is exactly zero. In a product with an integer, such as ``8 x 7.24e9``, the number
+    was rounded before it was multiplied.
 
     Args:
         text: the number as printed, such as ``571.92 G``.
@@ -57,6 +63,9 @@ def amount(text: str, *, where: str, metric: Metric | None = None) -> Amount:
     Raises:
         BadInput: the text is not a number, no integer rounds to it, or the metric does not have its unit.
     """
+    if times := _TIMES.fullmatch(_plain(text)):
+        one = amount(times[2], where=where, metric=metric)
+        return Amount(text.strip(), int(times[1]) * one.low, int(times[1]) * one.high)
     match = _NUMBER.fullmatch(_plain(text))
     if match is None:
         raise BadInput("not a number", where=where, expected="digits such as 5719225, 571.92 G, 1.5e9", got=text[:60])

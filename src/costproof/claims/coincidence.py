@@ -24,7 +24,7 @@ _ONE: Final = 10**18
 
 @dataclass(frozen=True, slots=True)
 class Chance:
-    """Expected numbers of coincidental fits of a claim, for two sets of numbers that it may be drawn from."""
+    """Expected numbers of coincidental fits of a claim, for two sets of numbers that it may come from."""
 
     numbers: Fraction = Fraction(0)
     """Fits among all numbers with as many digits as the claim, or among multiples of the greatest common divisor of
@@ -80,7 +80,7 @@ def _products(sizes: tuple[int, ...]) -> SizeProducts:
 
 
 class ReferenceClass:
-    """The sets of numbers that a claim may be drawn from: multiples of the truth's grain, and products of sizes.
+    """The sets of numbers that a claim may come from: multiples of the truth's grain, and products of sizes.
 
     Args:
         parts: values of the terms of the truth.

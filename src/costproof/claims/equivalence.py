@@ -91,7 +91,7 @@ class EquivalenceCheck:
 
     @property
     def several(self) -> bool:
-        """Whether the target uses other formulas at some of its runs."""
+        """Return whether the target uses different formulas at some of its runs."""
         return any(self._at({s: end}) is not None for s in self.own for end in (self.runs.ends(s) if self.runs else ()))
 
     def cases(self, most: int) -> Iterator[tuple[ClaimCase, ExactNumber | None]]:

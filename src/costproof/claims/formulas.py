@@ -69,12 +69,12 @@ class Comparison:
         return {n: n if n in self.shared else f"{n}_{call.id}" for n in call.symbols}
 
     def numbers(self, values: Mapping[str, int]) -> tuple[ExactNumber | None, ExactNumber | None]:
-        """Return claim and truth at these values of the free variables; None where one is undefined."""
+        """Return claim and truth at these values of the free variables; ``None`` if one is undefined."""
         every = self.everywhere(values)
         return _sum(self.given, every, self.case.capture), _sum(self.truth, every, self.case.capture)
 
     def everywhere(self, values: Mapping[str, int]) -> dict[str, int]:
-        """Return these values, with those of the variables tied to them and of the fixed variables."""
+        """Return the values of all variables: the given ones, variables that depend on them, and fixed variables."""
         return {**values, **{n: values[s] for n, s in self.tied.items() if s in values}, **self.fixed}
 
     def parts(self) -> tuple[tuple[sympy.Expr, ...], tuple[sympy.Expr, ...]]:

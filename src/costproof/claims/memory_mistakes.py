@@ -218,7 +218,7 @@ def _peak(call: CallPeaks, metric: Metric) -> Peak | None:
 
 
 def _largest(calls: Iterable[CallPeaks], metric: Metric) -> Peak | None:
-    """Return the largest peak of the calls; None if there are no calls or one peak is unknown."""
+    """Return the largest peak of the calls; ``None`` without calls or if one peak is unknown."""
     found = [_peak(c, metric) for c in calls]
     known = [p for p in found if p is not None]
     return max(known, key=lambda p: p.bytes) if known and len(known) == len(found) else None

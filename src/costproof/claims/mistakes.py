@@ -273,7 +273,7 @@ def _one_of_batch(term: ClaimTerm) -> Fraction | None:
 
 
 def _sizes(terms: ClaimTerms, _: Mapping[str, int]) -> Iterator[Mistake]:
-    """Yield the mistakes of confusing one dimension with another, for each tower that has both."""
+    """Yield the mistakes of confusing two dimensions, for each tower that has both."""
     prefixes = sorted({n.removesuffix("_head_dim") for t in terms for n in t.values if n.endswith("_head_dim")})
     for p in prefixes:
 

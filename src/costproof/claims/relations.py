@@ -84,7 +84,7 @@ def _numbers(reference: ReferenceClass, ratios: Iterable[Fraction], base: Fracti
 
 
 def numbers(case: ClaimCase, amount: Amount) -> list[Relation]:
-    """Return the numbers of configuration and run that lead to the claim, least likely coincidence first."""
+    """Return changed values of configuration or run with which the truth would equal the claim, best evidence first."""
     found = []
     for line in _free(case):
         value = line.solve(amount)
@@ -129,7 +129,7 @@ class _Line:
         return high
 
     def solve(self, amount: Amount) -> int | None:
-        """Return the value that gives the claim; None if there is none, or if it is the actual one."""
+        """Return the value that gives the claim; ``None`` if no value does, or the actual value does."""
         value = self.first(Fraction(amount.low))
         if value is None or value == self.usual or (there := self.at(value)) is None:
             return None

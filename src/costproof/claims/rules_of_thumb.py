@@ -27,7 +27,7 @@ _CLASSES: Final = ("", ", two classes")
 
 
 def rule_terms(capture: Capture, ledger: Ledger, claim: PublishedClaim) -> list[ClaimTerm]:
-    """Return the values of the rules for a claim about a model that is one stage."""
+    """Return the values of rules of thumb, such as 2 FLOPs per parameter, for a claim about a one-stage model."""
     calls = capture.invocations
     if claim.metric != "flops" or claim.module or len(calls) != 1 or tokens_of(calls[0].symbols) is not None:
         return []

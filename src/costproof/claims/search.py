@@ -116,8 +116,10 @@ def _sets(
 ) -> Iterable[tuple[tuple[int, ...], int]]:
     """Yield all sets of ``size`` further causes in which each changes the number, with the resulting number."""
     check_time()
+    bits = sum(1 << i for i in chosen)
     for index in indices:
-        if not table.fits(index, chosen):
+        required = table.required[index]
+        if bits & table.barred[index] or (required and not bits & required):
             continue
         delta = table.delta(state, index)
         if delta == 0:
@@ -144,15 +146,16 @@ class _Table:
         self.count = len(terms)
         self.factors = [[(i, f.numerator, f.denominator) for i, f in e.factors.items()] for e in effects]
         self.switches = [tuple(e.switches) for e in effects]
-
-    def fits(self, index: int, chosen: tuple[int, ...]) -> bool:
-        """Whether a cause may be combined with the chosen ones."""
-        effect, others = self.effects[index], [self.effects[i] for i in chosen]
-        if any(o.family == effect.family for o in others):
-            return False
-        if effect.requires and all(o.cause != effect.requires for o in others):
-            return False
-        return all(o.cause not in effect.excludes for o in others)
+        causes = [(1 << i, e) for i, e in enumerate(effects)]
+        self.barred = [
+            sum(bit for bit, o in causes if o.family == e.family or o.cause in e.excludes) for _, e in causes
+        ]
+        """Bits of the causes that rule out each cause once they are chosen."""
+        nothing = 1 << len(effects)
+        self.required = [
+            sum(bit for bit, o in causes if o.cause == e.requires) or nothing if e.requires else 0 for _, e in causes
+        ]
+        """Bits of the causes of which each cause requires one, 0 where it requires none."""
 
     def apply(self, state: list[int], index: int) -> list[int]:
         """Return the state of the terms after a cause is applied."""

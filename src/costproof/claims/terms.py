@@ -57,7 +57,7 @@ class ClaimTerm:
     counted: bool = True
     """Whether the truth counts the term."""
     stands_for: str = ""
-    """For a term that is off: the name of the work that it represents."""
+    """For an uncounted term: the name of the work that it represents."""
     products: bool = True
     """Whether the value counts multiply-accumulates, so that counting in MACs halves it."""
     window: int = 0
@@ -65,16 +65,16 @@ class ClaimTerm:
 
     @property
     def tower(self) -> str:
-        """The tower (submodel) that contains it, which is also the prefix of the tower's symbols: ``text``."""
+        """Return the tower (submodel) of the term, which is also the prefix of the tower's symbols: ``text``."""
         return self.role.partition(".")[0]
 
     @property
     def part(self) -> str:
-        """The last component of its role: ``gate`` for ``text.layer.mlp.gate``."""
+        """Return the last component of the term's role: ``gate`` for ``text.layer.mlp.gate``."""
         return self.role.rpartition(".")[2]
 
     def within(self, *words: str) -> bool:
-        """Whether one of these words is a component of its role."""
+        """Return whether one of these words is a component of the term's role."""
         return not set(words).isdisjoint(self.role.split("."))
 
     @property
@@ -84,7 +84,7 @@ class ClaimTerm:
 
     @property
     def scores(self) -> bool:
-        """Whether it is the scores and weighted sum of attention, by a formula or as one operator of a graph."""
+        """Whether the term is attention's scores and weighted sum, by a formula or as one operator of a graph."""
         return self.products and (self.owner == "attention" or "scaled_dot_product" in self.kind)
 
     @property
@@ -214,7 +214,7 @@ def _grouped(
 
 
 def _off(terms: Iterable[ClaimTerm], extra: str) -> list[ClaimTerm]:
-    """Return terms as uncounted ones that represent ``extra``."""
+    """Return copies of terms that are not counted and represent the additional work ``extra``."""
     return [replace(i, counted=False, stands_for=extra, products=False) for i in terms]
 
 

@@ -31,7 +31,7 @@ _PICTURES: Final = (*PICTURES, "html")
 
 @dataclass(frozen=True, slots=True)
 class _ExplainLine:
-    """The arguments and options of one line."""
+    """The arguments and options of one command line of ``costproof explain``."""
 
     target: str
     stage: str
@@ -73,7 +73,7 @@ _EXCLUSIONS: Final[tuple[tuple[Callable[[_ExplainLine], object], str, str, objec
      "a peak is of a whole stage of a captured run", "--metric {line.metric}", NOT_GIVEN,
      "only --capture FILE, made with --peaks; or costproof peaks TARGET"),
 )  # fmt: skip
-"""Combinations that are refused: condition, and what, where, expected and fix of the error."""
+"""Rejected combinations of options: the condition, and the fields of the error (what, where, expected, fix)."""
 
 
 class _Explain(TargetCommand):

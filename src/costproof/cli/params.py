@@ -80,7 +80,7 @@ class ListParam(click.ParamType[tuple[str, ...]]):
 
 
 class NameParam(click.ParamType[str]):
-    """A name that the library validates."""
+    """Click parameter type of names that the library validates, so that any text passes here."""
 
     name = "name"
 

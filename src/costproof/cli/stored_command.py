@@ -1,4 +1,4 @@
-"""Define ``costproof stored``, which states what a checkpoint takes on disk."""
+"""Define ``costproof stored``, which computes the size of a checkpoint on disk."""
 
 from __future__ import annotations
 

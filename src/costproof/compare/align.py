@@ -171,7 +171,7 @@ def _cell(metric: Metric, node: CostNode) -> Cell:
 
 
 def merge(cells: Sequence[Cell]) -> Cell:
-    """Merge cells of several kinds of the same module and source into one."""
+    """Merge the cells of several operator kinds in one module and source into one cell, with their values summed."""
     if len(cells) == 1:
         return cells[0]
     if not cells:

@@ -40,7 +40,7 @@ class _Found:
 
     @property
     def causes(self) -> tuple[Cause, ...]:
-        """Return the causes found, in descending order of their absolute amount."""
+        """Return the causes, in descending order of their absolute amount."""
         return tuple(
             Cause(kind, amount, tuple(self.evidence[kind, note][:_EVIDENCE]), note=note)
             for (kind, note), amount in sorted(self.amounts.items(), key=lambda item: (-abs(item[1]), item[0]))
@@ -121,7 +121,7 @@ def _vector(found: _Found, theirs: Sums, where: str, products: bool, module: str
 
 
 def _match(found: _Found, theirs: Sums, ours: Sums) -> None:
-    """Remove the work that both sides have: first by kind, then a row against a set of kinds of exactly its size."""
+    """Remove the work common to both sides: first equal kinds, then rows that equal the sum of a set of kinds."""
     names: dict[str, list[str]] = {}
     for kind in theirs:
         names.setdefault(kind_of(kind) if kind else "", []).append(kind)
@@ -143,7 +143,7 @@ def _match(found: _Found, theirs: Sums, ours: Sums) -> None:
 
 
 def _first_rows(found: _Found, theirs: Sums, ours: Sums, where: str) -> None:
-    """Explain a counter that states that it takes the first dimension of an output for all rows of a product."""
+    """Explain a counter that documents that it uses only dimension 0 of an output as the rows of a matrix product."""
     value, flops = theirs.get("", 0), sum(ours.values())
     if value and flops > value and flops % value == 0:
         found.covered += value

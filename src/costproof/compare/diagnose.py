@@ -68,7 +68,7 @@ def _likeness(row: AlignedRow, ctx: Context) -> Hashable:
 
 
 def diagnose(row: AlignedRow, ctx: Context) -> Diagnosis:
-    """Judge one row.
+    """Compare the sources of one row, and explain their differences by causes.
 
     All sources that take part must agree with the first of them. The reported pair is the first unexplained one, else
     the first that differs, else the one with the dynamic source.

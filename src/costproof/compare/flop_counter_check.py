@@ -58,7 +58,7 @@ def _alone(name: str, calls: Sequence[UnknownOp]) -> str:
 
 
 def _merged(rows: Iterable[AlignedRow]) -> Iterator[tuple[AlignedRow, str, int]]:
-    """Group equal rows of modules whose paths differ only in numbers: one row, the pattern, and their number."""
+    """Group equal rows of modules whose paths differ only in numbers: yield one row, the pattern, and the row count."""
     alike: dict[Hashable, list[AlignedRow]] = {}
     for row in rows:
         cells = tuple((s, c.value, c.kinds) for s, c in row.cells.items())
@@ -69,11 +69,12 @@ def _merged(rows: Iterable[AlignedRow]) -> Iterator[tuple[AlignedRow, str, int]]
 
 
 def _apart(rows: Sequence[AlignedRow], unjudged: Sequence[str]) -> tuple[list[AlignedRow], list[AlignedRow]]:
-    """Of rows of one module that differ: what operators without a formula of torch account for, and what is wrong.
+    """Split differing rows of a module into those explained by operators that torch has no formula for, and the rest.
 
-    Such an operator does work that torch's formulas lack: all of a kind that only the rules name, or some of its own
-    kind. Without it, both sides have to add up to the same: a composite of one is the products of the other. Else
-    only kinds that the rules do not name may be parts of it, as long as they do not exceed what it lacks.
+    An operator without a formula does work that torch's count lacks: all work of a kind that only our rules name, or
+    part of its own kind. Apart from it both sides must have equal sums, since a composite operator of one side may be
+    several products on the other. Failing that, only kinds that our rules do not name may be parts of the operator, and
+    only if they do not exceed the work that torch lacks.
     """
     own = {kind_of(name) for name in unjudged}
     gaps: list[tuple[AlignedRow, int]] = []

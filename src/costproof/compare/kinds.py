@@ -59,7 +59,7 @@ CARRIED_OUT_BY_MATMUL: Final[frozenset[str]] = frozenset({"attention", "einsum",
 
 @cache
 def kind_of(kind: str) -> str:
-    """Return the common kind of a source's operator name; a name outside the table is its own kind.
+    """Return the common kind of a source's operator name; a name outside the table is returned unchanged.
 
     ``aten._grouped_mm.default`` -> ``expert_gemm``, ``__rmatmul__`` -> ``matmul``, ``aten.lstm.input`` -> ``lstm``,
     ``foo::bar`` -> ``foo::bar``.

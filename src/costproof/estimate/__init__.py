@@ -1,1 +1,1 @@
-"""What counted work and memory come to on a device: bounds, never predictions. Nothing here needs torch."""
+"""Convert counted work and memory into bounds (never predictions) on a device. Nothing here needs torch."""

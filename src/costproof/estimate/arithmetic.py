@@ -1,4 +1,4 @@
-"""Split FLOPs by the dtype that they are multiplied in, and leave out those that another implementation can skip."""
+"""Split FLOPs by the dtype of the multiplication, and exclude those that another implementation can skip."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ def stage_clocks(forward: Forward, latency: int = 0) -> dict[StageKey, StageCloc
     found: dict[StageKey, Counter[str]] = {}
 
     def run(work: int, into: Counter[str]) -> None:
-        """Enqueue some work, which starts when it has arrived and the device is free."""
+        """Simulate enqueueing work on the device: it starts when it has arrived and earlier work has finished."""
         nonlocal end
         idle = max(0, enqueue + latency - end)
         into["both"] += idle + work

@@ -97,7 +97,7 @@ class OperatorWork:
 
     @property
     def spent(self) -> int | None:
-        """Nanoseconds of all calls."""
+        """Return the nanoseconds of all calls together."""
         return None if self.alone is None else self.calls * self.alone
 
 
@@ -277,13 +277,13 @@ class MeasuredOperator:
 
     @property
     def spent(self) -> int | None:
-        """Nanoseconds of all calls."""
+        """Return the nanoseconds of all calls together."""
         return None if self.alone is None else self.calls * self.alone.median
 
 
 @dataclass(frozen=True, slots=True)
 class ClockBorder:
-    """From which value of a setting on the device clock of a stage is longer than its host clock.
+    """The value of a setting from which the device clock of a stage is longer than its host clock.
 
     It is assumed that the host clock stays as it is, since the same operators are called (a loop over routed experts
     may call more), and that the device clock is proportional to max(FLOP / peak, bytes at the module boundary /
@@ -318,7 +318,7 @@ class Measurement:
     parts: tuple[MeasuredPart, ...] = ()
     """Parts, the longest first."""
     borders: tuple[ClockBorder, ...] = ()
-    """Where the device begins to bind; empty on a processor, and for a target without formulas."""
+    """Settings from which the device limits the time; empty on a processor, and for a target without formulas."""
 
     @property
     def name(self) -> str:

@@ -81,11 +81,13 @@ class MemoryPoint:
 
 @dataclass(frozen=True, slots=True)
 class MemoryLimit:
-    """The first value of a setting at which something no longer fits, all else as in the workload."""
+    """The first value of a setting at which something no longer fits, with all other settings unchanged."""
 
     setting: str
     held: HeldKind
-    """What no longer fits. The graph peak is the largest of those that a capture has as expressions, without arguments.
+    """The kinds of memory that no longer fit together.
+
+    The graph peak is the largest of those that a capture has as expressions, without arguments.
     """
     outcome: ThresholdOutcome
     """``never``: it fits at every value. ``refused``: the model does not accept a run of that size."""
@@ -125,7 +127,7 @@ class Fits:
     buffers_bytes: int | None = None
     """All registered buffers of the model, persistent or not; ``None``: not known."""
     notes: tuple[str, ...] = ()
-    """Notes of the sources on how they counted and on what they left out."""
+    """Notes of the sources on how they counted and on work that they omitted."""
 
     @property
     def name(self) -> str:
@@ -134,7 +136,7 @@ class Fits:
 
     @property
     def held_weights(self) -> int | None:
-        """Weights as they are held: stored ones if their layout is known, else those of the run."""
+        """Bytes of weights in memory: in their stored layout if it is known, else in the dtype of the run."""
         return self.weights_bytes if self.stored_bytes is None else self.stored_bytes
 
     @property
@@ -144,12 +146,12 @@ class Fits:
 
     @property
     def certain_bytes(self) -> int | None:
-        """Weights, cache, and buffers if they are known."""
+        """Bytes of weights, cache, and buffers if they are known."""
         return None if self.lasting_bytes is None or self.cache_bytes is None else self.lasting_bytes + self.cache_bytes
 
     @property
     def lasting_bytes(self) -> int | None:
-        """Weights, and buffers if they are known: allocated before and after the run."""
+        """Bytes of weights, and of buffers if they are known: allocated before and after the run."""
         return None if self.held_weights is None else self.held_weights + (self.buffers_bytes or 0)
 
     @property
@@ -167,7 +169,7 @@ class Fits:
 
     @property
     def peaks_bytes(self) -> int | None:
-        """Sum of the peaks of all stages; ``None``: one is not known."""
+        """Sum of the peaks of all stages; ``None`` if one is unknown."""
         return exact_sum(s.peaks_bytes for s in self.stages)
 
     @property

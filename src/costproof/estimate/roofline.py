@@ -110,7 +110,7 @@ class ThresholdPoint:
 
 @dataclass(frozen=True, slots=True)
 class BottleneckThreshold:
-    """Where a setting makes one side exceed the other, all else as in the workload."""
+    """The value of a setting from which one side of a bound exceeds the other, with all other settings unchanged."""
 
     stage: str
     setting: str
@@ -160,7 +160,7 @@ class Roofline:
     its configuration names; if not, the floor includes such work.
     """
     notes: tuple[str, ...] = ()
-    """Notes of the sources on how they counted and on what they left out."""
+    """Notes of the sources on how they counted and on work that they omitted."""
 
     @property
     def name(self) -> str:
@@ -181,7 +181,7 @@ _LARGEST: Final = 10**100
 
 
 def roofline_in(data: object, where: str) -> Roofline:
-    """Return the roofline in the data of a file, after recomputing its bounds.
+    """Return the roofline stored in the data of a file, after recomputing and checking its bounds.
 
     Raises:
         BadInput, Problems: it is not a roofline, is damaged, or contradicts itself.
@@ -209,7 +209,7 @@ def _contradictions(found: Roofline) -> Iterator[BadInput]:
         {s.id for s in found.stages},
     )
     if len(stages) < len(found.stages):
-        yield BadInput("a stage is there twice", where="$.stages")
+        yield BadInput("a stage occurs twice", where="$.stages")
     for i, part in enumerate(found.parts):
         if part.stage not in stages:
             yield BadInput(
@@ -250,7 +250,7 @@ def _unlike(bound: WorkBound, of: Roof, where: str, *, summed: bool = False) -> 
     if bound != expected:
         name = next(f.name for f in fields(WorkBound) if getattr(bound, f.name) != getattr(expected, f.name))
         right, got = (str(getattr(b, name))[:80] for b in (expected, bound))
-        yield BadInput("this does not follow from its work", where=f"{where}.{name}", expected=right, got=got)
+        yield BadInput("this is not the bound that its work gives", where=f"{where}.{name}", expected=right, got=got)
 
 
 def _inexact(value: Rational | None, where: str) -> Iterator[BadInput]:
@@ -421,7 +421,7 @@ def bounds(
 
 
 def _spared_experts(rows: Sequence[Mapping[Metric, int | None]]) -> int | None:
-    """Return the bytes of experts that are read in a stage, without those that one token of a call passes."""
+    """Return the bytes of experts read in a stage, beyond the experts that a single token passes in each call."""
     calls = min((costs["calls"] or 0 for costs in rows if costs.get("calls")), default=0)
     spared = []
     for costs in rows:

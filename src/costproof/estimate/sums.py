@@ -1,4 +1,4 @@
-"""Sums of metrics over the nodes and calls of a run, as data: what an estimate adds up."""
+"""Sum metrics over the nodes and calls of a run, for estimates."""
 
 from __future__ import annotations
 

@@ -182,7 +182,7 @@ def _ours(folder: Path) -> bool:
 
 
 def take(path: Path, mode: str, busy: str) -> BinaryIO:
-    """Open a file that one process at a time may hold.
+    """Open a lock file that only one process at a time can hold.
 
     Raises:
         BadInput: another process holds it (message ``busy``).

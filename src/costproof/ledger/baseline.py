@@ -69,7 +69,7 @@ class Folded:
     bounds: bool = False
     """See :class:`~costproof.ledger.node.Ledger`."""
     notes: tuple[str, ...] = ()
-    """Notes of the source on how it counted and on what it left out."""
+    """Notes of the source on how it counted and on work that it omitted."""
 
     def items(self) -> Iterator[tuple[BaselineRow, int | None]]:
         """Yield all rows with their numbers, in a fixed order."""
@@ -161,12 +161,15 @@ def parse_baseline(data: object, *, where: str) -> Baseline:
     ]
     for source, folded in found.sources.items():
         if len({*folded.stages}) < len(folded.stages):
-            problems.append(BadInput("a stage is there twice", where=f"$.sources.{source}.stages"))
+            problems.append(BadInput("a stage occurs twice", where=f"$.sources.{source}.stages"))
         for metric, twice in folded.repeated.items():
             rows = exact_sum(value for row, value in folded.items() if row.metric == metric)
             if metric not in STAGE_WIDE or (None not in (twice, rows) and not 0 <= (twice or 0) <= (rows or 0)):
                 problems.append(
-                    BadInput("more is repeated than is there", where=f"$.sources.{source}.repeated, {metric}")
+                    BadInput(
+                        "the repeated amount exceeds the sum of the rows",
+                        where=f"$.sources.{source}.repeated, {metric}",
+                    )
                 )
     if problems:
         raise Problems(f"the baseline {where} is damaged", problems, fix=_AGAIN)

@@ -131,7 +131,7 @@ class Capture:
 
     @property
     def not_counted(self) -> tuple[tuple[str, str], ...]:
-        """Return (what, why) of everything that no number includes: work outside a run, and missing sources."""
+        """Return (subject, reason) of everything that no number includes: work outside a run, and missing sources."""
         return (*NOT_COUNTED, *((f"{source} source", why) for source, why in sorted(self.lacking.items())))
 
     def values(self, invocation: Invocation | None) -> dict[str, int]:

@@ -59,7 +59,7 @@ class CounterCall:
 
     @property
     def value(self) -> int | None:
-        """Return the tool's total, in its unit."""
+        """Return the tool's total, in the tool's unit."""
         return None if self.error is not None else total(self.nodes, "flops")
 
 
@@ -87,7 +87,7 @@ class CounterRun:
 
 @dataclass(frozen=True, slots=True)
 class CounterRecord:
-    """Results of counters and our own count of the same forwards; the first step represents decode."""
+    """Results of third-party counters and our own count for the same forward passes; one step represents decode."""
 
     truth: tuple[CounterCall, ...]
     runs: tuple[CounterRun, ...]

@@ -72,7 +72,7 @@ class OperatorTime:
 
 @dataclass(frozen=True, slots=True)
 class EnqueuedCall:
-    """One operator call on the two clocks of an eager run, in nanoseconds; the calls of a stage stand in their order.
+    """One operator call on the two clocks of an eager run, in nanoseconds; calls of a stage are in order of execution.
 
     On a processor the work is done inside the call: ``device`` is 0, ``launches`` is 0, and ``dispatch`` has all of it.
     """

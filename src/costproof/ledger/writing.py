@@ -98,7 +98,7 @@ def write_named(path: Path, content: Content) -> None:
 
 
 def places(paths: Iterable[Path]) -> list[Path]:
-    """Return where files of a folder are written; links may lead to a place in their folder, or to a device.
+    """Return the paths at which files of a folder are written; links may only lead to a path in the folder or a device.
 
     Whoever created the folder may be another user, and must not choose which file of the writer is overwritten.
 

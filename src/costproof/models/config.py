@@ -56,7 +56,7 @@ class NativeConfig(Config):
 
     __slots__ = ()
     model_type: ClassVar[str]
-    """As in a file, and as transformers registers the class of the model under."""
+    """Model type in a configuration file, under which transformers registers the class of the model."""
 
     @classmethod
     @abstractmethod

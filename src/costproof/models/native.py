@@ -109,7 +109,7 @@ class Configured(ABC, Generic[C]):
         if options.layers is None or options.layers == self.options.layers:
             return replace(self, options=options)
         if self.cut:
-            raise BadInput("the model is cut already", where="--layers", got=options.layers)
+            raise BadInput("the model is already cut", where="--layers", got=options.layers)
         small, cut = self.first_layers(options.layers)
         return replace(self, config=small, options=options, cut=tuple(cut.items()), whole=self.config)
 

@@ -17,13 +17,14 @@ from costproof.foreign import contained, skip
 from costproof.ledger.aside import scratch
 from costproof.ledger.environment import require
 from costproof.ledger.errors import BadInput, CostproofError
+from costproof.ledger.files import read_configuration
 from costproof.ledger.schema import adapter
 from costproof.ledger.workload import Invocation, TargetInfo, Workload
 from costproof.models import families
 from costproof.models.config_keys import type_of_class
 from costproof.models.generic.address import Address, address
 from costproof.models.generic.huggingface import default_config, huggingface, read_config
-from costproof.models.known import KNOWN
+from costproof.models.known import KNOWN, Known
 from costproof.models.target import NamedWorkload, Setting, Target
 from costproof.plugins import OURS, Plugin, Registry, lazy
 
@@ -278,6 +279,8 @@ def target_factory(name: str) -> TargetFactory:
 def load_target(name: str, config_path: Path | None = None, *, trusted: bool = False) -> Target:
     """Return the target for a name or an address, with the configuration in a file if one is given.
 
+    A file that the formulas of the named family do not describe is counted by its graph, as ``hf:FILE`` is.
+
     Args:
         trusted: whether the Python code of a snapshot may run.
 
@@ -290,7 +293,21 @@ def load_target(name: str, config_path: Path | None = None, *, trusted: bool = F
         return found.load(trusted)
     if named.kind != "name":
         raise BadInput("this model has a configuration of its own", where="--config", got=str(config_path))
+    if _is_beyond(found.factory, config_path):
+        return _generic(read_address(f"hf:{config_path}"), trusted)
     return found.factory.from_file(config_path)
+
+
+def _is_beyond(factory: TargetFactory, path: Path) -> bool:
+    """Return whether a file is of the type of a factory, and no formulas describe it: its cache, or its parts."""
+    family = TARGETS.load(factory.family) if isinstance(factory, Known) else factory
+    if not (isinstance(family, ServesTypes) and isinstance(family, ServesParts) and path.is_file()):
+        return False
+    data = read_configuration(path)
+    if not isinstance(data, dict):
+        return False
+    kind = type_of_class(data) or data.get("model_type")
+    return kind in family.model_types and not family.serves(data)
 
 
 def _located(named: Address) -> _Located:

@@ -26,7 +26,7 @@ class Setting:
     """Workload setting: an option of the command line and a keyword argument in Python."""
 
     name: str
-    """As an argument: ``base_size``; as an option ``--base-size``."""
+    """Name of the Python argument: ``base_size``; the option is ``--base-size``."""
     what: str
     """In one line, for ``--help``."""
     kind: Literal["integer", "text", "file", "choice", "list"] = "integer"
@@ -163,11 +163,11 @@ class WithStorage(Target, Protocol):
 
     @property
     def stored(self) -> Stored:
-        """Return what the files of the checkpoint say about it."""
+        """Return the properties of the checkpoint that its files state."""
         ...
 
     def build_stored(self) -> nn.Module:
-        """Return the model on the meta device in the dtype of what its checkpoint does not quantise."""
+        """Return the model on the meta device, in the dtype of the tensors that its checkpoint does not quantise."""
         ...
 
 
@@ -304,7 +304,7 @@ def run_with(target: Target, options: RunOptions) -> Target:
     if isinstance(target, Runnable):
         return target.with_options(options)
     if options != RunOptions():
-        raise BadInput("this target cannot be run as a whole, so there is nothing to choose", where=target.name)
+        raise BadInput("this target cannot be run as a whole, so run options have no effect", where=target.name)
     return target
 
 

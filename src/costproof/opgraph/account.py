@@ -145,7 +145,7 @@ def arithmetic_dtype(op: OpCall) -> str:
 
 def _uncounted_module_error(op: OpCall) -> Incomplete:
     return Incomplete(
-        "an operator outside all counted modules computes",
+        "an operator outside all counted modules has a cost",
         where=f"{op.label} in {op.module or '(root)'}",
         expected="work inside the modules of the target",
         got=op.name,
@@ -180,7 +180,7 @@ def cache_nodes(locate: InvocationLocator, graph: Graph, cache_inputs: Iterable[
 
 
 def _bytes_by_writer(value: Value, writer: Mapping[str, OpCall]) -> list[tuple[str, Size]]:
-    """Return the bytes of a tensor by the module that wrote them, if one appends to another's result."""
+    """Return (module, bytes) of the parts of a tensor; modules that append by ``cat`` have the part that they added."""
     op = writer.get(value.id)
     if op is None:
         return []
@@ -191,7 +191,7 @@ def _bytes_by_writer(value: Value, writer: Mapping[str, OpCall]) -> list[tuple[s
 
 
 def cache_growth_nodes(stage: str, invocation: str, module: str, grown: Size) -> list[CostNode]:
-    """Return nodes for cache growth, on the module and in the floor of the root; empty without growth."""
+    """Return the nodes of cache growth: appended bytes on the module, floor bytes on the root; empty without growth."""
     found = []
     for path, metrics in ((module, APPENDED), ("", (FLOOR,))) if grown != 0 else ():
         known: dict[Metric, int | None] = dict.fromkeys(metrics, grown) if isinstance(grown, int) else {}

@@ -101,7 +101,7 @@ def peak_of(line: Timeline) -> Peak:
 
 
 def _curve(line: Timeline) -> tuple[Moment, ...]:
-    """Return the bytes held over the execution; see :attr:`~costproof.ledger.peaks.Peak.curve`."""
+    """Return the allocated bytes over the execution; see :attr:`~costproof.ledger.peaks.Peak.curve`."""
     held, modules, module = line.held(), list[str](), ""
     for event in line.events:
         module = line.tensors[event.tensor].module if event.made else module

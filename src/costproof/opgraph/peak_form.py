@@ -36,7 +36,7 @@ def peak_form(events: Iterable[MemoryEvent], sizes: Sequence[Size]) -> sympy.Exp
         if not any(_at_least(other, moment) for other in found):
             found = [other for other in found if not _at_least(moment, other)] + [moment]
     if len(found) > MOST:
-        raise Incomplete("too many moments can be the highest", expected=f"at most {MOST}", got=len(found))
+        raise Incomplete("too many moments may be the peak", expected=f"at most {MOST}", got=len(found))
     return sympy.Max(*(sum((n * term for term, n in moment.items()), sympy.Integer(0)) for moment in found or [{}]))
 
 

@@ -89,7 +89,7 @@ def number_bytes(value: Value) -> int:
 
 
 def _part_of_output(op: OpCall, at: int, out: Value, source: Value, part: ViewPart) -> ViewPart:
-    """Return the part that output ``at`` shows of the part that its source shows."""
+    """Return the part of the root tensor in output ``at`` of a view, given the part in the source of the view."""
     name, shown, before = canonical(op.name), count_numbers(out), count_numbers(source)
     # What a slice of repeats shows of the part is at most all of it; which repeats it leaves out is not looked at.
     if name in _REPEATING or shown == before or before != part.numbers:

@@ -43,11 +43,11 @@ class GraphWriter:
         return [[v.id, [to_plain(s) for s in v.shape], v.dtype, v.origin, v.name] for v in self._numbers]
 
     def numbers(self, values: tuple[Value, ...]) -> list[int]:
-        """Return the numbers of tensors, and number new ones."""
+        """Return the indices of tensors in the table, and append tensors that it lacks."""
         return [self._numbers.setdefault(v, len(self._numbers)) for v in values]
 
     def graph(self, graph: Graph) -> dict[str, Any]:
-        """Return a graph as plain data, with tensors by number.
+        """Serialize a graph to JSON-compatible data, in which tensors are indices into a separate table.
 
         Raises:
             TypeError: an argument of an operator is not a number, a string, a size or a list of these.

@@ -70,7 +70,7 @@ def active_elements(costed: CostedGraph) -> dict[str, int | None]:
 
 
 def _row_of(op: OpCall) -> Value | None:
-    """Return the parameter if a call shows one row of it, else ``None``."""
+    """Return the parameter if a call returns one row of it as a view, else ``None``."""
     table = op.tensors[0] if op.tensors and op.outputs else None
     if table is None or table.origin != "param" or not table.shape:
         return None

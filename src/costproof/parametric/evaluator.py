@@ -61,13 +61,15 @@ class Regime:
     call_sizes: Mapping[tuple[str, str], Mapping[str, SizeExpr]]
     """(Stage, invocation) -> the expressions of its symbols; common symbols are under ``("", "")``."""
     symbols: Mapping[tuple[str, str], Mapping[str, Polynomial]]
-    """The same symbols as polynomials."""
+    """The symbols of the calls as polynomials."""
     atoms: AtomTable
     costs: dict[CostCell | BaselineRow, Quotient]
     """Costs that were compiled so far."""
     checked: bool = False
     """Whether the compiled costs were compared with the formulas at another point."""
     rows: dict[BaselineRow, list[tuple[CostNode, Metric]]] = field(default_factory=dict)
+    one_of_each: list[CostNode] | None = None
+    """The nodes of :func:`~costproof.estimate.sums.distinct_layers`, once they were needed."""
     graphs: tuple[CallPeaks, ...] = ()
     """Calls with their graph peaks as expressions, if these are wanted."""
     compared: dict[int, Incomplete | None] = field(default_factory=dict)
@@ -109,7 +111,7 @@ class Regime:
         return [chunk.column(cost) for cost in costs]
 
     def costs_at(self, values: Mapping[str, int]) -> PointCosts:
-        """Return all costs at one point of the regime."""
+        """Return all costs at one point inside the regime."""
         assert self.ledger is not None
         if not self.rows:
             for node in self.ledger.nodes:
@@ -370,7 +372,7 @@ class Evaluator(Generic[T]):
 
 
 def _without_numbers(choices: PointChoices, numbers: Collection[str]) -> Any:
-    """Return the choices of a point without the values of its numbers, as a key of a dictionary."""
+    """Return the values of a point except its numbers, as a dictionary key."""
     others = [
         (name, None if name in numbers else str(value))
         for name, value in (

@@ -125,7 +125,7 @@ def _runs(axis: GridAxis) -> Iterator[tuple[dict[GridParameter, Any], GridAxis |
 
 
 def grid_axes(points: Evaluator[WithKeys], over: Over, option: str = "--over") -> tuple[GridAxis, ...]:
-    """Return the axes of one product.
+    """Parse ``NAME=VALUES`` words into the axes of one grid (Cartesian product).
 
     Args:
         points: the evaluator of the target.
@@ -224,7 +224,7 @@ def resolve_parameter(points: Evaluator[WithKeys], given: str, where: str) -> Gr
 
 
 def _values(name: GridParameter, word: str, where: str) -> Sequence[Any]:
-    """Return the values of one word of the command line."""
+    """Parse one comma-separated item of VALUES into the values that it denotes."""
     text = word.strip()
     span = _RANGE.fullmatch(text) if name.number else None
     if span is not None:
@@ -244,16 +244,18 @@ def parse_value(name: GridParameter, text: str, where: str) -> Any:
     if name.number:
         if not re.fullmatch(r"\d{1,12}", text):
             raise BadInput(
-                "this is an integer, or a range", where=where, expected="N or START:STOP:STEP", got=text[:60]
+                "this must be an integer or a range", where=where, expected="N or START:STOP:STEP", got=text[:60]
             )
         return int(text)
     if isinstance(name.now, bool):
         if text not in ("true", "false"):
-            raise BadInput("this is true or false", where=where, got=text[:60])
+            raise BadInput("this must be true or false", where=where, got=text[:60])
         return text == "true"
     if isinstance(name.now, tuple):
         if not re.fullmatch(r"\d{1,12}(\+\d{1,12})*", text):
-            raise BadInput("this is a list of integers", where=where, expected="integers joined by +", got=text[:60])
+            raise BadInput(
+                "this must be a list of integers", where=where, expected="integers joined by +", got=text[:60]
+            )
         return tuple(map(int, text.split("+")))
     if isinstance(name.now, float):
         try:
@@ -261,7 +263,7 @@ def parse_value(name: GridParameter, text: str, where: str) -> Any:
         except ValueError:
             number = inf
         if not isfinite(number):
-            raise BadInput("this is a number", where=where, got=text[:60])
+            raise BadInput("this must be a number", where=where, got=text[:60])
         return number
     return text
 
@@ -273,7 +275,7 @@ def _check_values(name: GridParameter, values: Iterable[Any], where: str) -> Seq
     found = [int(v) if isinstance(v, np.integer) else v for v in values]
     if name.number and not all(type(v) is int and 0 <= v < 2**40 for v in found):
         wrong = next(v for v in found if type(v) is not int or not 0 <= v < 2**40)
-        raise BadInput("this is an integer", where=where, got=repr(wrong)[:60])
+        raise BadInput("this must be an integer", where=where, got=repr(wrong)[:60])
     return found
 
 

@@ -1,4 +1,4 @@
-"""Costs as polynomials in what varies, with all constants inserted and like terms collected."""
+"""Represent costs as polynomials in the varying symbols, with constants inserted and like terms collected."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class AtomTable:
         return self._function(node.func, parts, text(node))
 
     def largest(self, parts: list[Polynomial]) -> Polynomial:
-        """Return the maximum of polynomials that are not negative."""
+        """Return the maximum of several polynomials with nonnegative values; 0 for none."""
         return self._function(sympy.Max, parts, "Max") if len(parts) > 1 else parts[0] if parts else _constant(0)
 
     def _power(self, base: Polynomial, exponent: int) -> Polynomial:

@@ -1,4 +1,4 @@
-"""Formulas of one run as functions of its settings, all else as in the run."""
+"""Evaluate the formulas of a run as functions of one of its settings, with all others unchanged."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class _RunFamily:
 
 @dataclass(frozen=True, slots=True)
 class Threshold:
-    """Where a sum exceeds another one; see :class:`~costproof.estimate.roofline.BottleneckThreshold`."""
+    """Value of a setting where a sum exceeds another; see :class:`~costproof.estimate.roofline.BottleneckThreshold`."""
 
     outcome: ThresholdOutcome
     at: int | None = None
@@ -169,7 +169,9 @@ class SettingCurve(_RunFamily):
                     if stage and here and needed <= known.keys():
                         found[(stage, invocation, term.source), "whole"] += 1
                 continue
-            for node in regime.ledger.nodes if term.layers == "all" else distinct_layers(regime.ledger.nodes):
+            if term.layers != "all" and regime.one_of_each is None:
+                regime.one_of_each = list(distinct_layers(regime.ledger.nodes))
+            for node in regime.ledger.nodes if term.layers == "all" else regime.one_of_each or ():
                 if term.metric in node.exprs and term.nodes(node):
                     found[(node.stage, node.invocation, node.exprs[term.metric]), term.take] += term.factor
         return [(key, factor, take) for (key, take), factor in found.items()]

@@ -52,7 +52,7 @@ _kept: dict[str, ModuleType] = {}
 
 
 def compiled() -> bool:
-    """Return whether the kernels can be loaded; the stand-in of :func:`on_meta` does not count."""
+    """Return whether the compiled kernels can be loaded; the placeholder of :func:`on_meta` does not count."""
     if isinstance(sys.modules.get(COMPILED), _StandIn):
         return False
     try:
@@ -183,7 +183,7 @@ def _available() -> Iterator[None]:
 
 
 class _StandIn(ModuleType):
-    """An empty module in place of the compiled one."""
+    """Empty placeholder of the compiled module."""
 
     def __init__(self) -> None:
         super().__init__(COMPILED, "An empty stand-in: shapes need no kernels.")

@@ -31,7 +31,7 @@ _ROPE_TYPE: Final = "rope_type"
 _TEST: Final = "tracers/test_as_it_runs.py"
 
 Assumptions = dict[str, None]
-"""Sentences on what was taken for granted, in order."""
+"""Sentences on the assumptions of a run, in order."""
 
 _open: list[Assumptions] = []
 """The assumptions of the open context: only the outermost one patches transformers."""
@@ -212,7 +212,7 @@ def _modules_to_search() -> list[Any]:
 
 
 def _remember_lacking(module: ModuleType) -> None:
-    """Remember that a module lacks the functions until it is deleted, since another may get its id then."""
+    """Record that a module lacks the functions, until it is deleted and its id may be reused."""
     key, lacking = id(module), _lacking  # the global is None when Python exits
     lacking[key] = weakref.ref(module, lambda _: lacking.pop(key, None))
 

@@ -82,25 +82,25 @@ class KnownIntegers:
         return len(self.shape)
 
     def to(self, *args: Any, **kwargs: Any) -> KnownIntegers:
-        """Return them with the given dtype, if any; a device changes nothing."""
+        """Return the values with the given dtype, if any; a device argument is ignored."""
         dtype = next((v for v in (*args, *kwargs.values()) if isinstance(v, torch.dtype)), None)
         return self if dtype is None else self._called(torch.Tensor.to, dtype)
 
     def cpu(self) -> KnownIntegers:
-        """Return them unchanged."""
+        """Return the values unchanged."""
         return self
 
     @property
     def floats(self) -> bool:
-        """Return whether a computation has made them floating-point."""
+        """Return whether the values are floating-point."""
         return self.dtype.is_floating_point
 
     def moved(self, change: Callable[[torch.Tensor], torch.Tensor]) -> KnownIntegers:
-        """Return them on the device to which ``change`` moves a tensor."""
+        """Return the values on the device to which ``change`` moves a tensor."""
         return KnownIntegers(self.values, change(self.here), self.dtype)
 
     def plain(self, device: torch.device | None = None) -> torch.Tensor:
-        """Return a tensor of this shape and dtype, with these values unless it is on meta."""
+        """Return an ordinary tensor of this shape and dtype, with these values unless it is on meta."""
         where = device or self.device
         if where.type == "meta":
             return torch.zeros(self.shape, dtype=self.dtype, device=where)
@@ -126,7 +126,7 @@ class KnownIntegers:
 
     @classmethod
     def __torch_function__(cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call a function of torch that has some of these among its arguments."""
+        """Run a torch function with such values among its arguments."""
         given = tree_leaves((args, kwargs or {}))
         beside = next((v for v in given if isinstance(v, torch.Tensor) and not hasattr(v, _WRITTEN)), None)
         if beside is None:

@@ -1,4 +1,4 @@
-"""Describe attributes of other packages that are replaced for a time, and replace them in a context manager."""
+"""Describe temporary replacements of attributes of other packages, and apply them in a context manager."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Patch:
     test: str
     """The test file that fails without the patch, relative to ``tests``."""
     missing: Literal["error", "skip", "create"] = "error"
-    """What to do where the installed version lacks the target."""
+    """Behaviour if the installed version lacks the target."""
 
     @property
     def package(self) -> str:
@@ -54,7 +54,7 @@ class SettingPatch(Patch):
     """A variable of a configuration module; ``make`` returns its value. It is skipped where a version lacks it."""
 
     def install(self, undo: ExitStack, *context: Any) -> None:
-        """Set the variable; ``undo`` sets its value of before."""
+        """Set the variable; ``undo`` restores its previous value."""
         module, _, name = self.target.partition(":")
         config = pkgutil.resolve_name(module)
         if hasattr(config, name):

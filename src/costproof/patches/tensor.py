@@ -121,9 +121,9 @@ class AutocastDtypes:
     """The dtypes of the autocast regions of a run, as names without ``torch.``."""
 
     on: set[str] = field(default_factory=set)
-    """Of regions that were entered and cast."""
+    """Dtypes of the regions that were entered and cast."""
     missing: set[str] = field(default_factory=set)
-    """Of regions that torch disabled because this machine lacks their device."""
+    """Dtypes of the regions that torch disabled because this machine lacks their device."""
 
 
 def _note_disabled(original: Callable[..., Any], found: AutocastDtypes) -> Callable[..., Any]:

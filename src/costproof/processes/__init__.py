@@ -33,7 +33,7 @@ class Limits:
 
     seconds: int = 0
     memory_bytes: int = 0
-    """Of private memory, for the whole process."""
+    """Limit of the private memory of the whole process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Outcome(Generic[R]):
 
 
 Hear = Callable[[str, Any], None]
-"""Called with the name of a piece of work and what it says, from a thread of its own."""
+"""Callback with the name of a piece of work and each message from it, called on a separate thread."""
 
 
 class Pool(Generic[R]):

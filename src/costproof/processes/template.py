@@ -24,11 +24,11 @@ from typing import IO, Final, NoReturn
 from costproof.foreign import own
 
 _MOST: Final = 2
-"""Templates that are kept: one for a process alone, one for those with others beside them."""
+"""Most live templates: one for a single process, one for processes that run in parallel."""
 _NOTE: Final = struct.Struct("=q")
 """A process id, or an exit code."""
 _CHANGING: Final = "PYTEST_CURRENT_TEST"
-"""A variable of the environment that says where this process is, not how anything is imported."""
+"""Environment variable that describes the state of this process and has no effect on imports."""
 
 _kept: dict[object, Template] = {}
 _lock = threading.RLock()

@@ -108,7 +108,7 @@ def _every_claim(c: Certificate) -> Table:
 
 
 def _sums(c: Certificate) -> Table:
-    """Return the sums of FLOPs with typeset formulas."""
+    """Return the table of FLOPs per stage, each the sum of the claims as a typeset formula."""
     rows = [(stage, Html(mathml(text(factored(total)), c.symbols))) for stage, total in totals(c).items()]
     return Table(("Stage", "FLOPs, 2 per multiply-accumulate"), "l", rows)
 

@@ -166,7 +166,7 @@ class Figure:
     remark: str
     """The error, or the unexplained rest; empty if there is none."""
     values: tuple[int | None, ...]
-    """Exact numbers behind the cells between name and verdict; None for cells that are not numbers."""
+    """Exact values of the cells between name and verdict; ``None`` for cells that are not numbers."""
 
     def lines(self, *, causes: bool) -> list[str]:
         """Return the lines of text below the table: the remark, or the causes."""
@@ -176,7 +176,7 @@ class Figure:
 
     @property
     def name(self) -> str:
-        """Return the name of the counter, or of the user's own number."""
+        """Return the name of the counter, or of the user's number that the row shows."""
         return self.cells[0]
 
 

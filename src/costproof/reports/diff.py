@@ -209,7 +209,7 @@ def _numbers(q: Quantity | RowDiff, metric: Metric) -> tuple[str, ...]:
 
 
 def _details(found: Diff) -> Iterator[Details]:
-    """Yield what a comment folds, most valuable first."""
+    """Yield the collapsible sections of a comment, most valuable first."""
     apart_ = [(Code(truncate(p.name, 4 * _NAME)), f": {p.why}") for p in found.players if p.why]
     if apart_:
         title = "Keys that are not told apart, because a model with only some of them is refused"
@@ -275,7 +275,7 @@ def _part(row: RowDiff) -> str:
 
 
 def _fate(row: RowDiff) -> tuple[str, ...]:
-    """Return what became of a part that only one side has there."""
+    """Return the word for a part that only one side has at this place: added, removed or moved."""
     if row.moved:
         return f" ({row.change}: ", Code(row.moved), ")"
     return () if row.change == "changed" else (f" ({row.change})",)
@@ -323,7 +323,7 @@ def diff_sentence(found: Diff) -> str:
 
 
 def comparison_gaps(found: Diff) -> tuple[str, ...]:
-    """Return what keeps the comparison from being whole, and what a source gives on one side only."""
+    """Return the reasons why the comparison is incomplete, and the metrics that a source gives on one side only."""
     return (*found.incomplete, *found.silent)
 
 

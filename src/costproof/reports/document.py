@@ -24,7 +24,7 @@ class Code(str):
 
 
 class Strong(str):
-    """Text in bold."""
+    """Bold text."""
 
     __slots__ = ()
 
@@ -53,7 +53,7 @@ class Status:
 
     word: str
     more: Prose = ""
-    """Text behind it, in the same cell."""
+    """Text after it in the same cell."""
 
 
 Cell = Prose | Number | Status
@@ -68,7 +68,7 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The sentence that states the verdict, where it does not stand at the top."""
+    """The sentence that states the verdict, for documents that do not show it at the top."""
 
     word: str
     sentence: str
@@ -76,7 +76,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Items:
-    """A list."""
+    """A bulleted list of items."""
 
     items: tuple[Prose, ...]
 
@@ -104,9 +104,9 @@ class Table:
     title: Prose = ""
     most: int | None = None
     noun: str = "row"
-    """What one row is, in the singular."""
+    """Singular noun for a row: ``claim``."""
     rest: str = "the JSON"
-    """Where the remaining rows are."""
+    """Location of the remaining rows: ``certificate.json``."""
     keys: int | None = None
     """Number of leading columns that identify a row, repeated where a screen splits the table; default: columns of
     words."""
@@ -183,7 +183,7 @@ class Document:
     sentence: str = ""
     """The verdict in one sentence, printed below the title."""
     about: Sequence[Prose] = ()
-    """Lines on what was counted."""
+    """Lines that describe the counted model, workload and conditions."""
     foot: Sequence[Block] = ()
     """Conventions and versions."""
     sign: str = ""
@@ -193,7 +193,7 @@ class Document:
 
 
 def plain_text(prose: Prose) -> str:
-    """Return prose without its typography."""
+    """Return prose as plain text, without code and bold markup."""
     return prose if isinstance(prose, str) else "".join(prose)
 
 

@@ -79,7 +79,7 @@ def fit_sentence(found: Fits) -> str:
 
 
 def _as_counted(found: Fits) -> TargetInfo:
-    """Return the target without the formats that are counted as they are stored."""
+    """Return the target without those stored formats that the count already uses as stored."""
     left = {part: text for part, text in found.target.quantised.items() if part != "weights" or not found.stored_format}
     return replace(found.target, quantised=left)
 

@@ -132,7 +132,7 @@ class MarkdownPrinter:
         return unbroken(text) if self.budget is not None and align == "r" else text
 
     def prose(self, prose: Prose) -> str:
-        """Return one line."""
+        """Return prose as one line of Markdown, escaped, with code and bold markup."""
         return "".join(_piece(p) for p in pieces(prose))
 
 

@@ -139,7 +139,7 @@ def document(found: Measurement, form: Form) -> Document:
 
 
 def _says(found: Measurement) -> list[str]:
-    """Return what the columns of the split mean."""
+    """Return the text that explains the columns of a stage's time."""
     known = all(row.clocks is not None for row in found.rows)
     if found.predicted:
         return [PREDICTS] if known or found.device.module_call is not None else [PREDICTS, NO_COSTS]
@@ -222,7 +222,7 @@ def _variant(form: VariantTime | None) -> str:
 
 
 def _wrong(found: Measurement) -> list[str]:
-    """Return times that cannot be, and what to do about them."""
+    """Return the section on impossible times (below a bound), with possible remedies."""
     floor = "the floor is too high for a run that leaves out products of the bound; docs/roofline.md lists them"
     again = "the device file says what was reached once: measure it again while nothing else runs"
     measured = found.device.origin == "measured"

@@ -21,7 +21,7 @@ Folder = Literal["", "report", "measured", "later"]
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """An output: its data half, and the half that writes it as text."""
+    """An output format: a function that prepares the data, and one that writes them as text."""
 
     name: str
     """Subject and format: ``static-md``."""

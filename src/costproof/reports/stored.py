@@ -56,7 +56,7 @@ def _totals(found: StoredCheckpoint) -> Iterator[tuple[str, Number]]:
 
 
 def sentence(found: StoredCheckpoint) -> str:
-    """Return the result in one sentence, with the comparison if there are headers."""
+    """Return the size of a checkpoint in one sentence, with the result of comparing it to headers if they were read."""
     how = ", ".join(found.formats) or "not quantised"
     size = f"{exact(found.totals.bytes)} B ({human(found.totals.bytes, 'B')}), {how}"
     if found.headers is None:

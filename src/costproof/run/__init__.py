@@ -1,1 +1,1 @@
-"""The room that knows all sources: one run, from a request to a capture and what is checked with it."""
+"""Carry out requests with all sources: from a request to a capture, a proof, a diff or an estimate."""

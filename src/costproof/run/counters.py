@@ -32,7 +32,7 @@ from costproof.tracers.static import stages_not_exported
 from costproof.views.counters import CounterReport, OwnNumber
 
 SECONDS, MEMORY_GIB = 600, 4
-"""What one counter may use, unless somebody says otherwise."""
+"""Default limits of one counter: seconds and GiB of memory."""
 
 
 def counters(
@@ -89,7 +89,7 @@ def counters(
 
 
 def one_step(run: Workload) -> Workload:
-    """Return the workload with at most one decode step: a counter sees one forward."""
+    """Return the workload with at most one decode step, since a counter measures one forward pass at a time."""
     return replace(run, new_tokens=min(run.new_tokens, 1))
 
 

@@ -67,7 +67,7 @@ _LOADS: Final = "costproof: it loads"
 
 @dataclass(frozen=True, slots=True)
 class Extra:
-    """An optional part of costproof, and which of its packages are installed."""
+    """An optional extra of costproof, with the installed and missing packages."""
 
     name: str
     packages: dict[str, str | None]
@@ -108,7 +108,7 @@ class Machine:
     """3 if a package that the core needs is missing, or one is too old."""
 
     def table_rows(self) -> Sequence[object]:
-        """Return everything as rows."""
+        """Return all results as rows of a table."""
         return [
             *({"what": "package", "name": n, "state": v, "note": use} for n, v, use in self.packages),
             *({"what": "source", "name": n, "state": state, "note": ""} for n, state in self.sources.items()),

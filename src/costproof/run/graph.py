@@ -31,7 +31,7 @@ def drawable(
     rules: Files = (),
     trust_remote_code: bool = False,
 ) -> Drawable:
-    """Return what :func:`graph` draws: the callgraph of a capture, of a ``callgraph.json``, or of a target.
+    """Return the callgraph for :func:`graph`, read from a capture or a ``callgraph.json``, or traced from a target.
 
     A target (``"hf:opt,seq-len=8"``, ``"deepseek-ocr@gundam:2x2"``) runs on the meta device.
 

@@ -28,12 +28,12 @@ _Sizes = Mapping[tuple[str, str], Mapping[str, int]]
 
 
 class _NotKnownError(Exception):
-    """The limit cannot be found, for the reason in the message."""
+    """Raised if the limit of a setting cannot be determined; the message states the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class GraphRun:
-    """A run that only its exported graphs counted."""
+    """A run that is counted only by its exported graphs."""
 
     target: Exportable
     workload: Workload

@@ -200,12 +200,12 @@ def _predicted_forward(calls: Iterable[ReplayedCall], module_call: int) -> Forwa
 
 def _launch_latency(device: Device) -> int:
     """Return the time from a launch to the start of its kernel in a device file, or else of this machine."""
-    from costproof.tracers.eager_calls import launch_latencies
+    from costproof.tracers.eager_calls import launch_latency
 
-    return device.launch_latency.value if device.launch_latency else Timing(tuple(launch_latencies())).median
+    return device.launch_latency.value if device.launch_latency else launch_latency() or 0
 
 
-def _replay_time(device: Device) -> int:
+def _replay_time(device: Device) -> int | None:
     """Return the time of the replay of a graph besides its kernels in a device file, or else of this machine."""
     from costproof.tracers.host_costs import replay_time
 
@@ -292,5 +292,5 @@ def measure_machine(
             return found
         from costproof.tracers.host_costs import measure_host
 
-        figures: dict[str, Any] = {**measure_host(run, next(iter(found.sources)))}
+        figures: dict[str, Any] = {**measure_host(run, next(iter(found.sources)), progress)}
         return replace(found, **figures)

@@ -1,4 +1,4 @@
-"""The verb ``peaks``: the peak of live activations of every stage, by its graph and by its eager modules."""
+"""Implement ``costproof.peaks``: the peak of live activations of every stage, in its graph and its eager modules."""
 
 from __future__ import annotations
 

@@ -82,14 +82,14 @@ def check_without_loading(request: RunRequest) -> tuple[str, ...]:
 
 
 def require_exportable(model: Target) -> Exportable:
-    """Return the target, typed as one that counters can run.
+    """Return the target typed as one that third-party counters can run; raise an error if it is not.
 
     Raises:
         BadInput: it cannot be exported.
     """
     if not isinstance(model, Exportable):
         raise BadInput(
-            "the counters run the parts of a model that can be exported",
+            "counters need a model whose parts can be exported",
             where=model.name,
             got=lacking(model, ("static",))["static"],
         )

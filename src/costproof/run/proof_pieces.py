@@ -108,7 +108,7 @@ class CountedPiece:
 
 
 def count_piece(piece: Piece[Provable], graphs: dict[str, Exported]) -> CountedPiece:
-    """Export and cost the run of a piece, or run and count every decode step of it.
+    """Export and cost the run of a piece; for a piece of real runs, execute and count every decode step instead.
 
     Args:
         piece: the piece.

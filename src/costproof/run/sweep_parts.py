@@ -45,13 +45,13 @@ class RefusedGroup:
 
     @property
     def reason(self) -> str:
-        """What is wrong and where, without the numbers of a point: the same for all of these points."""
+        """Return the error and its location without the numbers of a point, which is equal for all of these points."""
         problems = self.why.problems if isinstance(self.why, Problems) else (self.why,)
         return "; ".join(f"{p.what} ({p.where})" if p.where else p.what for p in problems)
 
     @property
     def says(self) -> str:
-        """All problems of the example, in one line."""
+        """Return all problems of the example, in one line."""
         return " | ".join(p.line for p in (self.why.problems if isinstance(self.why, Problems) else (self.why,)))
 
 
@@ -104,7 +104,7 @@ class SweepPoints:
 
     @property
     def counted(self) -> str:
-        """What the numbers do not include: :func:`~costproof.ledger.workload.counted_line` of the fixed settings."""
+        """Return the conditions of the count: :func:`~costproof.ledger.workload.counted_line` of the fixed settings."""
         target = self.points.target
         try:
             workload = target.workload(self.preset, **self.settings)
@@ -221,7 +221,7 @@ class SweepPoints:
             return left, refused
         unmet = {margin for call in regime.graphs for margin in call.holds}
         beyond = Incomplete(
-            "the exported graph does not hold here",
+            "the exported graph does not hold at these points",
             where=SWEPT_PEAK,
             got="negative: " + " or ".join(sorted(unmet)),
             fix="sweep both sides one by one",
@@ -341,7 +341,8 @@ def not_symbolic_errors(products: Iterable[Sequence[GridAxis]]) -> list[BadInput
     )
     expected = f"{', '.join(_SYMBOLIC_SETTINGS)}, or what is not a number"
     return [
-        BadInput("a graph peak cannot vary with this name", where=f"--over {name}", expected=expected) for name in wrong
+        BadInput("a graph peak cannot vary with this parameter", where=f"--over {name}", expected=expected)
+        for name in wrong
     ]
 
 

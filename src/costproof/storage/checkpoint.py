@@ -29,7 +29,7 @@ class StoredPart:
 
 @dataclass(frozen=True, slots=True)
 class HeaderDifference:
-    """Tensors of one name pattern that the headers state otherwise than the layout."""
+    """Tensors of one name pattern whose headers differ from the computed layout."""
 
     name: str
     expected: str
@@ -43,7 +43,7 @@ class HeaderDifference:
 
 @dataclass(frozen=True, slots=True)
 class HeaderTotals:
-    """What the headers of the files of a checkpoint state."""
+    """Totals of a checkpoint according to the headers of its files."""
 
     files: int
     tensors: int
@@ -53,7 +53,7 @@ class HeaderTotals:
 
 @dataclass(frozen=True, slots=True)
 class StoredCheckpoint:
-    """What a checkpoint takes on disk, by its configuration and by its headers."""
+    """Size of a checkpoint on disk, computed from its configuration and read from its headers."""
 
     target: str
     method: str
@@ -67,15 +67,15 @@ class StoredCheckpoint:
     totals: StoredTotals
     parts: tuple[StoredPart, ...]
     assumed: tuple[str, ...] = ()
-    """What no key of the configuration says and the layout takes from the producer."""
+    """Assumptions of the layout that follow from the producing tool, because no configuration key states them."""
     undetermined: tuple[str, ...] = ()
-    """Tensors beside these whose size the configuration does not determine."""
+    """Further tensors whose size the configuration does not determine."""
     largest_matrix: int = 0
     """Weights of the largest tensor that is quantised."""
     buffer_bytes: int = 0
     """Part of the stored bytes that fills buffers, not parameters."""
     left_out: tuple[str, ...] = ()
-    """What the checkpoint may hold and the totals do not."""
+    """Tensors that the checkpoint may contain and the totals omit."""
     headers: HeaderTotals | None = None
     """``None``: no files were given."""
 
@@ -111,16 +111,19 @@ def compare_headers(
 ) -> HeaderTotals:
     """Return what headers state, and how it differs from a layout: by name pattern, dtype and shape.
 
-    A stack of experts is compared by pattern, so that ``experts.*.up_proj`` stands for each expert.
+    Tensors that there are as many of as expected must also have the expected names. A stack of experts is compared by
+    pattern only, so that ``experts.*.up_proj`` stands for each expert.
 
     Args:
         undetermined: beginnings of the last parts of names that the layout has without a size.
     """
     suffixes = tuple(text.partition(":")[0] for text in undetermined)
     expected: dict[tuple[str, str, tuple[int, ...]], int] = {}
+    named: dict[tuple[str, str, tuple[int, ...]], set[str]] = {}
     for tensor in tensors:
         key = (folded_path(tensor.name), tensor.dtype, tensor.shape)
         expected[key] = expected.get(key, 0) + tensor.count
+        named.setdefault(key, set()).add(tensor.name)
     stated: dict[tuple[str, str, tuple[int, ...]], list[HeaderTensor]] = {}
     every = [tensor for inside in files.values() for tensor in inside]
     for one in every:
@@ -129,7 +132,11 @@ def compare_headers(
     differences = []
     for name, dtype, shape in sorted({*expected, *stated}):
         there, wanted = stated.get((name, dtype, shape), []), expected.get((name, dtype, shape), 0)
-        if len(there) != wanted:
+        missing = named.get((name, dtype, shape), set()) - {tensor.name for tensor in there}
+        if len(there) == wanted and missing and not any("*" in one for one in missing):
+            others = {tensor.name for tensor in there} - named[name, dtype, shape]
+            differences.append(HeaderDifference(name, min(missing), min(others), len(missing), 0))
+        elif len(there) != wanted:
             form = f"{dtype} {list(shape)}"
             more = len(there) - wanted
             one_size = StoredTensor(name, dtype, shape).bytes if not there else there[0].bytes

@@ -37,7 +37,7 @@ class StoredTensor:
     """A tensor of a checkpoint, or ``count`` equal ones."""
 
     name: str
-    """Full name, or the part behind the path of its module."""
+    """Full name, or the part after the path of its module."""
     dtype: str
     """A key of :data:`DTYPE_BITS`."""
     shape: tuple[Size, ...]
@@ -45,16 +45,16 @@ class StoredTensor:
     """``weight``, ``scale``, ``zero point``, ``index``, ``bias`` or ``table``."""
     count: Size = 1
     stands_for: Size = 0
-    """Weights that each of them holds in a quantised form; 0 for a tensor that is what it is."""
+    """Number of weights that each tensor holds in quantised form; 0 for a tensor that is not quantised."""
 
     @property
     def elements(self) -> Size:
-        """Return the elements of all of them; a word into which several weights are packed is one element."""
+        """Return the elements of all ``count`` tensors; a word that packs several weights is one element."""
         return self.count * prod(self.shape)
 
     @property
     def bytes(self) -> Size:
-        """Return the bytes of all of them."""
+        """Return the bytes of all ``count`` tensors."""
         bits = self.elements * DTYPE_BITS[self.dtype]
         return bits // 8 if isinstance(bits, int) else bits / 8
 
@@ -66,7 +66,7 @@ class StoredTotals:
     bytes: int
     """Payload: all tensors without the header of the file."""
     elements: int
-    """Elements as stored, scales and packed words included: what a header adds up to."""
+    """Stored elements, including scales and packed words: the sum of the sizes in a header."""
     by_dtype: tuple[tuple[str, int], ...]
     """Dtype -> elements, by name."""
 

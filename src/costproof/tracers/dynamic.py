@@ -81,7 +81,7 @@ class _TracedRuns:
     """(a, b) -> how often a result of module a entered module b."""
     hooks: list[Hooked] = field(default_factory=list)
     differences: list[str] = field(default_factory=list)
-    """Where TorchLens and hooks disagree, or a traced forward returned other bits than the untraced one."""
+    """Differences between TorchLens and the hooks, and between the bits of traced and untraced outputs."""
     records: list[TracedRun] = field(default_factory=list)
     forwards: dict[str, tuple[CostNode, ...]] = field(default_factory=dict)
     modules: set[str] = field(default_factory=set)

@@ -1,15 +1,6 @@
 """Measure both clocks of an eager run: when the host enqueues each operator, and how long the device runs its kernels.
 
-The profiler records every operator, every call of the CUDA runtime inside it, and every kernel, copy and fill, which
-has the correlation id of the runtime call that enqueued it. The host time between two boundaries is divided into calls:
-
-* A *call* is the innermost operator that enqueues work or waits for the device, with everything inside it that does
-  neither. An operator without any such work (a view, or everything on a processor) is a call too, at the outermost
-  level. An operator that only contains calls, such as ``aten::linear``, is none; its own time goes to the next of them.
-* *Launch* is the time of the runtime calls that enqueue, *dispatch* the rest of the call, and *Python* the time since
-  the call before it. Time in which the host waits is in none of them: in a synchronising runtime call, or beyond the
-  median of a launch that takes more than eight times as long, because the device's queue is full or a copy to the host
-  blocks.
+The calls are those of the profiler's events (:mod:`costproof.tracers.profiled_calls`).
 
 The profiler itself takes a microsecond or two per event, and so do hooks. Therefore the host parts are scaled, stage by
 stage, to the host time of runs without a profiler, taken at the same boundaries where the CUDA events are recorded,
@@ -26,25 +17,22 @@ same order. If they are not, because a branch depends on more than the inputs, t
 
 from __future__ import annotations
 
-import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from fractions import Fraction
-from itertools import pairwise
 from statistics import median_low
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import nn
 
-from costproof.ledger.errors import Incomplete
 from costproof.ledger.profile import EnqueuedCall, Timing
 from costproof.ledger.progress import Progress, silent
 from costproof.models.specs import Run
+from costproof.tracers.profiled_calls import RUNTIME, Marks, ProfiledPiece, raw_events, read_calls
 from costproof.tracers.timing import (
     HostTimes,
-    Place,
     Stage,
     asleep,
     first_launch,
@@ -56,22 +44,6 @@ from costproof.tracers.timing import (
     watch_modules,
 )
 
-MARK: Final = "costproof boundary"
-"""Name of the profiler's event where execution passes a boundary."""
-_RUNTIME: Final = re.compile(r"cu(da)?[A-Z]\w*|INVALID")
-"""Names of calls of the CUDA runtime and driver; the profiler has no name for some."""
-_WAITING: Final = re.compile(r"cu(da)?(Stream|Device|Event|Ctx)Synchronize\w*")
-_OVERHEAD: Final = frozenset({
-    "Activity Buffer Request", "Buffer Flush", "Command Buffer Full", "Instrumentation", "Resource", "Unrecognized",
-    "CUPTI overhead", "Lazy Function Loading", "Runtime Triggered Module Loading",
-})  # fmt: skip
-"""Names of the profiler's own work on the host, which is not host time of the run."""
-_FROM_HOST: Final = "Memcpy HtoD"
-"""Start of the name of a copy that takes the host as long as the copied bytes need."""
-_TO_HOST: Final = "Memcpy DtoH"
-"""Start of the name of a copy to the host."""
-_BLOCKED: Final = 8
-"""A launch that takes this many times the median is blocked."""
 _PASSES: Final = {"cuda": 3, "cpu": 1}
 """Profiled runs with hooks at stage boundaries only; the median of each part is used."""
 _ROUNDS: Final = 8
@@ -87,58 +59,8 @@ EagerForward = tuple[StagePiece, ...]
 """The calls of a forward in their order, cut at stage boundaries; see :data:`costproof.estimate.clocks.Forward`."""
 
 
-@dataclass(slots=True)
-class _Span:
-    """An event on the host with the events inside it, in nanoseconds."""
-
-    name: str
-    start: int
-    end: int
-    id: int
-    inside: list[_Span] = field(default_factory=list)
-    kernels: list[int] = field(default_factory=list)
-    """Device times of the work that it enqueues."""
-    copies: bool = False
-    """Whether it copies from the host."""
-    fetches: bool = False
-    """Whether it copies to the host, which may wait for the device."""
-    works: bool = False
-    """Whether it or a span inside it enqueues work or waits."""
-
-    @property
-    def spent(self) -> int:
-        return self.end - self.start
-
-    @property
-    def runtime(self) -> bool:
-        return _RUNTIME.fullmatch(self.name) is not None
-
-    @property
-    def overhead(self) -> bool:
-        return self.name in _OVERHEAD
-
-    @property
-    def waits(self) -> bool:
-        return _WAITING.fullmatch(self.name) is not None
-
-
-@dataclass(slots=True)
-class ProfiledPiece:
-    """The calls between two boundaries of a profiled run."""
-
-    place: Place
-    calls: list[EnqueuedCall]
-    blocked: bool = False
-    """Whether a launch takes so long that the queue of the device must be full."""
-
-    @property
-    def names(self) -> list[tuple[str, int, bool]]:
-        """Return what the same call has in another run: operator, launches, and whether it synchronises."""
-        return [(c.operator, c.launches, c.synchronises) for c in self.calls]
-
-
 def measure_calls(runs: Sequence[Run], host: HostTimes, progress: Progress = silent) -> dict[str, EagerForward]:
-    """Profile each forward and return its calls on both clocks, by run.
+    """Profile each forward and return its calls on both clocks, by run; none if the profiler sees no kernels of a GPU.
 
     Args:
         runs: the forwards.
@@ -160,9 +82,11 @@ def measure_calls(runs: Sequence[Run], host: HostTimes, progress: Progress = sil
             at_stages.append(profile_calls(run, stage_boundaries(run)))
         found[run.id] = _combine(whole, [_joined(pieces) for pieces in at_stages])
     progress("profile the calls", len(runs) * (passes + 1), len(runs) * (passes + 1))
+    if device == "cuda" and not any(c.launches for pieces in found.values() for p in pieces for c in p.calls):
+        return {}  # the driver may keep its counters from the profiler
     ratio = _common_ratio(found, host, device)
     gap = kernel_gap() if device == "cuda" else 0
-    latency = median_low(launch_latencies()) if device == "cuda" else 0
+    latency = launch_latency() or 0 if device == "cuda" else 0
     return {run: _scaled(run, pieces, host, ratio, gap, latency) for run, pieces in found.items()}
 
 
@@ -189,247 +113,6 @@ def profile_calls(run: Run, paths: Iterable[str]) -> list[ProfiledPiece]:
         if cuda:
             torch.cuda.synchronize()
     return read_calls(raw_events(profiler), marks.places)
-
-
-class Marks:
-    """Boundaries of a profiled run, each with an event of the profiler."""
-
-    def __init__(self) -> None:
-        from torch._C._profiler import _RecordFunctionFast
-
-        self.places: list[Place] = []
-        self._mark: Any = _RecordFunctionFast(MARK)
-
-    def passed(self, stage: Stage, path: str) -> None:
-        """Begin a piece of the run."""
-        self.places.append((stage, path))
-        with self._mark:
-            pass
-
-
-def raw_events(profiler: Any) -> Sequence[Any]:
-    """Return the profiler's events with times in whole nanoseconds, before torch makes a tree of them."""
-    results = profiler.profiler.kineto_results
-    return () if results is None else list(results.events())
-
-
-def read_calls(events: Iterable[Any], places: Sequence[Place]) -> list[ProfiledPiece]:
-    """Divide the events of a profiled forward into calls.
-
-    Args:
-        events: events of torch's profiler, as ``kineto_results.events()`` has them.
-        places: what begins at each event named :data:`MARK`, in order; the last one ends the forward.
-
-    Raises:
-        Incomplete: the profiler lost a mark.
-    """
-    host, device = [], []
-    for event in events:
-        if event.device_type().name != "CPU":
-            device.append(event)
-        elif not event.is_async():
-            host.append(event)
-    marks = sorted((e.start_ns(), e.end_ns()) for e in host if e.name() == MARK)
-    if len(marks) != len(places):
-        raise Incomplete(
-            "the profiler lost events of the run",
-            where="measure",
-            expected=f"{len(places)} boundaries",
-            got=f"{len(marks)}",
-            fix="measure fewer layers with --layers N",
-        )
-    top = _tree(host, device)
-    typical = _typical_launch(top)
-    pieces = []
-    at = 0
-    for place, ((_, begin), (end, _)) in zip(places[:-1], pairwise(marks), strict=True):
-        while at < len(top) and top[at].start < begin:
-            at += 1
-        first = at
-        while at < len(top) and top[at].start < end:
-            at += 1
-        pieces.append(_CallReader(place, begin, typical).read(top[first:at], end))
-    return pieces
-
-
-def _tree(host: Iterable[Any], device: Iterable[Any]) -> list[_Span]:
-    """Return the outermost spans on the host in order, with spans and kernels inside them."""
-    spans = sorted(
-        (
-            _Span(e.name(), e.start_ns(), e.end_ns(), e.correlation_id())
-            for e in host
-            if e.name() != MARK and not e.is_user_annotation()
-        ),
-        key=lambda s: (s.start, -s.end),
-    )
-    launching = {s.id: s for s in spans if s.runtime}
-    operators = {s.id: s for s in spans if not s.runtime and not s.overhead}
-    for event in device:
-        if event.is_user_annotation():
-            continue  # a range of the host that kineto repeats on the device
-        owner = launching.get(event.correlation_id()) or operators.get(event.linked_correlation_id())
-        if owner is not None:
-            owner.kernels.append(event.end_ns() - event.start_ns())
-            owner.copies |= event.name().startswith(_FROM_HOST)
-            owner.fetches |= event.name().startswith(_TO_HOST)
-    top: list[_Span] = []
-    around: list[_Span] = []
-    for span in spans:
-        while around and around[-1].end < span.end:
-            around.pop()
-        (around[-1].inside if around else top).append(span)
-        around.append(span)
-        if span.kernels or span.waits:
-            for each in around:
-                each.works = True
-    return top
-
-
-def _typical_launch(top: Iterable[_Span]) -> int:
-    """Return the median time of the runtime calls that enqueue one kernel or copy; 0 without any."""
-    spent = [s.spent for s in _every(top) if s.runtime and len(s.kernels) == 1]
-    return median_low(spent) if spent else 0
-
-
-def _every(spans: Iterable[_Span]) -> Iterator[_Span]:
-    for span in spans:
-        yield span
-        yield from _every(span.inside)
-
-
-class _CallReader:
-    """Reads the calls of a piece along its host time.
-
-    Args:
-        place: stage and module of the piece.
-        begin: nanoseconds at which it begins.
-        typical: nanoseconds of a launch that is not blocked.
-    """
-
-    def __init__(self, place: Place, begin: int, typical: int) -> None:
-        self.piece = ProfiledPiece(place, [])
-        self._at = begin
-        self._typical = typical
-        self._python = self._dispatch = 0
-        """Host time since the last call, which belongs to the next."""
-
-    def read(self, spans: Iterable[_Span], end: int) -> ProfiledPiece:
-        """Return the piece with the calls of these outermost spans; it ends at ``end``."""
-        for span in spans:
-            self._python += max(0, span.start - self._at)
-            self._at = max(self._at, span.start)
-            self._visit(span)
-        self._python += max(0, end - self._at)
-        calls = self.piece.calls
-        if self._dispatch and calls:
-            calls[-1] = replace(calls[-1], dispatch=calls[-1].dispatch + self._dispatch)
-            self._dispatch = 0
-        self._add("", _Work())
-        return self.piece
-
-    def _visit(self, span: _Span) -> None:
-        if span.overhead:
-            self._at = max(self._at, span.end)
-            return
-        if span.runtime:  # enqueued by Python itself, as Triton does, or a model that waits for the device
-            work = _Work()
-            self._enqueue(span, work)
-            self._add(span.name, work)
-            return
-        if not span.works:
-            self._skip(span)
-            self._advance(span.end)
-            self._add(span.name.replace("::", "."), _Work())
-            return
-        work = _Work()
-        if span.kernels:  # their runtime call is not among the events
-            work.launches, work.device = len(span.kernels), sum(span.kernels)
-        for part in span.inside:
-            self._advance(part.start)
-            if part.runtime:
-                self._enqueue(part, work)
-            elif part.overhead:
-                self._at = max(self._at, part.end)
-            elif part.works:
-                if work.any:
-                    self._add(span.name.replace("::", "."), work)
-                    work = _Work()
-                self._visit(part)
-            else:
-                self._skip(part)
-                self._advance(part.end)
-        self._advance(span.end)
-        if work.any:
-            self._add(span.name.replace("::", "."), work)
-
-    def _skip(self, span: _Span) -> None:
-        """Leave out the profiler's own work inside a span."""
-        for part in _every(span.inside):
-            if part.overhead:
-                self._advance(part.start)
-                self._at = max(self._at, part.end)
-
-    def _advance(self, end: int) -> None:
-        """Count host time until ``end`` as dispatch."""
-        self._dispatch += max(0, end - self._at)
-        self._at = max(self._at, end)
-
-    def _enqueue(self, part: _Span, work: _Work) -> None:
-        """Add a call of the runtime to the work of a call."""
-        if part.waits:
-            work.synchronises = True
-        elif part.kernels:
-            spent, usual = part.spent, self._typical * len(part.kernels)
-            if spent > usual * _BLOCKED > 0 and not part.copies:
-                spent = usual
-                self.piece.blocked |= not part.fetches
-            work.launch += spent
-            work.launches += len(part.kernels)
-            work.device += sum(part.kernels)
-        else:
-            self._dispatch += part.spent
-        self._at = max(self._at, part.end)
-
-    def _add(self, operator: str, work: _Work) -> None:
-        self.piece.calls.append(
-            EnqueuedCall(
-                operator, self.piece.place[1], self._python, self._dispatch, work.launch, work.launches, work.device,
-                work.synchronises,
-            )
-        )  # fmt: skip
-        self._python = self._dispatch = 0
-
-
-@dataclass(slots=True)
-class _Work:
-    """The work that one call enqueues."""
-
-    launch: int = 0
-    launches: int = 0
-    device: int = 0
-    synchronises: bool = False
-
-    @property
-    def any(self) -> bool:
-        return self.launches > 0 or self.synchronises
-
-
-@dataclass(frozen=True, slots=True)
-class ProfiledWork:
-    """The work that a piece of a profiled run enqueues, in nanoseconds."""
-
-    host: int
-    """Without waiting."""
-    launch: int
-    launches: int
-    waits: bool
-    """Whether the host waits for the device."""
-
-
-def work_of(piece: ProfiledPiece) -> ProfiledWork:
-    """Return the sums of a piece."""
-    launch, launches = sum(c.launch for c in piece.calls), sum(c.launches for c in piece.calls)
-    return ProfiledWork(_host(piece.calls), launch, launches, any(c.synchronises for c in piece.calls))
 
 
 def _joined(pieces: Iterable[ProfiledPiece]) -> list[ProfiledPiece]:
@@ -472,10 +155,6 @@ def _median(call: EnqueuedCall, same: Sequence[EnqueuedCall]) -> EnqueuedCall:
     return replace(call, python=python, dispatch=dispatch, launch=launch, device=device)
 
 
-def _host(calls: Iterable[EnqueuedCall]) -> int:
-    return sum(call.python + call.dispatch + call.launch for call in calls)
-
-
 @dataclass(frozen=True, slots=True)
 class _ProfiledStage:
     """The host time of a stage under the profiler."""
@@ -488,7 +167,7 @@ def _stages(pieces: Iterable[ProfiledPiece]) -> dict[Stage, _ProfiledStage]:
     spent, blocked = Counter[Stage](), dict[Stage, bool]()
     for piece in pieces:
         stage = piece.place[0]
-        spent[stage] += _host(piece.calls)
+        spent[stage] += piece.host
         blocked[stage] = blocked.get(stage, False) or piece.blocked
     return {stage: _ProfiledStage(spent[stage], blocked[stage]) for stage in blocked}
 
@@ -518,11 +197,11 @@ def _chain(device: str) -> tuple[int, int]:
     chain = Run("chain", _Chain().to(device), {}, lambda path, call: ("chain", ""))
     _, host = time_stage_clocks([chain], 5)
     profile_calls(chain, [""])
-    return host["chain", ("chain", "")].median, sum(_host(piece.calls) for piece in profile_calls(chain, [""]))
+    return host["chain", ("chain", "")].median, sum(piece.host for piece in profile_calls(chain, [""]))
 
 
 class _Chain(nn.Module):
-    """A chain of operators on one number."""
+    """Module that runs a chain of small operators on one number, to measure the cost of launches."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -533,8 +212,11 @@ class _Chain(nn.Module):
             self.number.add_(1)
 
 
-def launch_latencies() -> list[int]:
-    """Return the nanoseconds from the end of a launch to the start of its kernel, for launches on an idle device."""
+def launch_latency() -> int | None:
+    """Return the nanoseconds from the end of a launch to the start of its kernel on an idle device.
+
+    ``None`` if the profiler sees no kernels.
+    """
     from torch.profiler import ProfilerActivity, profile
 
     number = torch.zeros(1, device="cuda")
@@ -543,10 +225,10 @@ def launch_latencies() -> list[int]:
             number.add_(1)
             torch.cuda.synchronize()
     events = raw_events(profiler)
-    launched = {e.correlation_id(): e.end_ns() for e in events if _RUNTIME.fullmatch(e.name())}
+    launched = {e.correlation_id(): e.end_ns() for e in events if RUNTIME.fullmatch(e.name())}
     kernels = sorted((e for e in events if e.device_type().name != "CPU"), key=lambda e: e.start_ns())
     late = [e.start_ns() - launched[e.correlation_id()] for e in kernels if e.correlation_id() in launched]
-    return [max(0, spent) for spent in late[1:]]  # in the first launch the profiler makes its buffers
+    return max(0, median_low(late[1:])) if late[1:] else None  # in the first launch the profiler makes its buffers
 
 
 def queued_kernel(number: torch.Tensor) -> int:

@@ -36,11 +36,11 @@ _HEAP_TYPE: Final = 1 << 9
 OWN: Final = Path(__file__).resolve().parents[1]
 """The folder of costproof's own code."""
 _DECIDING: Final = ("algebra", "opgraph", "ledger", "models", "patches", "snapshots", "tracers", "weights")
-"""The rooms whose code decides what an export is; editing a report or a command leaves exports valid."""
+"""Subpackages whose code determines the result of an export; editing a report or a command leaves exports valid."""
 
 
 class NotFingerprintable(Exception):
-    """Raised if something that an export may depend on cannot be covered."""
+    """Raised if an export may depend on something that the fingerprint cannot cover."""
 
 
 def fingerprint(job: ExportJob) -> str | None:
@@ -88,7 +88,7 @@ class _Serializer:
         """Address of a storage -> its number."""
 
     def __call__(self, value: Any) -> Any:
-        """Serialize a value.
+        """Serialize a value into bytes for the fingerprint.
 
         Raises:
             NotFingerprintable: it cannot be covered.

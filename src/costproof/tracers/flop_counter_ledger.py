@@ -90,7 +90,7 @@ def _place(run: Run, where: CallStack, again: Collection[str]) -> tuple[str, str
 def flop_counter_ledger(
     runs: Sequence[tuple[int | None, Flops]], steps: int, stages: tuple[str, ...], alone: Iterable[UnknownOp]
 ) -> Ledger:
-    """Return the ledger of what ran once and of all decode steps.
+    """Return the ledger of the calls that ran once and of all decode steps.
 
     Args:
         runs: (tokens in the cache before a decode step or ``None``, FLOPs) of all traced runs. If not all steps were

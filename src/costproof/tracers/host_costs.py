@@ -8,15 +8,15 @@ the time of that kernel among many in the queue.
 
 from __future__ import annotations
 
-from statistics import median_low
 from typing import Any, Final
 
 import torch
 
 from costproof.estimate.hardware import DeviceFigure, FigureQuote
 from costproof.ledger.profile import EnqueuedCall
+from costproof.ledger.progress import Progress, silent
 from costproof.models.specs import Run
-from costproof.tracers.eager_calls import launch_latencies, measure_calls, queued_kernel
+from costproof.tracers.eager_calls import launch_latency, measure_calls, queued_kernel
 from costproof.tracers.stage_variants import capture
 from costproof.tracers.timing import time_events, time_stage_clocks, watch_modules
 
@@ -51,18 +51,21 @@ def _module_calls(forward: Run) -> int:
     return len(boundaries) // 2
 
 
-def measure_host(run: str, source: str) -> dict[str, DeviceFigure]:
-    """Return the host figures of this machine by the names of the fields of a device.
+def measure_host(run: str, source: str, progress: Progress = silent) -> dict[str, DeviceFigure]:
+    """Return the host figures of this machine by the names of the fields of a device, those that can be measured.
 
     Args:
         run: ``cpu`` or ``cuda``. On a processor only the module call is a figure: operators run inside their calls.
         source: id of the source that the quotes name.
+        progress: called with the steps.
     """
     forward = _network(run)
     repeated: list[list[EnqueuedCall]] = []
-    for _ in range(_REPEATED):
+    for i in range(_REPEATED):
+        progress("host times", i, _REPEATED)
         _, host = time_stage_clocks([forward], _TIMES)
-        repeated.append([call for _, calls in measure_calls([forward], host)["host"] for call in calls])
+        repeated.append([call for _, calls in measure_calls([forward], host).get("host", ()) for call in calls])
+    progress("host times", _REPEATED, _REPEATED)
     modules = _module_calls(forward)
 
     def figure(value: int, text: str) -> DeviceFigure:
@@ -72,27 +75,34 @@ def measure_host(run: str, source: str) -> dict[str, DeviceFigure]:
         spent = min(sum(getattr(call, what) for call in calls) for calls in repeated)
         return figure(spent // among, f"{spent:,} ns in {among:,} {of} of a small decoder, the fastest of {_REPEATED}")
 
+    if not all(repeated):
+        return {}
     figures = {"module_call": mean("python", modules, "calls of modules")}
     if run == "cpu":
         return figures
     calls = repeated[0]
-    launches = sum(call.launches for call in calls)
+    launches, latency, replay = sum(call.launches for call in calls), launch_latency(), replay_time()
     figures["operator_dispatch"] = mean("dispatch", sum(bool(call.operator) for call in calls), "operators")
     figures["kernel_launch"] = mean("launch", launches, "launches")
-    late = launch_latencies()
-    figures["launch_latency"] = figure(median_low(late), f"the median of {len(late)} launches on an idle device")
-    text = f"the median of {_TIMES} replays of a graph of one kernel, less the kernel"
-    figures["graph_replay"] = figure(replay_time(), text)
+    if latency is not None:
+        figures["launch_latency"] = figure(latency, "the median of launches on an idle device")
+    if replay is not None:
+        figures["graph_replay"] = figure(replay, f"the median of {_TIMES} replays of one kernel, less the kernel")
     return figures
 
 
-def replay_time() -> int:
-    """Return the time of a graph of one small kernel on an idle device, less that of one among many in the queue."""
+def replay_time() -> int | None:
+    """Return the nanoseconds to replay a one-kernel CUDA graph on an idle device, minus the time of the kernel.
+
+    ``None`` if the device captures no graphs.
+    """
     number = torch.zeros(1, device="cuda")
     graph: Any = torch.cuda.CUDAGraph()
-    capture(graph, lambda nothing: number.add_(1), lambda: None)
     try:
-        replay = time_events(lambda nothing: graph.replay(), lambda: None, 1, _TIMES).median
+        capture(graph, lambda nothing: number.add_(1), lambda: None)
+        replay = time_events(lambda nothing: graph.replay(), lambda: None, 2, _TIMES).median
+    except RuntimeError:
+        return None
     finally:
         graph.reset()
     return max(0, replay - queued_kernel(number))

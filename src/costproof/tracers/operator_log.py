@@ -47,14 +47,14 @@ class TensorForm:
 
     @property
     def size(self) -> int:
-        """Return the elements of the memory that it spans; overlapping ones count once."""
+        """Return the elements of the memory span of the tensor; overlapping elements count once."""
         if not all(self.shape):
             return 0
         return 1 + sum((n - 1) * abs(s) for n, s in zip(self.shape, self.stride, strict=True))
 
     @property
     def bytes(self) -> int:
-        """Return the bytes of the memory that it spans."""
+        """Return the bytes of the memory span of the tensor."""
         return self.size * self.dtype.itemsize
 
 
@@ -207,7 +207,7 @@ class _FakeCopies(TorchFunctionMode):
         self._mode, self._device = mode, device
 
     def made(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a fake tensor like this one."""
+        """Return a fake tensor with the shape, strides and dtype of a tensor."""
         with self._mode:
             return torch.empty_strided(tuple(tensor.shape), tensor.stride(), dtype=tensor.dtype, device=self._device)
 

@@ -29,7 +29,6 @@ from costproof.ledger.errors import first_line
 from costproof.ledger.profile import EnqueuedCall, Timing
 from costproof.ledger.progress import Progress, silent
 from costproof.models.specs import Run
-from costproof.tracers.eager_calls import Marks, ProfiledWork, raw_events, read_calls, work_of
 from costproof.tracers.operator_log import (
     CallPosition,
     LoggedCall,
@@ -38,6 +37,7 @@ from costproof.tracers.operator_log import (
     log_operators,
     log_operators_without_values,
 )
+from costproof.tracers.profiled_calls import Marks, ProfiledWork, raw_events, read_calls, work_of
 from costproof.tracers.timing import (
     NOWHERE,
     Stage,
@@ -63,7 +63,7 @@ _SHORT: Final = 1_000_000
 _LONGER: Final = 16
 """Factor of the sleep for a call that takes the host longer."""
 _DRAWN: Final = 2**20
-"""Random values that are drawn; larger tensors repeat them."""
+"""Number of random values to generate; larger tensors repeat them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +71,9 @@ class IsolatedTime:
     """The times of a distinct call in isolation, turn by turn."""
 
     device: Timing
-    """Of its work; on a processor of the call."""
+    """Time of the work of the call on the device; on a processor, of the call itself."""
     host: Timing
-    """From its call to its return, without synchronising; on a processor the same."""
+    """Time from the call to its return, without synchronising; on a processor, the same time."""
 
 
 TimeOrReason = IsolatedTime | str
@@ -101,7 +101,7 @@ class ReplayedCall:
 
     @property
     def calls(self) -> int:
-        """Return the number of its calls in the forward."""
+        """Return the number of calls of this operator in the forward pass."""
         return len(self.order)
 
 

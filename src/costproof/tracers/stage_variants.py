@@ -29,16 +29,16 @@ from costproof.models.specs import Run
 from costproof.patches.modules import hooked
 from costproof.tracers.eager_calls import EagerForward
 from costproof.tracers.hooks import ROOT
-from costproof.tracers.timing import WARM_UP, Stage, T, stage_boundaries, time_events, timed_device
+from costproof.tracers.timing import Stage, T, stage_boundaries, time_events, timed_device
 
-StageVariants = dict[tuple[str, str, str], Timing | str]
+TimingByVariant = dict[tuple[str, str, str], Timing | str]
 """(run, stage, invocation) -> time of the stage in another form, or why it does not run in it."""
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 """Arguments and keyword arguments of a call."""
 
 _WARM: Final = 2
-"""Runs on the stream of a capture, in which libraries reserve their workspaces."""
+"""Runs on the stream of a capture, in which libraries reserve their workspaces; and runs before timed ones."""
 NOT_ON_CPU: Final = {
     "graph": "CUDA graphs record the kernels of a GPU; operators of a processor run when they are called",
     "compiled": "on a processor the eager run has one clock, which compiling does not separate",
@@ -47,7 +47,7 @@ NOT_ON_CPU: Final = {
 
 
 @dataclass(slots=True)
-class StageCall:
+class BoundaryCall:
     """A call of a module at the boundary of a stage, which can be repeated by itself."""
 
     module: nn.Module
@@ -55,7 +55,7 @@ class StageCall:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     output: Any = None
-    inside: list[StageCall] = field(default_factory=list)
+    inside: list[BoundaryCall] = field(default_factory=list)
     """Calls of modules of other stages inside it, in order."""
 
     def prepare(self) -> Inputs:
@@ -97,8 +97,8 @@ class _Recorded:
 
 def time_graphs(
     runs: Sequence[Run], eager: Mapping[str, EagerForward], count: int, progress: Progress = silent
-) -> StageVariants:
-    """Capture each stage as a CUDA graph and time ``count`` replays after one warm-up replay.
+) -> TimingByVariant:
+    """Capture each stage as a CUDA graph and time ``count`` replays after two warm-up replays.
 
     Args:
         runs: the forwards.
@@ -110,7 +110,7 @@ def time_graphs(
 
 def time_compiled(
     runs: Sequence[Run], eager: Mapping[str, EagerForward], count: int, progress: Progress = silent
-) -> StageVariants:
+) -> TimingByVariant:
     """Compile each stage with ``torch.compile`` in its default mode, and time ``count`` runs after two warm-up runs."""
     try:
         return _each_stage(
@@ -126,16 +126,16 @@ def _each_stage(
     variant: str,
     what: str,
     progress: Progress,
-    measure: Callable[[Sequence[StageCall]], Timing | str],
-) -> StageVariants:
-    found: StageVariants = {}
-    total = sum(len(_stages(eager[run.id])) for run in runs)
+    measure: Callable[[Sequence[BoundaryCall]], Timing | str],
+) -> TimingByVariant:
+    found: TimingByVariant = {}
+    total = sum(len(_stages(eager.get(run.id, ()))) for run in runs)
     for run in runs:
-        stages = _stages(eager[run.id])
+        stages = _stages(eager.get(run.id, ()))
         if timed_device(run.model) == "cpu":
             found |= {(run.id, *stage): NOT_ON_CPU[variant] for stage in stages}
             continue
-        calls: dict[Stage, list[StageCall]] = {}
+        calls: dict[Stage, list[BoundaryCall]] = {}
         failed = ""
         try:
             for call in record_stage_calls(run):
@@ -161,16 +161,16 @@ def _stages(forward: EagerForward) -> dict[Stage, str]:
     return found
 
 
-def record_stage_calls(run: Run) -> list[StageCall]:
+def record_stage_calls(run: Run) -> list[BoundaryCall]:
     """Run a forward and return the calls of modules at stage boundaries, in order of their beginning."""
     paths = {run.model.get_submodule(path): path for path in stage_boundaries(run)}
     numbers = dict.fromkeys(paths, 0)
-    found: list[StageCall] = []
-    open_calls: list[StageCall] = []
+    found: list[BoundaryCall] = []
+    open_calls: list[BoundaryCall] = []
 
     def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
         numbers[module] += 1
-        call = StageCall(module, run.locate(paths[module], numbers[module]), *copy.deepcopy((args, kwargs)))
+        call = BoundaryCall(module, run.locate(paths[module], numbers[module]), *copy.deepcopy((args, kwargs)))
         if open_calls:
             open_calls[-1].inside.append(call)
         found.append(call)
@@ -186,25 +186,26 @@ def record_stage_calls(run: Run) -> list[StageCall]:
     return found
 
 
-def _time_graph(calls: Sequence[StageCall], count: int) -> Timing | str:
+def _time_graph(calls: Sequence[BoundaryCall], count: int) -> Timing | str:
     graph: Any = torch.cuda.CUDAGraph()
     try:
         capture(graph, lambda inputs: _run(calls, inputs), lambda: [call.prepare() for call in calls])
-        return time_events(lambda nothing: graph.replay(), lambda: None, WARM_UP, count)
+        return time_events(lambda nothing: graph.replay(), lambda: None, _WARM, count)
     except Exception as error:  # torch and the code of a model may raise anything while capturing
         return first_line(error)
     finally:
         graph.reset()
+        torch.cuda.empty_cache()  # the memory of a graph is its own
         _check_device()
 
 
-def _run(calls: Sequence[StageCall], inputs: Sequence[Inputs]) -> None:
+def _run(calls: Sequence[BoundaryCall], inputs: Sequence[Inputs]) -> None:
     for call, (args, kwargs) in zip(calls, inputs, strict=True):
         with call.stubbed(_Recorded):
             call.module(*args, **kwargs)
 
 
-def _time_compiled(calls: Sequence[StageCall], count: int) -> Timing | str:
+def _time_compiled(calls: Sequence[BoundaryCall], count: int) -> Timing | str:
     disable: Any = torch.compiler.disable
     try:
         with ExitStack() as undo:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 Stage = tuple[str, str]
 """(stage, invocation)"""
-Place = tuple[Stage, str]
+StageModule = tuple[Stage, str]
 """Stage, and path of the innermost module that is watched."""
 HostTimes = Mapping[tuple[str, Stage], Timing]
 """(run, stage) -> nanoseconds of the host from one stage boundary to the next, without a profiler."""
@@ -114,7 +114,7 @@ def _stage_times(run: Run) -> tuple[dict[Stage, int], dict[Stage, int]]:
     return found
 
 
-def _time_modules(run: Run, paths: Iterable[str]) -> tuple[Counter[Place], Counter[Place]]:
+def _time_modules(run: Run, paths: Iterable[str]) -> tuple[Counter[StageModule], Counter[StageModule]]:
     """Return the nanoseconds between boundaries of these modules in one forward, by stage and innermost module.
 
     The first are by the clock of the device, the second by that of the host; on the CPU they are the same.
@@ -122,7 +122,7 @@ def _time_modules(run: Run, paths: Iterable[str]) -> tuple[Counter[Place], Count
     import torch
 
     cuda = timed_device(run.model) == "cuda"
-    places: list[Place] = []
+    places: list[StageModule] = []
     ticks: list[int] = []
     events: list[Any] = []
     watched, spare = list(paths), list[Any]()
@@ -144,7 +144,7 @@ def _time_modules(run: Run, paths: Iterable[str]) -> tuple[Counter[Place], Count
         torch.cuda.synchronize()
     host = [end - begin for begin, end in pairwise(ticks)]
     device = [round(begin.elapsed_time(end) * 1e6) for begin, end in pairwise(events)] if cuda else host
-    found: tuple[Counter[Place], Counter[Place]] = Counter(), Counter()
+    found: tuple[Counter[StageModule], Counter[StageModule]] = Counter(), Counter()
     for into, spans in zip(found, (device, host), strict=True):
         for place, span in zip(places, spans, strict=False):  # the last stamp ends the forward
             into[place] += span

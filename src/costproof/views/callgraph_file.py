@@ -36,7 +36,7 @@ Drawable: TypeAlias = Capture | CallGraph
 
 
 def read_drawable(path: Path) -> Drawable:
-    """Read what a picture can be drawn of: a capture, or a callgraph.
+    """Read a file that can be drawn: a capture or a callgraph.
 
     Raises:
         BadInput: the file is neither.

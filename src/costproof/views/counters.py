@@ -19,7 +19,7 @@ from costproof.views.absent import Absent
 
 @dataclass(frozen=True, slots=True)
 class OwnNumber:
-    """A number that the user has from somewhere, held against the truth as ``costproof check`` does."""
+    """A number supplied by the user, compared with the truth as ``costproof check`` does."""
 
     name: str
     unit: str

@@ -51,11 +51,11 @@ class FormulaPart:
 
 @dataclass(frozen=True, slots=True)
 class ExplainedCall:
-    """One invocation of the stage (``id`` empty: what belongs to the stage whatever runs)."""
+    """Costs of one invocation of a stage; ``id`` is empty for costs of the stage in every run, such as parameters."""
 
     id: str
     place: str
-    """``sam[crops]``; ``sam`` for what belongs to the stage whatever runs."""
+    """``sam[crops]``; ``sam`` for costs that belong to the stage in every run, such as parameters."""
     calls: int
     symbols: dict[str, int]
     formula: FormulaText | None
@@ -81,7 +81,7 @@ class Explanation(ReportRepr):
 
 
 def no_formulas(name: str, why: str, address: str, stage: str) -> BadInput:
-    """Return the error of a target that nothing but its graph describes.
+    """Return the error for a target that only its graph describes, not formulas.
 
     Args:
         address: what names the target on a command line.

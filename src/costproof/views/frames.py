@@ -51,7 +51,7 @@ class Framed(Protocol):
     """A result that builds its own DataFrame."""
 
     def frame(self) -> pd.DataFrame:
-        """Return the table."""
+        """Return the result as a DataFrame."""
         ...
 
 
@@ -115,7 +115,7 @@ def _rows(value: object) -> list[dict[str, Any]]:
         if all(isinstance(item, str | Mapping) or is_dataclass(item) for item in value):
             return [_plain(item) for item in value]
     expected = "a result that help(costproof.frame) lists; a schema, a picture or a request has no table"
-    raise BadInput("this has no table", expected=expected, got=type(value).__name__)
+    raise BadInput("this result has no table", expected=expected, got=type(value).__name__)
 
 
 def _plain(item: object, prefix: str = "") -> dict[str, Any]:

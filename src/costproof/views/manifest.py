@@ -26,7 +26,7 @@ class Manifest:
     files: dict[str, str]
     """Name -> SHA-256 of its bytes, in hex digits."""
     source: str = ""
-    """What was counted, files and folders as paths from this folder; empty: a module at hand, or not known."""
+    """The target, with files and folders as paths relative to this folder; empty for a module object, or if unknown."""
 
 
 MANIFEST: Final = FileKind(name="costproof/manifest", version=(1, 1), type=Manifest)
@@ -41,7 +41,7 @@ def manifest(texts: Mapping[Path, str], source: str = "") -> Manifest:
 
 
 def check_source(folder: Path, source: str) -> None:
-    """Check that a folder that nobody named holds no report of another target: two files may have one name.
+    """Check that a default folder does not contain the report of another target of the same name.
 
     Raises:
         BadInput: it does.
@@ -67,7 +67,7 @@ def named_files(folder: Path) -> frozenset[str]:
 
 
 def check_manifest(folder: Path) -> None:
-    """Check that the files of a folder are those of one report. One without a manifest holds what somebody put there.
+    """Check that the files of a folder belong to one report; a folder without a manifest has files of other origin.
 
     Raises:
         BadInput: a file is missing, or is not the one that the manifest names.

@@ -74,7 +74,7 @@ class ModuleRows:
     """All rows of a report, stage by stage, parents before children."""
 
     def __init__(self, found: Results, formulas: FormulaTable, boxes: dict[str, str]) -> None:
-        """Build them.
+        """Build the rows of all stages.
 
         Args:
             formulas: takes up expressions, and returns their places in the table of formulas.

@@ -47,7 +47,7 @@ SHOWN: Final[dict[str, ShownQuantity]] = {
 }
 """Quantities in the order of tables; derived ones follow the last metric that they need."""
 UNITS: Final = {"bytes": "B", "FLOP": "FLOP", "MAC": "MAC"}
-"""Unit -> symbol behind a number; elements have none."""
+"""Unit -> symbol after a number; elements have none."""
 
 
 def with_derived(found: Mapping[Metric, KnownAmount], executed: int | None) -> dict[str, KnownAmount]:

@@ -51,7 +51,7 @@ class InvocationCompute(Flat):
 
     @classmethod
     def quantities(cls) -> tuple[str, ...]:
-        """Metrics that grow with what is run."""
+        """Return the metrics that depend on the workload, as opposed to the model."""
         return PER_CALL
 
 
@@ -63,9 +63,9 @@ class StageCompute(Flat):
     costs: Costs
     """All quantities that a report shows."""
     graph_peak_bytes: int | None
-    """The largest sum of what is alive at once, by the graph; ``None`` also where nobody asked for it."""
+    """The peak of live activations of the graph in bytes; ``None`` also if it was not requested."""
     eager_peak_bytes: int | None
-    """The same of the module as it is written."""
+    """The peak of live activations of the eager module."""
     flops_by_kind: Costs
     at_least: dict[str, int]
     """For a quantity that is null because an operator has no rule: the part that is known."""
@@ -90,7 +90,7 @@ class NotCounted:
 
 @dataclass(frozen=True, slots=True)
 class StaticCompute:
-    """``static_compute.json``."""
+    """Content of ``static_compute.json``: the cost of every stage."""
 
     conventions: Conventions
     target: TargetInfo
@@ -106,7 +106,7 @@ class StaticCompute:
     not_counted: tuple[NotCounted, ...]
     symbols: dict[str, SymbolDoc] = field(default_factory=dict)
     whole: WholeModel | None = None
-    """What the whole model costs, where its first layers alone were counted."""
+    """Costs of the whole model, if only its first layers were counted."""
     formulas_of: str = ""
     """Where the formulas come from: ``analytic``, or ``derived``, read off the exported graph where there are no
     formulas of ours; empty where there are none at all."""

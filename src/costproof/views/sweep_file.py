@@ -11,20 +11,20 @@ from costproof.ledger.workload import ConfigValue
 
 @dataclass(frozen=True, slots=True)
 class SweptTarget:
-    """What was swept."""
+    """The target of a sweep, with the configuration and settings that do not vary."""
 
     name: str
     config: dict[str, ConfigValue]
-    """Of the target as it stands; what varies has its values in the rows."""
+    """The target's own value; parameters that vary have their values in the rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class RefusedPoints:
-    """Points that are not a model, or not a run of it, for one reason."""
+    """Points of a sweep that were rejected for the same reason: their number, and one of them as an example."""
 
     example: dict[str, ConfigValue]
     says: str
-    """What the target says of the example."""
+    """The target's error message for the example."""
     count: int
 
 
@@ -37,18 +37,18 @@ class SweepFile:
     """The preset and the settings that are the same at all points."""
     environment: dict[str, str]
     columns: tuple[str, ...]
-    """What varies, then the costs: ``prefill.flops``, or ``flops`` of the whole run."""
+    """Names of columns: the parameters that vary, then the costs: ``prefill.flops``, or ``flops`` of the whole run."""
     points: int
     rows: int
     """Points that are models; the others are refused."""
     refused: dict[str, RefusedPoints]
-    """By reason."""
+    """Rejected points, grouped by reason."""
     data: tuple[tuple[ConfigValue, ...], ...]
     """A row for each point, under ``columns``; costs are integers of any size."""
     counted: str = ""
-    """What the numbers leave out, in words."""
+    """The conditions of the count, such as unused keys and work that is not counted, in words."""
 
 
 COUNTED: Final = "counted"
-"""The last column of a CSV file, which says in its first row what the numbers leave out."""
+"""Name of the last column of a CSV file, whose first row states the conditions of the count."""
 SWEEP: Final = FileKind(name="costproof/sweep", version=(1, 1), type=SweepFile)

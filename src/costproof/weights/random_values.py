@@ -165,11 +165,14 @@ class _Pace:
 
 
 def _batches(tensors: Sequence[tuple[str, torch.Tensor]], seed: int, pace: _Pace) -> Iterator[list[_Row]]:
-    """Yield the blocks of a pass; on a CPU all of one tensor."""
+    """Yield the blocks of a pass, of one dtype and device; on a CPU all of one tensor."""
     batch: list[_Row] = []
     for name, tensor in tensors:
         data = tensor.detach()
         flat = (data if data.is_contiguous() else data.contiguous()).view(-1)
+        if batch and (batch[0].into.dtype, batch[0].into.device) != (data.dtype, data.device):
+            yield batch
+            batch = []
         most = pace.rows()
         for block, first in enumerate(range(0, len(flat), BLOCK)):
             batch.append(_Row(f"{seed}:{name}:{block}", flat, first, min(first + BLOCK, len(flat))))

@@ -245,7 +245,7 @@ PLAIN: Final = Stored()
 
 
 def stored(data: object, path: Path | None) -> Stored:
-    """Return what a configuration and the files next to it say about the checkpoint.
+    """Read the properties of a checkpoint from its configuration and the files next to it.
 
     Args:
         data: the configuration.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -162,7 +163,7 @@ def test_cutting_keeps_the_first_layers_and_one_of_each_kind(tmp_path: Path) -> 
     assert config.num_hidden_layers == 5
     assert config.layer_types == ["sliding_attention"] * 3 + ["full_attention", "sliding_attention"]
     assert cut.with_options(RunOptions(layers=5)).maker == cut.maker
-    with pytest.raises(BadInput, match="cut already"):
+    with pytest.raises(BadInput, match="already cut"):
         cut.with_options(RunOptions(layers=6))
     assert target.with_options(RunOptions(layers=9)).info().cut == {}
 
@@ -189,7 +190,8 @@ def test_a_run_with_numbers_says_the_whole_too(tmp_path: Path) -> None:
 @pytest.mark.thorough
 def test_towers_are_cut_beside_the_decoder_as_far_as_their_kinds_allow(tmp_path: Path) -> None:
     found = _capture(tmp_path, VISION, layers=1, seq_len=24)
-    assert found.target.cut == {"model.language_model.layers": "1 of 5 layers", "model.visual.blocks": "2 of 6 layers"}
+    blocks = "2 of 6 layers (1 asked: one of each kind of layer)"
+    assert found.target.cut == {"model.language_model.layers": "1 of 5 layers", "model.visual.blocks": blocks}
     assert found.whole is not None
     # Of the tower 1 and 3 feed a projector; the second count has two of these, so that one more is seen to add up.
     assert found.whole.times == {
@@ -391,3 +393,23 @@ def test_lists_of_other_things_have_no_layers(tmp_path: Path) -> None:
     two = {"model_type": "led", "d_model": 32, "encoder_layers": 6, "decoder_layers": 6, "encoder_attention_heads": 4,
            "decoder_attention_heads": 4, "vocab_size": 64, "attention_window": [4, 4, 4, 4, 8, 8]}  # fmt: skip
     assert "led.decoder.layers" in _target(tmp_path, two).with_options(RunOptions(layers=5)).info().cut
+
+
+def test_every_stack_that_has_more_layers_than_asked_says_so(tmp_path: Path) -> None:
+    """Of nine blocks the features of the second are read; the first two and one behind them are all kinds."""
+    text = {
+        "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 64, "pad_token_id": 0,
+    }  # fmt: skip
+    vision = {
+        "depth": 9, "hidden_size": 16, "intermediate_size": 24, "num_heads": 2, "out_hidden_size": 32,
+        "deepstack_visual_indexes": [1], "num_position_embeddings": 64,
+    }  # fmt: skip
+    tokens = {"image_token_id": 3, "video_token_id": 4, "vision_start_token_id": 5, "vision_end_token_id": 6}
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({"model_type": "qwen3_vl", "text_config": text, "vision_config": vision, **tokens}))
+    target = load_target(f"hf:{file}")
+    assert isinstance(target, GenericTarget)
+    cut = target.with_options(RunOptions(layers=1)).info().cut
+    assert cut["model.language_model.layers"] == "1 of 4 layers"
+    assert re.fullmatch(r"[23] of 9 layers \(1 asked: one of each kind of layer\)", cut["model.visual.blocks"])

@@ -1,1 +1,1 @@
-"""What a change does to the cost: rows matched, sums held against each other, and each key's exact part of it."""
+"""Compare the costs of two sides row by row, and attribute each difference exactly to the keys that changed."""

@@ -1,17 +1,17 @@
-"""Which change did what: a difference split over the keys that changed, in integers, whatever the order.
+"""Attribute a difference to the keys that changed, in integers and independently of their order.
 
-Let f(T) be a cost where the keys in T have their new values and all others their old ones. The *term* of a set S of
-keys is what they do together and no part of them does:
+Let f(T) be the cost if the keys in T have their new values and all others their old ones. The *term* of a set S of
+keys is the effect of all of them together that no proper subset has:
 
     m(S) = sum over T within S of (-1)^(|S| - |T|) f(T)        (inclusion-exclusion)
 
-The terms of all sets but the empty one add up to f(all) - f(none), exactly. A key's *share* is its Shapley value: its
-own term, and an even part of every joint term that it has a part in,
+The terms of all sets but the empty one sum to f(all) - f(none), exactly. A key's *share* is its Shapley value: its
+own term, and an even part of every joint term that contains it,
 
     share(k) = sum over S with k of m(S) / |S|
 
-(Shapley 1953; Harsanyi 1959 for the terms, which he calls dividends). Shares are fractions; they are rounded by largest
-remainder, so that they add up to the same difference. Neither depends on an order of the keys.
+(Shapley 1953; Harsanyi 1959 for the terms, which he calls dividends). Shares are fractions, rounded by largest
+remainder so that they sum to the same difference. Neither terms nor shares depend on an order of the keys.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ MOST_KEYS: Final = 12
 
 K = TypeVar("K", bound=Hashable)
 Point = Callable[[frozenset[str]], Mapping[K, int | None]]
-"""Keys with their new values -> every quantity there. Raises ``BadInput`` where that is not a model that runs."""
+"""Function from the keys with new values to all quantities. Raises ``BadInput`` if that is not a model that runs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """What some players do together and no part of them does."""
+    """The effect of some players together that no proper subset of them has."""
 
     keys: tuple[str, ...]
-    """Names of players; one: what it does alone."""
+    """Names of players; a single one for its own effect."""
     amount: int
 
 
@@ -48,12 +48,12 @@ class Player:
     name: str
     keys: tuple[str, ...]
     why: str = ""
-    """Why its keys are not told apart: what a model with some of them alone is refused for."""
+    """Why its keys are not separated: the error of a model with only some of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """A difference: its terms, none of which is 0, and a share for each player that has one."""
+    """A difference, split into nonzero terms, and into shares of players."""
 
     terms: tuple[Term, ...] = ()
     shares: dict[str, int] = field(default_factory=dict)
@@ -61,27 +61,27 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class Attribution(Generic[K]):
-    """How every quantity's difference splits over the players."""
+    """The differences of all quantities, split over the players."""
 
     players: tuple[Player, ...]
     splits: dict[K, Split]
-    """Quantities that are known at every point."""
+    """Quantity -> its split; quantities that are unknown at some point are left out."""
 
 
 def attribute(keys: Sequence[str], point: Point[K], most: int = MOST_KEYS) -> Attribution[K]:
     """Split every quantity's difference between no key changed and all keys changed.
 
     Args:
-        keys: what changed, in the order of reports; the part before the first dot is a key's section.
+        keys: the changed keys, in the order of reports; the part before the first dot is a key's section.
         most: keys that are split at once.
 
     Raises:
-        BadInput: no key changed, or all of them, is not a model that runs.
+        BadInput: the model with no key changed, or with all of them, does not run.
 
     Returns:
         terms and shares, each of which adds up to the difference. With more than ``most`` keys, keys of different
-        sections meet only as sections: the joint term of two sections is not split further, and the share of it that
-        falls to a section stands under the section's name.
+        sections interact only as sections: the joint term of two sections is not split further, and a section's share
+        of it has the section's name.
     """
     known: dict[frozenset[str], Mapping[K, int | None] | str] = {}
 
@@ -128,7 +128,7 @@ def _attribute(keys: tuple[str, ...], at: _At[K], most: int) -> Attribution[K]:
 
 
 def _grouped(keys: tuple[str, ...], most: int) -> list[Player]:
-    """Sections; of one section alone, runs of neighbours."""
+    """Return keys grouped by section, or, if there is only one section, in runs of neighbours."""
     sections: dict[str, list[str]] = {}
     for key in keys:
         sections.setdefault(key.partition(".")[0] if "." in key else "", []).append(key)
@@ -144,9 +144,9 @@ def _section_name(name: str, keys: Sequence[str]) -> str:
 
 
 def _settled(players: list[Player], at: _At[K]) -> tuple[tuple[Player, ...], list[Mapping[K, int | None]]]:
-    """Players of which every mixture is a model, and the quantities at every set of them, by its bits.
+    """Return players all of whose subsets give a valid model, and the quantities at every subset, indexed by bit mask.
 
-    The smallest set that is refused becomes one player with the smallest set around it that is not.
+    The smallest rejected subset is merged into one player with the smallest valid set that contains it.
     """
     while True:
         refused = next(
@@ -191,11 +191,11 @@ def _splits(players: Sequence[Player], values: Sequence[Mapping[K, int | None]])
 
 
 def split(names: Sequence[str], values: Sequence[int]) -> Split:
-    """Terms and shares of one quantity.
+    """Return the terms and shares of one quantity.
 
     Args:
-        names: of the players.
-        values: the quantity where exactly the players have changed whose bits are set in the index.
+        names: names of the players.
+        values: the quantity for every subset of the players, indexed by the bit mask of those that have changed.
     """
     terms = list(values)
     for i in range(len(names)):  # the differences along one player after another: k x 2^(k-1) subtractions
@@ -218,7 +218,7 @@ def split(names: Sequence[str], values: Sequence[int]) -> Split:
 def largest_remainder(parts: Sequence[int], whole: int) -> list[int]:
     """Round the fractions ``part / whole`` to integers with the same sum, which is an integer.
 
-    All are rounded down; what is missing goes, one each, to those that lost most, the first of equals first.
+    All are rounded down; the missing units go, one each, to those with the largest remainders, ties in order.
     """
     rounded = [p // whole for p in parts]
     missing = sum(parts) // whole - sum(rounded)

@@ -1,4 +1,4 @@
-"""What is not the same about two sides: their inputs, and what counted them."""
+"""Find the differences between two sides in their inputs, versions, conventions and rows."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ FORMULA_SOURCE: Final = "analytic"
 _KERNELS: Final = ("attention", "experts")
 _NO_SETTINGS: Final = (*_KERNELS, "name", "inputs", "what", "arguments")
 SETTINGS: Final = tuple(f.name for f in fields(Workload) if f.name not in _NO_SETTINGS)
-"""What every workload has; the target's own inputs come on top."""
+"""Settings of every workload; the target's own inputs are added to them."""
 OF_THE_WORKLOAD: Final = ("attention", "dtype", "expert_kernel", "logits", "mla")
 """Conventions that a workload or an implementation decides."""
 
 
 @dataclass(frozen=True, slots=True)
 class Differences:
-    """What changed, by kind. The first two are inputs; the rest is not a key of anything."""
+    """The changes by kind. Only the first two are inputs, which formulas can vary one by one."""
 
     config: Changes
     workload: Changes
@@ -35,7 +35,7 @@ class Differences:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The inputs that changed."""
+        """Return the keys of the inputs that changed."""
         return tuple(c.key for c in (*self.config.changed, *self.workload.changed))
 
 
@@ -46,11 +46,11 @@ def differences(base: Baseline, head: Baseline) -> Differences:
     formulas = [
         side.sources[FORMULA_SOURCE].formulas if FORMULA_SOURCE in side.sources else {} for side in (base, head)
     ]
-    # A formula that one side alone uses, or that describes other classes, has not changed.
+    # A formula that only one side uses, or that describes other classes, has not changed.
     alike = base.target.implementation == head.target.implementation
     both = formulas[0].keys() & formulas[1].keys() if alike else frozenset[str]()
     targets = base.target, head.target
-    # Without keys the sizes say what changed; beside keys they would say it again.
+    # Without keys the sizes show the changes; in addition to keys they would repeat them.
     described = [t.config is not None for t in targets]
     alike_described = described[0] == described[1]
     keys = [(t.config if all(described) else t.symbols if alike_described else {}) or {} for t in targets]
@@ -59,8 +59,8 @@ def differences(base: Baseline, head: Baseline) -> Differences:
     workload = _changes(*(settings(side) | given for side, given in zip((base, head), arguments, strict=True)))
     follow = bool(config.changed) and all(described)
     if not (workload.changed or follow):
-        # The target may say in its calls alone what goes in. What a stage hands to the next follows from the keys.
-        # Only formulas have symbols of their own for what goes in.
+        # The target may state its inputs only in its calls. The inputs of later stages follow from the keys.
+        # Only formulas have symbols of their own for inputs.
         calls = (
             {n: c if alike_described else c.partition(" at ")[0] for n, c in s.calls.items()} for s in (base, head)
         )
@@ -137,8 +137,8 @@ _Place = tuple[str, str]
 def matched(base: Folded, head: Folded, metrics: Iterable[Metric]) -> tuple[tuple[RowDiff, ...], int]:
     """Return the rows that differ, in the order of the stages, and the number of rows that do not.
 
-    A row that one side does not have is 0 there, so that the rows of a stage add up to its difference. A part that is
-    gone and one that is new have moved if all their rows are the same, and no third has the same rows.
+    A row that one side lacks counts as 0 there, so that the rows of a stage sum to its difference. A removed and an
+    added part have moved if all their rows are equal and no third part has the same rows.
     """
     wanted = frozenset(metrics)
     sides = [{row: value for row, value in side.items() if row.metric in wanted} for side in (base, head)]
@@ -159,7 +159,7 @@ def matched(base: Folded, head: Folded, metrics: Iterable[Metric]) -> tuple[tupl
 
 
 def _moved(base: _Rows, head: _Rows) -> dict[_Place, str]:
-    """Place that one side alone has -> where the other side has the same rows, as text."""
+    """Return place that only one side has -> place of the same rows on the other side, as text."""
     gone, new = _alone(base, head), _alone(head, base)
     found: dict[_Place, str] = {}
     for rows, places in new.items():
@@ -170,7 +170,7 @@ def _moved(base: _Rows, head: _Rows) -> dict[_Place, str]:
 
 
 def _alone(side: _Rows, other: _Rows) -> dict[frozenset[object], list[_Place]]:
-    """Return the places that only one side has, by all their rows."""
+    """Return set of rows -> places that have exactly these rows and that the other side lacks."""
     known = {(row.stage, row.part) for row in other}
     rows: dict[_Place, set[object]] = {}
     for row, value in side.items():

@@ -1,4 +1,4 @@
-"""Two sides of any origin, compared: every source that both have, and every difference split over what changed."""
+"""Compare two sides of any origin in every common source, and attribute every difference to changes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from costproof.ledger.run import ALL_SOURCES
 from costproof.ledger.workload import counted_line, quantised_clause, unknown_bytes
 
 Place = tuple[str, Metric]
-"""A stage and a metric; of all stages under an empty name."""
+"""(stage, metric); an empty stage means all stages."""
 NOTHING: Final = Folded((), (), {})
 _PER_CALL: Final = ("flops", "vector_flops", *TRAFFIC, UNFUSED)
 _AFFECTED: Final[Mapping[str, tuple[Metric, ...]]] = {
@@ -40,29 +40,29 @@ _AFFECTED: Final[Mapping[str, tuple[Metric, ...]]] = {
     "vector": ("vector_flops",),
     "activations": ("input_bytes", "output_bytes", "kv_read_bytes", UNFUSED),
 }
-"""Convention -> the metrics that are something else under another one."""
+"""Convention -> the metrics whose meaning depends on it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Levers:
-    """What can be computed between the two sides."""
+    """The formulas at mixtures of the two sides: some keys with the values of the base, others with the head's."""
 
     keys: tuple[str, ...]
-    """What changes one by one: all keys that changed; or one name for all of them, where they only change at once."""
+    """Names of the changes that can be applied separately: all changed keys, or one name if they change together."""
     point: Point[Place]
-    """Keys with the head's values, and ``implementation`` -> the totals of the formulas there."""
+    """Function from the keys with the head's values (or ``implementation``) to the totals of the formulas there."""
     implementation: bool
-    """Whether the kernels changed too."""
+    """Whether the attention or expert kernels also changed."""
     one_sided: Parts | None = None
-    """Parts that one of two families has, which :attr:`point` leaves out."""
+    """Parts that only one of two families has, which :attr:`point` omits."""
 
 
 def diff(base: Baseline, head: Baseline, levers: Levers | None = None) -> Diff:
     """Compare two sides.
 
     Args:
-        levers: ``None`` where no formulas describe what lies between them: then a difference has one term, of all that
-            changed.
+        levers: ``None`` if no formulas describe mixtures of the sides; then a difference has one term for all changes
+            together.
 
     Raises:
         Incomplete: the two have no source in common.
@@ -71,7 +71,7 @@ def diff(base: Baseline, head: Baseline, levers: Levers | None = None) -> Diff:
     changed = differences(base, head)
     both = [s for s in dict.fromkeys((*ALL_SOURCES, *base.sources)) if s in base.sources and s in head.sources]
     sources = [s for s in both if s in ALL_SOURCES] or both
-    # Peaks stand beside what counts, and in front of none.
+    # Peaks accompany the counting sources and never come before one.
     sources += [PEAK_SOURCE] if PEAK_SOURCE in both and PEAK_SOURCE not in sources else []
     if not sources:
         raise Incomplete(
@@ -82,7 +82,7 @@ def diff(base: Baseline, head: Baseline, levers: Levers | None = None) -> Diff:
         )
     between = _Between(base, head, changed, levers)
     if between.reproduces(base, head):
-        # The same code made both sides: what their formulas look like follows from the keys.
+        # The same code made both sides, so differences between their formulas follow from the keys.
         between.changed = changed = replace(changed, formulas=Changes())
     found = {s: _source(base, head, s, between) for s in sources}
     first = next((s for s, part in found.items() if part.rows), sources[0])
@@ -126,10 +126,10 @@ def diff(base: Baseline, head: Baseline, levers: Levers | None = None) -> Diff:
 
 
 def silences(base: Baseline, head: Baseline, sources: Iterable[str]) -> dict[tuple[str, Metric], str]:
-    """Return what a source gives on one side only: (source, metric) -> a sentence.
+    """Return (source, metric) -> sentence for each metric that a source gives on one side only.
 
     Args:
-        sources: those of both sides.
+        sources: sources that both sides have.
     """
     found = {}
     for source in sources:
@@ -157,10 +157,10 @@ def side_of(side: Baseline) -> Side:
 
 
 def not_comparable(base: Baseline, head: Baseline, source: str) -> dict[Metric, str]:
-    """Metrics of a source that the two sides count differently, or that one of them lacks.
+    """Return the metrics of a source that the two sides count differently, or that one lacks, with the reason.
 
     Args:
-        base: brought to FLOPs by :func:`~costproof.compare.diff.changes.in_flops`.
+        base: converted to FLOPs by :func:`~costproof.compare.diff.changes.in_flops`.
         head: likewise.
     """
     sides = [b.sources[source] for b in (base, head)]
@@ -180,7 +180,7 @@ def not_comparable(base: Baseline, head: Baseline, source: str) -> dict[Metric, 
 
 
 def _one_sided_peaks(base: Baseline, head: Baseline) -> dict[Metric, str]:
-    """Peaks that one side alone has: whoever did not ask for them misses no cost."""
+    """Return the peak metrics if only one side has peaks, with the reason; a missing peak makes nothing incomplete."""
     has = [PEAK_SOURCE in side.sources for side in (base, head)]
     why = f"the {'head' if has[0] else 'base'} has none"
     return dict.fromkeys(PEAK_METRICS, why) if has[0] != has[1] else {}
@@ -205,19 +205,19 @@ def _source(base: Baseline, head: Baseline, source: str, between: _Between) -> S
 
 
 def _of(side: Folded, metric: Metric, stage: str) -> int | None:
-    """Return a sum of a side; a stage that it does not have costs nothing there."""
+    """Return the sum of a metric over a stage of a side, 0 if the side lacks the stage."""
     return side.total(metric, stage or None) if stage in ("", *side.stages) else 0
 
 
 class _Between:
-    """Splits every difference over what changed."""
+    """Attributes every difference between base and head to the changes."""
 
     def __init__(self, base: Baseline, head: Baseline, changed: Differences, levers: Levers | None) -> None:
         self.changed = changed
         self.why_not = ""
         self.parts = parts_of(base, head, self._inputs(), self._model(base, head))
         if self.parts is not None and len(changed.keys) == 1 == len(changed.config.changed):
-            # One key says more than the shapes that follow from it. How many layers there are may be no key.
+            # A single key is more informative than the shapes that follow from it. A number of layers may have no key.
             self.parts = None if all(fate == "other" for fate in self.parts.fates.values()) else self.parts
         self.found: Attribution[Place] | None = None
         self.kernels: Mapping[Place, int | None] = {}
@@ -227,22 +227,22 @@ class _Between:
         if levers is not None:
             try:
                 self._split(levers)
-            except BadInput as error:  # a side of another version that is not a model of ours
+            except BadInput as error:  # a side of another version that our formulas reject
                 self.why_not = error.line
 
     def _inputs(self) -> tuple[str, ...]:
-        """Names of what changed about the run of a model whose modules are compared."""
+        """Return names of changes to the run of a model whose modules are compared: workload, libraries, kernels."""
         kernels = [c for c in self.changed.implementation.changed if c.key != "classes"]
         kinds = ((LIBRARIES, self.changed.libraries.changed), (IMPLEMENTATION, kernels))
         return (*(p.name for p in self._joined(self.changed.workload)), *(name for name, found in kinds if found))
 
     def _model(self, base: Baseline, head: Baseline) -> tuple[str, ...]:
-        """Names of what changed about the model besides its modules."""
+        """Return names of changes to the model besides its modules: configuration keys, or else its code."""
         keys = tuple(p.name for p in self._joined(self.changed.config))
         return keys or ((CODE,) if base.target.config_hash != head.target.config_hash else ())
 
     def _joined(self, *kinds: Changes) -> tuple[Player, ...]:
-        """Return all keys of some kinds as one player, if there are any."""
+        """Return all changed keys of some kinds as one player; empty without any."""
         keys = tuple(c.key for changes in kinds for c in changes.changed)
         why = self.why_not or ("no formulas describe what lies between" if len(keys) > 1 else "")
         return (Player(" + ".join(keys), keys, why),) if keys else ()
@@ -255,13 +255,13 @@ class _Between:
             try:
                 self.kernels = point(frozenset({IMPLEMENTATION}))
                 before = frozenset({IMPLEMENTATION})
-            except BadInput:  # the base cannot run so: it is split among the keys
+            except BadInput:  # the base cannot run with the head's kernels: treat them as a key
                 keys = (*keys, IMPLEMENTATION)
         self.found = attribute(keys, lambda changed: point(changed | before))
         self.end = point(before | frozenset(keys))
 
     def reproduces(self, base: Baseline, head: Baseline) -> bool:
-        """Whether the formulas at hand give the numbers of both sides."""
+        """Return whether the formulas of this version reproduce the numbers of both sides."""
         sides = ((base, self.start), (head, self.end))
         return all(
             values
@@ -271,7 +271,7 @@ class _Between:
         )
 
     def _common(self, side: Folded, place: Place) -> int | None:
-        """Return a sum of a side without the parts that one of two families has."""
+        """Return a sum of a side without the parts that only one of two families has."""
         stage, metric = place
         whole = side.total(metric, stage or None)
         own = self.one_sided.terms(stage, metric, NOTHING, side) if self.one_sided else {}
@@ -279,13 +279,13 @@ class _Between:
 
     @property
     def players(self) -> tuple[Player, ...]:
-        """What terms name beside what is not a key."""
+        """Return what terms refer to, except causes that are not keys: keys, and parts of the model."""
         parts = self.changed_parts
         return (*self._keys, *(Player(name, (name,)) for name in (parts.names if parts else ())))
 
     @property
     def _keys(self) -> tuple[Player, ...]:
-        """Keys and settings."""
+        """Return the changed configuration keys and settings as players."""
         if self.found is not None:
             return self.found.players
         kinds = (self.changed.config, self.changed.workload)
@@ -293,11 +293,11 @@ class _Between:
 
     @property
     def changed_parts(self) -> Parts | None:
-        """Parts that changed, or that one of two families has."""
+        """Return the parts that changed, or those that only one of two families has."""
         return self.parts or self.one_sided
 
     def quantity(self, place: Place, old: Folded, new: Folded) -> Quantity:
-        """One number on both sides, its difference split."""
+        """Return a cost of both sides with its difference attributed to changes."""
         stage, metric = place
         base, head = (_of(side, metric, stage) for side in (old, new))
         if base is None or head is None:
@@ -310,10 +310,10 @@ class _Between:
         return Quantity(base, head, head - base, split.terms, split.shares)
 
     def _of(self, place: Place, delta: int, own: Mapping[tuple[str, ...], int]) -> Split:
-        """Return the part that the formulas explain, and the rest, which no key explains.
+        """Return the attribution by the formulas, with a term for the remainder, which no key explains.
 
         Args:
-            own: terms of the parts that one of two families has.
+            own: terms of the parts that only one of two families has.
         """
         split = Split() if self.found is None else self.found.splits.get(place, Split())
         start, end, kernels = (x.get(place, 0) for x in (self.start, self.end, self.kernels or self.start))
@@ -332,7 +332,7 @@ class _Between:
         return Split(tuple(terms), shares)
 
     def _causes(self, *, keys: bool) -> tuple[str, ...]:
-        """Return the possible origins of a change without a key, in a fixed order; several cannot be told apart."""
+        """Return the possible origins of a change without a key, in a fixed order; several cannot be separated."""
         kinds = (
             (LIBRARIES, self.changed.libraries.changed),
             (IMPLEMENTATION, [c for c in self.changed.implementation.changed if keys or c.key == "classes"]),
@@ -343,7 +343,7 @@ class _Between:
 
 
 def _split_of(amounts: Mapping[tuple[str, ...], int]) -> Split:
-    """Return terms of which each has all of its amount."""
+    """Return a split in which the share of each set of names is its whole amount."""
     terms = tuple(Term(names, amount) for names, amount in amounts.items())
     return Split(terms, {" + ".join(names): amount for names, amount in amounts.items()})
 

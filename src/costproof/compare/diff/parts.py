@@ -1,8 +1,8 @@
-"""Two models without formulas, compared by part: which modules are new, gone, repeated more often, or others.
+"""Compare two models without formulas by part: modules that are added, removed, repeated more often, or replaced.
 
-Parts have paths with ``*`` for numbers. A part belongs to the outermost part around it that changed in the same way:
-one more block is a change of ``blocks.*``, and all that is inside the block goes with it. Of two families of
-transformers, ``Qwen3MLP`` is the class that ``LlamaMLP`` is: the name alone changes nothing.
+Parts are paths with ``*`` for numbers. A part belongs to the outermost part around it that changed in the same way:
+one more block is a change of ``blocks.*`` that includes everything inside the block. Between two families of
+transformers, ``Qwen3MLP`` and ``LlamaMLP`` count as the same class: a different name is not a change.
 """
 
 from __future__ import annotations
@@ -19,49 +19,49 @@ from costproof.ledger.metrics import EVERY_METRIC, STAGE_WIDE, Metric
 from costproof.ledger.workload import ConfigValue, ModuleKind, ModuleKinds
 
 Fate = Fraction | Literal["new", "gone", "other", "renamed"]
-"""What became of a part: so many times as often, new, gone, of another class, other settings or shapes, or of the same
-class of another family."""
+"""The change of a part: the ratio of its numbers of modules; added; removed; another class, settings or shapes; or the
+same class under the name of another family."""
 _SAME: Final = Fraction(1)
 _MOST: Final = 3
-"""Kinds of modules that a text names."""
+"""Most kinds of modules that a text lists."""
 _WHOLE_CALL: Final = ("floor_bytes",)
 """Metrics that belong to a whole call, though a row of the root has them."""
 _FAMILY: Final = re.compile(r"([A-Z]\w*?)(?:For[A-Z]\w*|LMHeadModel|Model)")
-"""What classes of transformers begin with, as the class of the whole model shows it."""
+"""Class name of a whole model of transformers; its first group is the prefix of the family, ``Llama``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What changed about the modules of two sides."""
+    """The parts that changed between two sides, and the attribution of costs to them."""
 
     fates: Mapping[str, Fate]
-    """Outermost part that changed -> what became of it."""
+    """Outermost changed part -> its change."""
     owners: Mapping[str, str]
-    """Part -> the outermost one that it changed with."""
+    """Part -> the outermost part that it changed with."""
     changes: tuple[Change, ...]
     inputs: tuple[str, ...] = ()
-    """Names of what changed about the run."""
+    """Names of the changes to the run, such as settings of the workload."""
     weak: tuple[str, ...] = ()
-    """Names of what changed about the model besides its modules: blamed where nothing else can be."""
+    """Names of changes to the model besides its modules, used for a difference that nothing else explains."""
     uneven: frozenset[str] = frozenset()
-    """Parts whose members do not all cost the same on both sides."""
+    """Parts whose modules have unequal costs on either side."""
     one_sided: bool = False
-    """Whether these are the parts that one of two families has: terms are of these parts alone."""
+    """Whether these are parts that only one of two families has; then terms cover only these."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The parts that changed."""
+        """Return the outermost parts that changed."""
         return tuple(self.fates)
 
     def terms(self, stage: str, metric: Metric, base: Folded, head: Folded) -> dict[tuple[str, ...], int] | None:
-        """Split the difference of a sum over what changed, row by row; first the inputs change, then the parts.
+        """Split the difference of a sum over the changes, row by row; inputs change first, then parts.
 
         Args:
             stage: empty for all stages together.
 
         Returns:
-            names -> units, which add up to the difference, or to that of the parts that one family has; ``None`` where
-            no rows add up to it.
+            names -> units, which sum to the difference, or to that of the parts that only one family has; ``None`` if
+            the rows do not sum to it.
         """
         if EVERY_METRIC[metric].largest:
             return None
@@ -102,7 +102,7 @@ class Parts:
             yield (owner,), after - before
         else:
             fate = self.fates[owner]
-            # What the base's members would cost with the head's inputs, where all members cost the same.
+            # The cost of the base's modules with the head's inputs, if all modules cost the same.
             between = after / fate if isinstance(fate, Fraction) and owner not in self.uneven else None
             if between is None or between.denominator != 1:
                 yield (*self.inputs, owner), after - before
@@ -124,7 +124,7 @@ def one_sided_parts(base: Folded, head: Folded) -> Parts:
 
 
 def _kinds(side: Folded) -> dict[str, dict[str, None]]:
-    """Return the kinds of operators of every part; the root of a call is none."""
+    """Return the kinds of operators of every part, without the root of a call."""
     found: dict[str, dict[str, None]] = {}
     roots = {row.part for row, _ in side.items() if row.metric in _WHOLE_CALL}
     for row in (row for row, _ in side.items() if row.part not in roots):
@@ -133,7 +133,7 @@ def _kinds(side: Folded) -> dict[str, dict[str, None]]:
 
 
 def _inside(top: str, owners: Mapping[str, str], kinds: Mapping[str, Mapping[str, None]]) -> str | None:
-    """Return the kinds of operators of a part and of all that it owns as text; ``None`` where it is not there."""
+    """Return the kinds of operators in a part and the parts it owns, as text; ``None`` if the side lacks the part."""
     if top not in kinds:
         return None
     found = dict.fromkeys(kind for part, owner in owners.items() if owner == top for kind in kinds[part])
@@ -141,7 +141,7 @@ def _inside(top: str, owners: Mapping[str, str], kinds: Mapping[str, Mapping[str
 
 
 def _rows(side: Folded, stage: str, metric: Metric) -> dict[BaselineRow, int | None]:
-    """Return the rows of a metric; of all stages together those of a module that works in several of them once."""
+    """Return the rows of a metric in a stage or in all; parameters that several stages use occur once."""
     found: dict[BaselineRow, int | None] = {}
     for row, value in side.items():
         if row.metric != metric or stage not in ("", row.stage):
@@ -153,12 +153,12 @@ def _rows(side: Folded, stage: str, metric: Metric) -> dict[BaselineRow, int | N
 
 
 def parts_of(base: Baseline, head: Baseline, inputs: tuple[str, ...], weak: tuple[str, ...]) -> Parts | None:
-    """Compare the modules of two sides; ``None`` where one of them does not say its modules."""
+    """Compare the modules of two sides; ``None`` if a side does not list its modules."""
     old, new = _in_dtype(base.modules, base.workload.dtype, head.workload.dtype), head.modules
     if not (old and new):
         return None
     paths = dict.fromkeys((*new, *old))
-    # Where only the names of families tell classes apart, they are the same here.
+    # Classes that differ only in the prefix of their family are the same here.
     own, other = _without_family(old, new), _without_family(new, old)
     fates = {path: _fate(own.get(path, ()), other.get(path, ())) for path in paths}
     renamed = {path for path in paths if {k.kind for k in old.get(path, ())} != {k.kind for k in new.get(path, ())}}
@@ -178,7 +178,7 @@ def parts_of(base: Baseline, head: Baseline, inputs: tuple[str, ...], weak: tupl
 
 
 def _without_family(kinds: ModuleKinds, others: ModuleKinds) -> ModuleKinds:
-    """Return the modules with classes named without their family, where the other model is of another one."""
+    """Return the modules, without the family prefix of their classes if the other model is of another family."""
     (own, other) = (
         _FAMILY.fullmatch(found["(root)"][0].kind) if "(root)" in found else None for found in (kinds, others)
     )
@@ -188,7 +188,7 @@ def _without_family(kinds: ModuleKinds, others: ModuleKinds) -> ModuleKinds:
 
 
 def _in_dtype(kinds: ModuleKinds, old: str, new: str) -> ModuleKinds:
-    """Return the modules with parameters in another dtype: that of the run is a setting, and no change of a part."""
+    """Return the modules with parameters in another dtype: the dtype of a run is a setting, not a change of a part."""
     if old == new:
         return kinds
 
@@ -215,10 +215,10 @@ def _key(kind: ModuleKind) -> str:
 def _owner(path: str, fates: Mapping[str, Fate], replaced: Collection[str]) -> str:
     """Return the outermost part around a path that changed in the same way without a gap.
 
-    What is new or gone inside a part of another class belongs to that part.
+    Parts added or removed inside a part whose class changed belong to that part.
 
     Args:
-        replaced: parts of another class.
+        replaced: parts whose class changed.
     """
     top, fate = path, fates[path]
     for around in _around(path):

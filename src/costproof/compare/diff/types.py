@@ -1,4 +1,4 @@
-"""A diff as data: what changed, what that did to every quantity, and which change did it."""
+"""Define the records of a diff: the changes, the quantities of both sides, and the attribution of differences."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ Fate = Literal["same", "changed", "added", "removed", "moved"]
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One thing that is not what it was."""
+    """A key whose value differs between base and head."""
 
     key: str
     """``text.topk``, ``workload.grid``, ``transformers``."""
     base: ConfigValue
-    """``None`` is also what a side has that knows no such key."""
+    """``None`` also if this side has no such key."""
     head: ConfigValue
 
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What changed of one kind, by key."""
+    """The changes of one kind, such as configuration keys or libraries, in a fixed order of keys."""
 
     changed: tuple[Change, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One of the two that are compared."""
+    """Description of one side of a comparison."""
 
     target: str
     implementation: str
@@ -52,33 +52,33 @@ class Side:
     sources: tuple[str, ...]
     environment: dict[str, str]
     counted: str = ""
-    """What its numbers leave out: dtype, attention, cut, keys that were not used, a format that is not counted."""
+    """The conditions of the count: dtype, attention, truncation, unused keys, formats that are not counted."""
     notes: tuple[str, ...] = ()
-    """Notes of its sources on how they counted and on what they left out."""
+    """Notes of the sources on how they counted and on work that they omitted."""
 
     @property
     def name(self) -> str:
-        """``TARGET at WORKLOAD``."""
+        """Return ``TARGET at WORKLOAD``."""
         return f"{self.target} at {self.workload}"
 
 
 @dataclass(frozen=True, slots=True)
 class Quantity:
-    """One number on both sides."""
+    """A cost of base and head, with the difference attributed to changes."""
 
     base: int | None
     head: int | None
     delta: int | None
-    """Head minus base; ``None`` as soon as one is unknown."""
+    """Head minus base; ``None`` if either is unknown."""
     terms: tuple[Term, ...] = ()
-    """What each change does alone, and what changes do jointly; they add up to ``delta``; what is not a key is last."""
+    """Effects of single changes, then interactions of several; they sum to ``delta``. Causes without a key are last."""
     shares: dict[str, int] = field(default_factory=dict)
-    """Change -> its part of ``delta``, joint terms split evenly; they add up to ``delta``."""
+    """Change -> its share of ``delta``, with interactions split evenly; the shares sum to ``delta``."""
 
 
 @dataclass(frozen=True, slots=True)
 class StageDiff:
-    """One stage on both sides."""
+    """The totals of one stage on both sides."""
 
     id: str
     change: Fate
@@ -87,74 +87,74 @@ class StageDiff:
 
 @dataclass(frozen=True, slots=True)
 class RowDiff:
-    """One row that is not what it was: a part of the model, all its layers and calls in a stage together."""
+    """A row that differs: one metric of a part of the model, summed over its layers and calls in a stage."""
 
     stage: str
     part: str
-    """Its role, or its path with ``*`` for numbers."""
+    """The role of the part, or its path with ``*`` for numbers."""
     kind: str
     metric: Metric
     base: int | None
-    """0 where a side has no such row."""
+    """0 if the side has no such row."""
     head: int | None
     delta: int | None
     change: Fate
     moved: str = ""
-    """Of a row that moved, ``stage/part`` on the other side. It stands at both places, so that stages add up."""
+    """For a moved row, ``stage/part`` on the other side. It is listed at both places, so that stages sum up."""
 
     @property
     def id(self) -> str:
-        """``prefill/text.layer.mlp.gate:linear``."""
+        """Return the name of the row: ``prefill/text.layer.mlp.gate:linear``."""
         return f"{self.stage}/{self.part}{':' + self.kind if self.kind else ''}"
 
 
 @dataclass(frozen=True, slots=True)
 class SourceDiff:
-    """What one source says."""
+    """The differences between the sides in one source."""
 
     totals: dict[Metric, Quantity]
     stages: tuple[StageDiff, ...]
     rows: tuple[RowDiff, ...]
-    """Those that are not the same."""
+    """Rows that differ."""
     same_rows: int
 
 
 @dataclass(frozen=True, slots=True)
 class Diff(NotebookRepr):
-    """What a change does to the cost."""
+    """The comparison of two sides: their inputs, the changes, and every difference in cost attributed to changes."""
 
     base: Side
     head: Side
     config: Changes
     workload: Changes
     modules: Changes
-    """Of targets without formulas: parts that are repeated more or less often, new, gone, or others.
+    """For targets without formulas: parts that are repeated more or less often, added, removed or replaced.
 
-    Of two families with formulas: parts, by role, that one of them has.
+    For two families with formulas: parts, by role, that only one of them has.
     """
     implementation: Changes
     """The attention and expert kernels, and the classes that are counted."""
     libraries: Changes
     formulas: Changes
-    """Formula -> its version, and costproof's own."""
+    """Versions of formulas by name, and the version of costproof."""
     conventions: Changes
     players: tuple[Player, ...]
-    """What terms and shares name: keys, and keys that are not told apart, with the reason."""
+    """The units that terms and shares refer to: keys, and groups of keys that cannot be separated, with the reason."""
     source: str
-    """The source that the numbers are of: the first that has a change, or the first of all."""
+    """The source of the following numbers: the first with a change, or else the first of all."""
     totals: dict[Metric, Quantity]
     stages: tuple[StageDiff, ...]
     rows: tuple[RowDiff, ...]
     same_rows: int
     others: dict[str, SourceDiff]
-    """Further sources that both sides have; the same numbers again wherever the sources agree."""
+    """The other sources of both sides; they repeat the same numbers wherever the sources agree."""
     not_comparable: dict[Metric, str]
-    """Metrics that the two sides count differently, with the reason."""
+    """Metrics that cannot be compared, because the sides count them differently or one lacks them, with the reason."""
     incomplete: tuple[str, ...]
-    """Why not all of the cost is compared."""
+    """Reasons why the comparison does not cover the whole cost."""
     complete: bool
     silent: tuple[str, ...] = ()
-    """Metrics that a source gives on one side only, though both run the same implementation: findings."""
+    """Sentences on metrics that a source gives on one side only, though both run one implementation: findings."""
     format_version: Literal["1.2"] = "1.2"
 
     @property
@@ -168,7 +168,7 @@ class Diff(NotebookRepr):
 
     @property
     def changes(self) -> tuple[Change, ...]:
-        """All that changed, in the order of reports."""
+        """Return the changes of all kinds, in the order of reports."""
         kinds = (
             *(self.config, self.workload, self.modules),
             *(self.conventions, self.libraries, self.implementation, self.formulas),
@@ -177,21 +177,21 @@ class Diff(NotebookRepr):
 
     @property
     def by_source(self) -> dict[str, SourceDiff]:
-        """What every source says, that of :attr:`source` first."""
+        """Return the differences by source, :attr:`source` first."""
         return {self.source: SourceDiff(self.totals, self.stages, self.rows, self.same_rows), **self.others}
 
     @property
     def exit_code(self) -> int:
-        """0, 1 where a source is silent on one side, or 3 where something could not be compared.
+        """0; 1 if a source lacks a metric on one side; 3 if something could not be compared.
 
-        A change alone is not an error, a gate judges it.
+        A mere change is not an error: ``costproof gate`` judges changes.
         """
         if not self.complete:
             return EXIT_INCOMPLETE
         return EXIT_FINDINGS if self.silent else EXIT_OK
 
     def __repr__(self) -> str:
-        """One line."""
+        """Return a summary in one line."""
         return f"Diff({self.base.name} -> {self.head.name}: {self.verdict}, {plural(len(self.rows), 'row')} changed)"
 
 

@@ -1,4 +1,4 @@
-"""What allowances cover of what is above a limit: nothing twice, and never more than happened where they count."""
+"""Spend allowances on amounts above limits: no unit twice, and at most the growth where an allowance applies."""
 
 from __future__ import annotations
 
@@ -12,25 +12,24 @@ from costproof.ledger.metrics import STAGE_WIDE
 
 @dataclass(slots=True)
 class Credits:
-    """The allowances of a policy, as one source says what happened.
+    """The allowances of a policy, and how much of each is spent, by the numbers of one source.
 
-    An allowance is spent once over places that have nothing in common: all stages, and what one limit with a pattern
-    stands for. Places that hold each other, and limits of their own about roles, look at the same increase: each has
-    all of it.
+    Disjoint places share one allowance: the stages, and the places that a limit with a pattern expands to. Nested
+    places, and separate limits on roles, concern the same increase, so each of them can use the whole allowance.
     """
 
     allowed: Sequence[Allowance]
-    """Those that count today."""
+    """Allowances that have not expired."""
     base: Callable[[PolicyPlace], int | None]
     head: Callable[[PolicyPlace], int | None]
     spent: dict[Any, dict[PolicyPlace, dict[int, int]]] = field(default_factory=dict)
-    """Places that share -> place -> number of an allowance -> units."""
+    """Group of places that share allowances -> place -> index of the allowance -> units spent."""
 
     def cover(self, place: PolicyPlace, over: int) -> tuple[Allowance, ...] | None:
-        """Spend allowances on what is above a limit of a place.
+        """Spend allowances on the units by which a place exceeds a limit.
 
         Returns:
-            those that were spent; ``None`` where they do not suffice, and then nothing is spent.
+            the allowances used; ``None`` if they do not suffice, in which case nothing is spent.
         """
         shared = self.spent.setdefault(_group(place), {})
         here = _itself(place)
@@ -48,11 +47,11 @@ class Credits:
         return tuple(self.allowed[number] for number, units in sorted(mine.items()) if units > 0)
 
     def about(self, place: PolicyPlace) -> tuple[Allowance, ...]:
-        """Those that count for a place, whether they suffice or not."""
+        """Return the allowances that apply to a place, whether they suffice or not."""
         return tuple(a for i, a in enumerate(self.allowed) if self.amount(a) and self._happened(i, place, {}) > 0)
 
     def elsewhere(self, place: PolicyPlace, allowance: Allowance) -> int:
-        """Units of an allowance that places beside this one have."""
+        """Return the units of an allowance that other places have used."""
         number, shared = self.allowed.index(allowance), self.spent.get(_group(place), {})
         return sum(units.get(number, 0) for where, units in shared.items() if where != _itself(place))
 
@@ -62,7 +61,7 @@ class Credits:
         return 0 if whole is None else allowance.increase.of(whole)
 
     def _narrowest_first(self) -> list[tuple[int, Allowance]]:
-        # What one place alone can use is spent before what others can use too.
+        # Allowances that only one place can use are spent before those that others can use too.
         return sorted(enumerate(self.allowed), key=lambda p: (-bool(p[1].place.stage), -len(p[1].place.role), p[0]))
 
     def _happened(self, number: int, place: PolicyPlace, mine: dict[int, int]) -> int:
@@ -80,7 +79,7 @@ class Credits:
 
 
 def meeting(one: PolicyPlace, other: PolicyPlace) -> PolicyPlace | None:
-    """Return the overlap of two places, such as a role within a stage; None if they have nothing in common."""
+    """Return the overlap of two places, such as a role within a stage; ``None`` if they are disjoint."""
     stages, roles = {one.stage, other.stage} - {""}, {one.role, other.role} - {""}
     inner = max(roles, key=len, default="")
     if (
@@ -99,7 +98,7 @@ def _itself(place: PolicyPlace) -> PolicyPlace:
 
 
 def _group(place: PolicyPlace) -> tuple[object, ...]:
-    """Places of one group have nothing in common."""
+    """Return the key of the group of disjoint places that share allowances with a place."""
     if not place.stage and not place.role:
         return (place.metric,)
     # A module that works in two stages has its parameters in both.

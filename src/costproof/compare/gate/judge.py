@@ -1,4 +1,4 @@
-"""Two sides held against a policy. What is unknown, gone or counted in another way never passes."""
+"""Check two sides against a policy. Numbers that are unknown, missing or counted differently never pass."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _LET: Final = "inputs: any in the policy lets them be"
 _BUILD: Final = re.compile(r"\+(cpu|cu\d+|rocm[\d.]+|xpu)$")
 """Suffix of a torch version that names the device of the build (``+cu128``); it changes no count."""
 _MOST: Final = 6
-"""Changes that a reason lists."""
+"""Most changes that a reason lists."""
 
 
 def judge(base: Baseline, head: Baseline, policy: Policy, today: date) -> Gate:
-    """Whether the head may follow the base.
+    """Check the costs of the head against the limits of a policy relative to the base.
 
     Args:
-        today: decides which allowances still count.
+        today: date on which allowances must not have expired.
 
     Raises:
         Problems: the policy names stages or roles that neither side has.
@@ -93,7 +93,7 @@ def judge(base: Baseline, head: Baseline, policy: Policy, today: date) -> Gate:
 def _gaps(
     base: Baseline, head: Baseline, changed: Differences, policy: Policy, sources: Sequence[str]
 ) -> Iterator[str]:
-    """Yield why the two cannot be held against each other."""
+    """Yield the reasons why base and head cannot be compared under the policy."""
     if not sources:
         yield "the base has no source"
     both = [s for s in sources if s in base.sources and s in head.sources]
@@ -115,7 +115,7 @@ def _gaps(
 
 
 def _other_work(base: Baseline, head: Baseline, changed: Differences, sources: Sequence[str]) -> Iterator[str]:
-    """Yield why the two are not the same work of one model: other numbers would say nothing about a change of it."""
+    """Yield the reasons why base and head are not the same workload of one model, which makes a gate meaningless."""
     if base.target.name != head.target.name:
         yield f"the base is of {base.target.name}, the head of {head.target.name}"
     for side, cut, other in (("base", base.target.cut, head.target.cut), ("head", head.target.cut, base.target.cut)):
@@ -129,7 +129,7 @@ def _other_work(base: Baseline, head: Baseline, changed: Differences, sources: S
     if changed.implementation.changed:
         yield f"base and head are of different implementations ({_listed(changed.implementation.changed)}); {_LET}"
     if not changed.workload.changed and not changed.implementation.changed:
-        # What follows from neither was counted in another way under the same name.
+        # Differences that follow from neither were counted differently under the same name.
         conventions = [*dict.fromkeys(c for s in sources for c in _other_conventions(base, head, s))]
         if conventions:
             yield f"base and head have different conventions ({_listed(conventions)}); {_LET}"
@@ -168,11 +168,11 @@ def _use(allowance: Allowance, today: date, used: set[int]) -> AllowanceUse:
 
 @dataclass(frozen=True, slots=True)
 class _Of:
-    """What a source says of one side."""
+    """The numbers of one source for one side."""
 
     folded: Folded
     stages: tuple[str, ...]
-    """All that the side has, whether the source covers them or not."""
+    """All stages of the side, whether the source covers them or not."""
     rows: tuple[tuple[BaselineRow, int | None], ...]
 
     def value(self, place: PolicyPlace) -> int | None:
@@ -199,7 +199,7 @@ class _Pair:
     base: _Of
     head: _Of
     apart: dict[Metric, str]
-    """Metrics that the sides count differently, with the reason."""
+    """Metrics that the sides count differently, with the reason; they cannot be compared."""
 
     @property
     def sides(self) -> tuple[_Of, _Of]:
@@ -209,12 +209,12 @@ class _Pair:
         return list(dict.fromkeys((*self.head.stages, *self.base.stages)))
 
     def parts(self, stage: str, metric: Metric | None = None) -> set[str]:
-        """Return the roles in a stage, or in all, that a metric, or any metric, concerns."""
+        """Return the roles that have a metric in a stage; by default any metric, and for an empty stage all stages."""
         rows = (row for side in self.sides for row, _ in side.rows)
         return {row.part for row in rows if metric in (None, row.metric) and stage in ("", row.stage)}
 
     def lost(self, place: PolicyPlace) -> bool:
-        """Whether the base has a role that is gone: a role that is called otherwise would escape its limits."""
+        """Return whether only the base has the role of a place: a renamed role must not evade its limits."""
         base, head = ({r.part for r, _ in s.rows if fnmatchcase(r.stage, place.stage or "*")} for s in self.sides)
         inside = [{p for p in parts if f"{p}.".startswith(f"{place.role}.")} for parts in (base, head)]
         return bool(inside[0]) and not inside[1]
@@ -231,7 +231,7 @@ class _Pair:
 
 
 class _Said(NamedTuple):
-    """How a check ends."""
+    """The outcome of a check."""
 
     status: Status
     why: str = ""
@@ -239,11 +239,11 @@ class _Said(NamedTuple):
 
 
 def _checks(pair: _Pair, limit: Limit, place: PolicyPlace, credit: Credits, gone: Credits) -> Iterator[Check]:
-    """Check the limit at one place: its increase, its budget.
+    """Check a limit at one place: first its increase, then its budget, if given.
 
     Args:
-        credit: the allowances that count.
-        gone: those that ran out.
+        credit: allowances that have not expired.
+        gone: allowances that have expired.
     """
     base, head = (side.value(place) for side in pair.sides)
     delta = None if base is None or head is None else head - base
@@ -272,7 +272,7 @@ def _checks(pair: _Pair, limit: Limit, place: PolicyPlace, credit: Credits, gone
 
 
 def _allowed(place: PolicyPlace, over: int, credit: Credits, gone: Credits) -> _Said:
-    """Whether allowances cover what is above a limit."""
+    """Check whether allowances cover the ``over`` units above a limit, and describe the ones that apply."""
     spent = credit.cover(place, over)
     live = credit.about(place) if spent is None else spent
     told = []
@@ -286,7 +286,7 @@ def _allowed(place: PolicyPlace, over: int, credit: Credits, gone: Credits) -> _
 
 
 def _nowhere(policy: Policy, pairs: Sequence[_Pair]) -> Iterator[CostproofError]:
-    """Stages and roles of the policy that no source has on either side."""
+    """Yield an error for each stage or role of the policy that no source has on either side."""
     stages = list(dict.fromkeys(s for p in pairs for s in p.stages()))
     for place in (*(x.place for x in policy.limits), *(x.place for x in policy.allowed)):
         where = f"{policy.file}, line {place.line}"

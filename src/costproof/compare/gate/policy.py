@@ -1,7 +1,8 @@
-"""A policy: how much of each metric may be added, and where more is allowed for a time.
+"""Read policies: limits on metrics, and allowances above them until a date.
 
-A place is a metric, a stage and a role. A stage or a role with ``*``, ``?`` or ``[…]`` stands for all that match, each
-by itself; a role without means that part of the model and everything inside it; what is left out means the whole.
+A place is a metric, a stage and a role. A stage or role with ``*``, ``?`` or ``[…]`` expands to all that match, each
+checked separately; a role without wildcards includes everything inside that part of the model; an omitted key means the
+whole.
 """
 
 from __future__ import annotations
@@ -32,16 +33,16 @@ AMOUNT: Final = re.compile(r"([0-9][0-9_]{0,40})(?:\.([0-9]{1,20}))?(?:[eE]\+?([
 _UNITS: Final = {"": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "%": -2}
 MOST: Final = 500
 WILD: Final = "*?["
-"""What makes a stage or a role a pattern."""
+"""Characters that make a stage or a role a pattern."""
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyAmount:
-    """A number of a policy, exact."""
+    """An exact number of a policy: an amount, or a percentage of the base."""
 
     text: str
     value: Fraction
-    """Of a percentage the fraction: ``1.5 %`` is 3/200."""
+    """The number; for a percentage a fraction of the base: ``1.5 %`` is 3/200."""
     relative: bool = False
 
     def of(self, base: int) -> int:
@@ -51,15 +52,15 @@ class PolicyAmount:
 
 @dataclass(frozen=True, slots=True)
 class PolicyPlace:
-    """What a limit or an allowance is about."""
+    """The metric, stage and role that a limit or an allowance applies to."""
 
     metric: Metric
     stage: str = ""
     role: str = ""
     line: int = 0
-    """In the policy file."""
+    """Line in the policy file."""
     alone: bool = False
-    """The role without what is inside it."""
+    """Whether the parts inside the role are excluded."""
 
     def __str__(self) -> str:
         return f"{self.metric} of {' '.join(filter(None, (self.stage, self.role))) or 'all stages'}"
@@ -67,13 +68,13 @@ class PolicyPlace:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """What a place may cost."""
+    """A limit on the cost of a place: an increase over the base, a budget, or both."""
 
     place: PolicyPlace
     increase: PolicyAmount | None = None
-    """At most so much more than the base."""
+    """The largest permitted increase over the base."""
     budget: int | None = None
-    """At most so much, whatever the base is."""
+    """The largest permitted cost, independent of the base."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,36 +85,36 @@ class Allowance:
     increase: PolicyAmount
     reason: str
     until: date
-    """The last day on which it counts."""
+    """The last day on which it is valid."""
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """All limits."""
+    """The content of a policy file: limits, allowances, and the differences between the sides that it permits."""
 
     file: str
     limits: tuple[Limit, ...]
     allowed: tuple[Allowance, ...] = ()
     sources: tuple[str, ...] = ()
-    """Those that decide; empty: all that the base has."""
+    """Sources to check; empty for all sources of the base."""
     inputs: str = "same"
     """``any``: the target, the workload and the implementation may differ between base and head."""
     versions: str = "same"
-    """``any``: base and head may be counted by other versions of costproof, torch, transformers and the like."""
+    """``any``: base and head may be counted by different versions of costproof, torch, transformers and others."""
 
 
 def read_policy(path: Path) -> Policy:
-    """Read a policy.
+    """Read a policy from a YAML file.
 
     Raises:
-        Problems: everything that is wrong with it.
-        BadInput: it cannot be read, or is not a policy.
+        Problems: all errors in the policy.
+        BadInput: the file cannot be read, or is not a policy.
     """
     return policy_from_text(read_source(path, WHAT), where=path.as_posix())
 
 
 def policy_from_text(source: str, *, where: str) -> Policy:
-    """:func:`read_policy` for a text."""
+    """Parse a policy as :func:`read_policy` does; ``where`` names it in errors."""
     data = read_document(source, where=where, what=WHAT)
     if not isinstance(data, dict) or data.get("costproof_policy") != VERSION:
         got = data.get("costproof_policy", "nothing") if isinstance(data, dict) else "no map"
@@ -146,7 +147,7 @@ def metrics() -> list[Metric]:
 
 
 def _lines(source: str) -> Mapping[tuple[str, int], int]:
-    """(key, number of the item) -> its line; the document has been read before, so that this is bounded."""
+    """Return (key, index of the item) -> line of the item, in a document whose size and depth were checked before."""
     root = yaml.compose(source, Loader=yaml.SafeLoader)
     return {
         (key.value, i): item.start_mark.line + 1
@@ -157,7 +158,7 @@ def _lines(source: str) -> Mapping[tuple[str, int], int]:
 
 
 class _Reader:
-    """Collects problems while it reads."""
+    """Reads the parts of a policy, and collects all problems instead of raising the first."""
 
     def __init__(self, lines: Mapping[tuple[str, int], int]) -> None:
         self.lines = lines
@@ -175,24 +176,24 @@ class _Reader:
                 self.problem("unknown key", f"{where}.{name[:60]}", expected, fix=did_you_mean(name, allowed))
 
     def items(self, data: Mapping[str, YamlValue], name: str) -> list[tuple[tuple[Mapping[str, YamlValue], int], str]]:
-        """Yield the maps of a list, each with its line and its path."""
+        """Return the mappings in the list under a key, each with its line and its path in the file."""
         given = data.get(name, [])
         if not isinstance(given, list) or len(given) > MOST:
-            self.problem(f"this is a list of at most {MOST} maps", f"$.{name}")
+            self.problem(f"this must be a list of at most {MOST} maps", f"$.{name}")
             return []
         found: list[tuple[tuple[Mapping[str, YamlValue], int], str]] = []
         for i, item in enumerate(given):
             if isinstance(item, dict):
                 found.append(((item, self.lines.get((name, i), 1)), f"$.{name}[{i}]"))
             else:
-                self.problem("this is a map", f"$.{name}[{i}]", expected="metric: NAME, …")
+                self.problem("this must be a map", f"$.{name}[{i}]", expected="metric: NAME, …")
         return found
 
     def place(self, item: Mapping[str, YamlValue], line: int, where: str) -> PolicyPlace:
         metric, stage, role = (self.text(item, name, where) for name in PLACE)
         for name in ("stage", "role"):
             if item.get(name) == "":
-                self.problem("this names nothing", f"{where}.{name}", fix="leave the key out for the whole")
+                self.problem("this must not be empty", f"{where}.{name}", fix="leave the key out for the whole")
         if metric not in metrics():
             fix = did_you_mean(metric, metrics())
             self.problem(
@@ -212,7 +213,7 @@ class _Reader:
         increase = self.amount(item, "increase", where) if "increase" in item else None
         budget = self.amount(item, "budget", where) if "budget" in item else None
         if budget is not None and budget.relative:
-            self.problem("a budget is a number of units", f"{where}.budget", "such as 3.1 T", budget.text)
+            self.problem("a budget must be a number of units", f"{where}.budget", "such as 3.1 T", budget.text)
         return Limit(place, increase, None if budget is None else budget.of(0))
 
     def allowance(self, given: tuple[Mapping[str, YamlValue], int], where: str) -> Allowance | None:
@@ -220,14 +221,14 @@ class _Reader:
         self.known(item, (*PLACE, *ALLOWED), where)
         place, increase = self.place(item, line, where), self.amount(item, "increase", where)
         if any(c in place.stage + place.role for c in WILD):
-            self.problem("an allowance names its place", where, "a stage, a role, or neither", str(place))
+            self.problem("an allowance must name its place", where, "a stage, a role, or neither", str(place))
         reason, until = self.text(item, "reason", where), self.text(item, "until", where)
         if not reason.strip():
-            self.problem("an allowance has a reason", f"{where}.reason", "why more is allowed, in a few words")
+            self.problem("an allowance must have a reason", f"{where}.reason", "why more is allowed, in a few words")
         try:
             day = date.fromisoformat(until)
         except ValueError:
-            self.problem("an allowance ends on a day", f"{where}.until", "YYYY-MM-DD", until or "nothing")
+            self.problem("an allowance must end on a date", f"{where}.until", "YYYY-MM-DD", until or "nothing")
             return None
         return None if increase is None else Allowance(place, increase, reason, day)
 
@@ -235,7 +236,7 @@ class _Reader:
         value = item.get(name, "")
         if isinstance(value, str) and len(value) <= 500:
             return value
-        self.problem("this is a short text", f"{where}.{name}")
+        self.problem("this must be a short text", f"{where}.{name}")
         return ""
 
     def amount(self, item: Mapping[str, YamlValue], name: str, where: str) -> PolicyAmount | None:
@@ -271,7 +272,7 @@ MEANINGS = {
 
 
 def policy_schema() -> dict[str, Any]:
-    """JSON Schema 2020-12 of a policy, as :func:`costproof.compare.gate.policy.read_policy` takes it."""
+    """Return the JSON Schema 2020-12 of a policy, as :func:`read_policy` accepts it."""
     amount = {"type": ["number", "string"], "minimum": 0, "pattern": rf"^\s*{AMOUNT.pattern}\s*$"}
     one = {"enum": list(ALL_SOURCES)}
     own: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""What a gate found, as data."""
+"""Define the records of the result of a gate."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ State = Literal["used", "unused", "expired"]
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One limit at one place, by one source."""
+    """The check of one limit at one place (metric, stage and role) in one source."""
 
     metric: Metric
     stage: str
-    """Empty: all stages together."""
+    """Stage; empty for the sum of all stages."""
     role: str
-    """Empty: the whole stage."""
+    """Role of the part of the model; empty for the whole stage."""
     source: str
     base: int | None
     head: int | None
     delta: int | None
     limit: str
-    """In the words of the policy: ``increase 1 %``, ``budget 3.1 T``."""
+    """The limit as the policy states it: ``increase 1 %``, ``budget 3.1 T``."""
     most: int | None
-    """The largest number that passes without an allowance; ``None`` where the base is unknown."""
+    """The largest number that passes without an allowance; ``None`` if the base is unknown."""
     status: Status
     why: str
-    """What an allowance has to do with it, or why it is unknown."""
+    """The allowances that apply, or the reason why the result is unknown."""
     line: int
-    """Of the limit in the policy file."""
+    """Line of the limit in the policy file."""
     allowed_by: tuple[int, ...] = ()
-    """Lines of the allowances that count for it, whether they suffice or not."""
+    """Lines of the allowances that apply, whether they suffice or not."""
 
     @property
     def place(self) -> str:
-        """``prefill/text.layer.mlp``; ``total`` where all stages are meant."""
+        """Return the place: ``prefill/text.layer.mlp``, or ``total`` for all stages."""
         return "/".join(filter(None, (self.stage or ("*" if self.role else "total"), self.role)))
 
     @property
@@ -54,7 +54,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class AllowanceUse:
-    """What became of an allowance."""
+    """An allowance of the policy, and whether it was used."""
 
     place: str
     increase: str
@@ -66,25 +66,25 @@ class AllowanceUse:
 
 @dataclass(frozen=True, slots=True)
 class Gate(NotebookRepr):
-    """Whether a change may pass."""
+    """The result of a gate: whether the head satisfies all limits of a policy."""
 
     base: Side
     head: Side
     policy: str
-    """The policy file, as it was named."""
+    """Path of the policy file, as given."""
     verdict: Literal["passed", "over", "incomplete"]
     checks: tuple[Check, ...]
     allowances: tuple[AllowanceUse, ...]
     config: Changes
     workload: Changes
     incomplete: tuple[str, ...]
-    """What else than an unknown number keeps the two from being held against the policy."""
+    """Reasons other than unknown numbers why base and head cannot be checked against the policy."""
     silent: tuple[str, ...] = ()
-    """Metrics that a source gives on one side only, though both are the same work: findings."""
+    """Sentences on metrics that a source gives for one side only, although both are the same work: findings."""
 
     @property
     def exit_code(self) -> int:
-        """0 passed, 1 over a limit or a source fell silent, 3 incomplete."""
+        """0 if passed; 1 if a limit is exceeded or a source lacks a metric on one side; 3 if incomplete."""
         return {"passed": EXIT_OK, "over": EXIT_FINDINGS, "incomplete": EXIT_INCOMPLETE}[self.verdict]
 
     def of(self, *statuses: Status) -> list[Check]:
@@ -93,7 +93,7 @@ class Gate(NotebookRepr):
         return sorted(found, key=lambda c: (statuses.index(c.status), -c.over))
 
     def __repr__(self) -> str:
-        """One line."""
+        """Return a summary in one line."""
         return f"Gate({self.base.name} -> {self.head.name}: {self.verdict}, {plural(len(self.checks), 'check')})"
 
 

@@ -1,4 +1,4 @@
-"""The certificate: what was proved, over which domain, by which method, with what."""
+"""Define the certificate of a proof: claims, domain, method, environment, and how to repeat and compare it."""
 
 from __future__ import annotations
 
@@ -27,31 +27,31 @@ Verdict = Literal["proved", "refuted", "incomplete"]
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Analytic equals static for one quantity of a pattern of modules."""
+    """The claim that the analytic and the static formula of one quantity are equal for a pattern of modules."""
 
     stage: str
     invocation: str
-    """Empty for what a module owns whatever is run."""
+    """Invocation; empty for parameters, which a module has independently of any run."""
     module: str
     kind: str
     metric: Metric
     modules: int
     runs: tuple[str, ...]
-    """The runs that it was shown for: inputs, kernels, dtypes."""
+    """The runs for which the claim was shown: inputs, kernels, dtypes."""
     method: Method
     """``identity``: the expanded difference is 0, for all values of the symbols. ``identity per size``: the same
     at each enumerated size, which is not a symbol there. ``enumeration``: equal integers at each workload listed."""
     free: tuple[str, ...]
-    """Symbols for all of whose values it holds."""
+    """Symbols for all values of which the claim holds."""
     version: str
-    """Of the formula in the configuration's symbols."""
+    """Fingerprint of the formula in the symbols of the configuration."""
     formula: str
     at_config: str
     """The formula with this configuration's numbers."""
 
     @property
     def key(self) -> tuple[str, ...]:
-        """What is claimed, and for which runs."""
+        """Return the identity of the claim: stage, invocation, module, kind, metric, formula version and runs."""
         return (self.stage, self.invocation, self.module, self.kind, self.metric, self.version, *self.runs)
 
 
@@ -91,7 +91,7 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """How far the draws varied one key of the configuration, or one setting of the run."""
+    """The range over which random draws varied one key of the configuration, or one setting of the run."""
 
     values: int
     """Number of different values; 1 if it was never varied."""
@@ -130,7 +130,7 @@ class Coverage:
 
 @dataclass(frozen=True, slots=True)
 class Certificate(NotebookRepr):
-    """The outcome of one proof."""
+    """The content of ``certificate.json``: the outcome of a proof, and the settings that reproduce it."""
 
     conventions: Conventions
     target: TargetInfo
@@ -145,10 +145,10 @@ class Certificate(NotebookRepr):
     """Pieces that could not be carried out, with the reason."""
     not_claimed: tuple[str, ...]
     symbols: dict[str, SymbolDoc] = field(default_factory=dict)
-    """What the symbols of the formulas mean, those of the workload."""
+    """The meanings of the workload's symbols in the formulas."""
 
     def __repr__(self) -> str:
-        """One line."""
+        """Return a summary in one line."""
         return f"Certificate({self.target.name}: {self.verdict}, {plural(len(self.claims), 'claim')})"
 
     def mistakes(self) -> tuple[tuple[Counterexample, ...], ...]:
@@ -185,9 +185,11 @@ def read_certificate(path: Path) -> Certificate:
 def _contradictions(found: Certificate) -> Iterator[CostproofError]:
     verdict = verdict_of(found.counterexamples, found.missing)
     if found.verdict != verdict:
-        yield BadInput("the verdict is another one", where="$.verdict", expected=verdict, got=found.verdict)
+        yield BadInput(
+            "the verdict does not follow from the results", where="$.verdict", expected=verdict, got=found.verdict
+        )
     if found.coverage.samples != found.settings.samples:
-        yield BadInput("the configurations drawn are not those of the settings", where="$.coverage.samples",
+        yield BadInput("the number of random configurations is not that of the settings", where="$.coverage.samples",
                        expected=found.settings.samples, got=found.coverage.samples)  # fmt: skip
     keys = Counter(claim.key for claim in found.claims)
     if twice := next((key for key, times in keys.items() if times > 1), None):
@@ -195,12 +197,12 @@ def _contradictions(found: Certificate) -> Iterator[CostproofError]:
 
 
 def verdict_of(wrong: Sequence[Counterexample], missing: Sequence[str]) -> Verdict:
-    """Return how a proof ended that found these counterexamples and could not carry out these pieces."""
+    """Return the verdict of a proof from its counterexamples and the pieces that could not be carried out."""
     return "refuted" if wrong else "incomplete" if missing else "proved"
 
 
 def differences(old: Certificate, new: Certificate) -> tuple[str, ...]:
-    """In what a repeated proof departs from the certificate, in words.
+    """Return the differences between a repeated proof and its certificate, in words.
 
     All that a certificate says is compared but its environment: versions of libraries are named, not judged.
     """
@@ -254,19 +256,19 @@ class Parameter:
 
     name: str
     values: int
-    """From how many values it is drawn, uniformly and independently of the others."""
+    """Number of values that it is drawn from, uniformly and independently of the others."""
     degree: int
-    """Highest degree of any formula of the stage in it."""
+    """Highest degree of any formula of the stage in this parameter."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """How sure the draws make it that no formula of a stage is wrong."""
+    """Bound on the chance that random configurations miss a wrong formula of a stage."""
 
     stage: str
     parameters: tuple[Parameter, ...]
     fixed: tuple[str, ...]
-    """Symbols of the formulas that are not drawn numbers: nothing follows about them."""
+    """Symbols of the formulas that are not drawn at random, for which the bound states nothing."""
     caught: str
     """Lower bound of the chance that one draw shows a difference, as a fraction."""
     samples: int

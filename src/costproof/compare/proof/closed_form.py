@@ -1,4 +1,4 @@
-"""A derived cost in a form for reading: grouped, factored, in the configuration's names where one fits alone."""
+"""Format a derived cost for reading: grouped, factored, with configuration names for constants where unambiguous."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from costproof.ledger.node import CostNode
 Form = Literal["text", "latex", "python", "yaml"]
 
 _FACTORS: Final[dict[str, tuple[int, ...]]] = {"linear": (2,), "attention": (2, 4), "expert_gemm": (2, 4, 6)}
-"""What the products of a kind multiply a term by: 2 per multiply-accumulate, times the products it stands for."""
+"""Operator kind -> the factor of its FLOPs: 2 per multiply-accumulate, times the number of products it contains."""
 _WIDTHS: Final = ("hidden", "hidden_size", "d_model", "n_embd", "embed_dim", "dim")
 _ANY_FACTOR: Final = (1, 2, 3, 4, 6, 8)
 
@@ -39,27 +39,27 @@ class Line:
     kind: str
     modules: int
     each: str
-    """Of one of the modules, factored."""
+    """The formula of one of the modules, factored."""
     named: str | None
-    """The same with configuration names, where the constant is a product of them in one way only."""
+    """The formula with configuration names, if the constant is a product of them in exactly one form."""
     readings: tuple[str, ...]
-    """The ways to read the constant if there are several: it stays a number."""
+    """The possible products of names for the constant if there are several; it then stays a number."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClosedForm:
-    """All lines, and their sum."""
+    """A derived formula: its lines, their sum, and the sizes at which it holds."""
 
     name: str
     lines: tuple[Line, ...]
     total: str
     symbols: tuple[str, ...]
     fixed: Mapping[str, int]
-    """Symbols of the workload that the graph holds as numbers; the YAML states them."""
+    """Values of the workload's symbols that are constants in the graph; the YAML states them."""
     holds: tuple[Condition, ...] = ()
-    """Where it is the model: at sizes that meet all of these."""
+    """Conditions on the sizes under which the formula describes the model."""
     counted: str = ""
-    """The line with what was counted: dtype, attention, cuts, unused keys, formats that are not counted."""
+    """The conditions of the count: dtype, attention, truncation, unused keys, formats that are not counted."""
 
 
 def closed_form(
@@ -108,7 +108,7 @@ def in_names(expr: sympy.Expr, config: Mapping[str, int], kind: str) -> tuple[st
     """Write the constant of an expression as a product of configuration names.
 
     Args:
-        kind: of the operator, which says what factors its products may have.
+        kind: operator kind, which determines the factors that its products may have.
 
     Returns:
         The text, or ``None`` where the constant is not such a product or is one in several ways; and those ways.
@@ -145,7 +145,7 @@ def readings(constant: int, config: Mapping[str, int], factors: Sequence[int] = 
 
 
 def _is_width(one: tuple[str, int], other: tuple[str, int], config: Mapping[str, int]) -> bool:
-    """Whether two sizes are heads and the width of one, which together are the width of the model."""
+    """Return whether two sizes are the number of heads and the width of a head, whose product is the model's width."""
     product = one[1] * other[1]
     return (
         "head" in one[0]
@@ -185,7 +185,7 @@ def _comment(mark: str, form: ClosedForm) -> str:
 
 
 def _counted(form: ClosedForm) -> str:
-    """Return the line with what was counted, in one line: a format's name comes from a file."""
+    """Return the conditions of the count with unprintable characters replaced: names of formats come from files."""
     return "".join(c if c.isprintable() else " " for c in form.counted)
 
 
@@ -214,7 +214,7 @@ def _python(form: ClosedForm) -> str:
 
 
 class _Integers(StrPrinter):  # type: ignore[misc]
-    """Python text that stays within integers: quotients that come out whole, ceilings and floors by ``//``."""
+    """Printer of Python expressions in integer arithmetic: exact quotients, ceilings and floors use ``//``."""
 
     def whole(self, expr: sympy.Expr) -> str:
         """Print an expression whose value is an integer."""

@@ -31,18 +31,18 @@ _SOURCES: Final = ("analytic", "static")
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What comparisons found: claims without the runs that they were shown for, and what differs."""
+    """Results of comparing formulas: claims, whose runs the caller adds, and counterexamples."""
 
     rows: dict[str, int]
     """Stage -> quantities compared, one per module, operator kind and metric."""
     claims: tuple[Claim, ...]
     counterexamples: tuple[Counterexample, ...]
     formulas: tuple[tuple[str, str], ...] = ()
-    """(stage, formula) of what was compared, for the degrees."""
+    """(stage, formula) of all compared quantities, from which degrees are computed."""
     sizes: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    """Where a size is a symbol: stage -> the sizes that its graph describes, of those tried."""
+    """Stages whose graph has a symbolic size -> those of the tried sizes that the graph describes."""
     conditions: tuple[str, ...] = ()
-    """Where a graph in symbols is not the model, so that its claims leave these sizes out."""
+    """Descriptions of the sizes at which a symbolic graph differs from the model, which its claims exclude."""
 
 
 def judge(
@@ -59,7 +59,7 @@ def judge(
 ) -> Answer:
     """Judge every row that the two sources share.
 
-    A symbol that any graph of an invocation kept stays a symbol on both sides of all its rows: a formula
+    A symbol that occurs in any graph of an invocation stays a symbol on both sides of all its rows: a formula
     that grows with the batch does not equal a graph that does not, whatever the batch of this run is.
 
     Args:
@@ -69,10 +69,10 @@ def judge(
         config: values of the configuration's symbols.
         alias: symbols of a formula that equal one of the graph: ``{"L": "S"}``.
         fixed: (stage, module, metric) of rows whose graph was made at the sizes of this run, so that its numbers hold
-            for these alone.
-        only_fixed: judge these alone; the others were not asked for.
+            only at these sizes.
+        only_fixed: judge only these rows; the others were not requested.
         steps: symbols that are multiples of a number, for the smallest sizes that show a difference.
-        integers: where the two values are equal integers, do not look at expressions.
+        integers: accept equal integers without comparing expressions.
     """
     common = shared_values(values.values())
     names = frozenset(name for known in values.values() for name in known) - {"b"}
@@ -109,7 +109,7 @@ def judge(
 
 @dataclass(frozen=True, slots=True)
 class _How:
-    """How the rows of an invocation are judged."""
+    """Symbols and numbers with which the rows of an invocation are judged."""
 
     names: frozenset[str]
     """Symbols of the workload; the item size is a number everywhere."""
@@ -117,12 +117,12 @@ class _How:
     alias: Mapping[str, str]
     steps: tuple[tuple[str, int], ...]
     free: frozenset[str]
-    """Symbols that stay, beside those that the row's own graph has."""
+    """Symbols that are not replaced by numbers, in addition to those in the row's own graph."""
     integers: bool
 
 
 def _kept(static: Ledger, names: frozenset[str]) -> dict[tuple[str, str], frozenset[str]]:
-    """(stage, invocation) -> symbols of the workload in any of its expressions."""
+    """Return (stage, invocation) -> the workload's symbols in any of its expressions."""
     found: dict[tuple[str, str], frozenset[str]] = {}
     for node in static.nodes:
         key = (node.stage, node.invocation)
@@ -187,7 +187,7 @@ def _version(formula: str) -> str:
 
 @lru_cache(maxsize=65536)
 def _difference(first: str, second: str, steps: tuple[tuple[str, int], ...]) -> str:
-    """First minus second, 0 exactly if the expanded forms cancel at all multiples of the steps; else factored."""
+    """Return first minus second, factored; 0 exactly if the expanded forms cancel at all multiples of the steps."""
     if first == second:
         return "0"
     rest = settled(sympy.expand(parse(first) - parse(second)))
@@ -200,7 +200,7 @@ def _difference(first: str, second: str, steps: tuple[tuple[str, int], ...]) -> 
 
 @lru_cache(maxsize=4096)
 def _smallest(rest: str, steps: tuple[tuple[str, int], ...]) -> tuple[tuple[str, int], ...]:
-    """Return the smallest values, by their sum, at which a difference is not 0; empty if it has no symbols."""
+    """Return the symbol values with the smallest sum at which a difference is not 0; empty if it has no symbols."""
     program = compile_expression(rest)
     names = sorted(program.symbols)
     sizes = ([i * dict(steps).get(name, 1) for i in _SMALL] for name in names)

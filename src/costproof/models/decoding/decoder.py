@@ -57,7 +57,7 @@ def in_step(path: str, call: int) -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
-    """How a decoder of transformers is called: module paths, masks and cache; by default a ``…ForCausalLM``."""
+    """Calling convention of a decoder of transformers: module paths, masks and cache; by default a ``…ForCausalLM``."""
 
     stack: str = "model"
     """Path of the module that holds ``layers``."""
@@ -126,7 +126,7 @@ class Decoder:
         return None, seen.to(torch.bool) if 0 < self.window <= seen.shape[-1] else None
 
     def filled_cache(self, model: nn.Module, past: Past) -> Any:
-        """Return a cache that contains ``past``."""
+        """Return a cache that contains the keys and values ``past``."""
         from transformers.cache_utils import DynamicCache
 
         cache = DynamicCache(config=text_config(model))

@@ -60,7 +60,7 @@ class DecoderStyle:
     rotary_tables: int = 1
     """Number of tables of cosines and sines: one for each set of rotary frequencies."""
     routing: RoutingRule | None = None
-    """How the router of a mixture of experts chooses; ``None`` if no layer has experts."""
+    """Routing scheme of the mixtures of experts; ``None`` if no layer has experts."""
     router_module: str = "gate"
     """Attribute of the mixture's module that holds the router."""
     shared_experts: Size = 0

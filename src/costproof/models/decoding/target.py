@@ -106,7 +106,9 @@ class CausalTarget(Native[C]):
         if length is not None:
             if given.get("text_tokens") not in (None, length):
                 got = f"{length} and {given['text_tokens']}"
-                found.append(BadInput("two lengths of one prompt", where="--seq-len, --text-tokens", got=got))
+                found.append(
+                    BadInput("the length of the prompt is given twice", where="--seq-len, --text-tokens", got=got)
+                )
             given["text_tokens"] = length
         return workload
 

@@ -73,7 +73,8 @@ class TextTarget(EncoderTarget[C]):
     def serves(cls, config: Mapping[str, Any]) -> bool:
         """Return whether the formulas describe the model of a configuration: an encoder with one table of words."""
         decodes = any(config.get(key) is True for key in ("is_decoder", "add_cross_attention"))
-        return not decodes and config.get("tie_word_embeddings") is not False
+        chunks = bool(config.get("chunk_size_feed_forward"))
+        return not (decodes or chunks) and config.get("tie_word_embeddings") is not False
 
     def default_workload(self, name: str) -> Workload:
         """Return the workload of a preset: one text, cut to the number of positions of the model."""

@@ -304,7 +304,7 @@ def huggingface(place: str, path: Path | None, *, trusted: bool) -> HuggingFace:
                 where=f"$.auto_map.{name} in {file}",
                 expected="MODULE.CLASS of a file in the same folder",
                 got=str(place)[:80],
-                fix="put the code beside the configuration, and leave out what stands before --",
+                fix="put the code beside the configuration, and omit the part before --",
             )
     if missing:
         raise BadInput(
@@ -443,7 +443,8 @@ def _headless(name: str) -> str:
 def numbers(data: Mapping[str, Any], prefix: str = "") -> dict[str, int]:
     """Return the integers above 1 in a configuration, with nested names joined by an underscore.
 
-    Limits (``max_position_embeddings``), token ids and numbers of layers are left out: they are no sizes of a module.
+    Limits (``max_position_embeddings``), token ids and numbers of layers are omitted: they do not size
+    a module.
     """
     found: dict[str, int] = {}
     for key, value in ((str(k), v) for k, v in data.items()):

@@ -215,7 +215,7 @@ def first_layers(
             edits |= (_alone if key in alone else _edits)(config(), key, most, kept)
             # What counts the same layers once more, under another name, goes along.
             edits |= {k: kept for k in counted if not counted[k] and _alike(key, k, config())}
-            asked = f" ({layers} asked: {EACH_KIND})" if kept > layers and not more and key == own else ""
+            asked = f" ({layers} asked: {EACH_KIND})" if kept > layers and not more else ""
             cut += [(s.path, f"{kept} of {most} layers{asked}") for s in found]
     made = tuple(edits.items())
     small = build(made)

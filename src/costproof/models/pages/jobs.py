@@ -26,7 +26,7 @@ EMBEDDING: Final = "model.language_model.embed_tokens"
 
 @dataclass(frozen=True, slots=True)
 class PageReader:
-    """How a class of transformers takes pages: its inputs, its runs, and the glue between projector and decoder."""
+    """Interface of a transformers class that reads pages: its inputs, runs, and glue between projector and decoder."""
 
     decoder: Decoder
     tokens: Callable[[Page | None, int], int]

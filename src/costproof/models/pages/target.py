@@ -31,7 +31,7 @@ class PageTarget(Native[P]):
     modes: ClassVar[PageModes]
     """Presets, and properties of the processor."""
     reader: ClassVar[PageReader]
-    """How the class takes pages."""
+    """Interface of the class for page inputs."""
     paths: ClassVar[StagePaths]
     """Module paths of the vision stages."""
     second_name: ClassVar[str]

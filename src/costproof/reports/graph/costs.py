@@ -24,7 +24,7 @@ _SOURCES: Final = DEFAULT_SOURCES[::-1]
 
 @dataclass(frozen=True)
 class ModuleNumbers:
-    """Costs of the modules of a callgraph, over all stages or one. None is unknown."""
+    """Costs of the modules of a callgraph, over all stages or one; ``None`` is unknown."""
 
     modules: frozenset[str]
     """Modules with cost nodes in these stages."""

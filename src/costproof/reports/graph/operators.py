@@ -48,7 +48,7 @@ class Operator(Node):
 
     @property
     def figures(self) -> str:
-        """Return shapes and work."""
+        """Return the shapes and the work of an operator in one line."""
         return " · ".join([first_names(self.outputs, _SHAPES), *self.work, *self._vector, *self.traffic])
 
     @property

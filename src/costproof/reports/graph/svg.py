@@ -87,7 +87,7 @@ def svg(view: GraphView) -> str:
 
 
 def inline(view: GraphView) -> str:
-    """Return the SVG for an HTML page, which brings the style."""
+    """Return the SVG for embedding in an HTML page, without the style element, which the page contains."""
     drawn = drawing(view, Look())
     width = max(drawn.width, 760, 10 * len(view.title))
     frame = f'role="group" width="{width}" height="{drawn.height}" viewBox="0 0 {width} {drawn.height}"'
@@ -127,7 +127,7 @@ _NOTE: Final = 140
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """Lines of SVG with the size they take, in pixels."""
+    """Lines of SVG, and the width and height that they occupy in pixels."""
 
     lines: list[str]
     width: int
@@ -229,7 +229,7 @@ def _xml(text: str) -> str:
 
 
 LANE: Final = 10
-"""Pixels between arrows that lead back beside all boxes."""
+"""Pixels between back arrows, which run alongside all boxes."""
 
 
 def call_arrow(

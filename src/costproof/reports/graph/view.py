@@ -24,18 +24,18 @@ from costproof.views.callgraph_file import CallGraphFile, Drawable
 from costproof.views.describe import model_line, workload_line
 
 _LINK: Final = re.compile(r"(?:https?://|(?![A-Za-z][A-Za-z0-9+.\-]*:)[^\s\x00-\x20:])[^\s\x00-\x20\"<>]*\Z")
-"""No scheme but http: an SVG runs what a ``javascript:`` address says."""
+"""Pattern of permitted links, with http(s) as the only scheme: an SVG would execute a ``javascript:`` address."""
 
 
 @dataclass(frozen=True, slots=True)
 class GraphChoice:
-    """Which part of a callgraph to show (default: everything)."""
+    """The part of a callgraph to show (default: everything)."""
 
     depth: int | None = None
     """Calls below the outermost nodes shown; ``None`` for as deep as fits on one page."""
     stage: str | None = None
     prefix: str | None = None
-    """Path of a module: it and what is inside it."""
+    """Path of the module to show, with everything inside it."""
     heavy: bool = False
     """Only modules that own matmul-like work, and those that lead to them."""
     link: str | None = None
@@ -43,7 +43,7 @@ class GraphChoice:
 
 
 def check_choice(chosen: GraphChoice, stages: Sequence[str], modules: Collection[str]) -> None:
-    """Raise :class:`BadInput` if the choice asks for what there is not.
+    """Raise :class:`BadInput` if the choice names a stage or module that does not exist.
 
     Args:
         stages: of the target.

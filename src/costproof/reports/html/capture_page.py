@@ -49,7 +49,7 @@ _LINK: Final = "#at/{path}"
 
 
 def capture_page(found: Results) -> str:
-    """Return the file."""
+    """Return the HTML page of a capture."""
     capture, compared = found.capture, found.discrepancy
     metrics = _metrics(capture)
     picture, boxes = _picture(found)

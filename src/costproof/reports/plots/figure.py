@@ -37,7 +37,7 @@ _LOOKS: Final = {
 
 @contextmanager
 def style() -> Iterator[None]:
-    """Draw inside of this, whatever a ``matplotlibrc`` says: matplotlib reads one in the current folder too.
+    """Apply our matplotlib style inside the context, overriding any ``matplotlibrc``, also one in the current folder.
 
     Raises:
         Incomplete: matplotlib is not installed.

@@ -1,4 +1,4 @@
-"""Define what a format says about a linear layer."""
+"""Define the interface of storage formats: the tensors that they store for a linear layer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from costproof.storage.tensors import Size, StoredTensor
 
 @dataclass(frozen=True, slots=True)
 class LinearShape:
-    """A linear layer Y = X Wᵀ + c with W [rows, columns]."""
+    """Shape of a linear layer Y = X Wᵀ + c with W [rows, columns]."""
 
     rows: Size
     """Output features."""
@@ -19,7 +19,7 @@ class LinearShape:
     """Input features."""
     bias: bool
     dtype: str
-    """Dtype of what is not quantised, as in a header: ``BF16``."""
+    """Dtype of tensors that are not quantised, as in a header: ``BF16``."""
 
     @property
     def plain_bias(self) -> tuple[StoredTensor, ...]:
@@ -28,22 +28,22 @@ class LinearShape:
 
 
 class Format(ABC):
-    """How a linear layer is stored."""
+    """Interface of formats of stored linear layers."""
 
     title: ClassVar[str]
     source: ClassVar[str]
-    """Where the layout is defined."""
+    """Source that defines the layout."""
     products: ClassVar[str] = ""
     """Dtype in which kernels for the format multiply; empty: that of the run, after unpacking."""
 
     @abstractmethod
     def tensors(self, of: LinearShape) -> tuple[StoredTensor, ...]:
-        """Return the tensors of a linear layer, names behind the path of the module."""
+        """Return the stored tensors of a linear layer; names are relative to the path of the module."""
 
     def undetermined(self) -> tuple[str, ...]:
         """Return the tensors of a linear layer whose size no configuration determines, with the reason."""
         return ()
 
     def assumed(self) -> tuple[str, ...]:
-        """Return what the configuration does not say and the layout takes from the producer."""
+        """Return the assumptions of the layout that follow from the producing tool, not from the configuration."""
         return ()

@@ -16,7 +16,7 @@ _NESTED: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class FourBit(Format):
-    """W flattened, its maxima by blocks of 64 weights, and the 16 values that the numbers stand for."""
+    """W flattened, the maximum of each block of 64 weights, and the 16 values that the four-bit codes represent."""
 
     title: ClassVar[str] = "bitsandbytes, 4 bits"
     source: ClassVar[str] = "bitsandbytes Params4bit, QuantState.as_dict(packed=True); Dettmers et al. 2023, QLoRA"

@@ -11,7 +11,7 @@ from costproof.storage.tensors import StoredTensor, ceil_div
 
 @dataclass(frozen=True, slots=True)
 class PackedIntegers(Format):
-    """Words of 32 bits with the integers of a row, and the shape that they stand for."""
+    """Words of 32 bits that pack the integers of each row, and a tensor with the unpacked shape."""
 
     title: ClassVar[str] = "compressed-tensors, packed integers"
     source: ClassVar[str] = "compressed-tensors pack-quantized (PackedQuantizationCompressor)"
@@ -25,7 +25,7 @@ class PackedIntegers(Format):
     shape_dtype: str = "I64"
 
     def tensors(self, of: LinearShape) -> tuple[StoredTensor, ...]:
-        """Return weight_packed [rows, ⌈columns bits / 32⌉], scales [rows, groups], the shape, and what else there is.
+        """Return weight_packed [rows, ⌈columns bits / 32⌉], scales [rows, groups], the shape, and optional zero points.
 
         Zero points are packed along the rows.
         """

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A figure of a tool, in its own unit and terms."""
+    """A number of a tool, in the tool's unit and operator names."""
 
     module: str
     """Path inside the model that the tool received; :data:`UNATTRIBUTED` if the tool does not report it."""
@@ -32,7 +32,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """All figures of a tool for one forward."""
+    """All numbers of a tool for one forward pass."""
 
     total: int
     """The tool's own result."""

@@ -350,7 +350,7 @@ def inner_path(path: str) -> str:
 
 
 def paths_of(model: Positional) -> dict[int, str]:
-    """Return id of each module -> its path inside the model."""
+    """Return module id -> path inside the model."""
     return {id(module): inner_path(name) for name, module in model.named_modules()}
 
 

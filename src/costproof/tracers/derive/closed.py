@@ -35,7 +35,7 @@ class SizeCheck:
 
     @property
     def equal(self) -> bool:
-        """Return whether they agree, module by module."""
+        """Return whether derived and separate counts agree, module by module."""
         return self.derived == self.counted and not self.differing
 
 
@@ -80,7 +80,7 @@ def derive(subject: Subject, *, points: int = POINTS, seed: int = 1) -> Derived:
 def _above_one(
     subject: Subject, nodes: tuple[CostNode, ...], usual: Mapping[str, int], holds: tuple[Condition, ...]
 ) -> Iterator[Condition]:
-    """Yield a limit for symbols that must exceed 1, or one step, which the exporter assumes without a guard."""
+    """Yield a condition for each symbol that must exceed 1, or one step, as the exporter assumes without a guard."""
     for name in usual:
         least = subject.steps.get(name, 1)
         sizes = {**usual, name: least}

@@ -36,7 +36,7 @@ _SETTINGS: Final = {"B": "batch", "S": "text_tokens", "P": "text_tokens"}
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A model of which formulas are derived."""
+    """The model of a derivation, with its export, symbols and constants."""
 
     name: str
     stage: str
@@ -55,7 +55,7 @@ class Subject:
 
     """
     counted: str = ""
-    """The line with what is counted: dtype, attention, cuts, unused keys, formats that are not counted."""
+    """The conditions of the count: dtype, attention, truncation, unused keys, formats that are not counted."""
 
     def runs(self, sizes: Mapping[str, int]) -> bool:
         """Return whether the target has a run of these sizes, as far as it reports."""
@@ -138,7 +138,7 @@ SizeRange = tuple[int, int]
 _TRIES: Final = 300
 """Samples of each kind."""
 _ROWS: Final = ("B", "n")
-"""Symbols of which small values are common."""
+"""Symbols that often have small values."""
 FARTHEST: Final = 5_000
 """Largest bound of a range at which a run is counted, since a longer one could take minutes."""
 _FARTHEST_STEPS: Final = 32
@@ -175,7 +175,7 @@ class SizeSampler:
                 if held and self.subject.runs(sizes):
                     return sizes
         raise Incomplete(
-            "the graph is that of some sizes only: the model takes another way at others",
+            "the graph holds only at some sizes: the model takes another branch at others",
             where=self.exported.job.id,
             got="none of those drawn meets the conditions of the export",
         )

@@ -77,7 +77,7 @@ def call_peaks(
 
 
 def calls(target: Exportable, workload: Workload) -> Iterator[tuple[str, ExportJob]]:
-    """Yield invocations with the job that runs in them, at its sizes there."""
+    """Yield each invocation with the export job that runs in it, at the sizes of the invocation."""
     for invocation, job, values in _calls(target, workload):
         yield invocation, with_sizes(job, _last_step(job, values))
 

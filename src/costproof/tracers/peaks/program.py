@@ -38,7 +38,7 @@ class ExportedMemory(NamedTuple):
     """The memory of an exported program."""
 
     program: MemoryProgram
-    """With symbolic sizes, its tensors have the example sizes."""
+    """The job; if it has symbolic sizes, its tensors have the example sizes."""
     sizes: tuple[Size, ...]
     """Bytes of its tensors in symbols."""
     guards: tuple[str, ...]
@@ -234,7 +234,7 @@ class Storages(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._known[id(storage)] = (-1, storage)
 
     def given(self, name: str, tensor: torch.Tensor) -> None:
-        """Count an input."""
+        """Count the memory of an input."""
         self._see(name, "", tensor, "")
 
     def number(self, tensor: torch.Tensor) -> int | None:
