@@ -190,7 +190,7 @@ def _grouped(
     groups: dict[tuple[str, str, Mask, str, str, str, int, int], list[CostNode]] = {}
     for node in nodes:
         if (one := node.cost(metric)) is None:
-            continue  # no truth, and nothing to put beside it
+            continue  # no truth to compare with
         mask, _ = template(node.module)
         key = (node.stage, node.invocation, mask, node.kind, node.owner, node.exprs.get(metric, ""), one,
                windows.get((node.stage, node.module), 0))  # fmt: skip

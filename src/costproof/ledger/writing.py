@@ -265,7 +265,7 @@ def _bytes(content: str | bytes) -> bytes:
 def _commit(parts: Sequence[tuple[Path, Path]], gone: Sequence[Path]) -> tuple[Path, ...]:
     removed = []
     for path in gone:
-        with suppress(OSError):  # what is not there, or cannot be removed, stays as it is
+        with suppress(OSError):  # a file that does not exist or cannot be removed is ignored
             if not os.path.islink(path):
                 path.unlink()
                 removed.append(path)

@@ -203,7 +203,7 @@ class Derivable(Exportable, Protocol):
     """Target with stages that can be exported with more symbols than usual."""
 
     def derivable(self, stage: str) -> tuple[Exportable, Workload, Mapping[str, int]] | None:
-        """Return the target, the run and the symbol steps with which to export a stage in full generality.
+        """Return the target, workload and symbol steps with which the export of a stage has all possible symbols.
 
         ``None`` if the default exports already have all possible symbols.
         """

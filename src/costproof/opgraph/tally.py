@@ -49,7 +49,7 @@ def active_elements(costed: CostedGraph) -> dict[str, int | None]:
                 tables[op.module, op.call, stack.name] = stack
         if isinstance(cost, OpCost) and cost.role == "alias" and (row := _row_of(op)) is not None:
             tables[op.module, op.call, row.name] = row
-    # What comes back in, from the activation function for each expert, is made after the module's first operator.
+    # Results of the activation function of each expert come back in after the module's first operator.
     traffic = costed.traffic if reads else {}
     made = {out.id: i for i, op in enumerate(costed.graph.ops) for out in op.outputs} if reads else {}
     begins: dict[Region, int] = {}

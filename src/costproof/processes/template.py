@@ -189,7 +189,7 @@ def stand(modules: tuple[str, ...]) -> None:
     asked = socket.socket(fileno=os.dup(0))
     with _ending_with(asked):
         for name in ("costproof.processes.child", *modules):
-            with suppress(Exception):  # work that needs it says what is missing
+            with suppress(Exception):  # work that needs the module reports that it is missing
                 import_module(name)
     running: dict[int, int] = {}
     """Process id -> where to note its exit code."""

@@ -125,7 +125,7 @@ def _row(call: CallPeaks) -> tuple[str, ...]:
 
 
 def gap_rows(call: CallPeaks) -> list[tuple[str, ...]]:
-    """Return the rows of :data:`GAP`."""
+    """Return the rows of the table :data:`GAP`: the parts of the difference between eager and graph peak."""
     return [(_WHY[p.kind], _gap_label(p), first_names(p.holders, 1), exact(p.bytes)) for p in call.gap]
 
 

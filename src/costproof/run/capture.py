@@ -103,7 +103,7 @@ def _count_all(run: Prepared, progress: Progress) -> Report:
             expected="one of " + ", ".join(has),
             got="; ".join(f"{source}: {why}" for source, why in missing.items()),
         )
-    # What is measured runs alone: an export beside it would take the other core.
+    # Measurements run by themselves: a parallel export would use the other core.
     here = isinstance(target, InProcess) and target.here
     together = {"static", "dynamic"} <= set(sources) and not options_of(target).profile and not here
     found: dict[str, Any] = {}

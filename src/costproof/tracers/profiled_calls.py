@@ -277,12 +277,12 @@ class _CallReader:
                 self._at = max(self._at, part.end)
 
     def _advance(self, end: int) -> None:
-        """Count host time until ``end`` as dispatch."""
+        """Add the host time since the last position until ``end`` to the dispatch time."""
         self._dispatch += max(0, end - self._at)
         self._at = max(self._at, end)
 
     def _enqueue(self, part: _Span, work: _Work) -> None:
-        """Add a call of the runtime to the work of a call."""
+        """Add a runtime call (a launch or a synchronisation) to the work of the operator call that makes it."""
         if part.waits:
             work.synchronises = True
         elif part.kernels:

@@ -388,7 +388,7 @@ def _real(form: TensorForm) -> bool:
 
 
 def _most(name: str, given: CallArguments, form: TensorForm) -> int | None:
-    """Return the exclusive upper bound of indices of this form, or ``None`` if it has no indices."""
+    """Return the exclusive upper bound of an index tensor's values; ``None`` if ``form`` is not an index."""
     if name in _INDICES:
         argument, into, dim = _INDICES[name]
         at = given[dim] if isinstance(dim, str) else min(dim, len(given[into].shape) - 1)

@@ -154,7 +154,7 @@ def quantity(
         return KnownAmount(None)
     said = [value(x, metric, stage, where) for x in speaking]
     if None in said:
-        # What runs inside an operator without a rule is that of one implementation: a kernel may do less.
+        # The work inside an operator without a rule belongs to one implementation: a kernel may do less.
         whole_ones = [n for n in said if n is not None]
         return KnownAmount(None, max(whole_ones or [min(known(x, metric, stage, where) for x in speaking)]))
     return KnownAmount(said[0]) if settled or len(set(said)) == 1 else KnownAmount(None)

@@ -62,7 +62,7 @@ class CausalTarget(Native[C]):
 
     @property
     def decoder(self) -> Decoder:
-        """Return how the class of transformers is called."""
+        """Return the calling convention of the decoder: module paths, masks and cache."""
         windows = self.config.windows()
         if not any(windows):
             return Decoder()

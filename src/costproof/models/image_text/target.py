@@ -198,7 +198,7 @@ class ImageTextTarget(Native[C]):
 
     @property
     def decoder(self) -> Decoder:
-        """Return how the class of transformers is called."""
+        """Return the calling convention of the decoder: module paths, masks and cache."""
         return self.layout.decoder_for(CALL)
 
     def built(self, workload: Workload, experts: ExpertKernel) -> nn.Module:

@@ -93,7 +93,7 @@ class PageTarget(Native[P]):
 
     @property
     def decoder(self) -> Decoder:
-        """Return how the class of transformers is called."""
+        """Return the calling convention of the decoder: module paths, masks and cache."""
         return self.reader.decoder
 
     def stages_of(self, path: str, workload: Workload) -> tuple[str, ...]:

@@ -273,7 +273,7 @@ def page_problems(page: Page, stride: int, modes: PageModes) -> list[CostproofEr
                 expected=f"{MIN_CROPS} to {modes.most_crops} crops",
                 got="x".join(map(str, page.grid)),
                 fix=f"the real preprocessing makes {MIN_CROPS} to {modes.most_crops} crops, or none: "
-                f"choose {modes.one_view} for the global view alone",
+                f"choose {modes.one_view} for only the global view",
             )
         )
     return found

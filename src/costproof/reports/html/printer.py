@@ -177,7 +177,7 @@ def status(word: str) -> Html:
     """Return a status with its sign."""
     kind = word.partition(" ")[0]
     kind = LIKE.get(kind, kind)
-    sign = h("span", f"{GLYPHS.get(kind, '·')} ", aria_hidden="true")  # the word says it already
+    sign = h("span", f"{GLYPHS.get(kind, '·')} ", aria_hidden="true")  # the word already states it
     return h("span", sign, word, class_=f"status {kind if kind in GLYPHS else 'other'}")
 
 
