@@ -1,4 +1,4 @@
-"""Save the settings of a process, and the functions of Python and torch, and restore what foreign code changed."""
+"""Save the settings of a process and the functions of Python and torch, and restore those that foreign code changed."""
 
 from __future__ import annotations
 

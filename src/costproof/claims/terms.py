@@ -79,7 +79,7 @@ class ClaimTerm:
 
     @property
     def norm(self) -> bool:
-        """Whether it belongs to a layer that normalises."""
+        """Whether the term belongs to a normalisation layer."""
         return is_norm(self.owner)
 
     @property
@@ -89,12 +89,12 @@ class ClaimTerm:
 
     @property
     def text(self) -> bool:
-        """Whether it is work of a decoder, on a prompt or in decode steps."""
+        """Whether the term is work of a decoder, on a prompt or in decode steps."""
         return tokens_of(self.values) is not None
 
     @property
     def mixture(self) -> bool:
-        """Whether it is part of a mixture of experts: routed experts, shared experts or router."""
+        """Whether the term is part of a mixture of experts: routed experts, shared experts or router."""
         return self.within("experts", "router", "shared")
 
 

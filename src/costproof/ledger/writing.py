@@ -155,7 +155,7 @@ def written_in_place(path: Path) -> bool:
 
 @contextmanager
 def open_in_place(path: Path) -> Iterator[BinaryIO]:
-    """Open a path that is written in place; output is dropped once its reader has gone.
+    """Open a path that is written in place, such as a pipe; output is dropped once its reader has exited.
 
     Raises:
         BadInput: it cannot be opened or written.

@@ -139,7 +139,7 @@ def read_parameters(graph: Graph) -> frozenset[str]:
 
 
 def unread_modules(parameters: Iterable[str], read: Collection[str]) -> tuple[str, ...]:
-    """Return the outermost modules that own parameters, of which no operator read any."""
+    """Return the outermost modules whose parameters no operator read."""
     used = {path for name in read for path in _enclosing_modules(name)}
     found = dict.fromkeys(
         next((path for path in _enclosing_modules(name) if path not in used), "")

@@ -209,7 +209,7 @@ def code_list(names: Iterable[str], between: str = ", ") -> tuple[str, ...]:
 
 
 def subject_lines(target: TargetInfo, workload: Workload, form: Form) -> list[Prose]:
-    """Return the lines that identify the counted model and workload, and that admit what the count leaves out."""
+    """Return the lines that identify the counted model and workload, and that list the omissions of the count."""
     counted = counted_line(target, workload)
     if form == "md":
         return [

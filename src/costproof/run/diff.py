@@ -73,7 +73,7 @@ def diff(
 
 
 def levers(base: Operand, head: Operand) -> Levers | None:
-    """Return how to evaluate points between two sides, or ``None`` if formulas do not describe both."""
+    """Return the formulas at mixtures of two sides, or ``None`` if formulas do not describe both."""
     if base.target is None or head.target is None:
         return None
     old, new = base.baseline, head.baseline

@@ -229,7 +229,7 @@ def cache_line() -> str:
 
 
 def offline_line() -> str:
-    """Return what keeps libraries from accessing the network."""
+    """Return a line on the setting that keeps libraries from accessing the network."""
     switches = ", ".join(f"{name}={value}" for name, value in OFFLINE.items())
     return f"always: costproof sets {switches} for itself and the processes that it starts"
 

@@ -262,7 +262,7 @@ def assemble_certificate(
 
 
 def proof_domain(proof: Proof) -> dict[str, Any]:
-    """Return what determines the number of pieces of a proof, as a certificate states it."""
+    """Return the settings that determine the pieces of a proof, as a certificate states them."""
     return {
         "sizes": proof.sizes,
         "tried_sizes": proof.tried_sizes,
@@ -275,7 +275,7 @@ _NOT_OF_A_RUN: Final = ("name", "what", "inputs", "arguments")
 
 
 def count_drawn_values(proof: Proof) -> dict[str, Seen]:
-    """Return how far the draws vary everything that decides a cost: configuration keys, settings and sizes.
+    """Return the ranges of random values that determine a cost: configuration keys, settings and sizes.
 
     If some draws leave a choice at its default, that counts as one more value.
     """

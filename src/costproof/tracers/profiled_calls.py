@@ -89,7 +89,7 @@ class ProfiledPiece:
 
     @property
     def names(self) -> list[tuple[str, int, bool]]:
-        """Return what the same call has in another run: operator, launches, and whether it synchronises."""
+        """Return the properties that identify the same call in another run: operator, launches, synchronisation."""
         return [(c.operator, c.launches, c.synchronises) for c in self.calls]
 
     @property

@@ -436,7 +436,7 @@ def routed(rows: int, groups: int) -> list[int]:
 
 
 def _picked(name: str, given: CallArguments, form: TensorForm) -> int:
-    """Return how many elements of a mask's memory are true, from the first on."""
+    """Return the number of leading elements of a mask's memory that are true."""
     values = next((v for v in tree_leaves(given.get(_PICKED.get(name, ""))) if isinstance(v, TensorForm)), None)
     if values is None:
         return form.size

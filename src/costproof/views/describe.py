@@ -74,7 +74,7 @@ def _few(keys: Sequence[str]) -> str:
 
 
 def counted_lines(base: Side, head: Side) -> list[str]:
-    """Return what the numbers of two sides leave out, and the notes of their sources; one line where both agree."""
+    """Return the conditions of the counts of two sides, and the notes of their sources; one line where both agree."""
     sides = (("base", base), ("head", head))
     if base.counted == head.counted:
         lines = [base.counted]

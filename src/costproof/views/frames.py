@@ -56,7 +56,7 @@ class Framed(Protocol):
 
 
 def frame(value: object) -> pd.DataFrame:
-    """Return the table behind a value; integers stay exact (object or Int64 columns, never float).
+    """Return the DataFrame of a result; integers stay exact (object or Int64 columns, never float).
 
     ====================================  ===========================================================
     value                                 a row for each

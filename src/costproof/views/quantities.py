@@ -180,7 +180,7 @@ def _both(stage: str | None, where: Where | None) -> Where:
 
 
 class Flat:
-    """A dataclass whose ``costs`` are written as keys beside the others, each with its type in the schema.
+    """A dataclass whose ``costs`` are written as keys at the level of its fields, each with its type in the schema.
 
     The hooks are pydantic's, which is not imported before something is written.
     """

@@ -134,7 +134,7 @@ class ImageTextTarget(Native[C]):
         )
 
     def first_layers(self, layers: int) -> tuple[C, dict[str, str]]:
-        """Return the configuration with the first layers of decoder and tower, and what was cut."""
+        """Return the configuration with the first layers of decoder and tower, and the truncation."""
         vision, text = self.config.vision, self.config.text
         _, words = layers_cut("decoder", layers, 1, text.layers)
         cut = {"decoder layers": words} if words else {}

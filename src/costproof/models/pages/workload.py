@@ -1,4 +1,4 @@
-"""Workloads of models that read pages: presets, settings on top of them, and what makes a workload impossible."""
+"""Workloads of models that read pages: presets, settings that override them, and checks of a workload."""
 
 from __future__ import annotations
 

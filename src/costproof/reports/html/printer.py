@@ -228,7 +228,7 @@ def number(value: int | None, shown: str) -> str:
 
 
 def reasons(title: str, why: Sequence[str]) -> Html | None:
-    """Return the section on what keeps a result from being complete; None if there is nothing."""
+    """Return the section with the reasons why a result is incomplete; ``None`` if it is complete."""
     shown = [h("li", w) for w in why[:MOST_FINDINGS]]
     return h("section", h("h2", title), h("ul", shown), class_="open") if why else None
 
