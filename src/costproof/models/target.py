@@ -323,5 +323,5 @@ def require_device(device: RunDevice) -> None:
             "this machine has no GPU that torch can use",
             where="--run cuda",
             got=f"torch {torch.__version__}",
-            fix="--run cpu, or --run meta for shapes alone",
+            fix="--run cpu, or --run meta for shapes only",
         )

@@ -238,7 +238,7 @@ class SweepPoints:
     def _check(
         self, regime: Regime, choices: PointChoices, inside: Mapping[str, Any], columns: Sequence[ExactColumn]
     ) -> None:
-        """Compare a new regime with the formulas themselves, at the last of these points.
+        """Check a new regime: compare its compiled costs with directly evaluated formulas at the last of these points.
 
         Raises:
             Bug: they differ.

@@ -221,7 +221,7 @@ class _CallReader:
         """Host time since the last call, which belongs to the next."""
 
     def read(self, spans: Iterable[_Span], end: int) -> ProfiledPiece:
-        """Return the piece with the calls of these outermost spans; it ends at ``end``."""
+        """Return the calls in a piece of the timeline, given its outermost spans and its end in nanoseconds."""
         for span in spans:
             self._python += max(0, span.start - self._at)
             self._at = max(self._at, span.start)

@@ -103,7 +103,7 @@ Where = Callable[[CostNode], bool]
 
 @dataclass(frozen=True, slots=True)
 class KnownAmount:
-    """A number as far as it may be claimed.
+    """An amount that may be partly unknown: the exact value, or else a lower bound.
 
     ``value`` is set when every source that gives the quantity gives the same integer, or when the
     comparison has explained the difference; otherwise it is ``None``. ``at_least`` is the part

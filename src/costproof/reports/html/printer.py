@@ -165,7 +165,7 @@ class HtmlPrinter:
                 return self.prose(cell)
 
     def prose(self, prose: Prose) -> Html:
-        """Return prose with its code and its bold text; markup stays markup."""
+        """Return prose as HTML, with code and bold text; finished markup is not escaped."""
         return join_markup(*map(_piece, pieces(prose)))
 
 
