@@ -73,7 +73,7 @@ class Extra:
     packages: dict[str, str | None]
     """Package -> version; ``None``: missing."""
     add: str
-    """Command that installs what is missing; empty if nothing is."""
+    """Command that installs the missing packages; empty if none is missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class Machine:
     packages: tuple[tuple[str, str, str], ...]
     """Name, version or ``missing``, purpose."""
     sources: dict[str, str]
-    """Source -> ``ready``, or what is missing."""
+    """Source -> ``ready``, or the missing packages."""
     others: dict[str, str]
     """FlashAttention, CUDA, third-party counters, the cache of exports, the network."""
     extras: tuple[Extra, ...]
