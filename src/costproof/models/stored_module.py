@@ -204,10 +204,10 @@ def next_token_tensors(model: nn.Module, scheme: Scheme, modules: int) -> Iterat
     """
     facts = model_facts(model)
     if facts.model_type not in _LIKE_DEEPSEEK:
-        raise BadInput("the module for one more token is not known of this model", where="--mtp",
+        raise BadInput("the modules that predict further tokens are not known for this model", where="--mtp",
                        expected=" or ".join(_LIKE_DEEPSEEK), got=facts.model_type)  # fmt: skip
     if modules > facts.next_token_modules:
-        raise BadInput("the checkpoint has no so many modules for further tokens", where="--mtp",
+        raise BadInput("the checkpoint does not have that many modules for further tokens", where="--mtp",
                        expected=f"at most {facts.next_token_modules} ({NEXT_TOKEN})", got=modules)  # fmt: skip
     layers = attribute(attribute(model, "model"), "layers")
     number, width = len(layers), attribute(model, "config").hidden_size
