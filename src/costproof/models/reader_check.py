@@ -28,7 +28,7 @@ _UNREAD: Final = (
     (re.compile(r"(.*\.)?routed_scaling_factor"), "a constant"),
     (re.compile(r"(.*\.)?(max_window_layers|_?sliding_window_pattern)"), "layer_types follow, and are compared"),
     (re.compile(r"\w+_config\.architectures"), "names the class of a part when it is a model by itself"),
-    (re.compile(r"vision_config\.projection_dim"), "the tower inside a model has no projection"),
+    (re.compile(r"vision_config\.(projection_dim|vocab_size)"), "the tower inside a model has no projection, no words"),
 )
 """Paths of keys that a family does not pass to the class -> the reason why a difference changes no cost."""
 _MOST_NAMED: Final = 4
@@ -169,6 +169,8 @@ def _meaning(values: Mapping[str, Any], path: str) -> Any:
             factor = values.get(f"{within}rope_parameters.factor") or 1
             original = values.get(f"{within}rope_parameters.original_max_position_embeddings") or value
             return max(value, int(factor * original))
+        case "n_inner" if value is None:
+            return 4 * values[f"{within}n_embd"]
         case "n_group" | "topk_group" if values.get(f"{within}topk_method") == "greedy":
             return 1
         case "vision_feature_layer" if isinstance(value, int) and value > 0:
